@@ -1,0 +1,258 @@
+"""How one tensor becomes integers: `QuantSpec` (the wish) and `QParams` (the numbers).
+
+This is the only module with rounding arithmetic. It follows ONNX QuantizeLinear and
+DequantizeLinear bit for bit: ``q = saturate(round_half_even(x / scale) + zero_point)`` and
+``x' = (q - zero_point) * scale``, in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from sbonnx.errors import NumericError
+
+Array = NDArray[Any]
+ScaleRule = Literal["exact", "sparsebit"]
+
+MIN_SCALE: Final = float(np.float32(2.0**-126))
+"""Smallest normal float32: a smaller scale would be a denormal, which runtimes flush to 0."""
+
+MIN_SCALE_FP16: Final = 2.0**-14
+"""Smallest normal float16, the floor where the scale is stored in half precision."""
+
+SPARSEBIT_MIN_SCALE: Final = 1e-6
+"""The ancestor's floor on every scale."""
+
+UNUSED_SCALE: Final = 1.0
+"""Scale of a range that holds only zero: any scale is exact, 1 is safe in every float type."""
+
+
+@dataclass(frozen=True)
+class QuantSpec:
+    """How one tensor becomes integers.
+
+    Attributes:
+        bits: width of a code, 2 to 16.
+        signed: codes in [-2^(bits-1), 2^(bits-1) - 1], else in [0, 2^bits - 1].
+        symmetric: zero_point fixed at 0 (signed) or 2^(bits-1) (unsigned).
+        axis: the channel axis (>= 0) of a vector of scales, or None for one scale.
+        block_size: length of a block along ``axis`` that shares a scale, or None.
+        narrow: leave out the lowest code, so that the signed range is symmetric about 0.
+    """
+
+    bits: int = 8
+    signed: bool = True
+    symmetric: bool = True
+    axis: int | None = None
+    block_size: int | None = None
+    narrow: bool = False
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.bits <= 16:
+            raise ValueError(f"bits must be between 2 and 16, got {self.bits}")
+        if self.axis is not None and self.axis < 0:
+            raise ValueError(f"axis must be counted from the front, got {self.axis}")
+        if self.block_size is not None and (self.axis is None or self.block_size < 1):
+            raise ValueError("a block size needs an axis and must be positive")
+
+    @property
+    def qmin(self) -> int:
+        """The lowest code."""
+        return (-(1 << (self.bits - 1)) if self.signed else 0) + int(self.narrow)
+
+    @property
+    def qmax(self) -> int:
+        """The highest code."""
+        return (1 << (self.bits - 1)) - 1 if self.signed else (1 << self.bits) - 1
+
+    @property
+    def centre(self) -> int:
+        """The zero_point of a symmetric range."""
+        return 0 if self.signed else 1 << (self.bits - 1)
+
+    @property
+    def storage_bits(self) -> int:
+        """Width of the integer type that arrays of codes are computed in: 8 or 16."""
+        return 8 if self.bits <= 8 else 16
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """numpy type of an array of codes (int8, uint8, int16, uint16)."""
+        return np.dtype(f"{'int' if self.signed else 'uint'}{self.storage_bits}")
+
+    @property
+    def native_dtype(self) -> np.dtype[Any]:
+        """Smallest ONNX integer type that holds every code: int4 and uint4 for bits <= 4."""
+        if self.bits > 4:
+            return self.dtype
+        four: np.dtype[Any] = np.dtype(ml_dtypes.int4 if self.signed else ml_dtypes.uint4)
+        return four
+
+    @property
+    def fills_dtype(self) -> bool:
+        """Whether saturation of `native_dtype` is exactly [qmin, qmax], so that no Clip is needed."""
+        return self.bits in (4, 8, 16) and not self.narrow
+
+    def per_tensor(self) -> QuantSpec:
+        """The same with one scale for the whole tensor."""
+        return replace(self, axis=None, block_size=None)
+
+    def label(self) -> str:
+        """Short form for tables: ``int8``, ``uint4 axis 0``."""
+        text = f"{'int' if self.signed else 'uint'}{self.bits}"
+        if self.symmetric and not self.signed:
+            text += " sym"
+        if not self.symmetric and self.signed:
+            text += " affine"
+        return text if self.axis is None else f"{text} axis {self.axis}"
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The range to represent: ``lo`` and ``hi``, float32, shape () or (C,), in units of the tensor."""
+
+    lo: Array
+    hi: Array
+
+    def union(self, other: Bounds) -> Bounds:
+        """The smallest range that covers both."""
+        return Bounds(np.minimum(self.lo, other.lo), np.maximum(self.hi, other.hi))
+
+
+def bounds_of(x: Array, axis: int | None = None) -> Bounds:
+    """Exact min and max of `x`, over everything or per channel of `axis`; (0, 0) for an empty array."""
+    over = None if axis is None else tuple(i for i in range(x.ndim) if i != axis)
+    shape = () if axis is None else (x.shape[axis],)
+    if x.size == 0:
+        zero = np.zeros(shape, np.float32)
+        return Bounds(zero, zero)
+    lo, hi = np.min(x, axis=over), np.max(x, axis=over)
+    return Bounds(np.asarray(lo, np.float32).reshape(shape), np.asarray(hi, np.float32).reshape(shape))
+
+
+@dataclass(frozen=True)
+class QParams:
+    """Scale and zero point of one tensor, and the arithmetic on them.
+
+    Attributes:
+        scale: float32, finite, > 0, shape () or (C,) along ``spec.axis``; units of the tensor a code.
+        zero_point: the code of 0.0, same shape as scale, dtype ``spec.dtype``.
+        spec: what they were made for.
+    """
+
+    scale: Array
+    zero_point: Array
+    spec: QuantSpec
+
+    def __post_init__(self) -> None:
+        if self.spec.block_size is None and self.scale.shape != self.zero_point.shape:
+            raise ValueError(f"scale {self.scale.shape} and zero_point {self.zero_point.shape} differ in shape")
+        if not (np.isfinite(self.scale).all() and (self.scale > 0).all()):
+            raise NumericError("a scale is zero, negative, infinite or NaN")
+
+    def _along(self, values: Array, shape: tuple[int, ...]) -> Array:
+        """`values`, shaped so that it broadcasts against a tensor of `shape` along the channel axis."""
+        if values.ndim == 0 or self.spec.axis is None:
+            return values.reshape(())
+        if self.spec.block_size is not None:
+            wide = np.repeat(values, self.spec.block_size, axis=self.spec.axis)
+            return np.take(wide, np.arange(shape[self.spec.axis]), axis=self.spec.axis)
+        return values.reshape([-1 if i == self.spec.axis else 1 for i in range(len(shape))])
+
+    def quantize(self, x: Array) -> Array:
+        """Codes of `x` (any shape, read as float32), dtype ``spec.dtype``. NaN becomes the code of 0.0."""
+        x = np.asarray(x, np.float32)
+        scale, zero = self._along(self.scale, x.shape), self._along(self.zero_point, x.shape).astype(np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            q = np.rint(x / scale) + zero
+        q = np.where(np.isnan(q), zero, q)
+        return np.asarray(np.clip(q, self.spec.qmin, self.spec.qmax), self.spec.dtype)
+
+    def dequantize(self, codes: Array) -> Array:
+        """float32 values of `codes`: ``(q - zero_point) * scale``."""
+        scale, zero = self._along(self.scale, codes.shape), self._along(self.zero_point, codes.shape)
+        return np.asarray((codes.astype(np.int32) - zero.astype(np.int32)).astype(np.float32) * scale)
+
+    def fake_quant(self, x: Array) -> Array:
+        """`x` after a trip through the codes: ``dequantize(quantize(x))``."""
+        return self.dequantize(self.quantize(x))
+
+    @property
+    def limits(self) -> Bounds:
+        """The lowest and highest value that the codes can represent."""
+        low = np.full(self.scale.shape, self.spec.qmin, np.int32)
+        high = np.full(self.scale.shape, self.spec.qmax, np.int32)
+        zero = self.zero_point.astype(np.int32)
+        return Bounds((low - zero).astype(np.float32) * self.scale, (high - zero).astype(np.float32) * self.scale)
+
+
+def _round_scale(scale: Array, scale_dtype: Any, floor: float) -> Array:
+    """`scale` as a number of `scale_dtype`, never below `floor`, returned as float32.
+
+    Half precision rounds up: rounding down by 2^-11 would clip 16 codes of a 16-bit range.
+    """
+    wide = np.maximum(scale, floor)
+    with np.errstate(over="ignore"):
+        rounded = np.asarray(wide.astype(scale_dtype))
+        if rounded.dtype == np.float16:
+            rounded = np.where(rounded.astype(np.float64) < wide, np.nextafter(rounded, np.float16(np.inf)), rounded)
+    return np.asarray(rounded, np.float32)
+
+
+def params_from_bounds(
+    bounds: Bounds, spec: QuantSpec, *, rule: ScaleRule = "exact", scale_dtype: Any = np.float32
+) -> QParams:
+    """Scale and zero point that cover `bounds`.
+
+        symmetric:  scale = max(|lo| / (centre - qmin), |hi| / (qmax - centre))   zero_point = centre
+        affine:     scale = (hi - lo) / (qmax - qmin)      zero_point = round(qmin - lo / scale), in range
+
+    0 is always representable: bounds are widened to contain it. A range that holds only 0 gets
+    scale 1; a scale below the smallest normal number is raised to it.
+    ``rule="sparsebit"`` gives the ancestor's numbers instead: symmetric scale 2 absmax / (qmax - qmin),
+    every scale at least 1e-6.
+
+    Args:
+        bounds: lo and hi, float32, shape (C,) for a per-channel spec, else ().
+        spec: the integers to map to.
+        rule: "exact" (nothing representable clips) or "sparsebit" (parity with the ancestor).
+        scale_dtype: type in which the file stores the scale (float16 models store it in half).
+
+    Returns:
+        scale > 0 in units of the tensor; zero_point within [qmin, qmax].
+
+    Raises:
+        NumericError: a bound is NaN or infinite, or the scale does not fit `scale_dtype`.
+
+    Source: ONNX QuantizeLinear; the floors are ours.
+    """
+    lo = np.minimum(np.asarray(bounds.lo, np.float64), 0.0)
+    hi = np.maximum(np.asarray(bounds.hi, np.float64), 0.0)
+    if not (np.isfinite(lo).all() and np.isfinite(hi).all()):
+        raise NumericError(f"the range {float(np.min(lo))} .. {float(np.max(hi))} is not finite")
+    steps = spec.qmax - spec.qmin
+    floor = MIN_SCALE_FP16 if np.dtype(scale_dtype) == np.float16 else MIN_SCALE
+    if not spec.symmetric:
+        scale = (hi - lo) / steps
+    elif rule == "sparsebit":
+        scale = 2 * np.maximum(-lo, hi) / steps
+    else:
+        scale = np.maximum(-lo / (spec.centre - spec.qmin), hi / (spec.qmax - spec.centre))
+    if rule == "sparsebit":
+        floor = max(floor, SPARSEBIT_MIN_SCALE)
+    else:
+        scale = np.where(scale == 0, UNUSED_SCALE, scale)
+    rounded = _round_scale(scale, scale_dtype, floor)
+    if not np.isfinite(rounded).all():
+        raise NumericError(f"a scale of {float(np.max(scale))} does not fit {np.dtype(scale_dtype)}")
+    if spec.symmetric:
+        zero = np.full(rounded.shape, spec.centre, spec.dtype)
+    else:
+        exact = np.rint(spec.qmin - lo / rounded.astype(np.float64))
+        zero = np.asarray(np.clip(exact, spec.qmin, spec.qmax), spec.dtype)
+    return QParams(rounded, zero, spec)
