@@ -1,0 +1,114 @@
+"""What a runtime accepts and wants, as data that planning reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from sbonnx.graph import Node
+from sbonnx.spec import QuantSpec
+
+
+
+def never(node: Node) -> str | None:
+    """No reason against."""
+    return None
+
+
+def interpolates(node: Node) -> str | None:
+    """A reason against where a Resize computes new values."""
+    mode = node.attrs.get("mode", "nearest")
+    return None if mode == "nearest" else f"mode '{mode}' computes new values"
+
+
+def copies(node: Node) -> str | None:
+    """A reason against where a Resize only copies values."""
+    return "a nearest resize copies values" if node.attrs.get("mode", "nearest") == "nearest" else None
+
+
+Inputs = Literal["all", "first", "skip", "none"]
+When = Literal["always", "input_quantized", "output_read_quantized", "not_after_producer"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a backend wants at one kind of op (or recognised block).
+
+    Attributes:
+        name: short, for reports.
+        ops: op types, or block kinds written ``block:gelu``.
+        inputs: which float activation inputs get a pair: "all" of them, the "first", the "skip"
+            branch of a residual add alone, or "none".
+        when: "always"; "input_quantized": one of its inputs is quantized already;
+            "output_read_quantized": what follows reads integers;
+            "not_after_producer": unless it stands straight after a conv, linear, norm or add.
+        output: a pair after it as well, so that an integer kernel can write integers.
+        one_scale: inputs and output share one scale.
+        switch: key of ``QUANTIZE_INPUTS_OF`` by which a recipe overrules `default`.
+        default: whether the rule acts when the recipe is silent.
+        unless: the reason not to act at this node, or None.
+        why: the reason, for people.
+    """
+
+    name: str
+    ops: frozenset[str]
+    inputs: Inputs
+    when: When = "always"
+    output: bool = False
+    one_scale: bool = False
+    switch: str | None = None
+    default: bool = True
+    unless: Callable[[Node], str | None] = never
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One runtime.
+
+    Attributes:
+        name: as written in recipes.
+        linear: weighted ops whose weights and inputs are quantized.
+        linear_output: weighted ops that also want a pair after them (and after what folds into them).
+        rules: placement at every other op; the first rule whose `ops` hold the op counts.
+        folds: activations that the runtime folds into the op before, so that the pair stands after them.
+        all_readers: once a tensor is quantized every reader gets the dequantized one, because the
+            producer must write integers only.
+        joins_concat: quantized tensors around a Concat share one scale.
+        through_movers: data-movement ops between integer ops get a pair on both sides, one scale.
+        int32_bias: biases become int32 codes with scale s_x * s_w.
+        embedding: tables of Gather are quantized, one scale a row.
+        spec: bits and symmetry of a recipe's side -> `QuantSpec`.
+        any_bits: accepts every width from 2 to 16.
+    """
+
+    name: str
+    linear: frozenset[str]
+    linear_output: frozenset[str]
+    rules: tuple[Rule, ...]
+    folds: frozenset[str]
+    all_readers: bool
+    joins_concat: bool
+    int32_bias: bool
+    embedding: bool
+    any_bits: bool
+    spec: Callable[[Literal["w", "a"], int, bool, int | None], QuantSpec]
+    legalise: Callable[[Any], list[str]]
+
+    def rule_for(self, kind: str) -> Rule | None:
+        """The first rule for an op type or ``block:kind``, or None."""
+        for rule in self.rules:
+            if kind in rule.ops:
+                return rule
+        return None
+
+
+def signed_when_symmetric(side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
+    """The ancestor's types: symmetric is signed about 0, affine is unsigned from 0."""
+    return QuantSpec(bits=bits, signed=symmetric, symmetric=symmetric, axis=axis)
+
+
+def nothing_to_legalise(graph: Any) -> list[str]:
+    """For a backend that takes plain ONNX as it is."""
+    return []

@@ -1,0 +1,112 @@
+"""onnxruntime on CPU: uint8 activations, int8 per-channel weights, pairs where its kernels fuse them.
+
+The rows follow what was measured to become an integer kernel; what has none stays float.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from sbonnx.backends.base import Backend, Rule, interpolates, nothing_to_legalise
+from sbonnx.ops import ADDS, CONCATS, MULTIPLIES, PICKS_MAX, POOLS, RECTIFIERS, RESIZES
+from sbonnx.spec import QuantSpec
+
+RULES: Final = (
+    Rule(
+        "add",
+        ADDS,
+        "all",
+        when="input_quantized",
+        output=True,
+        switch="add",
+        why="QLinearAdd reads integers on both sides and writes them",
+    ),
+    Rule(
+        "concat",
+        CONCATS,
+        "all",
+        when="input_quantized",
+        output=True,
+        switch="concat",
+        why="QLinearConcat reads and writes integers",
+    ),
+    Rule(
+        "pool",
+        POOLS,
+        "first",
+        when="input_quantized",
+        output=True,
+        switch="pool",
+        why="QLinearAveragePool reads and writes integers",
+    ),
+    Rule(
+        "max",
+        PICKS_MAX & {"MaxPool"},
+        "first",
+        when="input_quantized",
+        output=True,
+        one_scale=True,
+        switch="pool",
+        why="MaxPool runs on integers when both sides have one scale",
+    ),
+    Rule(
+        "multiply",
+        MULTIPLIES,
+        "all",
+        when="input_quantized",
+        output=True,
+        switch="elementwise",
+        why="QLinearMul reads and writes integers",
+    ),
+    Rule(
+        "activation",
+        frozenset({"LeakyRelu", "Sigmoid"}),
+        "first",
+        when="input_quantized",
+        output=True,
+        switch="elementwise",
+        why="QLinearLeakyRelu and QLinearSigmoid read and write integers",
+    ),
+    Rule(
+        "resize",
+        RESIZES,
+        "first",
+        when="input_quantized",
+        output=True,
+        one_scale=True,
+        switch="resize",
+        unless=interpolates,
+        why="a nearest Resize copies integers when both sides have one scale",
+    ),
+    Rule("matmul", frozenset({"MatMul", "Gemm"}), "all", switch="matmul", default=False, why="product of activations"),
+    Rule("softmax", frozenset({"Softmax"}), "first", switch="softmax", default=False, why="input of a softmax"),
+    Rule(
+        "norm",
+        frozenset({"LayerNormalization", "RMSNormalization", "block:layernorm", "block:rmsnorm"}),
+        "first",
+        switch="norm",
+        default=False,
+        why="input of a normalization",
+    ),
+)
+
+
+def spec(side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
+    """Activations unsigned (signed ones run in float kernels), weights signed when symmetric."""
+    return QuantSpec(bits=bits, signed=side == "w" and symmetric, symmetric=symmetric, axis=axis)
+
+
+ONNXRUNTIME: Final = Backend(
+    name="onnxruntime",
+    linear=frozenset({"Conv", "Gemm", "MatMul"}),
+    linear_output=frozenset({"Conv"}),
+    rules=RULES,
+    folds=RECTIFIERS,
+    all_readers=True,
+    joins_concat=False,
+    int32_bias=True,
+    embedding=False,
+    any_bits=False,
+    spec=spec,
+    legalise=nothing_to_legalise,
+)

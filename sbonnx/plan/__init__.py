@@ -1,0 +1,9 @@
+"""Deciding what to quantize, without touching data: a pure function from graph, recipe and backend to a plan."""
+
+from __future__ import annotations
+
+from sbonnx.plan.make import make
+from sbonnx.plan.text import from_dict, to_dict
+from sbonnx.plan.types import ObserverChoice, Plan, Reader, Role, Site, Solution
+
+__all__ = ["ObserverChoice", "Plan", "Reader", "Role", "Site", "Solution", "from_dict", "make", "to_dict"]

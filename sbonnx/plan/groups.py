@@ -1,0 +1,48 @@
+"""Which sites share one scale: around data movement and Concat, and where the recipe says so."""
+
+from __future__ import annotations
+
+from sbonnx.backends import Backend
+from sbonnx.graph import Tensor, query
+from sbonnx.ops import CONCATS, MOVES_DATA, PICKS_MAX
+from sbonnx.plan.survey import Survey
+from sbonnx.plan.wishes import Wishes
+from sbonnx.recipe import Recipe
+
+COPIES = MOVES_DATA | PICKS_MAX
+"""The output holds values of the first input: quantizing twice with one scale is quantizing once."""
+
+
+def tie(survey: Survey, recipe: Recipe, backend: Backend, wishes: Wishes) -> None:
+    """Join sites into groups. In place, in `wishes`."""
+    tensors = {tensor.name: tensor for place in survey.places for tensor in place.node.outputs}
+    for key in [key for key, draft in wishes.drafts.items() if draft.role == "activation"]:
+        tensor = tensors.get(wishes.drafts[key].tensor)
+        if tensor is not None:
+            _tie_to_origin(tensor, key, wishes)
+    if backend.joins_concat:
+        for place in survey.places:
+            if place.node.op in CONCATS:
+                _tie_concat([*place.node.inputs, place.node.outputs[0]], wishes)
+    first: dict[int, str] = {}
+    for key, draft in wishes.drafts.items():
+        group = recipe.shared_group(draft.tensor) if draft.role == "activation" else None
+        if group is not None and not wishes.join(first.setdefault(group, key), key):
+            wishes.refuse("share scale", draft.tensor, f"its type differs from that of '{first[group]}'")
+
+
+def _tie_to_origin(tensor: Tensor, key: str, wishes: Wishes) -> None:
+    """Join a site with the nearest site before it, when only data movement stands between."""
+    producer = query.producer(tensor)
+    while producer is not None and producer.op in COPIES:
+        before = producer.inputs[0]
+        for other in wishes.activation_keys(before.name):
+            if wishes.join(other, key):
+                return
+        producer = query.producer(before)
+
+
+def _tie_concat(tensors: list[Tensor], wishes: Wishes) -> None:
+    keys = [key for tensor in tensors for key in wishes.activation_keys(tensor.name)[:1]]
+    for other in keys[1:]:
+        wishes.join(keys[0], other)

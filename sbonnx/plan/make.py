@@ -1,0 +1,50 @@
+"""The plan of one graph for one backend."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sbonnx.backends import Backend
+from sbonnx.graph import Graph
+from sbonnx.plan.groups import tie
+from sbonnx.plan.placement import Placer
+from sbonnx.plan.survey import Survey
+from sbonnx.plan.types import Plan, Site
+from sbonnx.plan.wishes import Wishes
+from sbonnx.recipe import Recipe
+from sbonnx.rounding import ROUNDERS
+
+UNIFORM = "uniform"
+"""The ancestor's name of plain rounding to nearest."""
+
+
+def make(graph: Graph, recipe: Recipe, backend: Backend, *, observers: frozenset[str]) -> Plan:
+    """Which tensors get a Q/DQ pair, of what kind, for whom and why. Pure: the graph is not changed.
+
+    Args:
+        graph: simplified and fused, topologically sorted, node and tensor names unique.
+        recipe: the user's wishes.
+        backend: the runtime's rules.
+        observers: names of the observers at hand.
+
+    Raises:
+        RecipeError: a pattern matches nothing, or an observer or rounding is not available.
+    """
+    recipe.check_types(observers=observers, quantizers={UNIFORM, *ROUNDERS})
+    survey = Survey(graph)
+    wishes = Wishes()
+    Placer(survey, recipe, backend, wishes).run()
+    tie(survey, recipe, backend, wishes)
+    sites = tuple(_fixed(site, recipe) for site in wishes.sites() if site.readers or site.role == "activation")
+    return Plan(
+        sites=sites,
+        refusals=wishes.refusals,
+        backend=backend.name,
+        scale_rule=recipe.scale_rule,
+        weights=recipe.weights,
+    )
+
+
+def _fixed(site: Site, recipe: Recipe) -> Site:
+    """The site with the range that the recipe fixes by hand, if any."""
+    return replace(site, fixed=recipe.fixed_range(site.tensor))

@@ -1,0 +1,299 @@
+"""Decides which tensors get a Q/DQ pair: the backend's rules and the recipe's wishes over one graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sbonnx.backends import Backend, Rule
+from sbonnx.graph import Constant, Node, Tensor, query
+from sbonnx.ops import ADDS, EMBEDDING, INTEGER_OPS, LINEAR, MOVES_DATA, NORMS
+from sbonnx.patterns import Block
+from sbonnx.plan.survey import Place, Survey, Weighted, weighted
+from sbonnx.plan.types import ObserverChoice, Reader
+from sbonnx.plan.wishes import Draft, Wishes
+from sbonnx.recipe import Recipe, Settings
+from sbonnx.spec import QuantSpec
+
+PRODUCERS = frozenset(LINEAR) | {"BatchNormalization"} | ADDS
+"""An activation straight after one of these has no pair between."""
+
+CHANNEL_AXIS = {"NCHW": 1, "NLC": 2}
+"""Where per-channel activations have their channels, by A.OBSERVER.LAYOUT."""
+
+WEIGHTED_SOURCES = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+
+
+@dataclass(frozen=True)
+class Placer:
+    """Walks the graph once in topological order and fills `wishes`."""
+
+    survey: Survey
+    recipe: Recipe
+    backend: Backend
+    wishes: Wishes
+
+    def run(self) -> None:
+        """Place every site. Rules that look at what follows come in a second walk, backwards."""
+        late: list[tuple[Place, Rule]] = []
+        for place in self.survey.places:
+            node = place.node
+            block = self.survey.block_of.get(node.name)
+            if block is not None:
+                if node.name == block.nodes[0]:
+                    self._at_block(place, block)
+                continue
+            if node.op in INTEGER_OPS:
+                self.wishes.refuse("quantize", node.name, f"{node.op} is quantized already")
+                continue
+            if node.name in self.survey.in_loop:
+                self._refuse_loop(node)
+                continue
+            at = weighted(node)
+            if node.op in self.backend.linear and at is not None:
+                self._at_linear(place, at)
+            elif node.op in LINEAR and at is not None:
+                self.wishes.refuse("quantize", node.name, f"{self.backend.name} has no integer kernel for {node.op}")
+            elif node.op in EMBEDDING and isinstance(node.inputs[0], Constant):
+                self._at_embedding(place)
+            else:
+                rule = self.backend.rule_for(node.op)
+                if rule is not None and rule.when == "output_read_quantized":
+                    late.append((place, rule))
+                elif rule is not None:
+                    self._at_rule(place, rule)
+        for place, rule in reversed(late):
+            if any(self._read_quantized(tensor) for tensor in place.node.outputs):
+                self._at_rule(place, rule)
+
+    def _refuse_loop(self, node: Node) -> None:
+        if node.op in LINEAR:
+            loop = self.survey.in_loop[node.name]
+            self.wishes.refuse("quantize", node.name, f"it stands in the body of '{loop}', whose steps are not observed")
+
+    # --- one site -------------------------------------------------------------------------------------
+
+    def _settings(self, side: Literal["w", "a"], node: Node, tensor: Tensor) -> Settings | None:
+        """What the recipe wants at one input, or None when it wants float there (recorded)."""
+        settings = self.recipe.settings(
+            side, node=node.name, op=node.op, tensor=tensor.name, place=self.survey.place_of(node)
+        )
+        if not settings.enabled:
+            what = "quantize weight" if side == "w" else "quantize input"
+            self.wishes.refuse(what, node.name, f"the recipe says so ({settings.why})")
+            return None
+        return settings
+
+    def _activation(self, node: Node, index: int, why: str) -> str | None:
+        """Ask for a pair at input `index` of `node`. Returns the site's key, or None when refused."""
+        tensor = node.inputs[index]
+        settings = self._settings("a", node, tensor)
+        if settings is None:
+            return None
+        obstacle = self.survey.quantizable(tensor)
+        if obstacle is not None:
+            self.wishes.refuse("quantize input", node.name, f"'{tensor.name}': {obstacle}")
+            return None
+        if self.backend.all_readers and self.wishes.has_activation(tensor.name):
+            key = self.wishes.activation_keys(tensor.name)[0]
+            self._all_readers(tensor, key)
+            return key
+        axis = None
+        if settings.per_channel:
+            axis = CHANNEL_AXIS[settings.layout]
+            if (query.rank(tensor) or 0) <= axis:
+                axis = None  # no such axis: one scale for the whole tensor
+        key = self._open(tensor, self.backend.spec("a", settings.bits, settings.symmetric, axis), settings, why)
+        if self.backend.all_readers:
+            self._all_readers(tensor, key)
+        else:
+            self.wishes.drafts[key].readers[Reader(node.name, index)] = None
+        return key
+
+    def _open(self, tensor: Tensor, spec: QuantSpec, settings: Settings, why: str) -> str:
+        wish = Draft(
+            tensor=tensor.name,
+            role="activation",
+            spec=spec,
+            observer=ObserverChoice(settings.observer, settings.observer_arguments),
+            scope=self.survey.scope_of.get(tensor.name, ""),
+            why=why,
+        )
+        return self.wishes.add(wish, None)
+
+    def _all_readers(self, tensor: Tensor, key: str) -> None:
+        draft = self.wishes.drafts[key]
+        for node, index in query.readers(tensor):
+            draft.readers[Reader(node.name, index)] = None
+
+    def _weight(self, place: Place, index: int, axis: int | None, why: str) -> str | None:
+        node = place.node
+        tensor = node.inputs[index]
+        settings = self._settings("w", node, tensor)
+        if settings is None:
+            return None
+        rounding = "nearest" if settings.quantizer == "uniform" else settings.quantizer
+        if 0 in tensor.shape:
+            self.wishes.refuse("quantize weight", node.name, f"'{tensor.name}' is empty")
+            return None
+        spec = self.backend.spec(
+            "w", settings.bits, settings.symmetric, axis if settings.per_channel else None
+        )
+        wish = Draft(
+            tensor=tensor.name,
+            role="weight",
+            spec=spec,
+            observer=ObserverChoice(settings.observer, settings.observer_arguments),
+            scope=place.scope,
+            why=why,
+            rounding=rounding,
+        )
+        return self.wishes.add(wish, Reader(node.name, index))
+
+    # --- one op ---------------------------------------------------------------------------------------
+
+    def _at_linear(self, place: Place, at: Weighted) -> None:
+        node = place.node
+        if at.weight == 0 and not self.backend.any_bits:
+            self.wishes.refuse("quantize", node.name, f"{self.backend.name} wants the constant on the right of MatMul")
+            return
+        if isinstance(node.inputs[at.data], Constant):
+            self.wishes.refuse("quantize", node.name, "both inputs are constants")
+            return
+        data = self._activation(node, at.data, f"input of {node.op}")
+        if data is None and not self.backend.any_bits:
+            self.wishes.refuse("quantize weight", node.name, "its input stays float")
+            return
+        weight = self._weight(place, at.weight, at.axis, f"weight of {node.op}")
+        if at.bias is not None and data is not None and weight is not None and self.backend.int32_bias:
+            self._bias(place, at.bias, data, weight)
+        if data is not None and weight is not None and node.op in self.backend.linear_output:
+            self._output(node, f"output of {node.op}: the integer kernel writes integers")
+
+    def _bias(self, place: Place, index: int, data: str, weight: str) -> None:
+        node = place.node
+        tensor = node.inputs[index]
+        if not isinstance(tensor, Constant) or len(tensor.shape) != 1:
+            return
+        axis = None if self.wishes.drafts[weight].spec.axis is None else 0
+        wish = Draft(
+            tensor=tensor.name,
+            role="bias",
+            spec=QuantSpec(bits=16, axis=axis),
+            observer=ObserverChoice(),
+            scope=place.scope,
+            why="bias: int32 with the scale of input times weight",
+            follows=(data, weight),
+        )
+        self.wishes.add(wish, Reader(node.name, index))
+
+    def _at_embedding(self, place: Place) -> None:
+        node = place.node
+        wanted = self.recipe.quantize_inputs_of.embedding
+        if wanted is False or (wanted is None and not self.backend.embedding):
+            return
+        table = node.inputs[0]
+        if query.dtype(table) is None or not str(query.dtype(table)).startswith("float") or len(table.shape) != 2:
+            return
+        if node.attrs.get("axis", 0) == 0:
+            self._weight(place, 0, 0, "rows of an embedding")
+
+    def _at_block(self, place: Place, block: Block) -> None:
+        rule = self.backend.rule_for(f"block:{block.kind}")
+        if rule is None or rule.inputs == "none" or not self._acts(rule) or not block.inputs:
+            return
+        names = set(block.nodes)
+        for tensor_name in block.inputs[:1]:
+            tensor = self._tensor_read_by(names, tensor_name)
+            if tensor is None or self._stands_after_producer(rule, tensor):
+                continue
+            for node, index in query.readers(tensor):
+                if node.name in names:
+                    self._activation(node, index, rule.why)
+
+    def _tensor_read_by(self, names: set[str], tensor_name: str) -> Tensor | None:
+        inputs = (tensor for name in names for tensor in self.survey.nodes[name].inputs)
+        return next((tensor for tensor in inputs if tensor.name == tensor_name), None)
+
+    def _acts(self, rule: Rule) -> bool:
+        wanted = getattr(self.recipe.quantize_inputs_of, rule.switch) if rule.switch else None
+        return rule.default if wanted is None else bool(wanted)
+
+    def _stands_after_producer(self, rule: Rule, tensor: Tensor) -> bool:
+        if rule.when != "not_after_producer" or not self.recipe.schedule.disable_unnecessary_quant:
+            return False
+        producer = query.producer(tensor)
+        return producer is not None and producer.op in PRODUCERS
+
+    def _at_rule(self, place: Place, rule: Rule) -> None:
+        node = place.node
+        if not self._acts(rule) or rule.unless(node) is not None:
+            return
+        dynamic = [
+            i for i, tensor in enumerate(node.inputs) if not isinstance(tensor, Constant) and not tensor.is_empty()
+        ]
+        dynamic = [i for i in dynamic if self.survey.quantizable(node.inputs[i]) is None]
+        if not dynamic:
+            return
+        if rule.inputs == "first":
+            dynamic = [i for i in dynamic if i == 0]
+        elif rule.inputs == "skip":
+            dynamic = self._skip_branch(node, dynamic)
+        elif len({node.inputs[i].name for i in dynamic}) < 2:
+            return  # x + x, x * constant: no second stream to align with
+        if self._stands_after_producer(rule, node.inputs[dynamic[0]]) if dynamic else True:
+            return
+        if rule.when == "input_quantized" and not any(
+            self.wishes.has_activation(node.inputs[i].name) for i in dynamic
+        ):
+            return
+        keys = [self._activation(node, i, rule.why) for i in dynamic]
+        if not rule.output or any(key is None for key in keys):
+            return
+        after = self._output(node, rule.why)
+        if rule.one_scale and after is not None and keys[0] is not None:
+            self.wishes.join(keys[0], after)
+
+    def _output(self, node: Node, why: str) -> str | None:
+        """Ask for a pair after `node`, behind the activation that folds into it. None where nothing reads it."""
+        tensor = node.outputs[0]
+        readers = query.readers(tensor)
+        if len(readers) == 1 and tensor.name not in self.survey.outputs:
+            follower = readers[0][0]
+            if follower.op in self.backend.folds and readers[0][1] == 0:
+                tensor = follower.outputs[0]
+        if tensor.name in self.survey.outputs or not query.readers(tensor):
+            return None  # graph outputs stay float
+        settings = self.recipe.settings("a", node=node.name, op=node.op, tensor=tensor.name)
+        if not settings.enabled or self.survey.quantizable(tensor) is not None:
+            return None
+        spec = self.backend.spec("a", settings.bits, settings.symmetric, None)
+        key = self._open(tensor, spec, settings, why)
+        self._all_readers(tensor, key)
+        return key
+
+    def _skip_branch(self, node: Node, dynamic: list[int]) -> list[int]:
+        """The input of a residual add that does not come straight out of a weighted op; the shallower of two."""
+        if len(dynamic) != 2 or node.inputs[dynamic[0]].name == node.inputs[dynamic[1]].name:
+            return []
+        main = [i for i in dynamic if self._fuses_into(node.inputs[i])]
+        if not main:
+            return []
+        if len(main) == 2:
+            # both come from a conv: the deeper one is the main branch
+            main = [max(main, key=lambda i: self.survey.depth.get(node.inputs[i].name, 0))]
+        return [i for i in dynamic if i != main[0]]
+
+    def _fuses_into(self, tensor: Tensor) -> bool:
+        producer = query.producer(tensor)
+        if producer is not None and producer.op in NORMS:
+            producer = query.producer(producer.inputs[0])
+        return producer is not None and producer.op in WEIGHTED_SOURCES and len(query.readers(tensor)) == 1
+
+    def _read_quantized(self, tensor: Tensor) -> bool:
+        """Whether an op that reads `tensor`, directly or behind data movement, has it quantized."""
+        if self.wishes.has_activation(tensor.name):
+            return True
+        return any(
+            self._read_quantized(node.outputs[0]) for node, index in query.readers(tensor) if node.op in MOVES_DATA and index == 0
+        )

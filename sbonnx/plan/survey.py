@@ -1,0 +1,139 @@
+"""What planning must know of the graph before it can place anything: order, scopes, blocks, first and last layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from sbonnx.graph import Body, Constant, Graph, Node, Tensor, query
+from sbonnx.ops import DEQUANTIZE, LINEAR
+from sbonnx.patterns import Block, find_blocks
+
+
+@dataclass(frozen=True)
+class Place:
+    """A node and the scope it stands in ("" for the main graph)."""
+
+    node: Node
+    scope: str
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """A linear op with a constant weight: the index of the weight, of the data, and the output-channel axis."""
+
+    weight: int
+    data: int
+    axis: int | None
+    bias: int | None
+
+
+class Survey:
+    """A read-only view of one graph for planning. Built once, linear in the number of nodes."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.places: list[Place] = []
+        self.in_loop: dict[str, str] = {}
+        self.scope_of: dict[str, str] = {}
+        self.outputs: set[str] = query.output_names(graph)
+        self._visit(graph, "", None)
+        self.blocks: tuple[Block, ...] = find_blocks(graph)
+        self.block_of: dict[str, Block] = {name: block for block in self.blocks for name in block.nodes}
+        self.nodes: dict[str, Node] = {place.node.name: place.node for place in self.places}
+        self.depth: dict[str, int] = {}
+        self._measure_depth()
+        self.first, self.last = self._ends()
+
+    def _visit(self, body: Body, scope: str, loop: str | None) -> None:
+        for tensor in body.inputs:
+            self.scope_of[tensor.name] = scope
+        for node in body.nodes:
+            if loop is not None:
+                self.in_loop[node.name] = loop
+            for tensor in node.outputs:
+                self.scope_of[tensor.name] = scope
+            for attribute, inner in query.bodies(node):
+                path = f"{scope}/{node.name}/{attribute}" if scope else f"{node.name}/{attribute}"
+                self._visit(inner, path, loop if node.op == "If" else node.name)
+            self.places.append(Place(node, scope))  # after its bodies: they compute its outputs
+
+    def place_of(self, node: Node) -> Literal["", "first", "last"]:
+        """Whether a node is a first or a last linear layer; one that is both counts as last."""
+        if node.name in self.last:
+            return "last"
+        return "first" if node.name in self.first else ""
+
+    def _measure_depth(self) -> None:
+        """Length of the longest path from the inputs to each tensor, in nodes."""
+        for place in self.places:
+            depth = 1 + max((self.depth.get(tensor.name, 0) for tensor in place.node.inputs), default=0)
+            for tensor in place.node.outputs:
+                self.depth[tensor.name] = depth
+
+    def _ends(self) -> tuple[set[str], set[str]]:
+        """Names of the linear nodes with no linear node before them, and with none after."""
+        after: set[str] = set()
+        first: set[str] = set()
+        followed: set[str] = set()
+        source: dict[str, set[str]] = {}
+        for place in self.places:
+            node = place.node
+            before: set[str] = set()
+            inner = [tensor for _, body in query.bodies(node) for tensor in body.outputs]
+            for tensor in [*node.inputs, *inner]:
+                before |= source.get(tensor.name, set())
+            if node.op in LINEAR and weighted(node) is not None:
+                if not before:
+                    first.add(node.name)
+                followed |= before
+                after.add(node.name)
+                before = {node.name}
+            for tensor in node.outputs:
+                source[tensor.name] = before
+        return first, after - followed
+
+    def quantizable(self, tensor: Tensor) -> str | None:
+        """The reason why an activation cannot be quantized, or None."""
+        if tensor.is_empty():
+            return "the input is absent"
+        if isinstance(tensor, Constant):
+            return "it is a constant"
+        kind = query.dtype(tensor)
+        if kind is None:
+            return "its type is unknown"
+        if kind not in (np.dtype(np.float32), np.dtype(np.float16)):
+            return f"its type is {kind}"
+        producer = query.producer(tensor)
+        if producer is not None and producer.op in DEQUANTIZE:
+            return "the model quantizes it already"
+        return None
+
+
+def weighted(node: Node) -> Weighted | None:
+    """Where the constant weight of a linear op stands, or None when it has none (or is no linear op)."""
+    kind = LINEAR.get(node.op)
+    if kind is None or len(node.inputs) < 2:
+        return None
+    index = kind.weight
+    if not _is_float_constant(node.inputs[index]):
+        if node.op != "MatMul" or not _is_float_constant(node.inputs[0]):
+            return None
+        rank = len(node.inputs[0].shape)
+        return Weighted(weight=0, data=1, axis=rank - 2 if rank >= 2 else None, bias=None)
+    rank = len(node.inputs[index].shape)
+    axis: int | None = kind.out_axis
+    if node.op == "Gemm" and node.attrs.get("transB", 0):
+        axis = 0
+    if axis is not None and axis < 0:
+        axis += rank
+    bias = kind.bias if kind.bias is not None and len(node.inputs) > kind.bias else None
+    if bias is not None and node.inputs[bias].is_empty():
+        bias = None
+    return Weighted(weight=index, data=0, axis=axis if rank >= 2 else None, bias=bias)
+
+
+def _is_float_constant(tensor: Tensor) -> bool:
+    return isinstance(tensor, Constant) and tensor.dtype in (np.dtype(np.float32), np.dtype(np.float16))

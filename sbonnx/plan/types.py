@@ -1,0 +1,107 @@
+"""The values that pass between planning, calibration and insertion. All frozen, all printable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from sbonnx.report import Refusal
+from sbonnx.spec import Array, Bounds, QParams, QuantSpec, ScaleRule
+
+Role = Literal["activation", "weight", "bias"]
+
+
+@dataclass(frozen=True, order=True)
+class Reader:
+    """One use of a tensor: input `index` of the node called `node`."""
+
+    node: str
+    index: int
+
+
+@dataclass(frozen=True)
+class ObserverChoice:
+    """Which observer watches a tensor: a name of `OBSERVERS` and its keyword arguments."""
+
+    name: str = "minmax"
+    arguments: Mapping[str, float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Site:
+    """One Q/DQ pair to place.
+
+    Attributes:
+        key: unique in the plan; the tensor's name, with a suffix where one tensor has several sites.
+        tensor: name of the tensor in the simplified and fused graph, unique over all scopes.
+        role: activation (observed on data), weight (constant) or bias (scale follows from `follows`).
+        spec: the integers it becomes.
+        readers: the uses that get the dequantized tensor; every other use keeps the float one.
+        why: the rule that put it here, for people.
+        group: sites of one group have one scale and zero point, that of the union of their ranges.
+        observer: how the range is measured.
+        rounding: name in `ROUNDERS`, for weights.
+        fixed: a range fixed by hand, instead of a measured one.
+        follows: for a bias, the keys of the activation and weight whose scales it multiplies.
+        scope: "" for the main graph, else the path of the branch: "node/attribute[/node/attribute]".
+    """
+
+    key: str
+    tensor: str
+    role: Role
+    spec: QuantSpec
+    readers: tuple[Reader, ...]
+    why: str
+    group: str
+    observer: ObserverChoice = ObserverChoice()
+    rounding: str = "nearest"
+    fixed: tuple[float, float] | None = None
+    follows: tuple[str, str] | None = None
+    scope: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be quantized, and what not.
+
+    Attributes:
+        sites: in topological order of the tensors.
+        refusals: what was wished for or usual and is not done.
+        backend: name of the backend the plan was made for.
+        scale_rule: see `sbonnx.spec.params_from_bounds`.
+        weights: how weights are stored: integer codes + DQ, or float + Q + DQ.
+    """
+
+    sites: tuple[Site, ...]
+    refusals: tuple[Refusal, ...] = ()
+    backend: str = "virtual"
+    scale_rule: ScaleRule = "exact"
+    weights: Literal["codes", "qdq"] = "codes"
+
+    def of_role(self, role: Role) -> tuple[Site, ...]:
+        """The sites of one role, in order."""
+        return tuple(site for site in self.sites if site.role == role)
+
+    def by_key(self) -> dict[str, Site]:
+        """Sites by their key."""
+        return {site.key: site for site in self.sites}
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What calibration found.
+
+    Attributes:
+        qparams: scale and zero point by site key.
+        codes: integer codes of weights and biases by site key.
+        bounds: observed range of activations by site key, before rounding to scales.
+        refusals: sites that could not be solved (a branch that never ran, ...): they stay float.
+        samples: how many samples were seen.
+    """
+
+    qparams: Mapping[str, QParams]
+    codes: Mapping[str, Array]
+    bounds: Mapping[str, Bounds]
+    refusals: tuple[Refusal, ...] = ()
+    samples: int = 0

@@ -1,0 +1,109 @@
+"""Collects who wants which tensor quantized, and turns the wishes into sites: one pair per tensor and spec."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from sbonnx.plan.types import ObserverChoice, Reader, Role, Site
+from sbonnx.report import Refusal
+from sbonnx.spec import QuantSpec
+
+
+@dataclass
+class Draft:
+    """A site that still gains readers."""
+
+    tensor: str
+    role: Role
+    spec: QuantSpec
+    observer: ObserverChoice
+    scope: str
+    why: str
+    rounding: str = "nearest"
+    follows: tuple[str, str] | None = None
+    readers: dict[Reader, None] = field(default_factory=dict)
+
+
+class Wishes:
+    """The drafts by tensor, in order of first mention, and the refusals."""
+
+    def __init__(self) -> None:
+        self.drafts: dict[str, Draft] = {}
+        self._keys: dict[str, list[str]] = {}
+        self._refusals: dict[Refusal, None] = {}
+        self._order: dict[str, int] = {}
+        self._parents: dict[str, str] = {}
+
+    def refuse(self, what: str, where: str, why: str) -> None:
+        """Record what is not done."""
+        self._refusals[Refusal(what, where, why)] = None
+
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """What was refused, in order, each once."""
+        return tuple(self._refusals)
+
+    def add(self, wish: Draft, reader: Reader | None) -> str:
+        """Join `wish` to the site of the same tensor, scope and spec, or open one. Returns its key."""
+        for key in self._keys.get(wish.tensor, ()):
+            draft = self.drafts[key]
+            same = (draft.spec, draft.role, draft.scope, draft.follows) == (
+                wish.spec,
+                wish.role,
+                wish.scope,
+                wish.follows,
+            )
+            if same:
+                break
+        else:
+            taken = self._keys.setdefault(wish.tensor, [])
+            key = wish.tensor if not taken else f"{wish.tensor}#{len(taken)}"
+            taken.append(key)
+            self.drafts[key] = draft = replace(wish, readers={})
+            self._parents[key] = key
+            self._order[key] = len(self._order)
+        if reader is not None:
+            draft.readers[reader] = None
+        return key
+
+    def activation_keys(self, tensor: str) -> list[str]:
+        """Keys of the activation sites on a tensor."""
+        return [key for key in self._keys.get(tensor, ()) if self.drafts[key].role == "activation"]
+
+    def has_activation(self, tensor: str) -> bool:
+        """Whether a tensor is to be quantized."""
+        return bool(self.activation_keys(tensor))
+
+    def root(self, key: str) -> str:
+        """The key that names the group of `key`."""
+        while self._parents[key] != key:
+            self._parents[key] = self._parents[self._parents[key]]
+            key = self._parents[key]
+        return key
+
+    def join(self, one: str, other: str) -> bool:
+        """Give two sites one scale. False when their specs differ, so that they cannot share."""
+        if self.drafts[one].spec != self.drafts[other].spec:
+            return False
+        first, second = sorted((self.root(one), self.root(other)), key=self._order.__getitem__)
+        self._parents[second] = first
+        return True
+
+    def sites(self) -> tuple[Site, ...]:
+        """The sites, in order of first mention."""
+        return tuple(
+            Site(
+                key=key,
+                tensor=draft.tensor,
+                role=draft.role,
+                spec=draft.spec,
+                readers=tuple(draft.readers),
+                why=draft.why,
+                group=self.root(key),
+                observer=draft.observer,
+                rounding=draft.rounding,
+                follows=draft.follows,
+                scope=draft.scope,
+            )
+            for key, draft in self.drafts.items()
+        )

@@ -1,0 +1,213 @@
+"""Writing Q/DQ pairs into a graph.
+
+Both nodes of a pair carry the true width in ``__bits``: attributes whose name starts with two
+underscores are legal on any node and ignored by runtimes, while a plain ``bits`` makes the file
+invalid. The same stands in the node metadata as ``sbonnx.bits``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from sbonnx.errors import ModelError
+from sbonnx.graph import Constant, Graph, Node, Tensor, Variable, edit, io, query
+from sbonnx.ops import QDQ
+from sbonnx.plan import Plan, Site, Solution
+from sbonnx.spec import Array, QParams
+
+BITS: Final = "__bits"
+"""Name of the attribute with the width of the codes."""
+
+INT4_OPSET: Final = 21
+"""First opset with int4, int16 and blocked Q/DQ."""
+
+HALF_SCALE_OPSET: Final = 19
+"""First opset whose Q/DQ take float16."""
+
+
+def opset_needed(plan_bits: set[int], half: bool) -> int:
+    """The lowest opset whose Q/DQ can hold codes of these widths, at the given float type."""
+    if any(bits <= 4 or bits > 8 for bits in plan_bits):
+        return INT4_OPSET
+    return HALF_SCALE_OPSET if half else 13
+
+
+def insert(graph: Graph, plan: Plan, solution: Solution) -> int:
+    """Write the pairs of a solved plan. In place; returns how many pairs stand now.
+
+    An activation becomes ``x -> [Clip ->] QuantizeLinear -> DequantizeLinear`` for the readers of its
+    site, every other reader keeps the float tensor. The Clip stands where the integer type is wider
+    than the asked bits. A weight becomes its codes behind a DequantizeLinear (``plan.weights ==
+    "codes"``) or its rounded float values behind a pair.
+
+    Raises:
+        ModelError: the opset of the graph has no type for a width that the plan asks for.
+    """
+    writer = _Writer(graph, plan, solution)
+    count = sum(writer.write(site) for site in plan.sites)
+    writer.place()
+    edit.sweep(graph)
+    return count
+
+
+class _Writer:
+    """Holds the look-up tables of one insertion."""
+
+    def __init__(self, graph: Graph, plan: Plan, solution: Solution) -> None:
+        self.graph, self.plan, self.solution = graph, plan, solution
+        self.names = edit.Names(graph)
+        self.nodes = query.node_by_name(graph)
+        self.tensors = query.tensors_by_name(graph)
+        self.bodies = dict(query.scopes(graph))
+        self.new: dict[str, dict[str | None, list[Node]]] = {}
+        self.constants: dict[tuple[str, str, bytes], Constant] = {}
+
+    def write(self, site: Site) -> bool:
+        """One site. False when calibration could not solve it."""
+        if site.role == "bias":
+            return self._bias(site)
+        qparams = self.solution.qparams.get(site.key)
+        if qparams is None:
+            return False
+        tensor = self.tensors[site.tensor]
+        self._check_opset(site)
+        if site.role == "weight":
+            codes = self.solution.codes[site.key]
+            after = self._weight(site, tensor, qparams, codes)
+        else:
+            after = self._activation(site, tensor, qparams)
+        self._rewire(site, after)
+        return True
+
+    def _check_opset(self, site: Site) -> None:
+        needed = opset_needed({site.spec.bits}, False)
+        if self.graph.opset < needed:
+            raise ModelError(
+                f"'{site.tensor}' at {site.spec.bits} bits needs opset {needed}, the graph has {self.graph.opset}; "
+                f"load it with opset={needed}"
+            )
+
+    def _rewire(self, site: Site, after: Tensor) -> None:
+        for reader in site.readers:
+            edit.replace_input(self.nodes[reader.node], reader.index, after)
+
+    def _add(self, site: Site, anchor: Node | None, nodes: list[Node]) -> None:
+        """Remember nodes to stand behind `anchor` (None: at the front) in the scope of the site."""
+        name = None if anchor is None else anchor.name
+        self.new.setdefault(site.scope, {}).setdefault(name, []).extend(nodes)
+        for node in nodes:
+            node.attrs[BITS] = site.spec.bits
+            if node.op in QDQ:
+                self._describe(node, site)
+
+    def _describe(self, node: Node, site: Site) -> None:
+        about = {
+            "bits": str(site.spec.bits),
+            "tensor": site.tensor,
+            "observer": site.observer.name,
+            "granularity": "per-tensor" if site.spec.axis is None else "per-channel",
+        }
+        for key, value in about.items():
+            io.set_node_metadata(self.graph, node.name, f"sbonnx.{key}", value)
+
+    def place(self) -> None:
+        """Put the new nodes into their bodies, each behind the node that feeds it. One pass a body."""
+        for scope, waiting in self.new.items():
+            body = self.bodies[scope]
+            order = list(waiting.pop(None, ()))
+            for node in list(body.nodes):
+                order.append(node)
+                order.extend(waiting.pop(node.name, ()))
+            body.nodes[:] = order
+
+    def _constant(self, scope: str, stem: str, values: Array) -> Constant:
+        """A constant of the scope; equal scales and zero points of one tensor are one constant."""
+        values = np.asarray(values)
+        key = (scope, stem, values.dtype.str.encode() + str(values.dtype).encode() + values.tobytes())
+        if key not in self.constants:
+            self.constants[key] = edit.add_constant(self.graph, stem, values, self.names)
+        return self.constants[key]
+
+    def _node(self, op: str, name: str, inputs: list[Tensor], dtype: Any, shape: Any, axis: int | None) -> Node:
+        out = Variable(self.names.fresh(f"{name}_{op}_output"), dtype=dtype, shape=shape)
+        attrs = {} if axis is None else {"axis": axis}
+        return Node(op=op, name=self.names.fresh(f"{name}_{op}"), attrs=attrs, inputs=inputs, outputs=[out])
+
+    def _numbers(self, site: Site, qparams: QParams, float_dtype: Any, native: Any) -> list[Tensor]:
+        scale = self._constant(site.scope, f"{site.tensor}_scale", qparams.scale.astype(float_dtype))
+        zero = self._constant(site.scope, f"{site.tensor}_zero_point", qparams.zero_point.astype(native))
+        return [scale, zero]
+
+    def _activation(self, site: Site, tensor: Tensor, qparams: QParams) -> Tensor:
+        kind = query.dtype(tensor)
+        shape = query.shape(tensor)
+        exact = site.spec.fills_dtype
+        native = site.spec.native_dtype if exact else site.spec.dtype
+        numbers = self._numbers(site, qparams, kind, native)
+        nodes = [] if exact else self._clip(site, tensor, qparams, kind)
+        source = nodes[-1].outputs[0] if nodes else tensor
+        quantize = self._node("QuantizeLinear", site.tensor, [source, *numbers], native, shape, site.spec.axis)
+        codes = quantize.outputs[0]
+        dequantize = self._node("DequantizeLinear", site.tensor, [codes, *numbers], kind, shape, site.spec.axis)
+        self._add(site, query.producer(tensor), [*nodes, quantize, dequantize])
+        return dequantize.outputs[0]
+
+    def _clip(self, site: Site, tensor: Tensor, qparams: QParams, kind: Any) -> list[Node]:
+        """Max and Min (Clip, for one scale) to the values of the lowest and highest code, before rounding."""
+        limits = qparams.limits
+        shape = query.shape(tensor)
+        if site.spec.axis is None:
+            low = self._constant(site.scope, f"{site.tensor}_low", limits.lo.astype(kind))
+            high = self._constant(site.scope, f"{site.tensor}_high", limits.hi.astype(kind))
+            return [self._node("Clip", site.tensor, [tensor, low, high], kind, shape, None)]
+        rank = query.rank(tensor)
+        if rank is None:
+            raise ModelError(f"'{site.tensor}' has no known rank, so it cannot be clipped per channel")
+        along = [-1 if i == site.spec.axis else 1 for i in range(rank)]
+        low = self._constant(site.scope, f"{site.tensor}_low", limits.lo.astype(kind).reshape(along))
+        high = self._constant(site.scope, f"{site.tensor}_high", limits.hi.astype(kind).reshape(along))
+        first = self._node("Max", site.tensor, [tensor, low], kind, shape, None)
+        return [first, self._node("Min", site.tensor, [first.outputs[0], high], kind, shape, None)]
+
+    def _weight(self, site: Site, tensor: Tensor, qparams: QParams, codes: Array) -> Tensor:
+        kind = query.dtype(tensor)
+        native = site.spec.native_dtype
+        shape = tuple(codes.shape)
+        if self.plan.weights == "codes" or (not site.spec.fills_dtype and site.spec.bits > 4):
+            numbers = self._numbers(site, qparams, kind, native)
+            stored: Tensor = edit.add_constant(
+                self.graph, f"{site.tensor}_quantized", codes.astype(native), self.names
+            )
+            nodes: list[Node] = []
+        else:
+            numbers = self._numbers(site, qparams, kind, native)
+            values = qparams.dequantize(codes).astype(kind)
+            rounded = edit.add_constant(self.graph, f"{site.tensor}_rounded", values, self.names)
+            quantize = self._node("QuantizeLinear", site.tensor, [rounded, *numbers], native, shape, site.spec.axis)
+            nodes, stored = [quantize], quantize.outputs[0]
+        dequantize = self._node("DequantizeLinear", site.tensor, [stored, *numbers], kind, shape, site.spec.axis)
+        self._add(site, None, [*nodes, dequantize])
+        return dequantize.outputs[0]
+
+    def _bias(self, site: Site) -> bool:
+        codes = self.solution.codes.get(site.key)
+        scale = self.solution.bias_scales.get(site.key)
+        if codes is None or scale is None:
+            return False
+        tensor = self.tensors[site.tensor]
+        kind = query.dtype(tensor)
+        zero = np.zeros(scale.shape, np.int32)
+        numbers: list[Tensor] = [
+            self._constant(site.scope, f"{site.tensor}_scale", scale.astype(kind)),
+            self._constant(site.scope, f"{site.tensor}_zero_point", zero),
+        ]
+        stored = edit.add_constant(self.graph, f"{site.tensor}_quantized", codes, self.names)
+        axis = 0 if scale.ndim else None
+        dequantize = self._node("DequantizeLinear", site.tensor, [stored, *numbers], kind, tuple(codes.shape), axis)
+        self._add(site, None, [dequantize])
+        dequantize.attrs[BITS] = 32
+        io.set_node_metadata(self.graph, dequantize.name, "sbonnx.bits", "32")
+        self._rewire(site, dequantize.outputs[0])
+        return True
