@@ -95,6 +95,7 @@ class Solution:
     Attributes:
         qparams: scale and zero point by site key.
         codes: integer codes of weights and biases by site key.
+        bias_scales: float32 scales of biases by site key, () or (C,): product of those that the site follows.
         bounds: observed range of activations by site key, before rounding to scales.
         refusals: sites that could not be solved (a branch that never ran, ...): they stay float.
         samples: how many samples were seen.
@@ -105,3 +106,4 @@ class Solution:
     bounds: Mapping[str, Bounds]
     refusals: tuple[Refusal, ...] = ()
     samples: int = 0
+    bias_scales: Mapping[str, Array] = field(default_factory=dict)

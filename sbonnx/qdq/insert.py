@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from sbonnx.errors import ModelError
-from sbonnx.graph import Constant, Graph, Node, Tensor, Variable, edit, io, query
+from sbonnx.graph import Constant, Graph, Node, Tensor, Variable, edit, query, set_node_metadata
 from sbonnx.ops import QDQ
 from sbonnx.plan import Plan, Site, Solution
 from sbonnx.spec import Array, QParams
@@ -110,7 +110,7 @@ class _Writer:
             "granularity": "per-tensor" if site.spec.axis is None else "per-channel",
         }
         for key, value in about.items():
-            io.set_node_metadata(self.graph, node.name, f"sbonnx.{key}", value)
+            set_node_metadata(self.graph, node.name, f"sbonnx.{key}", value)
 
     def place(self) -> None:
         """Put the new nodes into their bodies, each behind the node that feeds it. One pass a body."""
@@ -208,6 +208,6 @@ class _Writer:
         dequantize = self._node("DequantizeLinear", site.tensor, [stored, *numbers], kind, tuple(codes.shape), axis)
         self._add(site, None, [dequantize])
         dequantize.attrs[BITS] = 32
-        io.set_node_metadata(self.graph, dequantize.name, "sbonnx.bits", "32")
+        set_node_metadata(self.graph, dequantize.name, "sbonnx.bits", "32")
         self._rewire(site, dequantize.outputs[0])
         return True

@@ -1,0 +1,132 @@
+"""How far a quantized output is from the float one, accumulated feed by feed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sbonnx.spec import Array
+
+IMAGE_RANK = 4
+"""From this rank on the classes of an output are taken to lie on axis 1 (NCHW), below it on the last."""
+
+
+def sqnr_db(reference: Array, value: Array) -> float:
+    """Signal to quantization noise, decibel: 10 log10(sum ref^2 / sum (ref - value)^2); inf when equal."""
+    ref, val = np.asarray(reference, np.float64), np.asarray(value, np.float64)
+    return ratio_db(float((ref**2).sum()), float(((ref - val) ** 2).sum()))
+
+
+def ratio_db(signal: float, noise: float) -> float:
+    """10 log10(signal / noise); inf without noise, -inf without signal."""
+    if noise == 0:
+        return math.inf
+    if signal == 0 or not math.isfinite(noise):
+        return -math.inf
+    return 10 * math.log10(signal / noise)
+
+
+@dataclass(frozen=True)
+class OutputError:
+    """One output of a quantized model against the float one.
+
+    Attributes:
+        name: of the output.
+        mse, max_abs: mean squared and largest absolute difference, units of the output.
+        sqnr_db: signal to noise, decibel.
+        cosine: of the outputs as one long vector.
+        agreement: share of equal arg-max over classes, None where the output has fewer than two.
+        not_finite: values that are NaN or infinite where the float ones are not.
+        constant: the quantized output is one number while the float one is not.
+        low, high: range of the quantized output.
+    """
+
+    name: str
+    mse: float
+    max_abs: float
+    sqnr_db: float
+    cosine: float
+    agreement: float | None
+    not_finite: int
+    constant: bool
+    low: float
+    high: float
+
+
+@dataclass
+class _Sums:
+    count: int = 0
+    ref2: float = 0.0
+    val2: float = 0.0
+    dot: float = 0.0
+    err2: float = 0.0
+    max_abs: float = 0.0
+    not_finite: int = 0
+    same: int = 0
+    votes: int = 0
+    ref_range: list[float] = field(default_factory=lambda: [math.inf, -math.inf])
+    val_range: list[float] = field(default_factory=lambda: [math.inf, -math.inf])
+
+
+class OutputErrors:
+    """Sums over feeds, by output. Outputs that are not numeric tensors are compared for equality only by type."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._sums = {name: _Sums() for name in names}
+
+    def add(self, reference: Sequence[Any], value: Sequence[Any]) -> None:
+        """One feed's outputs, in the order of the names."""
+        for sums, ref, val in zip(self._sums.values(), reference, value, strict=True):
+            if isinstance(ref, np.ndarray) and ref.dtype.kind in "fiub" and ref.size and ref.shape == val.shape:
+                _accumulate(sums, ref, val)
+
+    def result(self) -> tuple[OutputError, ...]:
+        """The errors of every output that had numbers."""
+        return tuple(_finish(name, sums) for name, sums in self._sums.items() if sums.count)
+
+
+def _accumulate(sums: _Sums, reference: Array, value: Array) -> None:
+    ref, val = reference.astype(np.float64), value.astype(np.float64)
+    if ref.ndim >= 2:  # noqa: PLR2004 - a vector a sample at least
+        axis = 1 if ref.ndim >= IMAGE_RANK else -1
+        if ref.shape[axis] >= 2:  # noqa: PLR2004 - two classes at least
+            equal = ref.argmax(axis) == val.argmax(axis)
+            sums.same += int(equal.sum())
+            sums.votes += equal.size
+    known = np.isfinite(ref)
+    bad = known & ~np.isfinite(val)
+    sums.not_finite += int(bad.sum())
+    good = known & ~bad
+    ref, val = ref[good], val[good]
+    sums.count += reference.size
+    if not ref.size:
+        return
+    diff = ref - val
+    sums.ref2 += float((ref**2).sum())
+    sums.val2 += float((val**2).sum())
+    sums.dot += float((ref * val).sum())
+    sums.err2 += float((diff**2).sum())
+    sums.max_abs = max(sums.max_abs, float(np.abs(diff).max()))
+    for span, x in ((sums.ref_range, ref), (sums.val_range, val)):
+        span[0], span[1] = min(span[0], float(x.min())), max(span[1], float(x.max()))
+
+
+def _finish(name: str, sums: _Sums) -> OutputError:
+    norm = math.sqrt(sums.ref2 * sums.val2)
+    varies = sums.ref_range[1] > sums.ref_range[0]
+    return OutputError(
+        name=name,
+        mse=sums.err2 / sums.count,
+        max_abs=sums.max_abs,
+        sqnr_db=ratio_db(sums.ref2, sums.err2),
+        cosine=sums.dot / norm if norm else float(sums.err2 == 0),
+        agreement=sums.same / sums.votes if sums.votes else None,
+        not_finite=sums.not_finite,
+        constant=varies and sums.val_range[0] == sums.val_range[1],
+        low=sums.val_range[0],
+        high=sums.val_range[1],
+    )

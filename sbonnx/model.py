@@ -1,0 +1,265 @@
+"""`QuantModel`: the pipeline step by step, with the ancestor's life cycle."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from sbonnx import graph as graphs
+from sbonnx import profile
+from sbonnx.calib import data as datasets
+from sbonnx.calib.forward import Forward
+from sbonnx.calib.store import TensorStore
+from sbonnx.calib.walk import calibrate
+from sbonnx.errors import SbonnxError
+from sbonnx.mermaid import mermaid
+from sbonnx.ops import QDQ
+from sbonnx.plan import Solution
+from sbonnx.prepare import Source, prepare, read_recipe
+from sbonnx.qdq import BITS
+from sbonnx.spec import Array
+
+Feeds = Mapping[str, Array] | Array
+EXTRA_SUFFIX = "_extra"
+"""Added to the name of the file that carries the ancestor's literal ``bits``."""
+
+
+class LifeCycleError(SbonnxError):
+    """A step was asked for before the one it needs."""
+
+
+def mse(quantized: Array, reference: Array) -> float:
+    """Mean squared difference."""
+    return float(np.mean((np.asarray(quantized, np.float64) - np.asarray(reference, np.float64)) ** 2))
+
+
+class _Fed:
+    """Feeds that were run while calibrating, to be walked again; on disk past the budget."""
+
+    def __init__(self, memory: str | int) -> None:
+        self._store = TensorStore(memory)
+        self._names: list[tuple[str, ...]] = []
+
+    def add(self, feeds: Mapping[str, Array]) -> None:
+        """Keep one feed, with arrays of its own: the caller may use its buffers again."""
+        for name, value in feeds.items():
+            self._store.put((len(self._names), name), np.array(value))
+        self._names.append(tuple(feeds))
+
+    def __iter__(self) -> Iterator[dict[str, Array]]:
+        for index, names in enumerate(self._names):
+            yield {name: self._store.get((index, name)) for name in names}
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._store.close()
+
+
+class QuantModel:
+    """A model on its way from float to quantized.
+
+        model = QuantModel("resnet.onnx", "qconfig.yaml")
+        model.prepare_calibration()
+        for feeds in samples:
+            model(feeds)
+        model.calc_qparams()
+        model.set_quant(w_quant=True, a_quant=True)
+        outputs = model(feeds)
+        model.export_onnx("resnet.int8.onnx")
+
+    The graph is simplified, fused and planned at construction. Calling the model runs it: in float until
+    `set_quant`, then with weights and activations rounded as the exported file will round them. What is fed between
+    `prepare_calibration` and `calc_qparams` is kept (inputs only; past the memory budget on disk) and calibrated on. Holds onnxruntime sessions; use it
+    as a context manager or call `close`.
+
+    Args:
+        model: path or ModelProto.
+        config: recipe: path, "auto", nested dict, `Recipe`, or None for the backend's defaults.
+        backend, overrides: as for `sbonnx.quantize`.
+
+    Raises:
+        ModelError, RecipeError: see `sbonnx.prepare.prepare`.
+    """
+
+    def __init__(self, model: Source, config: Any = None, *, backend: str | None = None, **overrides: Any) -> None:
+        recipe, rules = read_recipe(config, backend, overrides)
+        self.prepared = prepare(model, recipe, rules)
+        self.solution: Solution | None = None
+        self._specs = datasets.input_specs(self.prepared.graph)
+        self._fed: _Fed | None = None
+        self._quant = (False, False)
+        self._forward: Forward | None = None
+
+    def __enter__(self) -> QuantModel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of all sessions. The model can be used again; they are opened anew."""
+        if self._forward is not None:
+            self._forward.close()
+            self._forward = None
+        if self._fed is not None:
+            self._fed.close()
+            self._fed = None
+
+    def _feeds(self, feeds: Feeds) -> dict[str, Array]:
+        return next(iter(datasets.read([feeds], self._specs)))
+
+    # --- calibration --------------------------------------------------------------------------------
+
+    def prepare_calibration(self) -> None:
+        """Start collecting: forget what was collected before."""
+        self.close()
+        self.solution = None
+        self._quant = (False, False)
+        self._fed = _Fed(self.prepared.recipe.calibration.memory)
+
+    def calc_qparams(self, asym: bool = False, w_quant: bool = False, a_quant: bool = False) -> Solution:
+        """Turn what was fed into scales, zero points and codes.
+
+        Args:
+            asym: see inputs quantized upstream. Ranges are those of the float stream and rounding to nearest does
+                not look at inputs, so the numbers are the same either way, as they are in the ancestor.
+            w_quant, a_quant: what `asym` quantizes upstream.
+
+        Raises:
+            LifeCycleError: `prepare_calibration` was not called.
+            DataError: nothing was fed.
+        """
+        del asym, w_quant, a_quant
+        if self._fed is None:
+            raise LifeCycleError("call prepare_calibration() and run some samples before calc_qparams()")
+        recipe = self.prepared.recipe
+        solution = calibrate(
+            self.prepared.graph,
+            self.prepared.plan,
+            datasets.read(self._fed, self._specs, limit=recipe.samples),
+            device=recipe.device,
+            memory=recipe.calibration.memory,
+        )
+        self.close()
+        self.solution = solution
+        return self.solution
+
+    # --- running ------------------------------------------------------------------------------------
+
+    def set_quant(self, w_quant: bool = False, a_quant: bool = False) -> None:
+        """Switch what a call applies: rounded weights, rounded activations.
+
+        Raises:
+            LifeCycleError: there are no scales yet.
+        """
+        if (w_quant or a_quant) and self.solution is None:
+            raise LifeCycleError("call calc_qparams() before set_quant(): there are no scales yet")
+        if self._forward is not None:
+            self._forward.close()
+            self._forward = None
+        self._quant = (w_quant, a_quant)
+
+    def __call__(self, feeds: Feeds) -> dict[str, Array]:
+        """Outputs by name; the feeds are kept too, while calibrating.
+
+        Args:
+            feeds: by input name, or the array itself for a model with one input.
+
+        Raises:
+            DataError: the feeds do not fit the model.
+        """
+        values = self._feeds(feeds)
+        if self._fed is not None:
+            self._fed.add(values)
+        if self._forward is None:
+            w_quant, a_quant = self._quant
+            self._forward = self._open_forward(w_quant, a_quant)
+        return self._forward(values)
+
+    def _open_forward(self, w_quant: bool, a_quant: bool, tensors: Iterable[str] = ()) -> Forward:
+        solution = self.solution or Solution({}, {}, {})
+        return Forward(
+            self.prepared.graph,
+            self.prepared.plan,
+            solution,
+            w_quant=w_quant,
+            a_quant=a_quant,
+            device=self.prepared.recipe.device,
+            tensors=list(tensors),
+        )
+
+    # --- looking ------------------------------------------------------------------------------------
+
+    def get_quantization_error(
+        self, data: Any, checker: Callable[[Array, Array], float] = mse, is_async: bool = True
+    ) -> dict[str, float]:
+        """Error of each quantized node's output against float: by node name.
+
+        Args:
+            data: feeds, any reader.
+            checker: any function of (quantized output, float output).
+            is_async: each node alone; else with all the error gathered before it.
+
+        Raises:
+            LifeCycleError: there are no scales yet.
+        """
+        solution = self._solved("get_quantization_error")
+        samples = datasets.read(data, self._specs)
+        graph, plan = self.prepared.graph, self.prepared.plan
+        device = self.prepared.recipe.device
+        return profile.node_errors(graph, plan, solution, samples, checker=checker, alone=is_async, device=device)
+
+    def dump_mermaid(self, path: str | os.PathLike[str]) -> None:
+        """Write the graph as a Mermaid flow chart: the quantized one once there are scales."""
+        graph = self.prepared.graph if self.solution is None else self.prepared.quantized(self.solution)
+        graphs.write_text(Path(path), mermaid(graph))
+
+    # --- export -------------------------------------------------------------------------------------
+
+    def export_onnx(
+        self, path: str | os.PathLike[str], *, extra_info: bool | str = False, force: bool = False
+    ) -> Path | None:
+        """Write the quantized model.
+
+        Args:
+            path: where to.
+            extra_info: True or "sparsebit" writes a second file ``<name>_extra.onnx`` whose Q/DQ nodes carry the
+                ancestor's literal ``bits`` attribute. No runtime loads that file: the attribute is not legal ONNX.
+                (The first file says the same, legally, in ``__bits``.)
+            force: overwrite.
+
+        Returns:
+            The path of the second file, or None.
+
+        Raises:
+            LifeCycleError: there are no scales yet.
+            OutputError: the file cannot be written there.
+        """
+        solution = self._solved("export_onnx")
+        target = Path(path)
+        graph = self.prepared.quantized(solution)
+        graphs.save(graph, target, force=force)
+        if not extra_info:
+            return None
+        for _, body in graphs.query.scopes(graph):
+            for node in body.nodes:
+                if node.op in QDQ and BITS in node.attrs:
+                    node.attrs["bits"] = node.attrs[BITS]
+        extra = target.with_name(f"{target.stem}{EXTRA_SUFFIX}{target.suffix}")
+        graphs.save(graph, extra, force=force)
+        return extra
+
+    def _solved(self, step: str) -> Solution:
+        if self.solution is None:
+            raise LifeCycleError(f"call calc_qparams() before {step}(): there are no scales yet")
+        return self.solution

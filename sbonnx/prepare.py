@@ -1,0 +1,147 @@
+"""From a file to a graph with a plan: load, simplify, fuse, plan. No data is needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from sbonnx import graph as graphs
+from sbonnx import patterns, qdq, recipe as recipes
+from sbonnx.backends import BACKENDS, Backend
+from sbonnx.calib.observers import OBSERVERS
+from sbonnx.errors import ModelError
+from sbonnx.graph import Graph, edit, query
+from sbonnx.ops import INTEGER_OPS, QUANTIZE
+from sbonnx.plan import Plan, Solution, make
+from sbonnx.recipe import Recipe
+from sbonnx.report import Fired, Refusal
+
+Source = str | os.PathLike[str] | onnx.ModelProto
+
+DEFAULT_BACKEND = "onnxruntime"
+"""What to quantize for when neither the call nor a recipe says."""
+
+BASE_OPSET = 13
+"""First opset whose Q/DQ take a scale a channel."""
+
+BATCH_NORM = "batchnorm"
+"""Patterns with this in their name act only when the recipe fuses batch norms."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A graph ready for calibration.
+
+    Attributes:
+        graph: simplified and fused float graph.
+        plan: what will be quantized.
+        recipe, backend: the wishes and the runtime's rules that made the plan.
+        nodes_before: number of nodes in the file, branches included.
+        applied: patterns that fired.
+        refusals: what patterns and planning declined.
+    """
+
+    graph: Graph
+    plan: Plan
+    recipe: Recipe
+    backend: Backend
+    nodes_before: int
+    applied: tuple[Fired, ...]
+    refusals: tuple[Refusal, ...]
+
+    def quantized(self, solution: Solution) -> Graph:
+        """The quantized graph: a copy of `graph` with the pairs of `solution`, made legal for the backend."""
+        graph = graphs.copy(self.graph)
+        qdq.insert(graph, self.plan, solution)
+        self.backend.legalise(graph)
+        return graph
+
+
+def read_recipe(recipe: Any, backend: str | None, overrides: Mapping[str, Any]) -> tuple[Recipe, Backend]:
+    """The validated recipe and its backend.
+
+    Raises:
+        RecipeError: see `sbonnx.recipe.load`.
+    """
+    if recipe is None and backend is None and "backend" not in {key.lower() for key in overrides}:
+        backend = DEFAULT_BACKEND
+    wishes = recipe if isinstance(recipe, Recipe) else recipes.load(recipe, backend=backend, overrides=overrides)
+    return wishes, BACKENDS[wishes.backend]
+
+
+def prepare(model: Source, recipe: Recipe, backend: Backend) -> Prepared:
+    """Load `model`, simplify and fuse it, and plan. The file is not touched.
+
+    A plan that needs a newer opset than the file has (4-bit and 16-bit codes: 21; float16 scales: 19) is made
+    again on the graph lifted to it.
+
+    Raises:
+        ModelError: the file cannot be used, or is quantized already throughout.
+        RecipeError: a pattern of the recipe matches nothing, or asks for what is not there.
+    """
+    prepared = _prepare(model, recipe, backend, BASE_OPSET)
+    needed = _opset_needed(prepared)
+    if prepared.graph.opset < needed:
+        prepared = _prepare(model, recipe, backend, needed)
+    return prepared
+
+
+def _prepare(model: Source, recipe: Recipe, backend: Backend, opset: int) -> Prepared:
+    graph = graphs.load(model, opset=opset)
+    names = [(node.name, node.op) for _, body in query.scopes(graph) for node in body.nodes]
+    _check_not_quantized(graph, names)
+    tensors = list(query.tensors_by_name(graph))
+    applied: list[Fired] = []
+    refusals: list[Refusal] = []
+    steps = (patterns.SIMPLIFY if recipe.simplify else (), _fusions(recipe))
+    for step in steps:
+        done = patterns.apply(graph, step)
+        applied.extend(done.fired)
+        refusals.extend(done.refusals)
+    edit.sort(graph)
+    recipe.unmatched(names, tensors)
+    plan = make(graph, recipe, backend, observers=frozenset(OBSERVERS))
+    return Prepared(
+        graph=graph,
+        plan=plan,
+        recipe=recipe,
+        backend=backend,
+        nodes_before=len(names),
+        applied=tuple(applied),
+        refusals=(*refusals, *plan.refusals),
+    )
+
+
+def _fusions(recipe: Recipe) -> tuple[Any, ...]:
+    if recipe.schedule.fuse_bn:
+        return tuple(patterns.FUSE)
+    return tuple(pattern for pattern in patterns.FUSE if BATCH_NORM not in pattern.name)
+
+
+def _check_not_quantized(graph: Graph, names: list[tuple[str, str]]) -> None:
+    """A model in which every linear op is behind integers has nothing left to do."""
+    integer = [name for name, op in names if op in INTEGER_OPS]
+    pairs = [name for name, op in names if op in QUANTIZE]
+    if integer and not any(op in BACKENDS["virtual"].linear for _, op in names):
+        where = graph.info.path or "the model"
+        raise ModelError(f"{where} is quantized already ('{integer[0]}'); give its float model")
+    if pairs:
+        graph.info.notes.append(f"carries {len(pairs)} QuantizeLinear nodes already: kept")
+
+
+def _opset_needed(prepared: Prepared) -> int:
+    tensors = query.tensors_by_name(prepared.graph)
+    sites = [site for site in prepared.plan.sites if site.role != "bias"]
+    half = any(query.dtype(tensors[site.tensor]) == np.dtype(np.float16) for site in sites)
+    return max(BASE_OPSET, qdq.opset_needed({site.spec.bits for site in sites}, half))
+
+
+def source_of(model: Source) -> Path | bytes:
+    """What a session can open: the path, or the bytes of a model in memory."""
+    return model.SerializeToString() if isinstance(model, onnx.ModelProto) else Path(model)

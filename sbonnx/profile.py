@@ -1,0 +1,167 @@
+"""Which layers lose the most: each quantized tensor alone, and with all the error that has gathered before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from sbonnx.calib.forward import Forward
+from sbonnx.graph import Graph
+from sbonnx.metrics import ratio_db
+from sbonnx.plan import Plan, Site, Solution
+from sbonnx.spec import Array
+
+LOST_DB = 3.0
+"""Below this a tensor tells next to nothing of the float one."""
+
+Checker = Callable[[Array, Array], float]
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """One quantized activation.
+
+    Attributes:
+        node: its first reader, by name.
+        tensor: the quantized tensor.
+        label: the integers it becomes.
+        alone_db: signal to noise of quantizing this tensor alone, decibel.
+        sqnr_db: signal to noise of the tensor in the fully quantized network, its own rounding not counted.
+        scale: of the first channel.
+    """
+
+    node: str
+    tensor: str
+    label: str
+    alone_db: float
+    sqnr_db: float
+    scale: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+@dataclass
+class _Noise:
+    signal: float = 0.0
+    alone: float = 0.0
+    gathered: float = 0.0
+
+
+def errors(
+    graph: Graph,
+    plan: Plan,
+    solution: Solution,
+    data: Iterable[Mapping[str, Array]],
+    *,
+    limit: int | None = None,
+    device: str = "cpu",
+) -> tuple[LayerError, ...]:
+    """The error at every quantized activation, in topological order.
+
+    Args:
+        graph: the prepared float graph.
+        data: feeds; the first `limit` are used.
+    """
+    sites = [site for site in plan.sites if site.role == "activation" and site.key in solution.qparams]
+    sites = [site for site in sites if not site.scope]  # tensors of branches exist only where the branch runs
+    names = list(dict.fromkeys(site.tensor for site in sites))
+    noise = {site.key: _Noise() for site in sites}
+    with (
+        Forward(graph, plan, solution, w_quant=False, a_quant=False, device=device, tensors=names) as float_run,
+        Forward(graph, plan, solution, device=device, tensors=names) as quant_run,
+    ):
+        for feeds in islice(iter(data), limit):
+            reference, value = float_run(feeds), quant_run(feeds)
+            for site in sites:
+                _add(noise[site.key], site, solution, reference[site.tensor], value[site.tensor])
+    return tuple(_row(site, noise[site.key], solution) for site in sites)
+
+
+def _add(noise: _Noise, site: Site, solution: Solution, reference: Array, value: Array) -> None:
+    ref = reference.astype(np.float64)
+    rounded = solution.qparams[site.key].fake_quant(reference).astype(np.float64)
+    noise.signal += float((ref**2).sum())
+    noise.alone += float(((rounded - ref) ** 2).sum())
+    noise.gathered += float(((value.astype(np.float64) - ref) ** 2).sum())
+
+
+def _row(site: Site, noise: _Noise, solution: Solution) -> LayerError:
+    return LayerError(
+        node=site.readers[0].node if site.readers else "",
+        tensor=site.tensor,
+        label=site.spec.label(),
+        alone_db=ratio_db(noise.signal, noise.alone),
+        sqnr_db=ratio_db(noise.signal, noise.gathered),
+        scale=float(solution.qparams[site.key].scale.flat[0]),
+    )
+
+
+def worst_first(rows: Sequence[LayerError]) -> tuple[LayerError, ...]:
+    """Rows by the error that has gathered at them."""
+    return tuple(sorted(rows, key=lambda row: (row.sqnr_db, row.alone_db)))
+
+
+def first_lost(rows: Sequence[LayerError]) -> LayerError | None:
+    """The first row, in topological order, whose tensor is lost in error, or None."""
+    return next((row for row in rows if min(row.sqnr_db, row.alone_db) < LOST_DB), None)
+
+
+def node_errors(
+    graph: Graph,
+    plan: Plan,
+    solution: Solution,
+    data: Iterable[Mapping[str, Array]],
+    *,
+    checker: Checker,
+    alone: bool,
+    device: str = "cpu",
+) -> dict[str, float]:
+    """Error of the output of each node with a quantized input, as the ancestor's profiler reports it.
+
+    Args:
+        checker: called with (quantized output, float output), its values averaged over the feeds.
+        alone: only this node's inputs and weight are quantized (async); else all before it too (sync).
+
+    Returns:
+        By node name, in topological order of the sites.
+    """
+    nodes = {node.name: node for node in graph.nodes}
+    readers: dict[str, set[str]] = {}
+    for site in plan.sites:
+        if not site.scope and (site.key in solution.qparams or site.key in solution.codes):
+            for reader in site.readers:
+                readers.setdefault(reader.node, set()).add(site.key)
+    targets = {name: nodes[name].outputs[0].name for name in readers if name in nodes}
+    feeds_list = list(data)
+    tensors = list(targets.values())
+    with Forward(graph, plan, solution, w_quant=False, a_quant=False, device=device, tensors=tensors) as run:
+        references = [run(feeds) for feeds in feeds_list]
+    result: dict[str, float] = {}
+    if not alone:
+        with Forward(graph, plan, solution, device=device, tensors=tensors) as run:
+            values = [run(feeds) for feeds in feeds_list]
+        for name, tensor in targets.items():
+            result[name] = float(np.mean([checker(v[tensor], r[tensor]) for v, r in zip(values, references, strict=True)]))
+        return result
+    for name, tensor in targets.items():
+        only = only_at(plan, name)
+        with Forward(graph, only, solution, device=device, tensors=[tensor]) as run:
+            scores = [checker(run(f)[tensor], r[tensor]) for f, r in zip(feeds_list, references, strict=True)]
+        result[name] = float(np.mean(scores))
+    return result
+
+
+def only_at(plan: Plan, node: str) -> Plan:
+    """The plan with the sites that `node` reads, for it alone."""
+    sites = []
+    for site in plan.sites:
+        readers = tuple(reader for reader in site.readers if reader.node == node)
+        if readers:
+            sites.append(replace(site, readers=readers))
+    return replace(plan, sites=tuple(sites))

@@ -1,0 +1,146 @@
+"""The pipeline: load, simplify, fuse, plan, calibrate, insert, legalise, save, verify. One function an arrow."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from sbonnx import graph as graphs
+from sbonnx import profile
+from sbonnx import verify as proof
+from sbonnx.calib import data as datasets
+from sbonnx.calib import walk
+from sbonnx.calib.progress import Progress
+from sbonnx.graph import Graph, query
+from sbonnx.plan import Solution
+from sbonnx.prepare import Prepared, Source, prepare, read_recipe, source_of
+from sbonnx.report import Report
+
+VERIFY_FEEDS = 64
+"""Feeds of the calibration data on which the result is compared with float."""
+
+PROFILE_FEEDS = 8
+"""Feeds on which the error of each layer is measured for the report."""
+
+
+def quantize(
+    model: Source,
+    data: Any,
+    *,
+    backend: str | None = None,
+    recipe: Any = None,
+    output: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    verify: bool = True,
+    split: int | None = None,
+    progress: Progress | None = None,
+    **overrides: Any,
+) -> Report:
+    """Quantize a float ONNX model and prove the result.
+
+    Args:
+        model: path or ModelProto, any float ONNX model. Never written to.
+        data: calibration data: path or any reader, see `sbonnx.calib.data.read`.
+        backend: "onnxruntime" (default), "tensorrt" or "virtual".
+        recipe: None (the backend's 8-bit defaults), "auto", a path, or a nested dict in the YAML's keys.
+        output: where to write; None keeps the result in memory (``Report.quantized``).
+        force: overwrite an existing output.
+        verify: check the file and compare it with the float model on the calibration data.
+        split: cut arrays with a long leading axis into batches of this many samples.
+        progress: told of the calibration's progress.
+        overrides: recipe keys by keyword, such as ``bits="w8a8"`` or ``device="cuda"``.
+
+    Returns:
+        The report; ``report.ok`` is False when the result is worse than useful, and says where it begins.
+
+    Raises:
+        SbonnxError: one of its kinds, for anything the user can mend. Nothing is left half-written.
+    """
+    wishes, rules = read_recipe(recipe, backend, overrides)
+    target = None if output is None else Path(output)
+    if target is not None:
+        graphs.check_target(target, inputs=_files(model), force=force)
+    prepared = prepare(model, wishes, rules)
+    samples = datasets.read(data, datasets.input_specs(prepared.graph), split=split, limit=wishes.samples)
+    solution = walk.calibrate(
+        prepared.graph,
+        prepared.plan,
+        samples,
+        device=wishes.device,
+        memory=wishes.calibration.memory,
+        progress=progress,
+    )
+    quantized = prepared.quantized(solution)
+    report = _report(model, target, prepared, solution, quantized)
+    with tempfile.TemporaryDirectory(prefix="sbonnx-") as folder:
+        path = target if target is not None else Path(folder) / "quantized.onnx"
+        graphs.save(quantized, path, force=force)
+        if target is None:
+            report = replace(report, quantized=onnx.load(str(path)))
+        if verify:
+            report = _verified(report, source_of(model), path, samples, prepared, solution)
+    return report
+
+
+def _files(model: Source) -> Sequence[Path]:
+    return () if isinstance(model, onnx.ModelProto) else (Path(model),)
+
+
+def _report(model: Source, target: Path | None, prepared: Prepared, solution: Solution, quantized: Graph) -> Report:
+    plan = prepared.plan
+    solved = [site for site in plan.sites if site.key in solution.qparams or site.key in solution.codes]
+    counts = {
+        "nodes before": prepared.nodes_before,
+        "nodes float": sum(len(body.nodes) for _, body in query.scopes(prepared.graph)),
+        "nodes quantized": sum(len(body.nodes) for _, body in query.scopes(quantized)),
+        "activations": sum(site.role == "activation" for site in solved),
+        "weights": sum(site.role == "weight" for site in solved),
+        "biases": sum(site.role == "bias" for site in solved),
+        "samples": solution.samples,
+    }
+    if not solved:
+        refusals = [*prepared.refusals, *solution.refusals]
+        why = f"; first reason: {refusals[0]}" if refusals else ""
+        problems: tuple[str, ...] = (f"nothing was quantized{why}",)
+    else:
+        problems = ()
+    return Report(
+        model="model in memory" if isinstance(model, onnx.ModelProto) else os.fspath(model),
+        output=None if target is None else os.fspath(target),
+        backend=prepared.backend.name,
+        counts=counts,
+        applied=prepared.applied,
+        refusals=(*prepared.refusals, *solution.refusals),
+        settings=prepared.recipe.to_dict(),
+        notes=tuple(prepared.graph.info.notes),
+        problems=problems,
+    )
+
+
+def _verified(
+    report: Report, source: Path | bytes, path: Path, samples: Any, prepared: Prepared, solution: Solution
+) -> Report:
+    device = prepared.recipe.device
+    comparison = proof.check(source, path, samples, device=device, limit=VERIFY_FEEDS)
+    layers = profile.errors(
+        prepared.graph, prepared.plan, solution, samples, limit=PROFILE_FEEDS, device=device
+    )
+    problems = [*report.problems, *comparison.problems()]
+    if comparison.problems():
+        begin = profile.first_lost(layers)
+        if begin is not None:
+            problems.append(f"it begins at '{begin.tensor}', input of '{begin.node}' ({begin.sqnr_db:.1f} dB)")
+    return replace(
+        report,
+        metrics=comparison.to_dict(),
+        layers=tuple(row.to_dict() for row in profile.worst_first(layers)),
+        problems=tuple(problems),
+    )
+
+

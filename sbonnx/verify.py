@@ -1,0 +1,206 @@
+"""Proof that a quantized file is right: it checks, loads, keeps its interface and its outputs; and what it gained."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import onnx
+
+from sbonnx.calib.runner import LEVELS, providers, reason
+from sbonnx.errors import DataError, ModelError
+from sbonnx.metrics import OutputError, OutputErrors
+from sbonnx.runtime import onnxruntime
+from sbonnx.spec import Array
+
+Feeds = Mapping[str, Array]
+
+COLLAPSED_DB: Final = 3.0
+"""Below this ratio of signal to error an output tells next to nothing of the float one."""
+
+LATENCY_SECONDS: Final = 0.5
+LATENCY_RUNS: Final = (5, 200)
+"""Time and number of runs spent on each model for the latency ratio."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A quantized file beside its float model, on the same feeds.
+
+    Attributes:
+        outputs: errors by output, in graph order.
+        feeds: number of feeds compared.
+        bytes_float, bytes_quantized: sizes of the files with their external data; 0 where there is no file.
+        ms_float, ms_quantized: best latency of one run of the first feed, milliseconds; both measured
+            turn by turn in this process. 0 where not measured.
+    """
+
+    outputs: tuple[OutputError, ...]
+    feeds: int
+    bytes_float: int
+    bytes_quantized: int
+    ms_float: float = 0.0
+    ms_quantized: float = 0.0
+
+    @property
+    def latency_ratio(self) -> float | None:
+        """Quantized over float: below 1 is faster."""
+        return self.ms_quantized / self.ms_float if self.ms_float else None
+
+    @property
+    def size_ratio(self) -> float | None:
+        """Quantized over float."""
+        return self.bytes_quantized / self.bytes_float if self.bytes_float else None
+
+    def problems(self) -> tuple[str, ...]:
+        """What makes the quantized model useless, one sentence an output."""
+        found = []
+        for error in self.outputs:
+            if error.not_finite:
+                found.append(f"output '{error.name}' has {error.not_finite} NaN or infinite values where float has none")
+            elif error.constant:
+                found.append(f"output '{error.name}' is the constant {error.low:.6g}, whatever the input")
+            elif error.sqnr_db < COLLAPSED_DB:
+                found.append(f"output '{error.name}' is lost in error: {error.sqnr_db:.1f} dB signal to noise")
+        return tuple(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {**asdict(self), "latency_ratio": self.latency_ratio, "size_ratio": self.size_ratio}
+
+
+def file_bytes(path: Path) -> int:
+    """Size of a model file with the external data files it names."""
+    model = onnx.load(str(path), load_external_data=False)
+    names = {
+        entry.value
+        for tensor in _initializers(model.graph)
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    return path.stat().st_size + sum((path.parent / name).stat().st_size for name in names)
+
+
+def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _initializers(attribute.g)
+
+
+def session(model: Path | bytes, *, level: str = "all", device: str = "cpu") -> Any:
+    """An onnxruntime session of a file (or serialized model) at an optimisation level.
+
+    Raises:
+        ModelError: onnxruntime refuses the model; its first line is in the message.
+    """
+    runtime = onnxruntime()
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, LEVELS[level])
+    source = str(model) if isinstance(model, Path) else model
+    try:
+        return runtime.InferenceSession(source, options, providers=providers(device))
+    except Exception as error:  # onnxruntime's own exceptions share no base class
+        name = model if isinstance(model, Path) else "the model"
+        raise ModelError(f"onnxruntime refuses {name} at optimisation level '{level}': {reason(error)}") from error
+
+
+def compare(
+    float_model: Path | bytes,
+    quantized: Path,
+    data: Iterable[Feeds],
+    *,
+    device: str = "cpu",
+    limit: int | None = None,
+    latency: bool = True,
+) -> Comparison:
+    """Run both models on the same feeds and measure how far the outputs are apart.
+
+    Args:
+        float_model, quantized: files (the float one may be a serialized model).
+        data: feeds as the sessions take them.
+        limit: at most this many feeds.
+        latency: measure the latency ratio too.
+
+    Raises:
+        ModelError: a model does not load, or the interfaces differ.
+        DataError: there are no feeds, or a model cannot run one.
+    """
+    one, other = session(float_model, device=device), session(quantized, device=device)
+    names = [output.name for output in one.get_outputs()]
+    if names != [output.name for output in other.get_outputs()]:
+        raise ModelError(f"the outputs of {quantized} are not those of the float model ({', '.join(names)})")
+    errors = OutputErrors(names)
+    count = 0
+    first: Feeds | None = None
+    for feeds in islice(iter(data), limit):
+        errors.add(_run(one, feeds, count), _run(other, feeds, count))
+        first = feeds if first is None else first
+        count += 1
+    if first is None:
+        raise DataError("there is nothing to compare on: the data holds no feeds")
+    ms = _latency(one, other, first) if latency else (0.0, 0.0)
+    return Comparison(
+        outputs=errors.result(),
+        feeds=count,
+        bytes_float=file_bytes(float_model) if isinstance(float_model, Path) else len(float_model),
+        bytes_quantized=file_bytes(quantized),
+        ms_float=ms[0],
+        ms_quantized=ms[1],
+    )
+
+
+def _run(model: Any, feeds: Feeds, index: int) -> list[Any]:
+    wanted = {entry.name for entry in model.get_inputs()}
+    try:
+        outputs: list[Any] = model.run(None, {name: value for name, value in feeds.items() if name in wanted})
+    except Exception as error:  # onnxruntime's own exceptions share no base class
+        raise DataError(f"the model cannot run feed {index}: {reason(error)}") from error
+    return outputs
+
+
+def _latency(one: Any, other: Any, feeds: Feeds) -> tuple[float, float]:
+    """Best time of one run of each, turn by turn, so that a busy machine hurts both alike."""
+    best = [float("inf"), float("inf")]
+    least, most = LATENCY_RUNS
+    begin = time.perf_counter()
+    for turn in range(most):
+        for which, model in enumerate((one, other)):
+            start = time.perf_counter()
+            _run(model, feeds, 0)
+            best[which] = min(best[which], time.perf_counter() - start)
+        if turn + 1 >= least and time.perf_counter() - begin > LATENCY_SECONDS:
+            break
+    return best[0] * 1000, best[1] * 1000
+
+
+def check(
+    float_model: Path | bytes, quantized: Path, data: Iterable[Feeds], *, device: str = "cpu", limit: int | None = None
+) -> Comparison:
+    """`compare`, after the file has proved valid: onnx.checker with full check, a session at every level.
+
+    Raises:
+        ModelError: the file is not valid, does not load at some level, or its interface changed.
+    """
+    try:
+        onnx.checker.check_model(os.fspath(quantized), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ModelError(f"{quantized} does not pass onnx.checker: {reason(error)}") from error
+    interface = _interface(session(float_model, device=device))
+    for level in LEVELS:  # users cannot be asked to choose one
+        if _interface(session(quantized, level=level, device=device)) != interface:
+            raise ModelError(f"inputs or outputs of {quantized} are not those of the float model")
+    return compare(float_model, quantized, data, device=device, limit=limit)
+
+
+def _interface(model: Any) -> list[tuple[str, str, tuple[Any, ...]]]:
+    """Names, types and shapes of inputs and outputs; dynamic axes by their name."""
+    return [(entry.name, entry.type, tuple(entry.shape)) for entry in [*model.get_inputs(), *model.get_outputs()]]

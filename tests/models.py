@@ -1,0 +1,81 @@
+"""Small models for tests, written as ONNX text; weights by shape, seeded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.parser
+from onnx import numpy_helper
+
+from sbonnx.spec import Array
+
+
+def model(text: str, *, opset: int = 17, seed: int = 0, **weights: Any) -> onnx.ModelProto:
+    """A model from the text of its graph.
+
+    Args:
+        text: ``agraph (float[N,3,8,8] x) => (float[N,4,8,8] y) { ... }``.
+        weights: by name: an array, or a shape (tuple or int) to be filled with seeded normal numbers.
+    """
+    rng = np.random.default_rng(seed)
+    proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]>\n{text}')
+    for name, value in weights.items():
+        if isinstance(value, (int, tuple)):
+            value = rng.standard_normal(value).astype(np.float32)
+        proto.graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
+    onnx.checker.check_model(proto)
+    return proto
+
+
+def batchnorm(prefix: str, channels: int, seed: int = 1) -> dict[str, Array]:
+    """Weights ``<prefix>_gamma, _beta, _mean, _var`` of a batch norm that does something."""
+    rng = np.random.default_rng(seed)
+    return {
+        f"{prefix}_gamma": rng.uniform(0.5, 1.5, channels).astype(np.float32),
+        f"{prefix}_beta": rng.standard_normal(channels).astype(np.float32),
+        f"{prefix}_mean": rng.standard_normal(channels).astype(np.float32),
+        f"{prefix}_var": rng.uniform(0.5, 2.0, channels).astype(np.float32),
+    }
+
+
+def run(proto: onnx.ModelProto | str, feeds: dict[str, Array], *, level: str = "off") -> dict[str, Array]:
+    """Outputs of a model (or file) in onnxruntime, by name."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = {
+        "off": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
+        "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    }[level]
+    source = proto if isinstance(proto, str) else proto.SerializeToString()
+    session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(names, feeds), strict=True))
+
+
+RESIDUAL = """
+agraph (float[N,3,8,8] x) => (float[N,10] y) {
+    s = Conv <pads = [1,1,1,1]> (x, ws, bs)
+    r = Relu (s)
+    c1 = Conv <pads = [1,1,1,1]> (r, w1, b1)
+    r1 = Relu (c1)
+    c2 = Conv <pads = [1,1,1,1]> (r1, w2, b2)
+    a = Add (c2, r)
+    r2 = Relu (a)
+    g = GlobalAveragePool (r2)
+    f = Flatten (g)
+    y = Gemm <transB = 1> (f, wf, bf)
+}"""
+
+
+def residual(**more: Any) -> onnx.ModelProto:
+    """A conv stem, one residual block, global pool and classifier; every node named."""
+    shapes = {"ws": (8, 3, 3, 3), "bs": 8, "w1": (8, 8, 3, 3), "b1": 8, "w2": (8, 8, 3, 3), "b2": 8}
+    proto = model(RESIDUAL, **shapes, wf=(10, 8), bf=10, **more)
+    names = ("stem", "stem_relu", "conv1", "relu1", "conv2", "add", "relu2", "gap", "flat", "fc")
+    for node, name in zip(proto.graph.node, names, strict=True):
+        node.name = name
+    return proto

@@ -1,0 +1,215 @@
+"""Where each backend puts pairs, on graphs small enough to count by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import onnx
+import pytest
+
+from sbonnx import plan as plans
+from sbonnx.errors import RecipeError
+from sbonnx.plan import Plan
+from sbonnx.prepare import prepare, read_recipe
+from tests.models import model, residual
+
+
+def planned(proto: onnx.ModelProto, backend: str, recipe: Any = None, **overrides: Any) -> Plan:
+    wishes, rules = read_recipe(recipe, backend, overrides)
+    return prepare(proto, wishes, rules).plan
+
+
+def activations(plan: Plan) -> dict[str, list[str]]:
+    """Readers by quantized activation."""
+    return {site.tensor: sorted(reader.node for reader in site.readers) for site in plan.of_role("activation")}
+
+
+def test_virtual_places_as_the_ancestor_did() -> None:
+    """Both convs, the pool's and the classifier's input; nothing between conv and relu, nothing at the add."""
+    plan = planned(residual(), "virtual")
+    assert activations(plan) == {"x": ["stem"], "r": ["conv1"], "r1": ["conv2"], "r2": ["gap"], "f": ["fc"]}
+    assert {site.tensor for site in plan.of_role("weight")} == {"ws", "w1", "w2", "wf"}
+    assert not plan.of_role("bias")
+
+
+def test_virtual_with_qadd_quantizes_both_inputs_of_the_add() -> None:
+    plan = planned(residual(), "virtual", {"BACKEND": "virtual", "A": {"QADD": {"ENABLE_QUANT": True}}})
+    assert activations(plan) == {
+        "x": ["stem"],
+        "r": ["add", "conv1"],
+        "r1": ["conv2"],
+        "c2": ["add"],
+        "r2": ["gap"],
+        "f": ["fc"],
+    }
+
+
+def test_tensorrt_quantizes_the_skip_branch_of_an_add_alone() -> None:
+    plan = planned(residual(), "tensorrt")
+    placed = activations(plan)
+    assert placed["r"] == ["add", "conv1"]
+    assert "c2" not in placed, "the conv branch fuses with the add"
+    assert all(site.spec.symmetric and site.spec.signed for site in plan.sites)
+    assert not plan.of_role("bias")
+
+
+def test_onnxruntime_writes_integers_from_conv_to_conv() -> None:
+    plan = planned(residual(), "onnxruntime")
+    placed = activations(plan)
+    assert placed["c2"] == ["add"], "the add reads integers on both sides"
+    assert placed["r"] == ["add", "conv1"], "one pair a tensor, for every reader"
+    assert {"x", "r1", "r2", "g"} <= set(placed)
+    assert "y" not in placed, "graph outputs stay float"
+    assert all(not site.spec.signed for site in plan.of_role("activation"))
+    assert all(site.spec.signed for site in plan.of_role("weight"))
+    assert {site.tensor for site in plan.of_role("bias")} == {"bs", "b1", "b2", "bf"}
+
+
+@pytest.mark.parametrize("backend", ["virtual", "onnxruntime", "tensorrt"])
+def test_weights_have_a_scale_an_output_channel(backend: str) -> None:
+    plan = planned(residual(), backend)
+    axes = {site.tensor: site.spec.axis for site in plan.of_role("weight")}
+    assert axes == {"ws": 0, "w1": 0, "w2": 0, "wf": 0}, "Gemm with transB has its outputs on axis 0"
+
+
+def test_the_axis_of_every_kind_of_weight() -> None:
+    proto = model(
+        """agraph (float[2,4,6,6] x, int64[2] ids) => (float[2,5] y, float[2,6,13,13] t, float[2,8] e) {
+            t = ConvTranspose <strides = [2,2], group = 2> (x, wt)
+            p = GlobalAveragePool (x)
+            f = Flatten (p)
+            m = MatMul (f, wm)
+            y = Gemm (m, wg, bg)
+            e = Gather (table, ids)
+        }""",
+        wt=(4, 3, 3, 3),
+        wm=(4, 7),
+        wg=(7, 5),
+        bg=5,
+        table=(20, 8),
+    )
+    axes = {site.tensor: site.spec.axis for site in planned(proto, "virtual").of_role("weight")}
+    assert axes == {"wt": 1, "wm": 1, "wg": 1, "table": 0}
+
+
+def test_a_weight_used_along_two_axes_gets_a_site_each() -> None:
+    proto = model(
+        """agraph (float[3,4] x) => (float[3,4] y) {
+            a = Gemm <transB = 1> (x, w, b)
+            y = Gemm <transB = 0> (a, w, b)
+        }""",
+        w=(4, 4),
+        b=4,
+    )
+    sites = planned(proto, "tensorrt").of_role("weight")
+    assert [(site.tensor, site.spec.axis, len(site.readers)) for site in sites] == [("w", 0, 1), ("w", 1, 1)]
+    assert len({site.key for site in sites}) == 2
+
+
+def test_data_movement_shares_the_scale_of_its_input() -> None:
+    proto = model(
+        """agraph (float[1,4,8,8] x) => (float[1,16] y) {
+            c = Conv (x, w)
+            r = Relu (c)
+            d = Conv (r, w)
+            m = MaxPool <kernel_shape = [2,2], strides = [2,2]> (r)
+            t = Transpose <perm = [0,2,3,1]> (m)
+            f = Flatten (t)
+            z = Flatten (d)
+            u = MatMul (f, v)
+            k = MatMul (z, v2)
+            y = Add (u, k)
+        }""",
+        w=(4, 4, 1, 1),
+        v=(64, 16),
+        v2=(256, 16),
+    )
+    for backend in ("virtual", "tensorrt", "onnxruntime"):
+        sites = {site.tensor: site for site in planned(proto, backend).of_role("activation")}
+        assert sites["f"].group == sites["r"].group, backend
+        assert sites["r"].group != sites["x"].group, backend
+
+
+def test_tensorrt_gives_a_concat_one_scale() -> None:
+    proto = model(
+        """agraph (float[1,4,8,8] x) => (float[1,4,8,8] y) {
+            a = Conv (x, w)
+            ra = Relu (a)
+            b = Conv (ra, w)
+            rb = Relu (b)
+            c = Concat <axis = 1> (ra, rb)
+            y = Conv (c, w2)
+        }""",
+        w=(4, 4, 1, 1),
+        w2=(4, 8, 1, 1),
+    )
+    sites = {site.tensor: site for site in planned(proto, "tensorrt").of_role("activation")}
+    assert sites["c"].group == sites["ra"].group
+    assert sites["x"].group != sites["c"].group
+
+
+def test_bits_zero_and_disable_mean_float() -> None:
+    bits0 = planned(residual(), "virtual", {"BACKEND": "virtual", "A": {"QUANTIZER": {"BIT": 0}}})
+    assert not bits0.of_role("activation")
+    assert bits0.of_role("weight")
+    disabled = planned(residual(), "virtual", {"BACKEND": "virtual", "W": {"QUANTIZER": {"DISABLE": True}}})
+    assert not disabled.of_role("weight")
+    assert any(refusal.what == "quantize weight" and "W" in refusal.why for refusal in disabled.refusals)
+
+
+def test_specific_matches_original_names_even_after_fusion() -> None:
+    recipe = {
+        "BACKEND": "virtual",
+        "W": {"SPECIFIC": [{"conv1": ["QUANTIZER.BIT", 4]}, {"op:Gemm": ["QUANTIZER.DISABLE", True]}]},
+    }
+    plan = planned(residual(), "virtual", recipe)
+    bits = {site.tensor: site.spec.bits for site in plan.of_role("weight")}
+    assert bits == {"ws": 8, "w1": 4, "w2": 8}
+
+
+def test_a_pattern_that_matches_nothing_names_the_nearest() -> None:
+    with pytest.raises(RecipeError, match="conv1"):
+        planned(residual(), "virtual", {"BACKEND": "virtual", "EXCLUDE": ["conv11"]})
+
+
+def test_first_and_last_layers_have_their_own_width() -> None:
+    recipe = {"BACKEND": "virtual", "FIRST_BITS": "w8a8", "LAST_BITS": "w16a16"}
+    plan = planned(residual(), "virtual", recipe, bits="w4a4")
+    bits = {site.tensor: site.spec.bits for site in plan.sites}
+    assert (bits["x"], bits["ws"], bits["w1"], bits["r1"], bits["f"], bits["wf"]) == (8, 8, 4, 4, 16, 16)
+
+
+def test_blocks_are_not_entered() -> None:
+    """SiLU between two convs: onnxruntime gets a pair before and after, none inside."""
+    proto = model(
+        """agraph (float[1,4,8,8] x) => (float[1,4,8,8] y) {
+            c = Conv (x, w)
+            s = Sigmoid (c)
+            m = Mul (c, s)
+            y = Conv (m, w)
+        }""",
+        w=(4, 4, 1, 1),
+    )
+    for backend in ("virtual", "tensorrt", "onnxruntime"):
+        assert "s" not in activations(planned(proto, backend)), backend
+    assert {"x", "c", "m"} == set(activations(planned(proto, "onnxruntime")))
+    assert {"x", "m"} == set(activations(planned(proto, "tensorrt")))
+
+
+def test_a_plan_survives_the_trip_through_json() -> None:
+    for backend in ("virtual", "onnxruntime", "tensorrt"):
+        plan = planned(residual(), backend)
+        assert plans.from_dict(json.loads(json.dumps(plans.to_dict(plan)))) == plan
+
+
+def test_every_site_says_why() -> None:
+    for backend in ("virtual", "onnxruntime", "tensorrt"):
+        assert all(site.why for site in planned(residual(), backend).sites)
+
+
+def test_a_fixed_range_and_shared_scales_come_from_the_recipe() -> None:
+    recipe = {"BACKEND": "virtual", "RANGES": {"x": [-2, 2]}, "SHARED_SCALES": [["r", "r1"]]}
+    sites = {site.tensor: site for site in planned(residual(), "virtual", recipe).of_role("activation")}
+    assert sites["x"].fixed == (-2.0, 2.0)
+    assert sites["r"].group == sites["r1"].group
