@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,8 @@ DEFAULT_BACKEND = "onnxruntime"
 BASE_OPSET = 13
 """First opset whose Q/DQ take a scale a channel."""
 
-BATCH_NORM = "batchnorm"
-"""Patterns with this in their name act only when the recipe fuses batch norms."""
+BATCH_NORM = "fuse_bn"
+"""Patterns whose name begins so act only when the recipe folds batch norms."""
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,20 @@ class Prepared:
         return graph
 
 
-def read_recipe(recipe: Any, backend: str | None, overrides: Mapping[str, Any]) -> tuple[Recipe, Backend]:
+def read_recipe(
+    recipe: Any, backend: str | None, overrides: Mapping[str, Any] | Sequence[str]
+) -> tuple[Recipe, Backend]:
     """The validated recipe and its backend.
+
+    Args:
+        overrides: values by key, or texts "KEY=VALUE".
 
     Raises:
         RecipeError: see `sbonnx.recipe.load`.
     """
-    if recipe is None and backend is None and "backend" not in {key.lower() for key in overrides}:
+    if recipe in (None, recipes.AUTO) and backend is None and "backend" not in {key.lower() for key in overrides}:
         backend = DEFAULT_BACKEND
-    wishes = recipe if isinstance(recipe, Recipe) else recipes.load(recipe, backend=backend, overrides=overrides)
+    wishes = recipes.load(recipe, backend=backend, overrides=overrides)
     return wishes, BACKENDS[wishes.backend]
 
 
@@ -99,6 +104,9 @@ def _prepare(model: Source, recipe: Recipe, backend: Backend, opset: int) -> Pre
     tensors = list(query.tensors_by_name(graph))
     applied: list[Fired] = []
     refusals: list[Refusal] = []
+    if recipe.schedule.bn_tuning:
+        why = "batch norms cannot be tuned yet: they are folded with the statistics that they have"
+        refusals.append(Refusal("tune batch norms", "SCHEDULE.BN_TUNING", why))
     steps = (patterns.SIMPLIFY if recipe.simplify else (), _fusions(recipe))
     for step in steps:
         done = patterns.apply(graph, step)
@@ -119,9 +127,9 @@ def _prepare(model: Source, recipe: Recipe, backend: Backend, opset: int) -> Pre
 
 
 def _fusions(recipe: Recipe) -> tuple[Any, ...]:
-    if recipe.schedule.fuse_bn:
+    if recipe.schedule.fuse_bn or recipe.schedule.bn_tuning:
         return tuple(patterns.FUSE)
-    return tuple(pattern for pattern in patterns.FUSE if BATCH_NORM not in pattern.name)
+    return tuple(pattern for pattern in patterns.FUSE if not pattern.name.startswith(BATCH_NORM))
 
 
 def _check_not_quantized(graph: Graph, names: list[tuple[str, str]]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from sbonnx.calib import data as datasets
 from sbonnx.calib import walk
 from sbonnx.calib.progress import Progress
 from sbonnx.graph import Graph, query
+from sbonnx.graph.staging import staged
 from sbonnx.plan import Solution
 from sbonnx.prepare import Prepared, Source, prepare, read_recipe, source_of
 from sbonnx.report import Report
@@ -65,7 +67,7 @@ def quantize(
     wishes, rules = read_recipe(recipe, backend, overrides)
     target = None if output is None else Path(output)
     if target is not None:
-        graphs.check_target(target, inputs=_files(model), force=force)
+        graphs.check_target(target, inputs=_files(model, data), force=force)
     prepared = prepare(model, wishes, rules)
     samples = datasets.read(data, datasets.input_specs(prepared.graph), split=split, limit=wishes.samples)
     solution = walk.calibrate(
@@ -78,9 +80,8 @@ def quantize(
     )
     quantized = prepared.quantized(solution)
     report = _report(model, target, prepared, solution, quantized)
-    with tempfile.TemporaryDirectory(prefix="sbonnx-") as folder:
-        path = target if target is not None else Path(folder) / "quantized.onnx"
-        graphs.save(quantized, path, force=force)
+    with _place(target, prepared.graph.info.files, force) as path:
+        graphs.save(quantized, path)
         if target is None:
             report = replace(report, quantized=onnx.load(str(path)))
         if verify:
@@ -88,8 +89,20 @@ def quantize(
     return report
 
 
-def _files(model: Source) -> Sequence[Path]:
-    return () if isinstance(model, onnx.ModelProto) else (Path(model),)
+@contextmanager
+def _place(target: Path | None, inputs: Sequence[Path], force: bool) -> Iterator[Path]:
+    """Where the model lies while it is proved: beside its target, or for a while where temporary files lie."""
+    if target is not None:
+        with staged(target, inputs, force=force) as path:
+            yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="sbonnx-") as folder:
+        yield Path(folder) / "quantized.onnx"
+
+
+def _files(*sources: Any) -> list[Path]:
+    """Those of the sources that are paths."""
+    return [Path(source) for source in sources if isinstance(source, (str, os.PathLike))]
 
 
 def _report(model: Source, target: Path | None, prepared: Prepared, solution: Solution, quantized: Graph) -> Report:

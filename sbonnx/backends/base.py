@@ -28,7 +28,7 @@ def copies(node: Node) -> str | None:
 
 
 Inputs = Literal["all", "first", "skip", "none"]
-When = Literal["always", "input_quantized", "output_read_quantized", "not_after_producer"]
+When = Literal["always", "input_written", "output_read_quantized", "not_after_producer"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Rule:
         ops: op types, or block kinds written ``block:gelu``.
         inputs: which float activation inputs get a pair: "all" of them, the "first", the "skip"
             branch of a residual add alone, or "none".
-        when: "always"; "input_quantized": one of its inputs is quantized already;
+        when: "always"; "input_written": an integer kernel writes one of its inputs;
             "output_read_quantized": what follows reads integers;
             "not_after_producer": unless it stands straight after a conv, linear, norm or add.
         output: a pair after it as well, so that an integer kernel can write integers.
@@ -70,13 +70,11 @@ class Backend:
     Attributes:
         name: as written in recipes.
         linear: weighted ops whose weights and inputs are quantized.
+        slow_linear: the reason why a weighted op stays float although its type is in `linear`, or None.
         linear_output: weighted ops that also want a pair after them (and after what folds into them).
         rules: placement at every other op; the first rule whose `ops` hold the op counts.
         folds: activations that the runtime folds into the op before, so that the pair stands after them.
-        all_readers: once a tensor is quantized every reader gets the dequantized one, because the
-            producer must write integers only.
         joins_concat: quantized tensors around a Concat share one scale.
-        through_movers: data-movement ops between integer ops get a pair on both sides, one scale.
         int32_bias: biases become int32 codes with scale s_x * s_w.
         embedding: tables of Gather are quantized, one scale a row.
         spec: bits and symmetry of a recipe's side -> `QuantSpec`.
@@ -85,10 +83,10 @@ class Backend:
 
     name: str
     linear: frozenset[str]
+    slow_linear: Callable[[Node], str | None]
     linear_output: frozenset[str]
     rules: tuple[Rule, ...]
     folds: frozenset[str]
-    all_readers: bool
     joins_concat: bool
     int32_bias: bool
     embedding: bool

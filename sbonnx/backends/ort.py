@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from sbonnx.backends.base import Backend, Rule, interpolates, nothing_to_legalise
+from sbonnx.backends.base import Backend, Rule, interpolates, never, nothing_to_legalise
 from sbonnx.ops import ADDS, CONCATS, MULTIPLIES, PICKS_MAX, POOLS, RECTIFIERS, RESIZES
 from sbonnx.spec import QuantSpec
 
@@ -16,7 +16,7 @@ RULES: Final = (
         "add",
         ADDS,
         "all",
-        when="input_quantized",
+        when="input_written",
         output=True,
         switch="add",
         why="QLinearAdd reads integers on both sides and writes them",
@@ -25,7 +25,7 @@ RULES: Final = (
         "concat",
         CONCATS,
         "all",
-        when="input_quantized",
+        when="input_written",
         output=True,
         switch="concat",
         why="QLinearConcat reads and writes integers",
@@ -34,7 +34,7 @@ RULES: Final = (
         "pool",
         POOLS,
         "first",
-        when="input_quantized",
+        when="input_written",
         output=True,
         switch="pool",
         why="QLinearAveragePool reads and writes integers",
@@ -43,7 +43,7 @@ RULES: Final = (
         "max",
         PICKS_MAX & {"MaxPool"},
         "first",
-        when="input_quantized",
+        when="input_written",
         output=True,
         one_scale=True,
         switch="pool",
@@ -53,7 +53,7 @@ RULES: Final = (
         "multiply",
         MULTIPLIES,
         "all",
-        when="input_quantized",
+        when="input_written",
         output=True,
         switch="elementwise",
         why="QLinearMul reads and writes integers",
@@ -62,7 +62,7 @@ RULES: Final = (
         "activation",
         frozenset({"LeakyRelu", "Sigmoid"}),
         "first",
-        when="input_quantized",
+        when="input_written",
         output=True,
         switch="elementwise",
         why="QLinearLeakyRelu and QLinearSigmoid read and write integers",
@@ -71,7 +71,7 @@ RULES: Final = (
         "resize",
         RESIZES,
         "first",
-        when="input_quantized",
+        when="input_written",
         output=True,
         one_scale=True,
         switch="resize",
@@ -99,10 +99,10 @@ def spec(side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) 
 ONNXRUNTIME: Final = Backend(
     name="onnxruntime",
     linear=frozenset({"Conv", "Gemm", "MatMul"}),
+    slow_linear=never,
     linear_output=frozenset({"Conv"}),
     rules=RULES,
     folds=RECTIFIERS,
-    all_readers=True,
     joins_concat=False,
     int32_bias=True,
     embedding=False,

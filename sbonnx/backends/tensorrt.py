@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, Literal
 
 from sbonnx.backends.base import Backend, Rule
-from sbonnx.graph import query
+from sbonnx.graph import Node, query
 from sbonnx.ops import ADDS, POOLS, QDQ
 from sbonnx.spec import QuantSpec
 
@@ -41,6 +41,28 @@ RULES: Final = (
 )
 
 
+GROUP_MULTIPLE: Final = 4
+"""TensorRT's integer convolution takes groups of a multiple of this many channels."""
+
+
+def slow_linear(node: Node) -> str | None:
+    """The reason why TensorRT would not run a weighted op in integers, or not gain by it.
+
+    Source: note of the convolution layer's API; users report depthwise int8 slower than fp16.
+    """
+    groups = node.attrs.get("group", 1)
+    if node.op not in ("Conv", "ConvTranspose") or groups == 1:
+        return None
+    out, per_group = node.inputs[1].shape[:2]
+    sizes = (per_group, out // groups) if node.op == "Conv" else (out // groups, per_group)
+    if any(size % GROUP_MULTIPLE for size in sizes):
+        return (
+            f"a group has {sizes[0]} input and {sizes[1]} output channels; "
+            f"TensorRT's integer kernels want multiples of {GROUP_MULTIPLE}, others are slower than fp16"
+        )
+    return None
+
+
 def spec(side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
     """Always signed and symmetric; the recipe was validated to ask for nothing else."""
     return QuantSpec(bits=bits, signed=True, symmetric=True, axis=axis)
@@ -64,10 +86,10 @@ def legalise(graph: Any) -> list[str]:
 TENSORRT: Final = Backend(
     name="tensorrt",
     linear=frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"}),
+    slow_linear=slow_linear,
     linear_output=frozenset(),
     rules=RULES,
     folds=frozenset({"Relu", "Clip", "Sigmoid", "LeakyRelu", "Tanh"}),
-    all_readers=False,
     joins_concat=True,
     int32_bias=False,
     embedding=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sbonnx.backends.base import Backend, Rule, copies, nothing_to_legalise, signed_when_symmetric
+from sbonnx.backends.base import Backend, Rule, copies, never, nothing_to_legalise, signed_when_symmetric
 from sbonnx.ops import ACTIVATIONS, ADDS, CONCATS, MULTIPLIES, POOLS, REDUCES, RESIZES, SOFTMAX
 
 NORM_OPS: Final = frozenset({"LayerNormalization", "RMSNormalization", "GroupNormalization"})
@@ -45,10 +45,10 @@ RULES: Final = (
 VIRTUAL: Final = Backend(
     name="virtual",
     linear=frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"}),
+    slow_linear=never,
     linear_output=frozenset(),
     rules=RULES,
     folds=ACTIVATIONS,
-    all_readers=False,
     joins_concat=False,
     int32_bias=False,
     embedding=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sbonnx.backends import Backend
-from sbonnx.graph import Tensor, query
+from sbonnx.graph import Node, Tensor, query
 from sbonnx.ops import CONCATS, MOVES_DATA, PICKS_MAX
 from sbonnx.plan.survey import Survey
 from sbonnx.plan.wishes import Wishes
@@ -11,6 +11,9 @@ from sbonnx.recipe import Recipe
 
 COPIES = MOVES_DATA | PICKS_MAX
 """The output holds values of the first input: quantizing twice with one scale is quantizing once."""
+
+PAD_VALUE = 2
+"""Index of the constant that Pad fills with, 0 where it is absent."""
 
 
 def tie(survey: Survey, recipe: Recipe, backend: Backend, wishes: Wishes) -> None:
@@ -31,10 +34,21 @@ def tie(survey: Survey, recipe: Recipe, backend: Backend, wishes: Wishes) -> Non
             wishes.refuse("share scale", draft.tensor, f"its type differs from that of '{first[group]}'")
 
 
+def _copies(node: Node) -> bool:
+    """Whether the output holds values of the first input and 0, nothing else."""
+    if node.op != "Pad":
+        return node.op in COPIES
+    if query.attribute(node, "mode", "constant") != "constant" or len(node.inputs) <= PAD_VALUE:
+        return True
+    value = node.inputs[PAD_VALUE]
+    fill = query.constant(value)
+    return value.is_empty() or (fill is not None and not fill.any())
+
+
 def _tie_to_origin(tensor: Tensor, key: str, wishes: Wishes) -> None:
     """Join a site with the nearest site before it, when only data movement stands between."""
     producer = query.producer(tensor)
-    while producer is not None and producer.op in COPIES:
+    while producer is not None and _copies(producer):
         before = producer.inputs[0]
         for other in wishes.activation_keys(before.name):
             if wishes.join(other, key):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from sbonnx.backends import Backend, Rule
@@ -26,12 +26,18 @@ WEIGHTED_SOURCES = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 @dataclass(frozen=True)
 class Placer:
-    """Walks the graph once in topological order and fills `wishes`."""
+    """Walks the graph once in topological order and fills `wishes`.
+
+    Attributes:
+        written: key of the site by tensor, for what an integer kernel writes: all its readers get the dequantized
+            tensor, because the producer must write integers only.
+    """
 
     survey: Survey
     recipe: Recipe
     backend: Backend
     wishes: Wishes
+    written: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> None:
         """Place every site. Rules that look at what follows come in a second walk, backwards."""
@@ -94,20 +100,15 @@ class Placer:
         if obstacle is not None:
             self.wishes.refuse("quantize input", node.name, f"'{tensor.name}': {obstacle}")
             return None
-        if self.backend.all_readers and self.wishes.has_activation(tensor.name):
-            key = self.wishes.activation_keys(tensor.name)[0]
-            self._all_readers(tensor, key)
-            return key
+        if tensor.name in self.written:
+            return self.written[tensor.name]  # every reader has the pair already
         axis = None
         if settings.per_channel:
             axis = CHANNEL_AXIS[settings.layout]
             if (query.rank(tensor) or 0) <= axis:
                 axis = None  # no such axis: one scale for the whole tensor
         key = self._open(tensor, self.backend.spec("a", settings.bits, settings.symmetric, axis), settings, why)
-        if self.backend.all_readers:
-            self._all_readers(tensor, key)
-        else:
-            self.wishes.drafts[key].readers[Reader(node.name, index)] = None
+        self.wishes.drafts[key].readers[Reader(node.name, index)] = None
         return key
 
     def _open(self, tensor: Tensor, spec: QuantSpec, settings: Settings, why: str) -> str:
@@ -120,11 +121,6 @@ class Placer:
             why=why,
         )
         return self.wishes.add(wish, None)
-
-    def _all_readers(self, tensor: Tensor, key: str) -> None:
-        draft = self.wishes.drafts[key]
-        for node, index in query.readers(tensor):
-            draft.readers[Reader(node.name, index)] = None
 
     def _weight(self, place: Place, index: int, axis: int | None, why: str) -> str | None:
         node = place.node
@@ -157,8 +153,11 @@ class Placer:
         if at.weight == 0 and not self.backend.any_bits:
             self.wishes.refuse("quantize", node.name, f"{self.backend.name} wants the constant on the right of MatMul")
             return
+        slow = self.backend.slow_linear(node)
         if isinstance(node.inputs[at.data], Constant):
-            self.wishes.refuse("quantize", node.name, "both inputs are constants")
+            slow = "both inputs are constants"
+        if slow is not None:
+            self.wishes.refuse("quantize", node.name, slow)
             return
         data = self._activation(node, at.data, f"input of {node.op}")
         if data is None and not self.backend.any_bits:
@@ -243,9 +242,7 @@ class Placer:
             return  # x + x, x * constant: no second stream to align with
         if self._stands_after_producer(rule, node.inputs[dynamic[0]]) if dynamic else True:
             return
-        if rule.when == "input_quantized" and not any(
-            self.wishes.has_activation(node.inputs[i].name) for i in dynamic
-        ):
+        if rule.when == "input_written" and not any(self._written(node.inputs[i]) for i in dynamic):
             return
         keys = [self._activation(node, i, rule.why) for i in dynamic]
         if not rule.output or any(key is None for key in keys):
@@ -268,9 +265,19 @@ class Placer:
         if not settings.enabled or self.survey.quantizable(tensor) is not None:
             return None
         spec = self.backend.spec("a", settings.bits, settings.symmetric, None)
-        key = self._open(tensor, spec, settings, why)
-        self._all_readers(tensor, key)
+        key = self.written[tensor.name] = self._open(tensor, spec, settings, why)
+        for reader, index in query.readers(tensor):
+            self.wishes.drafts[key].readers[Reader(reader.name, index)] = None
         return key
+
+    def _written(self, tensor: Tensor) -> bool:
+        """Whether an integer kernel writes `tensor`, directly or before data movement."""
+        while tensor.name not in self.written:
+            producer = query.producer(tensor)
+            if producer is None or producer.op not in MOVES_DATA:
+                return False
+            tensor = producer.inputs[0]
+        return True
 
     def _skip_branch(self, node: Node, dynamic: list[int]) -> list[int]:
         """The input of a residual add that does not come straight out of a weighted op; the shallower of two."""

@@ -1,0 +1,27 @@
+"""Readers: every kind of calibration data as one kind of source."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sbonnx.calib.readers.files import open_path
+from sbonnx.calib.readers.fit import Feed, InputSpec, cut, fitted, named
+from sbonnx.calib.readers.objects import open_object
+from sbonnx.calib.readers.source import Source
+
+
+def open_source(data: Any, inputs: Sequence[InputSpec], limit: int | None = None) -> Source:
+    """The reader for `data`: a path by what lies there, an object by what it can do.
+
+    Raises:
+        DataError: nothing that can be read.
+    """
+    if isinstance(data, (str, os.PathLike)):
+        return open_path(Path(os.fspath(data)), inputs)
+    return open_object(data, limit)
+
+
+__all__ = ["Feed", "InputSpec", "Source", "cut", "fitted", "named", "open_source"]

@@ -1,0 +1,204 @@
+"""Feeds from files and folders: npz, npy, Polygraphy JSON, ONNX test data."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import json
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from sbonnx.calib.readers.fit import InputSpec
+from sbonnx.calib.readers.source import Source
+from sbonnx.errors import DataError
+from sbonnx.spec import Array
+
+KNOWN = (".npz", ".npy", ".json")
+
+
+def open_path(path: Path, inputs: Sequence[InputSpec]) -> Source:
+    """The reader for a file or folder, by what it holds.
+
+    Raises:
+        DataError: it does not exist, or holds nothing that is known, or several kinds.
+    """
+    if path.is_dir():
+        return _open_folder(path, inputs)
+    if not path.exists():
+        raise DataError(f"there is no file or folder '{path}': check the path of the data")
+    if path.suffix == ".npz":
+        return Source(f"'{path}'", lambda: iter([(f"'{path}'", _load(path))]), 1)
+    if path.suffix == ".npy":
+        return Source(f"'{path}'", lambda: iter([(f"'{path}'", _load(path))]), 1)
+    if path.suffix == ".json":
+        return _polygraphy(path)
+    raise DataError(f"'{path}' is no data file: give {', '.join(KNOWN)} or a folder of them")
+
+
+def natural(path: Path) -> list[Any]:
+    """Sort key that puts 2.npz before 10.npz."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", path.name)]
+
+
+def _children(folder: Path) -> list[Path]:
+    """Visible entries of a folder, in natural order."""
+    return sorted((entry for entry in folder.iterdir() if not entry.name.startswith(".")), key=natural)
+
+
+def _open_folder(folder: Path, inputs: Sequence[InputSpec]) -> Source:
+    """The reader for a folder."""
+    entries = _children(folder)
+    files = {suffix: [e for e in entries if e.is_file() and e.suffix == suffix] for suffix in (*KNOWN, ".pb")}
+    folders = [entry for entry in entries if entry.is_dir()]
+    test_sets = [entry for entry in folders if entry.name.startswith("test_data_set")]
+    if any(entry.name.startswith("input_") for entry in files[".pb"]):
+        test_sets, files[".pb"] = [folder], []
+    kinds = [suffix for suffix, found in files.items() if found and suffix != ".pb"]
+    if len(kinds) + bool(test_sets) > 1:
+        found = [*kinds, *(["test_data_set_*"] if test_sets else [])]
+        raise DataError(f"folder '{folder}' mixes {' and '.join(found)}: keep one kind of data in it")
+    if test_sets:
+        return _of_files(folder, test_sets, lambda path: _load_test_set(path, inputs))
+    if files[".npz"] or files[".npy"]:
+        return _of_files(folder, files[".npz"] or files[".npy"], _load)
+    if files[".json"]:
+        sources = [_polygraphy(path) for path in files[".json"]]
+        return Source(f"folder '{folder}'", lambda: (pair for source in sources for pair in source.feeds()))
+    if folders:
+        return _of_input_folders(folder, inputs)
+    if not entries:
+        raise DataError(f"folder '{folder}' is empty: put .npz files in it, one feed each")
+    suffixes = sorted({entry.suffix or entry.name for entry in entries})
+    raise DataError(
+        f"folder '{folder}' holds no .npz, .npy or test_data_set_* ({', '.join(suffixes[:3])} found): "
+        "preprocess the samples as for inference and save each with np.savez"
+    )
+
+
+def _of_files(folder: Path, paths: list[Path], load: Any) -> Source:
+    """One feed a file (or test set)."""
+    return Source(f"folder '{folder}'", lambda: ((f"'{path}'", load(path)) for path in paths), len(paths))
+
+
+def _of_input_folders(folder: Path, inputs: Sequence[InputSpec]) -> Source:
+    """A subfolder of .npy files for each input, the n-th files of all belonging together."""
+    columns: dict[str, list[Path]] = {}
+    for spec in inputs:
+        place = folder / spec.name
+        if place.is_dir():
+            columns[spec.name] = [entry for entry in _children(place) if entry.suffix == ".npy"]
+        elif not spec.optional:
+            raise DataError(
+                f"folder '{folder}' holds no .npz or .npy files and no subfolder '{spec.name}': "
+                "save one .npz a feed, or a subfolder of .npy files for each input"
+            )
+    counts = {name: len(paths) for name, paths in columns.items()}
+    if len(set(counts.values())) != 1 or 0 in counts.values():
+        found = ", ".join(f"'{name}' {count}" for name, count in counts.items())
+        raise DataError(f"the subfolders of '{folder}' must hold equally many .npy files ({found})")
+
+    def walk() -> Iterator[tuple[str, Any]]:
+        for row in zip(*columns.values(), strict=True):
+            feed = {name: _load(path) for name, path in zip(columns, row, strict=True)}
+            yield f"'{row[0]}'", feed
+
+    return Source(f"folder '{folder}'", walk, next(iter(counts.values())))
+
+
+def _load(path: Path) -> Any:
+    """The array of a .npy file, or the arrays of a .npz file by name.
+
+    Raises:
+        DataError: unreadable, cut short, pickled.
+    """
+    try:
+        loaded = np.load(path, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return loaded
+        with loaded:
+            arrays = {name: loaded[name] for name in loaded.files}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, MemoryError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        if not _is_numpy(path):
+            reason = "it is no .npy or .npz file; save it with np.save or np.savez"
+        elif isinstance(error, (zipfile.BadZipFile, EOFError)):
+            reason = f"it is cut off ({reason}); copy or save it again"
+        elif "allow_pickle" in reason or "pickled" in reason:
+            reason = "it holds pickled objects, which are not read because they may run code; save plain arrays"
+        raise DataError(f"'{path}' cannot be read: {reason}") from error
+    if not arrays:
+        raise DataError(f"'{path}' holds no arrays: save it with np.savez(path, input_name=array)")
+    return arrays
+
+
+def _is_numpy(path: Path) -> bool:
+    """Whether a file begins as one of numpy's does, or cannot be opened at all."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(6)
+    except OSError:
+        return True
+    return start.startswith((b"\x93NUMPY", b"PK"))
+
+
+def _polygraphy(path: Path) -> Source:
+    """Polygraphy's JSON: a list of feeds, each array the base64 text of an .npy file."""
+    try:
+        feeds = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"'{path}' is no readable JSON: {str(error).splitlines()[0]}") from error
+    feeds = [feeds] if isinstance(feeds, dict) else feeds
+    if not isinstance(feeds, list) or not all(isinstance(feed, dict) for feed in feeds):
+        raise DataError(f"'{path}' is no list of feeds: save it with Polygraphy's save_json([{{name: array}}, ...])")
+
+    def walk() -> Iterator[tuple[str, Any]]:
+        for number, feed in enumerate(feeds):
+            where = f"feed {number} of '{path}'"
+            yield where, {name: _decode(value, f"'{name}' in {where}") for name, value in feed.items()}
+
+    return Source(f"'{path}'", walk, len(feeds))
+
+
+def _decode(value: Any, what: str) -> Array:
+    """One array of a Polygraphy file. `{"array": base64 of .npy}`; a LazyArray wraps it once more in `values`."""
+    if isinstance(value, dict) and isinstance(value.get("values"), dict):
+        value = value["values"]
+    text = value.get("array") if isinstance(value, dict) else None
+    if not isinstance(text, str):
+        raise DataError(f"{what} is no array in Polygraphy's form: save the feeds with Polygraphy's save_json")
+    try:
+        loaded = np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False)
+    except (binascii.Error, OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{what} cannot be decoded: {str(error).splitlines()[0]}") from error
+    # old Polygraphy versions wrote a .npz with one array
+    return loaded if isinstance(loaded, np.ndarray) else np.asarray(loaded[loaded.files[0]])
+
+
+def _load_test_set(folder: Path, inputs: Sequence[InputSpec]) -> dict[str, Any]:
+    """One ONNX test set: input_0.pb, input_1.pb, ... in the order of the graph's inputs."""
+    feed: dict[str, Any] = {}
+    for index, spec in enumerate(inputs):
+        path = folder / f"input_{index}.pb"
+        if not path.exists():
+            if spec.optional:
+                continue
+            raise DataError(f"'{folder}' holds no input_{index}.pb for input '{spec.name}'")
+        tensor = onnx.TensorProto()
+        try:
+            tensor.ParseFromString(path.read_bytes())
+            if not tensor.data_type:
+                raise ValueError("it holds no tensor")
+            feed[spec.name] = onnx.numpy_helper.to_array(tensor)
+        except Exception as error:  # protobuf's DecodeError has no common base with the others
+            raise DataError(f"'{path}' is no readable TensorProto: {str(error).splitlines()[0]}") from error
+    if (folder / f"input_{len(inputs)}.pb").exists():
+        raise DataError(f"'{folder}' holds more inputs than the model's {len(inputs)}")
+    return feed

@@ -1,0 +1,221 @@
+"""Does a feed fit the model? Names, ranks, dimensions, types, finite numbers; each with the message that mends it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sbonnx.errors import DataError
+from sbonnx.spec import Array
+
+Feed = dict[str, Array]
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """What the model wants of one input.
+
+    Attributes:
+        name: of the graph input.
+        dtype: element type (object for strings), or None for what is no tensor.
+        shape: dimensions: a number, the name of a dynamic one, or None; None when the rank is not known.
+        optional: it has a default value and may be left out.
+    """
+
+    name: str
+    dtype: np.dtype[Any] | None
+    shape: tuple[int | str | None, ...] | None
+    optional: bool = False
+
+    def __str__(self) -> str:
+        kind = "any value" if self.dtype is None else "string" if self.dtype.kind == "O" else str(self.dtype)
+        if self.shape is None:
+            return kind
+        return f"{kind} ({', '.join('?' if d is None or d == '' else str(d) for d in self.shape)})"
+
+
+def describe(x: Array) -> str:
+    """Type and shape of an array, in the form of `InputSpec`'s text."""
+    return f"{x.dtype} ({', '.join(str(d) for d in x.shape)})"
+
+
+def as_array(value: Any, what: str) -> Array:
+    """`value` as a numpy array: arrays, torch tensors (not imported, recognised by their methods), numbers, lists.
+
+    Raises:
+        DataError: it is none of these.
+    """
+    try:
+        if hasattr(value, "detach"):  # torch: off the tape and off the device
+            value = value.detach().cpu()
+        if callable(getattr(value, "numpy", None)):
+            value = value.numpy()
+        array: Array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise DataError(f"{what} is a {type(value).__name__} that is no array ({reason}): give numpy arrays") from error
+    if array.dtype.kind == "O" and not all(isinstance(item, (str, bytes)) for item in array.flat):
+        raise DataError(f"{what} is a {type(value).__name__}, not an array of numbers: give numpy arrays")
+    return array
+
+
+def named(raw: Any, inputs: Sequence[InputSpec], where: str) -> Feed:
+    """Arrays by input name.
+
+    A mapping is taken by name (`arr_0`, `arr_1`, ... of an unnamed `np.savez` by position); a list or tuple by
+    position, where items past the last input (labels) are left out; anything else is the model's single input.
+
+    Raises:
+        DataError: a name the model does not have, an input without an array, too few items.
+    """
+    if isinstance(raw, Mapping):
+        pairs = {str(name): value for name, value in raw.items()}
+        if pairs and all(name == f"arr_{i}" for i, name in enumerate(pairs)):
+            names = [spec.name for spec in inputs][: len(pairs)]
+            if len(names) == len(pairs) and not set(pairs) & set(names):
+                pairs = dict(zip(names, pairs.values(), strict=True))
+        _check_names(pairs, inputs, where)
+    elif isinstance(raw, (list, tuple)):
+        wanted = [spec.name for spec in inputs]
+        needed = sum(not spec.optional for spec in inputs)
+        if len(raw) < needed:
+            raise DataError(f"{where} holds {len(raw)} items and the model has {needed} inputs: {', '.join(wanted)}")
+        pairs = dict(zip(wanted, raw, strict=False))
+    else:
+        needed_names = [spec.name for spec in inputs if not spec.optional]
+        if len(needed_names) != 1 and len(inputs) != 1:
+            raise DataError(
+                f"{where} is a single array and the model has {len(inputs)} inputs: "
+                f"give a dict with {', '.join(repr(spec.name) for spec in inputs)}"
+            )
+        pairs = {(needed_names or [inputs[0].name])[0]: raw}
+    return {
+        spec.name: as_array(pairs[spec.name], f"input '{spec.name}' of {where}")
+        for spec in inputs
+        if spec.name in pairs
+    }
+
+
+def _check_names(pairs: Mapping[str, Any], inputs: Sequence[InputSpec], where: str) -> None:
+    """Every array is an input, every input has an array."""
+    known = [spec.name for spec in inputs]
+    missing = [spec.name for spec in inputs if spec.name not in pairs and not spec.optional]
+    extra = [name for name in pairs if name not in known]
+    if extra and missing:
+        close = difflib.get_close_matches(extra[0], missing, n=1, cutoff=0.0)[0]
+        raise DataError(
+            f"{where} holds an array '{extra[0]}' and none for the model's input '{close}': name it '{close}'"
+        )
+    if extra:
+        raise DataError(
+            f"{where} holds an array '{extra[0]}' that is no input of the model: remove it; "
+            f"the inputs are {', '.join(repr(name) for name in known)}"
+        )
+    if missing:
+        raise DataError(
+            f"{where} holds no array for input '{missing[0]}': add it; "
+            f"it wants {next(str(spec) for spec in inputs if spec.name == missing[0])}"
+        )
+
+
+def cut(feed: Feed, size: int, inputs: Sequence[InputSpec], where: str) -> Iterator[tuple[str, Feed]]:
+    """`feed` in batches of `size` along the leading axis; arrays without axes go along whole with each.
+
+    Raises:
+        DataError: the arrays have more than one length, or the model's fixed batch does not go into it.
+    """
+    lengths = {name: x.shape[0] for name, x in feed.items() if x.ndim}
+    if not lengths:
+        raise DataError(f"{where} holds only arrays without axes: there is nothing to split")
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"'{name}' {length}" for name, length in lengths.items())
+        raise DataError(f"{where} cannot be split: the leading axes differ in length ({found}); save one feed a file")
+    total = next(iter(lengths.values()))
+    fixed = {spec.name: spec.shape[0] for spec in inputs if spec.shape and isinstance(spec.shape[0], int)}
+    for name in lengths:
+        if name in fixed and (fixed[name] != size or total % size):
+            raise DataError(
+                f"{where} holds {total} samples; split in {size} does not fit input '{name}', "
+                f"whose batch is fixed at {fixed[name]}: use a split of {fixed[name]} and a multiple of it"
+            )
+    for start in range(0, total, size):
+        stop = min(start + size, total)
+        yield f"{where}[{start}:{stop}]", {name: x[start:stop] if x.ndim else x for name, x in feed.items()}
+
+
+def fitted(feed: Feed, inputs: Sequence[InputSpec], where: str) -> Feed:
+    """`feed` in the model's types, checked.
+
+    Raises:
+        DataError: rank, a fixed dimension, type or a number that is not finite.
+    """
+    specs = {spec.name: spec for spec in inputs}
+    return {name: _fit_array(x, specs[name], where) for name, x in feed.items()}
+
+
+def _fit_array(x: Array, spec: InputSpec, where: str) -> Array:
+    """One array in its input's type, checked."""
+    found = f"input '{spec.name}' wants {spec}; {where} holds {describe(x)}"
+    if spec.shape is not None:
+        _check_shape(x, spec.shape, found)
+    if x.dtype.kind == "f":
+        _check_finite(x, f"input '{spec.name}' of {where}")
+    return np.ascontiguousarray(_cast(x, spec, found)) if x.ndim else _cast(x, spec, found)
+
+
+def _check_shape(x: Array, shape: tuple[int | str | None, ...], found: str) -> None:
+    """Rank and fixed dimensions."""
+    if x.ndim == len(shape) - 1:
+        raise DataError(f"{found}. Is the batch axis missing? Save x[None]")
+    if x.ndim != len(shape):
+        raise DataError(f"{found}: the number of axes differs")
+    if x.ndim and x.shape[0] == 0:
+        raise DataError(f"{found}: there is no sample in it; leave empty batches out")
+    for axis, (have, want) in enumerate(zip(x.shape, shape, strict=True)):
+        if isinstance(want, int) and have != want:
+            mend = "cut the samples into batches with --split" if axis == 0 and want else "resize or transpose the data"
+            raise DataError(f"{found}: axis {axis} must be {want}; {mend}")
+
+
+def _check_finite(x: Array, what: str) -> None:
+    """No NaN, no Inf; names the first sample that holds one."""
+    finite = np.isfinite(x)
+    if finite.all():
+        return
+    nan, inf = int(np.isnan(x).sum()), int(np.isinf(x).sum())
+    row = f", first in sample {int(np.argwhere(~finite)[0][0])}" if x.ndim else ""
+    raise DataError(f"{what} holds {nan} NaN and {inf} infinite values{row}: clean or drop that sample")
+
+
+def _cast(x: Array, spec: InputSpec, found: str) -> Array:
+    """`x` in the type of `spec` where no value is lost beyond float rounding, else an error that says what to do."""
+    want = spec.dtype
+    if want is None or x.dtype == want:
+        return x
+    have, kind = x.dtype.kind, want.kind
+    if kind == "O" and have in "OUS":
+        return x.astype(object)
+    if have == kind == "f":
+        with np.errstate(over="ignore"):
+            y = x.astype(want)
+        if not np.isfinite(y).all():
+            raise DataError(f"{found}: its largest value {np.abs(x).max():.4g} does not fit {want}")
+        return y
+    if kind in "iu" and have in "iub":
+        limits = np.iinfo(want)
+        if x.size and (int(x.min()) < limits.min or int(x.max()) > limits.max):
+            raise DataError(f"{found}: its values {x.min()} .. {x.max()} do not fit {want}")
+        return x.astype(want)
+    if kind == "f" and have == "u":
+        mend = f"preprocess it as for inference (scale, mean, layout) and save as {want}"
+    elif kind == "f" and have in "ib":
+        mend = f"save it as {want}"
+    elif kind in "iu" and have == "f":
+        mend = f"round it on purpose and save as {want}"
+    else:
+        mend = f"save it as {'text' if kind == 'O' else want}"
+    raise DataError(f"{found}: {mend}")

@@ -1,0 +1,174 @@
+"""Cuts a graph into the pieces that calibration runs, each a model of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
+
+from sbonnx.graph import Body, Graph, Node, Tensor, Variable
+from sbonnx.graph.extract import extract
+from sbonnx.graph.query import constant, dependencies, dtype, shape
+from sbonnx.ops import LINEAR
+
+Granularity = Literal["auto", "whole", "budget", "layer"]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One piece to run.
+
+    Attributes:
+        inputs: tensors from outside that its nodes read.
+        outputs: tensors it computes that are observed or read elsewhere; none when there is nothing to run.
+        observed: tensors to observe once it ran: computed here, or passing by (a graph input).
+        nodes: names of its nodes, in order.
+        scope: "" or the path of the branch it lies in.
+        conditions: outer booleans and the values under which it runs, outermost first.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    observed: tuple[str, ...]
+    nodes: tuple[str, ...] = field(default=(), repr=False)
+    scope: str = ""
+    conditions: tuple[tuple[str, bool], ...] = ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Every tensor from outside: inputs, conditions and what is observed in passing."""
+        passing = [name for name in self.observed if name not in self.outputs]
+        return tuple(dict.fromkeys([*(name for name, _ in self.conditions), *self.inputs, *passing]))
+
+    def model(self, graph: Graph, index: Mapping[str, Tensor] | None = None) -> Graph:
+        """The piece as a model of its own; `graph` is not changed. `index`: `tensors_by_name(graph)`, if at hand."""
+        return extract(graph, self.inputs, self.outputs, scope=self.scope, index=index)
+
+
+def produced(body: Body) -> dict[str, Node]:
+    """The node behind each tensor computed in a graph or body, not looking into the bodies inside it."""
+    return {tensor.name: node for node in body.nodes for tensor in node.outputs if tensor.name}
+
+
+def needed(body: Body, targets: Iterable[str]) -> list[Node]:
+    """The nodes of a graph or body behind `targets`, in the order of the graph."""
+    makers = produced(body)
+    stack = [makers[name] for name in targets if name in makers]
+    found: set[int] = set()
+    while stack:
+        node = stack.pop()
+        if id(node) in found:
+            continue
+        found.add(id(node))
+        stack.extend(makers[tensor.name] for tensor in dependencies(node) if tensor.name in makers)
+    return [node for node in body.nodes if id(node) in found]
+
+
+def reads_of(node: Node) -> list[str]:
+    """Names of the variables that a node, or a body inside it, reads."""
+    return [tensor.name for tensor in dependencies(node) if tensor.name and isinstance(tensor, Variable)]
+
+
+def bytes_of(body: Body, dims: Mapping[str, int]) -> dict[str, int]:
+    """Bytes of each tensor that a graph or body computes; unknown dimensions count as `dims` says, else as 1."""
+    sizes = {}
+    for node in body.nodes:
+        for tensor in node.outputs:
+            size = getattr(dtype(tensor), "itemsize", 4)
+            for dim in shape(tensor) or ():
+                size *= dim if isinstance(dim, int) else dims.get(str(dim), 1)
+            sizes[tensor.name] = size
+    return sizes
+
+
+def cut(
+    graph: Graph,
+    observed: Sequence[str],
+    granularity: Literal["whole", "budget", "layer"] = "whole",
+    *,
+    kept: Sequence[str] = (),
+    sizes: Mapping[str, int] | None = None,
+    budget: int = 0,
+) -> list[Segment]:
+    """Pieces of the main graph that together compute `observed` and `kept`, in the order to run them.
+
+    Args:
+        observed: tensors to observe; each is observed in the piece that computes it (a graph input: in the first).
+        granularity: "whole": one piece; "layer": a piece a linear op, with what follows it; "budget": the fewest
+            pieces whose observed outputs stay within `budget` bytes each, cut where the fewest bytes cross.
+        kept: tensors that are wanted besides.
+        sizes: bytes of each tensor, for "budget".
+    """
+    targets = list(dict.fromkeys([*observed, *kept]))
+    nodes = needed(graph, targets)
+    if granularity == "layer":
+        starts = [i for i, node in enumerate(nodes) if i and _is_layer(node)]
+    elif granularity == "budget":
+        starts = _narrow_cuts(nodes, set(targets), sizes or {}, budget)
+    else:
+        starts = []
+    edges = [0, *starts, len(nodes)]
+    pieces = [nodes[start:stop] for start, stop in pairwise(edges)]
+    return _segments(pieces, observed, set(targets))
+
+
+def _segments(pieces: Sequence[Sequence[Node]], observed: Sequence[str], targets: Collection[str]) -> list[Segment]:
+    """Segments of consecutive runs of nodes: what each reads from before, and must hand on."""
+    last: dict[str, int] = {}
+    for number, piece in enumerate(pieces):
+        last.update((name, number) for node in piece for name in reads_of(node))
+    segments = []
+    waiting = dict.fromkeys(observed)
+    for number, piece in enumerate(pieces):
+        made = dict.fromkeys(tensor.name for node in piece for tensor in node.outputs if tensor.name)
+        inputs = dict.fromkeys(name for node in piece for name in reads_of(node) if name not in made)
+        outputs = tuple(name for name in made if name in targets or last.get(name, -1) > number)
+        here = [name for name in waiting if name in made]
+        segments.append(Segment(tuple(inputs), outputs, tuple(here), tuple(node.name for node in piece)))
+        for name in here:
+            del waiting[name]
+    if waiting:  # computed nowhere: graph inputs
+        first = segments[0]
+        passing = tuple(name for name in observed if name in waiting)
+        segments[0] = Segment(first.inputs, first.outputs, (*passing, *first.observed), first.nodes)
+    return segments
+
+
+def _is_layer(node: Node) -> bool:
+    """Whether a linear op with a constant weight starts here."""
+    kind = LINEAR.get(node.op)
+    return kind is not None and kind.weight < len(node.inputs) and constant(node.inputs[kind.weight]) is not None
+
+
+def _narrow_cuts(nodes: Sequence[Node], targets: Collection[str], sizes: Mapping[str, int], budget: int) -> list[int]:
+    """Positions to cut before, so that the targets between two cuts stay within `budget` bytes where they can."""
+    crossing = _crossing(nodes, sizes)
+    starts: list[int] = []
+    start = total = 0
+    costs = [sum(sizes.get(t.name, 0) for t in node.outputs if t.name in targets) for node in nodes]
+    i = 0
+    while i < len(nodes):
+        total += costs[i]
+        if total > budget and i > start:
+            at = min(range(start + 1, i + 1), key=lambda p: (crossing[p], -p))
+            starts.append(at)
+            start, total, i = at, 0, at
+            continue
+        i += 1
+    return starts
+
+
+def _crossing(nodes: Sequence[Node], sizes: Mapping[str, int]) -> list[int]:
+    """Bytes of tensors computed before each position and read at or after it."""
+    made = {tensor.name: i for i, node in enumerate(nodes) for tensor in node.outputs}
+    last = {name: i for i, node in enumerate(nodes) for name in reads_of(node) if name in made}
+    change = [0] * (len(nodes) + 2)
+    for name, end in last.items():
+        change[made[name] + 1] += sizes.get(name, 0)
+        change[end + 1] -= sizes.get(name, 0)
+    widths, width = [], 0
+    for step in change:
+        width += step
+        widths.append(width)
+    return widths

@@ -1,0 +1,166 @@
+"""From ranges to numbers: scales and zero points, weight codes, bias codes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from sbonnx.calib.observers import OBSERVERS, make_observer
+from sbonnx.errors import ModelError, NumericError, RecipeError
+from sbonnx.graph import Tensor
+from sbonnx.graph.query import constant, dtype
+from sbonnx.plan.types import Plan, Site, Solution
+from sbonnx.report import Refusal
+from sbonnx.spec import Array, Bounds, QParams, QuantSpec, params_from_bounds
+
+Solve = Callable[[Site, Array, QParams], Array]
+"""Rounds a weight: site, float weight, scales → integer codes of the weight's shape."""
+
+INT32: Final = np.iinfo(np.int32)
+
+
+def fixed_bounds(site: Site, tensor: Tensor) -> Bounds:
+    """The range that the user fixed, for every channel."""
+    if site.fixed is None:
+        raise ValueError(f"site '{site.key}' has no fixed range")
+    shape = () if site.spec.axis is None else (tensor.shape[site.spec.axis],)
+    lo, hi = site.fixed
+    return Bounds(np.full(shape, lo, np.float32), np.full(shape, hi, np.float32))
+
+
+def weight_of(site: Site, tensor: Tensor) -> Array:
+    """The constant behind a weight or bias site.
+
+    Raises:
+        ModelError: the tensor is no constant.
+    """
+    value = constant(tensor)
+    if value is None:
+        raise ModelError(f"'{site.tensor}' is planned as a {site.role} and is no constant")
+    return value
+
+
+def weight_bounds(site: Site, weight: Array) -> Bounds:
+    """The range of a weight: per tensor, channel or block, as its observer says.
+
+    Raises:
+        NumericError: it holds NaN or Inf.
+        RecipeError: the observer is for activations only.
+    """
+    kind = OBSERVERS.get(site.observer.name)
+    if kind is not None and not kind.for_weights:
+        raise RecipeError(
+            f"observer '{site.observer.name}' is for activations; use 'minmax' for weight '{site.tensor}'"
+        )
+    if site.spec.block_size is not None:
+        bounds, bad = _block_bounds(weight, site.spec), not np.isfinite(weight.astype(np.float32)).all()
+    else:
+        observer = make_observer(site.observer.name, site.spec.axis, site.observer.arguments)
+        observer.observe(weight)
+        bounds, bad = observer.bounds(), observer.nan + observer.inf > 0
+    if bad:
+        raise NumericError(f"weight '{site.tensor}' holds NaN or infinite values: mend the model")
+    return bounds
+
+
+def _block_bounds(weight: Array, spec: QuantSpec) -> Bounds:
+    """Min and max of each block along the axis, shape of the weight with that axis divided by the block size."""
+    axis = spec.axis or 0
+    starts = np.arange(0, weight.shape[axis], spec.block_size)
+    wide = weight.astype(np.float32)
+    return Bounds(np.minimum.reduceat(wide, starts, axis), np.maximum.reduceat(wide, starts, axis))
+
+
+def united(sites: Iterable[Site], bounds: Mapping[str, Bounds], fixed: Mapping[str, Bounds]) -> dict[str, Bounds]:
+    """Bounds by site key, those of one group being the union of its members'; a range fixed by hand wins its group."""
+    sites = tuple(sites)
+    groups: dict[str, Bounds] = {}
+    for chosen in (fixed, bounds):
+        mine: dict[str, Bounds] = {}
+        for site in sites:
+            if site.key in chosen and site.group not in groups:
+                seen = mine.get(site.group)
+                mine[site.group] = chosen[site.key] if seen is None else seen.union(chosen[site.key])
+        groups.update(mine)
+    return {site.key: groups[site.group] for site in sites if site.group in groups}
+
+
+def qparams_of(site: Site, bounds: Bounds, tensor: Tensor, plan: Plan) -> QParams:
+    """Scale and zero point of a site; half precision where the tensor is.
+
+    Raises:
+        NumericError: the range cannot be represented; the message names the tensor.
+    """
+    scale_dtype: Any = np.float16 if dtype(tensor) == np.float16 else np.float32
+    try:
+        return params_from_bounds(bounds, site.spec, rule=plan.scale_rule, scale_dtype=scale_dtype)
+    except NumericError as error:
+        raise NumericError(f"'{site.tensor}': {error}") from error
+
+
+def bias_codes(site: Site, bias: Array, qparams: Mapping[str, QParams]) -> tuple[Array, Array] | Refusal:
+    """int32 codes and float32 scale of a bias, whose scale is the product of the activation's and the weight's.
+
+    A bias that would not fit int32 (a channel whose weights are next to nothing has a next to nothing scale) stays
+    float: clipping it would move the whole channel.
+    """
+    if site.follows is None:
+        raise ValueError(f"bias site '{site.key}' does not say which scales it follows")
+    activation, weight = site.follows
+    if activation not in qparams or weight not in qparams:
+        lost = activation if activation not in qparams else weight
+        return Refusal("quantize bias", site.tensor, f"'{lost}', whose scale it needs, is not quantized")
+    scale = (qparams[activation].scale * qparams[weight].scale).astype(np.float32)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        codes = np.rint(bias.astype(np.float64) / scale.astype(np.float64))
+    if not (np.isfinite(codes).all() and np.abs(codes).max(initial=0.0) <= INT32.max):
+        return Refusal("quantize bias", site.tensor, "it does not fit int32 at the scale of its activation and weight")
+    return codes.astype(np.int32), scale
+
+
+def solution_of(
+    plan: Plan,
+    tensors: Mapping[str, Tensor],
+    measured: Mapping[str, Bounds],
+    refusals: Sequence[Refusal],
+    solve: Solve | None,
+    samples: int,
+) -> Solution:
+    """Numbers from ranges. Weights are read one at a time, once for the range and once for the codes.
+
+    Args:
+        tensors: of all scopes, by name.
+        measured: ranges of activations by site key.
+        refusals: what could not be measured.
+        solve: rounds weights; None: to the nearest code.
+        samples: how many were seen.
+    """
+    fixed: dict[str, Bounds] = {}
+    measured, refusals = dict(measured), list(refusals)
+    for site in plan.sites:
+        if site.fixed is not None and site.role != "bias":
+            fixed[site.key] = fixed_bounds(site, tensors[site.tensor])
+        elif site.role == "weight":
+            measured[site.key] = weight_bounds(site, weight_of(site, tensors[site.tensor]))
+    ranges = united((site for site in plan.sites if site.role != "bias"), measured, fixed)
+    qparams: dict[str, QParams] = {}
+    codes: dict[str, Array] = {}
+    scales: dict[str, Array] = {}
+    for site in plan.sites:
+        if site.key in ranges:
+            qparams[site.key] = qparams_of(site, ranges[site.key], tensors[site.tensor], plan)
+    for site in plan.sites:
+        if site.role == "weight":
+            weight = weight_of(site, tensors[site.tensor])
+            made = qparams[site.key]
+            codes[site.key] = made.quantize(weight) if solve is None else solve(site, weight, made)
+        elif site.role == "bias":
+            found = bias_codes(site, weight_of(site, tensors[site.tensor]), qparams)
+            if isinstance(found, Refusal):
+                refusals.append(found)
+            else:
+                codes[site.key], scales[site.key] = found
+    activations = {site.key: ranges[site.key] for site in plan.of_role("activation") if site.key in ranges}
+    return Solution(qparams, codes, activations, tuple(refusals), samples, scales)

@@ -1,0 +1,75 @@
+"""Rewrites that keep what a model computes: simplification and fusion.
+
+A user's own pattern goes into the same tuples: ``apply(graph, (*FUSE, MINE))``.
+"""
+
+from __future__ import annotations
+
+from .blocks import Block, find_blocks
+from .edit import Edit
+from .engine import Applied, Pattern, Sweep, apply
+from .fuse.batchnorm import FUSE_BN, FUSE_BN_BEFORE
+from .fuse.clip import CLIP_TO_RELU
+from .fuse.constant import FUSE_CONSTANT, FUSE_CONSTANT_BEFORE, FUSE_SCALE_OF_BIASED
+from .fuse.gemm import FOLD_GEMM_FACTORS, MATMUL_ADD_TO_GEMM
+from .fuse.pad import FUSE_PAD_AVERAGE_POOL, FUSE_PAD_CONV, FUSE_PAD_MAX_POOL
+from .match import Match
+from .simplify.branches import INLINE_IF
+from .simplify.collapse import COLLAPSE
+from .simplify.dead import DEAD
+from .simplify.duplicates import INITIALIZERS, NODES
+from .simplify.fold import FOLD
+from .simplify.identity import DROPOUT, IDENTITY
+from .simplify.nothing import NOTHING
+from .simplify.shapes import SHAPES
+from .tree import Any_, Const, Maybe, Op, Or, Var, X
+
+SIMPLIFY: tuple[Pattern | Sweep, ...] = (
+    FOLD,  # first: it infers the shapes that the patterns below rely on
+    INLINE_IF,  # a condition is often the first thing folded
+    DEAD,  # before the patterns: a dead reader is a second reader
+    IDENTITY,
+    DROPOUT,
+    *NOTHING,
+    *COLLAPSE,
+    *SHAPES,  # the constants they make are folded in the next round
+    NODES,
+    INITIALIZERS,  # last: folding makes equal constants
+)
+
+FUSE: tuple[Pattern | Sweep, ...] = (
+    # First what gives other patterns a plain layer to fold into.
+    FOLD_GEMM_FACTORS,
+    MATMUL_ADD_TO_GEMM,
+    FUSE_PAD_CONV,
+    FUSE_PAD_AVERAGE_POOL,
+    FUSE_PAD_MAX_POOL,
+    # Into the layer before, so that between two layers the earlier one takes the BatchNormalization: always exact.
+    FUSE_BN,
+    FUSE_CONSTANT,
+    FUSE_SCALE_OF_BIASED,
+    # Into the layer after, which zero padding often forbids. After FUSE_PAD_CONV, which may bring padding.
+    FUSE_BN_BEFORE,
+    FUSE_CONSTANT_BEFORE,
+    CLIP_TO_RELU,
+)
+
+__all__ = [
+    "FUSE",
+    "SIMPLIFY",
+    "Any_",
+    "Applied",
+    "Block",
+    "Const",
+    "Edit",
+    "Match",
+    "Maybe",
+    "Op",
+    "Or",
+    "Pattern",
+    "Sweep",
+    "Var",
+    "X",
+    "apply",
+    "find_blocks",
+]

@@ -1,0 +1,120 @@
+"""Blocks: groups of nodes that are one function, and that Q/DQ must not enter. Recognised here, never rewritten.
+
+A group is a block only if nothing outside it reads what is computed inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from sbonnx.graph import Constant, Graph, Node, Tensor
+from sbonnx.graph.query import scopes
+
+from ..index import GraphIndex
+from ..match import STANDARD, Match, find
+from .activations import ACTIVATIONS
+from .attention import ATTENTION
+from .norms import NORMS
+from .shape import Shape
+
+SHAPES: Final = (
+    *ATTENTION,
+    *NORMS,  # with the widest of each kind first; LayerNorm before RMSNorm, which is its second half
+    *ACTIVATIONS,
+)
+
+NATIVE: Final = {
+    "Attention": "attention_softmax",
+    "Gelu": "gelu",
+    "GroupNormalization": "groupnorm",
+    "HardSwish": "hardswish",
+    "LayerNormalization": "layernorm",
+    "Mish": "mish",
+    "RMSNormalization": "rmsnorm",
+    "SimplifiedLayerNormalization": "rmsnorm",  # onnxruntime's name for it
+    "Swish": "silu",
+}
+"""Ops of the standard domain that are a block by themselves."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Nodes that compute one function.
+
+    Attributes:
+        kind: "gelu", "silu", "hardswish", "mish", "layernorm", "rmsnorm", "groupnorm" or "attention_softmax" (what
+            stands strictly between the product of queries and keys and the product with the values).
+        nodes: their names, in the order of the graph.
+        inputs: names of the tensors they read that are neither constant nor their own; what they work on first.
+        output: name of the tensor that leaves.
+        scope: path of the graph they stand in, "" for the main graph.
+    """
+
+    kind: str
+    nodes: tuple[str, ...]
+    inputs: tuple[str, ...]
+    output: str
+    scope: str
+
+
+def find_blocks(graph: Graph) -> tuple[Block, ...]:
+    """The blocks of a graph and its bodies, in the order in which they end. A node is in one block at most."""
+    index = GraphIndex(graph)
+    by_op: dict[str, list[Node]] = {}
+    position: dict[int, int] = {}
+    for node in index.nodes():
+        by_op.setdefault(node.op, []).append(node)
+        position[id(node)] = len(position)
+    paths = [path for path, _ in scopes(graph)]
+    taken: set[int] = set()
+    found: list[tuple[int, Block]] = []
+    for kind, nodes, data in _candidates(index, by_op):
+        if not nodes or any(id(node) in taken for node in nodes):
+            continue
+        taken.update(id(node) for node in nodes)
+        nodes.sort(key=lambda node: position[id(node)])
+        block = _block(kind, nodes, data, paths[index.scope_of(nodes[-1])])
+        found.append((position[id(nodes[-1])], block))
+    return tuple(block for _, block in sorted(found, key=lambda pair: pair[0]))
+
+
+def _candidates(index: GraphIndex, by_op: dict[str, list[Node]]) -> Iterator[tuple[str, list[Node], Tensor]]:
+    """Everything that looks like a block: kind, nodes, the tensor it works on. The widest come first."""
+    for op, kind in NATIVE.items():
+        for node in by_op.get(op, ()):
+            if node.domain in STANDARD:
+                yield kind, [node], node.inputs[0]
+    for shape in SHAPES:
+        for op in shape.tree.ops:
+            for node in by_op.get(op, ()):
+                match = _match(shape, node, index)
+                if match is not None:
+                    outside = {id(match[name]) for name in shape.outside}
+                    data = match[shape.data]
+                    nodes = [inner for inner in match.nodes if id(inner) not in outside]
+                    yield shape.kind, nodes, data.outputs[0] if isinstance(data, Node) else data
+
+
+def _match(shape: Shape, node: Node, index: GraphIndex) -> Match | None:
+    """The shape with its last node at `node`, if nothing else reads what is inside."""
+    outcome = find(shape.tree, node, index)
+    if outcome is None or outcome[1] is not None:
+        return None
+    return outcome[0] if shape.where is None or shape.where(outcome[0]) else None
+
+
+def _block(kind: str, nodes: list[Node], data: Tensor, scope: str) -> Block:
+    inside = {id(tensor) for node in nodes for tensor in node.outputs}
+    read = _unique([data, *(tensor for node in nodes for tensor in node.inputs)])
+    inputs = [
+        tensor.name
+        for tensor in read
+        if not isinstance(tensor, Constant) and not tensor.is_empty() and id(tensor) not in inside
+    ]
+    return Block(kind, tuple(node.name for node in nodes), tuple(inputs), nodes[-1].outputs[0].name, scope)
+
+
+def _unique(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return list({id(tensor): tensor for tensor in tensors}.values())

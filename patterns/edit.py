@@ -1,0 +1,178 @@
+"""What a rewrite may do: add constants and nodes, and let a new tensor stand for an old one. It never deletes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, overload
+
+import numpy as np
+
+from sbonnx.graph import Constant, Node, Tensor, Variable
+from .index import GraphIndex, forget
+from .match import Match
+
+
+class Edit:
+    """The changes of one rewrite. New nodes stand just before the root of the match, in its scope."""
+
+    def __init__(self, index: GraphIndex, match: Match) -> None:
+        self.opset = index.opset
+        self._index = index
+        self._match = match
+        self._new: list[Node] = []
+        self._orphaned: list[Tensor] = []
+        self._touched: list[Node] = []
+        self._heirs: list[tuple[Tensor, Constant]] = []
+
+    def fresh(self, stem: str) -> str:
+        """A name that no node or tensor of the model bears, in any scope."""
+        return self._index.names.fresh(stem)
+
+    def constant(self, stem: str, values: np.ndarray, *, instead: Tensor | None = None) -> Constant:
+        """A new constant (initializer), named after `stem`.
+
+        Args:
+            instead: the constant whose part it takes: it takes over that name as well, unless something still
+                reads the old one after the rewrite.
+        """
+        made = Constant(self.fresh(stem), np.ascontiguousarray(values).reshape(np.shape(values)))
+        if instead is not None:
+            self._heirs.append((instead, made))
+        return made
+
+    @overload
+    def node(
+        self,
+        op: str,
+        inputs: Sequence[Tensor | None],
+        attrs: Mapping[str, Any] | None = None,
+        *,
+        name: str,
+        outputs: Literal[1] = 1,
+        domain: str = "",
+    ) -> Variable: ...
+
+    @overload
+    def node(
+        self,
+        op: str,
+        inputs: Sequence[Tensor | None],
+        attrs: Mapping[str, Any] | None = None,
+        *,
+        name: str,
+        outputs: int,
+        domain: str = "",
+    ) -> tuple[Variable, ...]: ...
+
+    def node(
+        self,
+        op: str,
+        inputs: Sequence[Tensor | None],
+        attrs: Mapping[str, Any] | None = None,
+        *,
+        name: str,
+        outputs: int = 1,
+        domain: str = "",
+    ) -> Variable | tuple[Variable, ...]:
+        """Add a node.
+
+        Args:
+            op, attrs, domain: as in ONNX; attributes that are None are left out.
+            inputs: tensors; None for an optional input that is left out.
+            name: kept when it is the name of a matched node that the rewrite makes superfluous; else a free name is
+                made from it.
+            outputs: how many.
+
+        Returns:
+            The output tensor, or a tuple of them. Pass it to `replace`: it then takes name, type and shape of the
+            tensor it replaces.
+        """
+        read = [Variable.empty() if tensor is None else tensor for tensor in inputs]
+        while read and read[-1].is_empty():
+            read.pop()
+        made = tuple(Variable(self.fresh(f"{name}_output")) for _ in range(outputs))
+        kept = {key: value for key, value in (attrs or {}).items() if value is not None}
+        node = Node(op, name, kept, inputs=read, outputs=list(made), domain=domain or None)
+        self._index.add(node, before=self._match.root)
+        self._new.append(node)
+        return made[0] if outputs == 1 else made
+
+    def replace(self, old: Tensor, new: Tensor) -> None:
+        """Let `new` stand for `old` wherever `old` is read, bodies included, and as an output.
+
+        A tensor made by this edit takes over the identity of `old` (name, type, shape). An existing tensor keeps its
+        own name, unless `old` is an output: then it gets that name. Where that is impossible
+        (`Match.why_not_replace`), `check` must have refused.
+        """
+        if old is new:
+            return
+        why = self._index.why_not_replace(old, new)
+        assert why is None, why
+        producer = new.inputs[0] if new.inputs else None
+        if producer is not None and (self._index.is_output(old) or any(node is producer for node in self._new)):
+            self._take_over(old, new, producer)
+        else:
+            self._move_readers(old, new)
+            self._orphaned.append(old)
+
+    def set_input(self, node: Node, position: int, tensor: Tensor) -> None:
+        """Let a node that stays read `tensor` at an input (appended when `position` is one past the last)."""
+        if position == len(node.inputs):
+            node.inputs.append(tensor)
+        else:
+            old = node.inputs[position]
+            if not old.is_empty():
+                forget(old.outputs, node)
+                self._orphaned.append(old)
+            list.__setitem__(node.inputs, position, tensor)
+            list.append(tensor.outputs, node)
+        self._touched.append(node)
+
+    def _take_over(self, old: Tensor, new: Tensor, producer: Node) -> None:
+        """Make `old` the output of `new`'s producer; the old producer is left with an unread output."""
+        self._move_readers(new, old)
+        if old.dtype is None:
+            old.dtype = new.dtype
+        if old.shape is None:
+            old.shape = new.shape
+        for node in old.inputs:
+            for position, tensor in enumerate(node.outputs):
+                if tensor is old:
+                    left = Variable(self.fresh(f"{old.name}_unused"))
+                    list.__setitem__(node.outputs, position, left)
+                    list.append(left.inputs, node)
+                    self._orphaned.append(left)
+        list.clear(old.inputs)
+        for position, tensor in enumerate(producer.outputs):
+            if tensor is new:
+                list.__setitem__(producer.outputs, position, old)
+                list.append(old.inputs, producer)
+        list.clear(new.inputs)
+
+    def _move_readers(self, old: Tensor, new: Tensor) -> None:
+        for node in {id(node): node for node in old.outputs}.values():
+            self._touched.append(node)
+            for position, tensor in enumerate(node.inputs):
+                if tensor is old:
+                    list.__setitem__(node.inputs, position, new)
+                    list.append(new.outputs, node)
+        list.clear(old.outputs)
+
+    def finish(self) -> list[Node]:
+        """Bury what nothing reads any more and settle the names of new nodes.
+
+        Returns:
+            The living nodes whose surroundings changed.
+        """
+        orphans = [producer for tensor in self._orphaned for producer in tensor.inputs]
+        lost = self._index.bury([*self._match.nodes, *orphans])
+        lonely = [reader for tensor in lost if len(tensor.outputs) <= 2 for reader in tensor.outputs]
+        for old, heir in self._heirs:
+            if not self._index.used(old):
+                old.name, heir.name = heir.name, old.name
+        own = {node.name for node in self._match.nodes}
+        for node in self._new:
+            if node.name not in own or self._index.live_names[node.name] > 1:
+                self._index.rename(node, self.fresh(node.name))
+        readers = [reader for node in self._new for tensor in node.outputs for reader in tensor.outputs]
+        return [node for node in (*self._new, *self._touched, *readers, *lonely) if self._index.alive(node)]

@@ -1,0 +1,191 @@
+"""Applying patterns to a graph and its bodies until nothing changes any more.
+
+What rewrites forget, the engine owns: the single-reader rule, outputs that keep their names, readers in branch
+bodies, dead nodes, names, order, the round limit, and the record of what fired and what was refused and why.
+
+Cost: patterns are indexed by the op type of their root and a rewrite sends only its neighbours round again, so a
+pass is linear in the number of nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import onnx
+
+from sbonnx.errors import ModelError
+from sbonnx.graph import Graph, Node
+from .edit import Edit
+from .index import GraphIndex
+from .match import Match, find
+from .tree import Op, depth
+from sbonnx.report import Fired, Refusal
+
+ROUNDS = 64
+"""Rounds over the whole graph before the patterns are said not to settle; real models need two to four."""
+
+REWRITES_PER_NODE = 8
+"""Rewrites of one pattern, per node of the graph and round, before it is said not to settle."""
+
+NEIGHBOURS = 64
+"""How many readers are looked at again after a rewrite; what is further away waits for the next round."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """One local rewrite.
+
+    Attributes:
+        name: what the report calls it.
+        tree: what to look for, from the last op upwards.
+        rewrite: rewires through `Edit`; never deletes.
+        source: why it is true, or where it is from.
+        example: a model where it fires, and only it needs to.
+        counter_example: a model much like it where it must not fire.
+        where: whether the match is meant at all (silent), asked before the single-reader rule.
+        check: the reason not to rewrite a match that is meant, or None; it is reported.
+    """
+
+    name: str
+    tree: Op
+    rewrite: Callable[[Match, Edit], None]
+    source: str
+    example: Callable[[], onnx.ModelProto]
+    counter_example: Callable[[], onnx.ModelProto]
+    check: Callable[[Match], str | None] | None = None
+    where: Callable[[Match], bool] | None = None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One pass over the whole graph, for what is not local (folding, duplicates, dead code).
+
+    Attributes:
+        run: changes the graph in place (bodies too) and says what it did and what it refused.
+    """
+
+    name: str
+    run: Callable[[Graph], Sequence[Fired | Refusal]]
+    source: str
+    example: Callable[[], onnx.ModelProto]
+    counter_example: Callable[[], onnx.ModelProto]
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What patterns did, in order, and what they declined to do on the graph as it is now."""
+
+    fired: tuple[Fired, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+
+
+def apply(graph: Graph, patterns: Sequence[Pattern | Sweep]) -> Applied:
+    """Rewrite a graph and all its bodies to a fixed point. In place.
+
+    Patterns that stand together in the sequence settle together, each in the order of the sequence; a `Sweep` runs
+    in its place. Then all start again, until a whole round changes nothing.
+
+    Raises:
+        ModelError: the patterns do not settle; names the one that goes on firing.
+    """
+    fired: list[Fired] = []
+    for _ in range(ROUNDS):
+        before = len(fired)
+        refusals: list[Refusal] = []
+        for whole, group in groupby(patterns, key=lambda one: isinstance(one, Sweep)):
+            if whole:
+                outcomes = [outcome for one in group if isinstance(one, Sweep) for outcome in one.run(graph)]
+                fired += [outcome for outcome in outcomes if isinstance(outcome, Fired)]
+                refusals += [outcome for outcome in outcomes if isinstance(outcome, Refusal)]
+            else:
+                settling = _Settling(graph, [one for one in group if isinstance(one, Pattern)])
+                settling.run()
+                fired += settling.fired
+                refusals += settling.refusals.values()
+        if len(fired) == before:
+            return Applied(tuple(fired), tuple(dict.fromkeys(refusals)))
+    raise _unsettled(fired[-1].pattern, fired[-1].node, ROUNDS, "rounds")
+
+
+def _unsettled(pattern: str, node: str, count: int, unit: str) -> ModelError:
+    return ModelError(
+        f"pattern '{pattern}' still fires at node '{node}' after {count} {unit}: it never settles on this model. "
+        "Leave the pattern out, and report it."
+    )
+
+
+class _Settling:
+    """A group of patterns on its way to a fixed point."""
+
+    def __init__(self, graph: Graph, patterns: Sequence[Pattern]) -> None:
+        self.index = GraphIndex(graph)
+        self.patterns = patterns
+        self.reach = max(depth(pattern.tree) for pattern in patterns) - 1
+        self.budget = REWRITES_PER_NODE * sum(len(scope.nodes) for scope in self.index.scopes) + ROUNDS
+        self.rewrites = dict.fromkeys((pattern.name for pattern in patterns), 0)
+        self.fired: list[Fired] = []
+        self.refusals: dict[tuple[str, int], Refusal] = {}
+        self.kept: list[Node] = []
+
+    def run(self) -> None:
+        """Whole graph first, then only what was touched."""
+        nodes: Iterable[Node] = self.index.nodes()
+        while by_op := self.by_op(nodes):
+            touched: dict[int, Node] = {}
+            for pattern in self.patterns:
+                queue = [node for op in pattern.tree.ops for node in by_op.get(op, {}).values()]
+                for node in queue:  # grows while it is walked
+                    for neighbour in self.visit(pattern, node):
+                        touched[id(neighbour)] = neighbour
+                        by_op.setdefault(neighbour.op, {})[id(neighbour)] = neighbour
+                        if neighbour.op in pattern.tree.ops:
+                            queue.append(neighbour)
+            nodes = touched.values()
+        self.index.commit()
+
+    def by_op(self, nodes: Iterable[Node]) -> dict[str, dict[int, Node]]:
+        found: dict[str, dict[int, Node]] = {}
+        for node in nodes:
+            found.setdefault(node.op, {})[id(node)] = node
+        return found
+
+    def visit(self, pattern: Pattern, node: Node) -> list[Node]:
+        """Try one pattern at one node; the nodes to look at again if it fired."""
+        if not self.index.alive(node):
+            return []
+        self.refusals.pop((pattern.name, id(node)), None)
+        outcome = find(pattern.tree, node, self.index)
+        if outcome is None:
+            return []
+        match, why = outcome
+        if pattern.where is not None and not pattern.where(match):
+            return []
+        if why is None and pattern.check is not None:
+            why = pattern.check(match)
+        if why is not None:
+            self.refusals[(pattern.name, id(node))] = Refusal(pattern.name, node.name, why)
+            return []
+        name = node.name
+        edit = Edit(self.index, match)
+        pattern.rewrite(match, edit)
+        touched = edit.finish()
+        self.kept += match.nodes  # keeps the ids of dead nodes from being used again
+        self.fired.append(Fired(pattern.name, name))
+        self.rewrites[pattern.name] += 1
+        if self.rewrites[pattern.name] > self.budget:
+            raise _unsettled(pattern.name, name, self.rewrites[pattern.name], "rewrites")
+        return self.surroundings(touched)
+
+    def surroundings(self, nodes: list[Node]) -> list[Node]:
+        """The nodes and those that read them, as far down as the deepest tree reaches up."""
+        near = {id(node): node for node in nodes}
+        edge = list(near.values())
+        for _ in range(self.reach):
+            edge = [reader for node in edge for tensor in node.outputs for reader in tensor.outputs[:NEIGHBOURS]]
+            edge = [node for node in edge if id(node) not in near and self.index.alive(node)]
+            near.update((id(node), node) for node in edge)
+            if not edge or len(near) > NEIGHBOURS:
+                break
+        return list(near.values())

@@ -1,0 +1,1 @@
+"""Fusion: several nodes become one that computes the same (up to the rounding of a float)."""

@@ -1,0 +1,131 @@
+"""BatchNormalization at inference is one scale and one shift a channel: it goes into the linear layer beside it."""
+
+from __future__ import annotations
+
+import onnx
+
+from sbonnx.graph import Node
+from sbonnx.graph.query import constant
+
+from ..edit import Edit
+from ..engine import Pattern
+from ..match import Match
+from ..sample import sample
+from ..tree import Op, Var, Want, X
+from .affine import Affine, Layout, fold_after, fold_before, of_batchnorm, padded_with_zeros
+from .linear import fold, kernel_shape, layout_of, linear, makes_gemm, rebuild, why_not_constant, why_not_fold
+
+PARAMETERS = ("gamma", "beta", "mean", "variance")
+
+
+def batchnorm(data: Want) -> Op:
+    """A BatchNormalization of `data`; captures "bn" and its four parameters."""
+    return Op("BatchNormalization", data, *(Var(name) for name in PARAMETERS), name="bn")
+
+
+def _affine(match: Match) -> Affine:
+    gamma, beta, mean, variance = (match.array(name) for name in PARAMETERS)
+    return of_batchnorm(gamma, beta, mean, variance, float(match.attribute("bn", "epsilon")))
+
+
+def _why_not_affine(match: Match) -> str | None:
+    """The reason why the BatchNormalization is no fixed affine map, or None."""
+    if match.attribute("bn", "training_mode"):
+        return "training_mode is on: mean and variance come from the batch"
+    for name in PARAMETERS:
+        if constant(match[name]) is None:
+            return f"'{match[name].name}' is not a constant"
+    return None
+
+
+def _why_not_channels(match: Match, channels: int, side: str) -> str | None:
+    gamma, node = match["gamma"], match["linear"]
+    if tuple(gamma.shape) != (channels,):
+        return f"'{gamma.name}' has shape {tuple(gamma.shape)}, and '{node.name}' {channels} {side} channels"
+    return None
+
+
+def _check_after(match: Match) -> str | None:
+    why = _why_not_affine(match) or why_not_constant(match)
+    if why is not None:
+        return why
+    view = layout_of(match)
+    if not isinstance(view, Layout):
+        return view
+    if match["linear"].op == "MatMul" and not makes_gemm(match):
+        return "the channels of a BatchNormalization after MatMul are its outputs only for tensors of rank 2"
+    return _why_not_channels(match, view.out_channels, "output") or why_not_fold(fold_after, match, _affine(match))
+
+
+def _check_before(match: Match) -> str | None:
+    why = _why_not_affine(match) or why_not_constant(match)
+    if why is not None:
+        return why
+    node: Node = match["linear"]
+    view = layout_of(match)
+    if not isinstance(view, Layout):
+        return view
+    if node.op == "MatMul" and not makes_gemm(match):
+        return "the channels of a BatchNormalization before MatMul are its inputs only for tensors of rank 2"
+    if node.attrs.get("transA", 0):
+        return "Gemm transposes the normalised tensor"
+    map_ = _affine(match)
+    if map_.shift.any() and padded_with_zeros(node.op, node.attrs, kernel_shape(match)):
+        return f"'{node.name}' does not see whole kernels at its borders, so the shift is not the same everywhere"
+    return _why_not_channels(match, view.in_channels, "input") or why_not_fold(fold_before, match, map_)
+
+
+def _rewrite_after(match: Match, edit: Edit) -> None:
+    rebuild(match, edit, match["linear"].inputs[0], fold(fold_after, match, _affine(match)))
+
+
+def _rewrite_before(match: Match, edit: Edit) -> None:
+    rebuild(match, edit, match["bn"].inputs[0], fold(fold_before, match, _affine(match)))
+
+
+def _sample(nodes: str, extra_output: str = "") -> onnx.ModelProto:
+    """A model around a Conv and a BatchNormalization of four channels each."""
+    return sample(
+        f"g (float[1,4,6,6] x) => (float[1,4,h,v] y{extra_output}) {{ {nodes} }}",
+        w=(4, 4, 3, 3),
+        gamma=(4,),
+        beta=(4,),
+        mean=(4,),
+        variance=(4,),
+    )
+
+
+def _after(extra_output: str = "") -> onnx.ModelProto:
+    return _sample(
+        """c = Conv <kernel_shape = [3,3]> (x, w)
+        y = BatchNormalization (c, gamma, beta, mean, variance)""",
+        extra_output,
+    )
+
+
+def _before(pad: int) -> onnx.ModelProto:
+    return _sample(
+        f"""n = BatchNormalization (x, gamma, beta, mean, variance)
+        y = Conv <kernel_shape = [3,3], pads = [{pad},{pad},{pad},{pad}]> (n, w)"""
+    )
+
+
+FUSE_BN = Pattern(
+    name="fuse_bn",
+    tree=batchnorm(linear(X)),
+    check=_check_after,
+    rewrite=_rewrite_after,
+    source="BatchNormalization at inference: gamma * (x - mean) / sqrt(var + eps) + beta, affine in each channel",
+    example=_after,
+    counter_example=lambda: _after(extra_output=", float[1,4,4,4] c"),
+)
+
+FUSE_BN_BEFORE = Pattern(
+    name="fuse_bn_before",
+    tree=linear(batchnorm(X)),
+    check=_check_before,
+    rewrite=_rewrite_before,
+    source="a linear layer of an affine map is a linear layer, where no zero padding stands between",
+    example=lambda: _before(pad=0),
+    counter_example=lambda: _before(pad=1),
+)

@@ -1,0 +1,259 @@
+"""Mul, Div, Add or Sub with one constant a channel, beside a linear layer: part of its weight and bias."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from sbonnx.graph import Constant, Node, Tensor
+from sbonnx.graph.query import rank, shape
+from sbonnx.ops import MOVES_DATA, POOLS, RESIZES
+
+from ..edit import Edit
+from ..engine import Pattern
+from ..match import Match
+from ..sample import sample
+from ..tree import Const, Op, Var, X
+from .affine import Affine, Layout, along_channel, fold_after, fold_before, of_constant, padded_with_zeros
+from .linear import (
+    channel_constant,
+    float_weight,
+    fold,
+    heir,
+    kernel_shape,
+    layout_of,
+    linear,
+    makes_gemm,
+    rebuild,
+    why_not_constant,
+    why_not_fold,
+)
+
+ARITHMETIC = ("Mul", "Div", "Add", "Sub")
+
+CARRIES = MOVES_DATA | POOLS | RESIZES | {"Cast", "Pad"}
+"""Ops that may stand between a graph input and the constants that normalise it."""
+
+
+def _affine(match: Match, node: Node, values: np.ndarray) -> Affine:
+    map_ = of_constant(node.op, values, constant_first=node.inputs[0] is match["c"])
+    assert map_ is not None
+    return map_
+
+
+def _is_affine(match: Match, node: Node) -> bool:
+    """Whether weight and operand are floats and the node is affine in its other input (``c / x`` is not)."""
+    return float_weight(match) is not None and not (node.op == "Div" and node.inputs[0] is match["c"])
+
+
+# -- after a linear layer
+
+
+def _is_tail(match: Match, tensor: Tensor) -> bool:
+    """Whether only the root reads a tensor. The constants of a GELU or HardSwish after a layer are not its tail."""
+    return len(match.readers(tensor)) == 1
+
+
+def _meant_after(match: Match) -> bool:
+    if not _is_affine(match, match.root) or not _is_tail(match, match["linear"].outputs[0]):
+        return False
+    # A bias after MatMul stays an Add of its own, except where both can be a Gemm.
+    return match["linear"].op != "MatMul" or match.root.op in ("Mul", "Div") or makes_gemm(match)
+
+
+def _operand_after(match: Match) -> np.ndarray | str:
+    """The operand as one number an output channel, or the reason why it is none."""
+    view = layout_of(match)
+    if not isinstance(view, Layout):
+        return view
+    node: Node = match["linear"]
+    if node.op == "Gemm":
+        return channel_constant(match, "c", 2, -1, view.out_channels)
+    if node.op == "MatMul":
+        return channel_constant(match, "c", rank(node.outputs[0]), -1, view.out_channels)
+    return channel_constant(match, "c", len(match["w"].shape), 1, view.out_channels)
+
+
+def _check_after(match: Match) -> str | None:
+    why = why_not_constant(match)
+    if why is not None:
+        return why
+    values = _operand_after(match)
+    if isinstance(values, str):
+        return values
+    return why_not_fold(fold_after, match, _affine(match, match.root, values))
+
+
+def _rewrite_after(match: Match, edit: Edit) -> None:
+    values = _operand_after(match)
+    assert isinstance(values, np.ndarray)
+    folded = fold(fold_after, match, _affine(match, match.root, values))
+    rebuild(match, edit, match["linear"].inputs[0], folded)
+
+
+# -- after MatMul and its bias
+
+
+def _meant_biased(match: Match) -> bool:
+    return _is_affine(match, match.root) and len(match["w"].shape) >= 2 and _is_tail(match, match["add"].outputs[0])
+
+
+def _scales_biased(match: Match) -> tuple[np.ndarray, np.ndarray] | str:
+    """Weight and bias of MatMul + Add, each times the operand, or the reason why not."""
+    columns = match["w"].shape[-1]
+    scale = channel_constant(match, "c", rank(match.root.outputs[0]), -1, columns)
+    if isinstance(scale, str):
+        return scale
+    bias = along_channel(match.array("b"), 1, 0, columns)
+    if bias is None:
+        return f"'{match['b'].name}' is not one number for each of {columns} columns"
+    map_ = _affine(match, match.root, scale)
+    folded = fold_after("MatMul", {}, match.array("w"), None, map_)
+    scaled = (map_.scale * bias.astype(np.float64)).astype(match.array("b").dtype)
+    return folded.problem() or (folded.weight, scaled)
+
+
+def _check_biased(match: Match) -> str | None:
+    scaled = _scales_biased(match)
+    return scaled if isinstance(scaled, str) else None
+
+
+def _rewrite_biased(match: Match, edit: Edit) -> None:
+    scaled = _scales_biased(match)
+    assert not isinstance(scaled, str)
+    weight, bias = (heir(edit, match[name], value) for name, value in zip("wb", scaled, strict=True))
+    product = edit.node("MatMul", [match["linear"].inputs[0], weight], name=match["linear"].name)
+    edit.replace(match.root.outputs[0], edit.node("Add", [product, bias], name=match["add"].name))
+
+
+# -- before a linear layer
+
+
+def _meant_before(match: Match) -> bool:
+    """Only what normalises an input of the graph: elsewhere a constant may be the end of a GELU or a norm."""
+    return _is_affine(match, match["scale"]) and _from_input(match["x"])
+
+
+def _from_input(tensor: Tensor) -> bool:
+    """Whether a tensor is an input of the graph that was at most moved, pooled, or shifted and scaled by constants."""
+    while tensor.inputs:
+        producer: Node = tensor.inputs[0]
+        moving = [read for read in producer.inputs if not isinstance(read, Constant)]
+        if producer.op not in CARRIES and not (producer.op in ARITHMETIC and len(moving) == 1):
+            return False
+        tensor = moving[0] if moving else producer.inputs[0]
+    return True
+
+
+def _operand_before(match: Match) -> np.ndarray | str:
+    """The operand as one number an input channel, or the reason why it is none."""
+    view = layout_of(match)
+    if not isinstance(view, Layout):
+        return view
+    node: Node = match["linear"]
+    if node.attrs.get("transA", 0):
+        return "Gemm transposes its input"
+    given = shape(match["x"])
+    axis = 1 if node.op in ("Conv", "ConvTranspose") else -1
+    want = {"Gemm": 2, "MatMul": None}.get(node.op, len(match["w"].shape))
+    if given is None or (want is not None and len(given) != want) or given[axis] != view.in_channels:
+        return f"'{match['x'].name}' of shape {given} is not known to have {view.in_channels} channels"
+    return channel_constant(match, "c", len(given), axis, view.in_channels)
+
+
+def _check_before(match: Match) -> str | None:
+    why = why_not_constant(match)
+    if why is not None:
+        return why
+    values = _operand_before(match)
+    if isinstance(values, str):
+        return values
+    map_ = _affine(match, match["scale"], values)
+    node: Node = match["linear"]
+    if map_.shift.any() and padded_with_zeros(node.op, node.attrs, kernel_shape(match)):
+        return f"'{node.name}' does not see whole kernels at its borders, so the shift is not the same everywhere"
+    return why_not_fold(fold_before, match, map_)
+
+
+def _rewrite_before(match: Match, edit: Edit) -> None:
+    values = _operand_before(match)
+    assert isinstance(values, np.ndarray)
+    rebuild(match, edit, match["x"], fold(fold_before, match, _affine(match, match["scale"], values)))
+
+
+# -- the patterns
+
+
+def _after(constant_shape: tuple[int, ...]) -> onnx.ModelProto:
+    return sample(
+        """g (float[1,3,5,5] x) => (float[1,4,3,3] y) {
+            c = Conv <kernel_shape = [3,3]> (x, w, b)
+            y = Mul (c, s)
+        }""",
+        w=(4, 3, 3, 3),
+        b=(4,),
+        s=constant_shape,
+    )
+
+
+def _biased(bias_shape: tuple[int, ...]) -> onnx.ModelProto:
+    return sample(
+        """g (float[2,3,5] x) => (float[2,3,4] y) {
+            p = MatMul (x, w)
+            a = Add (p, b)
+            y = Mul (a, s)
+        }""",
+        w=(5, 4),
+        b=bias_shape,
+        s=(4,),
+    )
+
+
+def _before(pad: int) -> onnx.ModelProto:
+    return sample(
+        f"""g (float[1,3,5,5] x) => (float[1,4,h,v] y) {{
+            c = Sub (x, mean)
+            y = Conv <kernel_shape = [3,3], pads = [{pad},{pad},{pad},{pad}]> (c, w)
+        }}""",
+        w=(4, 3, 3, 3),
+        mean=(1, 3, 1, 1),
+    )
+
+
+FUSE_CONSTANT = Pattern(
+    name="fuse_constant",
+    tree=Op(ARITHMETIC, linear(X), Const("c"), commutative=True),
+    where=_meant_after,
+    check=_check_after,
+    rewrite=_rewrite_after,
+    source="s * (W x + b) + t = (s W) x + (s b + t)",
+    example=lambda: _after((4, 1, 1)),
+    counter_example=lambda: _after((1, 4, 3, 3)),
+)
+
+FUSE_SCALE_OF_BIASED = Pattern(
+    name="fuse_scale_of_biased_matmul",
+    tree=Op(
+        ("Mul", "Div"),
+        Op("Add", Op("MatMul", X, Var("w"), name="linear"), Const("b"), name="add", commutative=True),
+        Const("c"),
+        commutative=True,
+    ),
+    where=_meant_biased,
+    check=_check_biased,
+    rewrite=_rewrite_biased,
+    source="s * (x W + b) = x (W s) + s b",
+    example=lambda: _biased((4,)),
+    counter_example=lambda: _biased((3, 4)),
+)
+
+FUSE_CONSTANT_BEFORE = Pattern(
+    name="fuse_constant_before",
+    tree=linear(Op(ARITHMETIC, Var("x"), Const("c"), name="scale", commutative=True)),
+    where=_meant_before,
+    check=_check_before,
+    rewrite=_rewrite_before,
+    source="W (s * x + t) + b = (W s) x + (W t + b), where no zero padding stands between",
+    example=lambda: _before(pad=0),
+    counter_example=lambda: _before(pad=1),
+)

@@ -1,0 +1,122 @@
+"""What the fusions into Conv, ConvTranspose, Gemm and MatMul share: the tree, the conditions, the fused node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+
+from sbonnx.graph import Node, Tensor
+from sbonnx.graph.query import constant, rank
+
+from ..edit import Edit
+from ..match import Match
+from ..tree import Maybe, Op, Var, Want
+from .affine import Affine, Folded, Layout, along_channel, layout
+
+Fold = Callable[..., Folded]
+
+
+def linear(data: Want, ops: tuple[str, ...] = ("Conv", "ConvTranspose", "Gemm", "MatMul")) -> Op:
+    """A linear node that reads `data`; captures "linear", "w" and "b". Not every match has constant weights."""
+    return Op(ops, data, Var("w"), Maybe(Var("b")), name="linear")
+
+
+def is_float(values: np.ndarray) -> bool:
+    """float16, bfloat16, float32 or float64."""
+    return values.dtype.kind == "f" or values.dtype.name == "bfloat16"
+
+
+def float_weight(match: Match) -> np.ndarray | None:
+    """The weight, if it is a floating-point constant."""
+    values = constant(match["w"])
+    return values if values is not None and is_float(values) else None
+
+
+def why_not_constant(match: Match) -> str | None:
+    """The reason why weight or bias cannot be changed, or None."""
+    if float_weight(match) is None:
+        return f"weight '{match['w'].name}' of '{match['linear'].name}' is not a floating-point constant"
+    if "b" in match and constant(match["b"]) is None:
+        return f"bias '{match['b'].name}' of '{match['linear'].name}' is not a constant"
+    return None
+
+
+def layout_of(match: Match) -> Layout | str:
+    """The channels of the matched node's weight, or the reason why it has none."""
+    return layout(match["linear"].op, match["linear"].attrs, match["w"].shape)
+
+
+def fold(how: Fold, match: Match, map_: Affine) -> Folded:
+    """`fold_after` or `fold_before` on the matched node."""
+    node: Node = match["linear"]
+    bias = match.array("b") if "b" in match else None
+    return how(node.op, node.attrs, match.array("w"), bias, map_)
+
+
+def why_not_fold(how: Fold, match: Match, map_: Affine) -> str | None:
+    """The reason why the fused node cannot be built, or None: numbers out of range, or no place for a bias."""
+    folded = fold(how, match, map_)
+    if match["linear"].op == "MatMul" and folded.bias is not None and not makes_gemm(match):
+        return "MatMul has no bias, and becomes a Gemm only for inputs of rank 2"
+    return folded.problem()
+
+
+def makes_gemm(match: Match) -> bool:
+    """Whether the matched MatMul multiplies matrices, not stacks of them."""
+    return rank(match["linear"].inputs[0]) == 2 and rank(match["w"]) == 2
+
+
+def rebuild(match: Match, edit: Edit, data: Tensor, folded: Folded) -> None:
+    """Put the linear node with its new constants, under its own name, in the place of the whole match."""
+    node: Node = match["linear"]
+    attrs = dict(node.attrs)
+    op = node.op
+    if op == "MatMul" and folded.bias is not None:
+        op = "Gemm"
+    elif op == "Gemm":
+        attrs.pop("alpha", None)
+        attrs.pop("beta", None)
+    inputs = [data, heir(edit, match["w"], folded.weight)]
+    if folded.bias is not None:
+        bias = match["b"]
+        if bias is None:
+            inputs.append(edit.constant(f"{node.name}.bias", folded.bias))
+        else:
+            inputs.append(heir(edit, bias, folded.bias))
+    edit.replace(match.root.outputs[0], edit.node(op, inputs, attrs, name=node.name))
+
+
+def heir(edit: Edit, old: Tensor, values: np.ndarray) -> Tensor:
+    """A constant with new values for `old`, or `old` itself where they are the same array."""
+    return old if values is constant(old) else edit.constant(old.name, values, instead=old)
+
+
+def channel_constant(match: Match, name: str, rank_: int | None, axis: int, channels: int) -> np.ndarray | str:
+    """A captured operand as one number a channel, or the reason why it is none.
+
+    Args:
+        rank_: rank of the tensor it meets, None if not known.
+        axis: the channel axis, counted from the end if negative; `channels` its length.
+    """
+    values = match.array(name)
+    if rank_ is None and values.ndim <= 1 and axis == -1:
+        rank_ = 1
+    if rank_ is None:
+        return f"the rank of the tensor that '{match[name].name}' meets is not known"
+    per_channel = along_channel(values, rank_, axis, channels)
+    if per_channel is None:
+        shape = tuple(values.shape)
+        return f"constant '{match[name].name}' of shape {shape} is not one number for each of {channels} channels"
+    return per_channel
+
+
+def kernel_shape(match: Match) -> tuple[int, ...]:
+    """Spatial extent of a convolution's weight; () for matrices."""
+    return tuple(match["w"].shape[2:]) if match["linear"].op in ("Conv", "ConvTranspose") else ()
+
+
+def pointwise(kernel: tuple[int, ...]) -> bool:
+    """A kernel of one element."""
+    return prod(kernel) == 1

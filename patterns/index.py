@@ -1,0 +1,179 @@
+"""Who stands where in a graph and its bodies, kept true while patterns rewrite it.
+
+graphsurgeon keeps readers and producers; what it does not know is kept here: the scope of each node, which tensors
+are outputs, which nodes are dead (unlinked, still in the lists) and where new nodes go. `commit` writes all of that
+into the node lists in one pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from sbonnx.graph import Graph, Node, Tensor
+from sbonnx.graph.edit import Names, sort
+from sbonnx.graph.query import bodies, dependencies, scopes
+
+
+class GraphIndex:
+    """The book of one graph and all its bodies. Scope 0 is the graph itself."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.opset: int = graph.opset
+        self.names = Names(graph)
+        self.scopes: list[Any] = []
+        self.live_names: dict[str, int] = {}
+        """How many living nodes bear a name."""
+        self._scope_of: dict[int, int] = {}
+        self._outputs: dict[int, int] = {}
+        self._inputs: set[int] = set()
+        self._dead: dict[int, Node] = {}
+        self._before: dict[int, list[Node]] = {}
+        self._changed: set[int] = set()
+        for number, (_, scope) in enumerate(scopes(graph)):
+            self.scopes.append(scope)
+            self._outputs.update((id(tensor), number) for tensor in scope.outputs)
+            self._inputs.update(id(tensor) for tensor in scope.inputs)
+            for node in scope.nodes:
+                self._scope_of[id(node)] = number
+                self.live_names[node.name] = self.live_names.get(node.name, 0) + 1
+
+    # -- questions
+
+    def nodes(self) -> Iterator[Node]:
+        """The living nodes of every scope, each scope in its order."""
+        for scope in self.scopes:
+            for node in scope.nodes:
+                if id(node) not in self._dead:
+                    yield node
+
+    def alive(self, node: Node) -> bool:
+        return id(node) in self._scope_of and id(node) not in self._dead
+
+    def scope_of(self, node: Node) -> int:
+        """The number of the scope a node stands in; raises KeyError for a node that is not in the graph."""
+        return self._scope_of[id(node)]
+
+    def is_output(self, tensor: Tensor) -> bool:
+        """Whether a tensor is an output of the graph or of a body."""
+        return id(tensor) in self._outputs
+
+    def is_input(self, tensor: Tensor) -> bool:
+        """Whether a tensor is an input of the graph or of a body."""
+        return id(tensor) in self._inputs
+
+    def used(self, tensor: Tensor) -> bool:
+        """Whether anything reads a tensor, or it is an output."""
+        return bool(tensor.outputs) or id(tensor) in self._outputs
+
+    def why_not_replace(self, old: Tensor, new: Tensor) -> str | None:
+        """The reason why `new`, which exists, cannot stand for `old` everywhere, or None.
+
+        Only an output needs care: it must keep its name, so the producer of `new` has to take that name over.
+        """
+        if id(old) not in self._outputs:
+            return None
+        if id(new) in self._outputs:
+            return f"'{old.name}' and '{new.name}' are both outputs"
+        if id(new) in self._inputs:
+            return f"'{old.name}' is an output and '{new.name}' an input"
+        if not new.inputs:
+            return f"'{old.name}' is an output and '{new.name}' has no producer"
+        if self._scope_of.get(id(new.inputs[0])) != self._outputs[id(old)]:
+            return f"'{old.name}' is the output of a body and '{new.name}' comes from outside it"
+        return None
+
+    # -- changes
+
+    def add(self, node: Node, *, before: Node) -> None:
+        """Take a new node into the scope of `before`, just in front of it."""
+        scope = self._scope_of[id(before)]
+        self._scope_of[id(node)] = scope
+        self._before.setdefault(id(before), []).append(node)
+        self._changed.add(scope)
+        self.live_names[node.name] = self.live_names.get(node.name, 0) + 1
+
+    def rename(self, node: Node, name: str) -> None:
+        self.live_names[node.name] -= 1
+        node.name = name
+        self.live_names[name] = self.live_names.get(name, 0) + 1
+
+    def bury(self, nodes: Iterable[Node]) -> list[Tensor]:
+        """Unlink those of `nodes` that nothing uses, and the producers that thereby lose their last reader.
+
+        Returns:
+            The tensors that lost a reader and are still used.
+        """
+        lost: dict[int, Tensor] = {}
+        pending = list(nodes)
+        while pending:
+            node = pending.pop()
+            if not self.alive(node) or any(self.used(tensor) for tensor in node.outputs):
+                continue
+            for tensor in self._unlink(node):
+                lost[id(tensor)] = tensor
+                pending.extend(tensor.inputs)
+        return [tensor for tensor in lost.values() if tensor.outputs]
+
+    def _unlink(self, node: Node) -> list[Tensor]:
+        """Mark a node (and what stands in its bodies) dead and take it out of its inputs' readers."""
+        self._dead[id(node)] = node
+        self._changed.add(self._scope_of[id(node)])
+        self.live_names[node.name] -= 1
+        read: list[Tensor] = []
+        for tensor in node.inputs:
+            if not tensor.is_empty():
+                forget(tensor.outputs, node)
+                read.append(tensor)
+        list.clear(node.inputs)
+        for _, body in bodies(node):
+            for tensor in body.outputs:
+                self._outputs.pop(id(tensor), None)
+                read.append(tensor)
+            for inner in body.nodes:
+                if id(inner) not in self._dead:
+                    read.extend(self._unlink(inner))
+        return read
+
+    def commit(self) -> None:
+        """Write the changes into the node lists: one pass over each changed scope, sorted where that is needed."""
+        ordered = True
+        for number in self._changed:
+            scope = self.scopes[number]
+            scope.nodes = list(self._flatten(scope.nodes))
+            ordered = ordered and _in_order(scope.nodes)
+        if not ordered:
+            sort(self.graph)
+        self._changed.clear()
+        self._before.clear()
+
+    def _flatten(self, nodes: Iterable[Node]) -> Iterator[Node]:
+        for start in nodes:
+            stack = [(start, False)]
+            while stack:
+                node, entered = stack.pop()
+                new = () if entered else self._before.get(id(node), ())
+                if new:
+                    stack.append((node, True))
+                    stack.extend((other, False) for other in reversed(new))
+                elif id(node) not in self._dead:
+                    yield node
+
+
+def forget(nodes: list[Node], node: Node) -> None:
+    """Take one mention of `node` out of a list, by identity (graphsurgeon's comparison looks at every attribute)."""
+    for position, other in enumerate(nodes):
+        if other is node:
+            list.__delitem__(nodes, position)
+            return
+
+
+def _in_order(nodes: list[Node]) -> bool:
+    position = {id(node): number for number, node in enumerate(nodes)}
+    return all(
+        position.get(id(producer), -1) < number
+        for number, node in enumerate(nodes)
+        for tensor in dependencies(node)
+        for producer in tensor.inputs
+    )

@@ -1,0 +1,149 @@
+"""The same constant twice, and the same computation twice."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnx
+
+from sbonnx.graph import Constant, Graph, Node, Tensor
+from sbonnx.graph.edit import sweep
+from sbonnx.graph.query import all_nodes, bodies, scopes
+from sbonnx.graph.weights import Sparse, Weights, chunks
+from sbonnx.ops import QDQ, RANDOM
+from sbonnx.report import Fired, Refusal
+
+from ..engine import Sweep
+from ..match import STANDARD
+from ..sample import sample
+
+
+def _constants(graph: Graph) -> Iterable[Constant]:
+    """The constants that nodes read, each once, in order."""
+    seen: set[int] = set()
+    for node in all_nodes(graph):
+        for tensor in node.inputs:
+            if isinstance(tensor, Constant) and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield tensor
+
+
+def _digest(tensor: Constant) -> bytes:
+    """Of the bytes as stored, read piece by piece: a mapped weight is never resident as a whole."""
+    total = hashlib.blake2b(digest_size=16)
+    for piece in chunks(tensor._values):
+        total.update(piece)
+    return total.digest()
+
+
+def _move_readers(old: Tensor, new: Tensor) -> None:
+    for node in {id(node): node for node in old.outputs}.values():
+        for place, tensor in enumerate(node.inputs):
+            if tensor is old:
+                list.__setitem__(node.inputs, place, new)
+                list.append(new.outputs, node)
+    list.clear(old.outputs)
+
+
+def merge_initializers(graph: Graph) -> list[Fired | Refusal]:
+    """Let every reader of a constant read the first one with the same type, shape and bytes. In place.
+
+    Left alone: what the file lists among its inputs (somebody may want to set it), and outputs.
+    """
+    apart = set(graph.info.overridable)
+    apart.update(tensor.name for _, scope in scopes(graph) for tensor in scope.outputs)
+    alike: dict[tuple[str, tuple[int, ...]], list[Constant]] = {}
+    for tensor in _constants(graph):
+        if tensor.name not in apart and not isinstance(tensor._values, Sparse) and tensor.dtype != object:
+            kind = tensor._values.onnx_type if isinstance(tensor._values, Weights) else tensor.dtype
+            alike.setdefault((str(kind), tuple(tensor.shape)), []).append(tensor)
+    fired: list[Fired | Refusal] = []
+    for group in alike.values():
+        first: dict[bytes, Constant] = {}
+        for tensor in group if len(group) > 1 else ():
+            kept = first.setdefault(_digest(tensor), tensor)
+            if kept is not tensor:
+                fired.append(Fired("merge_initializers", tensor.name))
+                _move_readers(tensor, kept)
+    return fired
+
+
+INITIALIZERS = Sweep(
+    "merge_initializers",
+    run=merge_initializers,
+    source="equal type, shape and bytes",
+    example=lambda: sample(
+        "g (float[2,3] x) => (float[2,3] y) { a = Add(x, v) b = Relu(a) y = Mul(b, w) }",
+        v=np.ones(3, np.float32),
+        w=np.ones(3, np.float32),
+    ),
+    counter_example=lambda: sample(
+        "g (float[2,3] x) => (float[2,3] y) { a = Add(x, v) b = Relu(a) y = Mul(b, w) }",
+        v=np.array([0.0], np.float32),
+        w=np.array([-0.0], np.float32),
+    ),
+)
+
+
+def _frozen(value: Any) -> Any:
+    """An attribute as something that can be a key; None for what cannot be compared."""
+    if isinstance(value, Constant):
+        if prod(value.shape) > 1024 or value.dtype == object or isinstance(value._values, Sparse):
+            return None
+        return str(value.dtype), tuple(value.shape), b"".join(bytes(piece) for piece in chunks(value._values))
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    if isinstance(value, onnx.AttributeProto):
+        return value.SerializeToString(deterministic=True)
+    return type(value).__name__, value
+
+
+def _key(node: Node) -> Any:
+    """What a node computes, as a key; None for a node that is to stay alone."""
+    if node.domain not in STANDARD or node.op in RANDOM or node.op in QDQ or bodies(node) or not node.inputs:
+        return None
+    attributes = [(name, _frozen(value)) for name, value in sorted(node.attrs.items())]
+    if any(value is None for _, value in attributes):
+        return None
+    present = tuple(bool(tensor.name) for tensor in node.outputs)
+    return node.op, tuple(id(tensor) if tensor.name else 0 for tensor in node.inputs), tuple(attributes), present
+
+
+def merge_nodes(graph: Graph) -> list[Fired | Refusal]:
+    """Let the readers of a node read the first node of the same scope that computes the same. In place.
+
+    QuantizeLinear and DequantizeLinear stay as they are: a pair belongs to its reader. Outputs keep their nodes.
+    """
+    fired: list[Fired | Refusal] = []
+    for _, scope in list(scopes(graph)):
+        outputs = {id(tensor) for tensor in scope.outputs}
+        first: dict[Any, Node] = {}
+        for node in scope.nodes:
+            key = _key(node)
+            if key is None:
+                continue
+            kept = first.setdefault(key, node)
+            if kept is node or any(id(tensor) in outputs for tensor in node.outputs):
+                continue
+            fired.append(Fired("merge_nodes", node.name))
+            for old, new in zip(node.outputs, kept.outputs, strict=True):
+                _move_readers(old, new)
+    if fired:
+        sweep(graph)
+    return fired
+
+
+NODES = Sweep(
+    "merge_nodes",
+    run=merge_nodes,
+    source="the same op with the same attributes on the same tensors",
+    example=lambda: sample("g (float[2,3] x) => (float[2,3] y) { a = Exp(x) b = Exp(x) c = Neg(b) y = Add(a, c) }"),
+    counter_example=lambda: sample(
+        "g (float[2,3] x) => (float[2,3] y)"
+        "{ a = LeakyRelu<alpha=0.1>(x) b = LeakyRelu<alpha=0.2>(x) c = Neg(b) y = Add(a, c) }"
+    ),
+)

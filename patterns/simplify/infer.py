@@ -1,0 +1,61 @@
+"""Shapes inferred afresh: from the inputs and the operators alone.
+
+A file may carry shapes that were true before somebody changed its batch size. Patterns that rely on a shape must not
+rely on those, so what the file says about tensors between inputs and outputs counts only where ONNX cannot know
+better: behind operators of custom domains.
+"""
+
+from __future__ import annotations
+
+import onnx
+from google.protobuf.message import DecodeError
+
+from sbonnx.graph import Graph, Node, Variable
+from sbonnx.graph.protos import graph_protos
+from sbonnx.graph.query import all_nodes
+from sbonnx.graph.write import read_type, skeleton
+
+from ..match import STANDARD
+
+
+def infer_shapes(graph: Graph) -> None:
+    """In place: element types and shapes of what nodes give, in every scope; outputs of the graph stay as they are.
+
+    A shape that cannot be inferred keeps its rank only. Where inference itself fails, nothing changes.
+    """
+    custom = {tensor.name for node in all_nodes(graph) if node.domain not in STANDARD for tensor in node.outputs}
+    model = skeleton(graph).model
+    for scope in graph_protos(model.graph):
+        kept = [value for value in scope.value_info if value.name in custom]
+        copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept]
+        del scope.value_info[:]
+        scope.value_info.extend(copies)
+        for value in scope.output:
+            if value.type.HasField("tensor_type"):
+                value.type.tensor_type.ClearField("shape")
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except (RuntimeError, ValueError, DecodeError):
+        return  # types of this model contradict each other: the checker will say so in better words
+    found = {
+        value.name: read_type(value.type)
+        for scope in graph_protos(inferred.graph)
+        for value in [*scope.value_info, *scope.output]
+        if value.type.HasField("tensor_type")
+    }
+    fixed = {id(tensor) for tensor in graph.outputs}
+    for node in all_nodes(graph):
+        _take(node, found, fixed)
+
+
+def _take(node: Node, found: dict[str, tuple[object, tuple[int | str | None, ...] | None]], fixed: set[int]) -> None:
+    """In place: what was inferred for the outputs of one node."""
+    for tensor in node.outputs:
+        if id(tensor) in fixed or not isinstance(tensor, Variable) or tensor.type != "tensor_type":
+            continue
+        kind, shape = found.get(tensor.name, (None, None))
+        tensor.dtype = kind if kind is not None else tensor.dtype
+        if shape is not None:
+            tensor.shape = shape
+        elif tensor.shape is not None:
+            tensor.shape = (None,) * len(tensor.shape)

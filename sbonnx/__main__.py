@@ -1,0 +1,10 @@
+"""``python -m sbonnx``, the same as ``sbonnx``."""
+
+from __future__ import annotations
+
+import sys
+
+from sbonnx.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""The model and data that sbonnx carries, for the demo, the tests and the examples of the documentation.
+
+``examples/digits/train.py`` makes them: a small convolutional network on scikit-learn's 1,797
+handwritten digits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class DigitsPaths:
+    """Where the files of the digits model lie.
+
+    Attributes:
+        model: float ONNX; input ``image`` (N, 1, 8, 8) float32 in [0, 1], output ``scores`` (N, 10).
+        calib: npz, ``image`` (256, 1, 8, 8): images the network was trained on.
+        eval: npz, ``image`` (450, 1, 8, 8) and ``label`` (450,) int64: images it has not seen.
+    """
+
+    model: Path
+    calib: Path
+    eval: Path
+
+
+def digits() -> DigitsPaths:
+    """The digits model with its calibration and evaluation data."""
+    folder = Path(__file__).parent
+    return DigitsPaths(folder / "digits.onnx", folder / "digits_calib.npz", folder / "digits_eval.npz")

@@ -1,0 +1,103 @@
+"""The command line. One file a verb; each loads what it needs when it runs."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, Final, Literal
+
+import typer
+
+from sbonnx.cli import compare, demo, inspect, plan, quantize, recipe, simplify
+from sbonnx.cli.faults import DONE, INTERRUPTED, MENDABLE, guard, one_line, report
+from sbonnx.version import __version__
+
+VERBS: Final = (quantize, simplify, inspect, plan, recipe, compare, demo)
+
+NAME: Final = "sbonnx"
+HELP: Final = "Any float ONNX model in, a verified quantized ONNX model out."
+EPILOG: Final = "Exit codes: 0 done; 1 done, but below the asked quality; 2 something to mend, said in one line."
+
+HELP_WIDTH: Final = 110
+
+INTERRUPT_CODE: Final = 130
+"""What typer returns for an interrupt that comes while it reads the command line."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (default: that of the process). Returns the exit code, see `EPILOG`."""
+    arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    debug = "--debug" in arguments
+    with _undisturbed(debug):
+        try:
+            code = typer.main.get_command(_app()).main(arguments, prog_name=NAME, standalone_mode=False)
+        except Exception as error:
+            if not hasattr(error, "format_message"):  # the command line could be read
+                return report(error, debug=debug)
+            print(_usage_line(error), file=sys.stderr)
+            return MENDABLE
+    if code == INTERRUPT_CODE:
+        print(INTERRUPTED, file=sys.stderr)
+        return MENDABLE
+    return int(code or DONE)
+
+
+def _app() -> typer.Typer:
+    """The verbs as one program. Colours and boxes in the help only where a person reads it."""
+    style: Literal["rich"] | None = "rich" if sys.stdout.isatty() else None
+    app = typer.Typer(name=NAME, help=HELP, epilog=EPILOG, add_completion=False, rich_markup_mode=style)
+    app.callback(context_settings={"max_content_width": HELP_WIDTH})(_program)
+    for verb in VERBS:
+        name = verb.__name__.rpartition(".")[2]
+        app.command(name, help=verb.HELP, context_settings={"max_content_width": HELP_WIDTH})(guard(verb.run))
+    return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"{NAME} {__version__}")
+        raise typer.Exit
+
+
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options before the verb."""
+
+
+def _usage_line(error: Any) -> str:
+    """A mistake in the command line: what is wrong, and whose help to read."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else NAME
+    message = one_line(error.format_message())
+    if not message.endswith((".", "?", "!")):
+        message += "."
+    return f"UsageError: {message} See {path} --help"
+
+
+@contextmanager
+def _undisturbed(debug: bool) -> Iterator[None]:
+    """stderr carries our one line: warnings of third parties are shown with ``--debug`` only.
+
+    A polite end (SIGTERM) cleans up like an interrupt.
+    """
+    with warnings.catch_warnings():
+        if not debug:
+            warnings.simplefilter("ignore")
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
+
+
+__all__ = ["VERBS", "main"]

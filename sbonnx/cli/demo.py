@@ -1,0 +1,157 @@
+"""``sbonnx demo``: the bundled digits model, quantized for every backend and measured."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from sbonnx.cli import options
+from sbonnx.cli.figures import percent
+from sbonnx.cli.show import Show, megabytes
+
+if TYPE_CHECKING:
+    from sbonnx.assets import DigitsPaths
+    from sbonnx.report import Report
+
+HELP: Final = "Quantize the bundled model for every backend. Handwritten digits, each result compared with float."
+
+MOST_LOST: Final = 0.02
+"""Accuracy that a backend may lose against float: 2 points."""
+
+WORST: Final = 3
+"""Worst layers shown for each backend."""
+
+BATCH: Final = 32
+
+
+def run(
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="DIR", help="The folder to write to; files of an earlier demo are replaced."),
+    ] = Path("sbonnx-demo"),
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> int:
+    """See `HELP`."""
+    from sbonnx.assets import digits
+    from sbonnx.backends import BACKENDS
+
+    show = Show(as_json=as_json, quiet=quiet)
+    begin = time.perf_counter()
+    paths = digits()
+    _make(out)
+    floats = out / "digits_float.onnx"
+    shutil.copyfile(paths.model, floats)
+    rows = [{"model": "float", "accuracy": _accuracy(floats, paths), "bytes": floats.stat().st_size, "file": floats}]
+    rows += [_quantized(backend, floats, paths, out / f"digits_{backend}.onnx", quiet) for backend in BACKENDS]
+    problems = _problems(rows)
+    show.value({"models": rows, "problems": problems, "ok": not problems, "seconds": time.perf_counter() - begin})
+    _tables(show, rows)
+    for row in rows:
+        show.line(f"{row['model']}: {row['file']}")
+    show.line(f"made in {time.perf_counter() - begin:.0f} s")
+    return show.problems(problems)
+
+
+def _make(folder: Path) -> None:
+    from sbonnx.errors import OutputError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"the folder '{folder}' cannot be made: {error.strerror or error}") from error
+
+
+def _quantized(backend: str, floats: Path, paths: DigitsPaths, target: Path, quiet: bool) -> dict[str, Any]:
+    """One row of the table: quantize, then measure on images that calibration has not seen."""
+    from sbonnx import verify
+    from sbonnx.calib.progress import make_progress
+    from sbonnx.quantize import quantize
+
+    progress = make_progress(quiet=quiet)
+    try:
+        report = quantize(
+            floats, paths.calib, backend=backend, output=target, force=True, split=BATCH, progress=progress
+        )
+    finally:
+        progress.close()
+    comparison = verify.compare(floats, target, [{"image": _evaluation(paths)[0]}])
+    return {
+        "model": backend,
+        "accuracy": _accuracy(target, paths),
+        "agreement": comparison.outputs[0].agreement,
+        "sqnr_db": comparison.outputs[0].sqnr_db,
+        "bytes": comparison.bytes_quantized,
+        "latency_ratio": comparison.latency_ratio,
+        "worst": _worst(report),
+        "file": target,
+        "problems": report.problems,
+    }
+
+
+def _worst(report: Report) -> list[dict[str, Any]]:
+    return [
+        {key: row[key] for key in ("node", "tensor", "label", "alone_db", "sqnr_db")} for row in report.layers[:WORST]
+    ]
+
+
+def _evaluation(paths: DigitsPaths) -> tuple[Any, Any]:
+    import numpy as np
+
+    with np.load(paths.eval) as arrays:
+        return arrays["image"], arrays["label"]
+
+
+def _accuracy(model: Path, paths: DigitsPaths) -> float:
+    """Share of the evaluation images that the model names right."""
+    from sbonnx.calib.runner import LayerRunner
+    from sbonnx.graph import load
+
+    images, labels = _evaluation(paths)
+    with LayerRunner(load(model)) as session:
+        scores = session({"image": images})["scores"]
+    return float((scores.argmax(1) == labels).mean())
+
+
+def _problems(rows: list[dict[str, Any]]) -> list[str]:
+    found = [f"{row['model']}: {problem}" for row in rows for problem in row.get("problems", ())]
+    reference = rows[0]["accuracy"]
+    for row in rows[1:]:
+        lost = reference - row["accuracy"]
+        if lost > MOST_LOST:
+            found.append(f"{row['model']} loses {100 * lost:.1f} points of accuracy against float")
+    return found
+
+
+def _tables(show: Show, rows: list[dict[str, Any]]) -> None:
+    size = rows[0]["bytes"]
+    show.table(
+        "handwritten digits, 8 bits, min-max: 450 images that neither training nor calibration saw",
+        ("model", "accuracy", "agrees with float", "SQNR dB", "size", "of float", "latency of float"),
+        [
+            (
+                row["model"],
+                percent(row["accuracy"]),
+                percent(row.get("agreement")),
+                row.get("sqnr_db"),
+                megabytes(row["bytes"]),
+                f"{row['bytes'] / size:.2f}",
+                None if row.get("latency_ratio") is None else f"{row['latency_ratio']:.2f}",
+            )
+            for row in rows
+        ],
+    )
+    show.table(
+        "worst layers (signal to noise, dB)",
+        ("model", "node", "tensor", "type", "alone", "with all before it"),
+        [
+            (row["model"], worst["node"], worst["tensor"], worst["label"], worst["alone_db"], worst["sqnr_db"])
+            for row in rows[1:]
+            for worst in row["worst"]
+        ],
+    )

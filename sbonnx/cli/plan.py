@@ -1,0 +1,76 @@
+"""``sbonnx plan``: what would be quantized, by which rule, and what would not and why. No data is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from sbonnx.cli import options
+from sbonnx.cli.show import Show, to_json
+
+if TYPE_CHECKING:
+    from sbonnx.plan import Site
+
+HELP: Final = "Show what would be quantized and why. Every refusal comes with its reason; no data is needed."
+
+
+def run(
+    model: options.Model,
+    backend: options.Backend = None,
+    recipe: options.RecipePath = None,
+    bits: options.Bits = None,
+    sets: options.Sets = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the plan to this file, as JSON.", show_default=False)
+    ] = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> int:
+    """See `HELP`."""
+    from sbonnx import graph as graphs
+    from sbonnx.plan import to_dict
+    from sbonnx.prepare import prepare, read_recipe
+
+    show = Show(as_json=as_json, quiet=quiet)
+    wishes, rules = read_recipe(recipe, backend, options.overrides(sets, bits=bits))
+    if output is not None:
+        graphs.check_target(output, inputs=[model], force=force)
+    prepared = prepare(model, wishes, rules)
+    plan = prepared.plan
+    value: dict[str, Any] = to_dict(plan)
+    if output is not None:
+        graphs.write_text(output, to_json(value) + "\n")
+    show.value(value)
+    groups = _shared(plan.sites)
+    show.table(
+        f"{model} for {plan.backend}: {len(plan.sites)} tensors to quantize",
+        ("tensor", "role", "type", "shares scale with", "read by", "why"),
+        [(site.tensor, site.role, _type(site), groups.get(site.key), _readers(site), site.why) for site in plan.sites],
+    )
+    refusals = [(refusal.what, refusal.where, refusal.why) for refusal in prepared.refusals]
+    show.table("not done", ("what", "where", "why"), refusals)
+    if output is not None:
+        show.line(f"written: {output}")
+    return 0
+
+
+def _shared(sites: tuple[Site, ...]) -> dict[str, str]:
+    """By site key: the tensor that gives its group the name, where the group has more than one site."""
+    counts: dict[str, int] = {}
+    for site in sites:
+        counts[site.group] = counts.get(site.group, 0) + 1
+    tensors = {site.key: site.tensor for site in sites}
+    return {site.key: tensors.get(site.group, site.group) for site in sites if counts[site.group] > 1}
+
+
+def _type(site: Site) -> str:
+    """The integers as the file will hold them; a bias has the 32 bits of an accumulator."""
+    return "int32" if site.role == "bias" else site.spec.label()
+
+
+def _readers(site: Site) -> str:
+    return ", ".join(f"{reader.node}[{reader.index}]" for reader in site.readers)

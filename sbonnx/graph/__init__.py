@@ -1,0 +1,40 @@
+"""Graphs and model files. `io` is the only door between the two."""
+
+from __future__ import annotations
+
+from sbonnx.graph.copy import copy
+from sbonnx.graph.extract import extract
+from sbonnx.graph.files import check_target, write_text
+from sbonnx.graph.io import digest, load, save, serialize, to_proto
+from sbonnx.graph.model import (
+    Body,
+    Constant,
+    Graph,
+    ModelInfo,
+    Node,
+    Tensor,
+    Variable,
+    node_metadata,
+    set_node_metadata,
+)
+
+__all__ = [
+    "Body",
+    "Constant",
+    "Graph",
+    "ModelInfo",
+    "Node",
+    "Tensor",
+    "Variable",
+    "check_target",
+    "copy",
+    "digest",
+    "extract",
+    "load",
+    "node_metadata",
+    "save",
+    "serialize",
+    "set_node_metadata",
+    "to_proto",
+    "write_text",
+]

@@ -1,0 +1,28 @@
+"""A second graph to edit while the first stays as it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sbonnx.graph.extract import extract
+from sbonnx.graph.model import Graph
+
+
+def copy(graph: Graph) -> Graph:
+    """A graph of its own with all that leads to the outputs; weights are shared, everything else is copied.
+
+    Inputs, outputs, names and what the file says beside the graph (metadata, doc strings, notes) are kept.
+    """
+    copied = extract(graph, [tensor.name for tensor in graph.inputs], [tensor.name for tensor in graph.outputs])
+    info = graph.info
+    copied.name = graph.name
+    copied.info = replace(
+        info,
+        metadata=dict(info.metadata),
+        notes=list(info.notes),
+        nodes=dict(info.nodes),
+        tensors=dict(info.tensors),
+        values=dict(info.values),
+        graphs=dict(info.graphs),
+    )
+    return copied

@@ -1,0 +1,211 @@
+"""Changes to a graph, each linear at worst and cheap on 10,000 nodes.
+
+onnx-graphsurgeon keeps node and tensor lists in step by equality of nodes, which compares their inputs and
+attributes one by one; here links are found by identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sbonnx.graph.model import Body, Constant, Node, Tensor, Variable
+from sbonnx.graph.query import Array, all_nodes, all_tensors, bodies, ordered, readers, scopes
+from sbonnx.graph.weights import SPILL_BYTES, spill
+
+
+class Names:
+    """Allocates names that collide with no tensor and no node of any scope."""
+
+    def __init__(self, graph: Body) -> None:
+        self._taken = {node.name for node in all_nodes(graph)}
+        self._taken.update(tensor.name for tensor in all_tensors(graph))
+        self._next: dict[str, int] = {}
+
+    def fresh(self, stem: str) -> str:
+        """`stem` itself where it is free, else `stem_1`, `stem_2`, ...; never given twice."""
+        name, count = stem, self._next.get(stem, 0)
+        while not name or name in self._taken:
+            count += 1
+            name = f"{stem}_{count}"
+        self._next[stem] = count
+        self._taken.add(name)
+        return name
+
+
+def _unlink(links: list[Any], node: Node) -> None:
+    """Take one entry of a node out of a tensor's list, by identity."""
+    for position, linked in enumerate(links):
+        if linked is node:
+            list.__delitem__(links, position)
+            return
+
+
+def replace_input(node: Node, index: int, tensor: Tensor) -> None:
+    """In place. Input `index` of `node` reads `tensor` instead."""
+    _unlink(node.inputs[index].outputs, node)
+    list.__setitem__(node.inputs, index, tensor)
+    list.append(tensor.outputs, node)
+
+
+def replace_output(node: Node, index: int, tensor: Tensor) -> None:
+    """In place. Output `index` of `node` is `tensor` instead."""
+    _unlink(node.outputs[index].inputs, node)
+    list.__setitem__(node.outputs, index, tensor)
+    list.append(tensor.inputs, node)
+
+
+def add_node(
+    graph: Body,
+    op: str,
+    inputs: Sequence[Tensor],
+    *,
+    names: Names,
+    stem: str,
+    attrs: Mapping[str, Any] | None = None,
+    outputs: int | Sequence[Tensor] = 1,
+    domain: str | None = None,
+) -> Node:
+    """In place. Append a node to a scope and return it; new outputs take the dtype-less, shape-less form.
+
+    Args:
+        graph: the scope that gets the node. Appended last: `sort` or saving brings it to its place.
+        stem: wish for the node's name; new outputs are called after the node.
+        outputs: how many new outputs, or the tensors to be its outputs.
+    """
+    name = names.fresh(stem)
+    if isinstance(outputs, int):
+        stems = [f"{name}_out"] if outputs == 1 else [f"{name}_out{index}" for index in range(outputs)]
+        outputs = [Variable(names.fresh(wish)) for wish in stems]
+    node = Node(op, name, dict(attrs or {}), list(inputs), list(outputs), domain=domain)
+    graph.nodes.append(node)
+    return node
+
+
+def add_constant(graph: Body, name_stem: str, values: Array, names: Names) -> Constant:
+    """A new constant tensor. It is saved as soon as a node of any scope reads it.
+
+    Args:
+        graph: kept for symmetry with `add_node`; constants have no scope of their own.
+        values: any dtype that ONNX has; very large ones are moved to a scratch file and mapped from there.
+    """
+    del graph
+    values = np.asarray(values)
+    if values.nbytes >= SPILL_BYTES and values.dtype != object:
+        values = spill(values)
+    return Constant(names.fresh(name_stem), values)
+
+
+def replace_all_uses(old: Tensor, new: Tensor, *, graph: Body, keep: Collection[Node] = ()) -> int:
+    """In place. Whatever reads `old` reads `new`; returns the number of uses moved.
+
+    If `old` is an output of its scope, the output keeps its name: `new` takes over the name where that is
+    possible (a variable that is computed in the scope and no output yet), else an Identity stands between.
+
+    Args:
+        graph: the scope that `old` lives in.
+        keep: nodes that go on reading `old` (the ones that compute `new` from it).
+    """
+    kept = {id(node) for node in keep}
+    moved = 0
+    for node, index in readers(old):
+        if id(node) not in kept:
+            replace_input(node, index, new)
+            moved += 1
+    places = [place for place, tensor in enumerate(graph.outputs) if tensor is old]
+    if places:
+        moved += len(places)
+        _take_over_output(old, new, graph, places)
+    return moved
+
+
+def _take_over_output(old: Tensor, new: Tensor, graph: Body, places: Sequence[int]) -> None:
+    """In place. `new` (or a copy of it) becomes the scope's output in place of `old`, under the same name."""
+    is_output = any(tensor is new for tensor in graph.outputs)
+    computed_here = bool(new.inputs) and any(node is new.inputs[0] for node in reversed(graph.nodes))
+    if isinstance(new, Variable) and isinstance(old, Variable) and computed_here and not is_output:
+        old.name, new.name = new.name, old.name
+        new.dtype, new.shape = old.dtype or new.dtype, old.shape if old.shape is not None else new.shape
+        for place in places:
+            graph.outputs[place] = new
+        return
+    name = f"{old.name}/Identity"  # unique: it derives from a unique name, and one output is copied once
+    output = Variable(old.name, old.dtype, old.shape, getattr(old, "type", "tensor_type"))
+    old.name = f"{old.name}/replaced"
+    graph.nodes.append(Node("Identity", name, {}, [new], [output]))
+    for place in places:
+        graph.outputs[place] = output
+
+
+def insert_after(
+    tensor: Tensor,
+    op: str,
+    *,
+    graph: Body,
+    names: Names,
+    inputs: Sequence[Tensor] = (),
+    attrs: Mapping[str, Any] | None = None,
+    stem: str | None = None,
+    domain: str | None = None,
+) -> Variable:
+    """In place. A new node `op(tensor, *inputs)` between a tensor and all that reads it; returns its output.
+
+    Args:
+        graph: the scope that `tensor` lives in. If the tensor is an output of it, the new node's output takes that
+            place and its name.
+        inputs: further inputs of the new node, after `tensor`.
+    """
+    node = add_node(
+        graph, op, [tensor, *inputs], names=names, stem=stem or f"{tensor.name}/{op}", attrs=attrs, domain=domain
+    )
+    output = node.outputs[0]
+    output.dtype, output.shape = tensor.dtype, None if tensor.shape is None else list(tensor.shape)
+    replace_all_uses(tensor, output, graph=graph, keep=(node,))
+    return output
+
+
+def sweep(graph: Body) -> int:
+    """In place, one pass over all scopes: remove every node of which no output is needed; returns how many.
+
+    Needed is what leads to an output of the main graph or of the body of a node that is needed. Inputs and outputs of
+    the graph and of bodies stay. A node with any needed output stays whole.
+    """
+    everything = list(all_nodes(graph))
+    live: set[int] = set()
+    stack = [node for tensor in graph.outputs for node in tensor.inputs]
+    while stack:
+        node = stack.pop()
+        if id(node) in live:
+            continue
+        live.add(id(node))
+        stack.extend(maker for tensor in node.inputs for maker in tensor.inputs)
+        for _, body in bodies(node):
+            stack.extend(maker for tensor in body.outputs for maker in tensor.inputs)
+    dead = [node for node in everything if id(node) not in live]
+    if not dead:
+        return 0
+    for _, scope in list(scopes(graph)):
+        scope.nodes = [node for node in scope.nodes if id(node) in live]
+    touched = {id(tensor): tensor for node in dead for tensor in node.inputs}
+    for tensor in touched.values():
+        left = [node for node in tensor.outputs if id(node) in live]
+        list.clear(tensor.outputs)
+        list.extend(tensor.outputs, left)
+    for node in dead:
+        for tensor in node.outputs:
+            list.clear(tensor.inputs)
+        list.clear(node.inputs)
+        list.clear(node.outputs)
+    return len(dead)
+
+
+def sort(graph: Body) -> None:
+    """In place: every scope in topological order; what is in order already keeps its place.
+
+    Raises:
+        ModelError: nodes form a cycle.
+    """
+    for _, scope in list(scopes(graph)):
+        scope.nodes = ordered(scope.nodes)

@@ -1,0 +1,166 @@
+"""A few nodes of a graph as a model of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sbonnx.errors import ModelError
+from sbonnx.graph.model import Body, Constant, Graph, ModelInfo, Node, Tensor, Variable
+from sbonnx.graph.query import bodies, captured, dependencies, scopes, tensors_by_name
+
+
+def extract(
+    graph: Graph,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    *,
+    scope: str = "",
+    index: Mapping[str, Tensor] | None = None,
+) -> Graph:
+    """The nodes between some tensors, as a model; weights are shared and the source is not touched.
+
+    The cost is that of the piece, not of the graph, when `index` is given.
+
+    Args:
+        inputs, outputs: names of tensors of the scope (outer tensors may be inputs too). An input may be any tensor:
+            what computes it is left out. A constant among them becomes an input.
+        scope: "" for the main graph, else the path of a body ("node/then_branch"): outer variables that the piece
+            needs become inputs after the given ones.
+        index: `tensors_by_name(graph)`, to be made once for many extractions.
+
+    Returns:
+        A graph with the given inputs and outputs in their order, nodes in topological order.
+
+    Raises:
+        ModelError: a name or scope does not exist, an output cannot be computed from the inputs, or the type of an
+            input is not known.
+    """
+    index = tensors_by_name(graph) if index is None else index
+    for name in [*inputs, *outputs]:
+        if name not in index:
+            raise ModelError(f"there is no tensor '{name}' to extract")
+    given = {name: index[name] for name in inputs}
+    inside = None if scope == "" else _local(_find_scope(graph, scope))
+    wanted = [index[name] for name in outputs]
+    nodes = _between(wanted, given, inside)
+    copier = _Copier()
+    sources = [copier.as_input(tensor) for tensor in given.values()]
+    copies = [copier.node(node) for node in nodes]
+    results = [copier.tensor(tensor) for tensor in wanted]
+    copied_inputs = [*sources, *copier.outside]
+    for tensor in copied_inputs:
+        if tensor.dtype is None and tensor.name not in graph.info.values:
+            raise ModelError(f"the element type of '{tensor.name}' is not known: it cannot be the input of a piece")
+    info = ModelInfo(
+        ir_version=graph.info.ir_version,
+        original_opset=graph.info.original_opset,
+        values=graph.info.values,
+        files=graph.info.files,
+    )
+    domains = list(graph.import_domains or ())
+    name = f"{graph.name}_piece"
+    return Graph(copies, copied_inputs, results, name=name, opset=graph.opset, import_domains=domains, info=info)
+
+
+def _find_scope(graph: Graph, path: str) -> Body:
+    for where, scope in scopes(graph):
+        if where == path:
+            return scope
+    raise ModelError(f"there is no scope '{path}' in the graph")
+
+
+def _local(scope: Body) -> set[int]:
+    """What belongs to a body: its inputs and what its nodes give."""
+    local = {id(tensor) for tensor in scope.inputs}
+    local.update(id(tensor) for node in scope.nodes for tensor in node.outputs)
+    return local
+
+
+def _between(wanted: Sequence[Tensor], given: Mapping[str, Tensor], inside: set[int] | None) -> list[Node]:
+    """The nodes that compute `wanted` from `given`, in topological order.
+
+    Args:
+        inside: ids of the tensors of the body, or None for the main graph, where everything is inside.
+    """
+    stop = {id(tensor) for tensor in given.values()}
+    done: set[int] = set()
+    order: list[Node] = []
+
+    def need(tensor: Tensor, by: Node | None) -> list[Node]:
+        if id(tensor) in stop or not tensor.name or isinstance(tensor, Constant):
+            return []
+        if tensor.inputs and (inside is None or id(tensor) in inside):
+            return [tensor.inputs[0]]
+        if inside is not None and id(tensor) not in inside:
+            return []  # an outer variable: it becomes an input
+        reader = f", which node '{by.name}' ({by.op}) reads" if by is not None else ""
+        raise ModelError(f"the piece needs '{tensor.name}'{reader}, and the given inputs do not lead to it")
+
+    for tensor in wanted:
+        stack = [(node, False) for node in need(tensor, None)]
+        while stack:
+            node, finished = stack.pop()
+            if finished:
+                order.append(node)
+            elif id(node) not in done:
+                done.add(id(node))
+                stack.append((node, True))
+                stack.extend((maker, False) for read in dependencies(node) for maker in need(read, node))
+    return order
+
+
+class _Copier:
+    """Copies nodes with their bodies; every tensor is copied once, values of constants are shared."""
+
+    def __init__(self) -> None:
+        self.copies: dict[int, Tensor] = {}
+        self.outside: list[Tensor] = []
+
+    def as_input(self, tensor: Tensor) -> Variable:
+        """The tensor as an input of the piece."""
+        shape = None if tensor.shape is None else tuple(tensor.shape)
+        copied = Variable(tensor.name, tensor.dtype, shape, getattr(tensor, "type", "tensor_type"))
+        self.copies[id(tensor)] = copied
+        return copied
+
+    def tensor(self, tensor: Tensor) -> Tensor:
+        """The copy of a tensor that is read; the first read of a variable that nothing gave makes it an input."""
+        if not tensor.name:
+            return Variable.empty()
+        if id(tensor) not in self.copies:
+            if isinstance(tensor, Constant):
+                self.copies[id(tensor)] = Constant(tensor.name, tensor._values)
+            else:
+                self.outside.append(self.as_input(tensor))
+        return self.copies[id(tensor)]
+
+    def made(self, tensor: Tensor) -> Tensor:
+        """The copy of a tensor that a node gives or a body takes."""
+        return self.as_input(tensor) if tensor.name else Variable.empty()
+
+    def node(self, node: Node) -> Node:
+        inner = dict(bodies(node))
+        for body in inner.values():
+            for tensor in captured(body):
+                self.tensor(tensor)  # captured tensors are the piece's own, or its inputs: before what is local
+        attrs: dict[str, Any] = {
+            name: self.body(inner[name]) if name in inner else value for name, value in node.attrs.items()
+        }
+        inputs = [self.tensor(tensor) for tensor in node.inputs]
+        # A node of the piece may give a tensor that is an input of the piece, beside one that is needed.
+        outputs = [
+            self.made(tensor) if id(tensor) not in self.copies else self.hidden(tensor) for tensor in node.outputs
+        ]
+        return Node(node.op, node.name, attrs, inputs, outputs, domain=node.domain)
+
+    def hidden(self, tensor: Tensor) -> Variable:
+        """A second tensor for what the piece is given already; nothing reads it."""
+        return Variable(f"{tensor.name}/given", tensor.dtype, tensor.shape)
+
+    def body(self, body: Body) -> Body:
+        copied = Body(name=body.name, opset=body.opset)
+        copied.inputs = [self.made(tensor) for tensor in body.inputs]
+        copied.nodes = [self.node(node) for node in body.nodes]
+        copied.outputs = [self.tensor(tensor) for tensor in body.outputs]
+        return copied

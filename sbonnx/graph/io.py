@@ -1,0 +1,241 @@
+"""The only door between files and graphs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import ModelProto, ValueInfoProto
+from onnx.inliner import inline_local_functions
+
+from sbonnx.errors import ModelError
+from sbonnx.graph import opset as opsets
+from sbonnx.graph.files import EXTERNAL_BYTES, model_pieces, write_model
+from sbonnx.graph.lift import lift
+from sbonnx.graph.model import Graph, ModelInfo
+from sbonnx.graph.protos import ONNX_ERRORS, graph_protos, ir_version_for, node_protos, sort_protos
+from sbonnx.graph.query import Array
+from sbonnx.graph.read import build
+from sbonnx.graph.source import Opened, open_model
+from sbonnx.graph.weights import Weights, chunks
+from sbonnx.graph.write import skeleton
+from sbonnx.ops import QDQ
+
+SESSION_BYTES = 64 << 10
+"""For a session, weights from this size on are passed beside the model."""
+
+LONGEST_VECTOR = 1 << 16
+"""Shape arithmetic is on vectors of a few elements; with a longer one in the model its values are not propagated."""
+
+
+def load(source: str | os.PathLike[str] | ModelProto, *, opset: int = 13) -> Graph:
+    """The graph of a model, with its weights left where they are.
+
+    Functions are inlined, nodes sorted, the opset lifted to at least `opset`, shapes inferred, Constant nodes turned
+    into constants, nodes without a name (or with one that is taken) named; `graph.info.notes` says what was done.
+
+    Raises:
+        ModelError: the file cannot be read, or the model is not valid ONNX that sbonnx knows; names the file.
+    """
+    label = "the given model" if isinstance(source, ModelProto) else f"'{os.fspath(source)}'"
+    try:
+        return _load(source, opset)
+    except ModelError as error:
+        if label in str(error):
+            raise
+        raise ModelError(f"{label}: {error}") from error
+
+
+def _load(source: str | os.PathLike[str] | ModelProto, opset: int) -> Graph:
+    opened = open_model(source)
+    model = opened.model
+    info = ModelInfo(path=opened.path, files=tuple(opened.files), ir_version=model.ir_version)
+    own = opsets.default_opset(model, opened.label)
+    info.original_opset = own
+    if not 1 <= opset <= opsets.newest():
+        raise ModelError(f"opset {opset} was asked for; onnx {onnx.__version__} knows 1 to {opsets.newest()}")
+    model = _inline(model, opened, info)
+    opsets.require_known_ops(model, own, opened.label)
+    _free_inputs(model, info)
+    if sort_protos(model.graph):
+        info.notes.append("nodes were not in topological order: sorted")
+    _name_nodes(model, info)
+    model = _lift(model, opset, opened, info)
+    _keep_model(model, info)
+    model = _infer(model, info)
+    _note_qdq(model, info)
+    return build(model, opened.payloads, info)
+
+
+def _inline(model: ModelProto, opened: Opened, info: ModelInfo) -> ModelProto:
+    """The model with its local functions replaced by their nodes."""
+    if not model.functions:
+        return model
+    count = len(model.functions)
+    try:
+        model = inline_local_functions(model, convert_version=True)
+    except ONNX_ERRORS as error:
+        raise ModelError(f"{opened.label}: its functions cannot be inlined: {' '.join(str(error).split())}") from None
+    info.notes.append(f"{count} local function{'s' if count > 1 else ''} inlined")
+    return model
+
+
+def _free_inputs(model: ModelProto, info: ModelInfo) -> None:
+    """In place: initializers listed among the inputs (all of them before IR version 4) are constants, not inputs."""
+    held = {tensor.name for tensor in model.graph.initializer}
+    held.update(sparse.values.name for sparse in model.graph.sparse_initializer)
+    listed = tuple(value.name for value in model.graph.input if value.name in held)
+    if not listed:
+        return
+    kept = [
+        ValueInfoProto.FromString(value.SerializeToString()) for value in model.graph.input if value.name not in held
+    ]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    model.ir_version = max(model.ir_version, 4)
+    info.ir_version = model.ir_version
+    info.overridable = listed
+    info.notes.append(f"{len(listed)} initializers were listed among the inputs: they are constants now")
+
+
+def _name_nodes(model: ModelProto, info: ModelInfo) -> None:
+    """In place: every node of every scope gets a name of its own; the first with a name keeps it."""
+    nodes = list(node_protos(model.graph))
+    originals = {node.name for node in nodes}
+    taken: set[str] = set()
+    counts: dict[str, int] = {}
+    unnamed = renamed = 0
+    for node in nodes:
+        if node.name and node.name not in taken:
+            taken.add(node.name)
+            continue
+        unnamed += not node.name
+        renamed += bool(node.name)
+        stem, count = node.name or node.op_type, counts.get(node.name or node.op_type, 0)
+        name = ""
+        while not name or name in originals or name in taken:
+            name, count = f"{stem}_{count}" if not node.name or count else f"{stem}_1", count + 1
+        counts[stem] = count
+        taken.add(name)
+        node.name = name
+    if unnamed:
+        info.notes.append(f"{unnamed} nodes had no name: named after their operator")
+    if renamed:
+        info.notes.append(f"{renamed} nodes had the name of another: numbered")
+
+
+def _lift(model: ModelProto, opset: int, opened: Opened, info: ModelInfo) -> ModelProto:
+    """The model in the wanted opset."""
+    if info.original_opset >= opset:
+        return model
+    lifted = lift(model, opset, opened.label)
+    lifted.ir_version = max(model.ir_version, ir_version_for(lifted.opset_import))
+    info.ir_version = lifted.ir_version
+    info.notes.append(f"opset lifted from {info.original_opset} to {opset}")
+    quiet = ModelInfo()
+    sort_protos(lifted.graph)
+    _name_nodes(lifted, quiet)
+    return lifted
+
+
+def _keep_model(model: ModelProto, info: ModelInfo) -> None:
+    """In place: what stands around the graph goes to `info`."""
+    info.metadata = {entry.key: entry.value for entry in model.metadata_props}
+    if model.training_info:
+        info.notes.append("training information dropped: the graph is changed for inference")
+    for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
+        if model.HasField(name):
+            setattr(info.model, name, getattr(model, name))
+    info.model.configuration.extend(model.configuration)
+
+
+def _infer(model: ModelProto, info: ModelInfo) -> ModelProto:
+    """The model with types and shapes of what lies between; its inputs and outputs as they were."""
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model)
+        if not _has_long_vector(inferred):
+            inferred = onnx.shape_inference.infer_shapes(inferred, data_prop=True)
+    except ONNX_ERRORS as error:
+        info.notes.append(f"shapes could not be inferred: {' '.join(str(error).split())}")
+        return model
+    for scope, before in zip(graph_protos(inferred.graph), graph_protos(model.graph), strict=True):
+        for now, was in zip(scope.output, before.output, strict=True):
+            kind = was.type.WhichOneof("value")
+            if kind is not None and (kind != "tensor_type" or was.type.tensor_type.HasField("shape")):
+                now.CopyFrom(was)
+    return inferred
+
+
+def _has_long_vector(model: ModelProto) -> bool:
+    """Whether data propagation (onnx 1.23) would take a hundred bytes for each element of a long known vector."""
+    for scope in graph_protos(model.graph):
+        dims = [tensor.dims for tensor in scope.initializer if len(tensor.dims) == 1]
+        if any(sizes[0] > LONGEST_VECTOR for sizes in dims):
+            return True
+        for value in [*scope.input, *scope.value_info, *scope.output]:
+            shape = value.type.tensor_type.shape.dim
+            if len(shape) == 1 and shape[0].dim_value > LONGEST_VECTOR:
+                return True
+    return False
+
+
+def _note_qdq(model: ModelProto, info: ModelInfo) -> None:
+    found = sum(node.op_type in QDQ for node in node_protos(model.graph))
+    if found:
+        info.notes.append(f"the model carries {found} QuantizeLinear and DequantizeLinear nodes already: kept")
+
+
+def to_proto(graph: Graph) -> ModelProto:
+    """The graph as a model with all its weights inside.
+
+    Raises:
+        ModelError: it would be larger than the 2 GiB protobuf can hold, or see `write.skeleton`.
+    """
+    made = skeleton(graph)
+    try:
+        model: ModelProto = ModelProto.FromString(b"".join(model_pieces(made)))
+        return model
+    except DecodeError:
+        raise ModelError("the model is larger than the 2 GiB protobuf can hold: save it to a file instead") from None
+
+
+def serialize(graph: Graph) -> tuple[bytes, dict[str, Array]]:
+    """The graph for a session: the model's bytes, and its large weights beside it.
+
+    The large weights are external in the bytes; pass them by name to `SessionOptions.add_external_initializers`.
+    They are mapped arrays: nothing is read before the session does.
+    """
+    made = skeleton(graph, inline=SESSION_BYTES)
+    return made.located(lambda number, size: {"location": made.names[number], "offset": "0", "length": str(size)}), {
+        name: values.load() if isinstance(values, Weights) else values
+        for name, values in zip(made.names, made.payloads, strict=True)
+    }
+
+
+def digest(graph: Graph) -> str:
+    """sha256 of structure and weights; where the weights are stored and what the file says around it do not count."""
+    made = skeleton(graph, info=False, inline=0)
+    total = hashlib.sha256(made.model.SerializeToString(deterministic=True))
+    for values in made.payloads:
+        for chunk in chunks(values):
+            total.update(chunk)
+    return total.hexdigest()
+
+
+def save(
+    graph: Graph, path: str | os.PathLike[str], *, force: bool = False, external_over: int = EXTERNAL_BYTES
+) -> None:
+    """Write the graph to a file, whole or not at all, weights streamed from where they are.
+
+    Args:
+        force: replace an existing file (never the one that was read).
+        external_over: bytes of weights past which they go to `<name>.data` beside the model.
+
+    Raises:
+        OutputError: see `files.write_model`.
+        ModelError: see `write.skeleton`.
+    """
+    write_model(skeleton(graph), Path(path), inputs=graph.info.files, force=force, external_over=external_over)

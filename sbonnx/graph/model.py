@@ -1,0 +1,94 @@
+"""The graph that everything edits: onnx-graphsurgeon's, with what it forgets of a file kept beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_graphsurgeon as gs
+
+Node = gs.Node
+Tensor = gs.Tensor
+Variable = gs.Variable
+Constant = gs.Constant
+Body = gs.Graph
+"""A body of If, Loop or Scan: a plain graph in `node.attrs`, whose nodes read outer tensors directly."""
+
+
+@dataclass
+class ModelInfo:
+    """What a model file says beyond nodes and tensors. Written back on save.
+
+    The protos are carriers: each holds only fields that have no place in the graph (doc strings, metadata,
+    device configurations, types that are not tensors), keyed by the name of what they belong to. Names are unique
+    over all scopes; entries of what was removed are ignored on save.
+
+    Attributes:
+        path: the file, or None for a model that never was one.
+        files: every file that was read (model and external data): `save` never writes over one of them.
+        ir_version: of the file, raised where the opset needs it.
+        original_opset: of the default domain, before it was lifted.
+        metadata: the model's metadata_props; entries added here are saved.
+        notes: what `load` changed or found, one sentence each.
+        model: producer, domain, version, doc string.
+        nodes, tensors, values: by node, initializer and tensor name.
+        graphs: by scope path ("" is the main graph).
+        overridable: initializers that the file listed among its inputs, and `load` removed from there.
+    """
+
+    path: Path | None = None
+    files: tuple[Path, ...] = ()
+    ir_version: int = 8
+    original_opset: int = 0
+    metadata: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    model: onnx.ModelProto = field(default_factory=onnx.ModelProto)
+    nodes: dict[str, onnx.NodeProto] = field(default_factory=dict)
+    tensors: dict[str, onnx.TensorProto] = field(default_factory=dict)
+    values: dict[str, onnx.ValueInfoProto] = field(default_factory=dict)
+    graphs: dict[str, onnx.GraphProto] = field(default_factory=dict)
+    overridable: tuple[str, ...] = ()
+
+
+class Graph(gs.Graph):  # type: ignore[misc]
+    """The main graph of a model. Bodies of If, Loop and Scan are plain `Body` graphs in `node.attrs`.
+
+    Invariants after `load`, to be kept by every edit: node names are unique and not empty, tensor names are unique
+    over all scopes, every output of a body is produced or held inside that body.
+    """
+
+    info: ModelInfo
+
+    def __init__(
+        self,
+        nodes: Sequence[Any] = (),
+        inputs: Sequence[Any] = (),
+        outputs: Sequence[Any] = (),
+        *,
+        name: str = "graph",
+        opset: int = 13,
+        import_domains: Sequence[onnx.OperatorSetIdProto] = (),
+        info: ModelInfo | None = None,
+    ) -> None:
+        self.info = info if info is not None else ModelInfo(original_opset=opset)
+        domains = list(import_domains) or [onnx.helper.make_opsetid("", opset)]
+        super().__init__(list(nodes), list(inputs), list(outputs), name=name, opset=opset, import_domains=domains)
+
+
+def set_node_metadata(graph: Graph, node_name: str, key: str, value: str) -> None:
+    """Write one entry of a node's metadata_props (saved with the model; needs IR version 10, raised on save)."""
+    carrier = graph.info.nodes.setdefault(node_name, onnx.NodeProto())
+    for entry in carrier.metadata_props:
+        if entry.key == key:
+            entry.value = value
+            return
+    carrier.metadata_props.add(key=key, value=value)
+
+
+def node_metadata(graph: Graph, node_name: str) -> dict[str, str]:
+    """The metadata_props of a node, as a dict of its own."""
+    carrier = graph.info.nodes.get(node_name)
+    return {} if carrier is None else {entry.key: entry.value for entry in carrier.metadata_props}

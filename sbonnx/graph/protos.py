@@ -1,0 +1,200 @@
+"""Walks over onnx protos: every graph, node and tensor, bodies included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+
+from sbonnx.errors import ModelError
+
+ONNX_ERRORS: Final = (
+    RuntimeError,
+    ValueError,
+    DecodeError,
+    onnx.checker.ValidationError,
+    onnx.shape_inference.InferenceError,
+    onnx.version_converter.ConvertError,
+)
+"""What onnx's own tools raise for a model they cannot take."""
+
+
+def body_protos(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
+    """The bodies that a node holds itself, with the name of their attribute."""
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            yield attribute.name, attribute.g
+
+
+def graph_protos(graph: GraphProto) -> Iterator[GraphProto]:
+    """The graph, then its bodies, depth first."""
+    stack = [graph]
+    while stack:
+        scope = stack.pop()
+        yield scope
+        stack.extend(reversed([body for node in scope.node for _, body in body_protos(node)]))
+
+
+def node_protos(graph: GraphProto) -> Iterator[NodeProto]:
+    """Every node of every scope."""
+    for scope in graph_protos(graph):
+        yield from scope.node
+
+
+def tensor_protos(model: ModelProto) -> Iterator[tuple[TensorProto, str]]:
+    """Every tensor with values and how to call it in a message: initializers and attributes, functions included."""
+    for scope in graph_protos(model.graph):
+        for tensor in scope.initializer:
+            yield tensor, tensor.name
+        for sparse in scope.sparse_initializer:
+            yield sparse.values, sparse.values.name
+            yield sparse.indices, sparse.values.name
+        yield from _attribute_tensors(scope.node)
+    for function in model.functions:
+        yield from _attribute_tensors(function.node)
+        for node in function.node:
+            for _, body in body_protos(node):
+                yield from tensor_protos(ModelProto(graph=body))
+
+
+def _attribute_tensors(nodes: Sequence[NodeProto]) -> Iterator[tuple[TensorProto, str]]:
+    for node in nodes:
+        where = node.name or (node.output[0] if node.output else node.op_type)
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t, where
+            for tensor in attribute.tensors:
+                yield tensor, where
+            if attribute.HasField("sparse_tensor"):
+                yield attribute.sparse_tensor.values, where
+                yield attribute.sparse_tensor.indices, where
+
+
+def captured_names(graph: GraphProto) -> list[str]:
+    """Names that a body, or a body inside it, reads and does not define: those of outer tensors."""
+    defined = {value.name for value in graph.input}
+    defined.update(tensor.name for tensor in graph.initializer)
+    defined.update(sparse.values.name for sparse in graph.sparse_initializer)
+    defined.update(name for node in graph.node for name in node.output)
+    read = [name for node in graph.node for name in needs(node)]
+    read.extend(value.name for value in graph.output)
+    return [name for name in dict.fromkeys(read) if name and name not in defined]
+
+
+def needs(node: NodeProto) -> list[str]:
+    """Names of the tensors that must exist before a node can run: its inputs and what its bodies capture."""
+    names = [name for name in node.input if name]
+    for _, body in body_protos(node):
+        names.extend(captured_names(body))
+    return names
+
+
+def sort_protos(graph: GraphProto, outer: frozenset[str] = frozenset()) -> bool:
+    """In place: every scope in topological order, what is in order keeps its place. Returns whether nodes moved.
+
+    Checks on the way what an order needs.
+
+    Args:
+        outer: names that an enclosing graph defines.
+
+    Raises:
+        ModelError: a tensor is produced twice, read but produced nowhere, or nodes form a cycle.
+    """
+    given = _given_names(graph)
+    maker = _makers(graph, given)
+    known = outer | given | maker.keys()
+    wants = [needs(node) for node in graph.node]
+    for node, names in zip(graph.node, wants, strict=True):
+        missing = next((name for name in names if name not in known), None)
+        if missing is not None:
+            raise ModelError(
+                f"{describe(node)} reads '{missing}', which no input, initializer or node of the model gives"
+            )
+    for value in graph.output:
+        if value.name not in known:
+            raise ModelError(
+                f"graph output '{value.name}' is given by no input, initializer or node of graph '{graph.name}'"
+            )
+    order = _order(graph, wants, maker)
+    moved = order != list(range(len(order)))
+    if moved:
+        nodes = [NodeProto.FromString(graph.node[index].SerializeToString()) for index in order]
+        del graph.node[:]
+        graph.node.extend(nodes)
+    for node in graph.node:
+        for _, body in body_protos(node):
+            moved |= sort_protos(body, frozenset(known))
+    return moved
+
+
+def _given_names(graph: GraphProto) -> set[str]:
+    """Inputs and initializers, each of which may come once."""
+    for kind, names in (
+        ("input", [value.name for value in graph.input]),
+        ("initializer", [*(t.name for t in graph.initializer), *(s.values.name for s in graph.sparse_initializer)]),
+    ):
+        seen: set[str] = set()
+        for name in names:
+            if not name:
+                raise ModelError(f"graph '{graph.name}' has an {kind} without a name")
+            if name in seen:
+                raise ModelError(f"graph '{graph.name}' lists {kind} '{name}' twice")
+            seen.add(name)
+    return (
+        {value.name for value in graph.input}
+        | {tensor.name for tensor in graph.initializer}
+        | {sparse.values.name for sparse in graph.sparse_initializer}
+    )
+
+
+def _makers(graph: GraphProto, given: set[str]) -> dict[str, int]:
+    """Which node (by index) gives a tensor; every tensor is given once."""
+    maker: dict[str, int] = {}
+    for index, node in enumerate(graph.node):
+        for name in filter(None, node.output):
+            if name in maker or name in given:
+                other = describe(graph.node[maker[name]]) if name in maker else "an input or initializer"
+                raise ModelError(f"tensor '{name}' is given by both {other} and {describe(node)}: names must be unique")
+            maker[name] = index
+    return maker
+
+
+def _order(graph: GraphProto, wants: Sequence[Sequence[str]], maker: dict[str, int]) -> list[int]:
+    """Indices of the nodes, each after all it needs."""
+    waiting, done, order = 1, 2, []
+    state = [0] * len(graph.node)
+    for root in range(len(graph.node)):
+        stack = [root]
+        while stack:
+            index = stack[-1]
+            if state[index] == done:
+                stack.pop()
+                continue
+            before = [maker[name] for name in wants[index] if name in maker and state[maker[name]] != done]
+            if not before:
+                state[index] = done
+                order.append(index)
+                stack.pop()
+                continue
+            loop = next((other for other in before if state[other] == waiting), None)
+            if (state[index] == waiting and loop is not None) or index in before:
+                raise ModelError(f"{describe(graph.node[index])} depends on its own output: the graph has a cycle")
+            state[index] = waiting
+            stack.append(before[0])
+    return order
+
+
+def describe(node: NodeProto) -> str:
+    """How a message calls a node, unnamed ones by their output."""
+    kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+    if node.name:
+        return f"node '{node.name}' ({kind})"
+    return f"the {kind} node of '{node.output[0]}'" if node.output else f"a {kind} node without outputs"
+
+
+def ir_version_for(domains: Sequence[onnx.OperatorSetIdProto]) -> int:
+    """The lowest IR version that may carry these opsets."""
+    return int(onnx.helper.find_min_ir_version_for(list(domains), ignore_unknown=True))

@@ -1,0 +1,172 @@
+"""Questions to a graph. All are linear at worst and change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from sbonnx.errors import ModelError
+from sbonnx.graph.model import Body, Constant, Node, Tensor, Variable
+
+Array = npt.NDArray[Any]
+
+
+def bodies(node: Node) -> list[tuple[str, Body]]:
+    """The bodies that a node holds itself, with the name of their attribute, in order."""
+    return [(name, value) for name, value in node.attrs.items() if isinstance(value, Body)]
+
+
+def scopes(graph: Body, path: str = "") -> Iterator[tuple[str, Body]]:
+    """Every graph with its path: ("", graph) first, then ("node/then_branch", body), ..., depth first."""
+    stack = [(path, graph)]
+    while stack:
+        where, scope = stack.pop()
+        yield where, scope
+        inner = [
+            (f"{where}/{node.name}/{name}" if where else f"{node.name}/{name}", body)
+            for node in scope.nodes
+            for name, body in bodies(node)
+        ]
+        stack.extend(reversed(inner))
+
+
+def all_nodes(graph: Body) -> Iterator[Node]:
+    """Every node of every scope, scope by scope."""
+    for _, scope in scopes(graph):
+        yield from scope.nodes
+
+
+def all_tensors(graph: Body) -> Iterator[Tensor]:
+    """Every tensor of every scope once, in order of first appearance; empty (omitted) ones left out."""
+    seen: set[int] = set()
+    for _, scope in scopes(graph):
+        groups = [scope.inputs, *(side for node in scope.nodes for side in (node.inputs, node.outputs)), scope.outputs]
+        for group in groups:
+            for tensor in group:
+                if tensor.name and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield tensor
+
+
+def constant(tensor: Tensor | None) -> Array | None:
+    """The value of a constant tensor, else None. Not copied: mapped weights stay mapped, and all are read-only."""
+    if not isinstance(tensor, Constant):
+        return None
+    stored = tensor._values  # `values` would cache what is loaded in the tensor
+    value: Array = stored if isinstance(stored, np.ndarray) else stored.load()
+    return value
+
+
+def producer(tensor: Tensor) -> Node | None:
+    """The node that computes a tensor; None for constants, graph inputs and body inputs."""
+    return tensor.inputs[0] if tensor.inputs else None
+
+
+def readers(tensor: Tensor) -> list[tuple[Node, int]]:
+    """Every use of a tensor as (node, input index), uses inside bodies included."""
+    seen: set[int] = set()
+    uses: list[tuple[Node, int]] = []
+    for node in tensor.outputs:
+        if id(node) not in seen:  # a node that reads a tensor twice stands there twice
+            seen.add(id(node))
+            uses.extend((node, index) for index, read in enumerate(node.inputs) if read is tensor)
+    return uses
+
+
+def output_names(graph: Body) -> set[str]:
+    """Names of the outputs of the graph and of every body."""
+    return {tensor.name for _, scope in scopes(graph) for tensor in scope.outputs}
+
+
+def shape(tensor: Tensor) -> tuple[int | str | None, ...] | None:
+    """Dimensions: int, the name of a dynamic one, or None where nothing is known; None when the rank is not known."""
+    return None if tensor.shape is None else tuple(tensor.shape)
+
+
+def rank(tensor: Tensor) -> int | None:
+    """Number of dimensions, None when not known."""
+    return None if tensor.shape is None else len(tensor.shape)
+
+
+def dtype(tensor: Tensor) -> np.dtype[Any] | None:
+    """Element type (ml_dtypes for bfloat16, float8, int4, ...; object for strings).
+
+    None when not known, and for sequences, maps and optionals.
+    """
+    if isinstance(tensor, Variable) and tensor.type != "tensor_type":
+        return None
+    kind = tensor.dtype
+    if kind is None or (isinstance(kind, int) and kind == 0):
+        return None
+    return onnx.helper.tensor_dtype_to_np_dtype(kind) if isinstance(kind, int) else np.dtype(kind)
+
+
+def attribute(node: Node, name: str, default: Any = None) -> Any:
+    """An attribute's value (a tensor attribute as array), or `default` where the node has none."""
+    value = node.attrs.get(name, default)
+    return constant(value) if isinstance(value, Constant) else value
+
+
+def node_by_name(graph: Body) -> dict[str, Node]:
+    """Nodes of all scopes by name."""
+    return {node.name: node for node in all_nodes(graph)}
+
+
+def tensors_by_name(graph: Body) -> dict[str, Tensor]:
+    """Tensors of all scopes by name."""
+    return {tensor.name: tensor for tensor in all_tensors(graph)}
+
+
+def captured(body: Body) -> list[Tensor]:
+    """Outer variables that a body, or a body inside it, reads; in order of first use. Constants have no scope."""
+    inside: set[int] = set()
+    for _, scope in scopes(body):
+        inside.update(id(tensor) for tensor in scope.inputs)
+        inside.update(id(tensor) for node in scope.nodes for tensor in node.outputs)
+    found: dict[int, Tensor] = {}
+    for _, scope in scopes(body):
+        for tensor in [*(read for node in scope.nodes for read in node.inputs), *scope.outputs]:
+            if tensor.name and isinstance(tensor, Variable) and id(tensor) not in inside:
+                found.setdefault(id(tensor), tensor)
+    return list(found.values())
+
+
+def dependencies(node: Node) -> Iterator[Tensor]:
+    """What must exist before a node can run: its inputs and what its bodies capture."""
+    yield from node.inputs
+    for _, body in bodies(node):
+        yield from captured(body)
+
+
+def ordered(nodes: Sequence[Node]) -> list[Node]:
+    """The nodes of one scope, each after all it depends on, else in the given order.
+
+    Raises:
+        ModelError: nodes form a cycle.
+    """
+    local = {id(node) for node in nodes}
+    done: set[int] = set()
+    open_: set[int] = set()
+    order: list[Node] = []
+    for root in nodes:
+        stack = [(root, False)]
+        while stack:
+            node, finished = stack.pop()
+            if finished:
+                open_.discard(id(node))
+                done.add(id(node))
+                order.append(node)
+                continue
+            if id(node) in done:
+                continue
+            if id(node) in open_:
+                raise ModelError(f"node '{node.name}' ({node.op}) depends on its own output: the graph has a cycle")
+            open_.add(id(node))
+            stack.append((node, True))
+            needs = [maker for tensor in dependencies(node) for maker in tensor.inputs if id(maker) in local]
+            stack.extend((maker, False) for maker in reversed(needs) if id(maker) not in done)
+    return order

@@ -1,0 +1,248 @@
+"""From a checked, sorted skeleton to the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
+
+from sbonnx.errors import ModelError
+from sbonnx.graph.model import Body, Constant, Graph, ModelInfo, Node, Tensor, Variable
+from sbonnx.graph.protos import graph_protos, node_protos
+from sbonnx.graph.query import Array
+from sbonnx.graph.source import Payload
+from sbonnx.graph.weights import Sparse, Weights, byte_size, numpy_dtype
+from sbonnx.graph.write import read_type
+
+_PLAIN: Final[dict[int, Callable[[AttributeProto], Any]]] = {
+    AttributeProto.FLOAT: lambda proto: proto.f,
+    AttributeProto.INT: lambda proto: proto.i,
+    AttributeProto.STRING: lambda proto: _text(proto.s),
+    AttributeProto.FLOATS: lambda proto: list(proto.floats),
+    AttributeProto.INTS: lambda proto: list(proto.ints),
+    AttributeProto.STRINGS: lambda proto: [_text(one) for one in proto.strings],
+}
+"""Attributes with a Python value; tensors and bodies are handled apart, all other types are carried as protos."""
+
+
+def _text(raw: bytes) -> str | bytes:
+    """Text where it is text; other bytes stay bytes."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
+
+
+def build(model: ModelProto, payloads: list[Payload], info: ModelInfo) -> Graph:
+    """The graph of a model.
+
+    Args:
+        model: sorted, functions inlined, names of nodes unique; large tensors are references to `payloads`.
+        info: belongs to the graph from here on; carriers are keyed by the final names.
+
+    Raises:
+        ModelError: a tensor's values do not fill its shape, or an attribute holds a list of graphs.
+    """
+    opset = next(entry.version for entry in model.opset_import if entry.domain == "")
+    graph = Graph(name=model.graph.name, opset=opset, import_domains=list(model.opset_import), info=info)
+    _Reader(model, payloads, info, opset).fill(graph, model.graph, {}, "")
+    return graph
+
+
+class _Reader:
+    """Holds what is shared by all scopes while they are read."""
+
+    def __init__(self, model: ModelProto, payloads: list[Payload], info: ModelInfo, opset: int) -> None:
+        self.payloads = payloads
+        self.info = info
+        self.opset = opset
+        self.taken: set[str] = set()
+        self.originals = {name for node in node_protos(model.graph) for name in node.output}
+        self.node_names = {node.name for node in node_protos(model.graph)}
+        for scope in graph_protos(model.graph):
+            self.originals.update(value.name for value in scope.input)
+            self.originals.update(tensor.name for tensor in scope.initializer)
+
+    def unique(self, name: str) -> str:
+        """The name itself the first time, later a name that nothing in the model has."""
+        if name not in self.taken:
+            self.taken.add(name)
+            return name
+        count = 1
+        while f"{name}_{count}" in self.taken or f"{name}_{count}" in self.originals:
+            count += 1
+        self.taken.add(f"{name}_{count}")
+        return f"{name}_{count}"
+
+    def fill(self, graph: Body, proto: GraphProto, outer: dict[str, Tensor], path: str) -> None:
+        """In place: nodes, inputs and outputs of one scope.
+
+        Args:
+            outer: tensors of the enclosing graphs by their names in the file.
+        """
+        types = {value.name: value for value in [*proto.value_info, *proto.output, *proto.input]}
+        local: dict[str, Tensor] = {}
+
+        def define(name: str) -> Tensor:
+            local[name] = self.variable(name, types.get(name))
+            return local[name]
+
+        graph.inputs = [define(value.name) for value in proto.input]
+        for tensor in proto.initializer:
+            local[tensor.name] = self.initializer(tensor)
+        for sparse in proto.sparse_initializer:
+            name = sparse.values.name
+            local[name] = Constant(self.unique(name), Sparse(sparse))
+        for node in proto.node:
+            if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+                name = node.output[0]
+                local[name] = Constant(self.unique(name), self.constant_value(node))
+            else:
+                for name in filter(None, node.output):
+                    define(name)
+        visible = {**outer, **local} if outer else local
+        graph.nodes = [
+            self.node(node, visible, local, path)
+            for node in proto.node
+            if node.op_type != "Constant" or node.domain not in ("", "ai.onnx")
+        ]
+        graph.outputs = [self.output(graph, value, local, visible) for value in proto.output]
+        self.keep_graph(proto, path)
+
+    def keep_graph(self, proto: GraphProto, path: str) -> None:
+        """Doc string, metadata and quantization annotations of a scope."""
+        carrier = GraphProto(doc_string=proto.doc_string, metadata_props=proto.metadata_props)
+        carrier.quantization_annotation.extend(proto.quantization_annotation)
+        if carrier.ByteSize():
+            self.info.graphs[path] = carrier
+
+    def variable(self, name: str, value: ValueInfoProto | None) -> Variable:
+        final = self.unique(name)
+        tensor = Variable(final)
+        if value is None or not value.HasField("type"):
+            return tensor
+        kind = value.type.WhichOneof("value") or "tensor_type"
+        tensor.type = kind
+        if kind == "tensor_type":
+            tensor.dtype, tensor.shape = read_type(value.type)
+        if kind != "tensor_type" or _has_more(value):
+            carrier = ValueInfoProto()
+            carrier.CopyFrom(value)
+            carrier.name = final
+            self.info.values[final] = carrier
+        return tensor
+
+    def initializer(self, proto: TensorProto) -> Constant:
+        final = self.unique(proto.name)
+        carrier = TensorProto(doc_string=proto.doc_string, metadata_props=proto.metadata_props)
+        if carrier.ByteSize():
+            self.info.tensors[final] = carrier
+        return Constant(final, self.values(proto, proto.name))
+
+    def values(self, proto: TensorProto, where: str) -> Array | Weights:
+        """The values of a tensor, mapped where they are large."""
+        if any(size < 0 for size in proto.dims):
+            raise ModelError(f"tensor '{where}' has the shape {list(proto.dims)}: sizes cannot be negative")
+        if proto.data_location == TensorProto.EXTERNAL:
+            payload = self.payloads[int(proto.external_data[0].value)]
+            dims = tuple(proto.dims)
+            want = byte_size(proto.data_type, int(np.prod(dims, dtype=np.int64)))
+            if payload.length != want:
+                raise ModelError(
+                    f"tensor '{where}' of shape {list(dims)} needs {want} bytes, and {payload.length} are stored"
+                )
+            return Weights(payload.source, payload.offset, proto.data_type, dims)
+        if proto.data_type == TensorProto.STRING:
+            texts = np.empty(len(proto.string_data), dtype=object)
+            texts[:] = [_text(one) for one in proto.string_data]
+            return texts.reshape(tuple(proto.dims))
+        numpy_dtype(proto.data_type)
+        try:
+            values: Array = numpy_helper.to_array(proto)
+        except (ValueError, TypeError) as error:
+            raise ModelError(f"tensor '{where}' of shape {list(proto.dims)} cannot be read: {error}") from None
+        if not values.flags.owndata:
+            values = values.copy()
+        values.setflags(write=False)
+        return values
+
+    def constant_value(self, node: NodeProto) -> Array | Weights | Sparse:
+        """The value of a Constant node, in any of its forms."""
+        where = node.output[0]
+        if len(node.attribute) != 1:
+            raise ModelError(f"the Constant node of '{where}' must have one value, not {len(node.attribute)}")
+        attribute = node.attribute[0]
+        if attribute.name == "value":
+            return self.values(attribute.t, where)
+        if attribute.name == "sparse_value":
+            return Sparse(attribute.sparse_tensor)
+        if attribute.name in ("value_int", "value_ints"):
+            plain: Array = np.array(_PLAIN[attribute.type](attribute), np.int64)
+        elif attribute.name in ("value_float", "value_floats"):
+            plain = np.array(_PLAIN[attribute.type](attribute), np.float32)
+        elif attribute.name == "value_string":
+            plain = np.empty((), object)
+            plain[()] = _text(attribute.s)
+        elif attribute.name == "value_strings":
+            plain = np.empty(len(attribute.strings), object)
+            plain[:] = [_text(one) for one in attribute.strings]
+        else:
+            raise ModelError(
+                f"the Constant node of '{where}' has no value: attribute '{attribute.name}' is none of its forms"
+            )
+        plain.setflags(write=False)
+        return plain
+
+    def node(self, proto: NodeProto, visible: dict[str, Tensor], local: dict[str, Tensor], path: str) -> Node:
+        where = f"{path}/{proto.name}" if path else proto.name
+        attrs = {one.name: self.attribute(one, proto, visible, f"{where}/{one.name}") for one in proto.attribute}
+        inputs = [visible[name] if name else Variable.empty() for name in proto.input]
+        outputs = [local[name] if name else Variable.empty() for name in proto.output]
+        carrier = NodeProto(doc_string=proto.doc_string, metadata_props=proto.metadata_props)
+        carrier.device_configurations.extend(proto.device_configurations)
+        if carrier.ByteSize():
+            self.info.nodes[proto.name] = carrier
+        domain = None if proto.domain in ("", "ai.onnx") else proto.domain
+        return Node(proto.op_type, proto.name, attrs, inputs, outputs, domain=domain)
+
+    def attribute(self, proto: AttributeProto, node: NodeProto, visible: dict[str, Tensor], path: str) -> Any:
+        if proto.type in _PLAIN:
+            return _PLAIN[proto.type](proto)
+        if proto.type == AttributeProto.TENSOR:
+            return Constant(proto.t.name, self.values(proto.t, f"{node.name}.{proto.name}"))
+        if proto.type == AttributeProto.GRAPH:
+            body = Body(name=proto.g.name, opset=self.opset)
+            self.fill(body, proto.g, visible, path)
+            return body
+        if proto.type == AttributeProto.GRAPHS:
+            raise ModelError(
+                f"node '{node.name}' ({node.op_type}) holds a list of graphs in '{proto.name}': not supported"
+            )
+        carrier = AttributeProto()
+        carrier.CopyFrom(proto)
+        return carrier
+
+    def output(
+        self, graph: Body, value: ValueInfoProto, local: dict[str, Tensor], visible: dict[str, Tensor]
+    ) -> Tensor:
+        """The output; an outer tensor that a body passes on is copied inside, so that bodies end in own tensors."""
+        if value.name in local:
+            return local[value.name]
+        outer = visible[value.name]
+        copied = Variable(self.unique(f"{outer.name}_copy"), outer.dtype, outer.shape)
+        name = f"{copied.name}/Identity"
+        while name in self.node_names:
+            name += "_"
+        self.node_names.add(name)
+        graph.nodes.append(Node("Identity", name, {}, [outer], [copied]))
+        return copied
+
+
+def _has_more(value: ValueInfoProto) -> bool:
+    """Whether a value says more than element type and dimensions."""
+    dims = value.type.tensor_type.shape.dim
+    return bool(
+        value.doc_string or value.metadata_props or value.type.denotation or any(dim.denotation for dim in dims)
+    )

@@ -1,0 +1,192 @@
+"""Weights that stay on disk: mapped when read, streamed when written, never all in memory."""
+
+from __future__ import annotations
+
+import mmap
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+from onnx_graphsurgeon.ir.tensor import LazyValues
+
+from sbonnx.errors import ModelError
+from sbonnx.graph.query import Array
+
+INLINE_BYTES: Final = 1024
+"""Tensors up to this size stand in the skeleton with their values: shape inference reads axes, shapes and the like."""
+
+SPILL_BYTES: Final = 64 << 20
+"""New constants from this size on go to a scratch file."""
+
+CHUNK_BYTES: Final = 16 << 20
+"""Weights are written in pieces of this size."""
+
+PACKED_BITS: Final[dict[int, int]] = {
+    TensorProto.INT4: 4,
+    TensorProto.UINT4: 4,
+    TensorProto.FLOAT4E2M1: 4,
+    TensorProto.INT2: 2,
+    TensorProto.UINT2: 2,
+}
+"""Types of which several elements share a byte in a file, lowest bits first; numpy holds one a byte."""
+
+
+def numpy_dtype(onnx_type: int) -> np.dtype[Any]:
+    """The numpy (or ml_dtypes) type of an ONNX element type; object for strings.
+
+    Raises:
+        ModelError: there is none.
+    """
+    if onnx_type == TensorProto.STRING:
+        return np.dtype(object)
+    try:
+        return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(onnx_type))
+    except KeyError:
+        raise ModelError(
+            f"element type {onnx_type} is not known to onnx {onnx.__version__}: install a newer onnx"
+        ) from None
+
+
+def onnx_dtype(dtype: Any) -> int:
+    """The ONNX element type of a numpy (or ml_dtypes) type; object means string."""
+    if isinstance(dtype, int):
+        return dtype
+    kind = np.dtype(dtype)
+    if kind.kind in "OUS":
+        return TensorProto.STRING
+    return int(onnx.helper.np_dtype_to_tensor_dtype(kind))
+
+
+def byte_size(onnx_type: int, elements: int) -> int:
+    """Bytes that so many elements of a type take in a file."""
+    if onnx_type in PACKED_BITS:
+        return (elements * PACKED_BITS[onnx_type] + 7) // 8
+    return elements * numpy_dtype(onnx_type).itemsize
+
+
+class Source:
+    """The bytes behind weights: a mapped file, or bytes in memory. The map lives as long as any weight in it."""
+
+    def __init__(self, buffer: mmap.mmap | bytes, path: Path | None = None) -> None:
+        self.buffer = buffer
+        self.path = path
+
+    @classmethod
+    def map(cls, path: Path) -> Source:
+        """Map a file, read-only."""
+        with open(path, "rb") as file:
+            return cls(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), path)
+
+    def __len__(self) -> int:
+        return len(self.buffer)
+
+
+class Weights(LazyValues):  # type: ignore[misc]
+    """Values of a constant, in a file. `load` maps them: read-only, nothing is read before it is used."""
+
+    def __init__(self, source: Source, offset: int, onnx_type: int, dims: tuple[int, ...]) -> None:
+        self.source = source
+        self.offset = offset
+        self.onnx_type = onnx_type
+        self.shape = dims
+        self.dtype = numpy_dtype(onnx_type)
+        elements = int(np.prod(dims, dtype=np.int64))
+        self.nbytes = elements * self.dtype.itemsize
+        self.stored_bytes = byte_size(onnx_type, elements)
+
+    def load(self) -> Array:
+        """The values, shape `dims`: a view of the file, but for types that share bytes, which are unpacked."""
+        if self.onnx_type in PACKED_BITS:
+            return _unpack(self)
+        count = self.nbytes // self.dtype.itemsize
+        flat: Array = np.frombuffer(self.source.buffer, self.dtype, count, self.offset)
+        return flat.reshape(self.shape)
+
+    def chunks(self) -> Iterator[memoryview]:
+        """The stored bytes in pieces; the pages of each are given back once it was used."""
+        view = memoryview(self.source.buffer)
+        for start in range(self.offset, self.offset + self.stored_bytes, CHUNK_BYTES):
+            yield view[start : min(start + CHUNK_BYTES, self.offset + self.stored_bytes)]
+            _forget_pages(self.source.buffer)
+
+
+def _unpack(weights: Weights) -> Array:
+    raw = memoryview(weights.source.buffer)[weights.offset : weights.offset + weights.stored_bytes]
+    proto = TensorProto(data_type=weights.onnx_type, dims=weights.shape, raw_data=bytes(raw))
+    values: Array = numpy_helper.to_array(proto)
+    values.setflags(write=False)
+    return values
+
+
+class Sparse(LazyValues):  # type: ignore[misc]
+    """Values of a sparse initializer: kept as they are in the file, dense when somebody asks for them."""
+
+    def __init__(self, proto: onnx.SparseTensorProto) -> None:
+        self.proto = proto
+        self.shape = tuple(proto.dims)
+        self.dtype = numpy_dtype(proto.values.data_type)
+        self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def load(self) -> Array:
+        """The dense values. Indices are linear (NNZ,) or one row an element (NNZ, rank)."""
+        dense: Array = np.zeros(self.shape, self.dtype)
+        indices = numpy_helper.to_array(self.proto.indices)
+        linear = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), self.shape)
+        dense.reshape(-1)[linear] = numpy_helper.to_array(self.proto.values).reshape(-1)
+        dense.setflags(write=False)
+        return dense
+
+
+def _forget_pages(buffer: mmap.mmap | bytes) -> None:
+    """Give mapped pages back to the system: they are clean and can be read again."""
+    if isinstance(buffer, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        buffer.madvise(mmap.MADV_DONTNEED)
+
+
+def _mapping(values: Array) -> mmap.mmap | None:
+    """The map that an array is a view of, or None."""
+    owner: Any = values
+    while owner is not None and not isinstance(owner, mmap.mmap):
+        owner = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
+    return owner
+
+
+def spill(values: Array) -> Array:
+    """The same values on a scratch file without a name, mapped read-only; the file goes when the array goes."""
+    with tempfile.TemporaryFile(prefix="sbonnx-") as file:
+        for chunk in array_chunks(values):
+            file.write(chunk)
+        file.flush()
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if values.dtype.itemsize * values.size != len(mapped):  # sub-byte types are packed by array_chunks
+        return Weights(Source(mapped), 0, onnx_dtype(values.dtype), values.shape).load()
+    return np.frombuffer(mapped, values.dtype).reshape(values.shape)
+
+
+def array_chunks(values: Array) -> Iterator[bytes | memoryview]:
+    """The bytes of an array as ONNX stores them (little-endian, sub-byte types packed), in pieces."""
+    if onnx_dtype(values.dtype) in PACKED_BITS:
+        yield bytes(numpy_helper.from_array(np.ascontiguousarray(values)).raw_data)
+        return
+    mapped = _mapping(values)
+    flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+    for start in range(0, flat.size, CHUNK_BYTES):
+        yield flat[start : start + CHUNK_BYTES].data
+        if mapped is not None:
+            _forget_pages(mapped)
+
+
+def stored_bytes(values: Array | Weights) -> int:
+    """Bytes that the values take in a file."""
+    if isinstance(values, Weights):
+        return values.stored_bytes
+    return byte_size(onnx_dtype(values.dtype), values.size)
+
+
+def chunks(values: Array | Weights) -> Iterator[bytes | memoryview]:
+    """The bytes of an array or of mapped weights, in pieces."""
+    return values.chunks() if isinstance(values, Weights) else array_chunks(values)

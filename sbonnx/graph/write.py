@@ -1,0 +1,284 @@
+"""From the graph to protos: a skeleton model and the large weights it refers to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+
+from sbonnx.errors import ModelError
+from sbonnx.graph import wire
+from sbonnx.graph.model import Body, Constant, Graph, ModelInfo, Node, Tensor, Variable
+from sbonnx.graph.protos import ir_version_for, tensor_protos
+from sbonnx.graph.query import Array, all_nodes, bodies, constant, ordered
+from sbonnx.graph.weights import INLINE_BYTES, Sparse, Weights, chunks, numpy_dtype, onnx_dtype, stored_bytes
+
+METADATA_IR = 10
+"""From this IR version on nodes, tensors and values carry metadata_props."""
+
+
+@dataclass
+class Skeleton:
+    """A model whose large tensors are numbered references.
+
+    Attributes:
+        model: without large weights; `names[i]` is the tensor that refers to payload i.
+        payloads: the values, mapped or in memory.
+    """
+
+    model: ModelProto
+    payloads: list[Array | Weights] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+
+    def sizes(self) -> list[int]:
+        """Bytes of each payload in a file."""
+        return [stored_bytes(values) for values in self.payloads]
+
+    def chunks(self, number: int) -> Iterator[bytes | memoryview]:
+        """The bytes of one payload, in pieces."""
+        return chunks(self.payloads[number])
+
+    def located(self, place: Callable[[int, int], dict[str, str]]) -> bytes:
+        """The model's bytes, every reference replaced by the external_data entries of `place(number, bytes)`."""
+        model = ModelProto()
+        model.CopyFrom(self.model)
+        sizes = self.sizes()
+        for tensor, _ in tensor_protos(model):
+            if tensor.data_location == TensorProto.EXTERNAL:
+                number = int(tensor.external_data[0].value)
+                del tensor.external_data[:]
+                for key, value in place(number, sizes[number]).items():
+                    tensor.external_data.add(key=key, value=value)
+        return bytes(model.SerializeToString(deterministic=True))
+
+
+def skeleton(graph: Graph, *, info: bool = True, inline: int = INLINE_BYTES) -> Skeleton:
+    """The graph as a model without its large weights.
+
+    Args:
+        info: write what `graph.info` holds (metadata, doc strings, value types); False leaves structure and values.
+        inline: tensors with up to so many bytes stand in the model.
+
+    Raises:
+        ModelError: a graph input has no known type, or an attribute no form in ONNX.
+    """
+    writer = _Writer(graph.info if info else ModelInfo(values=graph.info.values), inline)
+    writer.place_constants(graph)
+    model = ModelProto()
+    if info:
+        model.CopyFrom(graph.info.model)
+    model.graph.CopyFrom(writer.graph(graph, ""))
+    if info:
+        for key, value in graph.info.metadata.items():
+            model.metadata_props.add(key=key, value=value)
+    model.opset_import.extend(_imports(graph))
+    wants = max(ir_version_for(model.opset_import), METADATA_IR if writer.wrote_metadata else 0)
+    model.ir_version = max(graph.info.ir_version, wants)
+    return Skeleton(model, writer.payloads, writer.names)
+
+
+def _imports(graph: Graph) -> list[onnx.OperatorSetIdProto]:
+    """The opset of the default domain is `graph.opset`; domains that only new nodes use come in version 1."""
+    versions = {entry.domain: entry.version for entry in graph.import_domains or ()}
+    versions[""] = graph.opset
+    for node in all_nodes(graph):
+        versions.setdefault(node.domain or "", 1)
+    return [onnx.helper.make_opsetid(domain, version) for domain, version in versions.items() if domain != "ai.onnx"]
+
+
+class _Writer:
+    """Holds what is shared by all scopes while they are written."""
+
+    def __init__(self, info: ModelInfo, inline: int) -> None:
+        self.info = info
+        self.inline = inline
+        self.payloads: list[Array | Weights] = []
+        self.names: list[str] = []
+        self.wrote_metadata = False
+        self.homes: dict[int, list[Constant]] = {}
+
+    def place_constants(self, graph: Graph) -> None:
+        """Each constant is written once, in the innermost graph that encloses all its readers."""
+        home: dict[int, tuple[Constant, tuple[Body, ...]]] = {}
+
+        def visit(scope: Body, path: tuple[Body, ...]) -> None:
+            path = (*path, scope)
+            for tensor in [*(read for node in scope.nodes for read in node.inputs), *scope.outputs]:
+                if isinstance(tensor, Constant):
+                    before = home.get(id(tensor), (tensor, path))[1]
+                    shared = [one for one, other in zip(before, path, strict=False) if one is other]
+                    home[id(tensor)] = (tensor, tuple(shared))
+            for node in scope.nodes:
+                for _, body in bodies(node):
+                    visit(body, path)
+
+        visit(graph, ())
+        for tensor, path in home.values():
+            self.homes.setdefault(id(path[-1]), []).append(tensor)
+
+    def graph(self, scope: Body, path: str) -> GraphProto:
+        """One scope; `path` is "" for the main graph, else "node/attribute[/node/attribute]"."""
+        proto = GraphProto()
+        carrier = self.info.graphs.get(path)
+        if carrier is not None:
+            proto.CopyFrom(carrier)
+        proto.name = scope.name
+        proto.node.extend(self.node(node, path) for node in ordered(scope.nodes))
+        for tensor in self.homes.get(id(scope), ()):
+            stored = tensor._values
+            if isinstance(stored, Sparse):
+                proto.sparse_initializer.add().CopyFrom(stored.proto)
+                proto.sparse_initializer[-1].values.name = tensor.name
+            else:
+                self.tensor(tensor, proto.initializer.add())
+        interface = {tensor.name for tensor in [*scope.inputs, *scope.outputs]}
+        proto.input.extend(self.value(tensor, must_have_type=path == "") for tensor in scope.inputs)
+        proto.output.extend(self.value(tensor) for tensor in scope.outputs)
+        for node in scope.nodes:
+            for tensor in node.outputs:
+                if tensor.name and tensor.name not in interface and self.has_type(tensor):
+                    proto.value_info.append(self.value(tensor))
+        self._drop_stale_annotations(proto)
+        return proto
+
+    def _drop_stale_annotations(self, proto: GraphProto) -> None:
+        """Quantization annotations of tensors that are gone would make the file invalid."""
+        here = {tensor.name for tensor in proto.initializer} | {name for node in proto.node for name in node.output}
+        here.update(value.name for value in proto.input)
+        kept = [
+            one
+            for one in proto.quantization_annotation
+            if one.tensor_name in here and all(part.value in here for part in one.quant_parameter_tensor_names)
+        ]
+        if len(kept) != len(proto.quantization_annotation):
+            copies = [onnx.TensorAnnotation.FromString(one.SerializeToString()) for one in kept]
+            del proto.quantization_annotation[:]
+            proto.quantization_annotation.extend(copies)
+
+    def node(self, node: Node, path: str) -> NodeProto:
+        proto = NodeProto(op_type=node.op, name=node.name)
+        proto.input.extend(tensor.name for tensor in node.inputs)
+        proto.output.extend(tensor.name for tensor in node.outputs)
+        if node.domain:
+            proto.domain = node.domain
+        where = f"{path}/{node.name}" if path else node.name
+        for name, value in node.attrs.items():
+            proto.attribute.append(self.attribute(node, name, value, where))
+        carrier = self.info.nodes.get(node.name)
+        if carrier is not None:
+            proto.MergeFrom(carrier)
+            self.wrote_metadata |= bool(carrier.metadata_props)
+        return proto
+
+    def attribute(self, node: Node, name: str, value: Any, where: str) -> AttributeProto:
+        if isinstance(value, AttributeProto):  # a form that has no Python value: carried as it was
+            return value
+        proto = AttributeProto(name=name)
+        if isinstance(value, Body):
+            proto.type = AttributeProto.GRAPH
+            proto.g.CopyFrom(self.graph(value, f"{where}/{name}"))
+        elif isinstance(value, Constant):
+            proto.type = AttributeProto.TENSOR
+            self.tensor(value, proto.t, refer=False)
+        elif isinstance(value, np.ndarray) and value.ndim:
+            proto.type = AttributeProto.TENSOR
+            self.tensor(Constant("", value), proto.t, refer=False)
+        elif isinstance(value, (list, tuple)) and not value:
+            proto.type = _list_type(node, name)
+        else:
+            plain = value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
+            try:
+                proto = onnx.helper.make_attribute(name, plain)
+            except (TypeError, ValueError) as error:
+                what = type(value).__name__
+                raise ModelError(f"attribute '{name}' of node '{node.name}' is a {what}: {error}") from None
+        return proto
+
+    def tensor(self, tensor: Constant, proto: TensorProto, *, refer: bool = True) -> None:
+        """Fill in an initializer, large values as references, or an attribute (runtimes want its values inside)."""
+        stored = tensor._values
+        proto.name = tensor.name
+        proto.dims.extend(int(size) for size in stored.shape)
+        kind = stored.onnx_type if isinstance(stored, Weights) else onnx_dtype(stored.dtype)
+        proto.data_type = kind
+        carrier = self.info.tensors.get(tensor.name)
+        if carrier is not None:
+            proto.MergeFrom(carrier)
+            self.wrote_metadata |= bool(carrier.metadata_props)
+        if kind == TensorProto.STRING:
+            values = constant(tensor)
+            assert values is not None
+            proto.string_data.extend(one if isinstance(one, bytes) else str(one).encode() for one in values.flat)
+            return
+        values = stored if isinstance(stored, (np.ndarray, Weights)) else stored.load()
+        if not refer or stored_bytes(values) <= self.inline:
+            proto.raw_data = b"".join(chunks(values))
+            return
+        proto.data_location = TensorProto.EXTERNAL
+        proto.external_data.add(key=wire.REFERENCE, value=str(len(self.payloads)))
+        self.payloads.append(values)
+        self.names.append(tensor.name)
+
+    def has_type(self, tensor: Tensor) -> bool:
+        return tensor.dtype is not None or tensor.name in self.info.values
+
+    def value(self, tensor: Tensor, *, must_have_type: bool = False) -> ValueInfoProto:
+        """Type and shape. What the file said stands word for word as long as it says the same as the tensor."""
+        carrier = self.info.values.get(tensor.name)
+        if carrier is not None and _says_the_same(carrier, tensor):
+            self.wrote_metadata |= bool(carrier.metadata_props)
+            return carrier
+        proto = ValueInfoProto(name=tensor.name)
+        if carrier is not None:
+            proto.doc_string = carrier.doc_string
+            proto.metadata_props.extend(carrier.metadata_props)
+            self.wrote_metadata |= bool(carrier.metadata_props)
+        if tensor.dtype is not None:
+            shape = None if tensor.shape is None else list(tensor.shape)
+            made = onnx.helper.make_tensor_type_proto(onnx_dtype(tensor.dtype), shape)
+            proto.type.CopyFrom(made)
+        elif must_have_type:
+            raise ModelError(f"graph input '{tensor.name}' has no known element type: it cannot be fed")
+        return proto
+
+
+def _says_the_same(carrier: ValueInfoProto, tensor: Tensor) -> bool:
+    """Whether a value's type in the file is that of the tensor; types that are not tensors never change."""
+    if isinstance(tensor, Variable) and tensor.type != "tensor_type":
+        return True
+    kind, shape = read_type(carrier.type)
+    own = None if tensor.shape is None else tuple(tensor.shape)
+    dtype = None if tensor.dtype is None else numpy_dtype(onnx_dtype(tensor.dtype))
+    return kind == dtype and shape == own
+
+
+def read_type(proto: onnx.TypeProto) -> tuple[np.dtype[Any] | None, tuple[int | str | None, ...] | None]:
+    """Element type and dimensions of a tensor type, None for what it does not say."""
+    tensor = proto.tensor_type
+    kind = numpy_dtype(tensor.elem_type) if tensor.elem_type else None
+    return kind, tuple(_dimensions(tensor.shape)) if tensor.HasField("shape") else None
+
+
+def _dimensions(shape: onnx.TensorShapeProto) -> Iterator[int | str | None]:
+    for dim in shape.dim:
+        if dim.HasField("dim_value"):
+            yield dim.dim_value
+        else:
+            yield dim.dim_param or None
+
+
+def _list_type(node: Node, name: str) -> AttributeProto.AttributeType:
+    """The type of an empty list attribute, which its value does not tell: the operator's schema does."""
+    lists = {
+        onnx.defs.OpSchema.AttrType.FLOATS: AttributeProto.FLOATS,
+        onnx.defs.OpSchema.AttrType.STRINGS: AttributeProto.STRINGS,
+    }
+    try:
+        known = onnx.defs.get_schema(node.op, domain=node.domain or "").attributes.get(name)
+    except onnx.defs.SchemaError:
+        known = None
+    return lists.get(known.type, AttributeProto.INTS) if known is not None else AttributeProto.INTS

@@ -1,0 +1,23 @@
+"""The user's wishes: YAML, dict, keywords or flags in, one validated and frozen `Recipe` out.
+
+Floor 1. `docs/recipe.md` has the table of all keys.
+"""
+
+from __future__ import annotations
+
+from sbonnx.recipe.document import annotated_default, as_yaml, json_schema, table
+from sbonnx.recipe.loading import AUTO, load, parse_qconfig
+from sbonnx.recipe.resolve import Settings
+from sbonnx.recipe.schema import Recipe
+
+__all__ = [
+    "AUTO",
+    "Recipe",
+    "Settings",
+    "annotated_default",
+    "as_yaml",
+    "json_schema",
+    "load",
+    "parse_qconfig",
+    "table",
+]

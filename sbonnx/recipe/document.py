@@ -1,0 +1,198 @@
+"""The recipe, explained: the table of keys, the annotated default, the JSON schema for editors."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import yaml
+from pydantic.fields import FieldInfo
+
+from sbonnx.recipe import names, text
+from sbonnx.recipe.loading import load
+from sbonnx.recipe.schema import Recipe
+from sbonnx.recipe.sections import Section, children
+
+_WIDTH: Final = 110
+
+_HEAD: Final = """\
+# A recipe for the backend {backend}: every key with its default. Keep the lines you change, drop the rest;
+# a key that is absent or empty keeps its default. Keys and names may be in any case.
+#
+# Patterns: conv* (nodes by name, wildcards), op:Conv (by operator type), re:REGEX (the whole node name),
+# tensor:NAME (tensors by name). Names are those of the model as it was given.
+"""
+
+_EXAMPLES: Final = {
+    "SKIP_TRACE_MODULES": '["/head/*"]',
+    "INCLUDE": '["op:Conv", "op:Gemm"]',
+    "EXCLUDE": '["/head/*", "re:.*/norm[0-9]+/.*", "tensor:logits"]',
+    "W.SPECIFIC": '[{"/conv1/Conv": [QUANTIZER.BIT, 8, OBSERVER.TYPE, mse]}]',
+    "A.SPECIFIC": '[{"op:Softmax": {QUANTIZER.DISABLE: true}}]',
+    "RANGES": '{"input": [-1, 1]}',
+    "SHARED_SCALES": '[["/a/Conv_output_0", "/b/Conv_output_0"]]',
+    "SAMPLES": "256",
+}
+"""Values for the keys whose default is empty, as YAML."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One key: its path, and in words its type, default, allowed values and meaning, and who has it."""
+
+    key: str
+    type: str
+    default: str
+    allowed: str
+    meaning: str
+    maker: str
+
+
+_TYPES: Final = {"boolean": "true/false", "integer": "whole number", "number": "number", "string": "text"}
+
+
+def _type(schema: dict[str, Any]) -> str:
+    """A JSON schema in a word or two."""
+    kind = schema.get("type")
+    if isinstance(kind, str) and kind in _TYPES:
+        return _TYPES[kind]
+    if kind == "array":
+        return "list"
+    if kind == "object":
+        return "mapping"
+    inner = [item for item in schema.get("anyOf", ()) if item.get("type") != "null"]
+    return "list" if any(item.get("type") == "array" for item in inner) else _type(inner[0]) if inner else "text"
+
+
+def _keys(section: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every key with a value of its own, in the order of the schema."""
+    inner = children(section)
+    for name, info in section.model_fields.items():
+        path = f"{prefix}{name.upper()}"
+        if name.upper() in inner:
+            yield from _keys(inner[name.upper()], f"{path}.")
+        else:
+            yield path, info
+
+
+def _extra(info: FieldInfo) -> dict[str, Any]:
+    return info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+
+
+def _default(info: FieldInfo) -> str:
+    value = info.default
+    if isinstance(value, tuple | dict) and not value:
+        return "none"
+    return str(_extra(info).get("x-default", value if isinstance(value, str) else json.dumps(value)))
+
+
+def rows() -> tuple[Row, ...]:
+    """Every key of the recipe, in the order of the schema."""
+    schema = json_schema()
+    return tuple(
+        Row(
+            key,
+            _type(_find(schema, key)),
+            _default(info),
+            str(_extra(info)["x-allowed"]),
+            str(info.description),
+            str(_extra(info)["x-maker"]),
+        )
+        for key, info in _keys(Recipe)
+    )
+
+
+def _find(schema: dict[str, Any], key: str) -> dict[str, Any]:
+    """The part of the JSON schema for one key."""
+    part = schema
+    for name in key.split("."):
+        part = part["properties"][name]
+        reference = part.get("$ref") or next((item["$ref"] for item in part.get("anyOf", ()) if "$ref" in item), None)
+        if reference:
+            part = schema["$defs"][reference.rsplit("/", 1)[1]]
+            part = next((item for item in part.get("anyOf", ()) if "properties" in item), part)
+    return part
+
+
+def table() -> str:
+    """The keys as a Markdown table, as it stands in docs/recipe.md."""
+    lines = ["| key | type | default | allowed | meaning | origin |", "|---|---|---|---|---|---|"]
+    for row in rows():
+        cells = (f"`{row.key}`", row.type, row.default, row.allowed, row.meaning, row.maker)
+        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def annotated_default(backend: str) -> str:
+    """The recipe that holds when none is given, as YAML with a comment on every key.
+
+    Raises:
+        RecipeError: no such backend.
+    """
+    recipe = load(None, backend=backend)
+    lines = [_HEAD.format(backend=recipe.backend), *_annotated(Recipe, recipe.to_dict(), "", "")]
+    return "\n".join(lines) + "\n"
+
+
+def as_yaml(recipe: Recipe) -> str:
+    """The resolved recipe as a file that `load` reads back to an equal recipe."""
+    return text.dump(recipe.to_dict())
+
+
+def _annotated(section: type[Section], data: dict[str, Any], prefix: str, indent: str) -> Iterator[str]:
+    inner = children(section)
+    for field, info in section.model_fields.items():
+        name = field.upper()
+        path = f"{prefix}{name}"
+        if name in inner:
+            yield f"{indent}{name}:"
+            yield from _annotated(inner[name], data.get(name, {}), f"{path}.", f"{indent}  ")
+            continue
+        comment = f"{info.description} ({_extra(info)['x-allowed']})"
+        yield from textwrap.wrap(
+            comment, _WIDTH, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}#   ", break_long_words=False
+        )
+        yield f"{indent}{_line(name, path, data.get(name), info)}"
+
+
+def _line(name: str, path: str, value: Any, info: FieldInfo) -> str:
+    """``KEY: value``, commented out where there is no value to write."""
+    if value is None:
+        example = _EXAMPLES.get(path, "8" if "_BITS." in path else "true")
+        return f"# {name}: {example}  # default: {_default(info)}"
+    written = yaml.safe_dump(value, default_flow_style=True, width=_WIDTH).splitlines()[0]
+    return f"{name}: {written}" + (f"  # such as {_EXAMPLES[path]}" if not value and path in _EXAMPLES else "")
+
+
+_PAIRS: Final = {"type": "array", "description": "the ancestor's form: [KEY, value, KEY, value, ...]"}
+_WIDTHS: Final = [{"type": "integer"}, {"type": "string", "pattern": "^[wW][0-9]+[aA][0-9]+$|^[0-9]+$"}]
+
+
+def json_schema() -> dict[str, Any]:
+    """A JSON schema (2020-12) of the recipe file, for editors: keys in upper case, names offered and explained.
+
+    It is stricter on spelling than `load` (no dotted or lower-case keys at the top), and knows nothing of what
+    one backend accepts.
+    """
+    schema = Recipe.model_json_schema(by_alias=True)
+    definitions: dict[str, Any] = schema["$defs"]
+    for part in (schema, *definitions.values()):
+        for item in part.get("properties", {}).values():
+            if "$ref" in item or isinstance(item.get("default"), dict | list):
+                item.pop("default", None)
+            item.pop("x-default", None)
+            item.pop("title", None)
+    for name in ("WeightChange", "ActivationChange"):
+        mapping = definitions[name]
+        dotted = {"^(QUANTIZER|OBSERVER)\\.[A-Z_.]+$": {"type": ["string", "number", "boolean"]}}
+        definitions[name] = {"anyOf": [mapping | {"patternProperties": dotted}, _PAIRS]}
+    definitions["SideBits"] = {"anyOf": [definitions["SideBits"], *_WIDTHS]}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "sbonnx recipe",
+        "description": f"How to quantize a model, for the backends {', '.join(names.BACKENDS)}.",
+    }

@@ -1,0 +1,146 @@
+"""From a file, a dict or nothing, with a backend and overrides, to a `Recipe`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path as FilePath
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from sbonnx.errors import RecipeError
+from sbonnx.recipe import limits, names, text
+from sbonnx.recipe.explain import problems
+from sbonnx.recipe.overrides import Overrides, lay_over
+from sbonnx.recipe.problem import Origin, Wrong, nearest, one_of, short
+from sbonnx.recipe.schema import Recipe
+from sbonnx.recipe.sections import canonical
+
+AUTO: Final = "auto"
+"""The source that means: the backend's defaults."""
+
+Source = str | os.PathLike[str] | Mapping[str, Any] | Recipe | None
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """`value` copied, mappings as dicts; refuses what no recipe nests and what is not text.
+
+    Raises:
+        RecipeError: nested too deeply (or in itself), or a text with half a character.
+    """
+    if depth > text.MAX_DEPTH:
+        raise RecipeError("the recipe is nested too deeply, or refers to itself")
+    if isinstance(value, Mapping):
+        return {
+            _plain(name) if isinstance(name, str) else name: _plain(inner, depth + 1) for name, inner in value.items()
+        }
+
+    if isinstance(value, list | tuple):
+        return [_plain(inner, depth + 1) for inner in value]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise RecipeError(f"the recipe holds {short(value)}, which is not valid Unicode") from error
+        return str(value)
+    return value
+
+
+def _from_file(path: str | os.PathLike[str]) -> tuple[Any, Origin]:
+    data, lines = text.read(path)
+    name = text.shown(path)
+    if data is None:
+        raise RecipeError(f"{name} is empty; 'auto' instead of a file gives the defaults of the backend")
+    if not isinstance(data, dict):
+        raise RecipeError(f"{name} must be a mapping of keys to values, got {short(data)}")
+    return data, Origin(name, lines)
+
+
+def _source(source: Source, backend: str | None) -> tuple[dict[str, Any], Origin]:
+    """The keys that `source` sets, in canonical form, and where they stand."""
+    if source is None or (isinstance(source, str) and source.lower() == AUTO):
+        return limits.defaults(backend) if backend is not None else limits.defaults("virtual"), Origin()
+    if isinstance(source, Recipe):
+        return source.to_dict(), source.origin
+    if isinstance(source, Mapping):
+        data, origin = source, Origin()
+    elif isinstance(source, str | os.PathLike) and os.fspath(source):
+        data, origin = _from_file(source)
+    else:
+        raise RecipeError(f"a recipe is a file, a dict, 'auto' or None, got {short(source)}")
+    try:
+        return canonical(Recipe, _plain(data)), origin
+    except Wrong as problem:
+        raise origin.error(problem) from problem
+
+
+def _backend_name(backend: object) -> str:
+    name = backend.lower() if isinstance(backend, str) else None
+    if name in names.BACKENDS:
+        return str(name)
+    close = nearest(str(backend), names.BACKENDS) if isinstance(backend, str) else []
+    hint = f". Did you mean {close[0]}?" if close else ""
+    raise RecipeError(f"the backend must be {one_of(names.BACKENDS)}, got {short(backend)}{hint}")
+
+
+def _settle_backend(
+    data: dict[str, Any], origin: Origin, backend: str | None, overridden: frozenset[str]
+) -> dict[str, Any]:
+    """`data` with the backend that was asked for, if nothing in it speaks against that."""
+    stated = data.get("BACKEND")
+    if backend is None or "backend" in overridden:
+        return data
+    if stated is None:
+        return {"BACKEND": backend, **data}
+    if isinstance(stated, str) and stated.lower() in names.BACKENDS and stated.lower() != backend:
+        where = origin.where(("BACKEND",))
+        raise RecipeError(
+            f"'BACKEND' {where} is {stated.lower()}, but the backend {backend} was asked for. "
+            f"Drop one of them, or override BACKEND={backend}"
+        )
+    return data
+
+
+def load(source: Source = None, *, backend: str | None = None, overrides: Overrides = ()) -> Recipe:
+    """The complete recipe: defaults, then `source`, then `overrides`.
+
+    Args:
+        source: a YAML file, a dict in the YAML's keys (any case, nested or dotted), a `Recipe`, or None or "auto"
+            for the defaults of the backend.
+        backend: virtual, onnxruntime or tensorrt. None: what the source says, else virtual.
+        overrides: a mapping from key paths ("W.QUANTIZER.BIT", any case) or short forms ("w_bit", "bits") to
+            values, or texts "KEY=VALUE" whose values are read as YAML. They win over everything.
+
+    Raises:
+        RecipeError: anything that is wrong, with the file, line, key path, value and what is allowed; and a
+            `backend` that contradicts the source.
+    """
+    wanted = None if backend is None else _backend_name(backend)
+    data, origin = _source(source, wanted)
+    try:
+        pairs = _plain(overrides) if isinstance(overrides, Mapping) else overrides
+        data, overridden = lay_over(data, pairs)
+    except RecursionError as error:
+        raise RecipeError("the overrides are nested too deeply") from error
+    origin = Origin(origin.name, origin.lines, overridden)
+    data = _settle_backend(data, origin, wanted, overridden)
+    try:
+        recipe = Recipe.model_validate(_plain(data))
+    except ValidationError as error:
+        found = problems(error, Recipe)
+        raise origin.error(found[0], len(found) - 1) from error
+    return recipe.written_in(origin)
+
+
+def parse_qconfig(path: str | os.PathLike[str]) -> Recipe:
+    """The recipe in a YAML file, as the ancestor's function of this name reads it.
+
+    Raises:
+        RecipeError: as `load`.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise RecipeError(f"parse_qconfig wants the path of a YAML file, got {short(path)}")
+    return load(FilePath(path))  # a Path is always a file, even one called "auto"

@@ -1,0 +1,46 @@
+"""The names a recipe may use, and their canonical spelling. Everything here is a literal."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, get_args
+
+Backend = Literal["virtual", "onnxruntime", "tensorrt"]
+Scheme = Literal["per-tensor-symmetric", "per-tensor-affine", "per-channel-symmetric", "per-channel-affine"]
+SideName = Literal["w", "a"]
+Place = Literal["", "first", "last"]
+
+BACKENDS: Final[tuple[str, ...]] = get_args(Backend)
+SCHEMES: Final[tuple[str, ...]] = get_args(Scheme)
+
+QUANTIZERS: Final = ("uniform", "dorefa", "lsq", "lsq+", "pact", "adaround")
+"""The ancestor's quantizer types. Others may be plugged in: `Recipe.check_types` knows what exists."""
+
+OBSERVERS: Final = ("minmax", "moving_average", "mse", "percentile", "kl_histogram", "aciq")
+"""The ancestor's observer types; others may be plugged in likewise."""
+
+ALIASES: Final = {"lsq_plus": "lsq+", "lsqplus": "lsq+"}
+"""Spellings that the ancestor's documents use for a type."""
+
+ONLY_WEIGHTS: Final = frozenset({"adaround"})
+ONLY_ACTIVATIONS: Final = frozenset({"pact", "moving_average"})
+
+DISTRIBUTIONS: Final = ("gaus", "laplace")
+LAYOUTS: Final = ("NCHW", "NLC")
+SCALE_RULES: Final = ("exact", "sparsebit")
+WEIGHT_FORMS: Final = ("codes", "qdq")
+
+SHORT_FORMS: Final = {
+    "w_bit": "W.QUANTIZER.BIT",
+    "a_bit": "A.QUANTIZER.BIT",
+    "w_qscheme": "W.QSCHEME",
+    "a_qscheme": "A.QSCHEME",
+    "w_quantizer": "W.QUANTIZER.TYPE",
+    "a_quantizer": "A.QUANTIZER.TYPE",
+    "w_observer": "W.OBSERVER.TYPE",
+    "a_observer": "A.OBSERVER.TYPE",
+    "observer": "A.OBSERVER.TYPE",
+    "fuse_bn": "SCHEDULE.FUSE_BN",
+    "bn_tuning": "SCHEDULE.BN_TUNING",
+    "memory": "CALIBRATION.MEMORY",
+}
+"""Keyword arguments and flags beside the key paths themselves (``bits`` is the one more: it sets two keys)."""

@@ -1,0 +1,159 @@
+"""What is wrong with a recipe, and how it is said: one line with the file, the key path, the value and the cure."""
+
+from __future__ import annotations
+
+import difflib
+import heapq
+import re
+import reprlib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from sbonnx.errors import RecipeError
+
+Path = tuple[str | int, ...]
+
+UNSAID: Final = object()
+"""The value is not worth repeating: the text says it already, or there is none."""
+
+_KEY = re.compile(r"[A-Z][A-Z0-9_]*")
+
+
+class _Repr(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:
+        """Python refuses to write integers of more than 4300 digits."""
+        return super().repr_int(x, level) if x.bit_length() < 1000 else f"an integer of {x.bit_length()} bits"
+
+
+_SHORT = _Repr()
+
+_SHORT.maxstring = _SHORT.maxother = 70
+_SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = 4
+_SHORT.maxlevel = 3
+
+
+def short(value: object) -> str:
+    """`value` as Python writes it, on one line and cut to a readable length."""
+    return _SHORT.repr(value)
+
+
+def one_of(names: Iterable[str]) -> str:
+    """``a, b or c``."""
+    names = list(names)
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def likest(word: str, names: Collection[str], *, count: int) -> list[str]:
+    """Those of `names`, of nodes or tensors, that `word` may have meant: most shared parts first, then most alike.
+
+    Parts are runs of letters and digits: ``layer1_0_conv1`` shares three with ``/layer1/layer1.0/conv1/Conv``.
+    """
+    wanted = word.lower()
+    parts = set(re.findall(r"[a-z0-9]+", wanted))
+    compare = difflib.SequenceMatcher(autojunk=False)
+    compare.set_seq2(wanted)
+
+    def score(name: str) -> tuple[int, float]:
+        compare.set_seq1(name.lower())
+        return len(parts & set(re.findall(r"[a-z0-9]+", name.lower()))), compare.ratio()
+
+    scored = heapq.nlargest(count, ((*score(name), -index, name) for index, name in enumerate(names)))
+    return [name for shared, ratio, _, name in scored if shared or ratio > 0.4] or list(names)[:count]
+
+
+def nearest(word: str, names: Collection[str], *, count: int = 1, cutoff: float = 0.5) -> list[str]:
+    """Those of `names` that look most like `word`, best first; case and punctuation do not count."""
+
+    def plain(text: str) -> str:
+        return re.sub(r"[^a-z0-9+]+", " ", text.lower()).strip()
+
+    spelled: dict[str, list[str]] = {}
+    for name in names:
+        spelled.setdefault(plain(name), []).append(name)
+    close = difflib.get_close_matches(plain(word), spelled, n=count, cutoff=cutoff)
+    return [name for key in close for name in spelled[key]][:count]
+
+
+def key_path(path: Path) -> str:
+    """``W.SPECIFIC[0]['conv*'].QUANTIZER.BIT``: keys with dots, positions and patterns in brackets."""
+    text = ""
+    for part in path:
+        if isinstance(part, str) and _KEY.fullmatch(part):
+            text += f".{part}" if text else part
+        elif isinstance(part, str) and not text:
+            text = short(part)[1:-1]
+        else:
+            text += f"[{short(part)}]"
+    return text
+
+
+class Wrong(ValueError):
+    """One thing that is wrong.
+
+    Args:
+        text: continues the sentence "'KEY' in FILE ...".
+        hint: a sentence of its own: what to do.
+        path: the key, from where the exception is raised; outer code puts its own keys in front.
+        value: what was found, if that is worth repeating.
+    """
+
+    def __init__(self, text: str, hint: str = "", *, path: Path = (), value: object = UNSAID) -> None:
+        super().__init__(text)
+        self.text = text
+        self.hint = hint
+        self.path = path
+        self.value = value
+
+    def under(self, *outer: str | int) -> Wrong:
+        """The same, seen from further out."""
+        return Wrong(self.text, self.hint, path=(*outer, *self.path), value=self.value)
+
+
+class ManyWrong(ValueError):
+    """Several things that are wrong at once, each with its own path."""
+
+    def __init__(self, items: tuple[Wrong, ...]) -> None:
+        super().__init__("; ".join(item.text for item in items))
+        self.items = items
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the keys of a recipe were written.
+
+    Attributes:
+        name: the file as the user named it, or "" for a dict or the defaults.
+        lines: line number (from 1) by key path, joined with dots, in lower case.
+        overridden: key paths, written likewise, that a keyword or flag set.
+    """
+
+    name: str = ""
+    lines: Mapping[str, int] = field(default_factory=dict)
+    overridden: frozenset[str] = frozenset()
+
+    def where(self, path: Path) -> str:
+        """``in resnet.yaml line 12``, ``in the recipe`` or ``in the overrides``."""
+        keys = [str(part).lower() for part in path]
+        prefixes = [".".join(keys[:length]) for length in range(len(keys), 0, -1)]
+        if any(prefix in self.overridden for prefix in prefixes):
+            return "in the overrides"
+        if not self.name:
+            return "in the recipe"
+        line = next((self.lines[prefix] for prefix in prefixes if prefix in self.lines), None)
+        return f"in {self.name}" if line is None else f"in {self.name} line {line}"
+
+    def error(self, problem: Wrong, others: int = 0) -> RecipeError:
+        """The exception for `problem`, saying that there are `others` behind it."""
+        where = self.where(problem.path)
+        subject = f"'{key_path(problem.path)}' {where}" if problem.path else f"the recipe {where}"
+        if not problem.path and where == "in the recipe":
+            subject = "the recipe"
+        text = f"{subject} {problem.text}"
+        if problem.value is not UNSAID:
+            text += f", got {short(problem.value)}"
+        if problem.hint:
+            text += f". {problem.hint}"
+        if others:
+            text += f" ({others} more problem{'s' if others > 1 else ''} in this recipe)"
+        return RecipeError(" ".join(text.split()))

@@ -1,0 +1,223 @@
+"""What a recipe says of one tensor, and whether its patterns mean anything in a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Final
+
+from sbonnx.recipe.limits import FLOAT, check_bits, check_scheme
+from sbonnx.recipe.matching import Matcher, matcher
+from sbonnx.recipe.problem import UNSAID, Path, Wrong, key_path, likest, nearest, one_of
+from sbonnx.recipe.sections import (
+    ActivationObserver,
+    ActivationQuantizer,
+    Change,
+    Side,
+    WeightObserver,
+    WeightQuantizer,
+)
+
+Observer = WeightObserver | ActivationObserver
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How one side of one tensor is quantized, as far as the user says.
+
+    Attributes:
+        enabled: False leaves it float.
+        bits: width of a code; 0 only where `enabled` is False.
+        symmetric, per_channel: the scheme.
+        quantizer: canonical name of the quantizer type.
+        observer: canonical name of the observer.
+        observer_arguments: keyword arguments for that observer.
+        why: the key that decided, as written in error messages; "W" or "A" for the values of the whole side.
+        quantizer_arguments: keyword arguments for that quantizer.
+        layout: "NCHW" or "NLC", where per-channel activations have their channels.
+    """
+
+    enabled: bool
+    bits: int
+    symmetric: bool
+    per_channel: bool
+    quantizer: str
+    observer: str
+    observer_arguments: Mapping[str, float | str]
+    why: str
+    quantizer_arguments: Mapping[str, float | str] = field(default_factory=dict)
+    layout: str = "NCHW"
+
+    def off(self, why: str) -> Settings:
+        """The same, left float because of the key `why`."""
+        return replace(self, enabled=False, why=why)
+
+
+def _moving_average(observer: Observer) -> dict[str, float | str]:
+    return {"ratio": observer.moving_average.ema_ratio} if isinstance(observer, ActivationObserver) else {}
+
+
+ARGUMENTS: Final[dict[str, Callable[[Observer], dict[str, float | str]]]] = {
+    "percentile": lambda observer: {"alpha": observer.percentile.alpha},
+    "aciq": lambda observer: {"distribution": observer.aciq.distribution},
+    "moving_average": _moving_average,
+}
+"""The observers that take arguments, and those as the observers spell them."""
+
+
+def _quantizer_arguments(quantizer: WeightQuantizer | ActivationQuantizer) -> dict[str, float | str]:
+    if isinstance(quantizer, ActivationQuantizer) and quantizer.type == "pact":
+        return {"alpha": quantizer.pact.alpha_value}
+    return {}
+
+
+def effective(side: Side, change: Change) -> Change:
+    """The values of `side` with those of `change` over them."""
+    base = side.model_dump(by_alias=True, exclude={"specific", "qadd"})
+    return type(change).model_validate(overlay(base, change.model_dump(by_alias=True, exclude_unset=True)))
+
+
+def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Both mappings in one, nested ones likewise; `above` wins."""
+    out = dict(below)
+    for name, value in above.items():
+        before = out.get(name)
+        both = isinstance(before, Mapping) and isinstance(value, Mapping)
+        out[name] = overlay(before, value) if both else value  # type: ignore[arg-type]
+    return out
+
+
+@dataclass(frozen=True)
+class Part:
+    """The complete values of one side, or of one entry of its SPECIFIC.
+
+    Attributes:
+        side: "W" or "A".
+        path: its key.
+        pattern: what the entry is for, "" for the whole side.
+        keys: the values.
+    """
+
+    side: str
+    path: Path
+    pattern: str
+    keys: Side | Change
+
+    @property
+    def is_float(self) -> bool:
+        """Whether nothing is quantized here."""
+        return self.keys.quantizer.disable or self.keys.quantizer.bit == FLOAT
+
+    def problems(self, backend: str) -> Iterator[Wrong]:
+        """What the backend does not accept."""
+        if not self.is_float:
+            yield from check_bits(backend, self.side, (*self.path, "QUANTIZER", "BIT"), self.keys.quantizer.bit)
+            yield from check_scheme(backend, self.side, (*self.path, "QSCHEME"), self.keys.qscheme)
+
+    def missing_types(self, observers: Collection[str] | None, quantizers: Collection[str] | None) -> Iterator[Wrong]:
+        """The types that are asked for here and not in these tables. None: not checked."""
+        kinds = (
+            ("OBSERVER", self.keys.observer.type, observers),
+            ("QUANTIZER", self.keys.quantizer.type, quantizers),
+        )
+        for kind, found, table in kinds:
+            if table is not None and found not in table and not self.is_float:
+                close = nearest(found, table, cutoff=0.6)
+                hint = f"Did you mean {close[0]}?" if close else ""
+                yield Wrong(f"must be {one_of(sorted(table))}", hint, path=(*self.path, kind, "TYPE"), value=found)
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The values as settings."""
+        keys, why = self.keys, key_path(self.path)
+        if self.is_float:
+            why += ".QUANTIZER.DISABLE" if keys.quantizer.disable else ".QUANTIZER.BIT"
+        arguments = ARGUMENTS.get(keys.observer.type)
+
+        return Settings(
+            enabled=not self.is_float,
+            bits=keys.quantizer.bit,
+            symmetric=keys.qscheme.endswith("-symmetric"),
+            per_channel=keys.qscheme.startswith("per-channel-"),
+            quantizer=keys.quantizer.type,
+            observer=keys.observer.type,
+            observer_arguments={} if arguments is None else arguments(keys.observer),
+            why=why,
+            quantizer_arguments=_quantizer_arguments(keys.quantizer),
+            layout=keys.observer.layout if isinstance(keys.observer, ActivationObserver) else "NCHW",
+        )
+
+
+def first_hit(patterns: Sequence[str], node: str, op: str, tensor: str) -> int | None:
+    """Position of the first of `patterns` that means this node or tensor."""
+    for index, pattern in enumerate(patterns):
+        found = matcher(pattern)
+        if found.hits_node(node, op) or found.hits_tensor(tensor):
+            return index
+    return None
+
+
+def changes(side: Side) -> Iterator[tuple[int, str, Change]]:
+    """Every entry of SPECIFIC in order: its position in the list, the pattern and the change."""
+    entries: tuple[Mapping[str, Change], ...] = side.specific
+    for index, entry in enumerate(entries):
+        for pattern, change in entry.items():
+            yield index, pattern, change
+
+
+def changed(pattern: str, node: str, op: str, tensor: str) -> bool:
+    """Whether an entry of SPECIFIC is meant for this use of this tensor: there, its bare name will do as well."""
+    found = matcher(pattern)
+    return found.hits_node(node, op) or found.hits_tensor(tensor) or pattern == tensor
+
+
+def tensor_hit(patterns: Collection[str], tensor: str) -> str | None:
+    """The first of `patterns` that means this tensor, where only tensors can be meant."""
+    return next((pattern for pattern in patterns if matcher(pattern).is_tensor(tensor)), None)
+
+
+@dataclass(frozen=True)
+class Use:
+    """A pattern in a recipe: its key path, and whether a bare name means nodes, tensors or either."""
+
+    path: Path
+    pattern: str
+    bare: str
+
+
+def _matches(use: Use, nodes: Sequence[tuple[str, str]], tensors: Collection[str]) -> bool:
+    found: Matcher = matcher(use.pattern)
+    if use.bare == "tensors":
+        return any(found.is_tensor(name) for name in tensors)
+    if use.bare == "either" and use.pattern in tensors:
+        return True
+    return any(found.hits_node(*node) for node in nodes) or any(found.hits_tensor(name) for name in tensors)
+
+
+def unmatched_problems(
+    uses: Sequence[Use], nodes: Sequence[tuple[str, str]], tensors: Collection[str]
+) -> Iterator[Wrong]:
+    """The patterns that mean nothing in a model with these nodes (name, op type) and tensors."""
+    names = frozenset(tensors)
+    for use in uses:
+        if _matches(use, nodes, names):
+            continue
+        found = matcher(use.pattern)
+        is_name = found.kind in ("name", "node", "re") and use.bare != "tensors"
+        if found.kind == "op":
+            what, pool = "operator type", sorted({op for _, op in nodes})
+        elif is_name:
+            what, pool = "node", [name for name, _ in nodes]
+        else:
+            what, pool = "tensor", list(tensors)
+        hint = ""
+        if is_name and any(found.is_tensor(name) for name in names):
+            hint = f"For tensors write 'tensor:{found.body}'"
+        elif is_name and found.body in {op for _, op in nodes}:
+            hint = f"For an operator type write 'op:{found.body}'"
+        else:
+            close = likest(found.body, pool, count=3)
+            hint = f"Nearest: {', '.join(map(repr, close))}" if close else f"The model has no {what}"
+        said = UNSAID if use.path[-1] == use.pattern else use.pattern
+        yield Wrong(f"matches no {what} of the model", hint, path=use.path, value=said)

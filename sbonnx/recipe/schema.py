@@ -1,0 +1,270 @@
+"""`Recipe`: everything a user can wish for, parsed and validated once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Annotated, Any, Final, Literal, final
+
+from pydantic import BeforeValidator, PrivateAttr, model_validator
+
+from sbonnx.recipe import limits, names, values
+from sbonnx.recipe.problem import ManyWrong, Origin, Wrong, key_path
+from sbonnx.recipe.resolve import (
+    Part,
+    Settings,
+    Use,
+    changed,
+    changes,
+    effective,
+    first_hit,
+    overlay,
+    tensor_hit,
+    unmatched_problems,
+)
+from sbonnx.recipe.sections import (
+    Activations,
+    Calibration,
+    QuantizeInputsOf,
+    Schedule,
+    Section,
+    SideBits,
+    Weights,
+    canonical,
+    key,
+)
+from sbonnx.spec import ScaleRule
+
+WeightForm = Literal["codes", "qdq"]
+
+TWINS: Final = (("A", "QADD", "ENABLE_QUANT"), ("QUANTIZE_INPUTS_OF", "ADD"))
+"""Two spellings of one wish: the ancestor's, and ours."""
+
+ScaleRuleName = Annotated[
+    ScaleRule, BeforeValidator(values.choice(names.SCALE_RULES)), values.schema(names.SCALE_RULES)
+]
+WeightFormName = Annotated[
+    WeightForm, BeforeValidator(values.choice(names.WEIGHT_FORMS)), values.schema(names.WEIGHT_FORMS)
+]
+Ranges = Annotated[dict[values.TensorPattern, values.Interval], BeforeValidator(values.a_mapping)]
+SharedScales = Annotated[tuple[values.TensorGroup, ...], BeforeValidator(values.a_list)]
+
+_NODES = "list of patterns"
+
+
+def look_up(data: Any, path: Sequence[str]) -> Any:
+    """The value at `path` in nested mappings, or None."""
+    for part in path:
+        data = data.get(part) if isinstance(data, Mapping) else None
+    return data
+
+
+def planted(path: Sequence[str], value: Any) -> dict[str, Any]:
+    """`value` at `path`, as nested mappings with nothing else in them."""
+    for part in reversed(path):
+        value = {part: value}
+    return dict(value)
+
+
+def _one_wish(data: dict[str, Any]) -> dict[str, Any]:
+    """`data` with both spellings of ADD set, if one is."""
+    (first, theirs), (second, ours) = ((path, look_up(data, path)) for path in TWINS)
+    if theirs is None and ours is None:
+        return data
+    if theirs is not None and ours is not None:
+        if isinstance(theirs, bool) and isinstance(ours, bool) and theirs != ours:
+            raise Wrong(f"contradicts {key_path(second)}, another spelling of it: drop one", path=first, value=theirs)
+        return data
+    known, missing = (theirs, second) if ours is None else (ours, first)
+    return overlay(data, planted(missing, known))
+
+
+@final
+class Recipe(Section):
+    """The user's wishes, complete: every key has a value, and the backend accepts them.
+
+    Made by `sbonnx.recipe.load`. Attributes are the keys of the YAML in lower case. Two recipes are equal when
+    they ask for the same, wherever that was written.
+    """
+
+    backend: values.BackendName = key("virtual", "the runtime that the model is made for", ", ".join(names.BACKENDS))
+    device: values.Device = key("auto", "where calibration runs", "auto (cuda if there is one), cpu, cuda, cuda:N")
+    schedule: Schedule = Schedule()
+    skip_trace_modules: values.Patterns = key((), "nodes that stay float, weights and inputs", _NODES)
+    w: Weights = Weights()
+    a: Activations = Activations()
+    include: values.Patterns = key((), "if not empty: only these nodes or tensors are quantized", _NODES, "new")
+    exclude: values.Patterns = key((), "nodes or tensors that stay float, even if included", _NODES, "new")
+    first_bits: SideBits = SideBits()
+    last_bits: SideBits = SideBits()
+    ranges: Ranges = key({}, "ranges fixed by hand, instead of observed ones", "{tensor pattern: [lo, hi]}", "new")
+    shared_scales: SharedScales = key(
+        (),
+        "groups of tensors that get one common scale and zero point",
+        "list of lists of tensor patterns",
+        "new",
+    )
+    quantize_inputs_of: QuantizeInputsOf = QuantizeInputsOf()
+    scale_rule: ScaleRuleName = key(
+        "exact", "how a range becomes a scale; `sparsebit` gives the ancestor's numbers", "exact, sparsebit", "new"
+    )
+    weights: WeightFormName = key(
+        "codes", "weights in the file: integer codes + DQ, or float + Q + DQ", "codes, qdq", "new"
+    )
+    simplify: values.Flag = key(True, "simplify the graph first", "true, false", "new")
+    samples: values.Count | None = key(
+        None, "how many calibration samples are used at most", "1 or more", "new", shown="all"
+    )
+    calibration: Calibration = Calibration()
+
+    _origin: Origin = PrivateAttr(default_factory=Origin)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, data: Any) -> Any:
+        return data if isinstance(data, cls) else limits.complete(_one_wish(canonical(cls, data)))
+
+    @model_validator(mode="after")
+    def _backend_accepts(self) -> Recipe:
+        found = tuple(self._limit_problems())
+        if found:
+            raise ManyWrong(found)
+        return self
+
+    def _limit_problems(self) -> Iterator[Wrong]:
+        seen = set()
+        for part in self._parts:
+            for problem in part.problems(self.backend):
+                said = (part.side, problem.path[len(part.path) :], problem.value)
+                if said not in seen:  # what is wrong with the whole side is wrong with each entry of its SPECIFIC
+                    yield problem
+                if not part.pattern:
+                    seen.add(said)
+        yield from limits.check_ends(self.backend, "FIRST_BITS", self.first_bits)
+        yield from limits.check_ends(self.backend, "LAST_BITS", self.last_bits)
+        if self.schedule.bn_tuning and not self.w.qscheme.startswith("per-channel-"):
+            wanted = "must be per-channel-symmetric or per-channel-affine when SCHEDULE.BN_TUNING is true"
+            yield Wrong(wanted, path=("W", "QSCHEME"), value=self.w.qscheme)
+
+    @cached_property
+    def _parts(self) -> tuple[Part, ...]:
+        """The values of both sides, each followed by those of its entries of SPECIFIC."""
+        found = []
+        for name, side in (("W", self.w), ("A", self.a)):
+            found.append(Part(name, (name,), "", side))
+            for index, pattern, change in changes(side):
+                found.append(Part(name, (name, "SPECIFIC", index, pattern), pattern, effective(side, change)))
+        return tuple(found)
+
+    def settings(self, side: names.SideName, *, node: str, op: str, tensor: str, place: names.Place = "") -> Settings:
+        """What the recipe says of `tensor`, as weight ("w") or activation ("a") of one node that reads it.
+
+        From weakest to strongest: the values of the whole side; FIRST_BITS or LAST_BITS; the first entry of
+        SPECIFIC that matches; INCLUDE, EXCLUDE and SKIP_TRACE_MODULES.
+
+        Args:
+            node, op, tensor: original name and operator type of the reader, original name of the tensor.
+            place: "first" or "last" if the node is the first or last linear layer of the model.
+        """
+        found = self._wished(side, node, op, tensor, place)
+        for name, patterns in (("SKIP_TRACE_MODULES", self.skip_trace_modules), ("EXCLUDE", self.exclude)):
+            index = first_hit(patterns, node, op, tensor)
+            if index is not None:
+                return found.off(f"{name}[{index}]")
+        if self.include and first_hit(self.include, node, op, tensor) is None:
+            return found.off("INCLUDE")
+        return found
+
+    def _wished(self, side: names.SideName, node: str, op: str, tensor: str, place: names.Place) -> Settings:
+        whole, *entries = (part for part in self._parts if part.side == side.upper())
+        for part in entries:
+            if changed(part.pattern, node, op, tensor):
+                return part.settings
+        ends = {"": None, "first": self.first_bits, "last": self.last_bits}[place]
+        bits = None if ends is None else ends.w if side == "w" else ends.a
+        if bits is None or whole.is_float:
+            return whole.settings
+        why = f"{place.upper()}_BITS.{whole.side}"
+        return replace(whole.settings, bits=bits, enabled=bits != limits.FLOAT, why=why)
+
+    def fixed_range(self, tensor: str) -> tuple[float, float] | None:
+        """The range of `tensor` fixed in RANGES, or None. The first pattern that matches wins."""
+        pattern = tensor_hit(self.ranges, tensor)
+        return None if pattern is None else self.ranges[pattern]
+
+    def shared_group(self, tensor: str) -> int | None:
+        """Position in SHARED_SCALES of the first group that `tensor` is in, or None."""
+        return next((i for i, group in enumerate(self.shared_scales) if tensor_hit(group, tensor)), None)
+
+    def _uses(self) -> Iterator[Use]:
+        for name, patterns in (
+            ("SKIP_TRACE_MODULES", self.skip_trace_modules),
+            ("INCLUDE", self.include),
+            ("EXCLUDE", self.exclude),
+        ):
+            yield from (Use((name, index), pattern, "nodes") for index, pattern in enumerate(patterns))
+        for name, side in (("W", self.w), ("A", self.a)):
+            yield from (Use((name, "SPECIFIC", i, pattern), pattern, "either") for i, pattern, _ in changes(side))
+        yield from (Use(("RANGES", pattern), pattern, "tensors") for pattern in self.ranges)
+        for group, patterns in enumerate(self.shared_scales):
+            yield from (Use(("SHARED_SCALES", group, i), pattern, "tensors") for i, pattern in enumerate(patterns))
+
+    def unmatched(self, nodes: Sequence[tuple[str, str]], tensors: Collection[str]) -> None:
+        """Check that every pattern means something in a model.
+
+        Args:
+            nodes: original name and operator type of every node, of all scopes.
+            tensors: original names of all tensors.
+
+        Raises:
+            RecipeError: a pattern matches nothing; with the nearest names.
+        """
+        found = list(unmatched_problems(tuple(self._uses()), nodes, tensors))
+        if found:
+            raise self._origin.error(found[0], len(found) - 1)
+
+    def check_types(
+        self, *, observers: Collection[str] | None = None, quantizers: Collection[str] | None = None
+    ) -> None:
+        """Check that the observer and quantizer types that are asked for exist. None: that kind is not checked.
+
+        Raises:
+            RecipeError: a side that is quantized, or an entry of SPECIFIC, names a type that is not there.
+        """
+        for part in self._parts:
+            for problem in part.missing_types(observers, quantizers):
+                raise self._origin.error(problem)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The resolved recipe as plain values in the keys of the YAML; `load` reads it back to an equal recipe."""
+        out: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        for name, side in (("W", self.w), ("A", self.a)):
+            out[name]["SPECIFIC"] = [
+                {p: c.model_dump(mode="json", by_alias=True, exclude_unset=True)} for _, p, c in changes(side)
+            ]
+        return out
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of `to_dict`, in hexadecimal: equal recipes have equal digests."""
+        return hashlib.sha256(json.dumps(self.to_dict()).encode()).hexdigest()
+
+    @property
+    def origin(self) -> Origin:
+        """Where the keys were written, for error messages."""
+        return self._origin
+
+    def written_in(self, origin: Origin) -> Recipe:
+        """The same recipe, with another place in its error messages."""
+        copy = self.model_copy()
+        copy._origin = origin
+        return copy
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Recipe) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)

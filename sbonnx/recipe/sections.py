@@ -1,0 +1,384 @@
+"""The nested keys of a recipe, one class a mapping. Upper case in YAML, lower case as attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, final
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.config import JsonDict
+
+from sbonnx.recipe import names, values
+from sbonnx.recipe.problem import Wrong, short
+
+Maker = Literal["ancestor", "new"]
+
+
+def key(default: Any, meaning: str, allowed: str, maker: Maker = "ancestor", *, shown: str | None = None) -> Any:
+    """A key of the recipe: its default, and what docs/recipe.md, the annotated default and editors say of it.
+
+    Args:
+        default: the value when the key is absent; None where somebody else decides then.
+        meaning: one clause, lower case, no full stop.
+        allowed: the accepted values, for people.
+        maker: whether the ancestor has the key.
+        shown: the default in words, where the bare value would not tell.
+    """
+    extra: JsonDict = {"x-allowed": allowed, "x-maker": maker}
+    if shown is not None:
+        extra["x-default"] = shown
+    return Field(default, description=meaning, json_schema_extra=extra)
+
+
+def nested(data: Mapping[Any, Any]) -> dict[str, Any]:
+    """`data` with keys in upper case, ``A.B: c`` as ``A: {B: c}``, and empty values left out.
+
+    Raises:
+        Wrong: a key is not text, or is there twice (in two spellings).
+    """
+    out: dict[str, Any] = {}
+    whole: set[str] = set()  # keys that were written without a dot
+    for name, value in data.items():
+        if not isinstance(name, str):
+            raise Wrong(f"has the key {short(name)}: keys are text")
+        if value is None:
+            continue
+        head, dot, rest = name.partition(".")
+        head = head.upper()
+        if dot:
+            value = {rest: value}
+        before = out.get(head)
+        if before is None:
+            out[head] = value
+        elif (
+            isinstance(before, Mapping)
+            and isinstance(value, Mapping)
+            and (dot or head not in whole)
+            and not before.keys() & value.keys()
+        ):
+            out[head] = {**before, **value}
+        else:
+            raise Wrong("is given twice, in two spellings", path=(head,))
+        if not dot:
+            whole.add(head)
+    return out
+
+
+class Section(BaseModel):
+    """A mapping with fixed keys. A key left empty (or null) keeps its default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=str.upper)
+
+    @classmethod
+    def _expand(cls, data: Any) -> Any:
+        """Turn a short form of the whole section into a mapping, or give `data` back."""
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spell(cls, data: Any) -> Any:
+        if isinstance(data, cls):
+            return data
+        data = cls._expand(data)
+        if data is None:
+            return {}
+        if not isinstance(data, Mapping):
+            raise Wrong("must be a mapping of keys to values", value=data)
+        return nested(data)
+
+
+def children(section: type[Section]) -> dict[str, type[Section]]:
+    """The keys of `section` whose value is a mapping with fixed keys, and the class of each."""
+    found = {}
+    for name, info in section.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
+            found[name.upper()] = info.annotation
+    return found
+
+
+def canonical(section: type[Section], data: Any) -> dict[str, Any]:
+    """`data` with every fixed key in upper case and nested, to the bottom. Values are not looked at.
+
+    Raises:
+        Wrong: `data` is no mapping, or a key is not text or is there twice.
+    """
+    data = section._expand(data)
+    if not isinstance(data, Mapping):
+        raise Wrong("must be a mapping of keys to values", value=data)
+    out = nested(data)
+    for name, child in children(section).items():
+        if name in out:
+            try:
+                out[name] = canonical(child, out[name])
+            except Wrong as problem:
+                raise problem.under(name) from problem
+    return out
+
+
+@final
+class Pact(Section):
+    """A.QUANTIZER.PACT"""
+
+    alpha_value: values.AboveZero = key(10.0, "first value of the clipping bound that `pact` learns", "above 0")
+
+
+@final
+class Percentile(Section):
+    """OBSERVER.PERCENTILE"""
+
+    alpha: values.Tail = key(0.001, "share of the values that `percentile` cuts off at each end", "0 to below 0.5")
+
+
+@final
+class Aciq(Section):
+    """OBSERVER.ACIQ"""
+
+    distribution: values.Distribution = key("gaus", "distribution that `aciq` assumes", "gaus, laplace")
+
+
+@final
+class MovingAverage(Section):
+    """A.OBSERVER.MOVING_AVERAGE"""
+
+    ema_ratio: values.Ratio = key(0.9, "weight of the old value in `moving_average`", "0 to below 1")
+
+
+_BIT = ("width of a code; 0 leaves the side float", "0, 2 to 16; onnxruntime and tensorrt: 0, 8")
+_DISABLE = ("leave this side float", "true, false")
+
+
+@final
+class WeightQuantizer(Section):
+    """W.QUANTIZER"""
+
+    type: values.WeightQuantizerName = key(
+        "uniform", "how weights are rounded or trained", "uniform, dorefa, lsq, lsq+ (lsq_plus), adaround"
+    )
+    disable: values.Flag = key(False, *_DISABLE)
+    bit: values.Bits = key(8, *_BIT)
+
+
+@final
+class ActivationQuantizer(Section):
+    """A.QUANTIZER"""
+
+    type: values.ActivationQuantizerName = key(
+        "uniform", "how activations are quantized or trained", "uniform, dorefa, lsq, lsq+ (lsq_plus), pact"
+    )
+    disable: values.Flag = key(False, *_DISABLE)
+    bit: values.Bits = key(8, *_BIT)
+    pact: Pact = Pact()
+
+
+@final
+class WeightObserver(Section):
+    """W.OBSERVER"""
+
+    type: values.WeightObserverName = key(
+        "minmax", "how the range of a weight is chosen", "minmax, mse, percentile, kl_histogram, aciq"
+    )
+    percentile: Percentile = Percentile()
+    aciq: Aciq = Aciq()
+
+
+@final
+class ActivationObserver(Section):
+    """A.OBSERVER"""
+
+    type: values.ActivationObserverName = key(
+        "minmax",
+        "how the range of an activation is chosen",
+        "minmax, moving_average, mse, percentile, kl_histogram, aciq",
+    )
+    percentile: Percentile = Percentile()
+    aciq: Aciq = Aciq()
+    moving_average: MovingAverage = MovingAverage()
+    layout: values.Layout = key("NCHW", "where per-channel activations have their channels: axis 1, or 2", "NCHW, NLC")
+
+
+@final
+class QAdd(Section):
+    """A.QADD"""
+
+    enable_quant: values.Flag | None = key(
+        None, "the ancestor's spelling of QUANTIZE_INPUTS_OF.ADD", "true, false", shown="the backend decides"
+    )
+
+
+def _pairs(data: Any) -> Any:
+    """An entry of SPECIFIC as a mapping. The ancestor's form is a list: key, value, key, value, ..."""
+    if isinstance(data, Mapping):
+        return data
+    if not isinstance(data, list | tuple):
+        raise Wrong("must be [key, value, key, value, ...] or a mapping", value=data)
+    if len(data) % 2:
+        raise Wrong("must be [key, value, key, value, ...]: a key or a value is missing", value=data)
+    pairs: dict[str, Any] = {}
+    for name, value in zip(data[::2], data[1::2], strict=True):
+        if not isinstance(name, str):
+            raise Wrong(f"must be [key, value, ...]: {short(name)} stands where a key should")
+        if name in pairs:
+            raise Wrong(f"sets {short(name)} twice")
+        pairs[name] = value
+    return pairs
+
+
+def _refuse_types(quantizer: str, observer: str, refused: frozenset[str], home: str) -> None:
+    """A type that only the other side has is wrong here, whatever else is plugged in."""
+    for part, found in (("QUANTIZER", quantizer), ("OBSERVER", observer)):
+        if found in refused:
+            raise Wrong(f"is for {home} only", path=(part, "TYPE"), value=found)
+
+
+_SCHEME = "one scale a channel or a tensor; zero point fixed at 0 or free"
+_SPECIFIC = ("other values for some nodes or tensors; the first match wins", "list of {pattern: changes}")
+
+
+class _WeightSettings(Section):
+    """What can be said of all weights or of some."""
+
+    qscheme: values.SchemeName = key(
+        "per-channel-symmetric",
+        _SCHEME,
+        "per-channel-symmetric, per-channel-affine, per-tensor-symmetric, per-tensor-affine; tensorrt: symmetric ones",
+    )
+    quantizer: WeightQuantizer = WeightQuantizer()
+    observer: WeightObserver = WeightObserver()
+
+    @model_validator(mode="after")
+    def _types_are_for_weights(self) -> _WeightSettings:
+        _refuse_types(self.quantizer.type, self.observer.type, names.ONLY_ACTIVATIONS, "activations (A)")
+        return self
+
+
+class _ActivationSettings(Section):
+    """What can be said of all activations or of some."""
+
+    qscheme: values.SchemeName = key(
+        "per-tensor-affine",
+        _SCHEME,
+        "per-tensor-affine, per-tensor-symmetric, per-channel-affine, per-channel-symmetric; "
+        "tensorrt: per-tensor-symmetric",
+        shown="per-tensor-affine; tensorrt: per-tensor-symmetric",
+    )
+    quantizer: ActivationQuantizer = ActivationQuantizer()
+    observer: ActivationObserver = ActivationObserver()
+
+    @model_validator(mode="after")
+    def _types_are_for_activations(self) -> _ActivationSettings:
+        _refuse_types(self.quantizer.type, self.observer.type, names.ONLY_WEIGHTS, "weights (W)")
+        return self
+
+
+@final
+class WeightChange(_WeightSettings):
+    """What one entry of W.SPECIFIC sets; keys that it does not set stay as they are in W."""
+
+    @classmethod
+    def _expand(cls, data: Any) -> Any:
+        return _pairs(data)
+
+
+@final
+class ActivationChange(_ActivationSettings):
+    """What one entry of A.SPECIFIC sets; keys that it does not set stay as they are in A."""
+
+    @classmethod
+    def _expand(cls, data: Any) -> Any:
+        return _pairs(data)
+
+
+WeightEntry = Annotated[dict[values.Pattern, WeightChange], BeforeValidator(values.a_mapping)]
+ActivationEntry = Annotated[dict[values.Pattern, ActivationChange], BeforeValidator(values.a_mapping)]
+
+
+@final
+class Weights(_WeightSettings):
+    """W"""
+
+    specific: Annotated[tuple[WeightEntry, ...], BeforeValidator(values.a_list)] = key((), *_SPECIFIC)
+
+
+@final
+class Activations(_ActivationSettings):
+    """A"""
+
+    qadd: QAdd = QAdd()
+    specific: Annotated[tuple[ActivationEntry, ...], BeforeValidator(values.a_list)] = key((), *_SPECIFIC)
+
+
+Side = Weights | Activations
+Change = WeightChange | ActivationChange
+
+
+@final
+class Schedule(Section):
+    """SCHEDULE"""
+
+    fuse_bn: values.Flag = key(
+        False,
+        "fold batch normalization into the linear layers before quantizing",
+        "true, false",
+        shown="false; true without a recipe",
+    )
+    bn_tuning: values.Flag = key(
+        False, "tune batch normalization with quantization on, then fold it", "true, false; true wants W per channel"
+    )
+    disable_unnecessary_quant: values.Flag = key(
+        True, "no Q/DQ between a linear layer, normalization or Add and the activation after it", "true, false"
+    )
+
+
+_DECIDES = "the backend decides"
+
+
+@final
+class QuantizeInputsOf(Section):
+    """QUANTIZE_INPUTS_OF"""
+
+    add: values.Flag | None = key(None, "inputs of Add", "true, false", "new", shown=_DECIDES)
+    concat: values.Flag | None = key(None, "inputs of Concat", "true, false", "new", shown=_DECIDES)
+    pool: values.Flag | None = key(
+        None, "inputs of averaging pools and ReduceMean", "true, false", "new", shown=_DECIDES
+    )
+    softmax: values.Flag | None = key(None, "inputs of Softmax and its kin", "true, false", "new", shown=_DECIDES)
+    norm: values.Flag | None = key(
+        None, "inputs of normalizations that were not folded", "true, false", "new", shown=_DECIDES
+    )
+    elementwise: values.Flag | None = key(
+        None, "inputs of Mul, Sub, Div and lone activations", "true, false", "new", shown=_DECIDES
+    )
+    resize: values.Flag | None = key(None, "inputs of Resize", "true, false", "new", shown=_DECIDES)
+    embedding: values.Flag | None = key(None, "tables read by Gather", "true, false", "new", shown=_DECIDES)
+    matmul: values.Flag | None = key(
+        None, "inputs of a MatMul of two activations", "true, false", "new", shown=_DECIDES
+    )
+
+
+@final
+class SideBits(Section):
+    """FIRST_BITS and LAST_BITS: a width for each side, written ``{W: 8, A: 8}``, ``w8a8`` or ``8``."""
+
+    w: values.Bits | None = key(None, "width of the weight", "0, 2 to 16", "new", shown="that of W")
+    a: values.Bits | None = key(None, "width of the inputs", "0, 2 to 16", "new", shown="that of A")
+
+    @classmethod
+    def _expand(cls, data: Any) -> Any:
+        return data if data is None or isinstance(data, Mapping) else values.both_bits(data)
+
+
+@final
+class Calibration(Section):
+    """CALIBRATION"""
+
+    memory: values.Memory = key(
+        "2 GiB",
+        "memory for activations while calibrating; past it they go to disk",
+        "a size: 2 GiB, 500 MB",
+        "new",
+    )
+
+    @property
+    def memory_bytes(self) -> int:
+        """The budget as a number of bytes."""
+        return values.memory_bytes(self.memory)

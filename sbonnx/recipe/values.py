@@ -1,0 +1,260 @@
+"""The kinds of values in a recipe: what is accepted, how it is spelled in the end, what an editor may offer.
+
+Each reader takes what YAML or Python gave and returns the canonical value, or raises `Wrong`. As in the
+ancestor, a number or a truth value may also stand in quotes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from numbers import Integral, Real
+from typing import Annotated, Final
+
+from pydantic import BeforeValidator, WithJsonSchema
+
+from sbonnx.recipe import names
+from sbonnx.recipe.matching import check_pattern
+from sbonnx.recipe.problem import UNSAID, Wrong, one_of, short
+
+_TRUTHS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
+_NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,3})?")
+_TYPE_NAME = re.compile(r"[a-z][a-z0-9_]*\+?")
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
+_MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kmgt]?)(i?)b?", re.IGNORECASE)
+_PER_SIDE = re.compile(r"w([0-9]{1,2})a([0-9]{1,2})", re.IGNORECASE)
+
+MIN_BITS: Final = 2
+MAX_BITS: Final = 16
+FLOAT_BITS: Final = 32
+"""In ``w8a32`` the 32 means: leave it float."""
+
+
+def flag(value: object) -> bool:
+    """true or false."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in _TRUTHS:
+        return _TRUTHS[value.lower()]
+    raise Wrong("must be true or false", value=value)
+
+
+def integer(value: object) -> int | None:
+    """`value` as an integer of at most 64 bits, or None if it is none. True is not 1 here."""
+    if isinstance(value, str) and _INTEGER.fullmatch(value):
+        return int(value)
+    if isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) < 1 << 63:
+        return int(value)
+    return None
+
+
+def number(value: object) -> float | None:
+    """`value` as a finite float, or None if it is none."""
+    if isinstance(value, bool) or not isinstance(value, Real | str):
+        return None
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:  # an integer of more than 308 digits
+        return None
+    return found if math.isfinite(found) else None
+
+
+def bits(value: object) -> int:
+    """A bit width: 0 (float) or 2 to 16."""
+    found = integer(value)
+    if found is None or not (found == 0 or MIN_BITS <= found <= MAX_BITS):
+        raise Wrong(f"must be 0 (float) or a whole number of bits from {MIN_BITS} to {MAX_BITS}", value=value)
+    return found
+
+
+def both_bits(value: object) -> dict[str, int]:
+    """``w8a8`` or ``8`` as {"W": 8, "A": 8}; 32 means float, which is written 0."""
+    match = _PER_SIDE.fullmatch(value) if isinstance(value, str) else None
+    widths: list[object] = [int(match[1]), int(match[2])] if match else [value, value]
+    try:
+        weight, activation = (bits(0 if integer(width) == FLOAT_BITS else width) for width in widths)
+    except Wrong as problem:
+        text = f"must be a form like w8a8, or a number, with widths 0 or {MIN_BITS} to {MAX_BITS} (32 or 0: float)"
+        raise Wrong(text, value=value) from problem
+    return {"W": weight, "A": activation}
+
+
+def positive(value: object) -> int:
+    """A whole number from 1 up."""
+    found = integer(value)
+    if found is None or found < 1:
+        raise Wrong("must be a whole number, 1 or more", value=value)
+    return found
+
+
+def _tail(value: object) -> float:
+    found = number(value)
+    if found is None or not 0 <= found < 0.5:
+        hint = "Write 0.001 to cut the outermost tenth of a percent on each side"
+        raise Wrong("must be a share of the values, from 0 to below 0.5", hint, value=value)
+    return found
+
+
+def _ratio(value: object) -> float:
+    found = number(value)
+    if found is None or not 0 <= found < 1:
+        raise Wrong("must be the weight of the old value, from 0 to below 1", value=value)
+    return found
+
+
+def _above_zero(value: object) -> float:
+    found = number(value)
+    if found is None or found <= 0:
+        raise Wrong("must be a number above 0", value=value)
+    return found
+
+
+def _interval(value: object) -> tuple[float, float]:
+    ends = [number(end) for end in value] if isinstance(value, list | tuple) else []
+    if len(ends) != 2 or ends[0] is None or ends[1] is None or not ends[0] < ends[1]:
+        raise Wrong("must be [lo, hi], two finite numbers, the lower one first", value=value)
+    return ends[0], ends[1]
+
+
+def type_name(value: object) -> str:
+    """The canonical name of a quantizer or observer: lower case, ``lsq_plus`` as ``lsq+``."""
+    if isinstance(value, str):
+        name = value.strip().lower().replace("-", "_")
+        if _TYPE_NAME.fullmatch(name):
+            return names.ALIASES.get(name, name)
+    raise Wrong("must be the name of a type, such as minmax or uniform", value=value)
+
+
+def _device(value: object) -> str:
+    if isinstance(value, str) and _DEVICE.fullmatch(value.lower()):
+        return value.lower()
+    raise Wrong("must be auto, cpu, cuda or cuda:N", value=value)
+
+
+def memory_bytes(text: str) -> int:
+    """``2 GiB``, ``512MB`` or ``1000000`` as a number of bytes."""
+    match = _MEMORY.fullmatch(text.strip())
+    if match is None:
+        raise Wrong("must be a size such as '2 GiB' or '500 MB'", value=text)
+    base = 1024 if match[3] else 1000
+    return int(float(match[1]) * base ** ("kmgt".index(match[2].lower()) + 1 if match[2] else 0))
+
+
+def _memory(value: object) -> str:
+    whole = integer(value)
+    text = str(whole) if whole is not None else value
+    if not isinstance(text, str) or len(text) > 30 or _MEMORY.fullmatch(text.strip()) is None:
+        raise Wrong("must be a size such as '2 GiB' or '500 MB'", value=value)
+    if memory_bytes(text) < 1:
+        raise Wrong("must be more than nothing", value=value)
+    return text.strip()
+
+
+def items(value: object) -> object:
+    """A list stays, one text becomes a list of one, anything else is wrong (sets have no order)."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list | tuple):
+        return value
+    raise Wrong("must be a list of patterns", value=value)
+
+
+def a_list(value: object) -> object:
+    """A list, nothing else."""
+    if isinstance(value, list | tuple):
+        return value
+    raise Wrong("must be a list", value=value)
+
+
+def a_mapping(value: object) -> object:
+    """A mapping, nothing else."""
+    if isinstance(value, Mapping):
+        return value
+    raise Wrong("must be a mapping", value=value)
+
+
+def _pattern(value: object) -> str:
+    if not isinstance(value, str):
+        raise Wrong("must be text", "Put names that look like numbers or truth values in quotes", value=value)
+    fault = check_pattern(value)
+    if fault is not None:
+        raise Wrong(fault, value=value)
+    return value
+
+
+def _tensor_pattern(value: object) -> str:
+    pattern = _pattern(value)
+    if pattern.lower().startswith(("op:", "node:")):
+        raise Wrong(f"names a node where a tensor is meant: {short(pattern)}", value=UNSAID)
+    return pattern
+
+
+def choice(allowed: tuple[str, ...]) -> Callable[[object], str]:
+    spelled = {name.lower(): name for name in allowed}
+
+    def read(value: object) -> str:
+        if isinstance(value, str) and value.lower() in spelled:
+            return spelled[value.lower()]
+        raise Wrong(f"must be {one_of(allowed)}", value=value)
+
+    return read
+
+
+def schema(allowed: tuple[str, ...]) -> WithJsonSchema:
+    """For editors: `allowed` are offered, any case of them passes."""
+    cased = ["".join(f"[{c.upper()}{c.lower()}]" if c.isalpha() else c for c in name) for name in allowed]
+    pattern = {"pattern": f"^({'|'.join(cased)})$"}
+    return WithJsonSchema({"type": "string", "anyOf": [{"enum": list(allowed)}, pattern]})
+
+
+def _type_schema(known: tuple[str, ...], refused: frozenset[str]) -> WithJsonSchema:
+    """For editors: the known types of this side are offered, any name passes (others may be plugged in)."""
+    offered = {"enum": [name for name in known if name not in refused]}
+    return WithJsonSchema({"type": "string", "anyOf": [offered, {"pattern": "^[A-Za-z][A-Za-z0-9_-]*[+]?$"}]})
+
+
+_LIST_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+
+Flag = Annotated[bool, BeforeValidator(flag), WithJsonSchema({"type": "boolean"})]
+Bits = Annotated[
+    int,
+    BeforeValidator(bits),
+    WithJsonSchema({"type": "integer", "enum": [0, *range(MIN_BITS, MAX_BITS + 1)]}),
+]
+Count = Annotated[int, BeforeValidator(positive), WithJsonSchema({"type": "integer", "minimum": 1})]
+Tail = Annotated[
+    float, BeforeValidator(_tail), WithJsonSchema({"type": "number", "minimum": 0, "exclusiveMaximum": 0.5})
+]
+Ratio = Annotated[
+    float, BeforeValidator(_ratio), WithJsonSchema({"type": "number", "minimum": 0, "exclusiveMaximum": 1})
+]
+AboveZero = Annotated[float, BeforeValidator(_above_zero), WithJsonSchema({"type": "number", "exclusiveMinimum": 0})]
+Interval = Annotated[
+    tuple[float, float],
+    BeforeValidator(_interval),
+    WithJsonSchema({"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}),
+]
+WeightQuantizerName = Annotated[str, BeforeValidator(type_name), _type_schema(names.QUANTIZERS, names.ONLY_ACTIVATIONS)]
+WeightObserverName = Annotated[str, BeforeValidator(type_name), _type_schema(names.OBSERVERS, names.ONLY_ACTIVATIONS)]
+ActivationQuantizerName = Annotated[str, BeforeValidator(type_name), _type_schema(names.QUANTIZERS, names.ONLY_WEIGHTS)]
+ActivationObserverName = Annotated[str, BeforeValidator(type_name), _type_schema(names.OBSERVERS, names.ONLY_WEIGHTS)]
+BackendName = Annotated[names.Backend, BeforeValidator(choice(names.BACKENDS)), schema(names.BACKENDS)]
+SchemeName = Annotated[names.Scheme, BeforeValidator(choice(names.SCHEMES)), schema(names.SCHEMES)]
+Distribution = Annotated[str, BeforeValidator(choice(names.DISTRIBUTIONS)), schema(names.DISTRIBUTIONS)]
+Layout = Annotated[str, BeforeValidator(choice(names.LAYOUTS)), schema(names.LAYOUTS)]
+Device = Annotated[
+    str,
+    BeforeValidator(_device),
+    WithJsonSchema({"type": "string", "pattern": "^([Aa][Uu][Tt][Oo]|[Cc][Pp][Uu]|[Cc][Uu][Dd][Aa](:[0-9]+)?)$"}),
+]
+Memory = Annotated[
+    str, BeforeValidator(_memory), WithJsonSchema({"type": ["string", "integer"], "pattern": "^ *[0-9]"})
+]
+Pattern = Annotated[str, BeforeValidator(_pattern), WithJsonSchema({"type": "string", "minLength": 1})]
+TensorPattern = Annotated[str, BeforeValidator(_tensor_pattern), WithJsonSchema({"type": "string", "minLength": 1})]
+Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(items), WithJsonSchema(_LIST_SCHEMA)]
+TensorGroup = Annotated[tuple[TensorPattern, ...], BeforeValidator(items), WithJsonSchema(_LIST_SCHEMA)]

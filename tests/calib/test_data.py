@@ -1,0 +1,437 @@
+"""Readers: every kind of source gives the same feeds; every mistake is named with its mend."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from sbonnx.calib.data import Dataset, InputSpec, read
+from sbonnx.errors import DataError
+from sbonnx.spec import Array
+
+F32 = np.dtype(np.float32)
+I64 = np.dtype(np.int64)
+X = (InputSpec("x", F32, ("N", 3, 4)),)
+TWO = (InputSpec("ids", I64, ("N", "T")), InputSpec("mask", I64, ("N", "T")))
+
+
+def sample(batch: int = 2, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal((batch, 3, 4)).astype(np.float32)
+
+
+FEEDS = [sample(2, 0), sample(1, 1), sample(3, 2)]
+
+
+def as_npz_folder(folder: Path) -> Any:
+    for number, x in zip((1, 2, 10), FEEDS, strict=True):  # 10 after 2: natural order
+        np.savez(folder / f"{number}.npz", x=x)
+    (folder / ".hidden.npz").write_bytes(b"no")
+    return folder
+
+
+def as_npy_folder(folder: Path) -> Any:
+    for number, x in enumerate(FEEDS):
+        np.save(folder / f"{number}.npy", x)
+    return folder
+
+
+def as_input_folders(folder: Path) -> Any:
+    (folder / "x").mkdir()
+    as_npy_folder(folder / "x")
+    return folder
+
+
+def as_polygraphy(folder: Path) -> Any:
+    def encode(x: Array) -> dict[str, str]:
+        buffer = io.BytesIO()
+        np.save(buffer, x)
+        return {"array": base64.b64encode(buffer.getvalue()).decode(), "polygraphy_class": "ndarray"}
+
+    path = folder / "inputs.json"
+    path.write_text(json.dumps([{"x": encode(x)} for x in FEEDS]))
+    return path
+
+
+def as_test_data(folder: Path) -> Any:
+    for number, x in enumerate(FEEDS):
+        place = folder / f"test_data_set_{number}"
+        place.mkdir()
+        (place / "input_0.pb").write_bytes(numpy_helper.from_array(x, "x").SerializeToString())
+        (place / "output_0.pb").write_bytes(numpy_helper.from_array(x, "y").SerializeToString())
+    return folder
+
+
+def as_list(_: Path) -> Any:
+    return [{"x": x} for x in FEEDS]
+
+
+def as_generator(_: Path) -> Any:
+    return ({"x": x} for x in FEEDS)
+
+
+def as_arrays(_: Path) -> Any:
+    return list(FEEDS)
+
+
+def as_labelled_tuples(_: Path) -> Any:
+    return [(x, np.zeros(len(x), np.int64)) for x in FEEDS]
+
+
+class Tensor:
+    """What a torch tensor looks like from outside."""
+
+    def __init__(self, x: Array) -> None:
+        self.x = x
+
+    def detach(self) -> Tensor:
+        return self
+
+    def cpu(self) -> Tensor:
+        return self
+
+    def numpy(self) -> Array:
+        return self.x
+
+
+class Loader:
+    """What a DataLoader looks like from outside."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(Tensor(x), Tensor(np.zeros(len(x)))) for x in FEEDS])
+
+    def __len__(self) -> int:
+        return len(FEEDS)
+
+
+def as_loader(_: Path) -> Any:
+    return Loader()
+
+
+class CalibrationReader:
+    """onnxruntime's CalibrationDataReader, with rewind or without."""
+
+    def __init__(self) -> None:
+        self.left: Iterator[dict[str, Array]] = iter([{"x": x} for x in FEEDS])
+
+    def get_next(self) -> dict[str, Array] | None:
+        return next(self.left, None)
+
+
+class Rewinding(CalibrationReader):
+    def rewind(self) -> None:
+        self.left = iter([{"x": x} for x in FEEDS])
+
+
+def as_calibration_reader(_: Path) -> Any:
+    return CalibrationReader()
+
+
+def as_rewinding_reader(_: Path) -> Any:
+    return Rewinding()
+
+
+SOURCES = [
+    as_npz_folder,
+    as_npy_folder,
+    as_input_folders,
+    as_polygraphy,
+    as_test_data,
+    as_list,
+    as_generator,
+    as_arrays,
+    as_labelled_tuples,
+    as_loader,
+    as_calibration_reader,
+    as_rewinding_reader,
+]
+
+
+@pytest.mark.parametrize("make", SOURCES)
+def test_every_source_gives_the_same_feeds_twice(make: Callable[[Path], Any], tmp_path: Path) -> None:
+    data = read(make(tmp_path), X)
+    for _ in range(2):
+        feeds = list(data)
+        assert len(feeds) == len(data) == 3
+        for feed, x in zip(feeds, FEEDS, strict=True):
+            np.testing.assert_array_equal(feed["x"], x)
+            assert feed["x"].dtype == np.float32
+
+
+@pytest.mark.parametrize("make", SOURCES)
+def test_limit_counts_feeds(make: Callable[[Path], Any], tmp_path: Path) -> None:
+    data = read(make(tmp_path), X, limit=2)
+    assert [len(feed["x"]) for feed in data] == [2, 1]
+    assert len(data) == 2
+
+
+def test_a_real_data_loader() -> None:
+    torch = pytest.importorskip("torch", reason="torch is an extra")
+    set_ = torch.utils.data.TensorDataset(torch.ones(5, 3, 4), torch.zeros(5, dtype=torch.int64))
+    data = read(torch.utils.data.DataLoader(set_, batch_size=2), X)
+    assert [feed["x"].shape[0] for feed in data] == [2, 2, 1]
+    assert data.count == 3
+
+
+def test_one_feed_as_dict_array_and_files(tmp_path: Path) -> None:
+    x = sample()
+    np.savez(tmp_path / "named.npz", x=x)
+    np.savez(tmp_path / "unnamed.npz", x)
+    np.save(tmp_path / "x.npy", x)
+    files = [tmp_path / "named.npz", str(tmp_path / "unnamed.npz"), tmp_path / "x.npy"]
+    for source in ({"x": x}, x, {"x": x.tolist()}, [[x]], *files):
+        (feed,) = read(source, X)
+        np.testing.assert_array_equal(feed["x"], x)
+
+
+def test_several_inputs_by_name_and_position() -> None:
+    ids, mask = np.arange(6).reshape(2, 3), np.ones((2, 3), np.int32)
+    for source in ([{"mask": mask, "ids": ids}], [(ids, mask)], {"ids": ids, "mask": mask}):
+        (feed,) = read(source, TWO)
+        assert list(feed) == ["ids", "mask"]
+        assert feed["mask"].dtype == np.int64
+
+
+def test_split_cuts_a_long_axis(tmp_path: Path) -> None:
+    np.savez(tmp_path / "all.npz", x=sample(10), sr=np.array(16000))
+    inputs = (*X, InputSpec("sr", I64, ()))
+    data = read(tmp_path / "all.npz", inputs, split=4)
+    assert [len(feed["x"]) for feed in data] == [4, 4, 2]
+    assert all(feed["sr"] == 16000 for feed in data)
+    assert len(data) == 3
+    assert len(read(tmp_path / "all.npz", inputs, split=4, limit=2)) == 2
+    np.testing.assert_array_equal(np.concatenate([feed["x"] for feed in data]), sample(10))
+
+
+def test_a_dataset_is_a_source() -> None:
+    data = read(as_list(Path()), X, limit=2)
+    assert isinstance(data, Dataset)
+    assert len(read(data, X)) == 2
+
+
+@pytest.mark.parametrize(
+    ("array", "want"),
+    [
+        (np.ones((1, 3, 4), np.float64), F32),
+        (np.ones((1, 3, 4), np.float16), F32),
+        (np.ones((1, 3, 4), ">f4"), F32),
+        (np.ones((1, 3, 4), np.float32), np.dtype(np.float16)),
+        (np.ones((1, 3, 4), np.int32), I64),
+        (np.ones((1, 3, 4), np.int64), np.dtype(np.int32)),
+        (np.ones((1, 3, 4), np.bool_), I64),
+        (np.ones((1, 3, 4), np.uint8), np.dtype(np.uint8)),
+        (np.full((1, 3, 4), "a"), np.dtype(object)),
+    ],
+)
+def test_types_that_are_converted(array: Array, want: np.dtype[Any]) -> None:
+    (feed,) = read([{"x": array}], (InputSpec("x", want, ("N", 3, 4)),))
+    assert feed["x"].dtype == want
+    assert feed["x"].dtype.isnative
+    np.testing.assert_array_equal(feed["x"], array.astype(want))
+
+
+def bad(**arrays: Array) -> list[dict[str, Array]]:
+    return [{"x": sample()}, arrays]
+
+
+NAN = sample()
+NAN[1, 2, 3] = np.nan
+INF = sample(3)
+INF[2, 0, 0] = -np.inf
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (bad(xx=sample()), r"feed 1 holds an array 'xx' and none for the model's input 'x': name it 'x'"),
+        (bad(x=sample(), label=sample()), r"feed 1 holds an array 'label' that is no input of the model: remove it"),
+        (bad(), r"feed 1 holds no array for input 'x': add it; it wants float32 \(N, 3, 4\)"),
+        (bad(x=sample()[0]), r"wants float32 \(N, 3, 4\); feed 1 holds float32 \(3, 4\)\. Is the batch axis missing"),
+        (bad(x=sample()[None]), r"the number of axes differs"),
+        (bad(x=sample()[:, :2]), r"axis 1 must be 3; resize or transpose"),
+        (bad(x=sample()[:0]), r"there is no sample in it"),
+        (bad(x=np.zeros((1, 3, 4), np.uint8)), r"feed 1 holds uint8 \(1, 3, 4\): preprocess it as for inference"),
+        (bad(x=np.zeros((1, 3, 4), np.int64)), r"save it as float32"),
+        (bad(x=np.full((1, 3, 4), 1e300)), r"largest value 1e\+300 does not fit float32"),
+        (bad(x=NAN), r"input 'x' of feed 1 holds 1 NaN and 0 infinite values, first in sample 1"),
+        (bad(x=INF), r"input 'x' of feed 1 holds 0 NaN and 1 infinite values, first in sample 2"),
+        (bad(x=np.array([[object()]])), r"not an array of numbers"),
+        ([], r"the list holds no feeds"),
+        (7, r"a value of type int gives no feeds: give a folder"),
+    ],
+)
+def test_mistakes_in_objects(source: Any, says: str) -> None:
+    with pytest.raises(DataError, match=says) as caught:
+        list(read(source, X))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ([np.zeros((2, 3), np.int64)], r"feed 0 is a single array and the model has 2 inputs: give a dict with 'ids'"),
+        ([(np.zeros((2, 3), np.int64),)], r"feed 0 holds 1 items and the model has 2 inputs: ids, mask"),
+        ([{"ids": np.zeros((2, 3), np.int64), "masks": np.zeros((2, 3), np.int64)}], r"'masks'.*name it 'mask'"),
+        ([{"ids": np.full((1, 1), 2.0), "mask": np.zeros((1, 1), np.int64)}], r"round it on purpose"),
+    ],
+)
+def test_mistakes_with_several_inputs(source: Any, says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        list(read(source, TWO))
+
+
+def test_integers_out_of_range() -> None:
+    with pytest.raises(DataError, match=r"its values 0 \.\. 4294967296 do not fit int32"):
+        list(read([{"x": np.array([0, 2**32])}], (InputSpec("x", np.dtype(np.int32), ("N",)),)))
+
+
+def write_missing(folder: Path) -> Path:
+    return folder / "nowhere"
+
+
+def write_empty_folder(folder: Path) -> Path:
+    return folder
+
+
+def write_mixed(folder: Path) -> Path:
+    np.save(folder / "a.npy", sample())
+    np.savez(folder / "b.npz", x=sample())
+    return folder
+
+
+def write_images(folder: Path) -> Path:
+    (folder / "cat.jpg").write_bytes(b"jpg")
+    return folder
+
+
+def write_wrong_suffix(folder: Path) -> Path:
+    (folder / "x.csv").write_text("1,2")
+    return folder / "x.csv"
+
+
+def write_truncated(folder: Path) -> Path:
+    np.savez(folder / "x.npz", x=sample())
+    (folder / "x.npz").write_bytes((folder / "x.npz").read_bytes()[:150])
+    return folder
+
+
+def write_zero_bytes(folder: Path) -> Path:
+    (folder / "x.npz").write_bytes(b"")
+    return folder / "x.npz"
+
+
+def write_text(folder: Path) -> Path:
+    (folder / "x.npz").write_text("hello")
+    return folder / "x.npz"
+
+
+def write_pickled(folder: Path) -> Path:
+    np.savez(folder / "x.npz", x=np.array([{}], object))
+    return folder / "x.npz"
+
+
+def write_no_arrays(folder: Path) -> Path:
+    np.savez(folder / "x.npz")
+    return folder / "x.npz"
+
+
+def write_bad_json(folder: Path) -> Path:
+    (folder / "x.json").write_text("{")
+    return folder / "x.json"
+
+
+def write_other_json(folder: Path) -> Path:
+    (folder / "x.json").write_text('[{"x": [1, 2]}]')
+    return folder / "x.json"
+
+
+def write_bad_pb(folder: Path) -> Path:
+    (folder / "test_data_set_0").mkdir()
+    (folder / "test_data_set_0" / "input_0.pb").write_bytes(b"\xff\xff\xff")
+    return folder
+
+
+def write_too_many_pb(folder: Path) -> Path:
+    (folder / "test_data_set_0").mkdir()
+    for number in range(2):
+        tensor: onnx.TensorProto = numpy_helper.from_array(sample())
+        (folder / "test_data_set_0" / f"input_{number}.pb").write_bytes(tensor.SerializeToString())
+    return folder
+
+
+def write_uneven_folders(folder: Path) -> Path:
+    (folder / "x").mkdir()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("write", "says"),
+    [
+        (write_missing, "there is no file or folder"),
+        (write_empty_folder, r"is empty: put \.npz files in it"),
+        (write_mixed, r"mixes \.npz and \.npy"),
+        (write_images, r"holds no \.npz.*\.jpg found"),
+        (write_wrong_suffix, r"is no data file: give \.npz"),
+        (write_truncated, r"x\.npz' cannot be read"),
+        (write_zero_bytes, r"x\.npz' cannot be read"),
+        (write_text, r"x\.npz' cannot be read"),
+        (write_pickled, r"pickled objects.*save plain arrays"),
+        (write_no_arrays, r"holds no arrays"),
+        (write_bad_json, r"is no readable JSON"),
+        (write_other_json, r"is no array in Polygraphy's form"),
+        (write_bad_pb, r"input_0\.pb' is no readable TensorProto"),
+        (write_too_many_pb, r"holds more inputs than the model's 1"),
+        (write_uneven_folders, r"equally many \.npy files"),
+    ],
+)
+def test_mistakes_in_files(write: Callable[[Path], Path], says: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=says) as caught:
+        list(read(write(tmp_path), X))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "inputs", "split", "says"),
+    [
+        ({"ids": np.zeros((4, 2), np.int64), "mask": np.zeros((6, 2), np.int64)}, TWO, 2, r"'ids' 4, 'mask' 6"),
+        ({"x": sample(5)}, (InputSpec("x", F32, (2, 3, 4)),), 2, r"holds 5 samples; split in 2 does not fit input 'x'"),
+        ({"x": sample(4)}, (InputSpec("x", F32, (1, 3, 4)),), 2, r"whose batch is fixed at 1: use a split of 1"),
+        ({"x": sample(4)}, X, 0, r"a split of 0 samples"),
+    ],
+)
+def test_splits_that_cannot_be(
+    arrays: dict[str, Array], inputs: tuple[InputSpec, ...], split: int, says: str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "all.npz", **arrays)
+    with pytest.raises(DataError, match=says):
+        list(read(tmp_path / "all.npz", inputs, split=split))
+
+
+def test_an_endless_generator_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sbonnx.calib.readers.objects.MAX_CACHED", 1000)
+
+    def endless() -> Iterator[dict[str, Array]]:
+        while True:
+            yield {"x": sample()}
+
+    with pytest.raises(DataError, match="can be walked only once and gave more than"):
+        read(endless(), X)
+    assert len(read(endless(), X, limit=3)) == 3
+
+
+def test_the_first_feed_is_checked_at_once_and_later_ones_when_reached() -> None:
+    with pytest.raises(DataError):
+        read([{"y": sample()}], X)
+    data = read([{"x": sample()}, {"x": NAN}], X)
+    walk = iter(data)
+    next(walk)
+    with pytest.raises(DataError, match="feed 1"):
+        next(walk)

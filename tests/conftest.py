@@ -1,0 +1,38 @@
+"""What the tests share: the folder of real models, and the one meaning of the markers."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACK = ROOT.parent / "shared" / "data"
+"""Trained models and real inputs, beside the repository where they are at hand."""
+
+
+@pytest.fixture(scope="session")
+def pack() -> Path:
+    """The folder of real models (`manifest.json`, `eval.py`, models/, data/), or a skip where there is none."""
+    if not (PACK / "manifest.json").is_file():
+        pytest.skip("the real models do not lie beside the repository (../shared/data)")
+    return PACK
+
+
+def has_gpu() -> bool:
+    """Whether the installed onnxruntime can run on an NVIDIA GPU."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        return False
+    import onnxruntime
+
+    return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` are skipped, with the reason, where nothing can run them."""
+    if has_gpu():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU, or onnxruntime-gpu is not installed"))

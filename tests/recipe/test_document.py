@@ -1,0 +1,156 @@
+"""The table of keys, the annotated default and the JSON schema tell the same story as the code."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbonnx.recipe import annotated_default, json_schema, load, table
+from sbonnx.recipe.limits import LIMITS
+from sbonnx.recipe.names import BACKENDS, SHORT_FORMS
+from sbonnx.recipe.overrides import all_keys
+from sbonnx.recipe.text import parse
+
+DOC = Path(__file__).resolve().parents[2] / "docs" / "recipe.md"
+
+GOOD: list[str] = [
+    "BACKEND: tensorrt\nW: {QSCHEME: per-channel-symmetric, QUANTIZER: {TYPE: LSQ, BIT: 8}, OBSERVER: {TYPE: MSE}}",
+    "A:\n  OBSERVER: {LAYOUT: NLC}\n  SPECIFIC: [{'*ln*': [QUANTIZER.DISABLE, true], x: {QUANTIZER.BIT: 4}}]",
+    "FIRST_BITS: w8a8\nLAST_BITS: 8\nEXCLUDE: op:Softmax\nINCLUDE: [a, b]\nRANGES: {x: [0, 1]}",
+    "FIRST_BITS: {W: 8}\nSHARED_SCALES: [[a, b]]\nQUANTIZE_INPUTS_OF: {ADD: true}\nDEVICE: cuda:0\nSAMPLES: 3",
+]
+BAD: list[str] = [
+    "BACKEND: trt",
+    "W: {QUANTIZER: {BIT: eight}}",
+    "W: {QUANTIZER: {BITS: 8}}",
+    "W: {QUANTIZER: [8]}",
+    "A: {OBSERVER: {PERCENTILE: {ALPHA: 99.9}}}",
+    "FIRST_BITS: w8",
+    "A: {SPECIFIC: [{x: {QUANTIZER: {BITT: 3}}}]}",
+    "RANGES: {x: [0]}",
+    "W: {OBSERVER: {MOVING_AVERAGE: {EMA_RATIO: 0.9}}}",
+]
+
+
+def test_the_document_has_the_table() -> None:
+    """When this fails: replace the table in docs/recipe.md by the text of sbonnx.recipe.table()."""
+    assert table() in DOC.read_text()
+
+
+def test_the_document_has_every_short_form_and_limit() -> None:
+    text = DOC.read_text()
+    for name, key in SHORT_FORMS.items():
+        assert f"| `{name}` | `{key}` |" in text
+    for backend in BACKENDS:
+        row = next(line for line in text.splitlines() if line.startswith(f"| `{backend}` | "))
+        for side in LIMITS[backend].values():
+            assert ("8" if side.bits == (8,) else "2 to 16") in row
+            assert "any" in row if len(side.schemes) == 4 else all(scheme in row for scheme in side.schemes)
+
+
+def test_the_example_of_the_document_loads(tmp_path: Path) -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", DOC.read_text(), re.DOTALL)
+    assert len(blocks) == 1
+    (tmp_path / "r.yaml").write_text(blocks[0])
+    recipe = load(tmp_path / "r.yaml")
+    assert recipe.settings("w", node="/conv1/Conv", op="Conv", tensor="w").observer == "mse"
+
+
+def test_short_forms_lead_to_keys() -> None:
+    assert set(SHORT_FORMS.values()) <= set(all_keys())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_annotated_default_is_the_default(backend: str, tmp_path: Path) -> None:
+    text = annotated_default(backend)
+    (tmp_path / "r.yaml").write_text(text)
+    assert load(tmp_path / "r.yaml") == load(None, backend=backend)
+    assert max(map(len, text.splitlines())) <= 120
+    for line in table().splitlines()[2:]:
+        name = line.split("`")[1].rsplit(".", 1)[-1]
+        assert re.search(rf"^ *(# )?{name}: ", text, re.MULTILINE), name
+
+
+def test_examples_of_the_annotated_default_are_valid() -> None:
+    """What stands behind a # loads as well, once it is uncommented."""
+    text = annotated_default("virtual")
+    text = re.sub(r"^( *)(\w+): (\[\]|\{\})  # such as (.*)$", r"\1\2: \4", text, flags=re.MULTILINE)
+    text = re.sub(r"^( *)# ([A-Z_]+): (.*?)  # default.*$", r"\1\2: \3", text, flags=re.MULTILINE)
+    value, _ = parse(text, "text")
+    recipe = load(value)
+    assert recipe.samples == 256 and recipe.first_bits.a == 8 and len(recipe.exclude) == 3
+    assert recipe.quantize_inputs_of.softmax is True and recipe.ranges and recipe.a.specific
+
+
+def valid(schema: dict[str, Any], value: Any, root: dict[str, Any]) -> bool:
+    """As much of JSON schema as ours uses."""
+    if "$ref" in schema:
+        return valid(root["$defs"][schema["$ref"].rsplit("/", 1)[1]], value, root)
+    kinds = schema.get("type")
+    types: dict[str, Any] = {"string": str, "array": list, "object": dict, "boolean": bool, "null": type(None)}
+    types |= {"integer": int, "number": (int, float)}
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if kinds and not any(
+        isinstance(value, types[k]) and (k == "boolean" or not isinstance(value, bool)) for k in kinds
+    ):
+        return False
+    if "enum" in schema and value not in schema["enum"]:
+        return False
+    if "pattern" in schema and isinstance(value, str) and not re.search(schema["pattern"], value):
+        return False
+    if "anyOf" in schema and not any(valid(inner, value, root) for inner in schema["anyOf"]):
+        return False
+    if isinstance(value, int | float) and (
+        value < schema.get("minimum", value)
+        or value <= schema.get("exclusiveMinimum", value - 1)
+        or value >= schema.get("exclusiveMaximum", value + 1)
+    ):
+        return False
+    if isinstance(value, list):
+        right_length = schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value))
+        return right_length and all(valid(schema.get("items", {}), item, root) for item in value)
+    return not isinstance(value, dict) or all(valid(part_for(schema, name), value[name], root) for name in value)
+
+
+def part_for(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    if name in schema.get("properties", {}):
+        found: dict[str, Any] = schema["properties"][name]
+        return found
+    for pattern, inner in schema.get("patternProperties", {}).items():
+        if re.search(pattern, name):
+            return dict(inner)
+    extra = schema.get("additionalProperties", {})
+    return {"enum": []} if extra is False else dict(extra)
+
+
+@pytest.mark.parametrize("text", [*GOOD, *map(annotated_default, BACKENDS)])
+def test_the_schema_accepts_what_loads(text: str) -> None:
+    value, _ = parse(text, "text")
+    value = without_empty(value)
+    assert load(value) is not None
+    assert valid(json_schema(), value, json_schema())
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_the_schema_refuses_what_does_not_load(text: str) -> None:
+    value, _ = parse(text, "text")
+    with pytest.raises(Exception, match="recipe"):
+        load(value)
+    assert not valid(json_schema(), value, json_schema())
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jsonschema") is None, reason="jsonschema is not installed")
+def test_the_schema_with_a_real_validator() -> None:
+    validator = importlib.import_module("jsonschema").Draft202012Validator
+    validator.check_schema(json_schema())
+    for text in GOOD:
+        validator(json_schema()).validate(parse(text, "text")[0])
+    assert not any(validator(json_schema()).is_valid(parse(text, "text")[0]) for text in BAD)
+
+
+def without_empty(value: Any) -> Any:
+    return {k: without_empty(v) for k, v in value.items() if v is not None} if isinstance(value, dict) else value

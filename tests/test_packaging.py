@@ -1,0 +1,211 @@
+"""What is installed is what lies in the tree."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from sbonnx import version
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LINKS = ("patterns", "calib")
+DATA = ("py.typed", "assets/digits.onnx", "assets/digits_calib.npz", "assets/digits_eval.npz")
+JUNK = {"__pycache__", ".mypy_cache", ".ruff_cache"}
+
+
+def package_files() -> set[str]:
+    """What the wheel must hold, as paths inside it: every module, and the package data."""
+    found = {f"sbonnx/{name}" for name in DATA}
+    for folder, prefix in (("sbonnx", "sbonnx"), ("patterns", "sbonnx/patterns"), ("calib", "sbonnx/calib")):
+        for path in (ROOT / folder).rglob("*"):
+            inside = path.relative_to(ROOT / folder)
+            through_a_link = folder == "sbonnx" and inside.parts[0] in LINKS
+            if path.is_file() and not through_a_link and not JUNK & set(inside.parts) and path.suffix != ".pyc":
+                found.add(f"{prefix}/{inside.as_posix()}")
+    return found
+
+
+def test_every_package_is_listed() -> None:
+    """One that is missing in the list is missing in the wheel, and in the wheel only."""
+    listed = PROJECT["tool"]["setuptools"]["packages"]
+    found = {Path(name).parent.as_posix().replace("/", ".") for name in package_files() if name.endswith(".py")}
+    assert set(listed) == found
+    assert listed == sorted(listed)
+
+
+def test_every_folder_with_modules_is_a_package() -> None:
+    modules = [name for name in package_files() if name.endswith(".py")]
+    folders = {name.rpartition("/")[0] for name in modules}
+    assert not [folder for folder in sorted(folders) if f"{folder}/__init__.py" not in modules]
+
+
+def test_nothing_but_code_and_listed_data_lies_in_the_packages() -> None:
+    others = {name for name in package_files() if not name.endswith(".py")}
+    assert others == {f"sbonnx/{name}" for name in DATA}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_the_links_are_relative(name: str) -> None:
+    link = ROOT / "sbonnx" / name
+    if not link.is_symlink():
+        pytest.skip("a checkout without symbolic links")
+    assert os.readlink(link) == f"../{name}"
+    assert PROJECT["tool"]["setuptools"]["package-dir"][f"sbonnx.{name}"] == name
+
+
+def test_one_version() -> None:
+    assert re.fullmatch(r"\d+\.\d+\.\d+", version.__version__)
+    assert PROJECT["project"]["dynamic"] == ["version"]
+    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"]["attr"] == "sbonnx.version.__version__"
+    elsewhere = [
+        path.relative_to(ROOT).as_posix()
+        for folder in ("sbonnx", "patterns", "calib")
+        for path in (ROOT / folder).rglob("*.py")
+        if f'"{version.__version__}"' in path.read_text() and path.name != "version.py"
+    ]
+    assert not elsewhere
+    assert f"## {version.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_console_script_exists() -> None:
+    module, _, function = PROJECT["project"]["scripts"]["sbonnx"].partition(":")
+    assert callable(getattr(import_module(module), function))
+
+
+def requirement_name(line: str) -> str:
+    """The normalised name at the start of a requirement."""
+    match = re.match(r"[A-Za-z0-9._-]+", line)
+    assert match, line
+    return re.sub(r"[-_.]+", "-", match[0]).lower()
+
+
+def pins() -> dict[str, list[str]]:
+    """Lines of constraints.txt by normalised name."""
+    found: dict[str, list[str]] = {}
+    for line in (ROOT / "constraints.txt").read_text().splitlines():
+        if line and not line.startswith("#"):
+            found.setdefault(requirement_name(line), []).append(line)
+    return found
+
+
+def test_every_dependency_is_pinned() -> None:
+    """Whatever the project names has one version that CI was proved with, per Python version."""
+    extras = PROJECT["project"]["optional-dependencies"]
+    named = [*PROJECT["project"]["dependencies"], *(line for extra in extras.values() for line in extra)]
+    not_pinned = {requirement_name(line) for line in named} - pins().keys()
+    assert not_pinned == {"onnxruntime-gpu"}, "the one that CI has no device for"
+    assert pins()["torch"] == ["torch==2.13.0"]
+
+
+def test_pins_are_exact_and_name_no_machine() -> None:
+    for lines in pins().values():
+        for line in lines:
+            assert re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][0-9A-Za-z.]*( ; python_version (<|>=) '3\.\d+')?", line), line
+        assert len(lines) == 1 or all("python_version" in line for line in lines), lines
+
+
+def test_one_onnxruntime_an_extra() -> None:
+    """Both distributions install the package `onnxruntime`: together they overwrite each other."""
+    extras = PROJECT["project"]["optional-dependencies"]
+    both = {name: [line for line in lines if line.startswith("onnxruntime")] for name, lines in extras.items()}
+    assert {name: len(lines) for name, lines in both.items() if lines} == {"cpu": 1, "gpu": 1}
+    assert not [line for line in PROJECT["project"]["dependencies"] if line.startswith(("onnxruntime", "torch"))]
+
+
+USE = """
+import sbonnx.patterns, sbonnx.calib.observers, sbonnx.assets
+print(sbonnx.assets.digits().model.is_file(), sbonnx.assets.__file__)
+"""
+
+
+def build(what: str, into: Path) -> Path:
+    """The wheel or source distribution, built from a copy of the tree without isolation."""
+    pytest.importorskip("build", reason="the dev extra is not installed")
+    command = [sys.executable, "-m", "build", f"--{what}", "--no-isolation", "--outdir", str(into), str(copied(into))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (made,) = (path for path in into.iterdir() if path.suffix in (".whl", ".gz"))
+    return made
+
+
+def copied(into: Path) -> Path:
+    """What git would hand out, without the files that a build leaves behind."""
+    target = into / "tree"
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    for name in listed.stdout.splitlines():
+        source = ROOT / name
+        if source.is_symlink() or source.is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            if source.is_symlink():
+                (target / name).symlink_to(os.readlink(source))
+            else:
+                (target / name).write_bytes(source.read_bytes())
+    return target
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_tree_and_works_elsewhere(tmp_path: Path) -> None:
+    wheel = build("wheel", tmp_path)
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+        assert any(name.endswith("/LICENSE") for name in archive.namelist())
+        archive.extractall(tmp_path / "site")
+    assert len(names) == len(set(names))
+    assert set(names) == package_files()
+    command = [sys.executable, "-W", "ignore", "-c", USE]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["True", str(tmp_path / "site" / "sbonnx" / "assets" / "__init__.py")]
+
+
+@pytest.mark.slow
+def test_the_source_distribution_builds_the_same_wheel(tmp_path: Path) -> None:
+    """Without the links: an archive unpacked where there are none must build too."""
+    archive = build("sdist", tmp_path)
+    with tarfile.open(archive) as tar:
+        members = tar.getmembers()
+        tar.extractall(tmp_path / "unpacked", filter="data")
+    assert not [member.name for member in members if member.issym() or member.islnk()]
+    (tree,) = (tmp_path / "unpacked").iterdir()
+    inside = {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}
+    assert {"LICENSE", "README.md", "pyproject.toml", "patterns/__init__.py", "calib/__init__.py"} <= inside
+    assert not [name for name in inside if name.startswith(("sbonnx/patterns/", "sbonnx/calib/"))]
+    command = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(tmp_path / "again"),
+        str(tree),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = (tmp_path / "again").iterdir()
+    with zipfile.ZipFile(wheel) as made:
+        assert {name for name in made.namelist() if ".dist-info/" not in name} == package_files()
