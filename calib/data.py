@@ -115,3 +115,6 @@ def _relay(data: Dataset) -> Source:
 def input_specs(graph: Graph) -> tuple[InputSpec, ...]:
     """What the inputs of `graph` want, in order."""
     return tuple(InputSpec(tensor.name, dtype(tensor), shape(tensor)) for tensor in graph.inputs)
+
+
+__all__ = ["Dataset", "Feed", "InputSpec", "input_specs", "read"]

@@ -28,7 +28,7 @@ LEVELS: Final[dict[str, str]] = {
 CPU: Final = "CPUExecutionProvider"
 CUDA: Final = "CUDAExecutionProvider"
 
-DEVICES: Final = ("cpu", "cuda", "auto")
+DEVICES: Final = ("cpu", "cuda", "cuda:N", "auto")
 
 TYPES: Final[dict[str, str]] = {"float": "float32", "double": "float64", "string": "object"}
 """onnxruntime's names of element types, where they differ from numpy's."""
@@ -38,22 +38,24 @@ _LOGGED: Final = re.compile(r"\S+\.(?:cc|h):\d+\s.*?\)\s+|\[ONNXRuntimeError\] :
 
 
 def providers(device: str) -> list[Any]:
-    """Execution providers for `device`: "cpu", "cuda", or "auto" (cuda where onnxruntime has it, else cpu).
+    """Execution providers for `device`: "cpu", "cuda", "cuda:1", or "auto" (cuda where onnxruntime has it, else cpu).
 
     Raises:
         DeviceError: no such device, or onnxruntime was built without it.
     """
-    if device not in DEVICES:
+    found = re.fullmatch(r"cpu|auto|cuda(?::(\d+))?", device)
+    if not found:
         raise DeviceError(f"there is no device '{device}'; there are {', '.join(DEVICES)}")
     available = onnxruntime().get_available_providers()
     if device == "cpu" or (device == "auto" and CUDA not in available):
         return [CPU]
     if CUDA not in available:
         raise DeviceError(
-            f"device 'cuda' needs {CUDA}, which this onnxruntime does not have ({', '.join(available)}): "
+            f"device '{device}' needs {CUDA}, which this onnxruntime does not have ({', '.join(available)}): "
             "pip install 'sbonnx[gpu]', or use device 'cpu'"
         )
-    return [(CUDA, {"use_tf32": "0"}), CPU]  # TF32 keeps 10 bits of mantissa: too few to measure ranges with
+    # TF32 keeps 10 bits of mantissa: too few to measure ranges with
+    return [(CUDA, {"device_id": found[1] or "0", "use_tf32": "0"}), CPU]
 
 
 def reason(error: BaseException) -> str:
@@ -75,7 +77,7 @@ class LayerRunner:
         graph: the model; its large weights are shared with the session, not copied.
         device: see `providers`.
         threads: threads inside operators; None: as many as cores.
-        optimisation: onnxruntime's level. "off" runs the operators as they stand.
+        optimisation: onnxruntime's level. "off" runs the operators as they stand, weights not packed.
         name: what to call the model in messages.
 
     Raises:
@@ -100,10 +102,10 @@ class LayerRunner:
         self._weights = {n: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(w)) for n, w in weights.items()}
         self._session: Any = _open(model, self._weights, device, threads, optimisation, name)
         used = self._session.get_providers()[0]
-        if device == "cuda" and used != CUDA:
+        if device.startswith("cuda") and used != CUDA:
             self.close()
             raise DeviceError(
-                f"device 'cuda' was asked for and onnxruntime fell back to {used}: its CUDA libraries do not load; "
+                f"device '{device}' was asked for and onnxruntime fell back to {used}: its CUDA libraries do not load; "
                 "check the driver, CUDA and cuDNN versions, or use device 'cpu'"
             )
         self.input_specs = tuple(_spec(value) for value in self._session.get_inputs())
@@ -171,6 +173,8 @@ def _open(
         options.intra_op_num_threads = threads
     for pool in ("intra_op", "inter_op"):  # idle pools that spin cost more than the work: one a session
         options.add_session_config_entry(f"session.{pool}.allow_spinning", "0")
+    if optimisation == "off":  # packed weights are summed in another order: as in a file whose weights are not constant
+        options.add_session_config_entry("session.disable_prepacking", "1")
     chosen = providers(device)
     if weights:
         options.add_external_initializers(list(weights), list(weights.values()))

@@ -96,16 +96,19 @@ def cut(
     Args:
         observed: tensors to observe; each is observed in the piece that computes it (a graph input: in the first).
         granularity: "whole": one piece; "layer": a piece a linear op, with what follows it; "budget": the fewest
-            pieces whose observed outputs stay within `budget` bytes each, cut where the fewest bytes cross.
+            pieces whose observed outputs stay within `budget` bytes each, cut where the fewest bytes cross. No cut
+            goes through a tensor of unknown type, which could not be the input of a model.
         kept: tensors that are wanted besides.
         sizes: bytes of each tensor, for "budget".
     """
     targets = list(dict.fromkeys([*observed, *kept]))
     nodes = needed(graph, targets)
+    untyped = _crossing(nodes, {t.name: 1 for node in nodes for t in node.outputs if dtype(t) is None})
     if granularity == "layer":
-        starts = [i for i, node in enumerate(nodes) if i and _is_layer(node)]
+        starts = [i for i, node in enumerate(nodes) if i and _is_layer(node) and not untyped[i]]
     elif granularity == "budget":
-        starts = _narrow_cuts(nodes, set(targets), sizes or {}, budget)
+        allowed = [not count for count in untyped]
+        starts = _narrow_cuts(nodes, set(targets), sizes or {}, budget, allowed)
     else:
         starts = []
     edges = [0, *starts, len(nodes)]
@@ -141,8 +144,10 @@ def _is_layer(node: Node) -> bool:
     return kind is not None and kind.weight < len(node.inputs) and constant(node.inputs[kind.weight]) is not None
 
 
-def _narrow_cuts(nodes: Sequence[Node], targets: Collection[str], sizes: Mapping[str, int], budget: int) -> list[int]:
-    """Positions to cut before, so that the targets between two cuts stay within `budget` bytes where they can."""
+def _narrow_cuts(
+    nodes: Sequence[Node], targets: Collection[str], sizes: Mapping[str, int], budget: int, allowed: Sequence[bool]
+) -> list[int]:
+    """Allowed positions to cut before, so that the targets between two cuts stay within `budget` where they can."""
     crossing = _crossing(nodes, sizes)
     starts: list[int] = []
     start = total = 0
@@ -150,8 +155,9 @@ def _narrow_cuts(nodes: Sequence[Node], targets: Collection[str], sizes: Mapping
     i = 0
     while i < len(nodes):
         total += costs[i]
-        if total > budget and i > start:
-            at = min(range(start + 1, i + 1), key=lambda p: (crossing[p], -p))
+        places = [p for p in range(start + 1, i + 1) if allowed[p]] if total > budget else []
+        if places:
+            at = min(places, key=lambda p: (crossing[p], -p))
             starts.append(at)
             start, total, i = at, 0, at
             continue

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sbonnx.calib.branches import plan_branches
+from sbonnx.calib.branches import BranchPlan, plan_branches
 from sbonnx.calib.data import Dataset, read
 from sbonnx.calib.forward import Forward, forward
 from sbonnx.calib.observe import Observation, Watch, cores
@@ -20,7 +20,7 @@ from sbonnx.calib.runner import CPU, providers
 from sbonnx.calib.segments import Granularity, Segment, bytes_of, cut
 from sbonnx.calib.solve import Solve, solution_of
 from sbonnx.calib.store import TensorStore, parse_size
-from sbonnx.errors import DataError
+from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import Graph
 from sbonnx.graph.query import shape, tensors_by_name
 from sbonnx.plan.types import Plan, Solution
@@ -178,7 +178,7 @@ class Calibrator:
             if site.key in self._watches:
                 observed.setdefault(site.scope, {})[site.tensor] = None
         inner = plan_branches(self.graph, {scope: list(names) for scope, names in observed.items() if scope})
-        self._unreachable = inner.unreachable
+        branches, self._unreachable = self._apart(inner)
         outer = list(observed.get("", {}))
         wanted = [*inner.kept, *kept]
         sizes = _sizes(self.graph, first)
@@ -187,12 +187,29 @@ class Calibrator:
         peak = max(sum(sizes.get(name, 0) for name in segment.outputs) for segment in main)
         self._observation = Observation(
             self.graph,
-            [*main, *inner.segments],
+            [*main, *branches],
             list(self._watches.values()),
             device=self._device,
             workers=max(1, min(self._workers, self._memory // max(peak, 1))),
         )
         return self._observation, chain([first], units)
+
+    def _apart(self, inner: BranchPlan) -> tuple[list[Segment], Mapping[str, str]]:
+        """The branches that can be models of their own, and why the others cannot be observed."""
+        unreachable = dict(inner.unreachable)
+        kept: list[Segment] = []
+        for segment in inner.segments:
+            lost = next((why for scope, why in unreachable.items() if segment.scope.startswith(f"{scope}/")), None)
+            if lost is None and segment.outputs:
+                try:
+                    segment.model(self.graph)
+                except ModelError as error:
+                    lost = f"its branch cannot run apart: {error}"
+            if lost is None:
+                kept.append(segment)
+            else:
+                unreachable[segment.scope] = lost
+        return kept, unreachable
 
     def _activation_bounds(self, observation: Observation) -> tuple[dict[str, Bounds], list[Refusal]]:
         """Measured ranges by site key; a refusal for each site that saw nothing and whose group has no range either."""

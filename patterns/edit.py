@@ -8,6 +8,7 @@ from typing import Any, Literal, overload
 import numpy as np
 
 from sbonnx.graph import Constant, Node, Tensor, Variable
+from sbonnx.graph.edit import add_constant
 from .index import GraphIndex, forget
 from .match import Match
 
@@ -35,7 +36,8 @@ class Edit:
             instead: the constant whose part it takes: it takes over that name as well, unless something still
                 reads the old one after the rewrite.
         """
-        made = Constant(self.fresh(stem), np.ascontiguousarray(values).reshape(np.shape(values)))
+        values = np.ascontiguousarray(values).reshape(np.shape(values))
+        made = add_constant(self._index.graph, stem, values, self._index.names)
         if instead is not None:
             self._heirs.append((instead, made))
         return made

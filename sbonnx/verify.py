@@ -23,8 +23,8 @@ Feeds = Mapping[str, Array]
 COLLAPSED_DB: Final = 3.0
 """Below this ratio of signal to error an output tells next to nothing of the float one."""
 
-LATENCY_SECONDS: Final = 0.5
-LATENCY_RUNS: Final = (5, 200)
+LATENCY_SECONDS = 0.5
+LATENCY_RUNS = (5, 200)
 """Time and number of runs spent on each model for the latency ratio."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ X = np.random.default_rng(0).standard_normal((4, 3, 8, 8)).astype(np.float32)
 Maker = Callable[[Path], object]
 
 
-def good(**changes: object) -> onnx.ModelProto:
+def good(shape: Sequence[int | str] = ("N", 3, 8, 8)) -> onnx.ModelProto:
     """Conv, Relu, Conv with a dynamic batch: input `x` (N, 3, 8, 8), output `y` (N, 2, 8, 8)."""
     rng = np.random.default_rng(1)
     weight = rng.standard_normal((4, 3, 1, 1)).astype(np.float32)
@@ -29,7 +29,7 @@ def good(**changes: object) -> onnx.ModelProto:
             helper.make_node("Conv", ["r", "v"], ["y"], name="last"),
         ],
         "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, changes.get("shape", ["N", 3, 8, 8]))],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(last, "v")],
     )

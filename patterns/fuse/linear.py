@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 
 import numpy as np
 
@@ -115,8 +114,3 @@ def channel_constant(match: Match, name: str, rank_: int | None, axis: int, chan
 def kernel_shape(match: Match) -> tuple[int, ...]:
     """Spatial extent of a convolution's weight; () for matrices."""
     return tuple(match["w"].shape[2:]) if match["linear"].op in ("Conv", "ConvTranspose") else ()
-
-
-def pointwise(kernel: tuple[int, ...]) -> bool:
-    """A kernel of one element."""
-    return prod(kernel) == 1

@@ -13,7 +13,7 @@ import onnx
 from sbonnx.graph import Constant, Graph, Node, Tensor
 from sbonnx.graph.edit import sweep
 from sbonnx.graph.query import all_nodes, bodies, scopes
-from sbonnx.graph.weights import Sparse, Weights, chunks
+from sbonnx.graph.weights import Weights, chunks
 from sbonnx.ops import QDQ, RANDOM
 from sbonnx.report import Fired, Refusal
 
@@ -58,7 +58,7 @@ def merge_initializers(graph: Graph) -> list[Fired | Refusal]:
     apart.update(tensor.name for _, scope in scopes(graph) for tensor in scope.outputs)
     alike: dict[tuple[str, tuple[int, ...]], list[Constant]] = {}
     for tensor in _constants(graph):
-        if tensor.name not in apart and not isinstance(tensor._values, Sparse) and tensor.dtype != object:
+        if tensor.name not in apart and tensor.dtype != object:
             kind = tensor._values.onnx_type if isinstance(tensor._values, Weights) else tensor.dtype
             alike.setdefault((str(kind), tuple(tensor.shape)), []).append(tensor)
     fired: list[Fired | Refusal] = []
@@ -92,7 +92,7 @@ INITIALIZERS = Sweep(
 def _frozen(value: Any) -> Any:
     """An attribute as something that can be a key; None for what cannot be compared."""
     if isinstance(value, Constant):
-        if prod(value.shape) > 1024 or value.dtype == object or isinstance(value._values, Sparse):
+        if prod(value.shape) > 1024 or value.dtype == object:
             return None
         return str(value.dtype), tuple(value.shape), b"".join(bytes(piece) for piece in chunks(value._values))
     if isinstance(value, list | tuple):

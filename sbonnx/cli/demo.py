@@ -48,7 +48,10 @@ def run(
     floats = out / "digits_float.onnx"
     shutil.copyfile(paths.model, floats)
     rows = [{"model": "float", "accuracy": _accuracy(floats, paths), "bytes": floats.stat().st_size, "file": floats}]
-    rows += [_quantized(backend, floats, paths, out / f"digits_{backend}.onnx", quiet) for backend in BACKENDS]
+    try:
+        rows += [_quantized(backend, floats, paths, out / f"digits_{backend}.onnx", quiet) for backend in BACKENDS]
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"the files in '{out}' are whole, but not all are there") from None
     problems = _problems(rows)
     show.value({"models": rows, "problems": problems, "ok": not problems, "seconds": time.perf_counter() - begin})
     _tables(show, rows)

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
-from sbonnx.errors import SbonnxError
+from sbonnx.errors import QualityError, SbonnxError
 
 DONE: Final = 0
 BELOW_QUALITY: Final = 1
@@ -18,6 +18,7 @@ MENDABLE: Final = 2
 """Exit codes. 2 is also that of an internal error, whose line says so."""
 
 INTERRUPTED: Final = "interrupted; nothing was written"
+"""Unless the exception itself says what was."""
 
 OS_CAUSES: Final = {
     errno.ENOSPC: "the disk is full",
@@ -39,7 +40,7 @@ def line_of(error: BaseException) -> str:
     if isinstance(error, SbonnxError):
         return one_line(f"{type(error).__name__}: {error}")
     if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED
+        return one_line(f"interrupted; {error}") if error.args else INTERRUPTED
     if isinstance(error, MemoryError):
         return one_line("MemoryError: there is not enough memory: use smaller batches (--split), or a larger machine")
     if isinstance(error, OSError) and error.errno in OS_CAUSES:
@@ -56,7 +57,7 @@ def report(error: BaseException, *, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
     print(line_of(error), file=sys.stderr, flush=True)
-    return MENDABLE
+    return BELOW_QUALITY if isinstance(error, QualityError) else MENDABLE
 
 
 def guard(run: Callable[..., int]) -> Callable[..., int]:

@@ -13,6 +13,7 @@ from onnx.inliner import inline_local_functions
 
 from sbonnx.errors import ModelError
 from sbonnx.graph import opset as opsets
+from sbonnx.graph.dense import make_dense
 from sbonnx.graph.files import EXTERNAL_BYTES, model_pieces, write_model
 from sbonnx.graph.lift import lift
 from sbonnx.graph.model import Graph, ModelInfo
@@ -44,9 +45,8 @@ def load(source: str | os.PathLike[str] | ModelProto, *, opset: int = 13) -> Gra
     try:
         return _load(source, opset)
     except ModelError as error:
-        if label in str(error):
-            raise
-        raise ModelError(f"{label}: {error}") from error
+        message = str(error) if label in str(error) else f"{label}: {error}"
+        raise ModelError(" ".join(message.split())) from error  # names in broken files can hold line ends
 
 
 def _load(source: str | os.PathLike[str] | ModelProto, opset: int) -> Graph:
@@ -59,6 +59,9 @@ def _load(source: str | os.PathLike[str] | ModelProto, opset: int) -> Graph:
         raise ModelError(f"opset {opset} was asked for; onnx {onnx.__version__} knows 1 to {opsets.newest()}")
     model = _inline(model, opened, info)
     opsets.require_known_ops(model, own, opened.label)
+    sparse = make_dense(model)
+    if sparse:
+        info.notes.append(f"{sparse} sparse constants made dense")
     _free_inputs(model, info)
     if sort_protos(model.graph):
         info.notes.append("nodes were not in topological order: sorted")
@@ -86,7 +89,6 @@ def _inline(model: ModelProto, opened: Opened, info: ModelInfo) -> ModelProto:
 def _free_inputs(model: ModelProto, info: ModelInfo) -> None:
     """In place: initializers listed among the inputs (all of them before IR version 4) are constants, not inputs."""
     held = {tensor.name for tensor in model.graph.initializer}
-    held.update(sparse.values.name for sparse in model.graph.sparse_initializer)
     listed = tuple(value.name for value in model.graph.input if value.name in held)
     if not listed:
         return

@@ -12,12 +12,21 @@ from typing import Final
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper, version_converter
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    ValueInfoProto,
+    numpy_helper,
+    version_converter,
+)
 
 from sbonnx.errors import ModelError
 from sbonnx.graph.opset import complaint
 from sbonnx.graph.protos import ONNX_ERRORS, body_protos, describe, graph_protos, node_protos
-from sbonnx.graph.weights import Sparse, numpy_dtype
+from sbonnx.graph.weights import numpy_dtype
 
 After = Callable[[NodeProto, GraphProto], None]
 
@@ -41,7 +50,7 @@ def lift(model: ModelProto, opset: int, label: str) -> ModelProto:
     """The model in at least this opset of the default domain; names, metadata and interface stay.
 
     Args:
-        model: sorted, every node named. Sparse constants are made dense in place.
+        model: sorted, every node named, constants dense. Attributes with sparse tensors are taken out of it.
 
     Raises:
         ModelError: there is no way for an operator; it is named.
@@ -50,7 +59,7 @@ def lift(model: ModelProto, opset: int, label: str) -> ModelProto:
     if own >= opset:
         return model
     where = f"{label} cannot be lifted from opset {own} to {opset}"
-    _make_dense(model)
+    aside = _set_aside(model)
     fixes = _plan_fixes(model, own, opset, where)
     try:
         lifted: ModelProto = version_converter.convert_version(model, opset)
@@ -59,6 +68,7 @@ def lift(model: ModelProto, opset: int, label: str) -> ModelProto:
     _put_back(model, lifted)
     for scope in graph_protos(lifted.graph):
         for node in scope.node:
+            node.attribute.extend(aside.get(node.name, ()))
             for fix in fixes.get(node.name, ()):
                 fix(node, scope)
             if not node.domain and complaint(node.op_type, opset):
@@ -71,17 +81,23 @@ def _reason(message: str) -> str:
     return " ".join(message.split("failed:")[-1].split()).rstrip(".")
 
 
-def _make_dense(model: ModelProto) -> None:
-    """In place: sparse initializers and sparse_value Constants become dense; the converter refuses both."""
-    for scope in graph_protos(model.graph):
-        for sparse in scope.sparse_initializer:
-            scope.initializer.append(numpy_helper.from_array(Sparse(sparse).load(), sparse.values.name))
-        del scope.sparse_initializer[:]
-        for node in scope.node:
-            for attribute in node.attribute:
-                if node.op_type == "Constant" and attribute.name == "sparse_value":
-                    dense = numpy_helper.from_array(Sparse(attribute.sparse_tensor).load())
-                    attribute.CopyFrom(onnx.helper.make_attribute("value", dense))
+def _set_aside(model: ModelProto) -> dict[str, list[AttributeProto]]:
+    """In place: take out attributes that hold sparse tensors, which the converter refuses; by node name."""
+    aside: dict[str, list[AttributeProto]] = {}
+    for node in node_protos(model.graph):
+        sparse = [one for one in node.attribute if one.HasField("sparse_tensor") or one.sparse_tensors]
+        if sparse:
+            aside[node.name] = [_copy(one) for one in sparse]
+            kept = [_copy(one) for one in node.attribute if one.name not in {other.name for other in sparse}]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+    return aside
+
+
+def _copy(attribute: AttributeProto) -> AttributeProto:
+    copied = AttributeProto()
+    copied.CopyFrom(attribute)
+    return copied
 
 
 def _put_back(before: ModelProto, after: ModelProto) -> None:
@@ -172,7 +188,7 @@ def _mode(node: NodeProto) -> str:
 
 
 def _set(node: NodeProto, name: str, value: int | str) -> None:
-    kept = [onnx.AttributeProto.FromString(one.SerializeToString()) for one in node.attribute if one.name != name]
+    kept = [_copy(one) for one in node.attribute if one.name != name]
     del node.attribute[:]
     node.attribute.extend([*kept, onnx.helper.make_attribute(name, value)])
 
@@ -234,7 +250,7 @@ def _pad(node: NodeProto, view: _View, read: set[str]) -> After | str:
 
     def fix(lifted: NodeProto, scope: GraphProto) -> None:
         retype(lifted, scope)
-        kept = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in lifted.attribute if a.name != "value"]
+        kept = [_copy(one) for one in lifted.attribute if one.name != "value"]
         del lifted.attribute[:]
         lifted.attribute.extend(kept)
 

@@ -73,11 +73,37 @@ def _attribute_tensors(nodes: Sequence[NodeProto]) -> Iterator[tuple[TensorProto
                 yield attribute.sparse_tensor.indices, where
 
 
+def texts(model: ModelProto) -> Iterator[str | bytes]:
+    """Everything in a model that must be text; what is not valid UTF-8 comes as bytes."""
+    yield from (model.producer_name, model.producer_version, model.domain, model.doc_string)
+    yield from (entry.domain for entry in model.opset_import)
+    yield from _entries(model.metadata_props)
+    for scope in graph_protos(model.graph):
+        yield from (scope.name, scope.doc_string)
+        yield from _entries(scope.metadata_props)
+        for tensor in scope.initializer:
+            yield from (tensor.name, tensor.doc_string)
+            yield from _entries(tensor.metadata_props)
+        for value in [*scope.input, *scope.output, *scope.value_info]:
+            yield from (value.name, value.doc_string, value.type.denotation)
+            yield from _entries(value.metadata_props)
+            for dim in value.type.tensor_type.shape.dim:
+                yield from (dim.dim_param, dim.denotation)
+        for node in scope.node:
+            yield from (node.name, node.op_type, node.domain, node.doc_string, *node.input, *node.output)
+            yield from _entries(node.metadata_props)
+            yield from (attribute.name for attribute in node.attribute)
+
+
+def _entries(entries: Sequence[onnx.StringStringEntryProto]) -> Iterator[str | bytes]:
+    for entry in entries:
+        yield from (entry.key, entry.value)
+
+
 def captured_names(graph: GraphProto) -> list[str]:
     """Names that a body, or a body inside it, reads and does not define: those of outer tensors."""
     defined = {value.name for value in graph.input}
     defined.update(tensor.name for tensor in graph.initializer)
-    defined.update(sparse.values.name for sparse in graph.sparse_initializer)
     defined.update(name for node in graph.node for name in node.output)
     read = [name for node in graph.node for name in needs(node)]
     read.extend(value.name for value in graph.output)
@@ -132,10 +158,8 @@ def sort_protos(graph: GraphProto, outer: frozenset[str] = frozenset()) -> bool:
 
 def _given_names(graph: GraphProto) -> set[str]:
     """Inputs and initializers, each of which may come once."""
-    for kind, names in (
-        ("input", [value.name for value in graph.input]),
-        ("initializer", [*(t.name for t in graph.initializer), *(s.values.name for s in graph.sparse_initializer)]),
-    ):
+    inputs, held = [value.name for value in graph.input], [tensor.name for tensor in graph.initializer]
+    for kind, names in (("input", inputs), ("initializer", held)):
         seen: set[str] = set()
         for name in names:
             if not name:
@@ -143,11 +167,7 @@ def _given_names(graph: GraphProto) -> set[str]:
             if name in seen:
                 raise ModelError(f"graph '{graph.name}' lists {kind} '{name}' twice")
             seen.add(name)
-    return (
-        {value.name for value in graph.input}
-        | {tensor.name for tensor in graph.initializer}
-        | {sparse.values.name for sparse in graph.sparse_initializer}
-    )
+    return {*inputs, *held}
 
 
 def _makers(graph: GraphProto, given: set[str]) -> dict[str, int]:

@@ -13,7 +13,7 @@ from sbonnx.graph.model import Body, Constant, Graph, ModelInfo, Node, Tensor, V
 from sbonnx.graph.protos import graph_protos, node_protos
 from sbonnx.graph.query import Array
 from sbonnx.graph.source import Payload
-from sbonnx.graph.weights import Sparse, Weights, byte_size, numpy_dtype
+from sbonnx.graph.weights import Weights, byte_size, numpy_dtype
 from sbonnx.graph.write import read_type
 
 _PLAIN: Final[dict[int, Callable[[AttributeProto], Any]]] = {
@@ -92,9 +92,6 @@ class _Reader:
         graph.inputs = [define(value.name) for value in proto.input]
         for tensor in proto.initializer:
             local[tensor.name] = self.initializer(tensor)
-        for sparse in proto.sparse_initializer:
-            name = sparse.values.name
-            local[name] = Constant(self.unique(name), Sparse(sparse))
         for node in proto.node:
             if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
                 name = node.output[0]
@@ -168,7 +165,7 @@ class _Reader:
         values.setflags(write=False)
         return values
 
-    def constant_value(self, node: NodeProto) -> Array | Weights | Sparse:
+    def constant_value(self, node: NodeProto) -> Array | Weights:
         """The value of a Constant node, in any of its forms."""
         where = node.output[0]
         if len(node.attribute) != 1:
@@ -176,8 +173,6 @@ class _Reader:
         attribute = node.attribute[0]
         if attribute.name == "value":
             return self.values(attribute.t, where)
-        if attribute.name == "sparse_value":
-            return Sparse(attribute.sparse_tensor)
         if attribute.name in ("value_int", "value_ints"):
             plain: Array = np.array(_PLAIN[attribute.type](attribute), np.int64)
         elif attribute.name in ("value_float", "value_floats"):

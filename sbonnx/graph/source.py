@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto
 
 from sbonnx.errors import ModelError
 from sbonnx.graph import wire
-from sbonnx.graph.protos import tensor_protos
+from sbonnx.graph.protos import tensor_protos, texts
 from sbonnx.graph.weights import INLINE_BYTES, Source, byte_size
 
 NOT_ONNX = "it is not an ONNX model, or it is cut off"
@@ -125,6 +125,9 @@ def _parse(source: Source, label: str) -> Opened:
     if not model.HasField("graph") or not model.ir_version:
         lacks = "graph" if not model.HasField("graph") else "ir_version"
         raise ModelError(f"{label} cannot be read{hint or ': ' + NOT_ONNX} (no {lacks})")
+    broken = next((text for text in texts(model) if isinstance(text, bytes)), None)
+    if broken is not None:
+        raise ModelError(f"{label} cannot be read: the name {broken!r} in it is not text, the file is damaged")
     return Opened(model, [Payload(source, span.offset, span.length) for span in spans])
 
 

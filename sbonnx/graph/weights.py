@@ -122,25 +122,6 @@ def _unpack(weights: Weights) -> Array:
     return values
 
 
-class Sparse(LazyValues):  # type: ignore[misc]
-    """Values of a sparse initializer: kept as they are in the file, dense when somebody asks for them."""
-
-    def __init__(self, proto: onnx.SparseTensorProto) -> None:
-        self.proto = proto
-        self.shape = tuple(proto.dims)
-        self.dtype = numpy_dtype(proto.values.data_type)
-        self.nbytes = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
-
-    def load(self) -> Array:
-        """The dense values. Indices are linear (NNZ,) or one row an element (NNZ, rank)."""
-        dense: Array = np.zeros(self.shape, self.dtype)
-        indices = numpy_helper.to_array(self.proto.indices)
-        linear = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), self.shape)
-        dense.reshape(-1)[linear] = numpy_helper.to_array(self.proto.values).reshape(-1)
-        dense.setflags(write=False)
-        return dense
-
-
 def _forget_pages(buffer: mmap.mmap | bytes) -> None:
     """Give mapped pages back to the system: they are clean and can be read again."""
     if isinstance(buffer, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):

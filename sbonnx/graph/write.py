@@ -15,7 +15,7 @@ from sbonnx.graph import wire
 from sbonnx.graph.model import Body, Constant, Graph, ModelInfo, Node, Tensor, Variable
 from sbonnx.graph.protos import ir_version_for, tensor_protos
 from sbonnx.graph.query import Array, all_nodes, bodies, constant, ordered
-from sbonnx.graph.weights import INLINE_BYTES, Sparse, Weights, chunks, numpy_dtype, onnx_dtype, stored_bytes
+from sbonnx.graph.weights import INLINE_BYTES, Weights, chunks, numpy_dtype, onnx_dtype, stored_bytes
 
 METADATA_IR = 10
 """From this IR version on nodes, tensors and values carry metadata_props."""
@@ -129,12 +129,7 @@ class _Writer:
         proto.name = scope.name
         proto.node.extend(self.node(node, path) for node in ordered(scope.nodes))
         for tensor in self.homes.get(id(scope), ()):
-            stored = tensor._values
-            if isinstance(stored, Sparse):
-                proto.sparse_initializer.add().CopyFrom(stored.proto)
-                proto.sparse_initializer[-1].values.name = tensor.name
-            else:
-                self.tensor(tensor, proto.initializer.add())
+            self.tensor(tensor, proto.initializer.add())
         interface = {tensor.name for tensor in [*scope.inputs, *scope.outputs]}
         proto.input.extend(self.value(tensor, must_have_type=path == "") for tensor in scope.inputs)
         proto.output.extend(self.value(tensor) for tensor in scope.outputs)

@@ -37,7 +37,8 @@ agraph (float[N,4] x, bool a, bool b) => (float[N,4] y) {
 
 def nested() -> onnx.ModelProto:
     """Five MatMuls: one outside, one in the outer branch, two in the branches inside it, one in the other branch."""
-    proto = model(NESTED, **{f"w{i}": (4, 4) for i in range(5)})
+    shape = (4, 4)
+    proto = model(NESTED, w0=shape, w1=shape, w2=shape, w3=shape, w4=shape)
     for number, node in enumerate(all_nodes(proto.graph)):
         node.name = f"n{number}_{node.op_type}"
     return proto

@@ -96,6 +96,29 @@ def test_a_constant_condition_never_picks() -> None:
     assert solution.bounds["h"].lo == -1
 
 
+def test_a_branch_that_reads_a_tensor_of_unknown_type_is_refused() -> None:
+    text = """
+    agraph (float[N,4] x, bool c) => (float[N,4] y) {
+        g = Gelu (x)
+        y = If (c) <
+            then_branch = yes () => (float[N,4] t) { k = Relu (g)
+                t = MatMul (k, w) },
+            else_branch = no () => (float[N,4] e) { h = Neg (x)
+                e = MatMul (h, w) }
+        >
+    }"""
+    proto = model(text, opset=20, w=(4, 4))
+    proto.graph.node[0].domain = "com.microsoft"
+    proto.opset_import.add(domain="com.microsoft", version=1)
+    graph = load(proto)
+    feeds = [{"x": np.ones((1, 4), np.float32), "c": np.array(c)} for c in (True, False)]
+    solution = calibrate(graph, plan_linear(graph), feeds)
+    (refusal,) = solution.refusals
+    assert refusal.where == "k"
+    assert "its branch cannot run apart: the element type of 'g' is not known" in refusal.why
+    assert solution.bounds["h"].lo == -1
+
+
 def test_inside_a_loop_is_refused() -> None:
     text = """
     agraph (float[2,4] x, int64 n, bool c) => (float[2,4] y) {

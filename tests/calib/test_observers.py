@@ -77,8 +77,8 @@ def test_minmax_is_min_and_max(x: Array) -> None:
 def test_minus_zero_does_not_depend_on_the_order() -> None:
     one, other = MinMax(), MinMax()
     for value in (0.0, -0.0):
-        one.observe(np.float32([value]))
-        other.observe(np.float32([-value]))
+        one.observe(np.array([value], np.float32))
+        other.observe(np.array([-value], np.float32))
     assert np.signbit(one.bounds().lo) == np.signbit(other.bounds().lo)
 
 

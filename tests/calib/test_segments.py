@@ -73,6 +73,29 @@ def test_budget_cuts_where_little_crosses() -> None:
     assert len(cut(g, ["s", "r", "c1"], "budget", sizes=sizes, budget=0)) == 3
 
 
+@pytest.mark.parametrize("granularity", ["layer", "budget"])
+def test_no_cut_through_a_tensor_of_unknown_type(granularity: Any) -> None:
+    """onnx does not know the types that a foreign op gives."""
+    text = """
+    agraph (float[N,4] x) => (float[N,4] y) {
+        a = MatMul (x, w)
+        g = Gelu (a)
+        b = MatMul (g, w)
+        y = MatMul (b, w)
+    }"""
+    proto = model(text, opset=20, w=(4, 4))
+    proto.graph.node[1].domain = "com.microsoft"
+    proto.opset_import.add(domain="com.microsoft", version=1)
+    proto.graph.value_info.clear()
+    g = load(proto)
+    segments = cut(g, ["x", "a", "g", "b"], granularity, kept=["y"], budget=0, sizes={"a": 1, "g": 1, "b": 1})
+    known: dict[str, Array] = {"x": np.ones((1, 4), np.float32)}
+    for segment in segments:
+        with LayerRunner(segment.model(g)) as run:
+            known.update(run.run(known, segment.outputs))
+    assert {"a", "g", "b", "y"} <= known.keys()
+
+
 def test_nothing_to_run() -> None:
     (segment,) = cut(graph(), ["x"], "whole")
     assert (segment.outputs, segment.observed, segment.reads) == ((), ("x",), ("x",))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +33,8 @@ class Layer:
         attributes = f" <{self.attributes}>" if self.attributes else ""
         return f"{self.op}{attributes} ({', '.join(operands)})"
 
-    def weights(self) -> dict[str, tuple[int, ...]]:
+    def weights(self) -> dict[str, Any]:
+        """Shapes by name, for `tests.models.model`."""
         return {"w": self.w} if self.bias is None else {"w": self.w, "b": self.bias}
 
     def along(self, channels: int) -> tuple[int, ...]:
@@ -73,7 +75,7 @@ LAYERS = {
 BN = ("gamma", "beta", "mean", "variance")
 
 
-def batchnorm(channels: int, seed: int = 3) -> dict[str, np.ndarray]:
+def batchnorm(channels: int, seed: int = 3) -> dict[str, Any]:
     """Parameters of a BatchNormalization; some gammas are negative, one is 0."""
     rng = np.random.default_rng(seed)
     values = {name: rng.normal(size=channels) for name in BN}

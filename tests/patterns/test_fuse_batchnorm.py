@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from sbonnx.graph import Graph, load
 from sbonnx.patterns import FUSE, Applied, apply
+from sbonnx.patterns.fuse.batchnorm import FUSE_BN, FUSE_BN_BEFORE
 from tests.models import model
 from tests.patterns.checks import assert_same_outputs, assert_sound, random_feeds
 from tests.patterns.layers import LAYERS, Layer, batchnorm
@@ -216,14 +217,25 @@ def test_what_is_computed_cannot_be_folded(computed: str) -> None:
     assert f"'{computed}'" in applied.refusals[0].why
 
 
-def test_matmul_of_rank_3_has_other_channels() -> None:
-    stack = model(
-        """g (float[2,4,5] x) => (float[2,4,4] y) {
-            c = MatMul (x, w) y = BatchNormalization (c, gamma, beta, mean, variance) }""",
-        w=(5, 4),
-        **batchnorm(4),
-    )
-    assert_refused(stack, "rank 2")
+@pytest.mark.parametrize("shift", [1.0, 0.0])
+def test_matmul_of_rank_3_has_other_channels(shift: float) -> None:
+    parameters = batchnorm(4)
+    for name in ("beta", "mean"):
+        parameters[name] *= np.float32(shift)
+    stack = """g (float[2,4,4] x) => (float[2,4,4] y) { c = MatMul (x, w)
+        y = BatchNormalization (c, gamma, beta, mean, variance) }"""
+    assert_refused(model(stack, w=(4, 4), **parameters), "after MatMul", "rank 2")
+    stack = """g (float[2,4,4] x) => (float[2,4,4] y) {
+        c = BatchNormalization (x, gamma, beta, mean, variance) y = MatMul (c, w) }"""
+    assert_refused(model(stack, w=(4, 4), **parameters), "before MatMul", "rank 2")
+
+
+@pytest.mark.parametrize("name", ["gemm_factors", "gemm_scalar_bias", "gemm_full_bias"])
+def test_factors_of_gemm_are_not_lost_when_a_pattern_works_alone(name: str) -> None:
+    for source, pattern in ((after(LAYERS[name]), FUSE_BN), (before(LAYERS[name]), FUSE_BN_BEFORE)):
+        graph = load(source)
+        assert len(apply(graph, [pattern]).fired) == 1
+        assert_same_outputs(source, assert_sound(graph), random_feeds(source), tolerance=TOLERANCE)
 
 
 def test_gemm_that_transposes_the_normalised_tensor() -> None:

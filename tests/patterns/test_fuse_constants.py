@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -66,7 +68,7 @@ def test_operand_shapes_after_a_convolution(shape: tuple[int, ...], opset: int) 
         assert_becomes(after(LAYERS["conv1d"], use, operand(shape), opset=opset), ["Conv"])
 
 
-@pytest.mark.parametrize("shape", [(4,), (4, 4), (2, 1, 1), (2, 4, 1), (1, 1, 4, 1)])
+@pytest.mark.parametrize("shape", [(4,), (4, 4), (2, 1, 1), (2, 4, 1), (1, 1, 4, 1), (1, 1, 1, 1)])
 def test_operands_that_vary_elsewhere_or_enlarge_the_result_are_refused(shape: tuple[int, ...]) -> None:
     layer = LAYERS["conv1d"]  # its output is (2, 4, 4)
     dims = ",".join("abcdef"[: max(3, len(shape))])
@@ -207,11 +209,11 @@ def test_factors_of_gemm_are_exact(bias: tuple[int, ...] | None, turned: str) ->
     x = (5, 3) if "transA" in turned else (3, 5)
     w = (4, 5) if "transB" in turned else (5, 4)
     attributes = ", ".join(part for part in ("alpha = 0.25, beta = 8.0", turned) if part)
+    weights: dict[str, Any] = {"w": w} if bias is None else {"w": w, "b": bias}
     source = model(
         f"""g (float[{x[0]},{x[1]}] x) => (float[3,4] y) {{
             y = Gemm <{attributes}> (x, w{", b" if bias is not None else ""}) }}""",
-        w=w,
-        **({"b": bias} if bias is not None else {}),
+        **weights,
     )
     graph = load(source)
     apply(graph, FUSE)

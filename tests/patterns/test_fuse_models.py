@@ -14,12 +14,12 @@ from sbonnx.patterns import FUSE, SIMPLIFY, apply, find_blocks
 from tests.models import run
 from tests.patterns.checks import Feeds, assert_sound
 
-SIZES = {
+SIZES: dict[str, dict[str, tuple[int, ...]]] = {
     "silero_vad": {"input": (1, 512), "state": (2, 1, 128), "sr": ()},
     "minilm_l6": {"input_ids": (2, 16), "attention_mask": (2, 16), "token_type_ids": (2, 16)},
 }
 NORMS_FUSED = {"cifar_resnet20": 19, "mobilenetv2_tin200": 53, "ultraface_rfb320": 35}
-BLOCKS = {"minilm_l6": {"gelu": 6, "layernorm": 13, "attention_softmax": 6}}
+BLOCKS: dict[str, dict[str, int]] = {"minilm_l6": {"gelu": 6, "layernorm": 13, "attention_softmax": 6}}
 MODELS = (
     "cifar_resnet20",
     "fastestdet",

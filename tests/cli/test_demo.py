@@ -1,0 +1,90 @@
+"""``sbonnx demo``: its figures are those of onnxruntime, and it needs nothing that trained the model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sbonnx.assets import digits
+from sbonnx.backends import BACKENDS
+from sbonnx.cli import main
+from sbonnx.cli.demo import _problems
+from tests.models import run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+WITHOUT = """
+import sys
+for name in ("torch", "sklearn", "onnxscript"):
+    sys.modules[name] = None
+from sbonnx.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def accuracy(path: Path) -> float:
+    with np.load(digits().eval) as arrays:
+        scores = run(str(path), {"image": arrays["image"]}, level="all")["scores"]
+        return float((scores.argmax(1) == arrays["label"]).mean())
+
+
+def test_demo(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    begin = time.perf_counter()
+    command = [sys.executable, "-c", WITHOUT, "demo", "--out", str(out), "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert time.perf_counter() - begin < 60
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    value = json.loads(done.stdout)
+    rows = {row["model"]: row for row in value["models"]}
+    assert list(rows) == ["float", *BACKENDS]
+    assert {path.name for path in out.iterdir()} == {Path(row["file"]).name for row in rows.values()}
+    for row in rows.values():
+        assert row["accuracy"] == pytest.approx(accuracy(Path(row["file"])), abs=1e-9)
+        assert row["bytes"] == Path(row["file"]).stat().st_size
+    for backend in BACKENDS:
+        assert rows[backend]["accuracy"] > rows["float"]["accuracy"] - 0.02
+        assert rows[backend]["agreement"] > 0.98
+        assert rows[backend]["bytes"] < 0.5 * rows["float"]["bytes"]
+        assert rows[backend]["worst"]
+
+
+def test_demo_prints_the_table_and_can_be_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert main(["demo", "--out", str(tmp_path)]) == 0
+        out = capsys.readouterr().out
+    for word in ("accuracy", "agrees with float", "worst layers", *BACKENDS, str(tmp_path / "digits_tensorrt.onnx")):
+        assert word in out
+
+
+def test_a_backend_that_loses_is_told() -> None:
+    rows = [
+        {"model": "float", "accuracy": 0.99},
+        {"model": "good", "accuracy": 0.975},
+        {"model": "bad", "accuracy": 0.9},
+    ]
+    assert _problems(rows) == ["bad loses 9.0 points of accuracy against float"]
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["demo", "--out", str(tmp_path / "file" / "demo")]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("OutputError: the folder")
+    assert len(err.splitlines()) == 1
+
+
+def test_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sbonnx.cli.demo._quantized", interrupt)
+    assert main(["demo", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"interrupted; the files in '{tmp_path}' are whole, but not all are there\n"

@@ -1,0 +1,114 @@
+"""The program around the verbs: help, exit codes, where what is printed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sbonnx.assets import digits
+from sbonnx.cli import VERBS, main
+from sbonnx.cli.show import Show, megabytes, plain, to_json
+from sbonnx.version import __version__
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = [verb.__name__.rpartition(".")[2] for verb in VERBS]
+
+
+def test_the_verbs() -> None:
+    assert NAMES == ["quantize", "simplify", "inspect", "plan", "recipe", "compare", "demo"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_help_lists_every_verb(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    out = capsys.readouterr().out
+    for verb, name in zip(VERBS, NAMES, strict=True):
+        assert f"  {name}" in out
+        assert verb.HELP.partition(".")[0] in out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_of_each_verb(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert f"Usage: sbonnx {name}" in out
+    for flag in ("--json", "--quiet", "--debug"):
+        assert flag in out
+
+
+def test_the_grammar_of_quantize(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quantize", "--help"]) == 0
+    out = capsys.readouterr().out
+    flags = "--data --output --backend --recipe --bits --set --force --split --samples --device --no-verify --report"
+    assert not [flag for flag in flags.split() if flag not in out]
+    assert "-o" in out
+    assert "MODEL" in out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"sbonnx {__version__}\n"
+
+
+def test_help_is_light() -> None:
+    """Nothing heavy is loaded to print the help, or to say that a verb does not exist."""
+    heavy = "{'numpy', 'onnx', 'onnxruntime', 'onnx_graphsurgeon', 'pydantic', 'yaml'}"
+    code = f"import sys; from sbonnx.cli import main; main(['--help']); print(sorted({heavy} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", ["inspect", "plan"])
+def test_json_is_all_there_is_on_stdout(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, str(digits().model), "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)
+    assert captured.err == ""
+
+
+@pytest.mark.parametrize("command", ["inspect", "plan"])
+def test_quiet_says_nothing(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, str(digits().model), "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_reader_that_has_seen_enough() -> None:
+    """``sbonnx plan ... | head -1`` ends well."""
+    command = [sys.executable, "-m", "sbonnx", "plan", str(digits().model), "--json"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_piped_tables_are_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "layer/" * 100
+    Show().table("title", ("name", "value"), [(long, 0.5), ("short [red]", None)])
+    title, head, first, second, _ = capsys.readouterr().out.split("\n", 4)
+    assert title == "title"
+    assert head.split() == ["name", "value"]
+    assert first == f"{long}    0.5"
+    assert second == "short [red]"
+
+
+def test_json_of_what_json_cannot_hold() -> None:
+    values = {"a": float("inf"), "b": (float("nan"), -float("inf")), "c": Path("x"), 4: {1}, "f": 1.5}
+    assert plain(values) == {"a": "inf", "b": ["nan", "-inf"], "c": "x", "4": [1], "f": 1.5}
+    assert json.loads(to_json(values)) == plain(values)
+
+
+def test_sizes() -> None:
+    assert [megabytes(n) for n in (12, 1234, 74_315, 2_500_000, 3_210_000_000)] == [
+        "12 B",
+        "1.23 kB",
+        "74.3 kB",
+        "2.5 MB",
+        "3.21 GB",
+    ]

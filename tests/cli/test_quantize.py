@@ -1,0 +1,153 @@
+"""``sbonnx quantize`` and ``compare``: what they write and say, checked against onnxruntime itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from sbonnx.cli import main
+from sbonnx.spec import Array
+from tests.models import model, run
+
+X = np.random.default_rng(3).standard_normal((16, 3, 8, 8)).astype(np.float32)
+
+TEXT = """
+agraph (float[N,3,8,8] x) => (float[N,10] y) {
+    c = Conv <kernel_shape = [3,3], pads = [1,1,1,1]> (x, w)
+    r = Relu(c)
+    g = GlobalAveragePool(r)
+    f = Flatten(g)
+    y = Gemm <transB = 1> (f, v, b)
+}"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model and its data; the working directory."""
+    onnx.save(model(TEXT, w=(16, 3, 3, 3), v=(10, 16), b=10), str(tmp_path / "m.onnx"))
+    np.savez(tmp_path / "d.npz", x=X)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def outputs(path: str) -> Array:
+    return run(path, {"x": X}, level="all")["y"]
+
+
+def sqnr(reference: Array, value: Array) -> float:
+    """By hand, to have another source than `sbonnx.metrics`."""
+    return float(10 * np.log10((reference**2).sum() / ((reference - value) ** 2).sum()))
+
+
+COMMAND = ("quantize", "m.onnx", "--data", "d.npz", "-o", "q.onnx")
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt", "virtual"])
+def test_a_backend(backend: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--backend", backend, "--json"]) == 0
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    assert captured.err == ""
+    assert report["backend"] == backend
+    assert report["ok"] is True
+    measured = report["metrics"]["outputs"][0]
+    assert measured["sqnr_db"] == pytest.approx(sqnr(outputs("m.onnx"), outputs("q.onnx")), rel=1e-3)
+    assert measured["sqnr_db"] > 25
+    assert "QuantizeLinear" in {node.op_type for node in onnx.load("q.onnx").graph.node}
+
+
+def test_the_table(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(COMMAND) == 0
+    out = capsys.readouterr().out
+    for word in ("m.onnx for onnxruntime", "calibrated on", "16 samples", "SQNR dB", "worst layers", "written: q.onnx"):
+        assert word in out
+    assert main([*COMMAND, "--force", "--quiet"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_wishes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bits, single keys, splitting and limits reach the pipeline."""
+    flags = ["--backend", "virtual", "--bits", "w4a8", "--set", "EXCLUDE=[op:Gemm]", "--split", "4", "--samples", "2"]
+    assert main([*COMMAND, *flags, "--device", "cpu", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["settings"]["W"]["QUANTIZER"]["BIT"] == 4
+    assert report["settings"]["DEVICE"] == "cpu"
+    assert report["counts"]["samples"] == 8
+    assert report["counts"]["weights"] == 1
+    assert any("EXCLUDE" in refusal["why"] for refusal in report["refusals"])
+    assert main(["inspect", "q.onnx", "--json"]) == 0
+    pairs = json.loads(capsys.readouterr().out)["qdq"]
+    kinds = {(pair["type"].removesuffix(" sym"), pair["of"]) for pair in pairs}  # a zero point may fall on the centre
+    assert kinds == {("int4 axis 0", "constants"), ("uint8", "activations")}
+
+
+def test_a_recipe(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "r.yaml").write_text("BACKEND: tensorrt\nW: {QSCHEME: per-tensor-symmetric}\n")
+    assert main([*COMMAND, "--recipe", "r.yaml", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["backend"] == "tensorrt"
+    assert main([*COMMAND, "--recipe", "auto", "--json", "--force"]) == 0
+    assert json.loads(capsys.readouterr().out)["backend"] == "onnxruntime"
+
+
+def test_the_report_file(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--report", "r.json", "--json"]) == 0
+    assert json.loads((place / "r.json").read_text()) == json.loads(capsys.readouterr().out)
+
+
+def test_without_proof(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--no-verify", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["metrics"] == {}
+    assert outputs("q.onnx").shape == (16, 10)
+
+
+def test_the_same_bytes_twice(place: Path) -> None:
+    assert main([*COMMAND, "--quiet"]) == 0
+    first = (place / "q.onnx").read_bytes()
+    assert main([*COMMAND, "--quiet", "--force", "--split", "3"]) == 0
+    assert (place / "q.onnx").read_bytes() == first
+
+
+def test_below_quality(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model with nothing to quantize is written, and exit code 1 says that it is not what was asked for."""
+    onnx.save(model("agraph (float[N,3,8,8] x) => (float[N,3,8,8] y) { y = Abs(x) }"), str(place / "m.onnx"))
+    assert main([*COMMAND, "--quiet"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [line for line in err.splitlines() if line.startswith("below quality: ")]
+    assert "nothing was quantized" in err
+    assert (place / "q.onnx").exists()
+
+
+def test_compare(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--quiet"]) == 0
+    assert main(["compare", "m.onnx", "q.onnx", "--data", "d.npz", "--json"]) == 0
+    value: dict[str, Any] = json.loads(capsys.readouterr().out)
+    reference, quantized = outputs("m.onnx"), outputs("q.onnx")
+    error = value["outputs"][0]
+    assert error["sqnr_db"] == pytest.approx(sqnr(reference, quantized), rel=1e-3)
+    assert error["mse"] == pytest.approx(float(((reference - quantized) ** 2).mean()), rel=1e-3)
+    assert error["agreement"] == pytest.approx(float((reference.argmax(1) == quantized.argmax(1)).mean()))
+    assert value["bytes_quantized"] == (place / "q.onnx").stat().st_size
+    assert value["latency_ratio"] > 0
+    assert main(["compare", "m.onnx", "q.onnx", "--data", "d.npz"]) == 0
+    out = capsys.readouterr().out
+    assert "SQNR dB" in out
+    assert "latency" in out
+
+
+def test_compare_a_lost_model(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lost = onnx.load("m.onnx")
+    for tensor in lost.graph.initializer:
+        tensor.raw_data = bytes(len(tensor.raw_data))
+    onnx.save(lost, "lost.onnx")
+    assert main(["compare", "m.onnx", "lost.onnx", "--data", "d.npz", "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["ok"] is False
+    assert err.startswith("below quality: output 'y' is the constant 0")
+    assert len(err.splitlines()) == 1

@@ -1,0 +1,408 @@
+"""Simplification case by case: what is taken out, what stays, and what the interface keeps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from sbonnx.graph import Graph, load, to_proto
+from sbonnx.graph.query import all_nodes, constant, node_by_name
+from sbonnx.patterns import SIMPLIFY, Applied, apply
+from sbonnx.patterns.simplify import fold
+from sbonnx.patterns.simplify.fold import FOLD
+from sbonnx.patterns.simplify.nothing import reshapes_nothing
+from tests.models import model
+from tests.patterns.checks import assert_same_outputs, assert_sound, interface, random_feeds
+
+INT64 = np.int64
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, INT64)
+
+
+def simplified(before: onnx.ModelProto | str, *, opset: int = 17, **constants: Any) -> tuple[Graph, Applied]:
+    """Simplify; outputs must stay equal in onnxruntime for three batch sizes, the interface and the rules kept."""
+    if isinstance(before, str):
+        before = model(before, opset=opset, **constants)
+    graph = load(before)
+    applied = apply(graph, SIMPLIFY)
+    after = assert_sound(graph)
+    assert interface(after) == interface(before)
+    for size in (2, 1, 3):
+        assert_same_outputs(before, after, random_feeds(before, dynamic=size))
+    return graph, applied
+
+
+def ops(graph: Graph) -> list[str]:
+    return [node.op for node in graph.nodes]
+
+
+# -- nodes that do nothing, and the interface
+
+
+def test_identity_between_input_and_output_stays() -> None:
+    graph, applied = simplified("g (float[N,2] x) => (float[N,2] y, float[N,2] z) { y = Identity(x) z = Identity(x) }")
+    assert ops(graph) == ["Identity", "Identity"]
+    assert applied.fired == ()
+
+
+def test_identity_of_a_tensor_that_is_an_output_stays() -> None:
+    graph, _ = simplified("g (float[2] x) => (float[2] y, float[2] z) { y = Relu(x) z = Identity(y) }")
+    assert ops(graph) == ["Relu", "Identity"]
+
+
+def test_one_tensor_under_two_output_names_keeps_one_identity() -> None:
+    graph, _ = simplified("g (float[2] x) => (float[2] y, float[2] z) { a = Relu(x) y = Identity(a) z = Identity(a) }")
+    assert sorted(ops(graph)) == ["Identity", "Relu"]
+
+
+def test_a_chain_of_nothing_is_gone() -> None:
+    text = """g (float[N,3,4] x) => (float[N,3,4] y) {
+        a = Identity(x) b = Cast<to=1>(a) c = Reshape(b, s) d = Transpose<perm=[0,1,2]>(c) e = Dropout(d)
+        f = Slice(e, zero, all, axis) g = Pad(f, pads) h = Concat<axis=0>(g) i = Expand(h, one) y = Relu(i) }"""
+    graph, _ = simplified(text, s=ints(0, 3, -1), zero=ints(0), all=ints(2**31 - 1), axis=ints(1), pads=ints(0, 0, 0, 0, 0, 0), one=ints(1))
+    assert ops(graph) == ["Relu"]
+
+
+def test_reader_inside_a_branch_follows() -> None:
+    text = """g (float[2] x, bool c) => (float[2] y) { a = Relu(x) b = Identity(a)
+        y = If (c) <then_branch = t () => (float[2] p) { p = Neg(b) }, else_branch = e () => (float[2] q) { q = Exp(b) }>
+    }"""
+    graph, _ = simplified(text)
+    assert ops(graph) == ["Relu", "If"]
+
+
+def test_inside_a_branch_nodes_are_dropped_too() -> None:
+    text = """g (float[2] x, bool c) => (float[2] y) { a = Relu(x)
+        y = If (c) <
+            then_branch = t () => (float[2] p) { i = Identity(a) n = Neg(i) p = Identity(n) },
+            else_branch = e () => (float[2] q) { q = Identity(a) }
+        > }"""
+    graph, _ = simplified(text)
+    assert Counter(node.op for node in all_nodes(graph)) == {"Relu": 1, "If": 1, "Neg": 1, "Identity": 1}
+
+
+def test_dropout_whose_mask_is_used_is_refused() -> None:
+    text = "g (float[2] x) => (float[2] y, bool[2] mask) { [drop] a, mask = Dropout(x) y = Relu(a) }"
+    graph, applied = simplified(text)
+    assert ops(graph) == ["Dropout", "Relu"]
+    assert [(refusal.what, refusal.where) for refusal in applied.refusals] == [("dropout", "drop")]
+    assert "'mask'" in applied.refusals[0].why
+
+
+def test_unused_inputs_stay() -> None:
+    graph, _ = simplified("g (float[2] x, float[M] unused) => (float[2] y) { d = Exp(unused) y = Relu(x) }")
+    assert [tensor.name for tensor in graph.inputs] == ["x", "unused"]
+    assert ops(graph) == ["Relu"]
+
+
+def test_slice_is_dropped_only_when_it_is_known_to_take_everything() -> None:
+    text = "g (float[N,3] x) => (float[A,B] y) { [s] a = Slice(x, zero, end, axis) y = Relu(a) }"
+    for end, axis, dropped in ((3, 1, True), (2, 1, False), (2, 0, False), (2**63 - 1, 0, True), (7, -1, True)):
+        graph, _ = simplified(text, zero=ints(0), end=ints(end), axis=ints(axis))
+        assert (ops(graph) == ["Relu"]) is dropped, (end, axis)
+
+
+@pytest.mark.parametrize(
+    ("own", "target", "allowzero", "same"),
+    [
+        ((2, 3), [2, 3], False, True),
+        ((None, 3), [-1, 3], False, True),
+        ((None, 3), [0, 3], False, True),
+        ((None, 3), [0, 3], True, False),
+        ((0, 3), [0, 3], True, True),
+        ((None, None), [-1, 0], False, True),
+        ((None, None), [0, 0], False, True),
+        ((None, 4), [-1, 2], False, False),
+        ((None, 4), [2, -1], False, False),
+        ((2, 3), [6], False, False),
+        ((2, 3), [3, 2], False, False),
+    ],
+)
+def test_when_a_reshape_does_nothing(own: Any, target: Any, allowzero: bool, same: bool) -> None:
+    assert reshapes_nothing(own, target, allowzero) is same
+
+
+# -- two in a row
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "left"),
+    [
+        ((0, 12), (0, 3, 4), 1),  # a 0 that means a 0 of the inner one
+        ((-1, 4), (0, 2, 2), 1),  # a 0 that means the -1 of the inner one
+        ((-1, 4), (0, -1), 2),  # two unknown: the second Reshape needs the first
+        ((3, -1), (-1, 12), 1),
+        ((-1, 12), (-1, 3, 4), 1),
+    ],
+)
+def test_reshape_of_reshape(inner: tuple[int, ...], outer: tuple[int, ...], left: int) -> None:
+    dims = ",".join("ABC"[: len(outer)])
+    text = f"g (float[N,3,4] x) => (float[{dims}] y) {{ a = Reshape(x, s) b = Reshape(a, t) y = Relu(b) }}"
+    graph, _ = simplified(text, s=ints(*inner), t=ints(*outer))
+    assert ops(graph) == ["Reshape"] * left + ["Relu"]
+
+
+def test_reshape_with_allowzero_is_left_as_it_is() -> None:
+    text = """g (float[N,0,4] x) => (float[A,B,C] y)
+        { a = Reshape<allowzero=1>(x, s) b = Reshape<allowzero=1>(a, t) y = Relu(b) }"""
+    graph, _ = simplified(text, s=ints(0, 4, 1), t=ints(0, 2, 2))
+    assert ops(graph) == ["Reshape", "Relu"]
+    assert graph.nodes[0].attrs["allowzero"] == 1
+
+
+def test_flatten_before_reshape() -> None:
+    text = "g (float[N,3,4] x) => (float[N,4,3] y) { a = Flatten(x) b = Reshape(a, s) y = Relu(b) }"
+    assert ops(simplified(text, s=ints(-1, 4, 3))[0]) == ["Reshape", "Relu"]
+    assert ops(simplified(text, s=ints(0, 4, 3))[0]) == ["Flatten", "Reshape", "Relu"]
+
+
+def test_transposes_compose() -> None:
+    text = """g (float[2,3,4] x) => (float[3,4,2] y)
+        { a = Transpose<perm=[2,0,1]>(x) b = Transpose<perm=[2,0,1]>(a) y = Relu(b) }"""
+    graph, _ = simplified(text)
+    assert ops(graph) == ["Transpose", "Relu"]
+    assert graph.nodes[0].attrs["perm"] == [1, 2, 0]
+
+
+def test_transposes_that_cancel_between_input_and_output_leave_one_that_does_nothing() -> None:
+    text = "g (float[2,3] x) => (float[2,3] y) { a = Transpose(x) y = Transpose(a) }"
+    graph, applied = simplified(text)
+    assert ops(graph) == ["Transpose"]
+    assert [refusal.what for refusal in applied.refusals] == ["transpose_to_own_order"]
+
+
+def test_a_transpose_that_others_read_stays_for_them() -> None:
+    text = "g (float[2,3] x) => (float[2,3] y, float[3,2] z) { r = Relu(x) a = Transpose(r) b = Transpose(a) y = Neg(b) z = Exp(a) }"
+    assert sorted(ops(simplified(text)[0])) == ["Exp", "Neg", "Relu", "Transpose"]
+
+
+@pytest.mark.parametrize(("inner", "outer", "gone"), [([1], [1], True), ([-1], [2], True), ([0], [1], False)])
+def test_unsqueeze_then_squeeze(inner: list[int], outer: list[int], gone: bool) -> None:
+    text = "g (float[1,1] x) => (float[1,1] y) { r = Relu(x) a = Unsqueeze(r, i) b = Squeeze(a, j) y = Neg(b) }"
+    graph, _ = simplified(text, i=ints(*inner), j=ints(*outer))
+    assert (ops(graph) == ["Relu", "Neg"]) is gone
+
+
+# -- shapes
+
+
+def test_a_static_shape_chain_is_a_constant() -> None:
+    text = """g (float[2,3,4] x) => (float[2,12] y) {
+        s = Shape(x) b = Gather(s, zero) b1 = Unsqueeze(b, axis) t = Concat<axis=0>(b1, rest) y = Reshape(x, t) }"""
+    graph, _ = simplified(text, zero=np.array(0, INT64), axis=ints(0), rest=ints(-1))
+    assert ops(graph) == ["Reshape"]
+    assert constant(graph.nodes[0].inputs[1]).tolist() == [2, -1]
+
+
+def test_a_dynamic_batch_becomes_a_zero() -> None:
+    text = """g (float[N,3,4] x) => (float[N,12] y) {
+        s = Shape(x) b = Gather(s, zero) b1 = Unsqueeze(b, axis) t = Concat<axis=0>(b1, rest)
+        r = Relu(x) u = Transpose<perm=[0,2,1]>(r) y = Reshape(u, t) }"""
+    graph, _ = simplified(text, zero=np.array(0, INT64), axis=ints(0), rest=ints(12))
+    assert ops(graph) == ["Relu", "Transpose", "Reshape"]
+    assert constant(graph.nodes[-1].inputs[1]).tolist() == [0, 12]
+
+
+def test_one_number_that_is_computed_otherwise_becomes_minus_one() -> None:
+    text = """g (float[N,12] x) => (float[A,3] y) {
+        s = Shape(x) n = Gather(s, zero) m = Mul(n, four) t = Concat<axis=0>(m, three) y = Reshape(x, t) }"""
+    graph, _ = simplified(text, zero=ints(0), four=ints(4), three=ints(3))
+    assert ops(graph) == ["Reshape"]
+    assert constant(graph.nodes[0].inputs[1]).tolist() == [-1, 3]
+
+
+def test_an_empty_batch_still_runs() -> None:
+    """0 and -1 together would divide by zero where the computed shape does not: they are not put side by side."""
+    text = """g (float[N,T,12] x) => (float[N,A,3] y) {
+        s = Shape(x) n = Gather(s, zero) t = Gather(s, one) m = Mul(t, four)
+        u = Concat<axis=0>(n, m, three) y = Reshape(x, u) }"""
+    before = model(text, zero=ints(0), one=ints(1), four=ints(4), three=ints(3))
+    graph = load(before)
+    apply(graph, SIMPLIFY)
+    feeds = {"x": np.zeros((0, 2, 12), np.float32)}
+    assert_same_outputs(before, to_proto(graph), feeds)
+    assert "Mul" in ops(graph)
+
+
+def test_axes_of_another_tensor_are_not_taken_for_those_of_the_input() -> None:
+    """Both are called N; only one is the axis of the tensor that is reshaped."""
+    text = """g (float[N,4] x, float[M,2] other) => (float[A,B] y) {
+        s = Shape(other) n = Gather(s, zero) t = Concat<axis=0>(n, n) y = Reshape(x, t) }"""
+    before = model(text, zero=ints(0))
+    graph = load(before)
+    apply(graph, SIMPLIFY)
+    feeds = {"x": np.arange(16, dtype=np.float32).reshape(4, 4), "other": np.zeros((4, 2), np.float32)}
+    assert_same_outputs(before, assert_sound(graph), feeds)
+    assert "Shape" in ops(graph)
+
+
+def test_shapes_that_the_file_claims_are_not_believed() -> None:
+    """Somebody made the batch dynamic and left the old shapes of the tensors between in the file."""
+    text = "g (float[N,4] x) => (float[A] y) <float[1,4] r> { r = Relu(x) s = Shape(r) c = Cast<to=1>(s) y = Neg(c) }"
+    before = model(text)
+    graph = load(before)
+    apply(graph, SIMPLIFY)
+    assert_same_outputs(before, assert_sound(graph), {"x": np.zeros((3, 4), np.float32)})
+    assert "Shape" in ops(graph)
+
+
+def test_a_shape_that_is_an_output_is_refused() -> None:
+    graph, applied = simplified("g (float[2,3] x) => (int64[2] y) { y = Shape(x) }")
+    assert ops(graph) == ["Shape"]
+    assert [refusal.what for refusal in applied.refusals] == ["known_shape"]
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_upsample_is_resize_after_loading(mode: str) -> None:
+    text = f'g (float[1,2,3,3] x) => (float[1,2,6,6] y) {{ y = Upsample<mode="{mode}">(x, s) }}'
+    before = onnx.parser.parse_model(f'<ir_version: 4, opset_import: ["" : 9]> {text}')
+    before.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 1, 2, 2], np.float32), "s"))
+    graph = load(before)
+    apply(graph, SIMPLIFY)
+    assert ops(graph) == ["Resize"]
+    assert_same_outputs(before, assert_sound(graph), random_feeds(before))
+
+
+# -- folding
+
+
+def test_a_constant_output_keeps_its_name() -> None:
+    graph, _ = simplified("g (float[2] x) => (float[2] y, float[2] k) { y = Relu(x) k = Add(w, w) }", w=2)
+    assert sorted(ops(graph)) == ["Identity", "Relu"]
+
+
+def test_folding_in_a_branch_with_outer_constants() -> None:
+    text = """g (float[2] x, bool c) => (float[2] y) { k = Mul(w, w)
+        y = If (c) <
+            then_branch = t () => (float[2] p) { m = Add(k, w) p = Mul(x, m) },
+            else_branch = e () => (float[2] q) { q = Sub(k, w) }
+        > }"""
+    graph, _ = simplified(text, w=2)
+    assert sorted(node.op for node in all_nodes(graph)) == ["Identity", "If", "Mul"]
+
+
+def test_random_ops_are_never_folded() -> None:
+    graph = load(model("g (float[2] x) => (float[2] y) { r = RandomNormal<shape=[2]>() z = Mul(r, k) y = Add(x, z) }", k=2))
+    assert not apply(graph, SIMPLIFY).fired
+    assert ops(graph) == ["RandomNormal", "Mul", "Add"]
+
+
+def test_quantized_weights_are_never_folded() -> None:
+    text = """g (float[2,2] x) => (float[2,2] y) {
+        w = DequantizeLinear(q, s, z) t = Transpose(w) y = MatMul(x, t) }"""
+    graph, applied = simplified(text, q=np.ones((2, 2), np.int8), s=np.array(0.1, "f"), z=np.array(0, np.int8))
+    assert ops(graph) == ["DequantizeLinear", "Transpose", "MatMul"]
+    assert applied.fired == ()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "constants"),
+    [
+        ("k = ConstantOfShape(s)", {"s": ints(1 << 20)}),
+        ("k = Expand(v, s)", {"v": np.ones(1, "f"), "s": ints(1 << 20)}),
+        ("k = Tile(v, s)", {"v": np.ones(1, "f"), "s": ints(1 << 20)}),
+        ("i = Range(a, s, b) k = Cast<to=1>(i)", {"a": np.array(0), "s": np.array(1 << 40), "b": np.array(1)}),
+        ("r = Reshape(v, col) k = Add(v, r)", {"v": np.ones(1024, "f"), "col": ints(1024, 1)}),
+    ],
+)
+def test_what_would_explode_is_refused(nodes: str, constants: dict[str, Any]) -> None:
+    graph = load(model(f"g (float[1] x) => (float y) {{ {nodes} t = Add(x, k) y = ReduceSum<keepdims=0>(t) }}", **constants))
+    applied = apply(graph, [FOLD])
+    assert [refusal.what for refusal in applied.refusals] == ["fold_constants"]
+    assert "MiB" in applied.refusals[0].why
+    assert constant(node_by_name(graph)["Add_0" if "Reshape" not in nodes else "Add_1"].inputs[1]) is None
+
+
+def test_what_onnxruntime_cannot_run_is_refused_and_the_rest_folded() -> None:
+    """float64 Resize in cubic mode has no kernel."""
+    text = """g (double[1,1,2,2] x) => (double[1,1,2,2] y)
+        { [no] r = Resize<mode="cubic">(w, , s) k = Add(w, w) m = Mul(r, k) y = Add(x, m) }"""
+    graph = load(model(text, w=np.ones((1, 1, 2, 2)), s=np.array([1, 1, 0.5, 2], "f")))
+    applied = apply(graph, [FOLD])
+    assert {fired.node for fired in applied.fired} == {"Add_0"}
+    assert [refusal.where for refusal in applied.refusals] == ["no"]
+    assert applied.refusals[0].why.startswith("onnxruntime cannot run it: ")
+
+
+def test_folding_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fold, "BATCH_BYTES", 16)
+    monkeypatch.setattr(fold, "SPILL_BYTES", 8)
+    text = """g (float[4] x) => (float[4] y)
+        { a = Add(u, u) b = Mul(v, v) c = Exp(b) d = Sub(u, c) e = Add(x, a) f = Add(e, c) y = Mul(f, d) }"""
+    graph, _ = simplified(text, u=4, v=4)
+    assert ops(graph) == ["Add", "Add", "Mul"]
+
+
+def test_multiple_outputs_of_a_folded_node() -> None:
+    text = "g (float[2] x) => (float[2] y, float[2] z) { a, b = Split(w) y = Add(x, a) z = Add(x, b) }"
+    assert ops(simplified(text, w=4)[0]) == ["Add", "Add"]
+
+
+def test_an_if_in_an_if_is_inlined() -> None:
+    text = """g (float[2] x) => (float[2] y, float[2] z) { n = Not(no) a = Relu(x)
+        y, z = If (n) <
+            then_branch = t () => (float[2] p, float[2] q) {
+                p = If (no) <
+                    then_branch = tt () => (float[2] r) { r = Neg(a) },
+                    else_branch = ee () => (float[2] s) { i = Exp(a) s = Abs(i) }
+                >
+                q = Identity(a)
+            },
+            else_branch = e () => (float[2] u, float[2] v) { u = Sin(a) v = Cos(a) }
+        > }"""
+    graph, _ = simplified(text, no=np.array(False))
+    assert ops(graph) == ["Relu", "Exp", "Abs"] or sorted(ops(graph)) == ["Abs", "Exp", "Relu"]
+
+
+def test_branches_that_give_constants_or_one_tensor_twice() -> None:
+    text = """g (float[2] x) => (float[2] y, float[2] z, float[2] k) {
+        y, z, k = If (yes) <
+            then_branch = t () => (float[2] p, float[2] p2, float[2] w2) { p = Neg(x) p2 = Identity(p) w2 = Identity(w) },
+            else_branch = e () => (float[2] u, float[2] v, float[2] w3) { u = Sin(x) v = Cos(x) w3 = Exp(x) }
+        > }"""
+    graph, _ = simplified(text, yes=np.array([True]), w=2)
+    assert sorted(ops(graph)) == ["Identity", "Identity", "Neg"]
+
+
+# -- duplicates
+
+
+def test_equal_constants_of_another_type_or_shape_stay_apart() -> None:
+    text = "g (float[2,2] x, double[2,2] d) => (float[2,2] y, double[2,2] z) { a = Add(x, u) y = Mul(a, v) z = Add(d, w) }"
+    graph, applied = simplified(text, u=np.zeros(2, "f"), v=np.zeros((1, 2), "f"), w=np.zeros(1))
+    assert not [fired for fired in applied.fired if fired.pattern == "merge_initializers"]
+
+
+def test_an_initializer_that_the_file_lists_as_input_is_not_merged() -> None:
+    before = model("g (float[2] x) => (float[2] y) { a = Add(x, u) y = Mul(a, v) }", u=np.ones(2, "f"), v=np.ones(2, "f"))
+    before.graph.input.append(onnx.helper.make_tensor_value_info("v", 1, [2]))
+    graph = load(before)
+    assert not apply(graph, SIMPLIFY).fired
+
+
+def test_equal_weights_are_one_after_loading_from_a_file(tmp_path: Any) -> None:
+    w = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
+    before = model("g (float[2,64] x) => (float[2,64] y) { a = MatMul(x, u) r = Relu(a) y = MatMul(r, v) }", u=w, v=w.copy())
+    onnx.save(before, tmp_path / "m.onnx")
+    graph = load(tmp_path / "m.onnx")
+    applied = apply(graph, SIMPLIFY)
+    assert [(fired.pattern, fired.node) for fired in applied.fired] == [("merge_initializers", "v")]
+    after = assert_sound(graph)
+    assert [tensor.name for tensor in after.graph.initializer] == ["u"]
+    assert_same_outputs(before, after, random_feeds(before))
+
+
+def test_equal_nodes_are_merged_unless_they_are_outputs_or_qdq() -> None:
+    text = """g (float[2] x) => (float[2] y, float[2] z) {
+        a = Exp(x) b = Exp(x) c = Add(a, b) y = Neg(c) z = Neg(c) }"""
+    assert sorted(ops(simplified(text)[0])) == ["Add", "Exp", "Neg", "Neg"]
+    qdq = """g (float[2] x) => (float[2] y) { a = QuantizeLinear(x, s, z) b = QuantizeLinear(x, s, z)
+        c = DequantizeLinear(a, s, z) d = DequantizeLinear(b, s, z) y = Add(c, d) }"""
+    graph, _ = simplified(qdq, s=np.array(0.1, "f"), z=np.array(0, np.int8))
+    assert len(graph.nodes) == 5
