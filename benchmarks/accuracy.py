@@ -84,7 +84,12 @@ def peer(model: Path, feeds: list[dict[str, Any]], output: Path, *, per_channel:
     kind = QuantType.QUInt8
     if tensorrt:
         kind = QuantType.QInt8
-        options = {"ActivationSymmetric": True, "WeightSymmetric": True, "QuantizeBias": False, "AddQDQPairToWeight": True}
+        options = {
+            "ActivationSymmetric": True,
+            "WeightSymmetric": True,
+            "QuantizeBias": False,
+            "AddQDQPairToWeight": True,
+        }
     quantize_static(
         str(model),
         str(output),

@@ -1,6 +1,6 @@
 """Every model that the onnx package carries for its backend tests: quantized and run, or refused with a reason.
 
-    python -m benchmarks.corpus [--folder simple ...] [--backend onnxruntime] [--write]
+python -m benchmarks.corpus [--folder simple ...] [--backend onnxruntime] [--write]
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ def _node_cases() -> Iterator[Case]:
 
         found = collect_testcases(None)
     for case in found:
+        if case.model is None or not case.data_sets:
+            continue
         names = [value.name for value in case.model.graph.input]
         feeds = [_as_array(value) for value in case.data_sets[0][0]]
         yield Case(case.name, "node", case.model, dict(zip(names, feeds, strict=False)))
@@ -160,7 +162,9 @@ def main() -> int:
         for folder in options.folder:
             count = collections.Counter(outcome.kind for outcome in outcomes if outcome.folder == folder)
             rows.append([backend, folder, *(str(count[kind]) for kind in kinds)])
-        reasons = collections.Counter(outcome.why.split("'")[0].split(" /")[0] for outcome in outcomes if outcome.kind == "refused")
+        reasons = collections.Counter(
+            outcome.why.split("'")[0].split(" /")[0] for outcome in outcomes if outcome.kind == "refused"
+        )
         for why, number in reasons.most_common(40):
             print(f"{backend}: {number:4d} refused: {why[:150]}", file=sys.stderr)
     for backend, outcome in crashed:

@@ -60,7 +60,9 @@ def chain(nodes: int) -> onnx.ModelProto:
                 helper.make_node("Reshape", [f"i{block}", f"g{block}"], [f"r{block}"], name=f"reshape{block}"),
             ]
             last = f"r{block}"
-        held.append(numpy_helper.from_array(rng.normal(size=(CHANNELS, CHANNELS, 1, 1)).astype(np.float32), f"w{block}"))
+        held.append(
+            numpy_helper.from_array(rng.normal(size=(CHANNELS, CHANNELS, 1, 1)).astype(np.float32), f"w{block}")
+        )
         for name in PARAMETERS:
             values = rng.uniform(0.5, 1.5, CHANNELS).astype(np.float32)
             held.append(numpy_helper.from_array(values, f"{name}{block}"))

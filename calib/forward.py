@@ -81,7 +81,7 @@ class Forward:
             if on[site.role] and site.key in solved
             for reader in site.readers
         }
-        self._build = _Build(graph, uses, solution, device, frozenset(tensors), self._stack)
+        self._build = _Build(graph, uses, solution, device, tuple(dict.fromkeys(tensors)), self._stack)
         try:
             self._main = self._build.scope("", [t.name for t in graph.inputs], [t.name for t in graph.outputs])
         except BaseException:
@@ -165,7 +165,7 @@ class _Build:
     uses: Uses
     solution: Solution
     device: str
-    wanted: frozenset[str]
+    wanted: tuple[str, ...]
     stack: ExitStack
 
     def scope(self, path: str, inputs: Sequence[str], outputs: Sequence[str]) -> _Scope:

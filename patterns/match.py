@@ -166,7 +166,9 @@ class _Search:
 
     def enter(self, want: Op, node: Node, tensor: Tensor | None, goals: Goals) -> bool:
         """Match an op at a node; `tensor` is the output that is read, None at the root."""
-        if node.op not in want.ops or (node.domain not in STANDARD if want.domain == "" else node.domain != want.domain):
+        if node.op not in want.ops or (
+            node.domain not in STANDARD if want.domain == "" else node.domain != want.domain
+        ):
             return False
         if tensor is not None and (len(node.outputs) <= want.output or node.outputs[want.output] is not tensor):
             return False

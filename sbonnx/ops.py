@@ -104,6 +104,9 @@ NORMS: Final = frozenset(
 
 SOFTMAX: Final = frozenset({"Softmax", "LogSoftmax", "Hardmax"})
 
+BOUNDS: Final = frozenset({"Clip", "Max", "Min"})
+"""Ops that limit values to a range."""
+
 ADDS: Final = frozenset({"Add"})
 MULTIPLIES: Final = frozenset({"Mul"})
 CONCATS: Final = frozenset({"Concat"})
@@ -115,7 +118,9 @@ QUANTIZE: Final = frozenset({"QuantizeLinear"})
 DEQUANTIZE: Final = frozenset({"DequantizeLinear"})
 QDQ: Final = QUANTIZE | DEQUANTIZE
 
-INTEGER_OPS: Final = frozenset({"QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear"})
+INTEGER_OPS: Final = frozenset(
+    {"QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear"}
+)
 """Ops of a model that was quantized before, in a form without Q/DQ."""
 
 RECURRENT: Final = frozenset({"LSTM", "GRU", "RNN"})

@@ -147,7 +147,9 @@ def node_errors(
         with Forward(graph, plan, solution, device=device, tensors=tensors) as run:
             values = [run(feeds) for feeds in feeds_list]
         for name, tensor in targets.items():
-            result[name] = float(np.mean([checker(v[tensor], r[tensor]) for v, r in zip(values, references, strict=True)]))
+            result[name] = float(
+                np.mean([checker(v[tensor], r[tensor]) for v, r in zip(values, references, strict=True)])
+            )
         return result
     for name, tensor in targets.items():
         only = only_at(plan, name)

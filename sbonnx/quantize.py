@@ -141,9 +141,7 @@ def _verified(
 ) -> Report:
     device = prepared.recipe.device
     comparison = proof.check(source, path, samples, device=device, limit=VERIFY_FEEDS)
-    layers = profile.errors(
-        prepared.graph, prepared.plan, solution, samples, limit=PROFILE_FEEDS, device=device
-    )
+    layers = profile.errors(prepared.graph, prepared.plan, solution, samples, limit=PROFILE_FEEDS, device=device)
     problems = [*report.problems, *comparison.problems()]
     if comparison.problems():
         begin = profile.first_lost(layers)
@@ -155,5 +153,3 @@ def _verified(
         layers=tuple(row.to_dict() for row in profile.worst_first(layers)),
         problems=tuple(problems),
     )
-
-

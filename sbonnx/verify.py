@@ -62,7 +62,9 @@ class Comparison:
         found = []
         for error in self.outputs:
             if error.not_finite:
-                found.append(f"output '{error.name}' has {error.not_finite} NaN or infinite values where float has none")
+                found.append(
+                    f"output '{error.name}' has {error.not_finite} NaN or infinite values where float has none"
+                )
             elif error.constant:
                 found.append(f"output '{error.name}' is the constant {error.low:.6g}, whatever the input")
             elif error.sqnr_db < COLLAPSED_DB:
@@ -77,13 +79,13 @@ class Comparison:
 def file_bytes(path: Path) -> int:
     """Size of a model file with the external data files it names."""
     model = onnx.load(str(path), load_external_data=False)
-    names = {
+    names: set[str] = {
         entry.value
         for tensor in _initializers(model.graph)
         for entry in tensor.external_data
         if entry.key == "location"
     }
-    return path.stat().st_size + sum((path.parent / name).stat().st_size for name in names)
+    return sum(file.stat().st_size for file in (path, *(path.parent / name for name in names)))
 
 
 def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:

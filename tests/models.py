@@ -73,7 +73,7 @@ agraph (float[N,3,8,8] x) => (float[N,10] y) {
 
 def residual(**more: Any) -> onnx.ModelProto:
     """A conv stem, one residual block, global pool and classifier; every node named."""
-    shapes = {"ws": (8, 3, 3, 3), "bs": 8, "w1": (8, 8, 3, 3), "b1": 8, "w2": (8, 8, 3, 3), "b2": 8}
+    shapes: dict[str, Any] = {"ws": (8, 3, 3, 3), "bs": 8, "w1": (8, 8, 3, 3), "b1": 8, "w2": (8, 8, 3, 3), "b2": 8}
     proto = model(RESIDUAL, **shapes, wf=(10, 8), bf=10, **more)
     names = ("stem", "stem_relu", "conv1", "relu1", "conv2", "add", "relu2", "gap", "flat", "fc")
     for node, name in zip(proto.graph.node, names, strict=True):

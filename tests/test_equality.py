@@ -1,4 +1,4 @@
-"""The exported file, run by onnxruntime without optimisation, equals the fake-quantized forward: two programs, one result.
+"""The exported file, run by onnxruntime without optimisation, equals the fake-quantized forward: two ways, one result.
 
 `QuantModel`'s forward rounds in numpy between float sessions and never sees the Q/DQ writer; the file is run by
 onnxruntime alone.
@@ -136,7 +136,7 @@ def test_every_weighted_op(bits: int, tmp_path: Path) -> None:
         w1=(3, 8, 1),
     )
     rng = np.random.default_rng(0)
-    feeds = [
+    feeds: list[dict[str, Array]] = [
         {"x": rng.standard_normal((2, 4, 6, 6)).astype(np.float32), "ids": rng.integers(0, 20, (2, 5))}
         for _ in range(2)
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -38,6 +39,10 @@ def extremes(x: Array, axis: int | None = None) -> Extremes:
     """
     if x.dtype != np.float32:
         x = x.astype(np.float32)  # numpy reduces half precision ten times slower than single
+    if axis is None and x.size:
+        low, high = float(np.minimum.reduce(x, axis=None)), float(np.maximum.reduce(x, axis=None))
+        if isfinite(low) and isfinite(high):  # called for every tensor of every sample: no arrays on this way
+            return Extremes(np.asarray(low, np.float32), np.asarray(high, np.float32))
     over = None if axis is None else tuple(i for i in range(x.ndim) if i != axis)
     shape = () if axis is None else (x.shape[axis],)
     if x.size == 0:
@@ -123,4 +128,6 @@ class Observer(ABC):
 def readable(lo: Array, hi: Array) -> Bounds:
     """Bounds of a running (lo, hi), with 0 where nothing finite was seen; a copy, safe to keep."""
     empty = lo > hi
-    return Bounds(np.where(empty, 0, lo).astype(np.float32), np.where(empty, 0, hi).astype(np.float32))
+    # `+ 0` turns -0.0 into 0.0: which of the two min() returns depends on the order of the data
+    lo, hi = np.where(empty, 0, lo) + np.float32(0), np.where(empty, 0, hi) + np.float32(0)
+    return Bounds(np.asarray(lo, np.float32), np.asarray(hi, np.float32))

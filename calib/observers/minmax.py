@@ -43,6 +43,5 @@ class MinMax(Observer):
 
     def _widen(self, lo: Array, hi: Array) -> None:
         """Include [lo, hi]."""
-        # `+ 0.0` turns -0.0 into 0.0: which of the two min() returns depends on the order of the data
-        self._lo = (lo if self._lo is None else np.asarray(np.minimum(self._lo, lo))) + np.float32(0)
-        self._hi = (hi if self._hi is None else np.asarray(np.maximum(self._hi, hi))) + np.float32(0)
+        self._lo = lo if self._lo is None else np.asarray(np.minimum(self._lo, lo))
+        self._hi = hi if self._hi is None else np.asarray(np.maximum(self._hi, hi))

@@ -173,7 +173,7 @@ def _check_shape(x: Array, shape: tuple[int | str | None, ...], found: str) -> N
         raise DataError(f"{found}. Is the batch axis missing? Save x[None]")
     if x.ndim != len(shape):
         raise DataError(f"{found}: the number of axes differs")
-    if x.ndim and x.shape[0] == 0:
+    if x.ndim and x.shape[0] == 0 and shape[0] != 0:
         raise DataError(f"{found}: there is no sample in it; leave empty batches out")
     for axis, (have, want) in enumerate(zip(x.shape, shape, strict=True)):
         if isinstance(want, int) and have != want:

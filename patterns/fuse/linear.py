@@ -8,16 +8,18 @@ import numpy as np
 
 from sbonnx.graph import Node, Tensor
 from sbonnx.graph.query import constant, rank
+from sbonnx.ops import LINEAR
 
 from ..edit import Edit
 from ..match import Match
 from ..tree import Maybe, Op, Var, Want
+
 from .affine import Affine, Folded, Layout, along_channel, layout
 
 Fold = Callable[..., Folded]
 
 
-def linear(data: Want, ops: tuple[str, ...] = ("Conv", "ConvTranspose", "Gemm", "MatMul")) -> Op:
+def linear(data: Want, ops: tuple[str, ...] = tuple(LINEAR)) -> Op:
     """A linear node that reads `data`; captures "linear", "w" and "b". Not every match has constant weights."""
     return Op(ops, data, Var("w"), Maybe(Var("b")), name="linear")
 

@@ -35,7 +35,16 @@ KEEPS_SHAPE = (ACTIVATIONS - {"PRelu"}) | QDQ | SOFTMAX | NORMS | {
 BROADCASTS = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "PRelu", "Where", "Max", "Min"})
 
 KEEPS_BATCH = frozenset(
-    {"Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "DepthToSpace", "SpaceToDepth"}
+    {
+        "Conv",
+        "ConvTranspose",
+        "MaxPool",
+        "AveragePool",
+        "GlobalAveragePool",
+        "GlobalMaxPool",
+        "DepthToSpace",
+        "SpaceToDepth",
+    }
 )
 """Ops whose first output has the first dimension of their first input."""
 
@@ -195,7 +204,13 @@ class _Evaluation:
         if data is None or any(part is None or part.size != 1 for part in parts) or len(parts) < 2:
             return None
         start, end, *rest = [int(part.reshape(-1)[0]) for part in parts if part is not None]
-        return data[slice(start, end, rest[1])] if len(rest) == 2 and rest[1] > 0 else data[start:end] if len(rest) < 2 else None
+        return (
+            data[slice(start, end, rest[1])]
+            if len(rest) == 2 and rest[1] > 0
+            else data[start:end]
+            if len(rest) < 2
+            else None
+        )
 
     def concat(self, node: Node) -> list[Number] | None:
         whole: list[Number] = []

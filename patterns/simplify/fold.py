@@ -42,7 +42,9 @@ UNKNOWN_BYTES: Final = 1 << 20
 BATCH_BYTES: Final = 256 << 20
 """Results of one session; more are computed in several."""
 
-GROWS: Final = frozenset({"ConstantOfShape", "Expand", "Tile", "Range", "Resize", "Upsample", "Pad", "OneHot", "EyeLike"})
+GROWS: Final = frozenset(
+    {"ConstantOfShape", "Expand", "Tile", "Range", "Resize", "Upsample", "Pad", "OneHot", "EyeLike"}
+)
 """Ops whose values say how large the result is: never run before that is known."""
 
 SEQUENCES: Final = frozenset({"SequenceEmpty", "SequenceConstruct", "SplitToSequence", "Optional", "StringSplit"})
@@ -313,7 +315,9 @@ def _standalone(graph: Graph, nodes: Sequence[Node], wanted: Sequence[Tensor]) -
         if id(tensor) not in copies:
             is_constant = isinstance(tensor, Constant)
             copies[id(tensor)] = (
-                Constant(tensor.name, tensor._values) if is_constant else Variable(tensor.name, tensor.dtype, tensor.shape)
+                Constant(tensor.name, tensor._values)
+                if is_constant
+                else Variable(tensor.name, tensor.dtype, tensor.shape)
             )
         return copies[id(tensor)]
 

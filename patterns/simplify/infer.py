@@ -8,10 +8,10 @@ better: behind operators of custom domains.
 from __future__ import annotations
 
 import onnx
-from google.protobuf.message import DecodeError
 
 from sbonnx.graph import Graph, Node, Variable
-from sbonnx.graph.protos import graph_protos
+from sbonnx.graph.io import _has_long_vector
+from sbonnx.graph.protos import ONNX_ERRORS, graph_protos
 from sbonnx.graph.query import all_nodes
 from sbonnx.graph.write import read_type, skeleton
 
@@ -34,8 +34,10 @@ def infer_shapes(graph: Graph) -> None:
             if value.type.HasField("tensor_type"):
                 value.type.tensor_type.ClearField("shape")
     try:
-        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except (RuntimeError, ValueError, DecodeError):
+        inferred = onnx.shape_inference.infer_shapes(model)
+        if not _has_long_vector(inferred):
+            inferred = onnx.shape_inference.infer_shapes(inferred, data_prop=True)
+    except ONNX_ERRORS:
         return  # types of this model contradict each other: the checker will say so in better words
     found = {
         value.name: read_type(value.type)

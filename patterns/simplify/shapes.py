@@ -102,9 +102,7 @@ def _settled(match: Match) -> list[int] | None:
 def _settle_reshape(match: Match, edit: Edit) -> None:
     reshape, target = match["reshape"], _settled(match)
     shape = edit.constant(f"{match['shape'].name}_known", np.array(target, INT64))
-    edit.replace(
-        reshape.outputs[0], edit.node("Reshape", [match["x"], shape], reshape.attrs, name=reshape.name)
-    )
+    edit.replace(reshape.outputs[0], edit.node("Reshape", [match["x"], shape], reshape.attrs, name=reshape.name))
 
 
 RESHAPE_TARGET = Pattern(

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from sbonnx.graph import Node
 from sbonnx.spec import QuantSpec
-
 
 
 def never(node: Node) -> str | None:
@@ -42,7 +41,7 @@ class Rule:
             branch of a residual add alone, or "none".
         when: "always"; "input_written": an integer kernel writes one of its inputs;
             "output_read_quantized": what follows reads integers;
-            "not_after_producer": unless it stands straight after a conv, linear, norm or add.
+            "not_after_producer": unless it stands straight after a conv, linear, batch norm or add.
         output: a pair after it as well, so that an integer kernel can write integers.
         one_scale: inputs and output share one scale.
         switch: key of ``QUANTIZE_INPUTS_OF`` by which a recipe overrules `default`.
@@ -61,6 +60,21 @@ class Rule:
     default: bool = True
     unless: Callable[[Node], str | None] = never
     why: str = ""
+
+
+ON_REQUEST: Final = (
+    Rule("matmul", frozenset({"MatMul", "Gemm"}), "all", switch="matmul", default=False, why="product of activations"),
+    Rule("softmax", frozenset({"Softmax"}), "first", switch="softmax", default=False, why="input of a softmax"),
+    Rule(
+        "norm",
+        frozenset({"LayerNormalization", "RMSNormalization", "block:layernorm", "block:rmsnorm"}),
+        "first",
+        switch="norm",
+        default=False,
+        why="input of a normalization",
+    ),
+)
+"""What runtimes compute better in float: quantized only where the recipe asks for it."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from sbonnx.backends.base import Backend, Rule, interpolates, never, nothing_to_legalise
+from sbonnx.backends.base import ON_REQUEST, Backend, Rule, interpolates, never, nothing_to_legalise
 from sbonnx.ops import ADDS, CONCATS, MULTIPLIES, PICKS_MAX, POOLS, RECTIFIERS, RESIZES
 from sbonnx.spec import QuantSpec
 
@@ -78,16 +78,7 @@ RULES: Final = (
         unless=interpolates,
         why="a nearest Resize copies integers when both sides have one scale",
     ),
-    Rule("matmul", frozenset({"MatMul", "Gemm"}), "all", switch="matmul", default=False, why="product of activations"),
-    Rule("softmax", frozenset({"Softmax"}), "first", switch="softmax", default=False, why="input of a softmax"),
-    Rule(
-        "norm",
-        frozenset({"LayerNormalization", "RMSNormalization", "block:layernorm", "block:rmsnorm"}),
-        "first",
-        switch="norm",
-        default=False,
-        why="input of a normalization",
-    ),
+    *ON_REQUEST,
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-from sbonnx.backends.base import Backend, Rule
+from sbonnx.backends.base import ON_REQUEST, Backend, Rule
 from sbonnx.graph import Node, query
 from sbonnx.ops import ADDS, POOLS, QDQ
 from sbonnx.spec import QuantSpec
@@ -26,16 +26,7 @@ RULES: Final = (
         why="an averaging pool is int8 only between two pairs",
     ),
     Rule("concat", frozenset({"Concat"}), "all", switch="concat", default=False, why="input of a concat"),
-    Rule("matmul", frozenset({"MatMul", "Gemm"}), "all", switch="matmul", default=False, why="product of activations"),
-    Rule("softmax", frozenset({"Softmax"}), "first", switch="softmax", default=False, why="input of a softmax"),
-    Rule(
-        "norm",
-        frozenset({"LayerNormalization", "RMSNormalization", "block:layernorm", "block:rmsnorm"}),
-        "first",
-        switch="norm",
-        default=False,
-        why="input of a normalization",
-    ),
+    *ON_REQUEST,
     Rule("multiply", frozenset({"Mul"}), "all", switch="elementwise", default=False, why="input of a product"),
     Rule("resize", frozenset({"Resize"}), "first", switch="resize", default=False, why="input of a resize"),
 )

@@ -30,7 +30,7 @@ RULES: Final = (
         ACTIVATIONS | ACTIVATION_BLOCKS,
         "first",
         when="not_after_producer",
-        why="input of an activation that does not stand straight after a conv, linear, norm or add",
+        why="input of an activation that does not stand straight after a conv, linear, batch norm or add",
     ),
     Rule("pool", POOLS, "first", switch="pool", why="input of an averaging pool"),
     Rule("reduce", REDUCES & {"ReduceMean"}, "first", switch="pool", why="input of a mean"),

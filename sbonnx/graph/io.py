@@ -6,8 +6,9 @@ import hashlib
 import os
 from pathlib import Path
 
+import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, EncodeError
 from onnx import ModelProto, ValueInfoProto
 from onnx.inliner import inline_local_functions
 
@@ -208,13 +209,30 @@ def serialize(graph: Graph) -> tuple[bytes, dict[str, Array]]:
     """The graph for a session: the model's bytes, and its large weights beside it.
 
     The large weights are external in the bytes; pass them by name to `SessionOptions.add_external_initializers`.
-    They are mapped arrays: nothing is read before the session does.
+    They are mapped arrays: nothing is read before the session does (values that are not aligned in their file are
+    copied). Types that numpy does not have itself (bfloat16, int4, ...) stand inside the model: onnxruntime makes no
+    values of such arrays.
+
+    Raises:
+        ModelError: what must stand inside is larger than the 2 GiB protobuf can hold.
     """
-    made = skeleton(graph, inline=SESSION_BYTES)
-    return made.located(lambda number, size: {"location": made.names[number], "offset": "0", "length": str(size)}), {
-        name: values.load() if isinstance(values, Weights) else values
-        for name, values in zip(made.names, made.payloads, strict=True)
-    }
+    made = skeleton(graph, inline=SESSION_BYTES, hoist=True)
+    beside = {number for number, values in enumerate(made.payloads) if values.dtype.isbuiltin == 1}
+
+    def place(number: int, size: int) -> dict[str, str]:
+        name = made.names[number]
+        return {"location": name, "offset": "0", "length": str(size)} if number in beside else {}
+
+    try:
+        content = made.located(place)
+    except (ValueError, EncodeError):
+        raise ModelError("weights that must stand in the model take more than the 2 GiB protobuf can hold") from None
+    return content, {made.names[number]: _aligned(made.payloads[number]) for number in sorted(beside)}
+
+
+def _aligned(values: Array | Weights) -> Array:
+    loaded: Array = values.load() if isinstance(values, Weights) else values
+    return np.require(loaded, requirements=["C", "A"])
 
 
 def digest(graph: Graph) -> str:

@@ -56,19 +56,34 @@ def lift(model: ModelProto, opset: int, label: str) -> ModelProto:
         ModelError: there is no way for an operator; it is named.
     """
     own = next(entry.version for entry in model.opset_import if not entry.domain)
-    if own >= opset:
-        return model
     where = f"{label} cannot be lifted from opset {own} to {opset}"
+    for step in (9, opset):  # the oldest forms of Upsample take two steps
+        if own < step <= opset:
+            model, own = _step(model, own, step, where), step
+    return model
+
+
+def _step(model: ModelProto, own: int, opset: int, where: str) -> ModelProto:
     aside = _set_aside(model)
-    fixes = _plan_fixes(model, own, opset, where)
+    typed = _with_types(model)
+    fixes = _plan_fixes(typed, own, opset, where)
+    for node in node_protos(typed.graph):
+        if not node.domain and own < REPLACED.get(node.op_type, 0) <= opset:
+            node.domain = HIDDEN
+    typed.opset_import.add(domain=HIDDEN, version=1)
     try:
-        lifted: ModelProto = version_converter.convert_version(model, opset)
+        lifted: ModelProto = version_converter.convert_version(typed, opset)
     except ONNX_ERRORS as error:
-        raise ModelError(f"{where}: {_reason(str(error))}. Export it with opset {opset}") from None
+        raise ModelError(f"{where}: {_reason(str(error))}. Export it with a newer opset") from None
     _put_back(model, lifted)
+    kept = [entry for entry in lifted.opset_import if entry.domain != HIDDEN]
+    del lifted.opset_import[:]
+    lifted.opset_import.extend(kept)
     for scope in graph_protos(lifted.graph):
         for node in scope.node:
             node.attribute.extend(aside.get(node.name, ()))
+            if node.domain == HIDDEN:
+                node.ClearField("domain")
             for fix in fixes.get(node.name, ()):
                 fix(node, scope)
             if not node.domain and complaint(node.op_type, opset):
@@ -103,12 +118,7 @@ def _copy(attribute: AttributeProto) -> AttributeProto:
 def _put_back(before: ModelProto, after: ModelProto) -> None:
     """In place: node names, doc strings, metadata and the types of inputs and outputs, which the converter drops."""
     named = {node.name: node for node in node_protos(before.graph)}
-    by_output = {node.output[0]: node.name for node in named.values() if node.output}
-    used = {node.name for node in node_protos(after.graph)}
     for node in node_protos(after.graph):
-        if not node.name and node.output and by_output.get(node.output[0], "") not in used | {""}:
-            node.name = by_output[node.output[0]]  # an operator that was replaced, such as Upsample by Resize
-            used.add(node.name)
         old = named.get(node.name)
         if old is not None:
             node.doc_string = old.doc_string
@@ -143,14 +153,20 @@ def _keep_values(before: GraphProto, after: GraphProto) -> None:
     after.value_info.extend(copies)
 
 
-def _plan_fixes(model: ModelProto, own: int, opset: int, where: str) -> dict[str, list[After]]:
-    """What to do to nodes, by name, after the conversion. Refuses what the converter would get wrong beyond mending."""
+def _with_types(model: ModelProto) -> ModelProto:
+    """A copy with the types and shapes that can be inferred."""
     try:
-        typed = onnx.shape_inference.infer_shapes(model)
+        return onnx.shape_inference.infer_shapes(model)
     except ONNX_ERRORS:  # types only make more lifts possible
-        typed = model
-    read = {name for scope in graph_protos(model.graph) for node in scope.node for name in node.input}
-    read.update(value.name for scope in graph_protos(model.graph) for value in scope.output)
+        copied = ModelProto()
+        copied.CopyFrom(model)
+        return copied
+
+
+def _plan_fixes(typed: ModelProto, own: int, opset: int, where: str) -> dict[str, list[After]]:
+    """What to do to nodes, by name, after the conversion. Refuses what the converter would get wrong beyond mending."""
+    read = {name for node in node_protos(typed.graph) for name in node.input}
+    read.update(value.name for scope in graph_protos(typed.graph) for value in scope.output)
     fixes: dict[str, list[After]] = {}
 
     def visit(scope: GraphProto, outer: _View) -> None:
@@ -158,9 +174,9 @@ def _plan_fixes(model: ModelProto, own: int, opset: int, where: str) -> dict[str
         for node in scope.node:
             for crossed, op, make in FIXES:
                 if node.op_type == op and not node.domain and own < crossed <= opset:
-                    fix = make(node, view, read)
+                    fix = make(node, view, read, opset)
                     if isinstance(fix, str):
-                        raise ModelError(f"{where}: {describe(node)}: {fix}. Export it with opset {opset}")
+                        raise ModelError(f"{where}: {describe(node)}: {fix}. Export it with a newer opset")
                     fixes.setdefault(node.name, []).append(fix)
             for _, body in body_protos(node):
                 visit(body, view)
@@ -197,12 +213,12 @@ def _leave(node: NodeProto, scope: GraphProto) -> None:
     """Nothing to mend."""
 
 
-def _scan(node: NodeProto, view: _View, read: set[str]) -> After | str:
+def _scan(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
     """Scan of opset 8 has a batch axis; the adapter drops it and changes the shapes of the model's inputs."""
     return "the Scan of opset 8 has a batch axis that newer ones have not"
 
 
-def _hardmax(node: NodeProto, view: _View, read: set[str]) -> After | str:
+def _hardmax(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
     """Before 13 Hardmax works on the flattened (rows, columns); the adapter changes nothing."""
     axis, rank = next((one.i for one in node.attribute if one.name == "axis"), 1), view.rank(node.input[0])
     if rank is None or axis % rank != rank - 1:
@@ -210,28 +226,33 @@ def _hardmax(node: NodeProto, view: _View, read: set[str]) -> After | str:
     return lambda lifted, scope: _set(lifted, "axis", -1)
 
 
-def _upsample(node: NodeProto, view: _View, read: set[str]) -> After | str:
-    """Upsample and Resize before 11 are asymmetric; the adapter leaves the new default, half_pixel."""
-    return _asymmetric("floor")
+def _upsample(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
+    """Upsample enlarges, asymmetric and rounding down; the adapter leaves Resize's new default, half_pixel."""
+    return _as_resize("floor", opset)
 
 
-def _resize(node: NodeProto, view: _View, read: set[str]) -> After | str:
+def _resize(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
     """As `_upsample`; rounding of nearest was not defined before 11: onnxruntime's is floor up and ceil down."""
     if _mode(node) != "nearest":
-        return _asymmetric("floor")
+        return _as_resize("floor", opset)
     tensor = view.values.get(node.input[1])
     if tensor is None or tensor.data_location == TensorProto.EXTERNAL:
         return "which rounding the nearest Resize of opset 10 has depends on its scales, and they are not constant"
     scales = numpy_helper.to_array(tensor)
     if (scales >= 1).all():
-        return _asymmetric("floor")
+        return _as_resize("floor", opset)
     if (scales <= 1).all():
-        return _asymmetric("ceil")
+        return _as_resize("ceil", opset)
     return "a nearest Resize of opset 10 that enlarges one axis and shrinks another has no newer form"
 
 
-def _asymmetric(rounding: str) -> After:
+def _as_resize(rounding: str, opset: int) -> After:
     def fix(node: NodeProto, scope: GraphProto) -> None:
+        x, scales = node.input
+        node.op_type = "Resize"
+        del node.input[:]
+        # The region of interest plays no part in this mode; before 13 it could not be left out.
+        node.input.extend([x, "" if opset >= 13 else scales, scales])
         _set(node, "coordinate_transformation_mode", "asymmetric")
         if _mode(node) == "nearest":
             _set(node, "nearest_mode", rounding)
@@ -239,12 +260,21 @@ def _asymmetric(rounding: str) -> After:
     return fix
 
 
-def _clip(node: NodeProto, view: _View, read: set[str]) -> After | str:
+def _scatter(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
+    """ScatterElements is Scatter by another name; the adapter gives its output another name as well."""
+
+    def fix(node: NodeProto, scope: GraphProto) -> None:
+        node.op_type = "ScatterElements"
+
+    return fix
+
+
+def _clip(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
     """The adapter makes float32 bounds whatever the input is."""
     return _retype(view.element(node.input[0]), first=1)
 
 
-def _pad(node: NodeProto, view: _View, read: set[str]) -> After | str:
+def _pad(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
     """The adapter makes a float32 value whatever the input is, and leaves the attribute where the mode needs none."""
     retype = _retype(view.element(node.input[0]), first=2)
 
@@ -257,7 +287,7 @@ def _pad(node: NodeProto, view: _View, read: set[str]) -> After | str:
     return fix
 
 
-def _dropout(node: NodeProto, view: _View, read: set[str]) -> After | str:
+def _dropout(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
     """At inference the mask was all false in onnxruntime before 12, and is all true from then on."""
     if len(node.output) > 1 and node.output[1] in read:
         return f"its mask '{node.output[1]}' is used, and its meaning at inference changed in opset 12"
@@ -281,13 +311,20 @@ def _retype(element: int, *, first: int) -> After:
     return fix
 
 
-FIXES: Final[tuple[tuple[int, str, Callable[[NodeProto, _View, set[str]], After | str]], ...]] = (
+FIXES: Final[tuple[tuple[int, str, Callable[[NodeProto, _View, set[str], int], After | str]], ...]] = (
     (9, "Scan", _scan),
     (10, "Upsample", _upsample),
     (11, "Resize", _resize),
+    (11, "Scatter", _scatter),
     (11, "Clip", _clip),
     (11, "Pad", _pad),
     (12, "Dropout", _dropout),
     (13, "Hardmax", _hardmax),
 )
 """(the opset that changed it, operator, what to do): a fix to apply after the conversion, or why there is none."""
+
+REPLACED: Final = {"Upsample": 10, "Resize": 11, "Scatter": 11}
+"""Operators that the fix alone converts: the adapters lose the names of their outputs."""
+
+HIDDEN: Final = "sbonnx.lift"
+"""The domain in which the converter does not see them."""

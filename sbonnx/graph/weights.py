@@ -25,14 +25,9 @@ SPILL_BYTES: Final = 64 << 20
 CHUNK_BYTES: Final = 16 << 20
 """Weights are written in pieces of this size."""
 
-PACKED_BITS: Final[dict[int, int]] = {
-    TensorProto.INT4: 4,
-    TensorProto.UINT4: 4,
-    TensorProto.FLOAT4E2M1: 4,
-    TensorProto.INT2: 2,
-    TensorProto.UINT2: 2,
-}
-"""Types of which several elements share a byte in a file, lowest bits first; numpy holds one a byte."""
+_SMALL = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
+PACKED_BITS: Final = {int(kind): _SMALL[name] for name, kind in TensorProto.DataType.items() if name in _SMALL}
+"""Types whose elements share bytes in a file, lowest bits first; numpy holds one a byte."""
 
 
 def numpy_dtype(onnx_type: int) -> np.dtype[Any]:

@@ -43,7 +43,10 @@ class Skeleton:
         return chunks(self.payloads[number])
 
     def located(self, place: Callable[[int, int], dict[str, str]]) -> bytes:
-        """The model's bytes, every reference replaced by the external_data entries of `place(number, bytes)`."""
+        """The model's bytes, every reference replaced by what `place(number, bytes)` gives.
+
+        That is the entries of external_data, or nothing for values that are to stand inside.
+        """
         model = ModelProto()
         model.CopyFrom(self.model)
         sizes = self.sizes()
@@ -51,23 +54,28 @@ class Skeleton:
             if tensor.data_location == TensorProto.EXTERNAL:
                 number = int(tensor.external_data[0].value)
                 del tensor.external_data[:]
-                for key, value in place(number, sizes[number]).items():
+                entries = place(number, sizes[number])
+                if not entries:
+                    tensor.ClearField("data_location")
+                    tensor.raw_data = b"".join(self.chunks(number))
+                for key, value in entries.items():
                     tensor.external_data.add(key=key, value=value)
         return bytes(model.SerializeToString(deterministic=True))
 
 
-def skeleton(graph: Graph, *, info: bool = True, inline: int = INLINE_BYTES) -> Skeleton:
+def skeleton(graph: Graph, *, info: bool = True, inline: int = INLINE_BYTES, hoist: bool = False) -> Skeleton:
     """The graph as a model without its large weights.
 
     Args:
         info: write what `graph.info` holds (metadata, doc strings, value types); False leaves structure and values.
         inline: tensors with up to so many bytes stand in the model.
+        hoist: write large constants of bodies in the main graph, where their readers see them too.
 
     Raises:
         ModelError: a graph input has no known type, or an attribute no form in ONNX.
     """
     writer = _Writer(graph.info if info else ModelInfo(values=graph.info.values), inline)
-    writer.place_constants(graph)
+    writer.place_constants(graph, hoist=hoist)
     model = ModelProto()
     if info:
         model.CopyFrom(graph.info.model)
@@ -101,8 +109,8 @@ class _Writer:
         self.wrote_metadata = False
         self.homes: dict[int, list[Constant]] = {}
 
-    def place_constants(self, graph: Graph) -> None:
-        """Each constant is written once, in the innermost graph that encloses all its readers."""
+    def place_constants(self, graph: Graph, *, hoist: bool) -> None:
+        """Each constant is written once, in the innermost graph that encloses all its readers (or see `skeleton`)."""
         home: dict[int, tuple[Constant, tuple[Body, ...]]] = {}
 
         def visit(scope: Body, path: tuple[Body, ...]) -> None:
@@ -118,7 +126,13 @@ class _Writer:
 
         visit(graph, ())
         for tensor, path in home.values():
-            self.homes.setdefault(id(path[-1]), []).append(tensor)
+            inner = graph if hoist and self.is_large(tensor) else path[-1]
+            self.homes.setdefault(id(inner), []).append(tensor)
+
+    def is_large(self, tensor: Constant) -> bool:
+        """Whether the values go beside the model."""
+        stored = tensor._values
+        return stored.dtype != object and stored_bytes(stored) > self.inline
 
     def graph(self, scope: Body, path: str) -> GraphProto:
         """One scope; `path` is "" for the main graph, else "node/attribute[/node/attribute]"."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from sbonnx.backends import Backend, Rule
 from sbonnx.graph import Constant, Node, Tensor, query
-from sbonnx.ops import ADDS, EMBEDDING, INTEGER_OPS, LINEAR, MOVES_DATA, NORMS
+from sbonnx.ops import ADDS, EMBEDDING, INTEGER_OPS, LINEAR, MOVES_DATA, NORMS, RECURRENT
 from sbonnx.patterns import Block
 from sbonnx.plan.survey import Place, Survey, Weighted, weighted
 from sbonnx.plan.types import ObserverChoice, Reader
@@ -20,8 +20,6 @@ PRODUCERS = frozenset(LINEAR) | {"BatchNormalization"} | ADDS
 
 CHANNEL_AXIS = {"NCHW": 1, "NLC": 2}
 """Where per-channel activations have their channels, by A.OBSERVER.LAYOUT."""
-
-WEIGHTED_SOURCES = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 
 
 @dataclass(frozen=True)
@@ -49,8 +47,13 @@ class Placer:
                 if node.name == block.nodes[0]:
                     self._at_block(place, block)
                 continue
-            if node.op in INTEGER_OPS:
-                self.wishes.refuse("quantize", node.name, f"{node.op} is quantized already")
+            if node.op in INTEGER_OPS | RECURRENT:
+                why = (
+                    "its state is computed inside, out of reach of Q/DQ"
+                    if node.op in RECURRENT
+                    else "is quantized already"
+                )
+                self.wishes.refuse("quantize", node.name, f"{node.op}: {why}")
                 continue
             if node.name in self.survey.in_loop:
                 self._refuse_loop(node)
@@ -75,7 +78,9 @@ class Placer:
     def _refuse_loop(self, node: Node) -> None:
         if node.op in LINEAR:
             loop = self.survey.in_loop[node.name]
-            self.wishes.refuse("quantize", node.name, f"it stands in the body of '{loop}', whose steps are not observed")
+            self.wishes.refuse(
+                "quantize", node.name, f"it stands in the body of '{loop}', whose steps are not observed"
+            )
 
     # --- one site -------------------------------------------------------------------------------------
 
@@ -132,9 +137,7 @@ class Placer:
         if 0 in tensor.shape:
             self.wishes.refuse("quantize weight", node.name, f"'{tensor.name}' is empty")
             return None
-        spec = self.backend.spec(
-            "w", settings.bits, settings.symmetric, axis if settings.per_channel else None
-        )
+        spec = self.backend.spec("w", settings.bits, settings.symmetric, axis if settings.per_channel else None)
         wish = Draft(
             tensor=tensor.name,
             role="weight",
@@ -222,7 +225,9 @@ class Placer:
         if rule.when != "not_after_producer" or not self.recipe.schedule.disable_unnecessary_quant:
             return False
         producer = query.producer(tensor)
-        return producer is not None and producer.op in PRODUCERS
+        if producer is None or producer.name in self.survey.block_of:
+            return False  # the Add that ends an unrolled norm is the norm, not an add
+        return producer.op in PRODUCERS
 
     def _at_rule(self, place: Place, rule: Rule) -> None:
         node = place.node
@@ -295,12 +300,14 @@ class Placer:
         producer = query.producer(tensor)
         if producer is not None and producer.op in NORMS:
             producer = query.producer(producer.inputs[0])
-        return producer is not None and producer.op in WEIGHTED_SOURCES and len(query.readers(tensor)) == 1
+        return producer is not None and producer.op in LINEAR and len(query.readers(tensor)) == 1
 
     def _read_quantized(self, tensor: Tensor) -> bool:
         """Whether an op that reads `tensor`, directly or behind data movement, has it quantized."""
         if self.wishes.has_activation(tensor.name):
             return True
         return any(
-            self._read_quantized(node.outputs[0]) for node, index in query.readers(tensor) if node.op in MOVES_DATA and index == 0
+            self._read_quantized(node.outputs[0])
+            for node, index in query.readers(tensor)
+            if node.op in MOVES_DATA and index == 0
         )

@@ -25,7 +25,9 @@ def from_dict(values: dict[str, Any]) -> Plan:
         RecipeError: another format, or a key is missing or unknown.
     """
     if values.get("format") != FORMAT:
-        raise RecipeError(f"the plan has format {values.get('format')!r}; this version reads format {FORMAT}. Plan again.")
+        raise RecipeError(
+            f"the plan has format {values.get('format')!r}; this version reads format {FORMAT}. Plan again."
+        )
     try:
         return Plan(
             sites=tuple(_site(row) for row in values["sites"]),

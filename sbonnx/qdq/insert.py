@@ -175,11 +175,9 @@ class _Writer:
         kind = query.dtype(tensor)
         native = site.spec.native_dtype
         shape = tuple(codes.shape)
-        if self.plan.weights == "codes" or (not site.spec.fills_dtype and site.spec.bits > 4):
+        if self.plan.weights == "codes":
             numbers = self._numbers(site, qparams, kind, native)
-            stored: Tensor = edit.add_constant(
-                self.graph, f"{site.tensor}_quantized", codes.astype(native), self.names
-            )
+            stored: Tensor = edit.add_constant(self.graph, f"{site.tensor}_quantized", codes.astype(native), self.names)
             nodes: list[Node] = []
         else:
             numbers = self._numbers(site, qparams, kind, native)

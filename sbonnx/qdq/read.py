@@ -7,12 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from sbonnx.graph import Constant, Graph, Node, Tensor, edit, query
-from sbonnx.ops import DEQUANTIZE, QUANTIZE
+from sbonnx.ops import BOUNDS, DEQUANTIZE, QUANTIZE
 from sbonnx.qdq.insert import BITS
 from sbonnx.spec import Array, QParams, QuantSpec
-
-CLIPS = frozenset({"Clip", "Max", "Min"})
-"""With ``__bits`` on them: the clip in front of a pair whose type is wider than its codes."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ def _source(node: Node) -> tuple[Tensor, bool]:
         return tensor, True
     tensor = producer.inputs[0]
     producer = query.producer(tensor)
-    while producer is not None and producer.op in CLIPS and BITS in producer.attrs:
+    while producer is not None and producer.op in BOUNDS and BITS in producer.attrs:
         tensor = producer.inputs[0]
         producer = query.producer(tensor)
     return tensor, False

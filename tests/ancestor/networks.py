@@ -124,9 +124,7 @@ def resnet18(image: int = 64) -> onnx.ModelProto:
     out = Exporter(opset=13)
     x = _conv_bn(out, "input", ("/conv1", "/bn1"), ("conv1", "bn1"), (3, 64), 7, 2)
     x = out.node("Relu", x, at="/relu")
-    x = out.node(
-        "MaxPool", x, at="/maxpool", ceil_mode=0, kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 2]
-    )
+    x = out.node("MaxPool", x, at="/maxpool", ceil_mode=0, kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 2])
     width = 64
     for stage, (channels, stride) in enumerate(RESNET18, 1):
         for block in range(2):
@@ -169,3 +167,15 @@ def bert_embeddings(vocabulary: int = 1000, width: int = 64) -> onnx.ModelProto:
     total = out.node("Add", both, positions, at=at)
     y = out.named(out.layernorm(total, "embeddings.LayerNorm", f"{at}/LayerNorm", width, 1e-12), "y")
     return out.model({"input_ids": (1, 32), "token_type_ids": (1, 32)}, {y: (1, 32, width)}, kind=INT64)
+
+
+def residual_block() -> onnx.ModelProto:
+    """conv-BN-ReLU-conv-BN, added to a convolution of the same input, ReLU, global pool, classifier."""
+    out = Exporter(opset=13)
+    main = _conv_bn(out, "x", ("/conv1", "/bn1"), ("conv1", "bn1"), (3, 8), 3, 1)
+    main = out.node("Relu", main, at="/relu1")
+    main = _conv_bn(out, main, ("/conv2", "/bn2"), ("conv2", "bn2"), (8, 8), 3, 1)
+    total = out.node("Add", main, out.conv("x", "skip", "/skip", 3, 8, 1, bias=True))
+    x = out.node("GlobalAveragePool", out.node("Relu", total, at="/relu2"), at="/gap")
+    y = out.named(out.gemm(out.node("Flatten", x, axis=1), "fc", "/fc", (8, 10), std=0.3), "y")
+    return out.model({"x": ("batch", 3, 8, 8)}, {y: ("batch", 10)})

@@ -31,6 +31,9 @@ def holding(tensor: TensorProto, opset: int | None = None) -> ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", newest)])
 
 
+WIDTHS = {"float4_e2m1fn": 4, "float6_e2m3fn": 6, "float6_e3m2fn": 6, "int4": 4, "uint4": 4, "int2": 2, "uint2": 2}
+
+
 def bits(kind: int, shape: tuple[int, ...]) -> Array:
     """Every bit pattern a type has, as often as the shape wants, as an array of that type."""
     element = np.dtype(helper.tensor_dtype_to_np_dtype(kind))
@@ -38,18 +41,29 @@ def bits(kind: int, shape: tuple[int, ...]) -> Array:
     if element == np.bool_:
         return (np.arange(count) % 3 == 0).reshape(shape)
     if element.itemsize == 1:
-        width = {"int4": 4, "uint4": 4, "float4_e2m1fn": 4, "int2": 2, "uint2": 2}.get(element.name, 8)
+        width = {
+            "int4": 4,
+            "uint4": 4,
+            "float4_e2m1fn": 4,
+            "int2": 2,
+            "uint2": 2,
+            "float6_e2m3fn": 6,
+            "float6_e3m2fn": 6,
+        }.get(element.name, 8)
         codes = np.arange(count) % (1 << width)
         if element.name in ("int4", "uint4", "int2", "uint2"):
             signed = codes - (1 << width - 1) if element.name.startswith("i") else codes
             return signed.astype(element).reshape(shape)
-        return codes.astype(np.uint8).view(element).reshape(shape)
-    rng = np.random.default_rng(0)
-    return np.frombuffer(rng.bytes(count * element.itemsize), element).reshape(shape)
+        small: Array = codes.astype(np.uint8).view(element)
+        return small.reshape(shape)
+    noise = np.random.default_rng(0).bytes(count * element.itemsize)
+    patterns: Array = np.frombuffer(noise, element)
+    return patterns.reshape(shape)
 
 
 def raw(values: Array) -> bytes:
-    return bytes(numpy_helper.from_array(np.ascontiguousarray(values)).raw_data)
+    packed: bytes = numpy_helper.from_array(np.ascontiguousarray(values)).raw_data
+    return packed
 
 
 @pytest.mark.parametrize("shape", [(7,), (), (0,), (3, 0, 2), (601, 9)], ids=str)
@@ -137,7 +151,7 @@ def in_a_session(graph: Graph, feeds: dict[str, Array]) -> dict[str, Array]:
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.float16])
 def test_a_session_gets_large_weights_beside_the_model(kind: type, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    weight = rng.standard_normal((256, 256)).astype(kind)
+    weight: Array = rng.standard_normal((256, 256)).astype(kind)
     element = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
     ends = [helper.make_tensor_value_info(name, element, ["N", 256]) for name in ("x", "y")]
     node = helper.make_node("MatMul", ["x", "w"], ["y"], name="m")
@@ -152,7 +166,7 @@ def test_a_session_gets_large_weights_beside_the_model(kind: type, tmp_path: Pat
     content, weights = serialize(graph)
     assert len(content) < 10_000 and list(weights) == ["w"]
     assert weights["w"].flags.aligned
-    x = rng.standard_normal((3, 256)).astype(kind)
+    x: Array = rng.standard_normal((3, 256)).astype(kind)
     np.testing.assert_allclose(in_a_session(graph, {"x": x})["y"], run(source, {"x": x}, level="all")["y"], rtol=1e-3)
 
 
@@ -180,6 +194,15 @@ def test_large_weights_of_branches(flag: bool, tmp_path: Path) -> None:
         np.testing.assert_allclose(run(str(path), feeds)["y"], want, rtol=1e-5, atol=1e-4)
         np.testing.assert_allclose(run(to_proto(load(path)), feeds)["y"], want, rtol=1e-5, atol=1e-4)
     np.testing.assert_allclose(in_a_session(graph, feeds)["y"], want, rtol=1e-5, atol=1e-4)
+
+
+def test_types_that_numpy_does_not_have_stand_inside_the_model() -> None:
+    for name in ("BFLOAT16", "INT4", "FLOAT8E4M3FN"):
+        values = bits(TYPES[name], (400, 400))
+        content, weights = serialize(load(holding(numpy_helper.from_array(values, "w"), opset=21)))
+        assert not weights
+        held = ModelProto.FromString(content).graph.initializer[0]
+        assert raw(numpy_helper.to_array(held)) == raw(values)
 
 
 def test_a_constant_that_is_an_output() -> None:

@@ -87,7 +87,9 @@ def assert_sound(graph: Graph) -> onnx.ModelProto:
     for node in nodes:
         for tensor in node.inputs:
             if not tensor.is_empty():
-                assert any(reader is node for reader in tensor.outputs), f"'{node.name}' is no reader of '{tensor.name}'"
+                assert any(reader is node for reader in tensor.outputs), (
+                    f"'{node.name}' is no reader of '{tensor.name}'"
+                )
                 uses = sum(reader is node for reader in tensor.outputs)
                 assert uses == sum(read is tensor for read in node.inputs), f"uses of '{tensor.name}' miscounted"
         for tensor in node.outputs:

@@ -144,7 +144,9 @@ def test_commutative_inputs_match_in_any_order() -> None:
     tree = Op("Add", Op("Neg", X, name="n"), Const("c"), commutative=True)
     found = pattern(tree, leave, check=lambda match: f"{match['n'].name} {float(match.array('c')[0])}")
     for text in ("Add(a, k)", "Add(k, a)"):
-        _, applied = rewritten(f"g (float[2] x) => (float[2] y) {{ [n] a = Neg(x) y = {text} }}", found, k=np.ones(2, "f"))
+        _, applied = rewritten(
+            f"g (float[2] x) => (float[2] y) {{ [n] a = Neg(x) y = {text} }}", found, k=np.ones(2, "f")
+        )
         assert applied.refusals[0].why == "n 1.0"
 
 
@@ -190,7 +192,11 @@ def test_attributes_have_the_defaults_of_the_schema() -> None:
     big = pattern(Op("Softmax", X, attrs={"axis": lambda axis: axis >= 0}), leave, "big", check=lambda match: "counted")
     text = "g (float[2,3] x) => (float[2,3] y) { [a] a = Softmax(x) [b] b = Softmax<axis=-1>(a) [c] y = Softmax<axis=1>(b) }"
     _, applied = rewritten(text, last, big)
-    assert [(refusal.what, refusal.where) for refusal in applied.refusals] == [("mine", "a"), ("mine", "b"), ("big", "c")]
+    assert [(refusal.what, refusal.where) for refusal in applied.refusals] == [
+        ("mine", "a"),
+        ("mine", "b"),
+        ("big", "c"),
+    ]
 
 
 def test_or_takes_the_first_that_fits() -> None:
@@ -236,7 +242,9 @@ def test_refusals_are_those_of_the_graph_as_it_is() -> None:
     text = """g (float[2] x) => (float[2] y, float[2] z)
         { a = Neg(x) y = Abs(a) b = Relu(x) c = Neg(b) [k] k = Neg(a) d = Relu(k) [u] z = Mul(d, b) }"""
     graph, applied = rewritten(text, lone, drop)
-    assert applied.fired == () and [refusal.where for refusal in applied.refusals] == [node_by_name(graph)["Abs_0"].name]
+    assert applied.fired == () and [refusal.where for refusal in applied.refusals] == [
+        node_by_name(graph)["Abs_0"].name
+    ]
     forget = pattern(
         Op("Relu", Op("Neg", Op("Neg", Var("x"), shared=True))),
         lambda match, edit: edit.replace(match.root.outputs[0], edit.node("Relu", [match["x"]], name="Relu")),
@@ -273,7 +281,9 @@ def test_a_pattern_that_never_settles_is_an_error_naming_it() -> None:
 
 def test_two_patterns_that_undo_each_other_are_an_error() -> None:
     def turn(op: str) -> Rewrite:
-        return lambda match, edit: edit.replace(match.root.outputs[0], edit.node(op, [match["x"]], name=match.root.name))
+        return lambda match, edit: edit.replace(
+            match.root.outputs[0], edit.node(op, [match["x"]], name=match.root.name)
+        )
 
     there, back = pattern(Op("Abs", Var("x")), turn("Neg"), "there"), pattern(Op("Neg", Var("x")), turn("Abs"), "back")
     with pytest.raises(ModelError, match="'there'|'back'"):

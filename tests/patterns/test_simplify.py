@@ -65,7 +65,15 @@ def test_a_chain_of_nothing_is_gone() -> None:
     text = """g (float[N,3,4] x) => (float[N,3,4] y) {
         a = Identity(x) b = Cast<to=1>(a) c = Reshape(b, s) d = Transpose<perm=[0,1,2]>(c) e = Dropout(d)
         f = Slice(e, zero, all, axis) g = Pad(f, pads) h = Concat<axis=0>(g) i = Expand(h, one) y = Relu(i) }"""
-    graph, _ = simplified(text, s=ints(0, 3, -1), zero=ints(0), all=ints(2**31 - 1), axis=ints(1), pads=ints(0, 0, 0, 0, 0, 0), one=ints(1))
+    graph, _ = simplified(
+        text,
+        s=ints(0, 3, -1),
+        zero=ints(0),
+        all=ints(2**31 - 1),
+        axis=ints(1),
+        pads=ints(0, 0, 0, 0, 0, 0),
+        one=ints(1),
+    )
     assert ops(graph) == ["Relu"]
 
 
@@ -134,11 +142,13 @@ def test_when_a_reshape_does_nothing(own: Any, target: Any, allowzero: bool, sam
 @pytest.mark.parametrize(
     ("inner", "outer", "left"),
     [
-        ((0, 12), (0, 3, 4), 1),  # a 0 that means a 0 of the inner one
+        ((0, 12), (0, 4, 3), 1),  # a 0 that means a 0 of the inner one
+        ((0, 12), (0, 3, 4), 0),  # there and back
         ((-1, 4), (0, 2, 2), 1),  # a 0 that means the -1 of the inner one
-        ((-1, 4), (0, -1), 2),  # two unknown: the second Reshape needs the first
+        ((-1, 6), (0, -1, 2), 2),  # two unknown: the second Reshape needs the first
+        ((-1, 4), (0, -1), 1),  # the second does nothing
         ((3, -1), (-1, 12), 1),
-        ((-1, 12), (-1, 3, 4), 1),
+        ((-1, 12), (-1, 4, 3), 1),
     ],
 )
 def test_reshape_of_reshape(inner: tuple[int, ...], outer: tuple[int, ...], left: int) -> None:
@@ -288,7 +298,9 @@ def test_folding_in_a_branch_with_outer_constants() -> None:
 
 
 def test_random_ops_are_never_folded() -> None:
-    graph = load(model("g (float[2] x) => (float[2] y) { r = RandomNormal<shape=[2]>() z = Mul(r, k) y = Add(x, z) }", k=2))
+    graph = load(
+        model("g (float[2] x) => (float[2] y) { r = RandomNormal<shape=[2]>() z = Mul(r, k) y = Add(x, z) }", k=2)
+    )
     assert not apply(graph, SIMPLIFY).fired
     assert ops(graph) == ["RandomNormal", "Mul", "Add"]
 
@@ -312,7 +324,9 @@ def test_quantized_weights_are_never_folded() -> None:
     ],
 )
 def test_what_would_explode_is_refused(nodes: str, constants: dict[str, Any]) -> None:
-    graph = load(model(f"g (float[1] x) => (float y) {{ {nodes} t = Add(x, k) y = ReduceSum<keepdims=0>(t) }}", **constants))
+    graph = load(
+        model(f"g (float[1] x) => (float y) {{ {nodes} t = Add(x, k) y = ReduceSum<keepdims=0>(t) }}", **constants)
+    )
     applied = apply(graph, [FOLD])
     assert [refusal.what for refusal in applied.refusals] == ["fold_constants"]
     assert "MiB" in applied.refusals[0].why
@@ -357,7 +371,7 @@ def test_an_if_in_an_if_is_inlined() -> None:
             else_branch = e () => (float[2] u, float[2] v) { u = Sin(a) v = Cos(a) }
         > }"""
     graph, _ = simplified(text, no=np.array(False))
-    assert ops(graph) == ["Relu", "Exp", "Abs"] or sorted(ops(graph)) == ["Abs", "Exp", "Relu"]
+    assert sorted(ops(graph)) == ["Abs", "Exp", "Identity", "Relu"]
 
 
 def test_branches_that_give_constants_or_one_tensor_twice() -> None:
@@ -374,13 +388,17 @@ def test_branches_that_give_constants_or_one_tensor_twice() -> None:
 
 
 def test_equal_constants_of_another_type_or_shape_stay_apart() -> None:
-    text = "g (float[2,2] x, double[2,2] d) => (float[2,2] y, double[2,2] z) { a = Add(x, u) y = Mul(a, v) z = Add(d, w) }"
+    text = (
+        "g (float[2,2] x, double[2,2] d) => (float[2,2] y, double[2,2] z) { a = Add(x, u) y = Mul(a, v) z = Add(d, w) }"
+    )
     graph, applied = simplified(text, u=np.zeros(2, "f"), v=np.zeros((1, 2), "f"), w=np.zeros(1))
     assert not [fired for fired in applied.fired if fired.pattern == "merge_initializers"]
 
 
 def test_an_initializer_that_the_file_lists_as_input_is_not_merged() -> None:
-    before = model("g (float[2] x) => (float[2] y) { a = Add(x, u) y = Mul(a, v) }", u=np.ones(2, "f"), v=np.ones(2, "f"))
+    before = model(
+        "g (float[2] x) => (float[2] y) { a = Add(x, u) y = Mul(a, v) }", u=np.ones(2, "f"), v=np.ones(2, "f")
+    )
     before.graph.input.append(onnx.helper.make_tensor_value_info("v", 1, [2]))
     graph = load(before)
     assert not apply(graph, SIMPLIFY).fired
@@ -388,7 +406,9 @@ def test_an_initializer_that_the_file_lists_as_input_is_not_merged() -> None:
 
 def test_equal_weights_are_one_after_loading_from_a_file(tmp_path: Any) -> None:
     w = np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32)
-    before = model("g (float[2,64] x) => (float[2,64] y) { a = MatMul(x, u) r = Relu(a) y = MatMul(r, v) }", u=w, v=w.copy())
+    before = model(
+        "g (float[2,64] x) => (float[2,64] y) { a = MatMul(x, u) r = Relu(a) y = MatMul(r, v) }", u=w, v=w.copy()
+    )
     onnx.save(before, tmp_path / "m.onnx")
     graph = load(tmp_path / "m.onnx")
     applied = apply(graph, SIMPLIFY)
