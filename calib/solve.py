@@ -120,6 +120,16 @@ def bias_codes(site: Site, bias: Array, qparams: Mapping[str, QParams]) -> tuple
     return codes.astype(np.int32), scale
 
 
+def _left_alone(plan: Plan, measured: Mapping[str, Bounds]) -> list[Site]:
+    """Weights that would be the only quantized input of their nodes, where the plan does not want that."""
+    if plan.weights_alone:
+        return []
+    reached = {site.group for site in plan.sites if site.key in measured or site.fixed is not None}
+    activations = plan.of_role("activation")
+    dropped = {reader.node for site in activations if site.group not in reached for reader in site.readers}
+    return [site for site in plan.of_role("weight") if all(reader.node in dropped for reader in site.readers)]
+
+
 def solution_of(
     plan: Plan,
     tensors: Mapping[str, Tensor],
@@ -138,20 +148,23 @@ def solution_of(
         samples: how many were seen.
     """
     fixed: dict[str, Bounds] = {}
-    measured, refusals = dict(measured), list(refusals)
-    for site in plan.sites:
+    alone = _left_alone(plan, measured)
+    measured = dict(measured)
+    refusals = [*refusals, *(Refusal("quantize weight", site.tensor, "its input stays float") for site in alone)]
+    sites = [site for site in plan.sites if site not in alone]
+    for site in sites:
         if site.fixed is not None and site.role != "bias":
             fixed[site.key] = fixed_bounds(site, tensors[site.tensor])
         elif site.role == "weight":
             measured[site.key] = weight_bounds(site, weight_of(site, tensors[site.tensor]))
-    ranges = united((site for site in plan.sites if site.role != "bias"), measured, fixed)
+    ranges = united((site for site in sites if site.role != "bias"), measured, fixed)
     qparams: dict[str, QParams] = {}
     codes: dict[str, Array] = {}
     scales: dict[str, Array] = {}
-    for site in plan.sites:
+    for site in sites:
         if site.key in ranges:
             qparams[site.key] = qparams_of(site, ranges[site.key], tensors[site.tensor], plan)
-    for site in plan.sites:
+    for site in sites:
         if site.role == "weight":
             weight = weight_of(site, tensors[site.tensor])
             made = qparams[site.key]

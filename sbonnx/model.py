@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,8 +14,7 @@ from sbonnx import graph as graphs
 from sbonnx import profile
 from sbonnx.calib import data as datasets
 from sbonnx.calib.forward import Forward
-from sbonnx.calib.store import TensorStore
-from sbonnx.calib.walk import calibrate
+from sbonnx.calib.walk import Calibrator
 from sbonnx.errors import SbonnxError
 from sbonnx.mermaid import mermaid
 from sbonnx.ops import QDQ
@@ -38,31 +37,6 @@ def mse(quantized: Array, reference: Array) -> float:
     return float(np.mean((np.asarray(quantized, np.float64) - np.asarray(reference, np.float64)) ** 2))
 
 
-class _Fed:
-    """Feeds that were run while calibrating, to be walked again; on disk past the budget."""
-
-    def __init__(self, memory: str | int) -> None:
-        self._store = TensorStore(memory)
-        self._names: list[tuple[str, ...]] = []
-
-    def add(self, feeds: Mapping[str, Array]) -> None:
-        """Keep one feed, with arrays of its own: the caller may use its buffers again."""
-        for name, value in feeds.items():
-            self._store.put((len(self._names), name), np.array(value))
-        self._names.append(tuple(feeds))
-
-    def __iter__(self) -> Iterator[dict[str, Array]]:
-        for index, names in enumerate(self._names):
-            yield {name: self._store.get((index, name)) for name in names}
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def close(self) -> None:
-        """Forget everything."""
-        self._store.close()
-
-
 class QuantModel:
     """A model on its way from float to quantized.
 
@@ -76,8 +50,8 @@ class QuantModel:
         model.export_onnx("resnet.int8.onnx")
 
     The graph is simplified, fused and planned at construction. Calling the model runs it: in float until
-    `set_quant`, then with weights and activations rounded as the exported file will round them. What is fed between
-    `prepare_calibration` and `calc_qparams` is kept (inputs only; past the memory budget on disk) and calibrated on. Holds onnxruntime sessions; use it
+    `set_quant`, then with weights and activations rounded as the exported file will round them. Between
+    `prepare_calibration` and `calc_qparams` each call is also observed. Holds onnxruntime sessions; use it
     as a context manager or call `close`.
 
     Args:
@@ -94,7 +68,7 @@ class QuantModel:
         self.prepared = prepare(model, recipe, rules)
         self.solution: Solution | None = None
         self._specs = datasets.input_specs(self.prepared.graph)
-        self._fed: _Fed | None = None
+        self._calibrator: Calibrator | None = None
         self._quant = (False, False)
         self._forward: Forward | None = None
 
@@ -111,9 +85,9 @@ class QuantModel:
         if self._forward is not None:
             self._forward.close()
             self._forward = None
-        if self._fed is not None:
-            self._fed.close()
-            self._fed = None
+        if self._calibrator is not None:
+            self._calibrator.close()
+            self._calibrator = None
 
     def _feeds(self, feeds: Feeds) -> dict[str, Array]:
         return next(iter(datasets.read([feeds], self._specs)))
@@ -121,11 +95,14 @@ class QuantModel:
     # --- calibration --------------------------------------------------------------------------------
 
     def prepare_calibration(self) -> None:
-        """Start collecting: forget what was collected before."""
+        """Start observing: forget what was observed before."""
         self.close()
         self.solution = None
         self._quant = (False, False)
-        self._fed = _Fed(self.prepared.recipe.calibration.memory)
+        recipe = self.prepared.recipe
+        self._calibrator = Calibrator(
+            self.prepared.graph, self.prepared.plan, device=recipe.device, memory=recipe.calibration.memory
+        )
 
     def calc_qparams(self, asym: bool = False, w_quant: bool = False, a_quant: bool = False) -> Solution:
         """Turn what was fed into scales, zero points and codes.
@@ -140,16 +117,9 @@ class QuantModel:
             DataError: nothing was fed.
         """
         del asym, w_quant, a_quant
-        if self._fed is None:
+        if self._calibrator is None:
             raise LifeCycleError("call prepare_calibration() and run some samples before calc_qparams()")
-        recipe = self.prepared.recipe
-        solution = calibrate(
-            self.prepared.graph,
-            self.prepared.plan,
-            datasets.read(self._fed, self._specs, limit=recipe.samples),
-            device=recipe.device,
-            memory=recipe.calibration.memory,
-        )
+        solution = self._calibrator.finish()
         self.close()
         self.solution = solution
         return self.solution
@@ -170,7 +140,7 @@ class QuantModel:
         self._quant = (w_quant, a_quant)
 
     def __call__(self, feeds: Feeds) -> dict[str, Array]:
-        """Outputs by name; the feeds are kept too, while calibrating.
+        """Outputs by name; observed too, while calibrating.
 
         Args:
             feeds: by input name, or the array itself for a model with one input.
@@ -179,8 +149,8 @@ class QuantModel:
             DataError: the feeds do not fit the model.
         """
         values = self._feeds(feeds)
-        if self._fed is not None:
-            self._fed.add(values)
+        if self._calibrator is not None:
+            return dict(self._calibrator.observe(values))
         if self._forward is None:
             w_quant, a_quant = self._quant
             self._forward = self._open_forward(w_quant, a_quant)

@@ -42,6 +42,7 @@ def make(graph: Graph, recipe: Recipe, backend: Backend, *, observers: frozenset
         backend=backend.name,
         scale_rule=recipe.scale_rule,
         weights=recipe.weights,
+        weights_alone=backend.any_bits,
     )
 
 

@@ -35,6 +35,7 @@ def from_dict(values: dict[str, Any]) -> Plan:
             backend=values["backend"],
             scale_rule=values["scale_rule"],
             weights=values["weights"],
+            weights_alone=values["weights_alone"],
         )
     except (KeyError, TypeError) as error:
         raise RecipeError(f"the plan is damaged ({error}). Plan again.") from error

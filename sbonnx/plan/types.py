@@ -70,6 +70,7 @@ class Plan:
         refusals: what was wished for or usual and is not done.
         backend: name of the backend the plan was made for.
         scale_rule: see `sbonnx.spec.params_from_bounds`.
+        weights_alone: a weight may be quantized where the input beside it stays float.
         weights: how weights are stored: integer codes + DQ, or float + Q + DQ.
     """
 
@@ -78,6 +79,7 @@ class Plan:
     backend: str = "virtual"
     scale_rule: ScaleRule = "exact"
     weights: Literal["codes", "qdq"] = "codes"
+    weights_alone: bool = True
 
     def of_role(self, role: Role) -> tuple[Site, ...]:
         """The sites of one role, in order."""

@@ -36,6 +36,7 @@ class Exporter:
         self._weights: list[onnx.TensorProto] = []
         self._taken: dict[str, int] = {}
         self._number = 100
+        self._ones: dict[int, str] = {}
 
     def node(self, op: str, *inputs: str, at: str = "", outputs: int = 1, **attributes: Any) -> Any:
         """A node in the module `at` ("/blocks.0/attn"), called after its op. The name of its output, or of each."""
@@ -103,15 +104,21 @@ class Exporter:
         )
 
     def batchnorm(self, x: str, module: str, at: str, channels: int) -> str:
-        """BatchNorm2d in evaluation mode, left beside its convolution."""
-        uniform = self._rng.uniform
-        inputs = [
-            self.weight(f"{module}.weight", uniform(0.5, 1.5, channels)),
-            self.normal(f"{module}.bias", channels, std=0.2),
-            self.normal(f"{module}.running_mean", channels, std=0.2),
-            self.weight(f"{module}.running_var", uniform(0.5, 2.0, channels)),
-        ]
-        return str(self.node("BatchNormalization", x, *inputs, at=at, epsilon=1e-5, momentum=0.9))
+        """BatchNorm2d in evaluation mode, left beside its convolution.
+
+        Its factors are those of an untrained network, ones: the exporter keeps one of equal initializers and hands it
+        to the others through Identity nodes.
+        """
+        ones = self._ones.get(channels)
+        gamma = f"{module}.weight"
+        if ones is None:
+            self._ones[channels] = self.weight(gamma, np.ones(channels))
+        else:
+            self._nodes.append(helper.make_node("Identity", [ones], [gamma], name=f"Identity_{len(self._nodes)}"))
+        mean, beta = (self.normal(f"{module}.{name}", channels, std=0.2) for name in ("running_mean", "bias"))
+        variance = self.weight(f"{module}.running_var", self._rng.uniform(0.5, 2.0, channels))
+        parameters = [gamma, beta, mean, variance]
+        return str(self.node("BatchNormalization", x, *parameters, at=at, epsilon=1e-5, momentum=0.9))
 
     def linear(self, x: str, module: str, at: str, features: tuple[int, int], std: float = 0.02) -> str:
         """Linear on a tensor of three axes: MatMul with a transposed weight, then Add with the bias first."""

@@ -150,23 +150,23 @@ def resnet20() -> onnx.ModelProto:
     return out.model({"input": ("batch", 3, 32, 32)}, {y: ("batch", 10)})
 
 
-def bert_embeddings(vocabulary: int = 1000, width: int = 64) -> onnx.ModelProto:
-    """Words, positions and token types of (1, 32) ids, added and normalised. Positions are constant, as exported."""
+def bert_embeddings(length: int | str = 32, vocabulary: int = 1000, width: int = 64) -> onnx.ModelProto:
+    """Words, token types and positions, added and normalised; a `length` in letters is a dynamic axis."""
     out = Exporter(opset=13)
     at = "/embeddings"
-    tables = {name: out.normal(f"{at[1:]}.{name}.weight", rows, width, std=0.5) for name, rows in {
-        "word_embeddings": vocabulary, "token_type_embeddings": 2, "position_embeddings": 64}.items()}  # fmt: skip
+    rows = {"word_embeddings": vocabulary, "token_type_embeddings": 2, "position_embeddings": 64}
+    tables = {name: out.normal(f"embeddings.{name}.weight", count, width, std=0.5) for name, count in rows.items()}
     words = out.node("Gather", tables["word_embeddings"], "input_ids", at=f"{at}/word_embeddings")
     types = out.node("Gather", tables["token_type_embeddings"], "token_type_ids", at=f"{at}/token_type_embeddings")
     both = out.node("Add", words, types, at=at)
-    (length,) = out.shape("input_ids", 1, at=at)
+    (tokens,) = out.shape("input_ids", 1, at=at)
     zero, one = out.constant([0], at), out.constant([1], at)
-    ends = out.node("Unsqueeze", length, zero, at=at)
+    ends = out.node("Unsqueeze", tokens, zero, at=at)
     ids = out.node("Slice", out.constant(np.arange(64)[None], at), zero, ends, one, one, at=at)
     positions = out.node("Gather", tables["position_embeddings"], ids, at=f"{at}/position_embeddings")
     total = out.node("Add", both, positions, at=at)
     y = out.named(out.layernorm(total, "embeddings.LayerNorm", f"{at}/LayerNorm", width, 1e-12), "y")
-    return out.model({"input_ids": (1, 32), "token_type_ids": (1, 32)}, {y: (1, 32, width)}, kind=INT64)
+    return out.model({"input_ids": (1, length), "token_type_ids": (1, length)}, {y: (1, length, width)}, kind=INT64)
 
 
 def residual_block() -> onnx.ModelProto:

@@ -1,8 +1,7 @@
 """Which inputs of which op the ancestor quantizes: its verified residual block, and its table of operators.
 
 One tensor has one pair here, whoever reads it; the ancestor made one a reader. An interpolating resize has the width of
-the recipe, where the ancestor forced 8 bits. What the ancestor did not know (Sub and Div of PReLU models, Pad, Where, ...)
-stays float.
+the recipe, where the ancestor forced 8 bits.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ TABLE = {
     "add of a constant": (IMAGE, "y = Add (t, six)", False, False),
     "sub": (IMAGE, "u = Relu (x)  y = Sub (t, u)", False, False),
     "mul": (IMAGE, "u = Relu (x)  y = Mul (t, u)", False, False),
-    "div": (IMAGE, "u = Relu (x)  y = Div (t, six)", False, False),
+    "div": (IMAGE, "y = Div (t, six)", False, False),
     "flatten": (IMAGE, "y = Flatten (t)", False, False),
     "transpose": (IMAGE, "y = Transpose (t)", False, False),
     "cat": (IMAGE, "u = Relu (x)  y = Concat <axis = 1> (t, u)", False, False),

@@ -62,7 +62,8 @@ FINE: dict[str, Case] = {
     ),
     "AveragePool": case(
         9,
-        "(float[1,2,5,5] x) => (float[1,2,a,b] y) { y = AveragePool<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(x) }",
+        """(float[1,2,5,5] x) => (float[1,2,a,b] y)
+        { y = AveragePool<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(x) }""",
     ),
     "BatchNormalization": case(
         9, "(float[2,3,4] x, float[3] s) => (float[2,3,4] y) { v = Abs(s) y = BatchNormalization(x, s, s, s, v) }"
@@ -86,7 +87,9 @@ FINE: dict[str, Case] = {
             else_branch = e () => (float[a,b] q) {
                 z = If (c) <
                     then_branch = t2 () => (float[a,b] p) { p = Neg(k) },
-                    else_branch = e2 () => (float[a,b] r) { u = Unsqueeze<axes=[0]>(k) r = Squeeze<axes=[0]>(u) }>
+                    else_branch = e2 () => (float[a,b] r) {
+                        u = Unsqueeze<axes=[0]>(k)
+                        r = Squeeze<axes=[0]>(u) }>
                 q = Neg(z) }> }""",
         c=np.array(False),
     ),

@@ -39,21 +39,14 @@ def bits(kind: int, shape: tuple[int, ...]) -> Array:
     element = np.dtype(helper.tensor_dtype_to_np_dtype(kind))
     count = int(np.prod(shape))
     if element == np.bool_:
-        return (np.arange(count) % 3 == 0).reshape(shape)
+        flags: Array = np.arange(count) % 3 == 0
+        return flags.reshape(shape)
     if element.itemsize == 1:
-        width = {
-            "int4": 4,
-            "uint4": 4,
-            "float4_e2m1fn": 4,
-            "int2": 2,
-            "uint2": 2,
-            "float6_e2m3fn": 6,
-            "float6_e3m2fn": 6,
-        }.get(element.name, 8)
+        width = WIDTHS.get(element.name, 8)
         codes = np.arange(count) % (1 << width)
         if element.name in ("int4", "uint4", "int2", "uint2"):
             signed = codes - (1 << width - 1) if element.name.startswith("i") else codes
-            return signed.astype(element).reshape(shape)
+            return np.asarray(signed.astype(element).reshape(shape))
         small: Array = codes.astype(np.uint8).view(element)
         return small.reshape(shape)
     noise = np.random.default_rng(0).bytes(count * element.itemsize)

@@ -133,7 +133,9 @@ class Generator:
             helper.make_tensor_value_info("c", TensorProto.BOOL, []),
         ]
         made = {name for node in self.nodes for name in node.output}
-        outputs = {self.pick([name for name in names if name in made] or names[:1]) for names in (self.cubes, self.flat)}
+        outputs = {
+            self.pick([name for name in names if name in made] or names[:1]) for names in (self.cubes, self.flat)
+        }
         outputs.add(self.cubes[-1])
         infos = [
             helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 12] if name in self.flat else ["N", 3, 4])
