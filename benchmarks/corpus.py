@@ -20,8 +20,8 @@ import onnx.backend.test
 from onnx import numpy_helper
 
 import sbonnx
-from sbonnx import verify
 from benchmarks.results import arguments, table, write_section
+from sbonnx import verify
 from sbonnx.errors import SbonnxError
 
 FOLDERS = ("light", "simple", "pytorch-converted", "pytorch-operator", "node")

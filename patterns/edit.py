@@ -9,6 +9,7 @@ import numpy as np
 
 from sbonnx.graph import Constant, Node, Tensor, Variable
 from sbonnx.graph.edit import add_constant
+
 from .index import GraphIndex, forget
 from .match import Match
 

@@ -17,11 +17,12 @@ import onnx
 
 from sbonnx.errors import ModelError
 from sbonnx.graph import Graph, Node
+from sbonnx.report import Fired, Refusal
+
 from .edit import Edit
 from .index import GraphIndex
 from .match import Match, find
 from .tree import Op, depth
-from sbonnx.report import Fired, Refusal
 
 ROUNDS = 64
 """Rounds over the whole graph before the patterns are said not to settle; real models need two to four."""

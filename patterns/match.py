@@ -12,8 +12,9 @@ import onnx
 
 from sbonnx.graph import Constant, Node, Tensor
 from sbonnx.graph.query import constant
+
 from .index import GraphIndex
-from .tree import Any_, Const, Maybe, Op, Or, Var, Want, captures
+from .tree import Any_, Const, Maybe, Op, Or, Want, captures
 
 STANDARD = (None, "", "ai.onnx")
 

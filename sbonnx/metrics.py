@@ -91,9 +91,9 @@ class OutputErrors:
 
 def _accumulate(sums: _Sums, reference: Array, value: Array) -> None:
     ref, val = reference.astype(np.float64), value.astype(np.float64)
-    if ref.ndim >= 2:  # noqa: PLR2004 - a vector a sample at least
+    if ref.ndim >= 2:
         axis = 1 if ref.ndim >= IMAGE_RANK else -1
-        if ref.shape[axis] >= 2:  # noqa: PLR2004 - two classes at least
+        if ref.shape[axis] >= 2:
             equal = ref.argmax(axis) == val.argmax(axis)
             sums.same += int(equal.sum())
             sums.votes += equal.size

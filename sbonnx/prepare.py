@@ -12,7 +12,8 @@ import numpy as np
 import onnx
 
 from sbonnx import graph as graphs
-from sbonnx import patterns, qdq, recipe as recipes
+from sbonnx import patterns, qdq
+from sbonnx import recipe as recipes
 from sbonnx.backends import BACKENDS, Backend
 from sbonnx.calib.observers import OBSERVERS
 from sbonnx.errors import ModelError

@@ -46,6 +46,7 @@ def run(proto: onnx.ModelProto | str, feeds: dict[str, Array], *, level: str = "
 
     options = ort.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = 1  # how a product is cut among threads changes the order of its sums
     options.graph_optimization_level = {
         "off": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
         "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,

@@ -16,8 +16,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import sbonnx
-from sbonnx import qdq, verify
 from sbonnx import graph as graphs
+from sbonnx import qdq, verify
 from sbonnx.assets import digits
 from sbonnx.errors import ModelError, OutputError
 from sbonnx.spec import Array
@@ -48,7 +48,10 @@ def test_the_bytes_do_not_depend_on_batching_order_of_batches_or_threads(backend
 
 
 SCRIPT = """
-import sys, sbonnx
+import os, sys
+wanted = {int(core) for core in sys.argv[4].split(",")} & os.sched_getaffinity(0)
+os.sched_setaffinity(0, wanted or os.sched_getaffinity(0))
+import sbonnx
 sbonnx.quantize(sys.argv[1], sys.argv[2], split=16, output=sys.argv[3], verify=False, backend="onnxruntime")
 """
 
@@ -58,15 +61,8 @@ def test_the_bytes_do_not_depend_on_the_hash_seed_or_the_number_of_cores(tmp_pat
     seen = set()
     for seed, cores in (("0", "0"), ("1", "0,1"), ("random", "1")):
         path = tmp_path / f"{seed}.onnx"
-        command = [sys.executable, "-c", SCRIPT, str(digits().model), str(digits().calib), str(path)]
-        wanted = {int(core) for core in cores.split(",")} & os.sched_getaffinity(0)
-        subprocess.run(
-            command,
-            check=True,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            preexec_fn=lambda wanted=wanted: wanted and os.sched_setaffinity(0, wanted),  # type: ignore[misc]
-        )
+        command = [sys.executable, "-c", SCRIPT, str(digits().model), str(digits().calib), str(path), cores]
+        subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, "PYTHONHASHSEED": seed})
         seen.add(digest(path))
     assert len(seen) == 1
 

@@ -13,7 +13,6 @@ from sbonnx.ops import LINEAR
 from ..edit import Edit
 from ..match import Match
 from ..tree import Maybe, Op, Var, Want
-
 from .affine import Affine, Folded, Layout, along_channel, layout
 
 Fold = Callable[..., Folded]

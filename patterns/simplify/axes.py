@@ -26,10 +26,16 @@ REACH = 24
 LONGEST = 32
 """Shape vectors are short; longer integer tensors are data."""
 
-KEEPS_SHAPE = (ACTIVATIONS - {"PRelu"}) | QDQ | SOFTMAX | NORMS | {
-    "Abs", "Cast", "Ceil", "Cos", "Dropout", "Erf", "Exp", "Floor", "Identity", "IsNaN", "Log", "Neg", "Not", "Reciprocal", "Round", "Sign",
-    "Sin", "Sqrt",
-}  # fmt: skip
+KEEPS_SHAPE = (
+    (ACTIVATIONS - {"PRelu"})
+    | QDQ
+    | SOFTMAX
+    | NORMS
+    | {
+        *("Abs", "Cast", "Ceil", "Cos", "Dropout", "Erf", "Exp", "Floor", "Identity", "IsNaN", "Log", "Neg", "Not"),
+        *("Reciprocal", "Round", "Sign", "Sin", "Sqrt"),
+    }
+)
 """Ops whose first output has the shape of their first input."""
 
 BROADCASTS = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "PRelu", "Where", "Max", "Min"})
@@ -89,10 +95,13 @@ def _above(node: Node, axis: int, reach: int) -> Axis | None:
         return Axis(first, axis)
     if node.op in BROADCASTS:
         return _same_of(_broadcast(node.inputs, axis, rank(node.outputs[0])), reach)
+    if len(node.inputs) < 2 and node.op in ("MatMul", "Gather", "Reshape"):
+        return None  # not valid: somebody else says so
     if node.op == "MatMul":
         return _above_matmul(node, axis, reach)
-    if node.op == "Transpose" and node.attrs.get("perm"):
-        return Axis(first, node.attrs["perm"][axis])
+    if node.op == "Transpose":
+        perm = node.attrs.get("perm") or []
+        return Axis(first, perm[axis]) if axis < len(perm) else None
     if node.op == "Gather" and attribute_of(node, "axis", 13) == 0:
         indices = rank(node.inputs[1])
         return Axis(node.inputs[1], axis) if indices is not None and axis < indices else None
@@ -101,8 +110,8 @@ def _above(node: Node, axis: int, reach: int) -> Axis | None:
         target = [] if value is None else integers(value)
         return Axis(first, axis) if axis < len(target) and target[axis] == 0 else None
     if node.op == "Concat":
-        along, own = node.attrs["axis"], rank(node.outputs[0])
-        return Axis(first, axis) if own is not None and along % own != axis else None
+        along, own = node.attrs.get("axis"), rank(node.outputs[0])
+        return Axis(first, axis) if own and along is not None and along % own != axis else None
     return None
 
 
@@ -130,7 +139,7 @@ def _same_of(axes: list[Axis] | None, reach: int) -> Axis | None:
 
 def _above_matmul(node: Node, axis: int, reach: int) -> Axis | None:
     """Rows are those of the first factor; the axes before them broadcast."""
-    first, second = node.inputs
+    first, second = node.inputs[:2]
     ranks = rank(first), rank(second)
     if ranks[0] is None or ranks[1] is None or min(ranks[0], ranks[1]) < 2:
         return None
@@ -167,7 +176,7 @@ class _Evaluation:
         node = tensor.inputs[0] if len(tensor.inputs) == 1 else None
         if node is not None and node.domain in STANDARD and node.outputs[0] is tensor:
             rule = _RULES.get(node.op)
-            if rule is not None:
+            if rule is not None and len(node.inputs) >= (2 if node.op == "Gather" else 1):
                 return rule(self, node)
         known = sizes(tensor)
         if known is None or len(known) > 1 or (known and (known[0] is None or known[0] > LONGEST)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 
 from sbonnx.graph.query import constant
 
@@ -83,7 +82,9 @@ def _perm(match: Match, name: str) -> list[int] | None:
 
 def _joined_perm(match: Match) -> list[int] | None:
     inner, outer = _perm(match, "inner"), _perm(match, "outer")
-    return None if inner is None or outer is None else [inner[axis] for axis in outer]
+    if inner is None or outer is None or sorted(inner) != sorted(outer):
+        return None
+    return [inner[axis] for axis in outer]
 
 
 def _join_transposes(match: Match, edit: Edit) -> None:

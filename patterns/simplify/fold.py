@@ -163,8 +163,9 @@ def _bytes(node: Node, tensor: Tensor) -> int | None:
     kind = dtype(tensor)
     if kind is None:
         return None
-    if node.op == "Range" and all(isinstance(read, Constant) for read in node.inputs):
-        start, limit, delta = (float(np.reshape(constant(read), -1)[0]) for read in node.inputs)
+    bounds = [constant(read) for read in node.inputs] if node.op == "Range" else []
+    if len(bounds) == 3 and all(bound is not None and bound.size == 1 for bound in bounds):
+        start, limit, delta = (float(bound.reshape(-1)[0]) for bound in bounds if bound is not None)
         return max(ceil((limit - start) / delta), 0) * kind.itemsize if delta else None
     known = static(tensor)
     return None if known is None else prod(known) * kind.itemsize

@@ -7,15 +7,21 @@ better: behind operators of custom domains.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import onnx
 
 from sbonnx.graph import Graph, Node, Variable
-from sbonnx.graph.io import _has_long_vector
+from sbonnx.graph.io import has_long_vector
 from sbonnx.graph.protos import ONNX_ERRORS, graph_protos
 from sbonnx.graph.query import all_nodes
 from sbonnx.graph.write import read_type, skeleton
 
 from ..match import STANDARD
+
+Inferred = tuple["np.dtype[Any] | None", "tuple[int | str | None, ...] | None"]
+"""Element type and shape."""
 
 
 def infer_shapes(graph: Graph) -> None:
@@ -35,11 +41,11 @@ def infer_shapes(graph: Graph) -> None:
                 value.type.tensor_type.ClearField("shape")
     try:
         inferred = onnx.shape_inference.infer_shapes(model)
-        if not _has_long_vector(inferred):
+        if not has_long_vector(inferred):
             inferred = onnx.shape_inference.infer_shapes(inferred, data_prop=True)
     except ONNX_ERRORS:
         return  # types of this model contradict each other: the checker will say so in better words
-    found = {
+    found: dict[str, Inferred] = {
         value.name: read_type(value.type)
         for scope in graph_protos(inferred.graph)
         for value in [*scope.value_info, *scope.output]
@@ -50,7 +56,7 @@ def infer_shapes(graph: Graph) -> None:
         _take(node, found, fixed)
 
 
-def _take(node: Node, found: dict[str, tuple[object, tuple[int | str | None, ...] | None]], fixed: set[int]) -> None:
+def _take(node: Node, found: dict[str, Inferred], fixed: set[int]) -> None:
     """In place: what was inferred for the outputs of one node."""
     for tensor in node.outputs:
         if id(tensor) in fixed or not isinstance(tensor, Variable) or tensor.type != "tensor_type":

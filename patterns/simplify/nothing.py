@@ -106,8 +106,10 @@ def _slices_nothing(match: Match) -> bool:
     starts, ends = integers(match.array("starts")), integers(match.array("ends"))
     axes = list(range(len(starts))) if match["axes"] is None else integers(match.array("axes"))
     steps = [1] * len(starts) if match["steps"] is None else integers(match.array("steps"))
+    if len({len(starts), len(ends), len(axes), len(steps)}) > 1:
+        return False  # not valid: somebody else says so
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        known = None if own is None else own[axis]
+        known = None if own is None or not -len(own) <= axis < len(own) else own[axis]
         if start != 0 or step != 1 or not (end >= ALL or (known is not None and end >= known)):
             return False
     return True

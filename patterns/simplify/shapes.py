@@ -123,7 +123,8 @@ RESHAPE_TARGET = Pattern(
     ),
     counter_example=lambda: sample(
         """g (float[N,T,12] x) => (float[T,N,12] y) {
-            s = Shape(x) n = Gather(s, zero) t = Gather(s, one) target = Concat<axis=0>(t, n, last) y = Reshape(x, target)
+            s = Shape(x) n = Gather(s, zero) t = Gather(s, one) target = Concat<axis=0>(t, n, last)
+            y = Reshape(x, target)
         }""",
         zero=np.array([0], INT64),
         one=np.array([1], INT64),

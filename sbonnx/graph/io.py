@@ -159,7 +159,7 @@ def _infer(model: ModelProto, info: ModelInfo) -> ModelProto:
     """The model with types and shapes of what lies between; its inputs and outputs as they were."""
     try:
         inferred = onnx.shape_inference.infer_shapes(model)
-        if not _has_long_vector(inferred):
+        if not has_long_vector(inferred):
             inferred = onnx.shape_inference.infer_shapes(inferred, data_prop=True)
     except ONNX_ERRORS as error:
         info.notes.append(f"shapes could not be inferred: {' '.join(str(error).split())}")
@@ -172,7 +172,7 @@ def _infer(model: ModelProto, info: ModelInfo) -> ModelProto:
     return inferred
 
 
-def _has_long_vector(model: ModelProto) -> bool:
+def has_long_vector(model: ModelProto) -> bool:
     """Whether data propagation (onnx 1.23) would take a hundred bytes for each element of a long known vector."""
     for scope in graph_protos(model.graph):
         dims = [tensor.dims for tensor in scope.initializer if len(tensor.dims) == 1]
@@ -238,6 +238,11 @@ def _aligned(values: Array | Weights) -> Array:
 def digest(graph: Graph) -> str:
     """sha256 of structure and weights; where the weights are stored and what the file says around it do not count."""
     made = skeleton(graph, info=False, inline=0)
+    for scope in graph_protos(made.model.graph):  # what inference found in between is no part of the structure
+        del scope.value_info[:]
+        if scope is not made.model.graph:
+            for value in [*scope.input, *scope.output]:
+                value.ClearField("type")
     total = hashlib.sha256(made.model.SerializeToString(deterministic=True))
     for values in made.payloads:
         for chunk in chunks(values):

@@ -121,7 +121,7 @@ def _put_back(before: ModelProto, after: ModelProto) -> None:
     for node in node_protos(after.graph):
         old = named.get(node.name)
         if old is not None:
-            node.doc_string = old.doc_string
+            node.MergeFrom(NodeProto(doc_string=old.doc_string or None))
             del node.metadata_props[:]
             node.metadata_props.extend(old.metadata_props)
             del node.device_configurations[:]
@@ -132,10 +132,10 @@ def _put_back(before: ModelProto, after: ModelProto) -> None:
     held = {tensor.name: tensor for scope in graph_protos(before.graph) for tensor in scope.initializer}
     for tensor in (tensor for scope in graph_protos(after.graph) for tensor in scope.initializer):
         if tensor.name in held:
-            tensor.doc_string = held[tensor.name].doc_string
+            tensor.MergeFrom(TensorProto(doc_string=held[tensor.name].doc_string or None))
             tensor.metadata_props.extend(held[tensor.name].metadata_props)
     _keep_values(before.graph, after.graph)
-    after.graph.doc_string = before.graph.doc_string
+    after.graph.MergeFrom(GraphProto(doc_string=before.graph.doc_string or None))
     for name in ("metadata_props", "quantization_annotation"):
         del getattr(after.graph, name)[:]
         getattr(after.graph, name).extend(getattr(before.graph, name))
@@ -211,6 +211,14 @@ def _set(node: NodeProto, name: str, value: int | str) -> None:
 
 def _leave(node: NodeProto, scope: GraphProto) -> None:
     """Nothing to mend."""
+
+
+def _prelu(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
+    """Before 7 a slope is one a channel; the adapter leaves it to be one a column."""
+    shape = view.types[node.input[1]].tensor_type.shape.dim if node.input[1] in view.types else []
+    if all(dim.dim_value == 1 for dim in shape) and len(shape):
+        return _leave
+    return "before opset 7 the slope of PRelu runs over channels, from then on over the last axis"
 
 
 def _scan(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
@@ -312,6 +320,7 @@ def _retype(element: int, *, first: int) -> After:
 
 
 FIXES: Final[tuple[tuple[int, str, Callable[[NodeProto, _View, set[str], int], After | str]], ...]] = (
+    (7, "PRelu", _prelu),
     (9, "Scan", _scan),
     (10, "Upsample", _upsample),
     (11, "Resize", _resize),

@@ -110,7 +110,7 @@ class _Reader:
 
     def keep_graph(self, proto: GraphProto, path: str) -> None:
         """Doc string, metadata and quantization annotations of a scope."""
-        carrier = GraphProto(doc_string=proto.doc_string, metadata_props=proto.metadata_props)
+        carrier = GraphProto(doc_string=proto.doc_string or None, metadata_props=proto.metadata_props)
         carrier.quantization_annotation.extend(proto.quantization_annotation)
         if carrier.ByteSize():
             self.info.graphs[path] = carrier
@@ -133,7 +133,7 @@ class _Reader:
 
     def initializer(self, proto: TensorProto) -> Constant:
         final = self.unique(proto.name)
-        carrier = TensorProto(doc_string=proto.doc_string, metadata_props=proto.metadata_props)
+        carrier = TensorProto(doc_string=proto.doc_string or None, metadata_props=proto.metadata_props)
         if carrier.ByteSize():
             self.info.tensors[final] = carrier
         return Constant(final, self.values(proto, proto.name))
@@ -195,7 +195,7 @@ class _Reader:
         attrs = {one.name: self.attribute(one, proto, visible, f"{where}/{one.name}") for one in proto.attribute}
         inputs = [visible[name] if name else Variable.empty() for name in proto.input]
         outputs = [local[name] if name else Variable.empty() for name in proto.output]
-        carrier = NodeProto(doc_string=proto.doc_string, metadata_props=proto.metadata_props)
+        carrier = NodeProto(doc_string=proto.doc_string or None, metadata_props=proto.metadata_props)
         carrier.device_configurations.extend(proto.device_configurations)
         if carrier.ByteSize():
             self.info.nodes[proto.name] = carrier

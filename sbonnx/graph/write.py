@@ -201,6 +201,8 @@ class _Writer:
         else:
             plain = value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
             try:
+                if not isinstance(plain, (int, float, str, bytes, list, tuple)):
+                    raise TypeError("ONNX has no such attribute")
                 proto = onnx.helper.make_attribute(name, plain)
             except (TypeError, ValueError) as error:
                 what = type(value).__name__
@@ -243,8 +245,9 @@ class _Writer:
             return carrier
         proto = ValueInfoProto(name=tensor.name)
         if carrier is not None:
-            proto.doc_string = carrier.doc_string
-            proto.metadata_props.extend(carrier.metadata_props)
+            proto.MergeFrom(
+                ValueInfoProto(doc_string=carrier.doc_string or None, metadata_props=carrier.metadata_props)
+            )
             self.wrote_metadata |= bool(carrier.metadata_props)
         if tensor.dtype is not None:
             shape = None if tensor.shape is None else list(tensor.shape)

@@ -1,4 +1,4 @@
-"""Writes graphs the way torch's exporter does: node names by module path, `Constant` nodes, shapes computed at run time.
+"""Writes graphs the way torch's exporter does: names by module path, `Constant` nodes, shapes computed at run time.
 
 What it writes on purpose, because files in the wild have it: a Linear on more than two axes is a MatMul with a
 transposed weight of a made-up name, and an Add with the bias first; sizes are taken with Shape and Gather and put

@@ -22,10 +22,15 @@ from tests.models import model
 
 Cell = tuple[float, int]
 
-COLUMNS = (("symmetric", 8, "x"), ("symmetric", 4, "x"), ("affine", 8, "x"), ("affine", 4, "x")) + (
+COLUMNS = (
+    ("symmetric", 8, "x"),
+    ("symmetric", 4, "x"),
+    ("affine", 8, "x"),
+    ("affine", 4, "x"),
     ("affine", 8, "relu"),
     ("affine", 4, "relu"),
 )
+"""Scheme, bits, and the tensor: the activation as it is, or without its negatives."""
 
 GOLDEN: dict[str, tuple[Cell, ...]] = {
     "MINMAX": ((0.094401, 0), (1.604821, 0), (0.061256, 59), (1.041344, 3), (0.047201, 0), (0.802411, 0)),

@@ -222,7 +222,7 @@ def test_extra_info_of_a_trained_network(pack: Path, tmp_path: Path) -> None:
     model = onnx.load(str(pack / "models" / "cifar_resnet20.onnx"))
     (value,) = model.graph.input
     images = np.load(pack / "data" / "cifar_calib.npz")["X"][:8].astype(np.float32) / 255
-    normal = (images - np.float32([0.485, 0.456, 0.406])) / np.float32([0.229, 0.224, 0.225])
+    normal = (images - np.asarray([0.485, 0.456, 0.406])) / np.asarray([0.229, 0.224, 0.225])
     feeds = {value.name: np.ascontiguousarray(normal.transpose(0, 3, 1, 2), np.float32)}
     check_extra_info(model, feeds, tmp_path, pairs=32)
 
@@ -275,3 +275,12 @@ def test_bert_embeddings_of_fixed_length(simplify: bool, tables: tuple[str, ...]
     model = networks.bert_embeddings()
     _, found = quantized(model, f"{virtual()}SIMPLIFY: {simplify}\n", ids(), tmp_path, decibels=38)
     assert sorted(found.weights) == sorted(f"embeddings.{table}.weight_quantized" for table in tables)
+
+
+def test_norms_are_disabled_by_name(tmp_path: Path) -> None:
+    """As the ancestor's examples do; a norm of nine nodes is found by any of their names."""
+    model = networks.bert_embeddings("sequence")
+    text = virtual().rstrip() + '\n  SPECIFIC: [{"*LayerNorm*": ["QUANTIZER.DISABLE", True]}]\n'
+    _, found = quantized(model, text, ids(), tmp_path, decibels=38)
+    assert not found.activations
+    assert len(found.weights) == len(TABLES)

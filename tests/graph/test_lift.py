@@ -210,6 +210,11 @@ REFUSED: dict[str, tuple[int, str, str]] = {
         "(float[1,2,5,7] x) => (float[a,b,c,d] y) <float[4] s = {1.0,1.0,0.5,2.0}> { y = Resize(x, s) }",
         "Resize",
     ),
+    "PRelu with a slope a channel": (
+        6,
+        "(float[2,3,4] x, float[3] s) => (float[2,3,4] y) { y = PRelu(x, s) }",
+        "PRelu",
+    ),
     "Dropout whose mask is used": (10, "(float[5] x) => (float[5] y, bool[5] m) { y, m = Dropout(x) }", "Dropout"),
     "Scan with a batch axis": (
         8,

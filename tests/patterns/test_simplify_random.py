@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -31,7 +33,7 @@ class Generator:
         self.count += 1
         return f"t{self.count}"
 
-    def node(self, op: str, inputs: list[str], **attrs: object) -> str:
+    def node(self, op: str, inputs: list[str], **attrs: Any) -> str:
         out = self.name()
         self.nodes.append(helper.make_node(op, inputs, [out], name=f"n{self.count}", **attrs))
         return out

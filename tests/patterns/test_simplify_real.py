@@ -37,6 +37,9 @@ GONE: dict[str, set[str]] = {
 }
 """Exporters' detours that must not be left."""
 
+ROUNDING = {"silero_vad": 1e-6}
+"""onnxruntime's LSTM packs weights that are initializers, and adds in another order than with computed ones."""
+
 BACKEND = Path(onnx.__file__).parent / "backend" / "test" / "data"
 DIVERSE = ("light", "simple", "pytorch-converted", "pytorch-operator")
 HALF = 2e-3
@@ -63,7 +66,7 @@ def test_trained_models_compute_the_same(pack: Path, name: str) -> None:
     for feeds in islice(calibration(pack, name), 3):
         wanted, found = run(lifted, feeds), run(after, feeds)
         for output, want in wanted.items():
-            assert_same(want, found[output], output, 0.0)
+            assert_same(want, found[output], output, ROUNDING.get(name, 0.0))
 
 
 def calibration(pack: Path, name: str) -> Iterable[Feeds]:
@@ -146,7 +149,8 @@ def node_cases() -> list[Any]:
 
 def with_constants(model: onnx.ModelProto, feeds: Feeds) -> onnx.ModelProto:
     """The same model with every tensor input as an initializer: everything can be folded."""
-    made = onnx.ModelProto.FromString(model.SerializeToString())
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
     del made.graph.input[:]
     made.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in feeds.items())
     return made
@@ -173,13 +177,14 @@ def test_node_cases_as_they_are_and_with_constant_inputs() -> None:
     assert outcomes["equal"] > 2500, outcomes
 
 
+CONTROL_FLOW_AND_LAYERS = ("test_if", "test_loop", "test_scan", "test_batchnorm", "test_gemm", "test_center")
+
+
 def test_everything_on_a_few_node_cases() -> None:
     """Fusion after simplification, on the cases with bodies and function bodies written out."""
     outcomes: Counter[str] = Counter()
     for case in node_cases():
-        if not case.name.startswith(
-            ("test_if", "test_loop", "test_scan", "test_batchnorm", "test_gemm", "test_center")
-        ):
+        if not case.name.startswith(CONTROL_FLOW_AND_LAYERS):
             continue
         given = dict(zip([value.name for value in case.model.graph.input], case.data_sets[0][0], strict=False))
         outcomes[check(case.model, given, (*SIMPLIFY, *FUSE), 2e-6)] += 1
