@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACK = ROOT.parent / "shared" / "data"
+PACK = Path(os.environ.get("SBONNX_PACK") or ROOT.parent / "shared" / "data")
 """Trained models and real inputs, beside the repository where they are at hand."""
 
 
@@ -16,7 +17,7 @@ PACK = ROOT.parent / "shared" / "data"
 def pack() -> Path:
     """The folder of real models (`manifest.json`, `eval.py`, models/, data/), or a skip where there is none."""
     if not (PACK / "manifest.json").is_file():
-        pytest.skip("the real models do not lie beside the repository (../shared/data)")
+        pytest.skip("the real models are neither in ../shared/data nor where SBONNX_PACK points")
     return PACK
 
 

@@ -23,10 +23,9 @@ def tie(survey: Survey, recipe: Recipe, backend: Backend, wishes: Wishes) -> Non
         tensor = tensors.get(wishes.drafts[key].tensor)
         if tensor is not None:
             _tie_to_origin(tensor, key, wishes)
-    if backend.joins_concat:
-        for place in survey.places:
-            if place.node.op in CONCATS:
-                _tie_concat([*place.node.inputs, place.node.outputs[0]], wishes)
+    for place in survey.places:
+        if place.node.op in CONCATS:
+            _tie_concat(place.node, wishes, whole=backend.joins_concat)
     first: dict[int, str] = {}
     for key, draft in wishes.drafts.items():
         group = recipe.shared_group(draft.tensor) if draft.role == "activation" else None
@@ -56,7 +55,18 @@ def _tie_to_origin(tensor: Tensor, key: str, wishes: Wishes) -> None:
         producer = query.producer(before)
 
 
-def _tie_concat(tensors: list[Tensor], wishes: Wishes) -> None:
-    keys = [key for tensor in tensors for key in wishes.activation_keys(tensor.name)[:1]]
+def _tie_concat(node: Node, wishes: Wishes, *, whole: bool) -> None:
+    """Join the sites around a Concat: all of them, or those of inputs that nothing else reads or shares.
+
+    What only the Concat reads is rounded again to the scale of its output, so rounding it once, to that scale,
+    loses less. An input that shares a scale already keeps it: the groups of a whole network would become one.
+    """
+    keys = [key for tensor in node.inputs for key in wishes.activation_keys(tensor.name)[:1]]
+    if not whole:
+        shared = {tensor.name for tensor in node.inputs if len(query.readers(tensor)) > 1}
+        keys = [key for key in keys if wishes.drafts[key].tensor not in shared and wishes.is_alone(key)]
+        keys = keys if wishes.has_activation(node.outputs[0].name) else []
+    for key in wishes.activation_keys(node.outputs[0].name)[:1]:
+        keys.insert(0, key)
     for other in keys[1:]:
         wishes.join(keys[0], other)

@@ -33,6 +33,7 @@ class Wishes:
         self._refusals: dict[Refusal, None] = {}
         self._order: dict[str, int] = {}
         self._parents: dict[str, str] = {}
+        self._tied: set[str] = set()
 
     def refuse(self, what: str, where: str, why: str) -> None:
         """Record what is not done."""
@@ -87,7 +88,12 @@ class Wishes:
             return False
         first, second = sorted((self.root(one), self.root(other)), key=self._order.__getitem__)
         self._parents[second] = first
+        self._tied.add(first)
         return True
+
+    def is_alone(self, key: str) -> bool:
+        """Whether a site shares its scale with no other."""
+        return self.root(key) not in self._tied
 
     def sites(self) -> tuple[Site, ...]:
         """The sites, in order of first mention."""
