@@ -41,6 +41,7 @@ class OutputError:
         cosine: of the outputs as one long vector.
         agreement: share of equal arg-max over classes, None where the output has fewer than two.
         not_finite: values that are NaN or infinite where the float ones are not.
+        mismatched: feeds on which the quantized output has another shape.
         constant: the quantized output is one number while the float one is not.
         low, high: range of the quantized output.
     """
@@ -52,6 +53,7 @@ class OutputError:
     cosine: float
     agreement: float | None
     not_finite: int
+    mismatched: int
     constant: bool
     low: float
     high: float
@@ -66,6 +68,7 @@ class _Sums:
     err2: float = 0.0
     max_abs: float = 0.0
     not_finite: int = 0
+    mismatched: int = 0
     same: int = 0
     votes: int = 0
     ref_range: list[float] = field(default_factory=lambda: [math.inf, -math.inf])
@@ -73,7 +76,7 @@ class _Sums:
 
 
 class OutputErrors:
-    """Sums over feeds, by output. Outputs that are not numeric tensors are compared for equality only by type."""
+    """Sums over feeds, by output. Outputs that are not tensors of numbers (strings, sequences) are left out."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._sums = {name: _Sums() for name in names}
@@ -81,12 +84,16 @@ class OutputErrors:
     def add(self, reference: Sequence[Any], value: Sequence[Any]) -> None:
         """One feed's outputs, in the order of the names."""
         for sums, ref, val in zip(self._sums.values(), reference, value, strict=True):
-            if isinstance(ref, np.ndarray) and ref.dtype.kind in "fiub" and ref.size and ref.shape == val.shape:
+            if not isinstance(ref, np.ndarray) or ref.dtype.kind not in "fiub":
+                continue
+            if not isinstance(val, np.ndarray) or ref.shape != val.shape:
+                sums.mismatched += 1
+            elif ref.size:
                 _accumulate(sums, ref, val)
 
     def result(self) -> tuple[OutputError, ...]:
         """The errors of every output that had numbers."""
-        return tuple(_finish(name, sums) for name, sums in self._sums.items() if sums.count)
+        return tuple(_finish(name, sums) for name, sums in self._sums.items() if sums.count or sums.mismatched)
 
 
 def _accumulate(sums: _Sums, reference: Array, value: Array) -> None:
@@ -120,12 +127,13 @@ def _finish(name: str, sums: _Sums) -> OutputError:
     varies = sums.ref_range[1] > sums.ref_range[0]
     return OutputError(
         name=name,
-        mse=sums.err2 / sums.count,
+        mse=sums.err2 / max(sums.count, 1),
         max_abs=sums.max_abs,
         sqnr_db=ratio_db(sums.ref2, sums.err2),
         cosine=sums.dot / norm if norm else float(sums.err2 == 0),
         agreement=sums.same / sums.votes if sums.votes else None,
         not_finite=sums.not_finite,
+        mismatched=sums.mismatched,
         constant=varies and sums.val_range[0] == sums.val_range[1],
         low=sums.val_range[0],
         high=sums.val_range[1],

@@ -61,7 +61,9 @@ class Comparison:
         """What makes the quantized model useless, one sentence an output."""
         found = []
         for error in self.outputs:
-            if error.not_finite:
+            if error.mismatched:
+                found.append(f"output '{error.name}' has another shape than in float on {error.mismatched} feeds")
+            elif error.not_finite:
                 found.append(
                     f"output '{error.name}' has {error.not_finite} NaN or infinite values where float has none"
                 )

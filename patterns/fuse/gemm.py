@@ -14,7 +14,7 @@ from ..match import Match
 from ..sample import sample
 from ..tree import Const, Op, Var, X
 from .affine import Affine, Folded, along_channel, fold_after
-from .linear import float_weight, heir, linear, makes_gemm
+from .linear import float_weight, heir, linear, makes_gemm, misfit
 
 SAME = Affine(np.float64(1.0).reshape(()), np.float64(0.0).reshape(()))
 
@@ -51,7 +51,7 @@ def _folded(match: Match) -> Folded:
 def _check_factors(match: Match) -> str | None:
     if "b" in match and constant(match["b"]) is None and match.attribute("linear", "beta") != 1.0:
         return f"bias '{match['b'].name}' is computed, so beta cannot go into it"
-    return _folded(match).problem()
+    return misfit(match) or _folded(match).problem()
 
 
 def _fold_factors(match: Match, edit: Edit) -> None:

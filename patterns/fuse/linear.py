@@ -40,6 +40,17 @@ def why_not_constant(match: Match) -> str | None:
         return f"weight '{match['w'].name}' of '{match['linear'].name}' is not a floating-point constant"
     if "b" in match and constant(match["b"]) is None:
         return f"bias '{match['b'].name}' of '{match['linear'].name}' is not a constant"
+    return misfit(match)
+
+
+def misfit(match: Match) -> str | None:
+    """The reason why weight and bias do not make a layer (an invalid model), or None."""
+    view = layout_of(match)
+    if isinstance(view, str):
+        return view
+    bias = constant(match["b"]) if "b" in match else None
+    if bias is not None and bias.ndim and bias.shape[-1] not in (1, view.out_channels):
+        return f"bias '{match['b'].name}' of shape {tuple(bias.shape)} does not fit {view.out_channels} channels"
     return None
 
 

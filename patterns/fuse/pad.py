@@ -36,6 +36,8 @@ def _added(match: Match) -> tuple[int, ...] | str:
     axes = constant(match["axes"]) if "axes" in match else np.arange(dims)
     if axes is None:
         return f"'{match['axes'].name}' is not a constant"
+    if pads.size != 2 * axes.size:
+        return f"it has {pads.size} pads for {axes.size} axes"
     both = np.zeros((2, dims), np.int64)
     both[:, np.asarray(axes, np.int64)] = pads.reshape(2, -1)
     if both[:, :2].any():
@@ -87,7 +89,9 @@ def _check_pool(match: Match) -> str | None:
     if isinstance(pads, str):
         return pads
     node: Node = match["window"]
-    kernel = node.attrs["kernel_shape"]
+    kernel = node.attrs.get("kernel_shape")
+    if kernel is None:
+        return f"'{node.name}' has no kernel_shape"
     if match.attribute("window", "ceil_mode"):
         return "ceil_mode: windows past the end count differently"
     if any(dilation != 1 for dilation in node.attrs.get("dilations") or ()):

@@ -56,20 +56,31 @@ def write_model(
             places = list(_places(made.sizes()))
             _write(temporary_data, _data_pieces(made, places))
             _write(temporary, [_with_locations(made, data.name, places)])
+            new = not data.exists()
             os.replace(temporary_data, data)
-            os.replace(temporary, path)
+            try:
+                os.replace(temporary, path)
+            except BaseException:
+                if new:
+                    data.unlink()
+                raise
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all, over what is there.
+def write_bytes(path: Path, content: bytes | memoryview) -> None:
+    """Write a small file whole or not at all, over what is there.
 
     Raises:
         OutputError: it cannot be written there.
     """
     check_target(path, (), force=True)
     with _reporting(path), _temporary(path) as temporary:
-        _write(temporary, [text.encode()])
+        _write(temporary, [content])
         os.replace(temporary, path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """`write_bytes` of a text in UTF-8."""
+    write_bytes(path, text.encode())
 
 
 def check_target(path: Path, inputs: Iterable[Path], *, force: bool) -> None:

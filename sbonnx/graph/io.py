@@ -18,7 +18,14 @@ from sbonnx.graph.dense import make_dense
 from sbonnx.graph.files import EXTERNAL_BYTES, model_pieces, write_model
 from sbonnx.graph.lift import lift
 from sbonnx.graph.model import Graph, ModelInfo
-from sbonnx.graph.protos import ONNX_ERRORS, graph_protos, ir_version_for, node_protos, sort_protos
+from sbonnx.graph.protos import (
+    ONNX_ERRORS,
+    graph_protos,
+    ir_version_for,
+    node_protos,
+    require_functions_end,
+    sort_protos,
+)
 from sbonnx.graph.query import Array
 from sbonnx.graph.read import build
 from sbonnx.graph.source import Opened, open_model
@@ -79,6 +86,7 @@ def _inline(model: ModelProto, opened: Opened, info: ModelInfo) -> ModelProto:
     if not model.functions:
         return model
     count = len(model.functions)
+    require_functions_end(model)
     try:
         model = inline_local_functions(model, convert_version=True)
     except ONNX_ERRORS as error:

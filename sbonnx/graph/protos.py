@@ -100,6 +100,26 @@ def _entries(entries: Sequence[onnx.StringStringEntryProto]) -> Iterator[str | b
         yield from (entry.key, entry.value)
 
 
+def require_functions_end(model: ModelProto) -> None:
+    """That no local function calls itself, directly or over others: onnx 1.20 crashes when it inlines one.
+
+    Raises:
+        ModelError: one does.
+    """
+    keys = {(function.domain, function.name): function for function in model.functions}
+    calls = {
+        key: {(node.domain, node.op_type) for node in node_protos(GraphProto(node=function.node))} & keys.keys()
+        for key, function in keys.items()
+    }
+    while calls:
+        ends = [key for key, called in calls.items() if not called & calls.keys()]
+        if not ends:
+            domain, name = next(iter(calls))
+            raise ModelError(f"its functions call each other without end: '{domain}.{name}' calls itself")
+        for key in ends:
+            del calls[key]
+
+
 def captured_names(graph: GraphProto) -> list[str]:
     """Names that a body, or a body inside it, reads and does not define: those of outer tensors."""
     defined = {value.name for value in graph.input}

@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from sbonnx.plan.archive import load_solution, save_solution
 from sbonnx.plan.make import make
 from sbonnx.plan.text import from_dict, to_dict
 from sbonnx.plan.types import ObserverChoice, Plan, Reader, Role, Site, Solution
 
-__all__ = ["ObserverChoice", "Plan", "Reader", "Role", "Site", "Solution", "from_dict", "make", "to_dict"]
+__all__ = [
+    "ObserverChoice",
+    "Plan",
+    "Reader",
+    "Role",
+    "Site",
+    "Solution",
+    "from_dict",
+    "load_solution",
+    "make",
+    "save_solution",
+    "to_dict",
+]

@@ -107,7 +107,8 @@ def _read_one(node: Node) -> Pair | None:
 def strip(graph: Graph) -> int:
     """Take every pair out: activations lose it, weights and biases become float constants. In place.
 
-    Returns how many were taken out. A DequantizeLinear of a computed integer tensor stays.
+    Returns how many were taken out. A DequantizeLinear of a computed integer tensor stays. A Relu that another tool
+    deleted because the zero point does its work is not brought back.
     """
     names = edit.Names(graph)
     count = 0

@@ -143,44 +143,56 @@ def test_a_read_only_folder(read: Graph, tmp_path: Path) -> None:
         save(read, locked / "out.onnx")
 
 
+FAILURES = [(OSError(errno.ENOSPC, "No space left on device"), OutputError), (KeyboardInterrupt(), KeyboardInterrupt)]
+
+
 @pytest.mark.parametrize("external_over", [0, 1 << 40])
-@pytest.mark.parametrize("after", [0, 1, 2])
-@pytest.mark.parametrize(
-    ("failure", "seen"),
-    [(OSError(errno.ENOSPC, "No space left on device"), OutputError), (KeyboardInterrupt(), KeyboardInterrupt)],
-)
-def test_a_full_disk_or_an_interrupt_leaves_nothing(
+@pytest.mark.parametrize(("failure", "seen"), FAILURES)
+def test_a_full_disk_or_an_interrupt_while_writing_leaves_the_old_files(
     failure: BaseException,
     seen: type[BaseException],
-    after: int,
     external_over: int,
     read: Graph,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whatever was written when it happens: the old files are as they were, and no new one is there."""
+    def failing(made: write.Skeleton, number: int) -> Iterator[bytes]:
+        yield b"some"
+        raise failure
+
     for name in ("out.onnx", "out.onnx.data"):
         (tmp_path / name).write_bytes(b"precious")
-    real = write.Skeleton.chunks
-
-    def failing(made: write.Skeleton, number: int) -> Iterator[bytes | memoryview]:
-        if after == 0:
-            raise failure
-        yield from real(made, number)
-
     monkeypatch.setattr(write.Skeleton, "chunks", failing)
-    if after:
-        calls = []
-
-        def replace(source: Path, target: Path) -> None:
-            calls.append(target)
-            raise failure
-
-        monkeypatch.setattr("sbonnx.graph.files.os.replace", replace)
     with pytest.raises(seen):
         save(read, tmp_path / "out.onnx", force=True, external_over=external_over)
     assert listing(tmp_path) == ["in.onnx", "out.onnx", "out.onnx.data"]
     assert (tmp_path / "out.onnx").read_bytes() == (tmp_path / "out.onnx.data").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize(("external_over", "moves"), [(0, 0), (0, 1), (1 << 40, 0)])
+@pytest.mark.parametrize(("failure", "seen"), FAILURES)
+def test_an_interrupt_while_files_move_to_their_places_leaves_none(
+    failure: BaseException,
+    seen: type[BaseException],
+    external_over: int,
+    moves: int,
+    read: Graph,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = os.replace
+    moved: list[Path] = []
+
+    def replace(source: Path, target: Path) -> None:
+        if len(moved) == moves:
+            raise failure
+        moved.append(target)
+        real(source, target)
+
+    monkeypatch.setattr("sbonnx.graph.files.os.replace", replace)
+    with pytest.raises(seen):
+        save(read, tmp_path / "out.onnx", external_over=external_over)
+    assert len(moved) == moves and listing(tmp_path) == ["in.onnx"]
 
 
 def test_metadata_survives(tmp_path: Path) -> None:

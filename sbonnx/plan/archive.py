@@ -1,0 +1,92 @@
+"""A solution as one .npz file and back: scales, zero points, codes and ranges, with the specs as JSON inside."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from sbonnx.errors import ModelError
+from sbonnx.graph.files import write_bytes
+from sbonnx.plan.types import Solution
+from sbonnx.report import Refusal
+from sbonnx.spec import Array, Bounds, QParams, QuantSpec
+
+FORMAT: Final = 1
+HEAD: Final = "sbonnx.json"
+
+
+def save_solution(solution: Solution, path: Path) -> None:
+    """Write a solution, whole or not at all, over what is there.
+
+    Raises:
+        OutputError: it cannot be written there.
+    """
+    keys = list(dict.fromkeys([*solution.qparams, *solution.codes, *solution.bounds, *solution.bias_scales]))
+    arrays: dict[str, Array] = {}
+    for number, key in enumerate(keys):
+        arrays.update({f"{number}.{part}": value for part, value in _parts(solution, key).items()})
+    head = {
+        "format": FORMAT,
+        "keys": keys,
+        "specs": {key: asdict(qparams.spec) for key, qparams in solution.qparams.items()},
+        "refusals": [asdict(refusal) for refusal in solution.refusals],
+        "samples": solution.samples,
+    }
+    named: dict[str, Any] = {HEAD: np.frombuffer(json.dumps(head).encode(), np.uint8), **arrays}
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **named)
+    write_bytes(path, packed.getbuffer())
+
+
+def _parts(solution: Solution, key: str) -> dict[str, Array]:
+    """The arrays of one site."""
+    parts: dict[str, Array] = {}
+    if key in solution.qparams:
+        parts["scale"], parts["zero_point"] = solution.qparams[key].scale, solution.qparams[key].zero_point
+    if key in solution.bounds:
+        parts["lo"], parts["hi"] = solution.bounds[key].lo, solution.bounds[key].hi
+    if key in solution.codes:
+        parts["codes"] = solution.codes[key]
+    if key in solution.bias_scales:
+        parts["bias_scale"] = solution.bias_scales[key]
+    return parts
+
+
+def load_solution(path: Path) -> Solution:
+    """The solution that `save_solution` wrote.
+
+    Raises:
+        ModelError: the file is missing, damaged, or of another format.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            head = json.loads(bytes(file[HEAD]).decode())
+            arrays = {name: file[name] for name in file.files if name != HEAD}
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ModelError(f"'{path}' is not a saved solution ({error}). Calibrate again.") from error
+    if head.get("format") != FORMAT:
+        raise ModelError(f"'{path}' has format {head.get('format')}; this version reads {FORMAT}. Calibrate again.")
+    return _assemble(head, arrays)
+
+
+def _assemble(head: Mapping[str, Any], arrays: Mapping[str, Array]) -> Solution:
+    def part(name: str) -> dict[str, Array]:
+        found = ((key, arrays.get(f"{number}.{name}")) for number, key in enumerate(head["keys"]))
+        return {key: value for key, value in found if value is not None}
+
+    scales, zeros, lows, highs = part("scale"), part("zero_point"), part("lo"), part("hi")
+    return Solution(
+        qparams={key: QParams(scales[key], zeros[key], QuantSpec(**spec)) for key, spec in head["specs"].items()},
+        codes=part("codes"),
+        bounds={key: Bounds(lows[key], highs[key]) for key in lows},
+        refusals=tuple(Refusal(**row) for row in head["refusals"]),
+        samples=head["samples"],
+        bias_scales=part("bias_scale"),
+    )
