@@ -96,7 +96,7 @@ def _problems(comparison: Comparison, graph: Graph) -> list[str]:
     return [
         f"output '{error.name}' is not the same: {error.sqnr_db:.1f} dB signal to error, {error.not_finite} not finite"
         for error in comparison.outputs
-        if error.sqnr_db < least or error.not_finite
+        if error.sqnr_db < least or error.not_finite or error.mismatched
     ]
 
 

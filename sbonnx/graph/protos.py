@@ -92,7 +92,10 @@ def texts(model: ModelProto) -> Iterator[str | bytes]:
         for node in scope.node:
             yield from (node.name, node.op_type, node.domain, node.doc_string, *node.input, *node.output)
             yield from _entries(node.metadata_props)
-            yield from (attribute.name for attribute in node.attribute)
+            for attribute in node.attribute:
+                yield attribute.name
+                if attribute.type == AttributeProto.TENSOR:
+                    yield from (attribute.t.name, attribute.t.doc_string)
 
 
 def _entries(entries: Sequence[onnx.StringStringEntryProto]) -> Iterator[str | bytes]:

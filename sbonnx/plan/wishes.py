@@ -83,8 +83,9 @@ class Wishes:
         return key
 
     def join(self, one: str, other: str) -> bool:
-        """Give two sites one scale. False when their specs differ, so that they cannot share."""
-        if self.drafts[one].spec != self.drafts[other].spec:
+        """Give two sites one scale. False when they cannot share: their specs differ, or each channel has its own."""
+        spec = self.drafts[one].spec
+        if spec != self.drafts[other].spec or spec.axis is not None:
             return False
         first, second = sorted((self.root(one), self.root(other)), key=self._order.__getitem__)
         self._parents[second] = first
