@@ -16,6 +16,7 @@ from sbonnx.calib.segments import reads_of
 from sbonnx.graph import Constant, Graph, Node, Tensor, Variable
 from sbonnx.graph.extract import extract
 from sbonnx.graph.query import bodies, captured, constant, dtype, scopes, tensors_by_name
+from sbonnx.graph.weights import SPILL_BYTES, spill
 from sbonnx.plan.types import Plan, Site, Solution
 from sbonnx.spec import Array, QParams
 
@@ -193,7 +194,8 @@ class _Build:
                 if site.key not in new:
                     name = f"{site.key}/fake_quant"
                     if isinstance(tensor, Constant):
-                        new[site.key] = Constant(name, self._meaning(site, tensor))
+                        meaning = self._meaning(site, tensor)
+                        new[site.key] = Constant(name, spill(meaning) if meaning.nbytes >= SPILL_BYTES else meaning)
                     else:
                         new[site.key] = Variable(name, tensor.dtype, tensor.shape)
                         piece.inputs.append(new[site.key])

@@ -11,8 +11,7 @@ import numpy as np
 
 from sbonnx.calib.readers import InputSpec
 from sbonnx.errors import DataError, DeviceError, ModelError
-from sbonnx.graph import Graph, serialize, to_proto
-from sbonnx.graph.query import scopes
+from sbonnx.graph import Graph, serialize
 from sbonnx.runtime import onnxruntime
 from sbonnx.spec import Array
 
@@ -96,7 +95,7 @@ class LayerRunner:
     ) -> None:
         self.name = name
         self.device = device
-        model, weights = _serialized(graph)
+        model, weights = serialize(graph)
         ort = onnxruntime()
         # the session reads the arrays where they are, so they live as long as it does
         self._weights = {n: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(w)) for n, w in weights.items()}
@@ -150,16 +149,6 @@ class LayerRunner:
         self.close()
 
 
-def _serialized(graph: Graph) -> tuple[bytes, dict[str, Array]]:
-    """The model's bytes, and the large weights beside it.
-
-    onnxruntime (1.31) does not look for `add_external_initializers` inside bodies: a model with any goes whole.
-    """
-    if any(path for path, _ in scopes(graph)):
-        return to_proto(graph).SerializeToString(), {}
-    return serialize(graph)
-
-
 def _open(
     model: bytes, weights: Mapping[str, Any], device: str, threads: int | None, optimisation: str, name: str
 ) -> Any:
@@ -178,6 +167,9 @@ def _open(
     chosen = providers(device)
     if weights:
         options.add_external_initializers(list(weights), list(weights.values()))
+    if optimisation == "off" and chosen == [CPU]:  # external ones are copied; where nothing packs them, share them
+        for weight, value in weights.items():
+            options.add_initializer(weight, value)
     try:
         return ort.InferenceSession(model, options, providers=chosen)
     except Exception as error:  # see `run`

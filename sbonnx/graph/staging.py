@@ -30,6 +30,7 @@ def staged(target: Path, inputs: Iterable[Path] = (), *, force: bool = False) ->
     Raises:
         OutputError: see `check_target`; or the folder cannot be written to.
     """
+    inputs = list(inputs)
     check_target(target, inputs, force=force)
     try:
         folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -37,8 +38,11 @@ def staged(target: Path, inputs: Iterable[Path] = (), *, force: bool = False) ->
         raise OutputError(f"'{target}' cannot be written: {error.strerror or error}") from error
     try:
         yield folder / target.name
+        made = sorted(folder.iterdir(), key=lambda path: path.name == target.name)  # the model last
+        for path in made:
+            check_target(target.parent / path.name, inputs, force=force)
         try:
-            for path in sorted(folder.iterdir(), key=lambda path: path.name == target.name):  # the model last
+            for path in made:
                 os.replace(path, target.parent / path.name)
         except OSError as error:
             raise OutputError(f"'{target}' cannot be written: {error.strerror or error}") from error

@@ -30,7 +30,9 @@ def tie(survey: Survey, recipe: Recipe, backend: Backend, wishes: Wishes) -> Non
     for key, draft in wishes.drafts.items():
         group = recipe.shared_group(draft.tensor) if draft.role == "activation" else None
         if group is not None and not wishes.join(first.setdefault(group, key), key):
-            wishes.refuse("share scale", draft.tensor, f"its type differs from that of '{first[group]}'")
+            alone = "each channel has a scale of its own"
+            why = alone if draft.spec.axis is not None else f"its type differs from that of '{first[group]}'"
+            wishes.refuse("share scale", draft.tensor, why)
 
 
 def _copies(node: Node) -> bool:

@@ -34,7 +34,7 @@ LIMITS: Final[dict[str, dict[str, SideLimits]]] = {
     },
     "onnxruntime": {
         "W": SideLimits((8,), names.SCHEMES, "per-channel-symmetric"),
-        "A": SideLimits((8,), names.SCHEMES, "per-tensor-affine"),
+        "A": SideLimits((8,), ("per-tensor-affine", "per-tensor-symmetric"), "per-tensor-affine"),
     },
     "tensorrt": {
         "W": SideLimits((8,), ("per-channel-symmetric", "per-tensor-symmetric"), "per-channel-symmetric"),

@@ -83,3 +83,37 @@ def test_branches_of_a_real_model(pack: Path) -> None:
     assert len({site.scope for site in solved}) == 1
     assert {refusal.why for refusal in solution.refusals} == {"its branch never ran on the calibration data"}
     assert len(solved) + len(solution.refusals) == len(plan.of_role("activation"))
+
+
+HELD = """
+import sys
+import numpy as np
+from sbonnx.calib.forward import Forward
+from sbonnx.calib.walk import calibrate
+from sbonnx.graph import load, save
+from tests.calib.naive import plan_linear
+from tests.models import model
+
+def anonymous():
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+proto = model("agraph (float[N,4096] x) => (float[N,8192] y) { y = MatMul (x, w) }", w=(4096, 8192))
+save(load(proto), sys.argv[1], external_over=0)
+graph = load(sys.argv[1])
+feeds = {"x": np.ones((1, 4096), np.float32)}
+plan = plan_linear(graph)
+solution = calibrate(graph, plan, [feeds])
+before = anonymous()
+with Forward(graph, plan, solution) as quantized, Forward(graph, plan, solution, w_quant=False) as floats:
+    quantized(feeds), floats(feeds)
+    print(anonymous() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_forward_shares_its_weights_with_the_session(tmp_path: Path) -> None:
+    """128 MiB of weights, once float and once rounded: neither is held as a copy."""
+    command = [sys.executable, "-c", HELD, str(tmp_path / "m.onnx")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 64 << 10

@@ -213,3 +213,24 @@ def test_a_fixed_range_and_shared_scales_come_from_the_recipe() -> None:
     sites = {site.tensor: site for site in planned(residual(), "virtual", recipe).of_role("activation")}
     assert sites["x"].fixed == (-2.0, 2.0)
     assert sites["r"].group == sites["r1"].group
+
+
+def test_channels_are_not_tied_across_data_movement_or_by_wish() -> None:
+    """One scale a channel: behind a Transpose the channels are others, and another tensor may have more of them."""
+    proto = model(
+        """agraph (float[1,4,6,6] x) => (float[1,6,6,5] y) {
+            c = Conv (x, w)
+            r = Relu (c)
+            t = Transpose <perm = [0,2,3,1]> (r)
+            y = MatMul (t, v)
+        }""",
+        w=(4, 4, 1, 1),
+        v=(4, 5),
+    )
+    recipe = {"BACKEND": "virtual", "A": {"QSCHEME": "per-channel-affine", "QADD": {"ENABLE_QUANT": True}}}
+    sites = {site.tensor: site for site in planned(proto, "virtual", recipe).of_role("activation")}
+    assert sites["t"].spec.axis == 1
+    assert sites["t"].group == "t"
+    plan = planned(residual(), "virtual", {**recipe, "SHARED_SCALES": [["x", "r"]]})
+    assert len({site.group for site in plan.of_role("activation")}) == len(plan.of_role("activation"))
+    assert any(refusal.what == "share scale" for refusal in plan.refusals)
