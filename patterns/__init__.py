@@ -11,6 +11,7 @@ from .engine import Applied, Pattern, Sweep, apply
 from .fuse.batchnorm import FUSE_BN, FUSE_BN_BEFORE
 from .fuse.clip import CLIP_TO_RELU
 from .fuse.constant import FUSE_CONSTANT, FUSE_CONSTANT_BEFORE, FUSE_SCALE_OF_BIASED
+from .fuse.einsum import EINSUM_TO_MATMUL
 from .fuse.gemm import FOLD_GEMM_FACTORS, MATMUL_ADD_TO_GEMM
 from .fuse.pad import FUSE_PAD_AVERAGE_POOL, FUSE_PAD_CONV, FUSE_PAD_MAX_POOL
 from .match import Match
@@ -39,6 +40,7 @@ SIMPLIFY: tuple[Pattern | Sweep, ...] = (
 
 FUSE: tuple[Pattern | Sweep, ...] = (
     # First what gives other patterns a plain layer to fold into.
+    EINSUM_TO_MATMUL,
     FOLD_GEMM_FACTORS,
     MATMUL_ADD_TO_GEMM,
     FUSE_PAD_CONV,

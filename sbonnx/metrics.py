@@ -14,6 +14,9 @@ from sbonnx.spec import Array
 IMAGE_RANK = 4
 """From this rank on the classes of an output are taken to lie on axis 1 (NCHW), below it on the last."""
 
+NOISE = 1e-3
+"""Samples whose outputs differ by less, relative to the largest value, say the same."""
+
 
 def sqnr_db(reference: Array, value: Array) -> float:
     """Signal to quantization noise, decibel: 10 log10(sum ref^2 / sum (ref - value)^2); inf when equal."""
@@ -31,7 +34,7 @@ def ratio_db(signal: float, noise: float) -> float:
 
 
 @dataclass(frozen=True)
-class OutputError:
+class OutputDifference:
     """One output of a quantized model against the float one.
 
     Attributes:
@@ -41,8 +44,10 @@ class OutputError:
         cosine: of the outputs as one long vector.
         agreement: share of equal arg-max over classes, None where the output has fewer than two.
         not_finite: values that are NaN or infinite where the float ones are not.
-        mismatched: feeds on which the quantized output has another shape.
+        compared: values compared.
+        mismatched: feeds on which the quantized output has another shape, as detections have.
         constant: the quantized output is one number while the float one is not.
+        frozen: the quantized output is the same for every sample while the float one is not.
         low, high: range of the quantized output.
     """
 
@@ -53,8 +58,10 @@ class OutputError:
     cosine: float
     agreement: float | None
     not_finite: int
+    compared: int
     mismatched: int
     constant: bool
+    frozen: bool
     low: float
     high: float
 
@@ -71,11 +78,13 @@ class _Sums:
     mismatched: int = 0
     same: int = 0
     votes: int = 0
+    first: tuple[Array, Array] | None = None
+    moves: list[bool] = field(default_factory=lambda: [False, False])
     ref_range: list[float] = field(default_factory=lambda: [math.inf, -math.inf])
     val_range: list[float] = field(default_factory=lambda: [math.inf, -math.inf])
 
 
-class OutputErrors:
+class OutputDifferences:
     """Sums over feeds, by output. Outputs that are not tensors of numbers (strings, sequences) are left out."""
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -91,13 +100,27 @@ class OutputErrors:
             elif ref.size:
                 _accumulate(sums, ref, val)
 
-    def result(self) -> tuple[OutputError, ...]:
+    def result(self) -> tuple[OutputDifference, ...]:
         """The errors of every output that had numbers."""
         return tuple(_finish(name, sums) for name, sums in self._sums.items() if sums.count or sums.mismatched)
 
 
+def _compare_samples(sums: _Sums, ref: Array, val: Array) -> None:
+    """Whether any sample (row) differs from the first: the float one by more than noise, the quantized one at all."""
+    if ref.ndim == 0:
+        return
+    if sums.first is None:
+        sums.first = (ref[:1], val[:1])
+    if ref.shape[1:] == sums.first[0].shape[1:]:
+        with np.errstate(invalid="ignore"):  # inf - inf
+            away = float(np.max(np.abs(ref - sums.first[0])))
+        sums.moves[0] |= away > NOISE * float(np.max(np.abs(sums.first[0])))
+        sums.moves[1] |= not np.array_equal(np.broadcast_to(sums.first[1], val.shape), val)
+
+
 def _accumulate(sums: _Sums, reference: Array, value: Array) -> None:
     ref, val = reference.astype(np.float64), value.astype(np.float64)
+    _compare_samples(sums, ref, val)
     if ref.ndim >= 2:
         axis = 1 if ref.ndim >= IMAGE_RANK else -1
         if ref.shape[axis] >= 2:
@@ -122,10 +145,10 @@ def _accumulate(sums: _Sums, reference: Array, value: Array) -> None:
         span[0], span[1] = min(span[0], float(x.min())), max(span[1], float(x.max()))
 
 
-def _finish(name: str, sums: _Sums) -> OutputError:
+def _finish(name: str, sums: _Sums) -> OutputDifference:
     norm = math.sqrt(sums.ref2 * sums.val2)
     varies = sums.ref_range[1] > sums.ref_range[0]
-    return OutputError(
+    return OutputDifference(
         name=name,
         mse=sums.err2 / max(sums.count, 1),
         max_abs=sums.max_abs,
@@ -133,8 +156,10 @@ def _finish(name: str, sums: _Sums) -> OutputError:
         cosine=sums.dot / norm if norm else float(sums.err2 == 0),
         agreement=sums.same / sums.votes if sums.votes else None,
         not_finite=sums.not_finite,
+        compared=sums.count,
         mismatched=sums.mismatched,
         constant=varies and sums.val_range[0] == sums.val_range[1],
+        frozen=sums.moves == [True, False],
         low=sums.val_range[0],
         high=sums.val_range[1],
     )

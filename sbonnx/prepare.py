@@ -116,6 +116,7 @@ def _prepare(model: Source, recipe: Recipe, backend: Backend, opset: int) -> Pre
     edit.sort(graph)
     recipe.unmatched(names, tensors)
     plan = make(graph, recipe, backend, observers=frozenset(OBSERVERS))
+    _note_half_precision(graph, plan)
     return Prepared(
         graph=graph,
         plan=plan,
@@ -144,11 +145,25 @@ def _check_not_quantized(graph: Graph, names: list[tuple[str, str]]) -> None:
         graph.info.notes.append(f"carries {len(pairs)} QuantizeLinear nodes already: kept")
 
 
+def _note_half_precision(graph: Graph, plan: Plan) -> None:
+    """Say what float16 costs on onnxruntime's CPU, for which the pairs are no gain there."""
+    if plan.backend == "tensorrt":
+        return
+    tensors = query.tensors_by_name(graph)
+    if any(query.dtype(tensors[site.tensor]) == np.dtype(np.float16) for site in plan.sites):
+        graph.info.notes.append(
+            "float16 behind Q/DQ: onnxruntime's CPU has no integer kernels for it and computes the codes of "
+            "biases in half precision, which can lose them; quantize the float32 model"
+        )
+
+
 def _opset_needed(prepared: Prepared) -> int:
     tensors = query.tensors_by_name(prepared.graph)
     sites = [site for site in prepared.plan.sites if site.role != "bias"]
     half = any(query.dtype(tensors[site.tensor]) == np.dtype(np.float16) for site in sites)
-    return max(BASE_OPSET, qdq.opset_needed({site.spec.bits for site in sites}, half))
+    weights = {site.spec.bits for site in sites if site.role == "weight"}
+    activations = {site.spec.bits for site in sites if site.role == "activation"}
+    return max(BASE_OPSET, qdq.opset_needed(weights, activations, half))
 
 
 def source_of(model: Source) -> Path | bytes:

@@ -28,6 +28,9 @@ MIN_SCALE_FP16: Final = 2.0**-14
 SPARSEBIT_MIN_SCALE: Final = 1e-6
 """The ancestor's floor on every scale."""
 
+BIAS_BITS: Final = 32
+"""Width of a bias, whose scale is the product of two others."""
+
 UNUSED_SCALE: Final = 1.0
 """Scale of a range that holds only zero: any scale is exact, 1 is safe in every float type."""
 
@@ -37,7 +40,7 @@ class QuantSpec:
     """How one tensor becomes integers.
 
     Attributes:
-        bits: width of a code, 2 to 16.
+        bits: width of a code, 2 to 16; 32 for biases.
         signed: codes in [-2^(bits-1), 2^(bits-1) - 1], else in [0, 2^bits - 1].
         symmetric: zero_point fixed at 0 (signed) or 2^(bits-1) (unsigned).
         axis: the channel axis (>= 0) of a vector of scales, or None for one scale.
@@ -53,8 +56,8 @@ class QuantSpec:
     narrow: bool = False
 
     def __post_init__(self) -> None:
-        if not 2 <= self.bits <= 16:
-            raise ValueError(f"bits must be between 2 and 16, got {self.bits}")
+        if not 2 <= self.bits <= 16 and self.bits != BIAS_BITS:
+            raise ValueError(f"bits must be between 2 and 16, or {BIAS_BITS}, got {self.bits}")
         if self.axis is not None and self.axis < 0:
             raise ValueError(f"axis must be counted from the front, got {self.axis}")
         if self.block_size is not None and (self.axis is None or self.block_size < 1):
@@ -77,8 +80,8 @@ class QuantSpec:
 
     @property
     def storage_bits(self) -> int:
-        """Width of the integer type that arrays of codes are computed in: 8 or 16."""
-        return 8 if self.bits <= 8 else 16
+        """Width of the integer type that arrays of codes are computed in: 8, 16 or 32."""
+        return next(width for width in (8, 16, BIAS_BITS) if self.bits <= width)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -96,7 +99,7 @@ class QuantSpec:
     @property
     def fills_dtype(self) -> bool:
         """Whether saturation of `native_dtype` is exactly [qmin, qmax], so that no Clip is needed."""
-        return self.bits in (4, 8, 16) and not self.narrow
+        return self.bits in (4, 8, 16, BIAS_BITS) and not self.narrow
 
     def per_tensor(self) -> QuantSpec:
         """The same with one scale for the whole tensor."""

@@ -27,7 +27,7 @@ def copies(node: Node) -> str | None:
 
 
 Inputs = Literal["all", "first", "skip", "none"]
-When = Literal["always", "input_written", "output_read_quantized", "not_after_producer"]
+When = Literal["always", "input_written", "inputs_integer", "output_read_quantized", "not_after_producer"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class Rule:
         ops: op types, or block kinds written ``block:gelu``.
         inputs: which float activation inputs get a pair: "all" of them, the "first", the "skip"
             branch of a residual add alone, or "none".
-        when: "always"; "input_written": an integer kernel writes one of its inputs;
+        when: "always"; "input_written": an integer kernel writes one of its inputs, and a linear op comes after;
+            "inputs_integer": that, and the other inputs are quantized for other readers or written as well;
             "output_read_quantized": what follows reads integers;
             "not_after_producer": unless it stands straight after a conv, linear, batch norm or add.
         output: a pair after it as well, so that an integer kernel can write integers.

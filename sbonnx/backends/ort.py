@@ -16,7 +16,7 @@ RULES: Final = (
         "add",
         ADDS,
         "all",
-        when="input_written",
+        when="inputs_integer",
         output=True,
         switch="add",
         why="QLinearAdd reads integers on both sides and writes them",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from sbonnx.backends import Backend
@@ -12,6 +13,8 @@ from sbonnx.plan.survey import Survey
 from sbonnx.plan.types import Plan, Site
 from sbonnx.plan.wishes import Wishes
 from sbonnx.recipe import Recipe
+from sbonnx.recipe.resolve import tensor_hit
+from sbonnx.report import Refusal
 from sbonnx.rounding import ROUNDERS
 
 UNIFORM = "uniform"
@@ -38,7 +41,7 @@ def make(graph: Graph, recipe: Recipe, backend: Backend, *, observers: frozenset
     sites = tuple(_fixed(site, recipe) for site in wishes.sites() if site.readers or site.role == "activation")
     return Plan(
         sites=sites,
-        refusals=wishes.refusals,
+        refusals=(*wishes.refusals, *_idle(sites, recipe)),
         backend=backend.name,
         scale_rule=recipe.scale_rule,
         weights=recipe.weights,
@@ -47,5 +50,16 @@ def make(graph: Graph, recipe: Recipe, backend: Backend, *, observers: frozenset
 
 
 def _fixed(site: Site, recipe: Recipe) -> Site:
-    """The site with the range that the recipe fixes by hand, if any."""
-    return replace(site, fixed=recipe.fixed_range(site.tensor))
+    """The site with the range that the recipe fixes by hand, if any; that of a bias follows from others."""
+    return site if site.role == "bias" else replace(site, fixed=recipe.fixed_range(site.tensor))
+
+
+def _idle(sites: Sequence[Site], recipe: Recipe) -> Iterator[Refusal]:
+    """Ranges and shared scales of the recipe that mean tensors of the model, but none that is quantized."""
+    for pattern in recipe.ranges:
+        if not any(tensor_hit((pattern,), site.tensor) for site in sites if site.role != "bias"):
+            yield Refusal("fix range", pattern, "it is not quantized, or was fused away")
+    for group in recipe.shared_scales:
+        tensors = {site.tensor for site in sites if site.role == "activation" and tensor_hit(group, site.tensor)}
+        if len(tensors) < 2:
+            yield Refusal("share scale", ", ".join(group), "fewer than two of them are quantized activations")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from sbonnx.backends import Backend, Rule
 from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.ops import ADDS, EMBEDDING, INTEGER_OPS, LINEAR, MOVES_DATA, NORMS, RECURRENT
@@ -28,7 +30,7 @@ class Placer:
 
     Attributes:
         written: key of the site by tensor, for what an integer kernel writes: all its readers get the dequantized
-            tensor, because the producer must write integers only.
+            tensor, because the producer must write integers only; but those that the recipe leaves float.
     """
 
     survey: Survey
@@ -159,6 +161,8 @@ class Placer:
         slow = self.backend.slow_linear(node)
         if isinstance(node.inputs[at.data], Constant):
             slow = "both inputs are constants"
+        if node.op in self.backend.linear_output and self._behind_fold(node).name in self.survey.outputs:
+            slow = f"it writes an output of the graph, which stays float, and {node.op} has no integer kernel for that"
         if slow is not None:
             self.wishes.refuse("quantize", node.name, slow)
             return
@@ -167,13 +171,32 @@ class Placer:
             self.wishes.refuse("quantize weight", node.name, "its input stays float")
             return
         weight = self._weight(place, at.weight, at.axis, f"weight of {node.op}")
-        if at.bias is not None and data is not None and weight is not None and self.backend.int32_bias:
-            self._bias(place, at.bias, data, weight)
+        if data is not None and weight is not None and self.backend.int32_bias:
+            if at.bias is not None:
+                self._bias(place, node, at.bias, data, weight)
+            elif node.op == "MatMul":
+                self._bias_after(place, data, weight)
         if data is not None and weight is not None and node.op in self.backend.linear_output:
             self._output(node, f"output of {node.op}: the integer kernel writes integers")
 
-    def _bias(self, place: Place, index: int, data: str, weight: str) -> None:
+    def _bias_after(self, place: Place, data: str, weight: str) -> None:
+        """The bias in the Add after a MatMul: where shapes are static onnxruntime makes the two a Gemm.
+
+        That Gemm runs in integers only with a bias in int32, else slower than in float; where shapes are dynamic
+        the Add stays, and a float bias folds into what follows.
+        """
         node = place.node
+        shape = query.shape(node.inputs[0])
+        if shape is None or not all(isinstance(axis, int) for axis in shape):
+            return
+        readers = query.readers(node.outputs[0])
+        if len(readers) != 1 or readers[0][0].op not in ADDS or node.outputs[0].name in self.survey.outputs:
+            return
+        add, index = readers[0]
+        if tuple(add.inputs[1 - index].shape or ()) == tuple(node.inputs[1].shape[-1:]):
+            self._bias(place, add, 1 - index, data, weight)
+
+    def _bias(self, place: Place, node: Node, index: int, data: str, weight: str) -> None:
         tensor = node.inputs[index]
         if not isinstance(tensor, Constant) or len(tensor.shape) != 1:
             return
@@ -247,7 +270,7 @@ class Placer:
             return  # x + x, x * constant: no second stream to align with
         if self._stands_after_producer(rule, node.inputs[dynamic[0]]) if dynamic else True:
             return
-        if rule.when == "input_written" and not any(self._written(node.inputs[i]) for i in dynamic):
+        if rule.when in ("input_written", "inputs_integer") and not self._continues_integers(rule, node, dynamic):
             return
         keys = [self._activation(node, i, rule.why) for i in dynamic]
         if not rule.output or any(key is None for key in keys):
@@ -256,24 +279,54 @@ class Placer:
         if rule.one_scale and after is not None and keys[0] is not None:
             self.wishes.join(keys[0], after)
 
+    def _continues_integers(self, rule: Rule, node: Node, dynamic: list[int]) -> bool:
+        """Whether an op stands amid integer kernels: some write its inputs, and a linear op comes after.
+
+        What a model ends with (decoded boxes, scores) stays float: the ranges there differ by orders of magnitude
+        and no integer kernel is left to gain.
+        """
+        if not any(tensor.name in self.survey.feeds_linear for tensor in node.outputs):
+            return False
+        tensors = [node.inputs[i] for i in dynamic]
+        written = [self._written(tensor) for tensor in tensors]
+        if rule.when == "input_written":
+            return any(written)
+        return any(written) and all(
+            done or self.wishes.has_activation(tensor.name) for done, tensor in zip(written, tensors, strict=True)
+        )
+
     def _output(self, node: Node, why: str) -> str | None:
         """Ask for a pair after `node`, behind the activation that folds into it. None where nothing reads it."""
-        tensor = node.outputs[0]
-        readers = query.readers(tensor)
-        if len(readers) == 1 and tensor.name not in self.survey.outputs:
-            follower = readers[0][0]
-            if follower.op in self.backend.folds and readers[0][1] == 0:
-                tensor = follower.outputs[0]
+        tensor = self._behind_fold(node)
         if tensor.name in self.survey.outputs or not query.readers(tensor):
             return None  # graph outputs stay float
+        if query.dtype(tensor) == np.dtype(np.float16):
+            return None  # no integer kernel writes for float16 readers, and onnxruntime refuses its own QLinearConcat
         settings = self.recipe.settings("a", node=node.name, op=node.op, tensor=tensor.name)
         if not settings.enabled or self.survey.quantizable(tensor) is not None:
             return None
+        readers = [use for use in query.readers(tensor) if self._wants_integers(use[0], tensor)]
+        if not readers:
+            return None
         spec = self.backend.spec("a", settings.bits, settings.symmetric, None)
         key = self.written[tensor.name] = self._open(tensor, spec, settings, why)
-        for reader, index in query.readers(tensor):
+        for reader, index in readers:
             self.wishes.drafts[key].readers[Reader(reader.name, index)] = None
         return key
+
+    def _wants_integers(self, reader: Node, tensor: Tensor) -> bool:
+        """Whether the recipe lets this reader have the dequantized tensor."""
+        return self.recipe.settings("a", node=reader.name, op=reader.op, tensor=tensor.name).enabled
+
+    def _behind_fold(self, node: Node) -> Tensor:
+        """What the kernel of `node` writes: its output, or that of the activation that folds into it."""
+        tensor = node.outputs[0]
+        readers = query.readers(tensor)
+        if len(readers) == 1 and tensor.name not in self.survey.outputs:
+            follower, index = readers[0]
+            if follower.op in self.backend.folds and index == 0:
+                return follower.outputs[0]
+        return tensor
 
     def _written(self, tensor: Tensor) -> bool:
         """Whether an integer kernel writes `tensor`, directly or before data movement."""

@@ -46,6 +46,7 @@ class Survey:
         self.depth: dict[str, int] = {}
         self._measure_depth()
         self.first, self.last = self._ends()
+        self.feeds_linear: set[str] = self._before_linear()
 
     def _visit(self, body: Body, scope: str, loop: str | None) -> None:
         for tensor in body.inputs:
@@ -94,6 +95,17 @@ class Survey:
             for tensor in node.outputs:
                 source[tensor.name] = before
         return first, after - followed
+
+    def _before_linear(self) -> set[str]:
+        """Names of the tensors from which a path leads to a linear op; the others are what a model ends with."""
+        found: set[str] = set()
+        for place in reversed(self.places):  # a node before its bodies: they compute its outputs
+            node = place.node
+            linear = node.op in LINEAR and weighted(node) is not None
+            if linear or any(tensor.name in found for tensor in node.outputs):
+                found.update(tensor.name for tensor in node.inputs)
+                found.update(tensor.name for _, body in query.bodies(node) for tensor in body.outputs)
+        return found
 
     def quantizable(self, tensor: Tensor) -> str | None:
         """The reason why an activation cannot be quantized, or None."""

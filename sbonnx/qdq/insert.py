@@ -27,9 +27,9 @@ HALF_SCALE_OPSET: Final = 19
 """First opset whose Q/DQ take float16."""
 
 
-def opset_needed(plan_bits: set[int], half: bool) -> int:
+def opset_needed(weight_bits: set[int], activation_bits: set[int], half: bool) -> int:
     """The lowest opset whose Q/DQ can hold codes of these widths, at the given float type."""
-    if any(bits <= 4 or bits > 8 for bits in plan_bits):
+    if any(bits <= 4 for bits in weight_bits) or any(bits > 8 for bits in weight_bits | activation_bits):
         return INT4_OPSET
     return HALF_SCALE_OPSET if half else 13
 
@@ -82,7 +82,8 @@ class _Writer:
         return True
 
     def _check_opset(self, site: Site) -> None:
-        needed = opset_needed({site.spec.bits}, False)
+        bits = {site.spec.bits}
+        needed = opset_needed(bits, set(), False) if site.role == "weight" else opset_needed(set(), bits, False)
         if self.graph.opset < needed:
             raise ModelError(
                 f"'{site.tensor}' at {site.spec.bits} bits needs opset {needed}, the graph has {self.graph.opset}; "
@@ -108,6 +109,7 @@ class _Writer:
             "tensor": site.tensor,
             "observer": site.observer.name,
             "granularity": "per-tensor" if site.spec.axis is None else "per-channel",
+            "scheme": "symmetric" if site.spec.symmetric else "affine",
         }
         for key, value in about.items():
             set_node_metadata(self.graph, node.name, f"sbonnx.{key}", value)
@@ -125,7 +127,7 @@ class _Writer:
     def _constant(self, scope: str, stem: str, values: Array) -> Constant:
         """A constant of the scope; equal scales and zero points of one tensor are one constant."""
         values = np.asarray(values)
-        key = (scope, stem, values.dtype.str.encode() + str(values.dtype).encode() + values.tobytes())
+        key = (scope, stem, f"{values.dtype} {values.shape} ".encode() + values.tobytes())
         if key not in self.constants:
             self.constants[key] = edit.add_constant(self.graph, stem, values, self.names)
         return self.constants[key]
@@ -143,8 +145,8 @@ class _Writer:
     def _activation(self, site: Site, tensor: Tensor, qparams: QParams) -> Tensor:
         kind = query.dtype(tensor)
         shape = query.shape(tensor)
-        exact = site.spec.fills_dtype
-        native = site.spec.native_dtype if exact else site.spec.dtype
+        native = site.spec.dtype  # never int4: onnxruntime moves pairs past ops that have no kernel for it
+        exact = site.spec.fills_dtype and site.spec.native_dtype == native
         numbers = self._numbers(site, qparams, kind, native)
         nodes = [] if exact else self._clip(site, tensor, qparams, kind)
         source = nodes[-1].outputs[0] if nodes else tensor

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sbonnx.graph import Constant, Graph, Node, Tensor, edit, query
+from sbonnx.graph import Constant, Graph, Node, Tensor, edit, node_metadata, query
 from sbonnx.ops import BOUNDS, DEQUANTIZE, QUANTIZE
 from sbonnx.qdq.insert import BITS
 from sbonnx.spec import Array, QParams, QuantSpec
@@ -39,7 +39,7 @@ def read(graph: Graph) -> tuple[Pair, ...]:
     for _, body in query.scopes(graph):
         for node in body.nodes:
             if node.op in DEQUANTIZE:
-                pair = _read_one(node)
+                pair = _read_one(node, node_metadata(graph, node.name).get("sbonnx.scheme"))
                 if pair is not None:
                     pairs.append(pair)
     return tuple(pairs)
@@ -57,15 +57,16 @@ def _numbers(node: Node) -> tuple[Array, Array] | None:
     return scale, zero
 
 
-def _spec(zero: Array, node: Node, axis: int | None) -> QuantSpec:
-    """What the type of the zero point, its value and ``__bits`` say."""
+def _spec(zero: Array, node: Node, axis: int | None, scheme: str | None) -> QuantSpec:
+    """What the type of the zero point, its value and ``__bits`` say; our metadata knows affine with a central zero."""
     kind = str(zero.dtype)
     signed = not kind.startswith("u")
     width = int("".join(c for c in kind if c.isdigit()))
     bits = int(node.attrs.get(BITS, width))
     centre = 0 if signed else 1 << (bits - 1)
-    symmetric = bool((zero.astype(np.int32) == centre).all())
-    return QuantSpec(bits=bits, signed=signed, symmetric=symmetric, axis=axis)
+    symmetric = scheme != "affine" and bool((zero.astype(np.int32) == centre).all())
+    block = int(node.attrs["block_size"]) if axis is not None and node.attrs.get("block_size") else None
+    return QuantSpec(bits=bits, signed=signed, symmetric=symmetric, axis=axis, block_size=block)
 
 
 def _source(node: Node) -> tuple[Tensor, bool]:
@@ -82,7 +83,7 @@ def _source(node: Node) -> tuple[Tensor, bool]:
     return tensor, False
 
 
-def _read_one(node: Node) -> Pair | None:
+def _read_one(node: Node, scheme: str | None) -> Pair | None:
     numbers = _numbers(node)
     if numbers is None or str(numbers[1].dtype) == "int32" or not str(numbers[1].dtype).lstrip("u").startswith("int"):
         return None
@@ -91,7 +92,7 @@ def _read_one(node: Node) -> Pair | None:
     if axis is not None and axis < 0:
         axis += query.rank(node.inputs[0]) or 0
     scale = scale.astype(np.float32).reshape(() if axis is None else scale.shape)
-    spec = _spec(zero, node, axis)
+    spec = _spec(zero, node, axis, scheme)
     zero_point = zero.astype(spec.dtype).reshape(scale.shape)
     tensor, codes = _source(node)
     return Pair(

@@ -116,7 +116,7 @@ class Recipe(Section):
     )
     simplify: values.Flag = key(True, "simplify the graph first", "true, false", "new")
     samples: values.Count | None = key(
-        None, "how many calibration samples are used at most", "1 or more", "new", shown="all"
+        None, "how many feeds (batches, after splitting) of the data are used at most", "1 or more", "new", shown="all"
     )
     calibration: Calibration = Calibration()
 

@@ -258,7 +258,7 @@ class _ActivationSettings(Section):
         "per-tensor-affine",
         _SCHEME,
         "per-tensor-affine, per-tensor-symmetric, per-channel-affine, per-channel-symmetric; "
-        "tensorrt: per-tensor-symmetric",
+        "onnxruntime: per-tensor ones; tensorrt: per-tensor-symmetric",
         shown="per-tensor-affine; tensorrt: per-tensor-symmetric",
     )
     quantizer: ActivationQuantizer = ActivationQuantizer()

@@ -107,15 +107,25 @@ def placed(model: onnx.ModelProto) -> Placed:
                 weights[node.input[0]] = sorted(readers[node.output[0]])
             else:
                 assert quantize.op_type == "QuantizeLinear"
-                activations.setdefault(quantize.input[0], []).extend(sorted(readers[node.output[0]]))
+                source = before_clip(producer, quantize.input[0])
+                activations.setdefault(source, []).extend(sorted(readers[node.output[0]]))
     return Placed(activations, weights, bits)
+
+
+def before_clip(producer: dict[str, onnx.NodeProto], tensor: str) -> str:
+    """The tensor before the Clip that stands before the QuantizeLinear of a narrow activation, if there is one."""
+    node = producer.get(tensor)
+    clips = node is not None and node.op_type == "Clip" and any(one.name == "__bits" for one in node.attribute)
+    return str(node.input[0]) if node is not None and clips else tensor
 
 
 def scale_and_zero(model: onnx.ModelProto, tensor: str) -> tuple[Array, Array]:
     """Scale and zero point of the QuantizeLinear that reads `tensor` (or the DequantizeLinear, for codes)."""
     values = {one.name: numpy_helper.to_array(one) for one in model.graph.initializer}
     pair = ("QuantizeLinear", "DequantizeLinear")
-    (node,) = [node for node in model.graph.node if node.op_type in pair and node.input[0] == tensor]
+    producer = {name: node for node in model.graph.node for name in node.output}
+    nodes = [node for node in model.graph.node if node.op_type in pair]
+    (node,) = [node for node in nodes if before_clip(producer, node.input[0]) == tensor]
     return values[node.input[1]], values[node.input[2]]
 
 

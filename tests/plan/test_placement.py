@@ -183,17 +183,18 @@ def test_first_and_last_layers_have_their_own_width() -> None:
 def test_blocks_are_not_entered() -> None:
     """SiLU between two convs: onnxruntime gets a pair before and after, none inside."""
     proto = model(
-        """agraph (float[1,4,8,8] x) => (float[1,4,8,8] y) {
+        """agraph (float[1,4,8,8] x) => (float[1,4,1,1] y) {
             c = Conv (x, w)
             s = Sigmoid (c)
             m = Mul (c, s)
-            y = Conv (m, w)
+            d = Conv (m, w)
+            y = GlobalAveragePool (d)
         }""",
         w=(4, 4, 1, 1),
     )
     for backend in ("virtual", "tensorrt", "onnxruntime"):
         assert "s" not in activations(planned(proto, backend)), backend
-    assert {"x", "c", "m"} == set(activations(planned(proto, "onnxruntime")))
+    assert {"x", "c", "m", "d"} == set(activations(planned(proto, "onnxruntime")))
     assert {"x", "m"} == set(activations(planned(proto, "tensorrt")))
 
 
@@ -234,3 +235,67 @@ def test_channels_are_not_tied_across_data_movement_or_by_wish() -> None:
     plan = planned(residual(), "virtual", {**recipe, "SHARED_SCALES": [["x", "r"]]})
     assert len({site.group for site in plan.of_role("activation")}) == len(plan.of_role("activation"))
     assert any(refusal.what == "share scale" for refusal in plan.refusals)
+
+
+def test_what_the_recipe_leaves_float_reads_no_integers() -> None:
+    """onnxruntime's convs write integers; an excluded reader gets none, and no pair stands for it alone."""
+    plan = planned(residual(), "onnxruntime", {"BACKEND": "onnxruntime", "EXCLUDE": ["conv2"]})
+    assert "conv2" not in {reader.node for site in plan.sites for reader in site.readers}
+    assert "r1" not in activations(plan), "nobody else reads it"
+    plan = planned(residual(), "onnxruntime", {"BACKEND": "onnxruntime", "SKIP_TRACE_MODULES": ["add"]})
+    assert activations(plan)["r"] == ["conv1"]
+    plan = planned(residual(), "onnxruntime", {"BACKEND": "onnxruntime", "INCLUDE": ["conv1"]})
+    assert activations(plan) == {"r": ["conv1"]}
+
+
+def test_ranges_and_shared_scales_without_effect_are_refused() -> None:
+    """'s' lies between a conv and its relu: it exists in the file, and no pair stands there."""
+    recipe = {"BACKEND": "virtual", "RANGES": {"s": [0, 1], "x": [-1, 1]}, "SHARED_SCALES": [["r", "s"]]}
+    refusals = {(refusal.what, refusal.where) for refusal in planned(residual(), "virtual", recipe).refusals}
+    assert refusals == {("fix range", "s"), ("share scale", "r, s")}
+
+
+def test_onnxruntime_leaves_in_float_what_the_model_ends_with() -> None:
+    """After the last linear op no integer kernel is left to gain: the conv writes integers, and that is all."""
+    proto = model(
+        """agraph (float[N,4,8,8] x) => (float[N,4,4,4] y) {
+            c = Conv (x, w)  d = Conv (c, w)  s = Sigmoid (d)
+            p = AveragePool <kernel_shape = [2,2], strides = [2,2]> (s)
+            y = Mul (p, p)
+        }""",
+        w=(4, 4, 1, 1),
+    )
+    assert activations(planned(proto, "onnxruntime")).keys() == {"x", "c", "d"}
+
+
+def test_onnxruntime_leaves_a_conv_in_float_whose_output_is_one_of_the_graph() -> None:
+    """It would run in float behind a DequantizeLinear, for nothing; the refusal says so."""
+    proto = model(
+        """agraph (float[N,4,8,8] x) => (float[N,4,8,8] r, float[N,4,8,8] y) {
+            c = Conv (x, w)  r = Relu (c)  d = Conv (r, w)  e = Conv (d, w)  y = Relu (e)
+        }""",
+        w=(4, 4, 1, 1),
+    )
+    plan = planned(proto, "onnxruntime")
+    assert activations(plan) == {"r": ["Conv_1"], "d": ["Conv_2"]}
+    assert {refusal.where for refusal in plan.refusals if "output of the graph" in refusal.why} == {"Conv_0", "Conv_2"}
+
+
+def test_onnxruntime_adds_in_integers_only_what_is_integer_already() -> None:
+    """A residual stream of a transformer stays float beside the one that a conv wrote."""
+    proto = model(
+        """agraph (float[N,4,4] x) => (float[N,4,4] y) {
+            c = Conv (x, k)  l = Tanh (c)  m = MatMul (l, w)  a = Add (c, m)  n = Tanh (a)  y = MatMul (n, w)
+        }""",
+        k=(4, 4, 1),
+        w=(4, 4),
+    )
+    assert activations(planned(proto, "onnxruntime")).keys() == {"x", "c", "l", "n"}
+
+
+@pytest.mark.parametrize("batch", ["2", "N"])
+def test_onnxruntime_takes_the_bias_of_a_static_matmul_in_int32(batch: str) -> None:
+    """onnxruntime makes a MatMul and Add of static shape a Gemm, whose integer kernel wants the bias so."""
+    text = "agraph (float[BATCH,6,4] x) => (float[BATCH,6,4] y) { m = MatMul (x, w)  y = Add (b, m) }"
+    plan = planned(model(text.replace("BATCH", batch), w=(4, 4), b=4), "onnxruntime")
+    assert [site.tensor for site in plan.of_role("bias")] == (["b"] if batch == "2" else [])

@@ -191,6 +191,10 @@ BACKEND_RULES: list[tuple[dict[str, Any], str]] = [
     ),
     ({"BACKEND": "tensorrt", "A.QSCHEME": "per-channel-symmetric"}, "got 'per-channel-symmetric'"),
     (
+        {"BACKEND": "onnxruntime", "A.QSCHEME": "per-channel-affine"},  # its integer kernels take one zero point
+        "'A.QSCHEME' in the recipe must be per-tensor-affine or per-tensor-symmetric",
+    ),
+    (
         {"BACKEND": "tensorrt", "W.QSCHEME": "per-channel-affine"},
         "must be per-channel-symmetric or per-tensor-symmetric",
     ),
