@@ -109,6 +109,11 @@ BOUNDS: Final = frozenset({"Clip", "Max", "Min"})
 
 ADDS: Final = frozenset({"Add"})
 MULTIPLIES: Final = frozenset({"Mul"})
+ELEMENTWISE: Final = MULTIPLIES | {"Sub", "Div"}
+"""Element-wise ops of two tensors beside Add."""
+
+MATRIX_PRODUCTS: Final = frozenset({"MatMul", "Gemm"})
+
 CONCATS: Final = frozenset({"Concat"})
 RESIZES: Final = frozenset({"Resize", "Upsample"})
 

@@ -105,12 +105,8 @@ agraph (float[N,4,8,8] x) => (float[N,P,Q] y) {
 
 def test_axes_that_the_exporter_only_named_may_become_numbers() -> None:
     """Simplified shapes tell onnxruntime more about an output than it knew of the original."""
-    proto = model(
-        DECODED,
-        w=(8, 4, 1, 1),
-        b=8,
-        **{name: np.array([number]) for name, number in NUMBERS.items()},
-    )
+    numbers: dict[str, Any] = {name: np.array([number]) for name, number in NUMBERS.items()}
+    proto = model(DECODED, w=(8, 4, 1, 1), b=8, **numbers)
     made = quantized(proto, feeds(2, 4, 8, 8))
     assert [axis.dim_param for axis in made.graph.output[0].type.tensor_type.shape.dim] == ["N", "P", "Q"]
 

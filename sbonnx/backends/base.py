@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from sbonnx.graph import Node
+from sbonnx.ops import ELEMENTWISE, MATRIX_PRODUCTS
 from sbonnx.spec import QuantSpec
 
 
@@ -27,7 +28,9 @@ def copies(node: Node) -> str | None:
 
 
 Inputs = Literal["all", "first", "skip", "none"]
-When = Literal["always", "input_written", "inputs_integer", "output_read_quantized", "not_after_producer"]
+When = Literal[
+    "always", "input_written", "between_linear", "inputs_integer", "output_read_quantized", "not_after_producer"
+]
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ class Rule:
         ops: op types, or block kinds written ``block:gelu``.
         inputs: which float activation inputs get a pair: "all" of them, the "first", the "skip"
             branch of a residual add alone, or "none".
-        when: "always"; "input_written": an integer kernel writes one of its inputs, and a linear op comes after;
+        when: "always"; "input_written": an integer kernel writes one of its inputs;
+            "between_linear": that, and a linear op comes after, so that it is not part of what a model ends with;
             "inputs_integer": that, and the other inputs are quantized for other readers or written as well;
             "output_read_quantized": what follows reads integers;
             "not_after_producer": unless it stands straight after a conv, linear, batch norm or add.
@@ -64,8 +68,9 @@ class Rule:
 
 
 ON_REQUEST: Final = (
-    Rule("matmul", frozenset({"MatMul", "Gemm"}), "all", switch="matmul", default=False, why="product of activations"),
+    Rule("matmul", MATRIX_PRODUCTS, "all", switch="matmul", default=False, why="product of activations"),
     Rule("softmax", frozenset({"Softmax"}), "first", switch="softmax", default=False, why="input of a softmax"),
+    Rule("elementwise", ELEMENTWISE, "all", switch="elementwise", default=False, why="input of an element-wise op"),
     Rule(
         "norm",
         frozenset({"LayerNormalization", "RMSNormalization", "block:layernorm", "block:rmsnorm"}),

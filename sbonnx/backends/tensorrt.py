@@ -27,7 +27,6 @@ RULES: Final = (
     ),
     Rule("concat", frozenset({"Concat"}), "all", switch="concat", default=False, why="input of a concat"),
     *ON_REQUEST,
-    Rule("multiply", frozenset({"Mul"}), "all", switch="elementwise", default=False, why="input of a product"),
     Rule("resize", frozenset({"Resize"}), "first", switch="resize", default=False, why="input of a resize"),
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from sbonnx.backends.base import Backend, Rule, copies, never, nothing_to_legalise, signed_when_symmetric
-from sbonnx.ops import ACTIVATIONS, ADDS, CONCATS, MULTIPLIES, POOLS, REDUCES, RESIZES, SOFTMAX
+from sbonnx.ops import ACTIVATIONS, ADDS, CONCATS, ELEMENTWISE, MATRIX_PRODUCTS, POOLS, REDUCES, RESIZES, SOFTMAX
 
 NORM_OPS: Final = frozenset({"LayerNormalization", "RMSNormalization", "GroupNormalization"})
 NORM_BLOCKS: Final = frozenset({"block:layernorm", "block:rmsnorm", "block:groupnorm"})
@@ -35,10 +35,10 @@ RULES: Final = (
     Rule("pool", POOLS, "first", switch="pool", why="input of an averaging pool"),
     Rule("reduce", REDUCES & {"ReduceMean"}, "first", switch="pool", why="input of a mean"),
     Rule("softmax", SOFTMAX, "first", switch="softmax", why="input of a softmax"),
-    Rule("matmul", frozenset({"MatMul", "Gemm"}), "all", switch="matmul", why="product of two activations"),
+    Rule("matmul", MATRIX_PRODUCTS, "all", switch="matmul", why="product of two activations"),
     Rule("add", ADDS, "all", switch="add", default=False, why="input of an element-wise add"),
     Rule("concat", CONCATS, "all", switch="concat", default=False, why="input of a concat"),
-    Rule("multiply", MULTIPLIES, "all", switch="elementwise", default=False, why="input of an element-wise product"),
+    Rule("elementwise", ELEMENTWISE, "all", switch="elementwise", default=False, why="input of an element-wise op"),
     Rule("resize", RESIZES, "first", switch="resize", unless=copies, why="input of an interpolating resize"),
 )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from sbonnx.backends import Backend
+from sbonnx.backends import BACKENDS, Backend
 from sbonnx.graph import Graph
 from sbonnx.plan.groups import tie
 from sbonnx.plan.placement import Placer
@@ -41,7 +41,7 @@ def make(graph: Graph, recipe: Recipe, backend: Backend, *, observers: frozenset
     sites = tuple(_fixed(site, recipe) for site in wishes.sites() if site.readers or site.role == "activation")
     return Plan(
         sites=sites,
-        refusals=(*wishes.refusals, *_idle(sites, recipe)),
+        refusals=(*wishes.refusals, *_idle(sites, recipe, backend)),
         backend=backend.name,
         scale_rule=recipe.scale_rule,
         weights=recipe.weights,
@@ -54,8 +54,11 @@ def _fixed(site: Site, recipe: Recipe) -> Site:
     return site if site.role == "bias" else replace(site, fixed=recipe.fixed_range(site.tensor))
 
 
-def _idle(sites: Sequence[Site], recipe: Recipe) -> Iterator[Refusal]:
-    """Ranges and shared scales of the recipe that mean tensors of the model, but none that is quantized."""
+def _idle(sites: Sequence[Site], recipe: Recipe, backend: Backend) -> Iterator[Refusal]:
+    """What the recipe asks for and nothing comes of: by the backend, or because no quantized tensor is meant."""
+    if not recipe.schedule.disable_unnecessary_quant and backend.name != BACKENDS["virtual"].name:
+        why = f"{backend.name} folds activations into the op before: no pair stands between"
+        yield Refusal("quantize before activations", "SCHEDULE.DISABLE_UNNECESSARY_QUANT", why)
     for pattern in recipe.ranges:
         if not any(tensor_hit((pattern,), site.tensor) for site in sites if site.role != "bias"):
             yield Refusal("fix range", pattern, "it is not quantized, or was fused away")

@@ -9,13 +9,13 @@ import numpy as np
 
 from sbonnx.backends import Backend, Rule
 from sbonnx.graph import Constant, Node, Tensor, query
-from sbonnx.ops import ADDS, EMBEDDING, INTEGER_OPS, LINEAR, MOVES_DATA, NORMS, RECURRENT
+from sbonnx.ops import ADDS, EMBEDDING, INTEGER_OPS, LINEAR, MATRIX_PRODUCTS, MOVES_DATA, NORMS, RECURRENT
 from sbonnx.patterns import Block
 from sbonnx.plan.survey import Place, Survey, Weighted, weighted
 from sbonnx.plan.types import ObserverChoice, Reader
 from sbonnx.plan.wishes import Draft, Wishes
 from sbonnx.recipe import Recipe, Settings
-from sbonnx.spec import QuantSpec
+from sbonnx.spec import BIAS_BITS, QuantSpec
 
 PRODUCERS = frozenset(LINEAR) | {"BatchNormalization"} | ADDS
 """An activation straight after one of these has no pair between."""
@@ -74,7 +74,7 @@ class Placer:
                 elif rule is not None:
                     self._at_rule(place, rule)
         for place, rule in reversed(late):
-            if any(self._read_quantized(tensor) for tensor in place.node.outputs):
+            if self._asked(rule) or any(self._read_quantized(tensor) for tensor in place.node.outputs):
                 self._at_rule(place, rule)
 
     def _refuse_loop(self, node: Node) -> None:
@@ -107,16 +107,27 @@ class Placer:
         if obstacle is not None:
             self.wishes.refuse("quantize input", node.name, f"'{tensor.name}': {obstacle}")
             return None
+        spec = self.backend.spec("a", settings.bits, settings.symmetric, self._channels(node, tensor, settings))
         if tensor.name in self.written:
-            return self.written[tensor.name]  # every reader has the pair already
-        axis = None
-        if settings.per_channel:
-            axis = CHANNEL_AXIS[settings.layout]
-            if (query.rank(tensor) or 0) <= axis:
-                axis = None  # no such axis: one scale for the whole tensor
-        key = self._open(tensor, self.backend.spec("a", settings.bits, settings.symmetric, axis), settings, why)
+            key = self.written[tensor.name]  # every reader has the pair already
+            if self.wishes.drafts[key].spec != spec:
+                why = f"'{tensor.name}' is written as {self.wishes.drafts[key].spec.label()} for all its readers"
+                self.wishes.refuse(f"quantize input as {spec.label()}", node.name, why)
+            return key
+        key = self._open(tensor, spec, settings, why)
         self.wishes.drafts[key].readers[Reader(node.name, index)] = None
         return key
+
+    def _channels(self, node: Node, tensor: Tensor, settings: Settings) -> int | None:
+        """The channel axis of an activation, or None for one scale."""
+        axis = CHANNEL_AXIS[settings.layout]
+        if not settings.per_channel or (query.rank(tensor) or 0) <= axis:
+            return None  # where there is no such axis the whole tensor has one scale
+        if node.op in MATRIX_PRODUCTS:
+            why = f"{node.op} sums over the channels of its input: one scale for the whole tensor"
+            self.wishes.refuse("quantize input per channel", node.name, why)
+            return None
+        return axis
 
     def _open(self, tensor: Tensor, spec: QuantSpec, settings: Settings, why: str) -> str:
         wish = Draft(
@@ -204,7 +215,7 @@ class Placer:
         wish = Draft(
             tensor=tensor.name,
             role="bias",
-            spec=QuantSpec(bits=16, axis=axis),
+            spec=QuantSpec(bits=BIAS_BITS, axis=axis),
             observer=ObserverChoice(),
             scope=place.scope,
             why="bias: int32 with the scale of input times weight",
@@ -240,9 +251,17 @@ class Placer:
         inputs = (tensor for name in names for tensor in self.survey.nodes[name].inputs)
         return next((tensor for tensor in inputs if tensor.name == tensor_name), None)
 
+    def _wanted(self, rule: Rule) -> bool | None:
+        """What the recipe's switch for a rule says; None leaves it to the backend."""
+        return getattr(self.recipe.quantize_inputs_of, rule.switch) if rule.switch else None
+
+    def _asked(self, rule: Rule) -> bool:
+        """Whether the recipe asks for a rule by its switch: then it acts wherever it can."""
+        return self._wanted(rule) is True
+
     def _acts(self, rule: Rule) -> bool:
-        wanted = getattr(self.recipe.quantize_inputs_of, rule.switch) if rule.switch else None
-        return rule.default if wanted is None else bool(wanted)
+        wanted = self._wanted(rule)
+        return rule.default if wanted is None else wanted
 
     def _stands_after_producer(self, rule: Rule, tensor: Tensor) -> bool:
         if rule.when != "not_after_producer" or not self.recipe.schedule.disable_unnecessary_quant:
@@ -270,7 +289,7 @@ class Placer:
             return  # x + x, x * constant: no second stream to align with
         if self._stands_after_producer(rule, node.inputs[dynamic[0]]) if dynamic else True:
             return
-        if rule.when in ("input_written", "inputs_integer") and not self._continues_integers(rule, node, dynamic):
+        if not self._asked(rule) and not self._continues_integers(rule, node, dynamic):
             return
         keys = [self._activation(node, i, rule.why) for i in dynamic]
         if not rule.output or any(key is None for key in keys):
@@ -280,16 +299,18 @@ class Placer:
             self.wishes.join(keys[0], after)
 
     def _continues_integers(self, rule: Rule, node: Node, dynamic: list[int]) -> bool:
-        """Whether an op stands amid integer kernels: some write its inputs, and a linear op comes after.
+        """Whether an op stands amid integer kernels, where its rule wants that.
 
-        What a model ends with (decoded boxes, scores) stays float: the ranges there differ by orders of magnitude
-        and no integer kernel is left to gain.
+        What a model ends with (decoded boxes, scores) stays float but for pools: the ranges there differ by orders
+        of magnitude, and no integer kernel comes after.
         """
-        if not any(tensor.name in self.survey.feeds_linear for tensor in node.outputs):
+        if rule.when not in ("input_written", "between_linear", "inputs_integer"):
+            return True
+        if rule.when != "input_written" and not any(out.name in self.survey.feeds_linear for out in node.outputs):
             return False
         tensors = [node.inputs[i] for i in dynamic]
         written = [self._written(tensor) for tensor in tensors]
-        if rule.when == "input_written":
+        if rule.when != "inputs_integer":
             return any(written)
         return any(written) and all(
             done or self.wishes.has_activation(tensor.name) for done, tensor in zip(written, tensors, strict=True)

@@ -346,7 +346,7 @@ class QuantizeInputsOf(Section):
         None, "inputs of normalizations that were not folded", "true, false", "new", shown=_DECIDES
     )
     elementwise: values.Flag | None = key(
-        None, "inputs of Mul, Sub, Div and lone activations", "true, false", "new", shown=_DECIDES
+        None, "inputs of Mul, Sub and Div of two tensors", "true, false", "new", shown=_DECIDES
     )
     resize: values.Flag | None = key(None, "inputs of Resize", "true, false", "new", shown=_DECIDES)
     embedding: values.Flag | None = key(None, "tables read by Gather", "true, false", "new", shown=_DECIDES)

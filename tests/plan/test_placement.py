@@ -219,14 +219,14 @@ def test_a_fixed_range_and_shared_scales_come_from_the_recipe() -> None:
 def test_channels_are_not_tied_across_data_movement_or_by_wish() -> None:
     """One scale a channel: behind a Transpose the channels are others, and another tensor may have more of them."""
     proto = model(
-        """agraph (float[1,4,6,6] x) => (float[1,6,6,5] y) {
+        """agraph (float[1,4,6,6] x) => (float[1,6,6,4] y, float[1,4,6,6] z) {
             c = Conv (x, w)
             r = Relu (c)
+            z = Conv (r, w)
             t = Transpose <perm = [0,2,3,1]> (r)
-            y = MatMul (t, v)
+            y = Tanh (t)
         }""",
         w=(4, 4, 1, 1),
-        v=(4, 5),
     )
     recipe = {"BACKEND": "virtual", "A": {"QSCHEME": "per-channel-affine", "QADD": {"ENABLE_QUANT": True}}}
     sites = {site.tensor: site for site in planned(proto, "virtual", recipe).of_role("activation")}
@@ -299,3 +299,37 @@ def test_onnxruntime_takes_the_bias_of_a_static_matmul_in_int32(batch: str) -> N
     text = "agraph (float[BATCH,6,4] x) => (float[BATCH,6,4] y) { m = MatMul (x, w)  y = Add (b, m) }"
     plan = planned(model(text.replace("BATCH", batch), w=(4, 4), b=4), "onnxruntime")
     assert [site.tensor for site in plan.of_role("bias")] == (["b"] if batch == "2" else [])
+
+
+def test_matrix_products_take_one_scale_for_their_data() -> None:
+    """They sum over the channels, and onnxruntime's kernels refuse the file otherwise."""
+    proto = model("agraph (float[2,3,4] x) => (float[2,3,5] y) { y = MatMul (x, v) }", v=(4, 5))
+    plan = planned(proto, "virtual", {"BACKEND": "virtual", "A": {"QSCHEME": "per-channel-affine"}})
+    (site,) = plan.of_role("activation")
+    assert site.spec.axis is None
+    assert [refusal.what for refusal in plan.refusals] == ["quantize input per channel"]
+
+
+def test_a_switch_overrules_what_the_backend_would_leave_float() -> None:
+    proto = model(
+        """agraph (float[2,3] x, float[2,3] z) => (float[2,3] y) {
+            a = Add (x, z)
+            s = Sub (a, z)
+            y = Exp (s)
+        }"""
+    )
+    assert not planned(proto, "onnxruntime").sites
+    wish = {"QUANTIZE_INPUTS_OF": {"ADD": True, "ELEMENTWISE": True}}
+    placed = activations(planned(proto, "onnxruntime", {"BACKEND": "onnxruntime", **wish}))
+    assert {"x", "z", "a"} == set(placed)
+
+
+def test_a_reader_that_asks_for_another_scheme_than_is_written_is_told() -> None:
+    recipe = {
+        "BACKEND": "onnxruntime",
+        "A": {"SPECIFIC": [{"conv2": ["QSCHEME", "per-tensor-symmetric"]}]},
+        "SCHEDULE": {"DISABLE_UNNECESSARY_QUANT": False},
+    }
+    refusals = {(refusal.what, refusal.where) for refusal in planned(residual(), "onnxruntime", recipe).refusals}
+    assert ("quantize input as uint8 sym", "conv2") in refusals
+    assert ("quantize before activations", "SCHEDULE.DISABLE_UNNECESSARY_QUANT") in refusals
