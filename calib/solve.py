@@ -104,13 +104,10 @@ def bias_codes(site: Site, bias: Array, qparams: Mapping[str, QParams]) -> tuple
     """int32 codes and float32 scale of a bias, whose scale is the product of the activation's and the weight's.
 
     A bias that would not fit int32 (a channel whose weights are next to nothing has a next to nothing scale) stays
-    float: clipping it would move the whole channel. So does one in half precision, in which that product would be
-    rounded to a denormal or to zero, and for which no runtime has an integer kernel.
+    float: clipping it would move the whole channel.
     """
     if site.follows is None:
         raise ValueError(f"bias site '{site.key}' does not say which scales it follows")
-    if bias.dtype == np.float16:
-        return Refusal("quantize bias", site.tensor, "half precision cannot hold the scale of activation times weight")
     activation, weight = site.follows
     if activation not in qparams or weight not in qparams:
         lost = activation if activation not in qparams else weight

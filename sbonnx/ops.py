@@ -33,6 +33,8 @@ LINEAR: Final[dict[str, Linear]] = {
 }
 """Ops with a weight; `QuantSpec.axis` for their weights is `out_axis` (Gemm: by transB)."""
 
+CONVOLUTIONS: Final = frozenset({"Conv", "ConvTranspose"})
+
 EMBEDDING: Final = frozenset({"Gather"})
 """A constant first input is a table: one scale a row (axis 0)."""
 

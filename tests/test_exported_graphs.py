@@ -152,20 +152,3 @@ def to_half(proto: onnx.ModelProto) -> onnx.ModelProto:
         if value.type.tensor_type.elem_type == TensorProto.FLOAT:
             value.type.tensor_type.elem_type = TensorProto.FLOAT16
     return made
-
-
-def test_half_precision_concat() -> None:
-    """onnxruntime's QLinearConcat takes no float16 scales, and it makes one all the same."""
-    proto = model(
-        """agraph (float[N,4,8,8] x) => (float[N,4,1,1] y) {
-            c = Conv (x, w)  d = Conv (x, v)  j = Concat <axis = 1> (c, d)
-            e = Conv (j, u)  y = GlobalAveragePool (e)
-        }""",
-        w=(4, 4, 1, 1),
-        v=(4, 4, 1, 1),
-        u=(4, 8, 1, 1),
-    )
-    samples = [{"x": feed["x"].astype(np.float16)} for feed in feeds(2, 4, 8, 8)]
-    report = sbonnx.quantize(to_half(proto), samples)
-    assert report.ok
-    assert any("quantize the float32 model" in note for note in report.notes)

@@ -216,7 +216,14 @@ def half(proto: onnx.ModelProto) -> onnx.ModelProto:
     return made
 
 
-@pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt", "virtual"])
+def test_float16_models_stay_float_on_onnxruntime() -> None:
+    """Its CPU has no integer kernels for them: the pairs would only cost, and its rewrites lose the biases."""
+    samples: list[dict[str, Any]] = [{"x": feed["x"].astype(np.float16)} for feed in feeds()]
+    report = sbonnx.quantize(half(residual()), samples, backend="onnxruntime")
+    assert "quantize the float32 model" in report.problems[0]
+
+
+@pytest.mark.parametrize("backend", ["tensorrt", "virtual"])
 def test_float16_models_get_float16_scales(backend: str, tmp_path: Path) -> None:
     samples: list[dict[str, Any]] = [{"x": feed["x"].astype(np.float16)} for feed in feeds()]
     path = tmp_path / "q.onnx"
@@ -227,20 +234,6 @@ def test_float16_models_get_float16_scales(backend: str, tmp_path: Path) -> None
     scales = [numpy_helper.to_array(t) for t in made.graph.initializer if t.name.endswith("_scale")]
     assert {scale.dtype for scale in scales} == {np.dtype(np.float16)}
     assert all((scale >= 2.0**-14).all() for scale in scales), "no scale is a denormal"
-
-
-def test_biases_in_half_precision_stay_float() -> None:
-    """Their scale, that of input times weight, would be a denormal: a bias of small inputs would be lost.
-
-    Run as it stands: where it optimises, onnxruntime 1.31 makes such an int32 bias itself (WeightBiasQuantization).
-    """
-    samples: list[dict[str, Any]] = [{"x": (feed["x"] * 1e-3).astype(np.float16)} for feed in feeds()]
-    report = sbonnx.quantize(half(residual()), samples, backend="onnxruntime", verify=False)
-    assert report.quantized is not None
-    assert report.counts["biases"] == 0
-    assert any(refusal.what == "quantize bias" for refusal in report.refusals)
-    reference, value = run(half(residual()), samples[0])["y"], run(report.quantized, samples[0])["y"]
-    assert np.abs(reference - value).max() < 0.05 * np.abs(reference).max()
 
 
 def test_verification_sees_a_damaged_file(tmp_path: Path) -> None:

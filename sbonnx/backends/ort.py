@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from sbonnx.backends.base import ON_REQUEST, Backend, Rule, interpolates, never, nothing_to_legalise
+import numpy as np
+
+from sbonnx.backends.base import ON_REQUEST, Backend, Rule, interpolates, nothing_to_legalise
+from sbonnx.graph import Node, query
 from sbonnx.ops import ADDS, CONCATS, MULTIPLIES, PICKS_MAX, POOLS, RECTIFIERS, RESIZES
 from sbonnx.spec import QuantSpec
 
@@ -82,6 +85,13 @@ RULES: Final = (
 )
 
 
+def no_kernel(node: Node) -> str | None:
+    """The reason why a weighted op cannot run in integers, or None."""
+    if query.dtype(node.outputs[0]) == np.dtype(np.float16):
+        return "float16 has no integer kernels on onnxruntime's CPU, where pairs only cost; quantize the float32 model"
+    return None
+
+
 def spec(side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
     """Activations unsigned (signed ones run in float kernels), weights signed when symmetric."""
     return QuantSpec(bits=bits, signed=side == "w" and symmetric, symmetric=symmetric, axis=axis)
@@ -90,7 +100,7 @@ def spec(side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) 
 ONNXRUNTIME: Final = Backend(
     name="onnxruntime",
     linear=frozenset({"Conv", "Gemm", "MatMul"}),
-    slow_linear=never,
+    slow_linear=no_kernel,
     linear_output=frozenset({"Conv"}),
     rules=RULES,
     folds=RECTIFIERS,

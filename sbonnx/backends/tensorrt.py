@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 from sbonnx.backends.base import ON_REQUEST, Backend, Rule
 from sbonnx.graph import Node, query
-from sbonnx.ops import ADDS, POOLS, QDQ
+from sbonnx.ops import ADDS, CONVOLUTIONS, POOLS, QDQ
 from sbonnx.spec import QuantSpec
 
 RULES: Final = (
@@ -34,21 +34,33 @@ RULES: Final = (
 GROUP_MULTIPLE: Final = 4
 """TensorRT's integer convolution takes groups of a multiple of this many channels."""
 
+FEW_CHANNELS: Final = 16
+CHANNEL_MULTIPLE: Final = 8
+"""Integer kernels compute 32 channels at a time: below 16 most of that is empty, whole eights excepted."""
+
 
 def slow_linear(node: Node) -> str | None:
     """The reason why TensorRT would not run a weighted op in integers, or not gain by it.
 
-    Source: note of the convolution layer's API; users report depthwise int8 slower than fp16.
+    Few channels are the usual case of a stem that reads an image: symmetric codes would also take a bit from it.
+
+    Source: note of the convolution layer's API for groups; what NVIDIA's own quantizer leaves out for few channels;
+    users report depthwise int8 slower than fp16.
     """
-    groups = node.attrs.get("group", 1)
-    if node.op not in ("Conv", "ConvTranspose") or groups == 1:
+    if node.op not in CONVOLUTIONS:
         return None
-    out, per_group = node.inputs[1].shape[:2]
-    sizes = (per_group, out // groups) if node.op == "Conv" else (out // groups, per_group)
-    if any(size % GROUP_MULTIPLE for size in sizes):
+    groups = node.attrs.get("group", 1)
+    first, second = node.inputs[1].shape[:2]
+    sizes = (second, first // groups) if node.op == "Conv" else (first // groups, second)
+    if groups > 1 and any(size % GROUP_MULTIPLE for size in sizes):
         return (
             f"a group has {sizes[0]} input and {sizes[1]} output channels; "
             f"TensorRT's integer kernels want multiples of {GROUP_MULTIPLE}, others are slower than fp16"
+        )
+    if groups == 1 and any(size < FEW_CHANNELS and size % CHANNEL_MULTIPLE for size in sizes):
+        return (
+            f"it reads {sizes[0]} and writes {sizes[1]} channels; TensorRT's integer kernels compute 32 at a time, "
+            f"and fewer than {FEW_CHANNELS} fill them only as a multiple of {CHANNEL_MULTIPLE}"
         )
     return None
 

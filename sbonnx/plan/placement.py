@@ -31,6 +31,7 @@ class Placer:
     Attributes:
         written: key of the site by tensor, for what an integer kernel writes: all its readers get the dequantized
             tensor, because the producer must write integers only; but those that the recipe leaves float.
+        integer: names of the weighted ops that are quantized on both sides.
     """
 
     survey: Survey
@@ -38,6 +39,7 @@ class Placer:
     backend: Backend
     wishes: Wishes
     written: dict[str, str] = field(default_factory=dict)
+    integer: set[str] = field(default_factory=set)
 
     def run(self) -> None:
         """Place every site. Rules that look at what follows come in a second walk, backwards."""
@@ -182,6 +184,8 @@ class Placer:
             self.wishes.refuse("quantize weight", node.name, "its input stays float")
             return
         weight = self._weight(place, at.weight, at.axis, f"weight of {node.op}")
+        if data is not None and weight is not None:
+            self.integer.add(node.name)
         if data is not None and weight is not None and self.backend.int32_bias:
             if at.bias is not None:
                 self._bias(place, node, at.bias, data, weight)
@@ -374,7 +378,7 @@ class Placer:
         producer = query.producer(tensor)
         if producer is not None and producer.op in NORMS:
             producer = query.producer(producer.inputs[0])
-        return producer is not None and producer.op in LINEAR and len(query.readers(tensor)) == 1
+        return producer is not None and producer.name in self.integer and len(query.readers(tensor)) == 1
 
     def _read_quantized(self, tensor: Tensor) -> bool:
         """Whether an op that reads `tensor`, directly or behind data movement, has it quantized."""

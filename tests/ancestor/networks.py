@@ -83,11 +83,11 @@ def deit_tiny(image: int = 224, patch: int = 16) -> onnx.ModelProto:
 
 
 def qadd() -> onnx.ModelProto:
-    """Two convolutions of one image, added."""
+    """Two convolutions of one input of 8 channels, added."""
     out = Exporter(opset=13)
-    one = out.conv("x", "conv1", "/conv1", 3, 8, 3, bias=True, pad=1)
-    other = out.conv("x", "conv2", "/conv2", 3, 8, 3, bias=True, pad=1)
-    return out.model({"x": (1, 3, 16, 16)}, {out.named(out.node("Add", one, other), "y"): (1, 8, 16, 16)})
+    one = out.conv("x", "conv1", "/conv1", 8, 8, 3, bias=True, pad=1)
+    other = out.conv("x", "conv2", "/conv2", 8, 8, 3, bias=True, pad=1)
+    return out.model({"x": (1, 8, 16, 16)}, {out.named(out.node("Add", one, other), "y"): (1, 8, 16, 16)})
 
 
 def _conv_bn(

@@ -54,6 +54,29 @@ def test_tensorrt_quantizes_the_skip_branch_of_an_add_alone() -> None:
     assert not plan.of_role("bias")
 
 
+def test_tensorrt_leaves_stems_and_odd_groups_float() -> None:
+    proto = model(
+        """agraph (float[1,3,8,8] x) => (float[1,16,6,6] y) {
+            s = Conv (x, ws)
+            d = Conv <group = 16, pads = [1,1,1,1]> (s, wd)
+            g = Conv <group = 4, pads = [1,1,1,1]> (d, wg)
+            y = Conv (g, wp)
+        }""",
+        ws=(16, 3, 3, 3),
+        wd=(16, 1, 3, 3),
+        wg=(16, 4, 3, 3),
+        wp=(16, 16, 1, 1),
+    )
+    plan = planned(proto, "tensorrt")
+    assert activations(plan) == {"d": ["Conv_2"], "g": ["Conv_3"]}
+    assert {refusal.where for refusal in plan.refusals} == {"Conv_0", "Conv_1"}
+
+
+def test_a_skip_is_quantized_only_beside_a_conv_in_integers() -> None:
+    plan = planned(residual(), "tensorrt", {"BACKEND": "tensorrt", "EXCLUDE": ["conv2"]})
+    assert activations(plan)["r"] == ["conv1"]
+
+
 def test_onnxruntime_writes_integers_from_conv_to_conv() -> None:
     plan = planned(residual(), "onnxruntime")
     placed = activations(plan)
@@ -70,6 +93,8 @@ def test_onnxruntime_writes_integers_from_conv_to_conv() -> None:
 def test_weights_have_a_scale_an_output_channel(backend: str) -> None:
     plan = planned(residual(), backend)
     axes = {site.tensor: site.spec.axis for site in plan.of_role("weight")}
+    if backend == "tensorrt":
+        axes["ws"] = 0  # a stem that reads 3 channels stays float there
     assert axes == {"ws": 0, "w1": 0, "w2": 0, "wf": 0}, "Gemm with transB has its outputs on axis 0"
 
 
@@ -109,7 +134,7 @@ def test_a_weight_used_along_two_axes_gets_a_site_each() -> None:
 
 def test_data_movement_shares_the_scale_of_its_input() -> None:
     proto = model(
-        """agraph (float[1,4,8,8] x) => (float[1,16] y) {
+        """agraph (float[1,8,8,8] x) => (float[1,16] y) {
             c = Conv (x, w)
             r = Relu (c)
             d = Conv (r, w)
@@ -121,9 +146,9 @@ def test_data_movement_shares_the_scale_of_its_input() -> None:
             k = MatMul (z, v2)
             y = Add (u, k)
         }""",
-        w=(4, 4, 1, 1),
-        v=(64, 16),
-        v2=(256, 16),
+        w=(8, 8, 1, 1),
+        v=(128, 16),
+        v2=(512, 16),
     )
     for backend in ("virtual", "tensorrt", "onnxruntime"):
         sites = {site.tensor: site for site in planned(proto, backend).of_role("activation")}
@@ -133,7 +158,7 @@ def test_data_movement_shares_the_scale_of_its_input() -> None:
 
 def test_tensorrt_gives_a_concat_one_scale() -> None:
     proto = model(
-        """agraph (float[1,4,8,8] x) => (float[1,4,8,8] y) {
+        """agraph (float[1,8,8,8] x) => (float[1,8,8,8] y) {
             a = Conv (x, w)
             ra = Relu (a)
             b = Conv (ra, w)
@@ -141,8 +166,8 @@ def test_tensorrt_gives_a_concat_one_scale() -> None:
             c = Concat <axis = 1> (ra, rb)
             y = Conv (c, w2)
         }""",
-        w=(4, 4, 1, 1),
-        w2=(4, 8, 1, 1),
+        w=(8, 8, 1, 1),
+        w2=(8, 16, 1, 1),
     )
     sites = {site.tensor: site for site in planned(proto, "tensorrt").of_role("activation")}
     assert sites["c"].group == sites["ra"].group
@@ -183,14 +208,14 @@ def test_first_and_last_layers_have_their_own_width() -> None:
 def test_blocks_are_not_entered() -> None:
     """SiLU between two convs: onnxruntime gets a pair before and after, none inside."""
     proto = model(
-        """agraph (float[1,4,8,8] x) => (float[1,4,1,1] y) {
+        """agraph (float[1,8,8,8] x) => (float[1,4,1,1] y) {
             c = Conv (x, w)
             s = Sigmoid (c)
             m = Mul (c, s)
             d = Conv (m, w)
             y = GlobalAveragePool (d)
         }""",
-        w=(4, 4, 1, 1),
+        w=(8, 8, 1, 1),
     )
     for backend in ("virtual", "tensorrt", "onnxruntime"):
         assert "s" not in activations(planned(proto, backend)), backend
