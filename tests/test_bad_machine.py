@@ -164,11 +164,27 @@ def test_signals(sent: signal.Signals, place: Path, command: Callable[..., subpr
     before = {path.name for path in place.rglob("*")}
     process = command(*line(feeds="f.npz"))
     end = writing_end(place / "f.npz")
+    wait_until_it_waits(process.pid)
     process.send_signal(sent)
     out, err = process.communicate(timeout=60)
     os.close(end)
     check_line(process.returncode, out, err, ("interrupted; nothing was written",))
     assert {path.name for path in place.rglob("*")} == before
+
+
+def wait_until_it_waits(pid: int) -> None:
+    """Until the process has been asleep for half a second: in its read, not on the way there.
+
+    A signal between the open and the read is noted, and nothing wakes the read: Python's own race, not ours.
+    """
+    asleep = 0
+    for _ in range(600):
+        state_of = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        asleep = asleep + 1 if state_of == "S" else 0
+        if asleep == 10:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the process never waits")
 
 
 def writing_end(fifo: Path) -> int:
