@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import onnx
 
 from sbonnx.calib.runner import LEVELS, providers, reason
+from sbonnx.calib.store import TensorStore
 from sbonnx.errors import DataError, ModelError
 from sbonnx.metrics import OutputDifference, OutputDifferences
 from sbonnx.runtime import onnxruntime
@@ -26,6 +28,12 @@ COLLAPSED_DB: Final = 3.0
 ROUNDS_BIASES: Final = "WeightBiasQuantization"
 """onnxruntime's rewrite that gives a float bias int32 codes, with a scale that half precision rounds to nothing.
 A file for another runtime is judged without it: float biases are meant to stay float there."""
+
+TOGETHER_BYTES: Final = 1 << 30
+"""Models that take more in all are opened one after the other, and their latency is not measured."""
+
+WAITING_BYTES: Final = 256 << 20
+"""Memory for float outputs that wait for the quantized model's turn."""
 
 LATENCY_SECONDS = 0.5
 LATENCY_RUNS = (5, 200)
@@ -140,7 +148,7 @@ def compare(
 
     Args:
         float_model, quantized: files (the float one may be a serialized model).
-        data: feeds as the sessions take them.
+        data: feeds as the sessions take them; walked more than once.
         limit: at most this many feeds.
         latency: measure the latency ratio too.
         without: rewrites of onnxruntime to leave out of the quantized model's session.
@@ -149,28 +157,72 @@ def compare(
         ModelError: a model does not load, or the interfaces differ.
         DataError: there are no feeds, or a model cannot run one.
     """
-    one, other = session(float_model, device=device), session(quantized, device=device, without=without)
-    names = [output.name for output in one.get_outputs()]
-    if names != [output.name for output in other.get_outputs()]:
-        raise ModelError(f"the outputs of {quantized} are not those of the float model ({', '.join(names)})")
-    errors = OutputDifferences(names)
-    count = 0
-    first: Feeds | None = None
-    for feeds in islice(iter(data), limit):
-        errors.add(_run(one, feeds, count), _run(other, feeds, count))
-        first = feeds if first is None else first
-        count += 1
-    if first is None:
-        raise DataError("there is nothing to compare on: the data holds no feeds")
-    ms = _latency(one, other, first) if latency else (0.0, 0.0)
-    return Comparison(
-        outputs=errors.result(),
-        feeds=count,
-        bytes_float=file_bytes(float_model) if isinstance(float_model, Path) else len(float_model),
-        bytes_quantized=file_bytes(quantized),
-        ms_float=ms[0],
-        ms_quantized=ms[1],
+    sizes = file_bytes(float_model) if isinstance(float_model, Path) else len(float_model), file_bytes(quantized)
+    pair = _Pair(
+        lambda: session(float_model, device=device), lambda: session(quantized, device=device, without=without)
     )
+    together = sum(sizes) <= TOGETHER_BYTES
+    errors, count = (pair.together if together else pair.apart)(data, limit)
+    if not count:
+        raise DataError("there is nothing to compare on: the data holds no feeds")
+    ms = pair.latency(next(iter(data))) if latency and together else (0.0, 0.0)
+    return Comparison(errors.result(), count, *sizes, *ms)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A float and a quantized model, opened when they are needed."""
+
+    open_float: Callable[[], Any]
+    open_quantized: Callable[[], Any]
+
+    def together(self, data: Iterable[Feeds], limit: int | None) -> tuple[OutputDifferences, int]:
+        """Both on each feed; the differences, and how many feeds there were."""
+        one, other = self.open_float(), self.open_quantized()
+        errors = OutputDifferences(_same_outputs(_output_names(one), other))
+        count = 0
+        for feeds in islice(iter(data), limit):
+            errors.add(_run(one, feeds, count), _run(other, feeds, count))
+            count += 1
+        return errors, count
+
+    def apart(self, data: Iterable[Feeds], limit: int | None) -> tuple[OutputDifferences, int]:
+        """The same with one model open at a time; float outputs wait, on disk where they are many."""
+        with TensorStore(WAITING_BYTES) as store:
+            model = self.open_float()
+            names = _output_names(model)
+            count = 0
+            for feeds in islice(iter(data), limit):
+                for place, output in enumerate(_run(model, feeds, count)):
+                    if isinstance(output, np.ndarray):
+                        store.put((count, place), output)
+                count += 1
+            model = None  # let go of the session before the next is opened
+            model = self.open_quantized()
+            errors = OutputDifferences(_same_outputs(names, model))
+            for number, feeds in enumerate(islice(iter(data), count)):
+                keys = [(number, place) for place in range(len(names))]
+                waiting = [store.take(key) if key in store else None for key in keys]
+                errors.add(waiting, _run(model, feeds, number))
+        return errors, count
+
+    def latency(self, feeds: Feeds) -> tuple[float, float]:
+        """See `_latency`."""
+        return _latency(self.open_float(), self.open_quantized(), feeds)
+
+
+def _output_names(model: Any) -> list[str]:
+    return [output.name for output in model.get_outputs()]
+
+
+def _same_outputs(names: list[str], model: Any) -> list[str]:
+    """`names`, when they are the outputs of the quantized model too."""
+    if names != _output_names(model):
+        raise ModelError(
+            f"the outputs of the quantized model ({', '.join(_output_names(model))}) are not those of the float one "
+            f"({', '.join(names)})"
+        )
+    return names
 
 
 def _run(model: Any, feeds: Feeds, index: int) -> list[Any]:

@@ -258,3 +258,18 @@ def test_verification_refuses_another_interface(tmp_path: Path) -> None:
     onnx.save(made, str(path))
     with pytest.raises(ModelError, match="not those"):
         verify.check(residual().SerializeToString(), path, feeds())
+
+
+def test_large_models_are_compared_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same errors as side by side, without a latency."""
+    path = tmp_path / "q.onnx"
+    sbonnx.quantize(residual(), feeds(), output=path, verify=False)
+    source = residual().SerializeToString()
+    beside = verify.compare(source, path, feeds())
+    monkeypatch.setattr(verify, "TOGETHER_BYTES", 0)
+    monkeypatch.setattr(verify, "WAITING_BYTES", 0)
+    apart = verify.compare(source, path, feeds())
+    assert apart.outputs == beside.outputs
+    assert apart.feeds == beside.feeds == 4
+    assert beside.latency_ratio is not None
+    assert apart.latency_ratio is None
