@@ -39,7 +39,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case: "quantized", "nothing to quantize", "refused" or "crashed"; and why."""
+    """What became of a case: "quantized", "left float", "refused" or "crashed"; and why."""
 
     case: str
     folder: str
@@ -137,7 +137,7 @@ def run(case: Case, backend: str, folder: Path) -> Outcome:
         return outcome("crashed", f"the result does not run: {' '.join(str(error).split())}")
     if report.counts["weights"] + report.counts["activations"]:
         return outcome("quantized")
-    return outcome("nothing to quantize", "; ".join(sorted({refusal.why for refusal in report.refusals})))
+    return outcome("left float", "; ".join(sorted({refusal.why for refusal in report.refusals})))
 
 
 def survey(folders: tuple[str, ...], backend: str) -> list[Outcome]:
@@ -155,7 +155,7 @@ def main() -> int:
     options = parser.parse_args()
     rows = []
     crashed: list[tuple[str, Outcome]] = []
-    kinds = ("quantized", "nothing to quantize", "refused", "crashed")
+    kinds = ("quantized", "left float", "refused", "crashed")
     for backend in options.backend:
         outcomes = survey(tuple(options.folder), backend)
         crashed += [(backend, outcome) for outcome in outcomes if outcome.kind == "crashed"]
@@ -172,7 +172,8 @@ def main() -> int:
     text = (
         "## Models of the onnx package\n\n`python -m benchmarks.corpus --write`: every model that the onnx package "
         "carries for its backend tests, quantized on its own test input and run in onnxruntime, or refused in one "
-        "line.\n\n" + table(["backend", "folder", *kinds], rows)
+        "line. Left float: it came out as it went in, with the reasons in its report.\n\n"
+        + table(["backend", "folder", *kinds], rows)
     )
     print(text)
     if options.write:

@@ -24,6 +24,9 @@ from sbonnx.plan import Solution
 from sbonnx.prepare import Prepared, Source, prepare, read_recipe, source_of
 from sbonnx.report import Report
 
+OLDEST_OPSET = 7
+"""onnxruntime has no kernels for older versions of the operators."""
+
 VERIFY_FEEDS = 64
 """Feeds of the calibration data on which the result is compared with float."""
 
@@ -85,7 +88,8 @@ def quantize(
         if target is None:
             report = replace(report, quantized=onnx.load(str(path)))
         if verify:
-            report = _verified(report, source_of(model), path, samples, prepared, solution)
+            with _reference(model, prepared) as source:
+                report = _verified(report, source, path, samples, prepared, solution)
     return report
 
 
@@ -98,6 +102,18 @@ def _place(target: Path | None, inputs: Sequence[Path], force: bool) -> Iterator
         return
     with tempfile.TemporaryDirectory(prefix="sbonnx-") as folder:
         yield Path(folder) / "quantized.onnx"
+
+
+@contextmanager
+def _reference(model: Source, prepared: Prepared) -> Iterator[Path | bytes]:
+    """What the result is held against: the model itself, or lifted where onnxruntime does not run its opset."""
+    if prepared.graph.info.original_opset >= OLDEST_OPSET:
+        yield source_of(model)
+        return
+    with tempfile.TemporaryDirectory(prefix="sbonnx-") as folder:
+        lifted = Path(folder) / "lifted.onnx"
+        graphs.save(graphs.load(model), lifted)
+        yield lifted
 
 
 def _files(*sources: Any) -> list[Path]:

@@ -273,3 +273,30 @@ def test_large_models_are_compared_one_after_the_other(tmp_path: Path, monkeypat
     assert apart.feeds == beside.feeds == 4
     assert beside.latency_ratio is not None
     assert apart.latency_ratio is None
+
+
+def test_a_model_older_than_onnxruntime_runs_is_compared_with_itself_lifted() -> None:
+    """Opset 6: Gemm with its broadcast attribute."""
+    weights = [
+        numpy_helper.from_array(np.random.default_rng(0).standard_normal(shape).astype(np.float32), name)
+        for name, shape in (("w", (4, 16)), ("b", (16,)))
+    ]
+    graph = helper.make_graph(
+        [helper.make_node("Gemm", ["x", "w", "b"], ["h"], broadcast=1), helper.make_node("Relu", ["h"], ["y"])],
+        "g",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 4]),
+            *(helper.make_tensor_value_info(tensor.name, TensorProto.FLOAT, tensor.dims) for tensor in weights),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 16])],
+        weights,
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 6)], ir_version=3)
+    x = np.random.default_rng(1).standard_normal((2, 4)).astype(np.float32)
+    report = sbonnx.quantize(proto, [{"x": x}], backend="onnxruntime")
+    assert report.ok, report.problems
+    assert report.counts["weights"] == 1
+    assert report.quantized is not None
+    found = run(report.quantized, {"x": x}, level="all")["y"]
+    weight, bias = (numpy_helper.to_array(tensor) for tensor in weights)
+    assert np.abs(found - np.maximum(x @ weight + bias, 0)).max() < 0.1
