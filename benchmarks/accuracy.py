@@ -165,6 +165,7 @@ def main() -> int:
         "`python -m benchmarks.accuracy --write`; the peer is onnxruntime.quantization.quantize_static on the same "
         "calibration data, after its own preprocessing. Metric 1 and 2 by model:\n\n"
         f"{about}\n\n"
+        "The peer does not enter the branches of silero_vad: its file there is the float network.\n\n"
         + table(["model", "quantizer", "metric 1", "metric 2", "MB", "CPU s (sbonnx: with verification)"], rows)
     )
     print(text)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results.md"
+TITLE = "# Results\n"
 PACK = ROOT.parent / "shared" / "data"
 
 
@@ -21,12 +22,14 @@ def write_section(name: str, text: str) -> None:
     """Replace what stands between the markers of `name`, or append a new section."""
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     block = f"{begin}\n{text.strip()}\n{end}"
-    old = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else "# Results\n"
+    old = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else TITLE
     if begin in old:
         head, rest = old.split(begin, 1)
         new = head + block + rest.split(end, 1)[1]
     else:
         new = f"{old.rstrip()}\n\n{block}\n"
+    if not new.startswith(TITLE):
+        new = f"{TITLE}\n{new.lstrip()}"
     RESULTS.write_text(new, encoding="utf-8")
 
 
