@@ -144,14 +144,14 @@ def test_only_the_listed_readers_are_quantized() -> None:
 
 
 def test_one_tensor_with_two_sites() -> None:
-    """Two readers, two bit widths."""
+    """Two readers, two types."""
     graph = load(residual())
     base = plan_linear(graph).by_key()["r"]
-    four = QuantSpec(bits=4, signed=False, symmetric=False)
+    other = QuantSpec(bits=8, signed=True, symmetric=True)
     plan = Plan(
         (
             replace(base, key="r@conv1", group="r@conv1", readers=(Reader("conv1", 0),)),
-            replace(base, key="r@add", group="r@add", spec=four, readers=(Reader("add", 1),)),
+            replace(base, key="r@add", group="r@add", spec=other, readers=(Reader("add", 1),)),
         )
     )
     solution = calibrate(graph, plan, FEEDS)
