@@ -215,4 +215,4 @@ def test_the_node_cases_of_onnx(opset: int) -> None:
         if what not in FINE:
             wrong[case.name] = what
     assert not wrong
-    assert counts["same"] > 1300 and counts["refused"] < 30, counts
+    assert counts["same"] > 1100 and counts["refused"] < 30, counts
