@@ -38,7 +38,3 @@ class OutputError(SbonnxError):
 
 class DeviceError(SbonnxError):
     """The runtime or execution provider asked for is not installed or not usable."""
-
-
-class QualityError(SbonnxError):
-    """The work was done, but the result is below the asked quality (exit code 1)."""

@@ -119,7 +119,7 @@ class QuantModel:
         del asym, w_quant, a_quant
         if self._calibrator is None:
             raise LifeCycleError("call prepare_calibration() and run some samples before calc_qparams()")
-        solution = self._calibrator.finish()
+        solution = self._calibrator.finish(self.prepared.round)
         self.close()
         self.solution = solution
         return self.solution

@@ -19,9 +19,11 @@ from sbonnx.calib.observers import OBSERVERS
 from sbonnx.errors import ModelError
 from sbonnx.graph import Graph, edit, query
 from sbonnx.ops import INTEGER_OPS, QUANTIZE
-from sbonnx.plan import Plan, Solution, make
+from sbonnx.plan import Plan, Site, Solution, make
 from sbonnx.recipe import Recipe
 from sbonnx.report import Fired, Refusal
+from sbonnx.rounding import ROUNDERS
+from sbonnx.spec import Array, QParams
 
 Source = str | os.PathLike[str] | onnx.ModelProto
 
@@ -55,6 +57,10 @@ class Prepared:
     nodes_before: int
     applied: tuple[Fired, ...]
     refusals: tuple[Refusal, ...]
+
+    def round(self, site: Site, weight: Array, qparams: QParams) -> Array:
+        """Codes of a weight, by the rounding that its site names."""
+        return ROUNDERS[site.rounding].round(weight, qparams)
 
     def quantized(self, solution: Solution) -> Graph:
         """The quantized graph: a copy of `graph` with the pairs of `solution`, made legal for the backend."""

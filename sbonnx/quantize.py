@@ -78,6 +78,7 @@ def quantize(
         prepared.plan,
         samples,
         device=wishes.device,
+        solve=prepared.round,
         memory=wishes.calibration.memory,
         progress=progress,
     )
@@ -156,7 +157,7 @@ def _verified(
     report: Report, source: Path | bytes, path: Path, samples: Any, prepared: Prepared, solution: Solution
 ) -> Report:
     device = prepared.recipe.device
-    without = (proof.ROUNDS_BIASES,) if prepared.backend.name == "tensorrt" else ()
+    without = prepared.backend.judged_without
     comparison = proof.check(source, path, samples, device=device, limit=VERIFY_FEEDS, without=without)
     layers = profile.errors(prepared.graph, prepared.plan, solution, samples, limit=PROFILE_FEEDS, device=device)
     problems = [*report.problems, *comparison.problems()]

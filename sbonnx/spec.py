@@ -7,7 +7,7 @@ DequantizeLinear bit for bit: ``q = saturate(round_half_even(x / scale) + zero_p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import ml_dtypes
@@ -100,10 +100,6 @@ class QuantSpec:
     def fills_dtype(self) -> bool:
         """Whether saturation of `native_dtype` is exactly [qmin, qmax], so that no Clip is needed."""
         return self.bits in (4, 8, 16, BIAS_BITS) and not self.narrow
-
-    def per_tensor(self) -> QuantSpec:
-        """The same with one scale for the whole tensor."""
-        return replace(self, axis=None, block_size=None)
 
     def label(self) -> str:
         """Short form for tables: ``int8``, ``uint4 axis 0``."""

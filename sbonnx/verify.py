@@ -25,10 +25,6 @@ Feeds = Mapping[str, Array]
 COLLAPSED_DB: Final = 3.0
 """Below this ratio of signal to error an output tells next to nothing of the float one."""
 
-ROUNDS_BIASES: Final = "WeightBiasQuantization"
-"""onnxruntime's rewrite that gives a float bias int32 codes, with a scale that half precision rounds to nothing.
-A file for another runtime is judged without it: float biases are meant to stay float there."""
-
 TOGETHER_BYTES: Final = 1 << 30
 """Models that take more in all are opened one after the other, and their latency is not measured."""
 

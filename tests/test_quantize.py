@@ -20,7 +20,8 @@ from sbonnx import graph as graphs
 from sbonnx import qdq, verify
 from sbonnx.assets import digits
 from sbonnx.errors import ModelError, OutputError
-from sbonnx.spec import Array
+from sbonnx.rounding import ROUNDERS, Rounder
+from sbonnx.spec import Array, QParams
 from tests.models import model, residual, run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -300,3 +301,23 @@ def test_a_model_older_than_onnxruntime_runs_is_compared_with_itself_lifted() ->
     found = run(report.quantized, {"x": x}, level="all")["y"]
     weight, bias = (numpy_helper.to_array(tensor) for tensor in weights)
     assert np.abs(found - np.maximum(x @ weight + bias, 0)).max() < 0.1
+
+
+def test_a_rounding_of_the_table_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line in `ROUNDERS` is all it takes, for `quantize` and `QuantModel` alike."""
+
+    class Even(Rounder):
+        def round(self, weight: Array, qparams: QParams) -> Array:
+            return (qparams.quantize(weight) // 2 * 2).astype(qparams.spec.dtype)
+
+    monkeypatch.setitem(ROUNDERS, "even", Even())
+    recipe = {"BACKEND": "virtual", "W": {"SPECIFIC": [{"conv1": ["QUANTIZER.TYPE", "even"]}]}}
+    report = sbonnx.quantize(residual(), feeds(), recipe=recipe, verify=False)
+    assert report.quantized is not None
+    held = {t.name: numpy_helper.to_array(t) for t in report.quantized.graph.initializer}
+    assert not (held["w1_quantized"] % 2).any()
+    assert (held["w2_quantized"] % 2).any()
+    with sbonnx.QuantModel(residual(), recipe) as made:
+        made.prepare_calibration()
+        made(feeds()[0])
+        assert not (made.calc_qparams().codes["w1"] % 2).any()

@@ -99,6 +99,7 @@ class Backend:
         embedding: tables of Gather are quantized, one scale a row.
         spec: bits and symmetry of a recipe's side -> `QuantSpec`.
         any_bits: accepts every width from 2 to 16.
+        judged_without: rewrites that onnxruntime leaves out when it stands in for this runtime.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Backend:
     any_bits: bool
     spec: Callable[[Literal["w", "a"], int, bool, int | None], QuantSpec]
     legalise: Callable[[Any], list[str]]
+    judged_without: tuple[str, ...] = ()
 
     def rule_for(self, kind: str) -> Rule | None:
         """The first rule for an op type or ``block:kind``, or None."""

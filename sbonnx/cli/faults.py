@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
-from sbonnx.errors import QualityError, SbonnxError
+from sbonnx.errors import SbonnxError
 
 DONE: Final = 0
 BELOW_QUALITY: Final = 1
@@ -57,7 +57,7 @@ def report(error: BaseException, *, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
     print(line_of(error), file=sys.stderr, flush=True)
-    return BELOW_QUALITY if isinstance(error, QualityError) else MENDABLE
+    return MENDABLE
 
 
 def guard(run: Callable[..., int]) -> Callable[..., int]:

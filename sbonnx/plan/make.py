@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from sbonnx.backends import BACKENDS, Backend
+from sbonnx.backends import Backend
 from sbonnx.graph import Graph
 from sbonnx.plan.groups import tie
 from sbonnx.plan.placement import Placer
@@ -56,7 +56,8 @@ def _fixed(site: Site, recipe: Recipe) -> Site:
 
 def _idle(sites: Sequence[Site], recipe: Recipe, backend: Backend) -> Iterator[Refusal]:
     """What the recipe asks for and nothing comes of: by the backend, or because no quantized tensor is meant."""
-    if not recipe.schedule.disable_unnecessary_quant and backend.name != BACKENDS["virtual"].name:
+    separates = any(rule.when == "not_after_producer" for rule in backend.rules)
+    if not recipe.schedule.disable_unnecessary_quant and not separates:
         why = f"{backend.name} folds activations into the op before: no pair stands between"
         yield Refusal("quantize before activations", "SCHEDULE.DISABLE_UNNECESSARY_QUANT", why)
     for pattern in recipe.ranges:
