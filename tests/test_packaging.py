@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -25,7 +26,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LINKS = ("patterns", "calib")
 DATA = ("py.typed", "assets/digits.onnx", "assets/digits_calib.npz", "assets/digits_eval.npz")
+SOURCES = ("sbonnx/calib/sketches/_kernels.c",)
+"""What is compiled, where there is a compiler, and not handed out itself."""
 JUNK = {"__pycache__", ".mypy_cache", ".ruff_cache"}
+BUILT = {".pyc", ".so", ".pyd"}
 
 
 def package_files() -> set[str]:
@@ -35,9 +39,27 @@ def package_files() -> set[str]:
         for path in (ROOT / folder).rglob("*"):
             inside = path.relative_to(ROOT / folder)
             through_a_link = folder == "sbonnx" and inside.parts[0] in LINKS
-            if path.is_file() and not through_a_link and not JUNK & set(inside.parts) and path.suffix != ".pyc":
+            if path.is_file() and not through_a_link and not JUNK & set(inside.parts) and path.suffix not in BUILT:
                 found.add(f"{prefix}/{inside.as_posix()}")
-    return found
+    return found - set(SOURCES)
+
+
+def packed_files(wheel: Path) -> set[str]:
+    """What a wheel holds beside its metadata and what was compiled."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if ".dist-info/" not in name]
+    assert len(names) == len(set(names))
+    compiled = {name for name in names if Path(name).suffix in BUILT}
+    has_compiler = shutil.which("cc") is not None
+    assert len(compiled) == (len(SOURCES) if has_compiler else 0)
+    assert all(re.fullmatch(r"sbonnx/calib/sketches/_kernels\.abi3\.(so|pyd)", name) for name in compiled)
+    return set(names) - compiled
+
+
+def test_what_is_compiled_is_listed() -> None:
+    modules = [one["name"] for one in PROJECT["tool"]["setuptools"]["ext-modules"]]
+    assert modules == [source.removesuffix(".c").replace("/", ".") for source in SOURCES]
+    assert all(one["optional"] for one in PROJECT["tool"]["setuptools"]["ext-modules"])
 
 
 def test_every_package_is_listed() -> None:
@@ -170,11 +192,9 @@ def copied(into: Path) -> Path:
 def test_the_wheel_holds_the_tree_and_works_elsewhere(tmp_path: Path) -> None:
     wheel = build("wheel", tmp_path)
     with zipfile.ZipFile(wheel) as archive:
-        names = [name for name in archive.namelist() if ".dist-info/" not in name]
         assert any(name.endswith("/LICENSE") for name in archive.namelist())
         archive.extractall(tmp_path / "site")
-    assert len(names) == len(set(names))
-    assert set(names) == package_files()
+    assert packed_files(wheel) == package_files()
     command = [sys.executable, "-W", "ignore", "-c", USE]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
@@ -193,6 +213,7 @@ def test_the_source_distribution_builds_the_same_wheel(tmp_path: Path) -> None:
     (tree,) = (tmp_path / "unpacked").iterdir()
     inside = {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}
     assert {"LICENSE", "README.md", "pyproject.toml", "patterns/__init__.py", "calib/__init__.py"} <= inside
+    assert "calib/sketches/_kernels.c" in inside
     assert not [name for name in inside if name.startswith(("sbonnx/patterns/", "sbonnx/calib/"))]
     command = [
         sys.executable,
@@ -207,5 +228,4 @@ def test_the_source_distribution_builds_the_same_wheel(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = (tmp_path / "again").iterdir()
-    with zipfile.ZipFile(wheel) as made:
-        assert {name for name in made.namelist() if ".dist-info/" not in name} == package_files()
+    assert packed_files(wheel) == package_files()

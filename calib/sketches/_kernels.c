@@ -1,0 +1,265 @@
+/* The two loops of calibration that numpy has no fast word for: extremes in one reading, and a histogram of leading
+ * bits. kernels.py says the same in numpy, gives the same numbers, and is what runs where this file was not compiled.
+ *
+ * Arrays come as addresses: the stable ABI of Python 3.10 has no buffers. kernels.py checks types and sizes. */
+
+#define Py_LIMITED_API 0x030A0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__)
+#define FASTEST __attribute__((target_clones("avx2", "default")))
+#else
+#define FASTEST
+#endif
+
+#if defined(__GNUC__) && defined(__x86_64__)
+#include <immintrin.h>
+#define HAS_SIFT 1
+#else
+#define HAS_SIFT 0
+#endif
+
+enum { BLOCK = 4096, PAGES = 512, TABLES = 2 };
+
+/* Floats in the order of integers: the sign decides whether the other bits count up or down. Its own inverse. */
+static inline int32_t ordered(int32_t bits) { return bits ^ ((bits >> 31) & 0x7fffffff); }
+
+FASTEST static void widen(const int32_t *x, Py_ssize_t n, int32_t *lo, int32_t *hi)
+{
+    int32_t low = *lo, high = *hi;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        int32_t k = ordered(x[i]);
+        low = k < low ? k : low;
+        high = k > high ? k : high;
+    }
+    *lo = low;
+    *hi = high;
+}
+
+static int is_finite(int32_t lo, int32_t hi)
+{
+    const int32_t infinity = 0x7f800000;
+    return hi < infinity && lo > ordered((int32_t)0xff800000);
+}
+
+#if HAS_SIFT
+/* Widens and copies what is not +0.0, of which there is much after a ReLU; returns how many. n is a multiple of 16. */
+__attribute__((target("avx512f"))) static Py_ssize_t sift(const int32_t *x, Py_ssize_t n, int32_t *kept, int32_t *lo,
+                                                          int32_t *hi)
+{
+    Py_ssize_t k = 0;
+    __m512i low = _mm512_set1_epi32(*lo), high = _mm512_set1_epi32(*hi);
+    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+    for (Py_ssize_t i = 0; i < n; i += 16) {
+        __m512i v = _mm512_loadu_si512(x + i);
+        __m512i key = _mm512_xor_si512(v, _mm512_and_si512(_mm512_srai_epi32(v, 31), magnitude));
+        __mmask16 used = _mm512_test_epi32_mask(v, v);
+        low = _mm512_min_epi32(low, key);
+        high = _mm512_max_epi32(high, key);
+        _mm512_storeu_si512(kept + k, _mm512_maskz_compress_epi32(used, v));
+        k += __builtin_popcount(used);
+    }
+    *lo = _mm512_reduce_min_epi32(low);
+    *hi = _mm512_reduce_max_epi32(high);
+    return k;
+}
+#endif
+
+/* Two tables in turn: equal neighbours would wait for one another in one. */
+static void tally(const uint32_t *x, Py_ssize_t n, int shift, uint32_t *table, size_t size)
+{
+    uint32_t *a = table, *b = a + size;
+    Py_ssize_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        uint64_t two, more;
+        memcpy(&two, x + i, sizeof two);
+        memcpy(&more, x + i + 2, sizeof more);
+        a[(uint32_t)two >> shift]++;
+        b[two >> (32 + shift)]++;
+        a[(uint32_t)more >> shift]++;
+        b[more >> (32 + shift)]++;
+    }
+    for (; i < n; i++)
+        a[x[i] >> shift]++;
+}
+
+/* Widens and tallies. `fast`: whether the processor can sift. */
+static void survey(const int32_t *x, Py_ssize_t n, int shift, uint32_t *table, size_t size, int32_t *lo, int32_t *hi,
+                   int fast)
+{
+#if HAS_SIFT
+    int32_t kept[BLOCK + 16];
+    for (; fast && n >= 16; ) {
+        Py_ssize_t length = n < BLOCK ? n & ~(Py_ssize_t)15 : BLOCK;
+        Py_ssize_t k = sift(x, length, kept, lo, hi);
+        table[0] += (uint32_t)(length - k);
+        tally((const uint32_t *)kept, k, shift, table, size);
+        x += length;
+        n -= length;
+    }
+#else
+    (void)fast;
+#endif
+    for (Py_ssize_t at = 0; at < n; at += BLOCK) {
+        Py_ssize_t length = n - at < BLOCK ? n - at : BLOCK;
+        widen(x + at, length, lo, hi);
+        tally((const uint32_t *)x + at, length, shift, table, size);
+    }
+}
+
+/* How many values of a page were tallied. */
+static uint64_t sum(const uint32_t *table, size_t bins, int page)
+{
+    uint64_t total = 0;
+    for (int t = 0; t < TABLES; t++) {
+        const uint32_t *from = table + (t * PAGES + page) * bins;
+        uint32_t part = 0; /* of one array, whose length fits */
+        for (size_t k = 0; k < bins; k++)
+            part += from[k];
+        total += part;
+    }
+    return total;
+}
+
+/* Moves the tables into the counts of one row, and leaves them all zero. */
+static void settle(uint32_t *table, size_t bins, const int16_t *slots, int64_t *counts)
+{
+    for (int page = 0; page < PAGES; page++) {
+        if (slots[page] < 0)
+            continue;
+        int64_t *to = counts + slots[page] * bins;
+        for (int t = 0; t < TABLES; t++) {
+            uint32_t *from = table + (t * PAGES + page) * bins;
+            for (size_t k = 0; k < bins; k++)
+                to[k] += from[k];
+            memset(from, 0, bins * sizeof *from);
+        }
+    }
+}
+
+#define AT(type, name) ((type *)(uintptr_t)(name))
+
+/* extremes(x, rows, columns, lo, hi) -> whether everything is finite. x: float32 (rows, columns); lo, hi: float32. */
+static PyObject *extremes(PyObject *self, PyObject *args)
+{
+    unsigned long long x, lo, hi;
+    Py_ssize_t rows, columns;
+    int all = 1;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "KnnKK", &x, &rows, &columns, &lo, &hi))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t row = 0; row < rows; row++) {
+        int32_t low = INT32_MAX, high = INT32_MIN;
+        widen(AT(const int32_t, x) + row * columns, columns, &low, &high);
+        all &= is_finite(low, high);
+        AT(int32_t, lo)[row] = ordered(low);
+        AT(int32_t, hi)[row] = ordered(high);
+    }
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(all);
+}
+
+static int can_sift; /* set once, when the module is loaded */
+
+/* Counts one row: 0 when it is done, 1 when pages are missing, 2 when it is not finite. Then nothing is counted. */
+static int take(const int32_t *x, Py_ssize_t n, int mantissa, const int16_t *slots, int64_t *counts, uint32_t *table,
+                int32_t *lo, int32_t *hi, uint8_t *missing)
+{
+    const size_t bins = (size_t)1 << mantissa, size = bins * PAGES;
+    int32_t low = INT32_MAX, high = INT32_MIN;
+    uint64_t housed = 0;
+    survey(x, n, 23 - mantissa, table, size, &low, &high, can_sift);
+    *lo = ordered(low);
+    *hi = ordered(high);
+    for (int page = 0; page < PAGES; page++)
+        if (slots[page] >= 0)
+            housed += sum(table, bins, page);
+    const int fine = is_finite(low, high);
+    if (fine && housed == (uint64_t)n) {
+        settle(table, bins, slots, counts);
+        return 0;
+    }
+    for (int page = 0; fine && missing && page < PAGES; page++)
+        if (slots[page] < 0 && sum(table, bins, page))
+            missing[page] = 1;
+    memset(table, 0, TABLES * size * sizeof *table);
+    return fine ? 1 : 2;
+}
+
+/* count(x, rows, columns, mantissa, slots, counts, n_slots, table, lo, hi, missing, start) -> row where it stopped.
+ *
+ * Rows from `start` on are counted. It stops before a row whose pages are missing (marked in `missing`), to be called
+ * again from there, and at a row that is not finite (-1 - row). */
+static PyObject *count(PyObject *self, PyObject *args)
+{
+    unsigned long long x, slots, counts, table, lo, hi, missing;
+    Py_ssize_t rows, columns, n_slots, row;
+    int mantissa, found = 0;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "KnniKKnKKKKn", &x, &rows, &columns, &mantissa, &slots, &counts, &n_slots, &table, &lo,
+                          &hi, &missing, &row))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    for (; row < rows; row++) {
+        found = take(AT(const int32_t, x) + row * columns, columns, mantissa, AT(const int16_t, slots),
+                     AT(int64_t, counts) + row * (n_slots << mantissa), AT(uint32_t, table), AT(int32_t, lo) + row,
+                     AT(int32_t, hi) + row, AT(uint8_t, missing));
+        if (found)
+            break;
+    }
+    Py_END_ALLOW_THREADS
+    return PyLong_FromSsize_t(found == 2 ? -1 - row : row);
+}
+
+/* panel(jobs, n, table, lo, hi, status): many tensors in one go, the interpreter being free meanwhile.
+ *
+ * jobs: int64 (n, 5): address of the values, how many, bits of the mantissa (-1: extremes only), addresses of slots and
+ * counts. lo, hi: float32 (n,). status: uint8 (n,), 0 where the tensor is done, else as `take` says. */
+static PyObject *panel(PyObject *self, PyObject *args)
+{
+    unsigned long long jobs, table, lo, hi, status;
+    Py_ssize_t n;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "KnKKKK", &jobs, &n, &table, &lo, &hi, &status))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t i = 0; i < n; i++) {
+        const int64_t *job = AT(const int64_t, jobs) + 5 * i;
+        int32_t *low = AT(int32_t, lo) + i, *high = AT(int32_t, hi) + i;
+        if (job[2] < 0) {
+            int32_t a = INT32_MAX, b = INT32_MIN;
+            widen(AT(const int32_t, job[0]), job[1], &a, &b);
+            *low = ordered(a);
+            *high = ordered(b);
+            AT(uint8_t, status)[i] = is_finite(a, b) ? 0 : 2;
+        } else {
+            AT(uint8_t, status)[i] = take(AT(const int32_t, job[0]), job[1], (int)job[2], AT(const int16_t, job[3]),
+                                          AT(int64_t, job[4]), AT(uint32_t, table), low, high, NULL);
+        }
+    }
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"extremes", extremes, METH_VARARGS, "extremes(x, rows, columns, lo, hi) -> bool"},
+    {"count", count, METH_VARARGS,
+     "count(x, rows, columns, mantissa, slots, counts, n_slots, table, lo, hi, missing, start) -> int"},
+    {"panel", panel, METH_VARARGS, "panel(jobs, n, table, lo, hi, status)"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_kernels", "Compiled loops of calibration.", -1, methods,
+                                    NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__kernels(void)
+{
+#if HAS_SIFT
+    can_sift = __builtin_cpu_supports("avx512f") != 0;
+#endif
+    return PyModule_Create(&module);
+}
