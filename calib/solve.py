@@ -7,13 +7,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.calib.observers import OBSERVERS, make_observer
+from sbonnx.calib.observers import Observer, make_observer
+from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import ModelError, NumericError, RecipeError
 from sbonnx.graph import Tensor
 from sbonnx.graph.query import constant, dtype
 from sbonnx.plan.types import Plan, Site, Solution
 from sbonnx.report import Refusal
-from sbonnx.spec import Array, Bounds, QParams, QuantSpec, params_from_bounds
+from sbonnx.spec import Array, Bounds, QParams, QuantSpec, ScaleRule, params_from_bounds
 
 Solve = Callable[[Site, Array, QParams], Array]
 """Rounds a weight: site, float weight, scales → integer codes of the weight's shape."""
@@ -42,35 +43,43 @@ def weight_of(site: Site, tensor: Tensor) -> Array:
     return value
 
 
-def weight_bounds(site: Site, weight: Array) -> Bounds:
+def weight_bounds(site: Site, weight: Array, rule: ScaleRule = "exact") -> Bounds:
     """The range of a weight: per tensor, channel or block, as its observer says.
 
     Raises:
         NumericError: it holds NaN or Inf.
         RecipeError: the observer is for activations only.
     """
-    kind = OBSERVERS.get(site.observer.name)
-    if kind is not None and not kind.for_weights:
+    observer = make_observer(site.observer.name, site.observer.arguments)
+    if not observer.for_weights:
         raise RecipeError(
             f"observer '{site.observer.name}' is for activations; use 'minmax' for weight '{site.tensor}'"
         )
-    if site.spec.block_size is not None:
-        bounds, bad = _block_bounds(weight, site.spec), not np.isfinite(weight.astype(np.float32)).all()
-    else:
-        observer = make_observer(site.observer.name, site.spec.axis, site.observer.arguments)
-        observer.observe(weight)
-        bounds, bad = observer.bounds(), observer.nan + observer.inf > 0
-    if bad:
+    with np.errstate(over="ignore"):
+        fine = np.isfinite(weight.astype(np.float32, copy=False)).all()
+    if not fine:
         raise NumericError(f"weight '{site.tensor}' holds NaN or infinite values: mend the model")
-    return bounds
+    if site.spec.block_size is not None:
+        return _block_bounds(weight, site.spec, observer, rule)
+    return observer.bounds(Sketch.of(weight, site.spec.axis), site.spec, rule)
 
 
-def _block_bounds(weight: Array, spec: QuantSpec) -> Bounds:
-    """Min and max of each block along the axis, shape of the weight with that axis divided by the block size."""
-    axis = spec.axis or 0
-    starts = np.arange(0, weight.shape[axis], spec.block_size)
-    wide = weight.astype(np.float32)
-    return Bounds(np.minimum.reduceat(wide, starts, axis), np.maximum.reduceat(wide, starts, axis))
+def _block_bounds(weight: Array, spec: QuantSpec, observer: Observer, rule: ScaleRule) -> Bounds:
+    """The range of each block along the axis, shape of the weight with that axis divided by the block size.
+
+    Every block is a channel of the sketch; blocks at the end that are shorter have a sketch of their own.
+    """
+    size, axis = spec.block_size or 1, spec.axis or 0
+    rows = np.moveaxis(weight, axis, -1)
+    whole = rows.shape[-1] // size * size
+    found = [[np.zeros((*rows.shape[:-1], 0), np.float32)] * 2]
+    for part, length in ((rows[..., :whole], size), (rows[..., whole:], rows.shape[-1] - whole)):
+        if part.size:
+            blocks = np.ascontiguousarray(part).reshape(-1, length)
+            bounds = observer.bounds(Sketch.of(blocks, 0), spec, rule)
+            found.append([end.reshape(*rows.shape[:-1], -1) for end in (bounds.lo, bounds.hi)])
+    lo, hi = (np.moveaxis(np.concatenate(ends, axis=-1), -1, axis) for ends in zip(*found, strict=True))
+    return Bounds(lo, hi)
 
 
 def united(sites: Iterable[Site], bounds: Mapping[str, Bounds], fixed: Mapping[str, Bounds]) -> dict[str, Bounds]:
@@ -120,7 +129,7 @@ def bias_codes(site: Site, bias: Array, qparams: Mapping[str, QParams]) -> tuple
     return codes.astype(np.int32), scale
 
 
-def _left_alone(plan: Plan, measured: Mapping[str, Bounds]) -> list[Site]:
+def left_alone(plan: Plan, measured: Mapping[str, Bounds]) -> list[Site]:
     """Weights that would be the only quantized input of their nodes, where the plan does not want that."""
     if plan.weights_alone:
         return []
@@ -142,21 +151,21 @@ def solution_of(
 
     Args:
         tensors: of all scopes, by name.
-        measured: ranges of activations by site key.
+        measured: ranges of activations by site key, and of weights where they are known already.
         refusals: what could not be measured.
         solve: rounds weights; None: to the nearest code.
         samples: how many were seen.
     """
     fixed: dict[str, Bounds] = {}
-    alone = _left_alone(plan, measured)
+    alone = left_alone(plan, measured)
     measured = dict(measured)
     refusals = [*refusals, *(Refusal("quantize weight", site.tensor, "its input stays float") for site in alone)]
     sites = [site for site in plan.sites if site not in alone]
     for site in sites:
         if site.fixed is not None and site.role != "bias":
             fixed[site.key] = fixed_bounds(site, tensors[site.tensor])
-        elif site.role == "weight":
-            measured[site.key] = weight_bounds(site, weight_of(site, tensors[site.tensor]))
+        elif site.role == "weight" and site.key not in measured:
+            measured[site.key] = weight_bounds(site, weight_of(site, tensors[site.tensor]), plan.scale_rule)
     ranges = united((site for site in sites if site.role != "bias"), measured, fixed)
     qparams: dict[str, QParams] = {}
     codes: dict[str, Array] = {}

@@ -1,24 +1,35 @@
-"""Observers: each sees a tensor batch by batch and says which range to represent."""
+"""Observers: each says, from a sketch of what a tensor held, which range to represent."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
 
+from sbonnx.calib.observers.aciq import Aciq
+from sbonnx.calib.observers.auto import Auto
 from sbonnx.calib.observers.base import Observer
+from sbonnx.calib.observers.error import quantization_error
+from sbonnx.calib.observers.kl_histogram import KlHistogram
 from sbonnx.calib.observers.minmax import MinMax
 from sbonnx.calib.observers.moving_average import MovingAverage
+from sbonnx.calib.observers.mse import Mse
+from sbonnx.calib.observers.percentile import Percentile
 from sbonnx.errors import RecipeError
 
 OBSERVERS: Final[dict[str, type[Observer]]] = {
     "minmax": MinMax,
     "moving_average": MovingAverage,
+    "percentile": Percentile,
+    "mse": Mse,
+    "kl_histogram": KlHistogram,
+    "aciq": Aciq,
+    "auto": Auto,
 }
 """Every observer by its recipe name. To add one: a file here and a row."""
 
 
-def make_observer(name: str, axis: int | None, arguments: Mapping[str, Any] | None = None) -> Observer:
-    """The observer called `name`, watching channels of `axis`.
+def make_observer(name: str, arguments: Mapping[str, Any] | None = None) -> Observer:
+    """The observer called `name`.
 
     Raises:
         RecipeError: no such observer, or an argument it does not take or allow.
@@ -27,9 +38,21 @@ def make_observer(name: str, axis: int | None, arguments: Mapping[str, Any] | No
     if kind is None:
         raise RecipeError(f"there is no observer '{name}'; there are {', '.join(OBSERVERS)}")
     try:
-        return kind(axis=axis, **dict(arguments or {}))
+        return kind(**dict(arguments or {}))
     except (TypeError, ValueError) as error:
         raise RecipeError(f"observer '{name}': {error}") from error
 
 
-__all__ = ["OBSERVERS", "MinMax", "MovingAverage", "Observer", "make_observer"]
+__all__ = [
+    "OBSERVERS",
+    "Aciq",
+    "Auto",
+    "KlHistogram",
+    "MinMax",
+    "MovingAverage",
+    "Mse",
+    "Observer",
+    "Percentile",
+    "make_observer",
+    "quantization_error",
+]

@@ -1,133 +1,160 @@
-"""What an observer is: a fixed-size summary of everything a tensor held."""
+"""What an observer is: a method that picks the range to represent, given what a tensor held."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from math import isfinite
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar, Final, Literal
 
 import numpy as np
 
-from sbonnx.errors import NumericError
-from sbonnx.spec import Array, Bounds
+from sbonnx.calib.sketches import Distribution, Sketch
+from sbonnx.spec import Array, Bounds, QParams, QuantSpec, ScaleRule, params_from_bounds
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+Needs = Literal["range", "histogram", "track"]
+
+TILE: Final = 1 << 17
+"""Values or bins worked on at once: a temporary of float64 takes 1 MiB, so a handful of them stays in the cache."""
 
 
 @dataclass(frozen=True)
-class Extremes:
-    """Smallest and largest finite value of one array, and how many values were not finite.
-
-    Attributes:
-        lo, hi: float32, shape () or (C,); +inf and -inf where nothing finite was seen.
-        nan, inf: number of NaN and of infinite values.
-    """
-
-    lo: Array
-    hi: Array
-    nan: int = 0
-    inf: int = 0
-
-
-def extremes(x: Array, axis: int | None = None) -> Extremes:
-    """Extremes of `x` (any float type, any shape), over everything or per channel of `axis`.
-
-    min and max propagate NaN and reach Inf, so an array without either is read only twice; the
-    counting pass runs only where it is needed.
-    """
-    if x.dtype != np.float32:
-        x = x.astype(np.float32)  # numpy reduces half precision ten times slower than single
-    if axis is None and x.size:
-        low, high = float(np.minimum.reduce(x, axis=None)), float(np.maximum.reduce(x, axis=None))
-        if isfinite(low) and isfinite(high):  # called for every tensor of every sample: no arrays on this way
-            return Extremes(np.asarray(low, np.float32), np.asarray(high, np.float32))
-    over = None if axis is None else tuple(i for i in range(x.ndim) if i != axis)
-    shape = () if axis is None else (x.shape[axis],)
-    if x.size == 0:
-        return Extremes(np.full(shape, np.inf, np.float32), np.full(shape, -np.inf, np.float32))
-    lo, hi = np.asarray(x.min(axis=over)), np.asarray(x.max(axis=over))
-    if np.isfinite(lo).all() and np.isfinite(hi).all():
-        return Extremes(lo, hi)
-    finite = np.isfinite(x)
-    lo = np.asarray(np.min(x, axis=over, where=finite, initial=np.inf), np.float32)
-    hi = np.asarray(np.max(x, axis=over, where=finite, initial=-np.inf), np.float32)
-    return Extremes(lo, hi, nan=int(np.isnan(x).sum()), inf=int(np.isinf(x).sum()))
-
-
 class Observer(ABC):
-    """Sees a tensor batch by batch and says which range to represent. Its state does not grow with the data.
+    """A method with its parameters and no state: from a sketch to the range that the codes should represent.
 
     Attributes:
-        axis: channel axis of a range per channel, or None for one range.
-        order_free: whether the bounds are the same bit for bit in any order of the data; where they
-            are not, the walk feeds samples one by one in the order of the data set.
-        for_weights: whether it makes sense on a constant.
-        elements: how many values were seen, finite or not.
-        nan, inf: how many of them were NaN and infinite; these are left out of the bounds.
+        needs: what the sketch must hold: its extremes, its histogram, or the extremes of each sample.
+        for_weights, for_activations: where the method makes sense.
     """
 
-    order_free: ClassVar[bool] = True
+    needs: ClassVar[Needs]
     for_weights: ClassVar[bool] = True
-
-    def __init__(self, *, axis: int | None = None) -> None:
-        self.axis = axis
-        self.elements = 0
-        self.nan = 0
-        self.inf = 0
-
-    @property
-    def finite(self) -> int:
-        """Number of values that the bounds rest on."""
-        return self.elements - self.nan - self.inf
+    for_activations: ClassVar[bool] = True
 
     @abstractmethod
-    def observe(self, x: Array) -> None:
-        """Take in one array: float16, float32 or float64, any shape that has `axis`.
+    def bounds(self, sketch: Sketch, spec: QuantSpec, rule: ScaleRule = "exact") -> Bounds:
+        """The range to represent.
+
+        Args:
+            sketch: what the tensor held; unchanged.
+            spec: the integers that the range is for. Its axis is not read: the sketch says which ranges there are.
+            rule: "exact", or "sparsebit" for the ancestor's numbers.
+
+        Returns:
+            float32, shape () or (C,) as the sketch has an axis or not; (0, 0) where nothing finite was seen.
 
         Raises:
-            NumericError: the channel axis is missing or has another length than before.
+            ValueError: the sketch does not hold what the method `needs`.
         """
 
-    @abstractmethod
-    def merge(self, other: Self) -> None:
-        """Take in what `other` saw, as if it had been seen here after everything so far. `other` is unchanged."""
+
+@dataclass(frozen=True)
+class Target:
+    """What ranges are picked for.
+
+    Attributes:
+        spec: the integers; its axis is 0, that of the ranges in a distribution.
+        rule: how a scale follows from a range.
+        sample_size: values of the whole tensor, all channels, in one sample.
+    """
+
+    spec: QuantSpec
+    rule: ScaleRule
+    sample_size: float = 1.0
+
+    @classmethod
+    def of(cls, spec: QuantSpec, rule: ScaleRule = "exact", sample_size: float = 1.0) -> Target:
+        """The target for the integers of `spec`, whatever their axis."""
+        return cls(replace(spec, axis=0, block_size=None), rule, sample_size)
+
+    def params(self, lo: Array, hi: Array) -> QParams:
+        """Scale and zero point of ranges in float64, of any shape, as they come out once the ranges are float32."""
+        return params_from_bounds(Bounds(lo.astype(np.float32), hi.astype(np.float32)), self.spec, rule=self.rule)
+
+
+@dataclass(frozen=True)
+class Solver(Observer):
+    """An observer that solves each range from its distribution, some channels at a time.
+
+    Under the rule "exact" ranges are cut to the data.
+    """
+
+    needs: ClassVar[Needs] = "histogram"
 
     @abstractmethod
-    def bounds(self) -> Bounds:
-        """The range to represent, float32, shape () or (C,); (0, 0) where nothing finite was seen."""
+    def solve(self, distribution: Distribution, target: Target) -> tuple[Array, Array]:
+        """(lo, hi) of every range of `distribution`, float64 (C,). Ranges that hold nothing are not read."""
 
-    def _count(self, x: Array, seen: Extremes) -> None:
-        """Add one array to the counts."""
-        self.elements += x.size
-        self.nan += seen.nan
-        self.inf += seen.inf
-
-    def _count_from(self, other: Observer) -> None:
-        """Add another observer's counts; it must watch the same axis."""
-        if type(other) is not type(self) or other.axis != self.axis:
-            raise ValueError(f"cannot merge {type(other).__name__} on axis {other.axis} into {type(self).__name__}")
-        self.elements += other.elements
-        self.nan += other.nan
-        self.inf += other.inf
-
-    def _check_axis(self, x: Array, channels: int | None) -> None:
-        """`x` has the channel axis, with the `channels` of the batches before (None: nothing seen yet)."""
-        if self.axis is None:
-            return
-        if self.axis >= x.ndim:
-            raise NumericError(f"a range per channel of axis {self.axis} needs that axis; the shape is {x.shape}")
-        if channels is not None and x.shape[self.axis] != channels:
-            raise NumericError(
-                f"axis {self.axis} had {channels} channels and now has {x.shape[self.axis]}; "
-                "an axis of changing length needs one range per tensor"
-            )
+    def bounds(self, sketch: Sketch, spec: QuantSpec, rule: ScaleRule = "exact") -> Bounds:
+        """See `Observer.bounds`."""
+        whole = sketch.distribution()
+        target = Target.of(spec, rule, sketch.finite / max(sketch.samples, 1))
+        lo, hi = np.zeros(whole.ranges), np.zeros(whole.ranges)
+        for rows in row_tiles(whole):
+            part = rows_of(whole, rows)
+            if whole.left.shape[1]:
+                seen = part.total > 0
+                low, high = self.solve(part, target)
+                if rule == "exact":
+                    low, high = (np.clip(end, part.lo, part.hi) for end in (low, high))
+                lo[rows], hi[rows] = np.where(seen, low, 0.0), np.where(seen, high, 0.0)
+        shape = () if sketch.axis is None else (whole.ranges,)
+        lo, hi = (end.astype(np.float32).reshape(shape) + np.float32(0) for end in (lo, hi))  # no negative zero
+        return Bounds(np.asarray(lo), np.asarray(hi))
 
 
-def readable(lo: Array, hi: Array) -> Bounds:
-    """Bounds of a running (lo, hi), with 0 where nothing finite was seen; a copy, safe to keep."""
-    empty = lo > hi
-    # `+ 0` turns -0.0 into 0.0: which of the two min() returns depends on the order of the data
-    lo, hi = np.where(empty, 0, lo) + np.float32(0), np.where(empty, 0, hi) + np.float32(0)
-    return Bounds(np.asarray(lo, np.float32), np.asarray(hi, np.float32))
+def row_tiles(distribution: Distribution) -> Iterator[slice]:
+    """Slices of the ranges that together hold few enough bins to work on at once, one range at the least."""
+    rows = max(1, TILE // max(1, distribution.left.shape[1]))
+    yield from (slice(start, start + rows) for start in range(0, distribution.ranges, rows))
+
+
+def rows_of(distribution: Distribution, rows: slice) -> Distribution:
+    """Some of the ranges. Nothing is copied."""
+
+    def part(values: Array) -> Array:
+        return values[rows] if len(values) == distribution.ranges else values
+
+    left = part(distribution.left)
+    right = left if distribution.exact else part(distribution.right)
+    counts = part(distribution.counts)
+    return Distribution(left, right, counts, distribution.lo[rows], distribution.hi[rows], distribution.exact)
+
+
+def mirrored(distribution: Distribution) -> Distribution:
+    """The distribution of -x. Nothing is copied but the edges."""
+    left = -distribution.right[:, ::-1]
+    right = left if distribution.exact else -distribution.left[:, ::-1]
+    return Distribution(
+        left, right, distribution.counts[:, ::-1], -distribution.hi, -distribution.lo, distribution.exact
+    )
+
+
+def singles(distribution: Distribution) -> bool:
+    """Whether every bin is one value that was seen once, as in the exact sketch of a constant."""
+    counts = distribution.counts
+    return distribution.exact and len(counts) == 1 and bool((counts == 1).all())
+
+
+def mean_of(distribution: Distribution, function: Callable[[Array], Array]) -> Array:
+    """Mean of `function` over the values (bins: at their middles), float64 (C,); some bins at a time."""
+    total = np.zeros(distribution.ranges)
+    for start in range(0, distribution.left.shape[1], TILE):
+        columns = slice(start, start + TILE)
+        middle = distribution.left[:, columns].astype(np.float64)
+        if not distribution.exact:
+            middle = (middle + distribution.right[:, columns]) / 2
+        total += (function(middle) * distribution.counts[:, columns]).sum(axis=1)
+    return np.asarray(total / np.maximum(distribution.total, 1))
+
+
+def coarsened(distribution: Distribution) -> Distribution:
+    """The distribution itself, or neighbouring bins as one where there are more than `TILE` to a range."""
+    bins = distribution.left.shape[1]
+    if bins <= TILE:
+        return distribution
+    starts = np.arange(0, bins, -(-bins // TILE))
+    left, right = distribution.left[:, starts], distribution.right[:, np.append(starts[1:], bins) - 1]
+    counts = np.add.reduceat(distribution.counts, starts, axis=1)
+    wide = (left.astype(np.float64), right.astype(np.float64), counts)
+    return Distribution(*wide, distribution.lo, distribution.hi, exact=False)

@@ -137,7 +137,7 @@ WAYS = {
 
 
 def test_calibration_on_resnet18(tmp_path: Path) -> None:
-    """Four random images, four ways; asym changes what a rounding sees of its inputs, and never a range."""
+    """Four random images, four ways; with asym only ranges behind the first quantized layer move, and by little."""
     model = networks.resnet18()
     feeds = {"input": np.random.default_rng(0).standard_normal((4, 3, 64, 64)).astype(np.float32)}
     (expected,) = run(model, feeds).values()
@@ -156,9 +156,12 @@ def test_calibration_on_resnet18(tmp_path: Path) -> None:
     assert len(plain.codes) == 20 and len(plain.qparams) == 41, "all but the stem, which reads 3 channels"
     for way, other in found.items():
         assert other.qparams.keys() == plain.qparams.keys()
+        moved = set()
         for key, numbers in plain.qparams.items():
-            assert np.array_equal(numbers.scale, other.qparams[key].scale), (way, key)
-            assert np.array_equal(numbers.zero_point, other.qparams[key].zero_point), (way, key)
+            np.testing.assert_allclose(numbers.scale, other.qparams[key].scale, rtol=0.1, err_msg=f"{way}, {key}")
+            if not np.array_equal(numbers.scale, other.qparams[key].scale):
+                moved.add(key)
+        assert bool(moved) == (way != "plain") and not moved & plain.codes.keys(), way
         for key, codes in plain.codes.items():
             assert np.array_equal(codes, other.codes[key]), (way, key)
 
