@@ -24,5 +24,6 @@ def copy(graph: Graph) -> Graph:
         tensors=dict(info.tensors),
         values=dict(info.values),
         graphs=dict(info.graphs),
+        defaults=dict(info.defaults),
     )
     return copied

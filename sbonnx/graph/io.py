@@ -15,6 +15,7 @@ from onnx.inliner import inline_local_functions
 from sbonnx.errors import ModelError
 from sbonnx.graph import opset as opsets
 from sbonnx.graph.dense import make_dense
+from sbonnx.graph.digests import array_digests
 from sbonnx.graph.files import EXTERNAL_BYTES, model_pieces, write_model
 from sbonnx.graph.lift import lift
 from sbonnx.graph.model import Graph, ModelInfo
@@ -29,7 +30,7 @@ from sbonnx.graph.protos import (
 from sbonnx.graph.query import Array
 from sbonnx.graph.read import build
 from sbonnx.graph.source import Opened, open_model
-from sbonnx.graph.weights import Weights, chunks
+from sbonnx.graph.weights import Weights
 from sbonnx.graph.write import skeleton
 from sbonnx.ops import QDQ
 
@@ -252,9 +253,8 @@ def digest(graph: Graph) -> str:
             for value in [*scope.input, *scope.output]:
                 value.ClearField("type")
     total = hashlib.sha256(made.model.SerializeToString(deterministic=True))
-    for values in made.payloads:
-        for chunk in chunks(values):
-            total.update(chunk)
+    for values in array_digests(made.payloads):
+        total.update(values)
     return total.hexdigest()
 
 

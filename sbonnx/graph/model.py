@@ -37,6 +37,7 @@ class ModelInfo:
         nodes, tensors, values: by node, initializer and tensor name.
         graphs: by scope path ("" is the main graph).
         overridable: initializers that the file listed among its inputs, and `load` removed from there.
+        defaults: their values by name, in memory or in the file (`Weights`).
     """
 
     path: Path | None = None
@@ -51,6 +52,7 @@ class ModelInfo:
     values: dict[str, onnx.ValueInfoProto] = field(default_factory=dict)
     graphs: dict[str, onnx.GraphProto] = field(default_factory=dict)
     overridable: tuple[str, ...] = ()
+    defaults: dict[str, Any] = field(default_factory=dict)
 
 
 class Graph(gs.Graph):  # type: ignore[misc]

@@ -90,8 +90,11 @@ class _Reader:
             return local[name]
 
         graph.inputs = [define(value.name) for value in proto.input]
+        overridable = frozenset(() if path else self.info.overridable)
         for tensor in proto.initializer:
-            local[tensor.name] = self.initializer(tensor)
+            local[tensor.name] = held = self.initializer(tensor)
+            if tensor.name in overridable:
+                self.info.defaults[tensor.name] = held._values
         for node in proto.node:
             if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
                 name = node.output[0]

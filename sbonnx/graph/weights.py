@@ -101,12 +101,14 @@ class Weights(LazyValues):  # type: ignore[misc]
         flat: Array = np.frombuffer(self.source.buffer, self.dtype, count, self.offset)
         return flat.reshape(self.shape)
 
-    def chunks(self) -> Iterator[memoryview]:
-        """The stored bytes in pieces; the pages of each are given back once it was used."""
+    def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[memoryview]:
+        """The stored bytes (from `start` to `stop`) in pieces; the pages of each are given back once it was used."""
         view = memoryview(self.source.buffer)
-        for start in range(self.offset, self.offset + self.stored_bytes, CHUNK_BYTES):
-            yield view[start : min(start + CHUNK_BYTES, self.offset + self.stored_bytes)]
-            _forget_pages(self.source.buffer)
+        end = self.offset + (self.stored_bytes if stop is None else stop)
+        for first in range(self.offset + start, end, CHUNK_BYTES):
+            last = min(first + CHUNK_BYTES, end)
+            yield view[first:last]
+            _forget_pages(self.source.buffer, first, last)
 
 
 def _unpack(weights: Weights) -> Array:
@@ -117,10 +119,11 @@ def _unpack(weights: Weights) -> Array:
     return values
 
 
-def _forget_pages(buffer: mmap.mmap | bytes) -> None:
-    """Give mapped pages back to the system: they are clean and can be read again."""
+def _forget_pages(buffer: mmap.mmap | bytes, first: int = 0, last: int | None = None) -> None:
+    """Give mapped pages (those of the bytes from `first` to `last`) back: they are clean and can be read again."""
     if isinstance(buffer, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-        buffer.madvise(mmap.MADV_DONTNEED)
+        start = first - first % mmap.PAGESIZE
+        buffer.madvise(mmap.MADV_DONTNEED, start, (len(buffer) if last is None else last) - start)
 
 
 def _mapping(values: Array) -> mmap.mmap | None:

@@ -1,0 +1,124 @@
+"""TensorRT's calibration-cache file: ranges for builds that insert no Q/DQ but quantize by themselves.
+
+    TRT-8601-EntropyCalibration2
+    input: 3c010a14
+    conv1: 3d0b7086
+
+The first line names TensorRT's version and the algorithm, each other line a tensor as TensorRT's ONNX parser names it
+(graph inputs and outputs of nodes, by their names in the ONNX file) and 8 hexadecimal digits: the IEEE float32 of its
+scale, most significant byte first. A tensor's scale is absmax / 127: int8, symmetric, one range a tensor. Names may
+hold spaces and colons (TensorRT writes such itself); onnxruntime reads a name up to its first colon.
+
+TensorRT up to 10 reads it (`trtexec --int8 --calib=FILE`, `IInt8Calibrator.read_calibration_cache`, onnxruntime's
+TensorRT provider with `trt_int8_use_native_calibration_table`). Calibrators are deprecated since 10.1 and gone from
+11 on, where quantization is by Q/DQ alone.
+
+Source: TensorRT 8 samples, sampleINT8, "Calibration file"; the scale is `abs(max_dynamic_range) / 127`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from sbonnx.errors import DataError, NumericError, OutputError
+from sbonnx.graph import check_target, write_text
+from sbonnx.spec import MIN_SCALE, UNUSED_SCALE, Array, Bounds
+
+VERSION: Final = "TRT-8601-EntropyCalibration2"
+"""trtexec calibrates anew, on random data, where the algorithm is another than EntropyCalibration2."""
+
+_VERSION: Final = re.compile(r"TRT-\d+-\w+")
+_LINE: Final = re.compile(r"(?P<name>.+): ?(?P<bits>[0-9a-fA-F]{1,8})")
+
+HIGHEST: Final = 127
+"""The highest code of symmetric int8."""
+
+
+def scale_of(bounds: Bounds) -> float:
+    """TensorRT's scale of one range, a float32: max(-lo, hi) / 127; 1 for a range that holds only 0.
+
+    Raises:
+        NumericError: there is one range per channel, or a bound is not finite.
+    """
+    lo, hi = np.asarray(bounds.lo, np.float64), np.asarray(bounds.hi, np.float64)
+    if lo.ndim or hi.ndim:
+        raise NumericError(f"it has {lo.size} ranges, one a channel, and TensorRT's file holds one a tensor")
+    if not (np.isfinite(lo) and np.isfinite(hi)):
+        raise NumericError(f"its range {float(lo)} .. {float(hi)} is not finite")
+    widest = max(-float(lo), float(hi), 0.0)
+    if widest == 0:
+        return UNUSED_SCALE  # a scale of 0 stops TensorRT
+    return float(np.float32(max(widest / HIGHEST, MIN_SCALE)))
+
+
+def write_calibration_cache(
+    path: str | os.PathLike[str],
+    ranges: Mapping[str, Bounds],
+    *,
+    version: str = VERSION,
+    force: bool = False,
+) -> None:
+    """Write the file, whole or not at all, tensors in the order of `ranges`.
+
+    Args:
+        ranges: by the tensor's name in the model that TensorRT will read, float32 (), in units of the tensor.
+            TensorRT takes what has no line here for a tensor that is not to be quantized.
+        version: the first line: `TRT-<version>-<algorithm>`, 8.6.1 being 8601 and 10.3.0 being 100300. TensorRT
+            leaves a file aside that it takes for incompatible: give the version that will read it.
+        force: replace a file that exists.
+
+    Raises:
+        NumericError: see `scale_of`; names the tensor.
+        OutputError: no ranges, a name or version that the format cannot hold, or see `check_target`.
+    """
+    target = Path(path)
+    if not _VERSION.fullmatch(version):
+        raise OutputError(f"'{version}' is no version of a calibration cache: write it like {VERSION}")
+    if not ranges:
+        raise OutputError(f"'{target}' would hold no ranges: TensorRT takes an empty calibration cache for none")
+    lines = [version]
+    for name, bounds in ranges.items():
+        if not name or not name.isprintable() or name != name.strip():
+            raise OutputError(f"tensor {name!r} cannot stand in a calibration cache: rename it in the model")
+        try:
+            scale = scale_of(bounds)
+        except NumericError as error:
+            raise NumericError(f"tensor '{name}' cannot stand in a calibration cache: {error}") from None
+        lines.append(f"{name}: {struct.pack('>f', scale).hex()}")
+    check_target(target, (), force=force)
+    write_text(target, "\n".join(lines) + "\n")
+
+
+def read_calibration_cache(path: str | os.PathLike[str]) -> tuple[str, dict[str, Array]]:
+    """The first line, and each tensor's scale by name (float32, ()), in the order of the file.
+
+    Raises:
+        DataError: it cannot be read, or is no calibration cache; names the line.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise DataError(f"'{path}' cannot be read: {reason}") from error
+    if not lines or not _VERSION.fullmatch(lines[0].strip()):
+        raise DataError(f"'{path}' is no calibration cache of TensorRT: its first line must be like {VERSION}")
+    scales: dict[str, Array] = {}
+    for number, line in enumerate(lines[1:], 2):
+        if not line.strip():
+            continue
+        found = _LINE.fullmatch(line.strip())
+        if not found:
+            raise DataError(f"line {number} of '{path}' is no 'tensor: hexadecimal scale': {line[:60]!r}")
+        # TensorRT leaves out leading zeros
+        scales[found["name"]] = np.array(struct.unpack(">f", bytes.fromhex(found["bits"].zfill(8)))[0], np.float32)
+    return lines[0].strip(), scales
+
+
+__all__ = ["VERSION", "read_calibration_cache", "scale_of", "write_calibration_cache"]

@@ -1,0 +1,239 @@
+"""Digests of what is computed: equal where, and only where, the same numbers come out of the same inputs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final
+
+import numpy as np
+from onnx import AttributeProto
+
+from sbonnx.errors import ModelError
+from sbonnx.graph.model import Body, Constant, Graph, Node, Tensor
+from sbonnx.graph.query import Array, all_tensors, bodies, dtype, ordered, shape
+from sbonnx.graph.weights import CHUNK_BYTES, Weights, array_chunks
+from sbonnx.ops import RANDOM
+
+BLOCK_BYTES: Final = 4 << 20
+"""Long arrays are digested in blocks of this size, several at a time. Part of what a digest means."""
+
+INLINE_BYTES: Final = 64 << 10
+"""Shorter arrays are not worth a thread."""
+
+AHEAD_BYTES: Final = 64 << 20
+"""So much is handed to the threads before the oldest result is waited for."""
+
+THREADS: Final = max(1, min(4, os.cpu_count() or 1))
+
+HEX_DIGITS: Final = 32
+"""Digests are given as the first half of a sha256: 128 bits."""
+
+if CHUNK_BYTES % BLOCK_BYTES:
+    raise ValueError("blocks must not straddle the pieces in which weights are read")
+
+
+def combined(tag: str, *parts: bytes) -> bytes:
+    """sha256 of `tag` and `parts` behind their lengths, so that no two lists give the same bytes."""
+    lengths = ",".join([str(len(part)) for part in parts])
+    return hashlib.sha256(b"".join((f"{len(tag)} {tag} {lengths};".encode(), *parts))).digest()
+
+
+def text(digest: bytes) -> str:
+    """A digest as it is written down: 32 hexadecimal digits."""
+    return digest.hex()[:HEX_DIGITS]
+
+
+def array_digests(arrays: Iterable[Array | Weights]) -> Iterator[bytes]:
+    """The digest of each array, in order: type, shape and bytes (texts by their characters).
+
+    Arrays are taken from the iterable as they are needed and read in blocks by a few threads; mapped weights are
+    not held in memory.
+    """
+    under_way: deque[tuple[bytes, list[Future[bytes] | bytes], int]] = deque()
+    ahead = 0
+
+    def finish() -> bytes:
+        head, blocks, _ = under_way.popleft()
+        return combined("array", head, *(part if isinstance(part, bytes) else part.result() for part in blocks))
+
+    with ThreadPoolExecutor(THREADS, thread_name_prefix="sbonnx-digest") as pool:
+        for given in arrays:
+            values = given.astype(given.dtype.newbyteorder("=")) if given.dtype.byteorder == ">" else given
+            jobs = list(_blocks(values))
+            size = sum(length for _, length in jobs)
+            alone = size < INLINE_BYTES
+            under_way.append((_head(values), [job() if alone else pool.submit(job) for job, _ in jobs], size))
+            ahead += size
+            while ahead > AHEAD_BYTES:
+                ahead -= under_way[0][2]
+                yield finish()
+        while under_way:
+            yield finish()
+
+
+def _head(values: Array | Weights) -> bytes:
+    """Type and shape."""
+    kind = np.dtype(values.dtype)
+    name = "text" if kind.kind in "OUS" else kind.name
+    return f"{name} {tuple(int(size) for size in values.shape)}".encode()
+
+
+def _blocks(values: Array | Weights) -> Iterator[tuple[Callable[[], bytes], int]]:
+    """(what digests a block, its length in bytes) for each block of the values as they are stored."""
+    if isinstance(values, Weights):
+        for start in range(0, values.stored_bytes, BLOCK_BYTES):
+            stop = min(start + BLOCK_BYTES, values.stored_bytes)
+            yield _job(values.chunks(start, stop)), stop - start
+    elif values.dtype.kind in "OUS":
+        parts = [one if isinstance(one, bytes) else str(one).encode("utf-8", "surrogatepass") for one in values.flat]
+        yield lambda: combined("texts", *parts), 0
+    else:
+        for chunk in array_chunks(values):
+            for start in range(0, len(chunk), BLOCK_BYTES):
+                block = memoryview(chunk)[start : start + BLOCK_BYTES]
+                yield _job([block]), len(block)
+
+
+def _job(pieces: Iterable[bytes | memoryview]) -> Callable[[], bytes]:
+    def run() -> bytes:
+        total = hashlib.sha256()
+        for piece in pieces:
+            total.update(piece)
+        return total.digest()
+
+    return run
+
+
+def tensor_digests(graph: Graph) -> dict[str, str]:
+    """By name, for every tensor of every scope, a digest of all that computes it (a Merkle tree, sha256).
+
+    - A constant: type, shape, bytes.
+    - A graph input: name, type, and shape (of dynamic dimensions, that they are dynamic).
+    - What a node computes: operator, domain, opset, attributes, digests of its inputs and bodies, number of the
+      output. Names do not count, except those of operators that draw random numbers, of which no two agree.
+    - In a branch of If, the condition counts too: it says on which samples the branch runs. In a body of Loop, Scan
+      and the like the whole node counts: it says how often.
+
+    So two graphs (before and after an edit, in other processes, under other versions of Python) agree on a digest
+    where the tensor holds the same numbers for the same feeds, given the same runtime.
+
+    Raises:
+        ModelError: nodes form a cycle, or an attribute has no form in ONNX.
+    """
+    walk = _Walk(graph)
+    walk.look_at(graph, 0)
+    walk.place(graph, b"")
+    return {tensor.name: text(walk.final[id(tensor)]) for tensor in all_tensors(graph)}
+
+
+def outputs_digest(graph: Graph, digests: Mapping[str, str] | None = None) -> str:
+    """One digest of a whole model: of its outputs' names and digests. `digests`: of `tensor_digests`, if at hand."""
+    known = tensor_digests(graph) if digests is None else digests
+    return text(combined("outputs", *(f"{known[one.name]} {one.name}".encode() for one in graph.outputs)))
+
+
+class _Walk:
+    """Digests by id.
+
+    Attributes:
+        inner: of a tensor as seen from within its scope, whose parameters are numbers.
+        whole: of a node and all it reads.
+        final: `inner` with what decides when and how often the scope runs.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.opsets = {entry.domain: entry.version for entry in graph.import_domains or ()}
+        self.opsets[""] = graph.opset
+        self.whole: dict[int, bytes] = {}
+        constants = {id(one): one for one in all_tensors(graph) if isinstance(one, Constant)}
+        digests = array_digests(_stored(one) for one in constants.values())
+        self.inner: dict[int, bytes] = dict(zip(constants, digests, strict=True))
+        for tensor in all_tensors(graph):
+            if not isinstance(tensor, Constant) and not tensor.inputs:  # nothing in the graph computes it
+                self.inner[id(tensor)] = _given(tensor)
+        self.final = dict(self.inner)
+
+    def look_at(self, scope: Body, depth: int) -> None:
+        """`inner` and `whole` of one scope and of the bodies in it."""
+        if depth:
+            for number, tensor in enumerate(scope.inputs):
+                self.inner[id(tensor)] = combined("parameter", b"%d" % depth, b"%d" % number)
+        for node in ordered(scope.nodes):
+            for _, body in bodies(node):
+                self.look_at(body, depth + 1)
+            whole = self.whole[id(node)] = self.of_node(node)
+            for number, tensor in enumerate(node.outputs):
+                if tensor.name:
+                    self.inner[id(tensor)] = combined("output", whole, b"%d" % number)
+
+    def place(self, scope: Body, context: bytes) -> None:
+        """`final` of one scope and of the bodies in it. `context` is b"" where the scope always runs, once."""
+        own = [*(scope.inputs if context else ()), *(one for node in scope.nodes for one in node.outputs if one.name)]
+        for tensor in own:
+            inner = self.inner[id(tensor)]
+            self.final[id(tensor)] = combined("within", context, inner) if context else inner
+        for node in scope.nodes:
+            for name, body in bodies(node):
+                branch = node.op == "If" and not node.domain
+                runs = combined("if", self.inner[id(node.inputs[0])]) if branch else self.whole[id(node)]
+                self.place(body, combined("body", context, runs, name.encode()))
+
+    def of_node(self, node: Node) -> bytes:
+        """Everything about a node but its name; of its bodies, what they give."""
+        domain = "" if node.domain in (None, "ai.onnx") else str(node.domain)
+        inputs = [self.inner[id(tensor)] if tensor.name else b"" for tensor in node.inputs]
+        attributes = [combined(name, self.attribute(node, name, node.attrs[name])) for name in sorted(node.attrs)]
+        return combined(
+            node.op,
+            domain.encode(),
+            b"%d" % self.opsets.get(domain, 1),
+            node.name.encode() if node.op in RANDOM else b"",
+            combined("inputs", *inputs),
+            combined("attributes", *attributes),
+            bytes(bool(tensor.name) for tensor in node.outputs),  # Split and others do by how many they have
+        )
+
+    def attribute(self, node: Node, name: str, value: Any) -> bytes:
+        """The value of an attribute; floats as ONNX keeps them, in 32 bits."""
+        if isinstance(value, Body):
+            return combined("body", b"%d" % len(value.inputs), *(self.inner[id(one)] for one in value.outputs))
+        if isinstance(value, AttributeProto):
+            return combined("proto", value.SerializeToString(deterministic=True))
+        if isinstance(value, Constant):
+            return next(array_digests([_stored(value)]))
+        if isinstance(value, np.ndarray) and value.ndim:
+            return next(array_digests([value]))
+        plain = value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
+        if isinstance(plain, (list, tuple)):
+            if all(type(one) is int for one in plain):
+                return combined("ints", repr(list(plain)).encode())
+            return combined("list", *(self.attribute(node, name, one) for one in plain))
+        if isinstance(plain, int):
+            return combined("int", b"%d" % plain)
+        if isinstance(plain, float):
+            with np.errstate(over="ignore"):
+                return combined("float", np.float32(plain).tobytes())
+        if isinstance(plain, (str, bytes)):
+            return combined("string", plain.encode() if isinstance(plain, str) else plain)
+        raise ModelError(f"attribute '{name}' of node '{node.name}' is a {type(plain).__name__}: ONNX has no such")
+
+
+def _stored(tensor: Constant) -> Array | Weights:
+    """The values, mapped ones not loaded."""
+    values = tensor._values
+    return values if isinstance(values, (np.ndarray, Weights)) else values.load()
+
+
+def _given(tensor: Tensor) -> bytes:
+    """A tensor that comes from outside. Names of dynamic dimensions say nothing of the numbers."""
+    dims = shape(tensor)
+    sizes = None if dims is None else [size if isinstance(size, int) else None for size in dims]
+    kind = dtype(tensor)
+    return combined("given", tensor.name.encode(), f"{kind} {sizes} {getattr(tensor, 'type', '')}".encode())
+
+
+__all__ = ["array_digests", "combined", "outputs_digest", "tensor_digests", "text"]
