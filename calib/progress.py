@@ -1,20 +1,30 @@
-"""How far calibration is: a bar on a terminal, a line a minute in a log, or nothing."""
+"""How far calibration is: a bar on a terminal, a line a minute in a log, JSON lines for scripts, or nothing."""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any, Final, Protocol, final
 
 LINE_EVERY: Final = 60.0
 """Seconds between two lines in a log."""
+
+JSON_EVERY: Final = 0.25
+"""Seconds between two JSON lines, and between two looks at the figures beside the bar."""
 
 
 class Progress(Protocol):
     """What calibration tells as it goes. `start` begins a stretch of work; `advance` counts pieces of it."""
 
     def start(self, what: str, total: int | None) -> None:
-        """Begin `what`, of `total` pieces (None: not known)."""
+        """Begin `what`: a pass over `total` pieces (None: not known), or one such pass for each segment."""
+
+    def state(self, *, segment: tuple[int, int] | None = None, spilled: int = 0) -> None:
+        """Segment k of n is at work (None: as before; a new k begins the count anew), and so many bytes are on disk."""
 
     def advance(self, pieces: int = 1) -> None:
         """So many more are done."""
@@ -23,11 +33,134 @@ class Progress(Protocol):
         """No more will come. Twice is once."""
 
 
+def memory_in_use() -> int | None:
+    """Bytes of memory that this process holds now; its highest so far where the system tells no more, None if nothing.
+
+    Linux: resident set of /proc/self/statm (proc(5)). macOS and BSD: ru_maxrss, in bytes and in KiB (getrusage(2)).
+    """
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[1]
+    except OSError:  # not Linux
+        return _peak()
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _peak() -> int | None:
+    """The highest resident set so far, in bytes; None on Windows."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return highest if sys.platform == "darwin" else highest * 1024
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Where the work stands.
+
+    Attributes:
+        stage: what is being done.
+        segment, segments: number of the segment at work, from 1, and how many there are; None where there is one pass.
+        done, total: pieces of the data in this segment; total None where it is not known.
+        per_second: pieces a second in this segment.
+        memory_bytes: see `memory_in_use`.
+        spilled_bytes: activations on disk.
+        eta_seconds: time left for all segments, as if they all took as long; None where that cannot be told yet.
+        elapsed_seconds: since the stage began.
+    """
+
+    stage: str
+    segment: int | None
+    segments: int | None
+    done: int
+    total: int | None
+    per_second: float
+    memory_bytes: int | None
+    spilled_bytes: int
+    eta_seconds: float | None
+    elapsed_seconds: float
+
+    def pace(self) -> str:
+        """Pieces a second, memory, disk and time left, as far as there is something to say."""
+        parts = [f"{self.per_second:.3g}/s"]
+        if self.memory_bytes is not None:
+            parts.append(f"{size_text(self.memory_bytes)} in memory")
+        if self.spilled_bytes:
+            parts.append(f"{size_text(self.spilled_bytes)} on disk")
+        if self.eta_seconds is not None:
+            parts.append(f"{_clock(self.eta_seconds)} left")
+        return ", ".join(parts)
+
+    def line(self) -> str:
+        """All of it in one line."""
+        place = "" if self.segment is None else f"segment {self.segment} of {self.segments}, "
+        of = "" if self.total is None else f" of {self.total}"
+        return f"{self.stage}: {place}{self.done}{of}, {self.pace()}"
+
+    def to_json(self) -> str:
+        """One JSON object in one line: the attributes, rates and seconds to a thousandth."""
+        values = {name: round(value, 3) if isinstance(value, float) else value for name, value in vars(self).items()}
+        return json.dumps(values)
+
+
+class _Tally:
+    """Counts what it is told."""
+
+    def __init__(self) -> None:
+        self.what = ""
+        self.total: int | None = None
+        self.done = 0
+        self.segment: tuple[int, int] | None = None
+        self.spilled = 0
+        self.began = self.segment_began = time.monotonic()
+
+    def start(self, what: str, total: int | None) -> None:
+        """See `Progress`."""
+        self.what, self.total, self.done, self.segment, self.spilled = what, total, 0, None, 0
+        self.began = self.segment_began = time.monotonic()
+
+    def state(self, segment: tuple[int, int] | None, spilled: int) -> bool:
+        """See `Progress`. Whether the count began anew."""
+        self.spilled = spilled
+        if segment is None or segment == self.segment:
+            return False
+        anew = self.segment is not None
+        self.segment = segment
+        if anew:
+            self.done, self.segment_began = 0, time.monotonic()
+        return anew
+
+    def figures(self) -> Figures:
+        """Where the work stands now."""
+        now = time.monotonic()
+        number, count = self.segment or (1, 1)
+        left = None
+        if self.total:
+            share = (number - 1 + min(self.done / self.total, 1)) / count
+            left = (now - self.began) * (1 - share) / share if share > 0 else None
+        return Figures(
+            stage=self.what,
+            segment=self.segment and number,
+            segments=self.segment and count,
+            done=self.done,
+            total=self.total,
+            per_second=self.done / max(now - self.segment_began, 1e-9),
+            memory_bytes=memory_in_use(),
+            spilled_bytes=self.spilled,
+            eta_seconds=left,
+            elapsed_seconds=now - self.began,
+        )
+
+
 @final
 class Silent:
     """Says nothing."""
 
     def start(self, what: str, total: int | None) -> None:
+        """See `Progress`."""
+
+    def state(self, *, segment: tuple[int, int] | None = None, spilled: int = 0) -> None:
         """See `Progress`."""
 
     def advance(self, pieces: int = 1) -> None:
@@ -39,53 +172,96 @@ class Silent:
 
 @final
 class Lines:
-    """One line a minute: what, how far, pieces a second, time left. Work of less than a minute says nothing."""
+    """One line a minute (`Figures.line`). Work of less than a minute says nothing."""
 
     def __init__(self, stream: IO[str] | None = None, *, every: float = LINE_EVERY) -> None:
         self._stream = stream if stream is not None else sys.stderr
         self._every = every
-        self._what = ""
-        self._total: int | None = None
-        self._done = 0
-        self._began = self._said = time.monotonic()
+        self._tally = _Tally()
+        self._said = time.monotonic()
 
     def start(self, what: str, total: int | None) -> None:
         """See `Progress`."""
-        self._what, self._total, self._done = what, total, 0
-        self._began = self._said = time.monotonic()
+        self._tally.start(what, total)
+        self._said = time.monotonic()
+
+    def state(self, *, segment: tuple[int, int] | None = None, spilled: int = 0) -> None:
+        """See `Progress`."""
+        self._tally.state(segment, spilled)
 
     def advance(self, pieces: int = 1) -> None:
         """See `Progress`."""
-        self._done += pieces
+        self._tally.done += pieces
         now = time.monotonic()
-        if now - self._said < self._every:
-            return
-        self._said = now
-        rate = self._done / max(now - self._began, 1e-9)
-        text = f"{self._what}: {self._done}"
-        if self._total:
-            left = max(self._total - self._done, 0) / rate
-            text += f" of {self._total}, {rate:.3g}/s, {_clock(left)} left"
-        else:
-            text += f", {rate:.3g}/s"
-        print(text, file=self._stream, flush=True)
+        if now - self._said >= self._every:
+            self._said = now
+            print(self._tally.figures().line(), file=self._stream, flush=True)
 
     def close(self) -> None:
         """See `Progress`."""
 
 
 @final
+class JsonLines:
+    """`Figures` as JSON, one object a line: at most four a second, and always the last of each stage.
+
+    The keys are those of `Figures`: stage, segment, segments, done, total, per_second, memory_bytes, spilled_bytes,
+    eta_seconds, elapsed_seconds. Others may be added; none changes its meaning.
+    """
+
+    def __init__(self, stream: IO[str] | None = None, *, every: float = JSON_EVERY) -> None:
+        self._stream = stream if stream is not None else sys.stderr
+        self._every = every
+        self._tally = _Tally()
+        self._said = time.monotonic()
+        self._open = False
+
+    def start(self, what: str, total: int | None) -> None:
+        """See `Progress`."""
+        self.close()
+        self._tally.start(what, total)
+        self._said, self._open = time.monotonic(), True
+
+    def state(self, *, segment: tuple[int, int] | None = None, spilled: int = 0) -> None:
+        """See `Progress`."""
+        self._tally.state(segment, spilled)
+
+    def advance(self, pieces: int = 1) -> None:
+        """See `Progress`."""
+        self._tally.done += pieces
+        if time.monotonic() - self._said >= self._every:
+            self._say()
+
+    def close(self) -> None:
+        """See `Progress`."""
+        if self._open:
+            self._open = False
+            self._say()
+
+    def _say(self) -> None:
+        self._said = time.monotonic()
+        print(self._tally.figures().to_json(), file=self._stream, flush=True)
+
+
+@final
 class Bar:
-    """A bar with the time left, on a terminal."""
+    """A bar with the figures beside it, on a terminal."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
         console = Console(file=stream) if stream is not None else Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[pace]}"),
+        )
         self._bar: Any = RichProgress(*columns, console=console, transient=True)
+        self._tally = _Tally()
+        self._said = 0.0
         self._task: Any = None
         self._bar.start()
 
@@ -93,24 +269,52 @@ class Bar:
         """See `Progress`."""
         if self._task is not None:
             self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(what, total=total)
+        self._tally.start(what, total)
+        self._task = self._bar.add_task(what, total=total, pace="")
+
+    def state(self, *, segment: tuple[int, int] | None = None, spilled: int = 0) -> None:
+        """See `Progress`."""
+        if self._tally.state(segment, spilled) and self._task is not None:
+            self._bar.reset(self._task)
+        if segment is not None and self._task is not None:
+            text = f"{self._tally.what}, segment {segment[0]} of {segment[1]}"
+            self._bar.update(self._task, description=text)
 
     def advance(self, pieces: int = 1) -> None:
         """See `Progress`."""
-        if self._task is not None:
-            self._bar.advance(self._task, pieces)
+        self._tally.done += pieces
+        if self._task is None:
+            return
+        now = time.monotonic()
+        if now - self._said >= JSON_EVERY:
+            self._said = now
+            self._bar.update(self._task, pace=self._tally.figures().pace())
+        self._bar.advance(self._task, pieces)
 
     def close(self) -> None:
         """See `Progress`."""
         self._bar.stop()
 
 
-def make_progress(*, quiet: bool = False, stream: IO[str] | None = None) -> Progress:
-    """The progress for where the output goes: nothing when quiet, a bar on a terminal, else lines."""
+def make_progress(*, quiet: bool = False, as_json: bool = False, stream: IO[str] | None = None) -> Progress:
+    """The progress for where the output goes (None: stderr): JSON where asked for, nothing when quiet, a bar on a
+    terminal, else lines."""
+    if as_json:
+        return JsonLines(stream)
     if quiet:
         return Silent()
     target = stream if stream is not None else sys.stderr
     return Bar(stream) if target.isatty() else Lines(stream)
+
+
+def size_text(count: int) -> str:
+    """Bytes in three digits: 1.23 GB, 45.6 MB."""
+    size, unit = float(count), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if size < 999.5 or unit == "TB":
+            break
+        size /= 1000
+    return f"{size:.3g} {unit}"
 
 
 def _clock(seconds: float) -> str:

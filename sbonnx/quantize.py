@@ -10,19 +10,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 
 from sbonnx import graph as graphs
 from sbonnx import profile
 from sbonnx import verify as proof
 from sbonnx.calib import data as datasets
+from sbonnx.calib import trt_cache as trt
 from sbonnx.calib import walk
+from sbonnx.calib.asym import Asym
+from sbonnx.calib.feedback import unroll
 from sbonnx.calib.progress import Progress
 from sbonnx.graph import Graph, query
 from sbonnx.graph.staging import staged
-from sbonnx.plan import Solution
+from sbonnx.plan import Plan, Solution
 from sbonnx.prepare import Prepared, Source, prepare, read_recipe, source_of
 from sbonnx.report import Report
+from sbonnx.spec import Bounds
 
 OLDEST_OPSET = 7
 """onnxruntime has no kernels for older versions of the operators."""
@@ -45,6 +50,7 @@ def quantize(
     verify: bool = True,
     split: int | None = None,
     progress: Progress | None = None,
+    trt_cache: str | os.PathLike[str] | None = None,
     **overrides: Any,
 ) -> Report:
     """Quantize a float ONNX model and prove the result.
@@ -59,6 +65,7 @@ def quantize(
         verify: check the file and compare it with the float model on the calibration data.
         split: cut arrays with a long leading axis into batches of this many samples.
         progress: told of the calibration's progress.
+        trt_cache: where to write TensorRT's calibration-cache file with the ranges of the activations.
         overrides: recipe keys by keyword, such as ``bits="w8a8"`` or ``device="cuda"``.
 
     Returns:
@@ -71,17 +78,13 @@ def quantize(
     target = None if output is None else Path(output)
     if target is not None:
         graphs.check_target(target, inputs=_files(model, data), force=force)
+    if trt_cache is not None:
+        graphs.check_target(Path(trt_cache), inputs=[*_files(model, data), *_files(output)], force=force)
     prepared = prepare(model, wishes, rules)
-    samples = datasets.read(data, datasets.input_specs(prepared.graph), split=split, limit=wishes.samples)
-    solution = walk.calibrate(
-        prepared.graph,
-        prepared.plan,
-        samples,
-        device=wishes.device,
-        solve=prepared.round,
-        memory=wishes.calibration.memory,
-        progress=progress,
-    )
+    samples = _samples(data, prepared, split)
+    solution = _calibrated(prepared, samples, progress)
+    if trt_cache is not None:
+        trt.write_calibration_cache(trt_cache, _ranges(prepared.plan, solution), force=force)
     quantized = prepared.quantized(solution)
     report = _report(model, target, prepared, solution, quantized)
     with _place(target, prepared.graph.info.files, force) as path:
@@ -92,6 +95,55 @@ def quantize(
             with _reference(model, prepared) as source:
                 report = _verified(report, source, path, samples, prepared, solution)
     return report
+
+
+def _samples(data: Any, prepared: Prepared, split: int | None) -> datasets.Dataset:
+    """The feeds that the recipe asks for, complete: with the states of a recurrent model."""
+    recipe, wishes = prepared.recipe, prepared.recipe.calibration
+    if not wishes.feedback:
+        return datasets.read(
+            data, prepared.graph, split=split, limit=recipe.samples, pick=wishes.pick, seed=wishes.seed
+        )
+    return unroll(
+        data,
+        prepared.graph,
+        wishes.feedback,
+        device=recipe.device,
+        split=split,
+        limit=recipe.samples,
+        pick=wishes.pick,
+        seed=wishes.seed,
+    )
+
+
+def _calibrated(prepared: Prepared, samples: datasets.Dataset, progress: Progress | None) -> Solution:
+    """The solution, measured as the recipe asks for."""
+    wishes = prepared.recipe.calibration
+    return walk.calibrate(
+        prepared.graph,
+        prepared.plan,
+        samples,
+        device=prepared.recipe.device,
+        solve=prepared.round,
+        granularity=wishes.granularity,
+        memory=wishes.memory,
+        threads=wishes.threads,
+        cache=wishes.cache,
+        asym=Asym(ranges=wishes.asym.ranges, rounding=wishes.asym.rounding) if wishes.asym.enable else None,
+        progress=progress,
+    )
+
+
+def _ranges(plan: Plan, solution: Solution) -> dict[str, Bounds]:
+    """The range of each quantized activation of the main graph, by tensor: what any of its readers represents."""
+    found: dict[str, Bounds] = {}
+    for site in plan.of_role("activation"):
+        bounds = solution.bounds.get(site.key)
+        if site.fixed is not None:
+            bounds = Bounds(*(np.asarray(end, np.float32) for end in site.fixed))
+        if bounds is not None and not site.scope:
+            found[site.tensor] = found[site.tensor].union(bounds) if site.tensor in found else bounds
+    return found
 
 
 @contextmanager
@@ -148,7 +200,7 @@ def _report(model: Source, target: Path | None, prepared: Prepared, solution: So
         applied=prepared.applied,
         refusals=(*prepared.refusals, *solution.refusals),
         settings=prepared.recipe.to_dict(),
-        notes=tuple(prepared.graph.info.notes),
+        notes=(*prepared.graph.info.notes, *solution.notes),
         problems=problems,
     )
 

@@ -8,20 +8,39 @@ from pathlib import Path
 from typing import Any
 
 from sbonnx.calib.readers.files import open_path
-from sbonnx.calib.readers.fit import Feed, InputSpec, cut, fitted, named
+from sbonnx.calib.readers.fit import Feed, InputSpec, cut, fitted, named, without_defaults
 from sbonnx.calib.readers.objects import open_object
+from sbonnx.calib.readers.pick import Pick, Sampling
 from sbonnx.calib.readers.source import Source
 
+ALL = Sampling()
+"""Every feed, in order."""
 
-def open_source(data: Any, inputs: Sequence[InputSpec], limit: int | None = None) -> Source:
+
+def open_source(data: Any, inputs: Sequence[InputSpec], sampling: Sampling = ALL) -> Source:
     """The reader for `data`: a path by what lies there, an object by what it can do.
+
+    Args:
+        sampling: what will be used: the rest of what can be walked only once is not kept.
 
     Raises:
         DataError: nothing that can be read.
     """
     if isinstance(data, (str, os.PathLike)):
         return open_path(Path(os.fspath(data)), inputs)
-    return open_object(data, limit)
+    return open_object(data, sampling)
 
 
-__all__ = ["Feed", "InputSpec", "Source", "cut", "fitted", "named", "open_source"]
+__all__ = [
+    "ALL",
+    "Feed",
+    "InputSpec",
+    "Pick",
+    "Sampling",
+    "Source",
+    "cut",
+    "fitted",
+    "named",
+    "open_source",
+    "without_defaults",
+]

@@ -9,15 +9,15 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
 from sbonnx.calib.readers.fit import InputSpec
-from sbonnx.calib.readers.source import Source
+from sbonnx.calib.readers.lengths import lengths_of_files
+from sbonnx.calib.readers.source import Source, listed
 from sbonnx.errors import DataError
 from sbonnx.spec import Array
 
@@ -34,10 +34,8 @@ def open_path(path: Path, inputs: Sequence[InputSpec]) -> Source:
         return _open_folder(path, inputs)
     if not path.exists():
         raise DataError(f"there is no file or folder '{path}': check the path of the data")
-    if path.suffix == ".npz":
-        return Source(f"'{path}'", lambda: iter([(f"'{path}'", _load(path))]), 1)
-    if path.suffix == ".npy":
-        return Source(f"'{path}'", lambda: iter([(f"'{path}'", _load(path))]), 1)
+    if path.suffix in (".npz", ".npy"):
+        return listed(f"'{path}'", 1, lambda _: (f"'{path}'", _load(path)), lambda: lengths_of_files([path]))
     if path.suffix == ".json":
         return _polygraphy(path)
     raise DataError(f"'{path}' is no data file: give {', '.join(KNOWN)} or a folder of them")
@@ -85,7 +83,12 @@ def _open_folder(folder: Path, inputs: Sequence[InputSpec]) -> Source:
 
 def _of_files(folder: Path, paths: list[Path], load: Any) -> Source:
     """One feed a file (or test set)."""
-    return Source(f"folder '{folder}'", lambda: ((f"'{path}'", load(path)) for path in paths), len(paths))
+
+    def at(number: int) -> tuple[str, Any]:
+        return f"'{paths[number]}'", load(paths[number])
+
+    lengths = None if load is not _load else lambda: lengths_of_files(paths)
+    return listed(f"folder '{folder}'", len(paths), at, lengths)
 
 
 def _of_input_folders(folder: Path, inputs: Sequence[InputSpec]) -> Source:
@@ -105,12 +108,13 @@ def _of_input_folders(folder: Path, inputs: Sequence[InputSpec]) -> Source:
         found = ", ".join(f"'{name}' {count}" for name, count in counts.items())
         raise DataError(f"the subfolders of '{folder}' must hold equally many .npy files ({found})")
 
-    def walk() -> Iterator[tuple[str, Any]]:
-        for row in zip(*columns.values(), strict=True):
-            feed = {name: _load(path) for name, path in zip(columns, row, strict=True)}
-            yield f"'{row[0]}'", feed
+    rows = list(zip(*columns.values(), strict=True))
 
-    return Source(f"folder '{folder}'", walk, next(iter(counts.values())))
+    def at(number: int) -> tuple[str, Any]:
+        feed = {name: _load(path) for name, path in zip(columns, rows[number], strict=True)}
+        return f"'{rows[number][0]}'", feed
+
+    return listed(f"folder '{folder}'", len(rows), at, lambda: lengths_of_files([row[0] for row in rows]))
 
 
 def _load(path: Path) -> Any:
@@ -159,12 +163,11 @@ def _polygraphy(path: Path) -> Source:
     if not isinstance(feeds, list) or not all(isinstance(feed, dict) for feed in feeds):
         raise DataError(f"'{path}' is no list of feeds: save it with Polygraphy's save_json([{{name: array}}, ...])")
 
-    def walk() -> Iterator[tuple[str, Any]]:
-        for number, feed in enumerate(feeds):
-            where = f"feed {number} of '{path}'"
-            yield where, {name: _decode(value, f"'{name}' in {where}") for name, value in feed.items()}
+    def at(number: int) -> tuple[str, Any]:
+        where = f"feed {number} of '{path}'"
+        return where, {name: _decode(value, f"'{name}' in {where}") for name, value in feeds[number].items()}
 
-    return Source(f"'{path}'", walk, len(feeds))
+    return listed(f"'{path}'", len(feeds), at, None)
 
 
 def _decode(value: Any, what: str) -> Array:
@@ -184,6 +187,8 @@ def _decode(value: Any, what: str) -> Array:
 
 def _load_test_set(folder: Path, inputs: Sequence[InputSpec]) -> dict[str, Any]:
     """One ONNX test set: input_0.pb, input_1.pb, ... in the order of the graph's inputs."""
+    import onnx  # here, for worker processes want `InputSpec` quickly, and no files
+
     feed: dict[str, Any] = {}
     for index, spec in enumerate(inputs):
         path = folder / f"input_{index}.pb"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,7 @@ def named(raw: Any, inputs: Sequence[InputSpec], where: str) -> Feed:
 
     A mapping is taken by name (`arr_0`, `arr_1`, ... of an unnamed `np.savez` by position); a list or tuple by
     position, where items past the last input (labels) are left out; anything else is the model's single input.
+    By position, as many items as there are inputs that must be fed are those.
 
     Raises:
         DataError: a name the model does not have, an input without an array, too few items.
@@ -75,7 +76,7 @@ def named(raw: Any, inputs: Sequence[InputSpec], where: str) -> Feed:
     if isinstance(raw, Mapping):
         pairs = {str(name): value for name, value in raw.items()}
         if pairs and all(name == f"arr_{i}" for i, name in enumerate(pairs)):
-            names = [spec.name for spec in inputs][: len(pairs)]
+            names = _by_position(inputs, len(pairs))
             if len(names) == len(pairs) and not set(pairs) & set(names):
                 pairs = dict(zip(names, pairs.values(), strict=True))
         _check_names(pairs, inputs, where)
@@ -84,7 +85,7 @@ def named(raw: Any, inputs: Sequence[InputSpec], where: str) -> Feed:
         needed = sum(not spec.optional for spec in inputs)
         if len(raw) < needed:
             raise DataError(f"{where} holds {len(raw)} items and the model has {needed} inputs: {', '.join(wanted)}")
-        pairs = dict(zip(wanted, raw, strict=False))
+        pairs = dict(zip(_by_position(inputs, len(raw)), raw, strict=False))
     else:
         needed_names = [spec.name for spec in inputs if not spec.optional]
         if len(needed_names) != 1 and len(inputs) != 1:
@@ -98,6 +99,43 @@ def named(raw: Any, inputs: Sequence[InputSpec], where: str) -> Feed:
         for spec in inputs
         if spec.name in pairs
     }
+
+
+def _by_position(inputs: Sequence[InputSpec], count: int) -> list[str]:
+    """The inputs that `count` items without names are for."""
+    needed = [spec.name for spec in inputs if not spec.optional]
+    return needed if count == len(needed) else [spec.name for spec in inputs][:count]
+
+
+def without_defaults(raw: Any, defaults: Mapping[str, Callable[[], Array]], where: str) -> Any:
+    """`raw` without what it feeds to inputs that are constants to the model; it must feed what they hold.
+
+    Args:
+        defaults: give the values of initializers that the file lists among its inputs.
+
+    Raises:
+        DataError: a type, shape or value is another one.
+    """
+    fed = [name for name in raw if name in defaults] if isinstance(raw, Mapping) and defaults else []
+    for name in fed:
+        if not _equal(as_array(raw[name], f"input '{name}' of {where}"), defaults[name]()):
+            raise DataError(
+                f"{where} feeds '{name}' other values than its default in the model, which is quantized as a constant: "
+                f"leave '{name}' out, or drop its initializer from the model to make it an input like the others"
+            )
+    return {name: value for name, value in raw.items() if name not in defaults} if fed else raw
+
+
+def _equal(fed: Array, held: Array) -> bool:
+    """Whether an array means the same values, in a wider or narrower type of its kind."""
+    if fed.shape != held.shape:
+        return False
+    if fed.dtype.kind == held.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            fed = fed.astype(held.dtype)
+    elif (fed.dtype.kind in "iub") != (held.dtype.kind in "iub"):
+        return False
+    return bool(np.array_equal(fed, held))
 
 
 def _check_names(pairs: Mapping[str, Any], inputs: Sequence[InputSpec], where: str) -> None:

@@ -33,8 +33,7 @@ def run(
     show = Show(as_json=as_json, quiet=quiet)
     source = options.required(data)
     graphs.load(quant_model)  # for the message, if it is no model
-    specs = datasets.input_specs(graphs.load(float_model))
-    feeds = datasets.read(source, specs, split=split, limit=samples)
+    feeds = datasets.read(source, graphs.load(float_model), split=split, limit=samples)
     comparison = verify.compare(float_model, quant_model, feeds, device=device or "cpu")
     metrics = comparison.to_dict()
     problems = comparison.problems()

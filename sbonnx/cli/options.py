@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from sbonnx.errors import DataError, OutputError
+from sbonnx.errors import DataError, OutputError, RecipeError
 
 DATA: Final = (
     "a folder of .npz files (one feed each: arrays named as the model's inputs, batch axis included), one .npz or "
@@ -52,12 +53,80 @@ Sets = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="One key of the recipe; can be repeated.", show_default=False),
 ]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        "--memory", metavar="SIZE", help="Memory for activations; past it they go to disk.", show_default=False
+    ),
+]
+Granularity = Annotated[
+    str | None,
+    typer.Option("--granularity", metavar="auto|whole|budget|layer", help="What runs at a time.", show_default=False),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", metavar="N", help="Calibrate in N processes, to the same result.", show_default=False),
+]
+Cache = Annotated[
+    Path | None,
+    typer.Option(
+        "--cache",
+        metavar="FOLDER",
+        help="Keep what was measured here: for other settings, and to go on after a stop.",
+        show_default=False,
+    ),
+]
+Asym = Annotated[bool, typer.Option("--asym", help="Measure with everything upstream quantized already.")]
+Feedback = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--feedback",
+        metavar="OUT=IN",
+        help="Recurrent models: input IN takes what output OUT gave at the step before; can be repeated.",
+        show_default=False,
+    ),
+]
+JsonProgress = Annotated[bool, typer.Option("--json-progress", help="Progress as JSON lines on stderr, for scripts.")]
+TrtCache = Annotated[
+    Path | None,
+    typer.Option(
+        "--trt-cache",
+        metavar="FILE",
+        help="Write the ranges as TensorRT's calibration cache too.",
+        show_default=False,
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
 
 
 def overrides(sets: list[str] | None, **flags: object) -> list[str]:
-    """What ``--set`` and the flags of its own ask for, as ``KEY=VALUE``."""
-    return [*(f"{key}={value}" for key, value in flags.items() if value is not None), *(sets or ())]
+    """What ``--set`` and the flags of its own ask for, as ``KEY=VALUE``. None, False: a flag that was not given."""
+    given = {key: value for key, value in flags.items() if value is not None and value is not False}
+    return [*(f"{key}={_yaml(value)}" for key, value in given.items()), *(sets or ())]
+
+
+def _yaml(value: object) -> object:
+    """A flag's value as YAML that reads back to it: a path or mapping whatever stands in it, other text as it is."""
+    if isinstance(value, str | int) and not isinstance(value, bool):
+        return value
+    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+
+
+def pairs(feedback: list[str] | None) -> dict[str, str] | None:
+    """What ``--feedback OUT=IN`` asks for: inputs by output. None without the flag.
+
+    Raises:
+        RecipeError: text that is no OUT=IN, or an output that is named twice.
+    """
+    found: dict[str, str] = {}
+    for text in feedback or ():
+        output, equals, name = text.partition("=")
+        if not equals or not output or not name:
+            raise RecipeError(f"--feedback is OUT=IN, an output and the input that takes it, got '{text}'")
+        if output in found:
+            raise RecipeError(f"--feedback leads output '{output}' to two inputs, '{found[output]}' and '{name}'")
+        found[output] = name
+    return found or None
 
 
 def required(data: Path | None) -> Path:

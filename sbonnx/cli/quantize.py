@@ -34,12 +34,20 @@ def run(
     split: options.Split = None,
     samples: options.Samples = None,
     device: options.Device = None,
+    memory: options.Memory = None,
+    granularity: options.Granularity = None,
+    workers: options.Workers = None,
+    cache: options.Cache = None,
+    asym: options.Asym = False,
+    feedback: options.Feedback = None,
+    trt_cache: options.TrtCache = None,
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not compare the result with float.")] = False,
     report_file: Annotated[
         Path | None, typer.Option("--report", metavar="FILE.json", help="Write the whole report.", show_default=False)
     ] = None,
     force: options.Force = False,
     as_json: options.Json = False,
+    json_progress: options.JsonProgress = False,
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
@@ -52,11 +60,12 @@ def run(
     show = Show(as_json=as_json, quiet=quiet)
     source = options.required(data)
     target = options.output_of(output)
-    overrides = options.overrides(sets, bits=bits, device=device, samples=samples)
-    wishes, _ = read_recipe(recipe, backend, overrides)
+    flags = options.overrides(sets, bits=bits, device=device, samples=samples, memory=memory, workers=workers)
+    flags = options.overrides(flags, granularity=granularity, cache=cache, asym=asym, feedback=options.pairs(feedback))
+    wishes, _ = read_recipe(recipe, backend, flags)
     if report_file is not None:
         graphs.check_target(report_file, inputs=[model, source, target], force=force)
-    progress = make_progress(quiet=quiet)
+    progress = make_progress(quiet=quiet, as_json=json_progress)
     try:
         report = quantize(
             model,
@@ -67,11 +76,19 @@ def run(
             verify=not no_verify,
             split=split,
             progress=progress,
+            trt_cache=trt_cache,
         )
     finally:
         progress.close()
-    if report_file is not None:
-        graphs.write_text(report_file, to_json(report.to_dict()) + "\n")
+    return _said(show, report, report_file)
+
+
+def _said(show: Show, report: Report, file: Path | None) -> int:
+    """Print the report, and write it where asked for; the exit code."""
+    from sbonnx import graph as graphs
+
+    if file is not None:
+        graphs.write_text(file, to_json(report.to_dict()) + "\n")
     show.value(report.to_dict())
     _tables(show, report)
     return show.problems(report.problems)

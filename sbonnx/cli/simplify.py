@@ -79,10 +79,9 @@ def _prove(
     from sbonnx.calib import data as datasets
     from sbonnx.cli.feeds import guesses, workable
 
-    specs = datasets.input_specs(graph)
     if data is not None:
-        return verify.check(model, simplified, datasets.read(data, specs, split=split, limit=samples)), ""
-    feeds, why = workable(graphs.load(model), guesses(specs))
+        return verify.check(model, simplified, datasets.read(data, graph, split=split, limit=samples)), ""
+    feeds, why = workable(graphs.load(model), guesses(datasets.input_specs(graph)))
     if not feeds:
         return None, f"not proved: the model does not run on made-up feeds ({why}): give --data"
     return verify.check(model, simplified, feeds), ""

@@ -35,6 +35,9 @@ _EXAMPLES: Final = {
     "RANGES": '{"input": [-1, 1]}',
     "SHARED_SCALES": '[["/a/Conv_output_0", "/b/Conv_output_0"]]',
     "SAMPLES": "256",
+    "CALIBRATION.THREADS": "4",
+    "CALIBRATION.CACHE": "calibration-cache",
+    "CALIBRATION.FEEDBACK": "{state_out: state_in}",
 }
 """Values for the keys whose default is empty, as YAML."""
 
@@ -190,6 +193,7 @@ def json_schema() -> dict[str, Any]:
         dotted = {"^(QUANTIZER|OBSERVER)\\.[A-Z_.]+$": {"type": ["string", "number", "boolean"]}}
         definitions[name] = {"anyOf": [mapping | {"patternProperties": dotted}, _PAIRS]}
     definitions["SideBits"] = {"anyOf": [definitions["SideBits"], *_WIDTHS]}
+    definitions["Asym"] = {"anyOf": [definitions["Asym"], {"type": "boolean"}]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,

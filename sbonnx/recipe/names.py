@@ -8,6 +8,8 @@ Backend = Literal["virtual", "onnxruntime", "tensorrt"]
 Scheme = Literal["per-tensor-symmetric", "per-tensor-affine", "per-channel-symmetric", "per-channel-affine"]
 SideName = Literal["w", "a"]
 Place = Literal["", "first", "last"]
+Granularity = Literal["auto", "whole", "budget", "layer"]
+Pick = Literal["first", "random"]
 
 BACKENDS: Final[tuple[str, ...]] = get_args(Backend)
 SCHEMES: Final[tuple[str, ...]] = get_args(Scheme)
@@ -15,8 +17,8 @@ SCHEMES: Final[tuple[str, ...]] = get_args(Scheme)
 QUANTIZERS: Final = ("uniform", "dorefa", "lsq", "lsq+", "pact", "adaround")
 """The ancestor's quantizer types. Others may be plugged in: `Recipe.check_types` knows what exists."""
 
-OBSERVERS: Final = ("minmax", "moving_average", "mse", "percentile", "kl_histogram", "aciq")
-"""The ancestor's observer types; others may be plugged in likewise."""
+OBSERVERS: Final = ("minmax", "moving_average", "mse", "percentile", "kl_histogram", "aciq", "auto")
+"""The ancestor's observer types, and `auto`; others may be plugged in likewise."""
 
 ALIASES: Final = {"lsq_plus": "lsq+", "lsqplus": "lsq+"}
 """Spellings that the ancestor's documents use for a type."""
@@ -28,6 +30,8 @@ DISTRIBUTIONS: Final = ("gaus", "laplace")
 LAYOUTS: Final = ("NCHW", "NLC")
 SCALE_RULES: Final = ("exact", "sparsebit")
 WEIGHT_FORMS: Final = ("codes", "qdq")
+GRANULARITIES: Final[tuple[str, ...]] = get_args(Granularity)
+PICKS: Final[tuple[str, ...]] = get_args(Pick)
 
 SHORT_FORMS: Final = {
     "w_bit": "W.QUANTIZER.BIT",
@@ -42,5 +46,13 @@ SHORT_FORMS: Final = {
     "fuse_bn": "SCHEDULE.FUSE_BN",
     "bn_tuning": "SCHEDULE.BN_TUNING",
     "memory": "CALIBRATION.MEMORY",
+    "granularity": "CALIBRATION.GRANULARITY",
+    "workers": "CALIBRATION.WORKERS",
+    "threads": "CALIBRATION.THREADS",
+    "cache": "CALIBRATION.CACHE",
+    "asym": "CALIBRATION.ASYM",
+    "feedback": "CALIBRATION.FEEDBACK",
+    "pick": "CALIBRATION.PICK",
+    "seed": "CALIBRATION.SEED",
 }
 """Keyword arguments and flags beside the key paths themselves (``bits`` is the one more: it sets two keys)."""

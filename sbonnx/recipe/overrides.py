@@ -19,6 +19,9 @@ Overrides = Mapping[str, Any] | Iterable[str]
 BITS: Final = "bits"
 """The short form that sets both widths: ``w8a8``."""
 
+WHOLE: Final = ("RANGES", "W.SPECIFIC", "A.SPECIFIC", "CALIBRATION.FEEDBACK")
+"""Keys whose inner names are the user's."""
+
 
 def all_keys(section: type[Section] = Recipe, prefix: str = "") -> Iterator[str]:
     """Every key path, with dots."""
@@ -56,7 +59,7 @@ def _path(name: Any) -> tuple[str, ...]:
     known = set(all_keys())
     if full.upper() in known:
         return tuple(full.upper().split("."))
-    fixed = next((key for key in ("RANGES", "W.SPECIFIC", "A.SPECIFIC") if full.upper().startswith(f"{key}.")), None)
+    fixed = next((key for key in WHOLE if full.upper().startswith(f"{key}.")), None)
     if fixed is not None:
         raise RecipeError(f"{short(name)} cannot be set alone: names have dots of their own. Set {fixed} as a whole")
     close = nearest(name, [BITS, *SHORT_FORMS, *known], count=3)

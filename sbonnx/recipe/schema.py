@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, Literal, final
 from pydantic import BeforeValidator, PrivateAttr, model_validator
 
 from sbonnx.recipe import limits, names, values
+from sbonnx.recipe.calibration import Calibration
 from sbonnx.recipe.problem import ManyWrong, Origin, Wrong, key_path
 from sbonnx.recipe.resolve import (
     Part,
@@ -27,7 +28,6 @@ from sbonnx.recipe.resolve import (
 )
 from sbonnx.recipe.sections import (
     Activations,
-    Calibration,
     QuantizeInputsOf,
     Schedule,
     Section,

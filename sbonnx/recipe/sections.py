@@ -175,7 +175,7 @@ class WeightObserver(Section):
     """W.OBSERVER"""
 
     type: values.WeightObserverName = key(
-        "minmax", "how the range of a weight is chosen", "minmax, mse, percentile, kl_histogram, aciq"
+        "minmax", "how the range of a weight is chosen", "minmax, mse, percentile, kl_histogram, aciq, auto"
     )
     percentile: Percentile = Percentile()
     aciq: Aciq = Aciq()
@@ -188,7 +188,7 @@ class ActivationObserver(Section):
     type: values.ActivationObserverName = key(
         "minmax",
         "how the range of an activation is chosen",
-        "minmax, moving_average, mse, percentile, kl_histogram, aciq",
+        "minmax, moving_average, mse, percentile, kl_histogram, aciq, auto",
     )
     percentile: Percentile = Percentile()
     aciq: Aciq = Aciq()
@@ -365,20 +365,3 @@ class SideBits(Section):
     @classmethod
     def _expand(cls, data: Any) -> Any:
         return data if data is None or isinstance(data, Mapping) else values.both_bits(data)
-
-
-@final
-class Calibration(Section):
-    """CALIBRATION"""
-
-    memory: values.Memory = key(
-        "2 GiB",
-        "memory for activations while calibrating; past it they go to disk",
-        "a size: 2 GiB, 500 MB",
-        "new",
-    )
-
-    @property
-    def memory_bytes(self) -> int:
-        """The budget as a number of bytes."""
-        return values.memory_bytes(self.memory)

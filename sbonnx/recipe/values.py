@@ -7,6 +7,7 @@ ancestor, a number or a truth value may also stand in quotes.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
@@ -154,6 +155,37 @@ def _memory(value: object) -> str:
     return text.strip()
 
 
+def _folder(value: object) -> str | None:
+    if not isinstance(value, str | os.PathLike):
+        raise Wrong("must be the path of a folder, or none", value=value)
+    text = os.fspath(value)
+    if not isinstance(text, str) or not text.strip() or "\0" in text:
+        raise Wrong("must be the path of a folder, or none", value=value)
+    return None if text.lower() == "none" else text
+
+
+def _seed(value: object) -> int:
+    found = integer(value)
+    if found is None or not 0 <= found < 10**18:  # longer ones do not survive YAML, which is as `integer` reads it
+        raise Wrong("must be a whole number, 0 or more, of up to 18 digits", value=value)
+    return found
+
+
+def _feedback(value: object) -> dict[str, str]:
+    """{output: input}; every input once."""
+    if not isinstance(value, Mapping):
+        raise Wrong("must be a mapping {output: input}", value=value)
+    taken: dict[str, str] = {}
+    for output, name in value.items():
+        if not isinstance(output, str) or not isinstance(name, str) or not output or not name:
+            hint = "Put names that look like numbers or truth values in quotes"
+            raise Wrong(f"must lead outputs to inputs by name, got {short(output)}: {short(name)}", hint, value=UNSAID)
+        if name in taken:
+            raise Wrong(f"feeds {short(name)} from two outputs, {short(taken[name])} and {short(output)}", value=UNSAID)
+        taken[name] = output
+    return {output: name for name, output in taken.items()}
+
+
 def items(value: object) -> object:
     """A list stays, one text becomes a list of one, anything else is wrong (sets have no order)."""
     if isinstance(value, str):
@@ -253,6 +285,17 @@ Device = Annotated[
 ]
 Memory = Annotated[
     str, BeforeValidator(_memory), WithJsonSchema({"type": ["string", "integer"], "pattern": "^ *[0-9]"})
+]
+GranularityName = Annotated[
+    names.Granularity, BeforeValidator(choice(names.GRANULARITIES)), schema(names.GRANULARITIES)
+]
+PickName = Annotated[names.Pick, BeforeValidator(choice(names.PICKS)), schema(names.PICKS)]
+Seed = Annotated[int, BeforeValidator(_seed), WithJsonSchema({"type": "integer", "minimum": 0})]
+Folder = Annotated[str | None, BeforeValidator(_folder), WithJsonSchema({"type": "string", "minLength": 1})]
+Feedback = Annotated[
+    dict[str, str],
+    BeforeValidator(_feedback),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "string", "minLength": 1}}),
 ]
 Pattern = Annotated[str, BeforeValidator(_pattern), WithJsonSchema({"type": "string", "minLength": 1})]
 TensorPattern = Annotated[str, BeforeValidator(_tensor_pattern), WithJsonSchema({"type": "string", "minLength": 1})]

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import numpy_helper
 
-from sbonnx.cli import main
+from sbonnx.cli import main, options
+from sbonnx.recipe import load
 from sbonnx.spec import Array
 from tests.models import model, run
 
@@ -84,6 +86,80 @@ def test_wishes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pairs = json.loads(capsys.readouterr().out)["qdq"]
     kinds = {(pair["type"].removesuffix(" sym"), pair["of"]) for pair in pairs}  # a zero point may fall on the centre
     assert kinds == {("int4 axis 0", "constants"), ("uint8", "activations")}
+
+
+def test_wishes_for_calibration(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--memory", "1 MiB", "--granularity", "budget", "--set", "CALIBRATION.PICK=random"]
+    assert main([*COMMAND, *flags, "--split", "4", "--samples", "3", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    found = report["settings"]["CALIBRATION"]
+    assert (found["MEMORY"], found["GRANULARITY"], found["PICK"]) == ("1 MiB", "budget", "random")
+    assert report["counts"]["samples"] == 12
+
+
+def test_flags_become_overrides() -> None:
+    """As they are laid over the recipe, whatever stands in a path or a name."""
+    given = options.overrides(["SEED=1"], workers=2, cache=Path('a: "b" #c'), asym=True, bits=None, force=False)
+    given += options.overrides(None, feedback=options.pairs(["stateN=state", "h.out=h=in"]), memory="1 GiB")
+    recipe = load(None, overrides=[text.replace("SEED", "CALIBRATION.SEED") for text in given])
+    found = recipe.calibration
+    assert (found.workers, found.cache, found.asym.enable, found.seed) == (2, 'a: "b" #c', True, 1)
+    assert (found.feedback, found.memory) == ({"stateN": "state", "h.out": "h=in"}, "1 GiB")
+    assert options.pairs(None) is None and options.overrides(None) == []
+
+
+@pytest.mark.parametrize(
+    ("feedback", "says"),
+    [
+        (["state"], "--feedback is OUT=IN, an output and the input that takes it, got 'state'"),
+        (["=x"], "--feedback is OUT=IN"),
+        (["y=x", "y=z"], "--feedback leads output 'y' to two inputs, 'x' and 'z'"),
+        (["g=x"], "CALIBRATION.FEEDBACK: the model has no output 'g': there are 'y'"),
+        (["y=x"], "CALIBRATION.FEEDBACK: input 'x' wants float32 (N, 3, 8, 8) and output 'y' is float32 (N, 10)"),
+    ],
+)
+def test_feedback_that_cannot_be(
+    feedback: list[str], says: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = [flag for pair in feedback for flag in ("--feedback", pair)]
+    assert main([*COMMAND, *flags]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert says in err and len(err.splitlines()) == 1
+    assert not (place / "q.onnx").exists()
+
+
+def test_feedback_from_the_command_line(place: Path) -> None:
+    """A running sum: the state's range is that of the sums, not of the steps."""
+    text = (
+        "agraph (float[N,3] x, float[N,3] h) => (float[N,3] s, float[N,2] y) {\n s = Add (x, h)\n y = MatMul (s, w)\n}"
+    )
+    onnx.save(model(text, w=(3, 2)), str(place / "m.onnx"))
+    np.savez(place / "d.npz", x=np.ones((20, 3), np.float32))
+    assert main([*COMMAND, "--split", "1", "--feedback", "s=h", "--quiet"]) == 0
+    held = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load("q.onnx").graph.initializer}
+    scales = [held[node.input[1]] for node in onnx.load("q.onnx").graph.node if node.op_type == "QuantizeLinear"]
+    assert max(float(scale) for scale in scales) == pytest.approx(20 / 255, rel=1e-6)
+
+
+def test_json_progress(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--split", "2", "--json-progress", "--quiet"]) == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    last = json.loads(err.splitlines()[-1])
+    assert (last["stage"], last["done"], last["total"]) == ("calibrate", 8, 8)
+    assert last["memory_bytes"] is None or last["memory_bytes"] > 10_000_000
+
+
+def test_the_calibration_cache_of_tensorrt(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """absmax / 127 of the input, as big-endian float32 in hexadecimal."""
+    assert main([*COMMAND, "--trt-cache", "m.cache", "--quiet"]) == 0
+    lines = dict(line.split(": ") for line in (place / "m.cache").read_text().splitlines()[1:])
+    scale = np.frombuffer(bytes.fromhex(lines["x"]), ">f4")[0]
+    assert scale == pytest.approx(float(np.abs(X).max()) / 127, rel=1e-6)
+    assert main([*COMMAND[:-1], "other.onnx", "--trt-cache", "m.cache"]) == 2
+    assert "m.cache" in capsys.readouterr().err
+    assert not (place / "other.onnx").exists()
 
 
 def test_a_recipe(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

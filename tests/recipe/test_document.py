@@ -22,6 +22,8 @@ GOOD: list[str] = [
     "A:\n  OBSERVER: {LAYOUT: NLC}\n  SPECIFIC: [{'*ln*': [QUANTIZER.DISABLE, true], x: {QUANTIZER.BIT: 4}}]",
     "FIRST_BITS: w8a8\nLAST_BITS: 8\nEXCLUDE: op:Softmax\nINCLUDE: [a, b]\nRANGES: {x: [0, 1]}",
     "FIRST_BITS: {W: 8}\nSHARED_SCALES: [[a, b]]\nQUANTIZE_INPUTS_OF: {ADD: true}\nDEVICE: cuda:0\nSAMPLES: 3",
+    "CALIBRATION: {ASYM: true, GRANULARITY: Layer, WORKERS: 2, THREADS: 1, CACHE: here, FEEDBACK: {h: h0}, SEED: 1}",
+    "CALIBRATION: {ASYM: {ENABLE: true, RANGES: false}, PICK: random, MEMORY: 1 GiB, CACHE: none}",
 ]
 BAD: list[str] = [
     "BACKEND: trt",
@@ -33,6 +35,10 @@ BAD: list[str] = [
     "A: {SPECIFIC: [{x: {QUANTIZER: {BITT: 3}}}]}",
     "RANGES: {x: [0]}",
     "W: {OBSERVER: {MOVING_AVERAGE: {EMA_RATIO: 0.9}}}",
+    "CALIBRATION: {ASYM: maybe}",
+    "CALIBRATION: {FEEDBACK: {h: 1}}",
+    "CALIBRATION: {WORKERS: 0}",
+    "CALIBRATION: {PICK: last}",
 ]
 
 

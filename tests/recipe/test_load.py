@@ -69,6 +69,18 @@ def test_overrides_win_over_the_recipe() -> None:
         ("scale_rule=Sparsebit", "scale_rule", "sparsebit"),
         ("CALIBRATION.MEMORY=512 MB", "calibration.memory_bytes", 512_000_000),
         ("memory=1GiB", "calibration.memory_bytes", 1 << 30),
+        ("granularity=Layer", "calibration.granularity", "layer"),
+        ("workers=4", "calibration.workers", 4),
+        ("CALIBRATION.THREADS=2", "calibration.threads", 2),
+        ("cache=some/folder", "calibration.cache", "some/folder"),
+        ("cache=None", "calibration.cache", None),
+        ("asym=true", "calibration.asym.enable", True),
+        ("asym=true", "calibration.asym.rounding", True),
+        ("asym={enable: true, ranges: false}", "calibration.asym.ranges", False),
+        ("CALIBRATION.ASYM.ROUNDING=no", "calibration.asym.rounding", False),
+        ("feedback={stateN: state, a.b: c}", "calibration.feedback", {"stateN": "state", "a.b": "c"}),
+        ("pick=Random", "calibration.pick", "random"),
+        ("seed=7", "calibration.seed", 7),
         ("bits=w4a8", "w.quantizer.bit", 4),
         ("bits=w4a32", "a.quantizer.bit", 0),
         ("BITS=W8A16", "a.quantizer.bit", 16),
@@ -88,6 +100,21 @@ def test_flags(override: str, path: str, expected: Any) -> None:
     for name in path.split("."):
         value = getattr(value, name)
     assert value == expected
+
+
+def test_calibration_without_a_word() -> None:
+    found = load(None).calibration
+    assert (found.memory, found.granularity, found.workers, found.threads) == ("2 GiB", "auto", 1, None)
+    assert (found.cache, found.feedback, found.pick, found.seed) == (None, {}, "first", 0)
+    assert (found.asym.enable, found.asym.ranges, found.asym.rounding) == (False, True, True)
+
+
+def test_calibration_in_python() -> None:
+    recipe = load({"CALIBRATION": {"ASYM": True}}, overrides={"cache": Path("a: b"), "feedback": {"h": "h0"}})
+    assert (recipe.calibration.cache, recipe.calibration.feedback) == ("a: b", {"h": "h0"})
+    assert recipe.calibration.asym.enable is True
+    assert load(recipe.to_dict()) == recipe
+    assert load(recipe, overrides={"asym": False, "cache": "none"}).calibration.asym.enable is False
 
 
 def test_keywords() -> None:

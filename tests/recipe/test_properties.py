@@ -59,6 +59,17 @@ RECIPES = some(
     SCHEDULE=some(FUSE_BN=FLAGS, DISABLE_UNNECESSARY_QUANT=FLAGS),
     SAMPLES=st.integers(1, 10**6),
     SIMPLIFY=FLAGS,
+    CALIBRATION=some(
+        MEMORY=st.sampled_from(["2 GiB", "1"]),
+        GRANULARITY=st.sampled_from(["auto", "LAYER"]),
+        WORKERS=st.integers(1, 64),
+        THREADS=st.integers(1, 64),
+        CACHE=NAMES.filter(str.strip),
+        ASYM=st.one_of(FLAGS, some(ENABLE=FLAGS, RANGES=FLAGS, ROUNDING=FLAGS)),
+        FEEDBACK=st.dictionaries(NAMES, NAMES, max_size=1),
+        PICK=st.sampled_from(["first", "Random"]),
+        SEED=st.integers(0, 10**18 - 1),
+    ),
 )
 JUNK = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.binary(max_size=4)),
