@@ -1,225 +1,216 @@
-"""Runs the segments over the data and lets observers see what comes out."""
+"""Runs the segments over the data and lets sketches see what comes out."""
 
 from __future__ import annotations
 
-import os
 import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, TypeVar
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
-import numpy as np
-
+from sbonnx.calib.keeping import Keeper
+from sbonnx.calib.lane import Key, Lane, Wish, last_reads, through
 from sbonnx.calib.nonfinite import blame
-from sbonnx.calib.observers import Observer, make_observer
+from sbonnx.calib.observers import make_observer
 from sbonnx.calib.progress import Progress
-from sbonnx.calib.rows import Unit
-from sbonnx.calib.runner import LayerRunner
+from sbonnx.calib.runner import LayerRunner, prepare, providers
 from sbonnx.calib.segments import Segment
+from sbonnx.calib.session import SessionModel
+from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.store import TensorStore
+from sbonnx.calib.threads import in_order
+from sbonnx.calib.unit import Unit
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
-from sbonnx.plan.types import ObserverChoice
-
-T = TypeVar("T")
-R = TypeVar("R")
+from sbonnx.plan.types import Site
 
 
-@dataclass(frozen=True)
-class Watch:
-    """One observer on one tensor: sites that want the same share it."""
-
-    tensor: str
-    observer: str
-    axis: int | None
-    arguments: tuple[tuple[str, Any], ...] = ()
-
-    @classmethod
-    def of(cls, tensor: str, choice: ObserverChoice, axis: int | None) -> Watch:
-        """The watch for a site's tensor, observer and channel axis."""
-        return cls(tensor, choice.name, axis, tuple(sorted(choice.arguments.items())))
-
-    def make(self) -> Observer:
-        """A fresh observer."""
-        return make_observer(self.observer, self.axis, dict(self.arguments))
-
-
-def cores() -> int:
-    """Processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def in_order(work: Callable[[T], R], items: Iterator[T], workers: int) -> Iterator[tuple[T, R]]:
-    """`work` on every item by several threads, results in the order of the items, few items under way at once."""
-    if workers == 1:
-        yield from ((item, work(item)) for item in items)
-        return
-    with ThreadPoolExecutor(workers, thread_name_prefix="sbonnx-calib") as pool:
-        under_way: deque[tuple[T, Future[R]]] = deque()
-        try:
-            for item in items:
-                under_way.append((item, pool.submit(work, item)))
-                if len(under_way) > 2 * workers:
-                    first, result = under_way.popleft()
-                    yield first, result.result()
-            while under_way:
-                first, result = under_way.popleft()
-                yield first, result.result()
-        finally:
-            for _, result in under_way:
-                result.cancel()
+def wishes_of(sites: Iterable[Site]) -> dict[Key, Wish]:
+    """What the observers of `sites` need to know of each tensor."""
+    wishes: dict[Key, Wish] = {}
+    for site in sites:
+        needs = make_observer(site.observer.name, site.observer.arguments).needs
+        wish = Wish("histogram" if needs == "histogram" else "range", needs == "track")
+        key = (site.tensor, site.spec.axis)
+        wishes[key] = wishes.get(key, wish) | wish
+    return wishes
 
 
 class Observation:
-    """Observers over segments: what each saw, merged over threads in an order that does not matter or is kept.
-
-    Order-free observers have one instance a thread, merged at the end; for the others every sample has a fresh
-    instance, merged in the order of the data.
+    """Sketches over segments. What they hold does not depend on the threads or on the order of the samples.
 
     Args:
         graph: the model.
         segments: in the order to run them.
-        watches: what to observe; each tensor is in `observed` of one segment.
-        device, workers: where the sessions run, and how many samples at a time.
+        wishes: what to observe; each tensor is in `observed` of one segment.
+        device, threads: where the sessions run, and how many samples at a time.
+        any_layout: tensors that nothing but sketches reads, where it pays to leave them as onnxruntime has them.
     """
 
     def __init__(
-        self, graph: Graph, segments: Sequence[Segment], watches: Sequence[Watch], *, device: str, workers: int
+        self,
+        graph: Graph,
+        segments: Sequence[Segment],
+        wishes: Mapping[Key, Wish],
+        *,
+        device: str,
+        threads: int,
+        any_layout: frozenset[str] = frozenset(),
     ) -> None:
         self.graph = graph
         self.segments = tuple(segments)
-        self.workers = workers
+        self.threads = threads
         self.samples = 0
+        self.wishes = dict(wishes)
+        self._watched = self.wishes  # what lanes have sketches for: in layers, of the one at work
         self._device = device
+        self._any_layout = any_layout
         self._index = tensors_by_name(graph)
-        self._by_tensor: dict[str, list[Watch]] = {}
-        for watch in dict.fromkeys(watches):
-            self._by_tensor.setdefault(watch.tensor, []).append(watch)
-        self.found = {watch: watch.make() for watch in watches}
-        self._apart: list[dict[Watch, Observer]] = []
-        self._local = threading.local()
+        self._found = {key: wish.sketch(key[1]) for key, wish in wishes.items()}
+        self._lanes: list[Lane] = []
+        self._idle: list[Lane] = []
+        self._lock = threading.Lock()
         self._stack = ExitStack()
         self._runs: list[LayerRunner | None] = []
+
+    def found(self) -> dict[Key, Sketch]:
+        """What was seen so far; not while samples are under way."""
+        for lane in self._lanes:
+            lane.settle()
+            for key, sketch in lane.sketches.items():
+                self._found[key].merge(sketch)
+        self._lanes.clear()
+        self._idle.clear()
+        return self._found
+
+    def add(self, sketches: Mapping[Key, Sketch], samples: int | None = None) -> None:
+        """Take in what was seen elsewhere, of so many samples that are not seen here (None: as the sketches say)."""
+        seen = max((sketch.samples for sketch in sketches.values()), default=0)
+        self.samples += seen if samples is None else samples
+        for key, sketch in sketches.items():
+            self._found[key].merge(sketch)
 
     def stream(self, units: Iterator[Unit], keep: Sequence[str] = ()) -> Iterator[tuple[Unit, dict[str, Any]]]:
         """Each sample through all segments: (unit, values of `keep`), in the order of the data.
 
         Nothing else is kept: data of any length runs in flat memory. The sessions stay open until `close`.
         """
-        last = {name: number for number, segment in enumerate(self.segments) for name in segment.reads}
-        last.update(dict.fromkeys(keep, len(self.segments)))
-        if not self._runs:
-            self._runs = [self._open(self._stack, segment) for segment in self.segments]
-
-        def work(unit: Unit) -> tuple[dict[str, Any], dict[Watch, Observer]]:
-            known: dict[str, Any] = dict(unit.feed)
-            ordered: dict[Watch, Observer] = {}
-            for number, (segment, run) in enumerate(zip(self.segments, self._runs, strict=True)):
-                self._step(segment, run, known, unit, ordered)
-                for name in [name for name in known if last.get(name, -1) <= number]:
-                    del known[name]
-            return {name: known[name] for name in keep}, ordered
-
-        for unit, (kept, ordered) in in_order(work, units, self.workers):
-            self._collect(unit, ordered)
+        work = self.work(keep)
+        for unit, kept in in_order(work, units, self.threads):
+            self.samples += unit.samples
             yield unit, kept
-        self._merge()
+
+    def work(self, keep: Sequence[str] = ()) -> Callable[[Unit], dict[str, Any]]:
+        """What takes a sample through all segments and gives values of `keep`, in any thread; see `stream`."""
+        last = {**last_reads(self.segments), **dict.fromkeys(keep, len(self.segments))}
+        if not self._runs:
+            self._runs = [self._open(self._stack, segment, frozenset(last)) for segment in self.segments]
+
+        def work(unit: Unit) -> dict[str, Any]:
+            with self._lane() as lane:
+                return through(lane, self.segments, self._runs, last, unit, self._blame, keep)
+
+        return work
+
+    def models(self) -> list[SessionModel | None]:
+        """What another process opens sessions over, to do as `work` does; None where there is nothing to run."""
+        read = frozenset(last_reads(self.segments))
+        return [self._model(segment, read) for segment in self.segments]
 
     def close(self) -> None:
         """Free the sessions. Twice is once."""
+        self._lanes.clear()
+        self._idle.clear()
         self._stack.close()
         self._runs = []
 
-    def layerwise(self, units: Iterator[Unit], store: TensorStore, progress: Progress) -> None:
-        """All samples through a segment, then through the next; activations between wait in the store."""
-        readers: dict[str, int] = {}
-        for segment in self.segments[1:]:
-            for name in segment.reads:
-                readers[name] = readers.get(name, 0) + 1
+    def layerwise(
+        self,
+        units: Iterator[Unit],
+        store: TensorStore,
+        progress: Progress,
+        model: Callable[[Segment], Graph] | None = None,
+    ) -> Iterator[tuple[str, ...]]:
+        """All samples through a segment, then through the next; activations between wait in the store.
+
+        Args:
+            model: what to run for a segment, asked for when its turn comes; None: the segment as it is.
+
+        Yields: the tensors that were observed, segment by segment.
+        """
+        keeper = Keeper(self.segments, store)
         places: list[Unit] = []
-        for number, segment in enumerate(self.segments):
-            with ExitStack() as stack:
-                run = self._open(stack, segment)
+        with ExitStack() as lasting:
+            for number, segment in enumerate(self.segments):
+                progress.state(segment=(number + 1, len(self.segments)), spilled=store.counters.spilled)
+                self._watched = {key: wish for key, wish in self.wishes.items() if key[0] in segment.observed}
+                with ExitStack() as stack:
+                    run = self._open(stack, segment, None, model)
 
-                def work(unit: Unit, number: int = number, segment: Segment = segment, run: Any = run) -> Any:
-                    known = dict(unit.feed) if number == 0 else _fetch(store, unit.index, segment.reads)
-                    before = set() if number == 0 else set(known)
-                    ordered: dict[Watch, Observer] = {}
-                    self._step(segment, run, known, unit, ordered)
-                    for name in known.keys() - before:
-                        store.put((unit.index, name), known[name], readers=readers.get(name, 0))
-                    return ordered
+                    def work(unit: Unit, number: int = number, segment: Segment = segment, run: Any = run) -> None:
+                        known = keeper.fetch(number, unit)
+                        began = time.perf_counter()
+                        with self._lane() as lane:
+                            lane.step(number, segment, run, known, unit, self._blame)
+                            keeper.keep(number, unit, run, known, time.perf_counter() - began)
 
-                for unit, ordered in in_order(work, units if number == 0 else iter(places), self.workers):
-                    if number == 0:
-                        places.append(Unit(unit.index, unit.where, {}, unit.samples, unit.closes))
-                    self._collect(unit, ordered, counts=number == 0)
-                    progress.advance(int(unit.closes))
-        self._merge()
+                    for unit, _ in in_order(work, units if number == 0 else iter(places), self.threads):
+                        if number == 0:
+                            places.append(Unit(unit.index, unit.where, {}, unit.samples, unit.closes))
+                            self.samples += unit.samples
+                        progress.advance(int(unit.closes))
+                    self.found()  # the lanes' buffers belong to this session
+                    if number in keeper.lasting:
+                        lasting.push(stack.pop_all())
+                yield segment.observed
+        self._watched = self.wishes
 
-    def _open(self, stack: ExitStack, segment: Segment) -> LayerRunner | None:
-        """A session for a segment, or None where there is nothing to run. One thread: the same sums on any machine."""
+    def _open(
+        self,
+        stack: ExitStack,
+        segment: Segment,
+        read: frozenset[str] | None,
+        model: Callable[[Segment], Graph] | None = None,
+    ) -> LayerRunner | None:
+        """A session for a segment, or None where there is nothing to run. One thread: the same sums on any machine.
+
+        Args:
+            read: tensors that others than sketches read; None: all may be.
+        """
         if not segment.outputs:
             return None
-        model = segment.model(self.graph, self._index)
+        piece = segment.model(self.graph, self._index) if model is None else model(segment)
         name = f"the branch '{segment.scope}'" if segment.scope else "the model"
-        return stack.enter_context(LayerRunner(model, device=self._device, threads=1, name=name))
+        free = () if read is None else self._free(segment, read)
+        return stack.enter_context(LayerRunner(piece, device=self._device, threads=1, name=name, any_layout=free))
 
-    def _step(
-        self,
-        segment: Segment,
-        run: LayerRunner | None,
-        known: dict[str, Any],
-        unit: Unit,
-        ordered: dict[Watch, Observer],
-    ) -> None:
-        """One sample through one segment: its outputs into `known`, its observed tensors to the observers."""
-        for name, value in segment.conditions:
-            if name not in known or bool(np.asarray(known[name]).item()) != value:
-                return
-        if run is not None:
-            known.update(run.run(known, segment.outputs, where=unit.where))
-        mine = self._mine()
-        for tensor in segment.observed:
-            for watch in self._by_tensor.get(tensor, ()):
-                observer = mine.get(watch)
-                if observer is None:
-                    observer = ordered[watch] = watch.make()
-                before = observer.nan + observer.inf
-                observer.observe(known[tensor])
-                if observer.nan + observer.inf > before:
-                    raise blame(self.graph, segment, tensor, known, unit)
+    def _model(self, segment: Segment, read: frozenset[str]) -> SessionModel | None:
+        """What `_open` opens a session over."""
+        if not segment.outputs:
+            return None
+        piece = segment.model(self.graph, self._index)
+        return prepare(piece, providers(self._device), threads=1, any_layout=self._free(segment, read))
 
-    def _mine(self) -> dict[Watch, Observer]:
-        """This thread's order-free observers."""
-        mine: dict[Watch, Observer] | None = getattr(self._local, "mine", None)
-        if mine is None:
-            mine = {watch: watch.make() for watch, observer in self.found.items() if observer.order_free}
-            self._local.mine = mine
-            self._apart.append(mine)
-        return mine
+    def _free(self, segment: Segment, read: frozenset[str]) -> frozenset[str]:
+        """Outputs of a segment that may have any layout."""
+        return (self._any_layout & set(segment.outputs)) - read
 
-    def _collect(self, unit: Unit, ordered: Mapping[Watch, Observer], *, counts: bool = True) -> None:
-        """Take in what one sample gave the observers that depend on the order."""
-        if counts:
-            self.samples += unit.samples
-        for watch, observer in ordered.items():
-            self.found[watch].merge(observer)
+    def _blame(self, number: int, tensor: str, known: Mapping[str, Any], unit: Unit) -> Exception:
+        """See `blame`."""
+        return blame(self.graph, self.segments[number], tensor, known, unit)
 
-    def _merge(self) -> None:
-        """Take in what the threads saw."""
-        for mine in self._apart:
-            for watch, observer in mine.items():
-                self.found[watch].merge(observer)
-        self._apart.clear()
-        self._local = threading.local()  # what the threads hold is taken in: they must begin anew
+    @contextmanager
+    def _lane(self) -> Iterator[Lane]:
+        """A lane that nobody else uses."""
+        with self._lock:
+            if not self._idle:
+                lane = Lane(self._watched)
+                self._lanes.append(lane)
+            else:
+                lane = self._idle.pop()
+        yield lane
+        with self._lock:
+            self._idle.append(lane)
 
 
-def _fetch(store: TensorStore, index: int, names: Sequence[str]) -> dict[str, Any]:
-    """What a segment reads of one sample; what a branch that did not run would have given is missing."""
-    return {name: store.take((index, name)) for name in names if (index, name) in store}
+__all__ = ["Key", "Observation", "Wish", "wishes_of"]

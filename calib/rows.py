@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from sbonnx.calib.readers import Feed
 from sbonnx.calib.runner import LayerRunner
+from sbonnx.calib.unit import Unit
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph
 from sbonnx.graph.query import shape
@@ -17,25 +17,6 @@ from sbonnx.spec import Array
 
 SAME: Final = 1e-3
 """Largest difference, relative to the largest output, that two ways to sum may make between rows alone and together."""
-
-
-@dataclass(frozen=True)
-class Unit:
-    """What one run sees.
-
-    Attributes:
-        index: position among all units.
-        where: file or position in the data, for messages.
-        feed: arrays by input name.
-        samples: how many samples it holds.
-        closes: whether it is the last of its feed.
-    """
-
-    index: int
-    where: str
-    feed: Feed
-    samples: int = 1
-    closes: bool = True
 
 
 class Rows:
@@ -58,9 +39,9 @@ class Rows:
         if not shapes or any(not dims or isinstance(dims[0], int) for dims in shapes):
             self._apart = False
 
-    def units(self, items: Iterable[tuple[str, Feed]]) -> Iterator[Unit]:
-        """The units of (where, feed) pairs, in order."""
-        index = 0
+    def units(self, items: Iterable[tuple[str, Feed]], first: int = 0) -> Iterator[Unit]:
+        """The units of (where, feed) pairs, in order; `first` is the index of the first."""
+        index = first
         for where, feed in items:
             rows = self._rows(feed)
             if rows < 2:
@@ -109,3 +90,6 @@ def _same(both: object, parts: list[object]) -> bool:
 def _leading(feed: Feed) -> int:
     """Length of the leading axis of the first input that has one."""
     return next((int(x.shape[0]) for x in feed.values() if x.ndim), 1)
+
+
+__all__ = ["SAME", "Rows", "Unit"]

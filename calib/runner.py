@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from types import TracebackType
+import tempfile
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
+import onnx
 
-from sbonnx.calib.readers import InputSpec
-from sbonnx.errors import DataError, DeviceError, ModelError
+from sbonnx.calib.blocked import unblocked
+from sbonnx.calib.session import CPU, CUDA, LEVELS, Session, SessionModel, open_session, session_options
+from sbonnx.errors import DeviceError
 from sbonnx.graph import Graph, serialize
 from sbonnx.runtime import onnxruntime
-from sbonnx.spec import Array
 
 Optimisation = Literal["off", "basic", "extended", "all"]
 
-LEVELS: Final[dict[str, str]] = {
-    "off": "ORT_DISABLE_ALL",
-    "basic": "ORT_ENABLE_BASIC",
-    "extended": "ORT_ENABLE_EXTENDED",
-    "all": "ORT_ENABLE_ALL",
-}
-
-CPU: Final = "CPUExecutionProvider"
-CUDA: Final = "CUDAExecutionProvider"
-
 DEVICES: Final = ("cpu", "cuda", "cuda:N", "auto")
-
-TYPES: Final[dict[str, str]] = {"float": "float32", "double": "float64", "string": "object"}
-"""onnxruntime's names of element types, where they differ from numpy's."""
-
-_LOGGED: Final = re.compile(r"\S+\.(?:cc|h):\d+\s.*?\)\s+|\[ONNXRuntimeError\] : \d+ : \w+ : ")
-"""Source places and codes in front of onnxruntime's messages."""
 
 
 def providers(device: str) -> list[Any]:
@@ -57,13 +44,14 @@ def providers(device: str) -> list[Any]:
     return [(CUDA, {"device_id": found[1] or "0", "use_tf32": "0"}), CPU]
 
 
-def reason(error: BaseException) -> str:
-    """The first useful line of an onnxruntime error."""
-    text = _LOGGED.sub("", str(error)).strip()
-    return text.splitlines()[0].strip() if text else type(error).__name__
+def settings(device: str) -> dict[str, str]:
+    """What the last bits of a run's numbers depend on, beside the model and the data."""
+    first = providers(device)[0]
+    name = first if isinstance(first, str) else first[0]
+    return {"onnxruntime": onnxruntime().__version__, "provider": name, "optimisation": "all"}
 
 
-class LayerRunner:
+class LayerRunner(Session):
     """A session over `graph`, to be closed.
 
         with LayerRunner(graph, device="cpu", threads=1) as run:
@@ -78,6 +66,8 @@ class LayerRunner:
         threads: threads inside operators; None: as many as cores.
         optimisation: onnxruntime's level. "off" runs the operators as they stand, weights not packed.
         name: what to call the model in messages.
+        any_layout: outputs whose elements may come in any order; see `sbonnx.calib.blocked`. Such a runner costs more
+            to open and less to run.
 
     Raises:
         ModelError: onnxruntime refuses the model.
@@ -92,103 +82,58 @@ class LayerRunner:
         threads: int | None = None,
         optimisation: Optimisation = "all",
         name: str = "the model",
+        any_layout: Collection[str] = (),
     ) -> None:
-        self.name = name
-        self.device = device
-        model, weights = serialize(graph)
-        ort = onnxruntime()
-        # the session reads the arrays where they are, so they live as long as it does
-        self._weights = {n: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(w)) for n, w in weights.items()}
-        self._session: Any = _open(model, self._weights, device, threads, optimisation, name)
-        used = self._session.get_providers()[0]
-        if device.startswith("cuda") and used != CUDA:
+        chosen = providers(device)
+        model = prepare(graph, chosen, threads=threads, optimisation=optimisation, name=name, any_layout=any_layout)
+        super().__init__(model, chosen, threads=threads, name=name)
+        if device.startswith("cuda") and self.provider != CUDA:
             self.close()
             raise DeviceError(
-                f"device '{device}' was asked for and onnxruntime fell back to {used}: its CUDA libraries do not load; "
-                "check the driver, CUDA and cuDNN versions, or use device 'cpu'"
+                f"device '{device}' was asked for and onnxruntime fell back to {self.provider}: its CUDA libraries do "
+                "not load; check the driver, CUDA and cuDNN versions, or use device 'cpu'"
             )
-        self.input_specs = tuple(_spec(value) for value in self._session.get_inputs())
-        self.output_names = tuple(value.name for value in self._session.get_outputs())
-
-    def run(
-        self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None, *, where: str = "this feed"
-    ) -> dict[str, Any]:
-        """Outputs by name. Feeds past the model's inputs are left out.
-
-        Args:
-            feeds: arrays by input name, in the model's types.
-            outputs: which outputs; None: all.
-            where: what to call the feed in messages.
-
-        Raises:
-            DataError: the model cannot run on these feeds.
-        """
-        if self._session is None:
-            raise ValueError(f"the runner of {self.name} is closed")
-        given = {spec.name: feeds[spec.name] for spec in self.input_specs if spec.name in feeds}
-        names = list(self.output_names if outputs is None else outputs)
-        try:
-            values = self._session.run(names, given)
-        except Exception as error:  # onnxruntime's exceptions have no common base but Exception
-            raise DataError(f"{self.name} cannot run on {where}: {reason(error)}") from error
-        return dict(zip(names, values, strict=True))
-
-    __call__ = run
-
-    def close(self) -> None:
-        """Free the session. Twice is once."""
-        self._session = None
-        self._weights = {}
-
-    def __enter__(self) -> LayerRunner:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
-def _open(
-    model: bytes, weights: Mapping[str, Any], device: str, threads: int | None, optimisation: str, name: str
-) -> Any:
-    """A session over serialized `model`, with the weights that stand outside it."""
+def prepare(
+    graph: Graph,
+    chosen: Sequence[Any],
+    *,
+    threads: int | None = None,
+    optimisation: Optimisation = "all",
+    name: str = "the model",
+    any_layout: Collection[str] = (),
+) -> SessionModel:
+    """What `LayerRunner` opens a session over, which another process can do as well.
+
+    Args:
+        chosen: execution providers.
+        threads, optimisation, name, any_layout: see `LayerRunner`.
+
+    Raises:
+        ModelError: onnxruntime refuses the model.
+    """
+    content, weights = serialize(graph)
+    if not any_layout or list(chosen) != [CPU] or optimisation != "all":
+        return SessionModel(content, weights, optimisation)
     ort = onnxruntime()
-    options = ort.SessionOptions()
-    options.log_severity_level = 4  # what goes wrong is raised as well, and warnings are for the model's author
-    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[optimisation])
-    options.inter_op_num_threads = 1
-    if threads is not None:
-        options.intra_op_num_threads = threads
-    for pool in ("intra_op", "inter_op"):  # idle pools that spin cost more than the work: one a session
-        options.add_session_config_entry(f"session.{pool}.allow_spinning", "0")
-    if optimisation == "off":  # packed weights are summed in another order: as in a file whose weights are not constant
-        options.add_session_config_entry("session.disable_prepacking", "1")
-    chosen = providers(device)
-    if weights:
-        options.add_external_initializers(list(weights), list(weights.values()))
-    if optimisation == "off" and chosen == [CPU]:  # external ones are copied; where nothing packs them, share them
-        for weight, value in weights.items():
-            options.add_initializer(weight, value)
-    try:
-        return ort.InferenceSession(model, options, providers=chosen)
-    except Exception as error:  # see `run`
-        raise ModelError(f"onnxruntime cannot load {name}: {reason(error)}") from error
+    values = {n: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(w)) for n, w in weights.items()}
+    options = partial(session_options, threads, optimisation, values, chosen)
+    content, aliases = _blocked(content, options, any_layout, name)
+    return SessionModel(content, {}, "kept", aliases)
 
 
-def _spec(value: Any) -> InputSpec:
-    """An `InputSpec` of a session's input."""
-    found = re.fullmatch(r"tensor\((\w+)\)", value.type)
-    if not found:
-        return InputSpec(value.name, None, None)
-    kind = TYPES.get(found[1], found[1])
-    shape = None if value.shape is None else tuple(value.shape)
-    return InputSpec(value.name, _numpy_type(kind), shape)
+def _blocked(
+    model: bytes, options: Callable[[], Any], outputs: Collection[str], name: str
+) -> tuple[bytes, dict[str, str]]:
+    """`model` as onnxruntime optimised it, with `outputs` taken before they are put back into the usual order."""
+    with tempfile.TemporaryDirectory(prefix="sbonnx-") as folder:
+        path = Path(folder) / "optimised.onnx"
+        chosen = options()
+        chosen.optimized_model_filepath = str(path)
+        chosen.add_session_config_entry("session.disable_prepacking", "1")  # this one is not run
+        open_session(model, chosen, [CPU], name)
+        return unblocked(onnx.load(path), outputs)
 
 
-def _numpy_type(kind: str) -> np.dtype[Any] | None:
-    """The numpy type of that name, None where numpy has none (bfloat16, float8)."""
-    try:
-        return np.dtype(kind)
-    except TypeError:
-        return None
+__all__ = ["CPU", "CUDA", "LEVELS", "LayerRunner", "Optimisation", "prepare", "providers", "settings"]

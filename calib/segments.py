@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import prod
 from typing import Literal
 
-from sbonnx.graph import Body, Graph, Node, Tensor, Variable
+from sbonnx.graph import Body, Constant, Graph, Node, Tensor, Variable
 from sbonnx.graph.extract import extract
 from sbonnx.graph.query import constant, dependencies, dtype, shape
 from sbonnx.ops import LINEAR
@@ -80,6 +81,11 @@ def bytes_of(body: Body, dims: Mapping[str, int]) -> dict[str, int]:
                 size *= dim if isinstance(dim, int) else dims.get(str(dim), 1)
             sizes[tensor.name] = size
     return sizes
+
+
+def bytes_of_constant(tensor: Constant) -> int:
+    """Bytes of a weight, which is not read for that."""
+    return int(prod(tensor.shape) * getattr(dtype(tensor), "itemsize", 4))
 
 
 def cut(

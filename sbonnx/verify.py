@@ -13,7 +13,8 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from sbonnx.calib.runner import LEVELS, providers, reason
+from sbonnx.calib.bound import reason
+from sbonnx.calib.runner import LEVELS, providers
 from sbonnx.calib.store import TensorStore
 from sbonnx.errors import DataError, ModelError
 from sbonnx.metrics import OutputDifference, OutputDifferences

@@ -22,8 +22,8 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"prepare", "verify", "profile", "qat"}),
     frozenset({"calib", "qdq", "sparse"}),
     frozenset({"plan"}),
-    frozenset({"patterns", "backends", "mermaid"}),
-    frozenset({"graph", "recipe", "rounding", "metrics", "report", "calib.observers"}),
+    frozenset({"patterns", "backends", "mermaid", "calib.observers"}),
+    frozenset({"graph", "recipe", "rounding", "metrics", "report", "calib.sketches"}),
     frozenset({"spec", "ops", "moments", "runtime", "assets"}),
     frozenset({"errors", "version"}),
 )
@@ -37,7 +37,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "onnx": None,  # but not on the lowest floor
     "onnx_graphsurgeon": None,  # likewise
     "onnxruntime": frozenset(
-        {"runtime", "calib.runner", "verify", "profile", "backends.ort", "patterns.simplify.fold"}
+        {"runtime", "calib.runner", "calib.session", "verify", "profile", "backends.ort", "patterns.simplify.fold"}
     ),
     "torch": frozenset({"qat", "rounding.adaround"}),
     "pydantic": frozenset({"recipe"}),

@@ -54,3 +54,22 @@ def test_it_runs_at_every_level_at_both_rates(pack: Path, feeds: list[dict[str, 
             expected, found = run(reference, feed, level=level), run(str(path), feed, level=level)
             assert np.abs(expected["output"] - found["output"]).max() < 0.2
     assert len(onnx.load(str(path)).graph.input) == 3
+
+
+def test_one_recording_with_its_state(pack: Path, tmp_path: Path) -> None:
+    """Windows in a row, the state led back: ranges over real states are wider than over zeros alone."""
+    audio = np.load(pack / "data" / "audio_calib.npz")["X"].astype(np.float32) / 32768
+    feeds = [{"input": row[None], "sr": np.array(16000)} for row in audio[0, : 576 * 24].reshape(-1, 576)]
+    path = pack / "models" / "silero_vad.onnx"
+    report = sbonnx.quantize(path, feeds, output=tmp_path / "vad.onnx", feedback={"stateN": "state"})
+    assert report.ok, report.problems
+    assert report.counts["samples"] == 24
+    by_hand, state = [], np.zeros((2, 1, 128), np.float32)
+    for feed in feeds:
+        by_hand.append({**feed, "state": state})
+        state = run(str(path), by_hand[-1], level="all")["stateN"]
+    expected = sbonnx.quantize(path, by_hand, output=tmp_path / "by_hand.onnx")
+    found = {row["tensor"]: row["scale"] for row in report.layers}
+    wanted = {row["tensor"]: row["scale"] for row in expected.layers}
+    assert found.keys() == wanted.keys()
+    assert all(found[name] == pytest.approx(wanted[name], rel=1e-4) for name in wanted)

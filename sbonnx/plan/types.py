@@ -101,6 +101,7 @@ class Solution:
         bounds: observed range of activations by site key, before rounding to scales.
         refusals: sites that could not be solved (a branch that never ran, ...): they stay float.
         samples: how many samples were seen.
+        notes: what calibration has to say, one sentence each.
     """
 
     qparams: Mapping[str, QParams]
@@ -109,3 +110,4 @@ class Solution:
     refusals: tuple[Refusal, ...] = ()
     samples: int = 0
     bias_scales: Mapping[str, Array] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sbonnx.calib.runner import CPU, CUDA, LayerRunner, providers, reason
+from sbonnx.calib.bound import reason
+from sbonnx.calib.runner import CPU, CUDA, LayerRunner, providers
 from sbonnx.errors import DataError, DeviceError, ModelError
 from sbonnx.graph import load
 from sbonnx.runtime import onnxruntime

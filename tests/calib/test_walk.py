@@ -78,9 +78,9 @@ def test_batch_size_and_workers_do_not_matter(graph: Graph, observer: str, granu
     plan = plan_linear(graph, observer=ObserverChoice(observer))
     memory = "2 GiB" if granularity in ("auto", "whole") else "8 KiB"
     options: Any = {"granularity": granularity, "memory": memory}
-    alone = calibrate(graph, plan, batches(1), workers=1, **options)
+    alone = calibrate(graph, plan, batches(1), threads=1, **options)
     for size, workers in ((1, 3), (3, 2), (5, 1), (12, 4)):
-        assert same(alone, calibrate(graph, plan, batches(size), workers=workers, **options))
+        assert same(alone, calibrate(graph, plan, batches(size), threads=workers, **options))
 
 
 def test_order_does_not_matter_to_minmax(graph: Graph) -> None:
@@ -305,6 +305,10 @@ class Counting:
 
     def start(self, what: str, total: int | None) -> None:
         self.total = total
+
+    def state(self, *, segment: tuple[int, int] | None = None, spilled: int = 0) -> None:
+        if segment is not None:
+            self.done = 0
 
     def advance(self, pieces: int = 1) -> None:
         self.done += pieces

@@ -67,10 +67,10 @@ def test_real_model_bit_for_bit(pack: Path, observer: str) -> None:
     plan = plan_linear(graph, observer=ObserverChoice(observer), weight=QuantSpec(axis=0))
     feeds = calibration_feeds(pack, "cifar_resnet20", 24)
     x = np.concatenate([feed["input"] for feed in feeds])
-    alone = calibrate(graph, plan, feeds, workers=1)
+    alone = calibrate(graph, plan, feeds, threads=1)
     for size, workers in ((1, 2), (3, 2), (8, 1), (24, 3)):
         cut = [{"input": x[i : i + size]} for i in range(0, 24, size)]
-        assert same(alone, calibrate(graph, plan, cut, workers=workers))
+        assert same(alone, calibrate(graph, plan, cut, threads=workers))
 
 
 def test_branches_of_a_real_model(pack: Path) -> None:

@@ -1,0 +1,304 @@
+"""`Calibrator`: observes whatever it is fed, then says which range every activation has."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from types import TracebackType
+
+import numpy as np
+
+from sbonnx.calib.asym import Asym, walk_quantized
+from sbonnx.calib.cutting import branches_of, course_of
+from sbonnx.calib.data import Dataset
+from sbonnx.calib.observe import Key, Observation, Wish, wishes_of
+from sbonnx.calib.observers import make_observer
+from sbonnx.calib.progress import Progress
+from sbonnx.calib.readers import Feed
+from sbonnx.calib.recall import CHECKPOINT_EVERY, EVERYTHING, Recall
+from sbonnx.calib.rows import Rows, Unit
+from sbonnx.calib.runner import CPU, providers, settings
+from sbonnx.calib.segments import Granularity
+from sbonnx.calib.sketches import Sketch
+from sbonnx.calib.solve import Solve, solution_of
+from sbonnx.calib.store import TensorStore, parse_size
+from sbonnx.calib.threads import cores
+from sbonnx.errors import DataError
+from sbonnx.graph import Graph
+from sbonnx.graph.query import tensors_by_name
+from sbonnx.plan.types import Plan, Solution
+from sbonnx.report import Refusal
+from sbonnx.spec import Bounds
+
+
+class Calibrator:
+    """Observes whatever it is fed, then solves. Holds sessions from the first feed until `close`.
+
+        with Calibrator(graph, plan) as calibrator:
+            for feeds in batches:
+                outputs = calibrator.observe(feeds)
+            solution = calibrator.finish()
+
+    Args: see `calibrate`.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        plan: Plan,
+        *,
+        device: str = "cpu",
+        granularity: Granularity = "auto",
+        memory: str | int = "2 GiB",
+        threads: int | None = None,
+        cache: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.graph = graph
+        self.plan = plan
+        self.notes: tuple[str, ...] = ()
+        self._device = device
+        self._granularity: Granularity = granularity
+        self._memory = parse_size(memory)
+        self._threads = threads or (cores() if providers(device)[0] == CPU else 1)
+        self._cache = cache
+        self._rows = Rows(graph, device=device)
+        self._sites = {site.key: site for site in plan.of_role("activation") if site.fixed is None}
+        self._wishes = wishes_of(self._sites.values())
+        if cache is not None:
+            self._wishes = dict.fromkeys(self._wishes, EVERYTHING)
+        self._known: dict[Key, Sketch] = {}  # what the cache knew
+        self._observation: Observation | None = None
+        self._units = 0
+
+    def observe(self, feeds: Feed) -> Feed:
+        """Observe one feed, in the model's types, and give the float model's outputs by name.
+
+        Raises: see `calibrate`.
+        """
+        names = [tensor.name for tensor in self.graph.outputs]
+        observation, units = self._begin([("this feed", feeds)], 1, self._wishes, kept=names)
+        parts = [known for _, known in observation.stream(units, keep=names)]
+        if len(parts) == 1:
+            return parts[0]
+        return {name: np.concatenate([part[name] for part in parts]) for name in names}
+
+    def observe_all(self, data: Dataset, progress: Progress) -> None:
+        """Observe a whole data set, several samples at a time; with a cache, what that does not know.
+
+        Raises: see `calibrate`.
+        """
+        progress.start("calibrate", data.count)
+        if self._cache is None:
+            self._run(*self._begin(data.items(), data.count, self._wishes), progress)
+            return
+        recall = Recall(self._cache, self.graph, data, settings(self._device))
+        self._known = recall.known(self._wishes)
+        missing = {key: wish for key, wish in self._wishes.items() if key not in self._known}
+        if missing:
+            observation, units = self._begin(data.items(), data.count, missing)
+            self._run_remembered(observation, units, missing, recall, progress)
+        self.notes = recall.notes
+
+    def _run(self, observation: Observation, units: Iterator[Unit], progress: Progress) -> None:
+        """All units through all segments."""
+        if self._granularity == "layer":
+            with TensorStore(self._memory) as store:
+                for _ in observation.layerwise(units, store, progress):
+                    pass
+            return
+        for unit, _ in observation.stream(units):
+            progress.advance(int(unit.closes))
+
+    def _run_remembered(
+        self,
+        observation: Observation,
+        units: Iterator[Unit],
+        wishes: Mapping[Key, Wish],
+        recall: Recall,
+        progress: Progress,
+    ) -> None:
+        """The same, remembering sketches as they are complete, and how far the data were walked meanwhile."""
+        if self._granularity == "layer":
+            with TensorStore(self._memory) as store:
+                for done in observation.layerwise(units, store, progress):
+                    recall.keep({key: sketch for key, sketch in observation.found().items() if key[0] in done})
+        else:
+            first, sketches = recall.resume(wishes)
+            observation.add(sketches)
+            for unit in units:
+                if unit.index >= first:
+                    units = chain([unit], units)
+                    break
+                progress.advance(int(unit.closes))
+            while True:
+                some = _until(units, time.monotonic() + CHECKPOINT_EVERY)
+                last = None
+                for last, _ in observation.stream(some):
+                    progress.advance(int(last.closes))
+                if last is None:
+                    break
+                following = next(units, None)
+                if following is None:
+                    break
+                recall.checkpoint(last.index + 1, observation.found())
+                units = chain([following], units)
+        recall.keep(observation.found())
+        recall.done()
+
+    def sketches(self) -> dict[Key, Sketch]:
+        """What was seen of each tensor so far.
+
+        Raises:
+            DataError: nothing was observed.
+        """
+        found = {**self._known, **({} if self._observation is None else self._observation.found())}
+        if self.samples == 0:
+            raise DataError("nothing was observed: calibration needs at least one feed")
+        return found
+
+    @property
+    def samples(self) -> int:
+        """How many samples were observed, in this run or by those that the cache knows of."""
+        seen = 0 if self._observation is None else self._observation.samples
+        return max([seen, *(sketch.samples for sketch in self._known.values())])
+
+    def ranges(self) -> tuple[dict[str, Bounds], list[Refusal]]:
+        """Measured ranges by site key; a refusal for each site that saw nothing and whose group has no range either.
+
+        Raises:
+            DataError: nothing was observed.
+        """
+        found = self.sketches()
+        bounds = {
+            key: make_observer(site.observer.name, site.observer.arguments).bounds(
+                sketch, site.spec, self.plan.scale_rule
+            )
+            for key, site in self._sites.items()
+            if (sketch := found[site.tensor, site.spec.axis]).finite
+        }
+        reached = {site.group for site in self.plan.sites if site.key in bounds or site.fixed is not None}
+        lost = [site for site in self.plan.of_role("activation") if site.group not in reached]
+        unreachable = branches_of(self.graph, self._observed(self._wishes))[1] if lost else {}
+        refusals = []
+        for site in lost:
+            where = "its branch never ran" if site.scope else "it held no values"
+            why = unreachable.get(site.scope, f"{where} on the calibration data")
+            refusals.append(Refusal("quantize", site.tensor, why))
+        return bounds, refusals
+
+    def finish(self, solve: Solve | None = None) -> Solution:
+        """The solution of everything observed so far.
+
+        Raises:
+            DataError: nothing was observed.
+        """
+        bounds, refusals = self.ranges()
+        return self._solution(bounds, refusals, solve)
+
+    def finish_asym(self, asym: Asym, data: Dataset, solve: Solve | None, progress: Progress) -> Solution:
+        """The same, with ranges measured once more after what comes before them was quantized.
+
+        Args:
+            asym: what to quantize, and what sees it; where that moves no range the data are not walked again.
+            data: what was observed.
+            solve, progress: see `calibrate`.
+
+        Raises:
+            DataError: nothing was observed.
+            NumericError, ModelError, DeviceError: see `walk_quantized`.
+        """
+        bounds, refusals = self.ranges()
+        if not asym.moves_ranges:
+            return self._solution(bounds, refusals, solve)
+        self.close()
+        walked = walk_quantized(
+            self.graph,
+            self.plan,
+            self._rows.units(data.items()),
+            bounds,
+            asym=asym,
+            solve=solve,
+            device=self._device,
+            threads=self._threads,
+            memory=self._memory,
+            progress=progress,
+            count=data.count,
+        )
+        return self._solution(walked.bounds, refusals, walked.solve(solve))
+
+    def _solution(self, bounds: Mapping[str, Bounds], refusals: Sequence[Refusal], solve: Solve | None) -> Solution:
+        """The solution for these ranges."""
+        solution = solution_of(self.plan, tensors_by_name(self.graph), bounds, refusals, solve, self.samples)
+        return replace(solution, notes=self.notes)
+
+    def close(self) -> None:
+        """Free the sessions. Twice is once."""
+        if self._observation is not None:
+            self._observation.close()
+
+    def __enter__(self) -> Calibrator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _observed(self, wishes: Mapping[Key, Wish]) -> dict[str, list[str]]:
+        """Tensors to observe by scope."""
+        observed: dict[str, dict[str, None]] = {}
+        for site in self._sites.values():
+            if (site.tensor, site.spec.axis) in wishes:
+                observed.setdefault(site.scope, {})[site.tensor] = None
+        return {scope: list(names) for scope, names in observed.items()}
+
+    def _begin(
+        self,
+        items: Iterable[tuple[str, Feed]],
+        count: int | None,
+        wishes: Mapping[Key, Wish],
+        kept: Sequence[str] = (),
+    ) -> tuple[Observation, Iterator[Unit]]:
+        """The observation, made at the first feed (whose sizes decide how the graph is cut), and the units to run."""
+        units = self._counted(self._rows.units(items, self._units))
+        if self._observation is not None:
+            return self._observation, units
+        first = next(units, None)
+        if first is None:
+            raise DataError("the data holds no feeds: calibration needs at least one")
+        course = course_of(
+            self.graph,
+            self._observed(wishes),
+            wishes,
+            first,
+            kept=kept,
+            granularity=self._granularity,
+            memory=self._memory,
+            count=count,
+        )
+        self._observation = Observation(
+            self.graph,
+            course.segments,
+            wishes,
+            device=self._device,
+            threads=max(1, min(self._threads, self._memory // max(course.peak, 1))),
+            any_layout=course.any_layout,
+        )
+        return self._observation, chain([first], units)
+
+    def _counted(self, units: Iterator[Unit]) -> Iterator[Unit]:
+        """The same units; the next ones go on counting after them."""
+        for unit in units:
+            self._units = unit.index + 1
+            yield unit
+
+
+def _until(units: Iterator[Unit], deadline: float) -> Iterator[Unit]:
+    """Units until the time is up, one at least; the others stay in `units`."""
+    for unit in units:
+        yield unit
+        if time.monotonic() >= deadline:
+            return
