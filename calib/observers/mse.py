@@ -24,6 +24,9 @@ ANCESTORS_STEPS: Final = 80
 GAIN: Final = 0.01
 """Where values are known to a bin only, the whole range is given up for a gain of at least this share of its error:
 many equal values at the end of the range look as if they were spread over their bin."""
+CHANCE: Final = 3.0
+"""And more than chance gives: where in a step n values lie is taken for even, which leaves the mean of their squared
+errors (standard deviation 0.9 of the mean) uncertain by 0.9/sqrt(n); that many times 1/sqrt(n)."""
 DOUBT: Final = 0.5
 """And of this share of what its error owes to bins at least half a step wide, in which values may lie anyhow: the
 multiples of one step (pixels; what was quantized before) have no error at all, and look as if they had."""
@@ -75,7 +78,8 @@ def to_beat(distribution: Distribution, whole: QParams, error: Array) -> Array:
     """
     if distribution.exact:
         return error
-    return np.asarray((1 - GAIN) * error - DOUBT * guessed_error(distribution, whole))
+    kept = 1 - GAIN - CHANCE / np.sqrt(np.maximum(distribution.total, 1))
+    return np.asarray(kept * error - DOUBT * guessed_error(distribution, whole))
 
 
 class _Search:
