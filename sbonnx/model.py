@@ -13,8 +13,11 @@ import numpy as np
 from sbonnx import graph as graphs
 from sbonnx import profile
 from sbonnx.calib import data as datasets
+from sbonnx.calib.asym import Asym
+from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.forward import Forward
-from sbonnx.calib.walk import Calibrator
+from sbonnx.calib.kept import Kept
+from sbonnx.calib.progress import Silent
 from sbonnx.errors import SbonnxError
 from sbonnx.mermaid import mermaid
 from sbonnx.ops import QDQ
@@ -67,8 +70,8 @@ class QuantModel:
         recipe, rules = read_recipe(config, backend, overrides)
         self.prepared = prepare(model, recipe, rules)
         self.solution: Solution | None = None
-        self._specs = datasets.input_specs(self.prepared.graph)
         self._calibrator: Calibrator | None = None
+        self._fed: Kept | None = None
         self._quant = (False, False)
         self._forward: Forward | None = None
 
@@ -81,21 +84,27 @@ class QuantModel:
         self.close()
 
     def close(self) -> None:
-        """Let go of all sessions. The model can be used again; they are opened anew."""
+        """Let go of all sessions and of what was fed. The model can be used again; sessions are opened anew."""
         if self._forward is not None:
             self._forward.close()
             self._forward = None
         if self._calibrator is not None:
             self._calibrator.close()
             self._calibrator = None
+        if self._fed is not None:
+            self._fed.close()
+            self._fed = None
 
     def _feeds(self, feeds: Feeds) -> dict[str, Array]:
-        return next(iter(datasets.read([feeds], self._specs)))
+        return next(iter(datasets.read([feeds], self.prepared.graph)))
 
     # --- calibration --------------------------------------------------------------------------------
 
     def prepare_calibration(self) -> None:
-        """Start observing: forget what was observed before."""
+        """Start observing: forget what was observed before.
+
+        From here to `calc_qparams` feeds are kept, past 64 MiB on disk: ``asym`` walks them again.
+        """
         self.close()
         self.solution = None
         self._quant = (False, False)
@@ -103,23 +112,31 @@ class QuantModel:
         self._calibrator = Calibrator(
             self.prepared.graph, self.prepared.plan, device=recipe.device, memory=recipe.calibration.memory
         )
+        self._fed = Kept(self.prepared.graph)
 
     def calc_qparams(self, asym: bool = False, w_quant: bool = False, a_quant: bool = False) -> Solution:
         """Turn what was fed into scales, zero points and codes.
 
         Args:
-            asym: see inputs quantized upstream. Ranges are those of the float stream and rounding to nearest does
-                not look at inputs, so the numbers are the same either way, as they are in the ancestor.
-            w_quant, a_quant: what `asym` quantizes upstream.
+            asym: walk what was fed once more, layer by layer, with everything upstream quantized. The ranges of
+                activations are measured there (in the ancestor only AdaRound saw that stream, and ranges stayed those
+                of the float one: CALIBRATION.ASYM.RANGES: false), and weights are rounded there.
+            w_quant, a_quant: what `asym` quantizes upstream: weights, activations. With neither, nothing changes.
 
         Raises:
             LifeCycleError: `prepare_calibration` was not called.
             DataError: nothing was fed.
+            NumericError: NaN or Inf in an activation or weight.
         """
-        del asym, w_quant, a_quant
-        if self._calibrator is None:
+        if self._calibrator is None or self._fed is None:
             raise LifeCycleError("call prepare_calibration() and run some samples before calc_qparams()")
-        solution = self._calibrator.finish(self.prepared.round)
+        solve = self.prepared.round
+        if asym:
+            wishes = self.prepared.recipe.calibration.asym
+            chosen = Asym(weights=w_quant, activations=a_quant, ranges=wishes.ranges, rounding=wishes.rounding)
+            solution = self._calibrator.finish_asym(chosen, self._fed.dataset(), solve, Silent())
+        else:
+            solution = self._calibrator.finish(solve)
         self.close()
         self.solution = solution
         return self.solution
@@ -149,8 +166,10 @@ class QuantModel:
             DataError: the feeds do not fit the model.
         """
         values = self._feeds(feeds)
-        if self._calibrator is not None:
-            return dict(self._calibrator.observe(values))
+        if self._calibrator is not None and self._fed is not None:
+            outputs = dict(self._calibrator.observe(values))
+            self._fed.add(values)
+            return outputs
         if self._forward is None:
             w_quant, a_quant = self._quant
             self._forward = self._open_forward(w_quant, a_quant)
@@ -184,7 +203,7 @@ class QuantModel:
             LifeCycleError: there are no scales yet.
         """
         solution = self._solved("get_quantization_error")
-        samples = datasets.read(data, self._specs)
+        samples = datasets.read(data, self.prepared.graph)
         graph, plan = self.prepared.graph, self.prepared.plan
         device = self.prepared.recipe.device
         return profile.node_errors(graph, plan, solution, samples, checker=checker, alone=is_async, device=device)

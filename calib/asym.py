@@ -1,0 +1,313 @@
+"""The quantized stream: a second walk in which every range is measured after what comes before it was quantized."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+
+import numpy as np
+
+from sbonnx.calib.observe import Observation, wishes_of
+from sbonnx.calib.observers import make_observer
+from sbonnx.calib.pairs import Uses, quantize_reads
+from sbonnx.calib.progress import Progress
+from sbonnx.calib.segments import Segment, needed, produced, reads_of
+from sbonnx.calib.sketches import Sketch
+from sbonnx.calib.solve import Solve, bias_codes, fixed_bounds, left_alone, qparams_of, united, weight_bounds, weight_of
+from sbonnx.calib.store import TensorStore
+from sbonnx.calib.unit import Unit
+from sbonnx.errors import NumericError
+from sbonnx.graph import Constant, Graph, Node
+from sbonnx.graph.query import bodies, dtype, scopes, tensors_by_name
+from sbonnx.plan.types import Plan, Reader, Site
+from sbonnx.report import Refusal
+from sbonnx.spec import Array, Bounds, QParams
+
+
+@dataclass(frozen=True)
+class Asym:
+    """What the second stream quantizes, and who looks at it.
+
+    Attributes:
+        weights: weights upstream are rounded.
+        activations: activations upstream are fake-quantized. Biases are as their codes where both are on.
+        ranges: activations are measured in it; else their ranges are those of the float stream.
+        rounding: a weight is rounded when the stream reaches its layer, after all that comes before; else all weights
+            are rounded before it starts. No rounding looks at inputs yet, so the codes are the same.
+    """
+
+    weights: bool = True
+    activations: bool = True
+    ranges: bool = True
+    rounding: bool = True
+
+    @property
+    def moves_ranges(self) -> bool:
+        """Whether any range can differ from that of the float stream."""
+        return self.ranges and (self.weights or self.activations)
+
+
+@dataclass(frozen=True)
+class Walked:
+    """What the quantized stream leaves for `solution_of`.
+
+    Attributes:
+        bounds: by site key: ranges of activations, measured in it where it came by, else those given; and of the
+            weights that it rounded.
+        codes: of those weights.
+    """
+
+    bounds: Mapping[str, Bounds]
+    codes: Mapping[str, Array]
+
+    def solve(self, otherwise: Solve | None) -> Solve:
+        """Gives the codes that are there; `otherwise` (None: the nearest) rounds the other weights."""
+
+        def codes_of(site: Site, weight: Array, qparams: QParams) -> Array:
+            if site.key in self.codes:
+                return self.codes[site.key]
+            return qparams.quantize(weight) if otherwise is None else otherwise(site, weight, qparams)
+
+        return codes_of
+
+
+def walk_quantized(
+    graph: Graph,
+    plan: Plan,
+    units: Iterator[Unit],
+    floats: Mapping[str, Bounds],
+    *,
+    asym: Asym,
+    solve: Solve | None,
+    device: str,
+    threads: int,
+    memory: int,
+    progress: Progress,
+    count: int | None = None,
+) -> Walked:
+    """Measure the activations of `plan` again, each after what comes before it was quantized.
+
+    The main graph runs in stages, all samples through one before the next: a stage ends where a reader wants a tensor
+    quantized whose range is not known yet. Between stages values wait in a `TensorStore`, plain; each stage fake-
+    quantizes what its nodes read quantized.
+
+    Sites inside branches of If keep the float ranges; the branches run quantized with those. Where several sites share
+    one scale, a stage that comes before some of them reckons with the float ranges of those; in the end all are
+    measured. The numbers are those of `Forward`, but for the last bits of float sums, for any batch size and any
+    number of threads.
+
+    Args:
+        graph, plan: as for `calibrate`; not changed.
+        units: the data, walked once.
+        floats: ranges in the float stream by site key; sites without stay without.
+        solve: rounds a weight; None: to the nearest code.
+        device, threads: where stages run, and how many samples at a time.
+        memory: bytes for waiting activations.
+        progress: told of `count` pieces a stage.
+
+    Raises:
+        NumericError: NaN or Inf that quantization brought about, named with the sample.
+        DataError, ModelError, DeviceError: see `LayerRunner`.
+    """
+    numbers = _Numbers(graph, plan, floats, solve)
+    sites = _measured(graph, plan, floats)
+    stages = staged(graph, list(sites), _quantized_reads(plan))
+    if stages:
+        if not asym.rounding:
+            numbers.round_all()
+        wishes = wishes_of(chain.from_iterable(sites.values()))
+        observation = Observation(graph, stages, wishes, device=device, threads=threads)
+        progress.start("quantized stream", count)
+        with TensorStore(memory) as store:
+            model = partial(numbers.quantized, uses=_uses(plan, asym))
+            _measure(observation, observation.layerwise(units, store, progress, model), sites, numbers)
+    return Walked(numbers.bounds, numbers.codes)
+
+
+def _measure(
+    observation: Observation, stages: Iterator[Sequence[str]], sites: Mapping[str, Sequence[Site]], numbers: _Numbers
+) -> None:
+    """Run the stages; the ranges of what one observed are known to the next."""
+    try:
+        for done in stages:
+            found = observation.found()
+            for site in chain.from_iterable(sites[name] for name in done):
+                numbers.measure(site, found[site.tensor, site.spec.axis])
+    except NumericError as error:
+        raise NumericError(f"with everything before it quantized, {error}; or calibrate without asym") from error
+
+
+@dataclass
+class _Numbers:
+    """Scales and codes, as far as the stream got.
+
+    Attributes:
+        bounds: by site key: measured in the stream, or in float where it did not come by yet.
+        codes: of weights rounded so far.
+    """
+
+    graph: Graph
+    plan: Plan
+    floats: Mapping[str, Bounds]
+    solve: Solve | None
+    bounds: dict[str, Bounds] = field(init=False)
+    codes: dict[str, Array] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.bounds = dict(self.floats)
+        self.tensors = tensors_by_name(self.graph)
+        self._sites = self.plan.by_key()
+        self._alone = {site.key for site in left_alone(self.plan, self.floats)}
+        self._params: dict[str, QParams | None] = {}
+        self._groups: dict[str, list[Site]] = {}
+        for site in self.plan.sites:
+            if site.role != "bias" and site.key not in self._alone:
+                self._groups.setdefault(site.group, []).append(site)
+        self._fixed = {
+            site.key: fixed_bounds(site, self.tensors[site.tensor])
+            for site in self.plan.sites
+            if site.fixed is not None and site.role != "bias"
+        }
+
+    def quantized(self, stage: Segment, uses: Uses) -> Graph:
+        """A stage as a model, quantized with what is known by now."""
+        piece = stage.model(self.graph, self.tensors)
+        quantize_reads(piece, uses, self)
+        return piece
+
+    def measure(self, site: Site, sketch: Sketch) -> None:
+        """The range of an activation is that of what was seen in the stream."""
+        observer = make_observer(site.observer.name, site.observer.arguments)
+        self.bounds[site.key] = observer.bounds(sketch, site.spec, self.plan.scale_rule)
+        for member in self._groups[site.group]:
+            self._params.pop(member.key, None)
+
+    def round_all(self) -> None:
+        """Round every weight."""
+        for site in self.plan.of_role("weight"):
+            self._codes(site)
+
+    def params(self, site: Site) -> QParams | None:
+        """Scale and zero point, from the ranges of the whole group; None where there is none."""
+        if site.key not in self._params:
+            self._params[site.key] = self._solved(site)
+        return self._params[site.key]
+
+    def _solved(self, site: Site) -> QParams | None:
+        """`params`, not remembered."""
+        members = self._groups.get(site.group, ()) if site.key not in self._alone else ()
+        for member in members:
+            if member.role == "weight" and member.fixed is None and member.key not in self.bounds:
+                weight = weight_of(member, self.tensors[member.tensor])
+                self.bounds[member.key] = weight_bounds(member, weight, self.plan.scale_rule)
+        ranges = united(members, self.bounds, self._fixed)
+        if site.key not in ranges:
+            return None
+        return qparams_of(site, ranges[site.key], self.tensors[site.tensor], self.plan)
+
+    def meaning(self, site: Site, tensor: Constant) -> Array | None:
+        """What the codes of a weight or bias mean."""
+        if site.role == "bias":
+            found = self._bias(site)
+            return (
+                None if isinstance(found, Refusal) else (found[0].astype(np.float32) * found[1]).astype(dtype(tensor))
+            )
+        qparams, codes = self.params(site), self._codes(site)
+        return None if qparams is None or codes is None else qparams.dequantize(codes).astype(dtype(tensor))
+
+    def _codes(self, site: Site) -> Array | None:
+        """Codes of a weight, rounded at the first asking; None where it stays float."""
+        if site.key not in self.codes:
+            qparams = self.params(site)
+            if qparams is None:
+                return None
+            weight = weight_of(site, self.tensors[site.tensor])
+            self.codes[site.key] = qparams.quantize(weight) if self.solve is None else self.solve(site, weight, qparams)
+        return self.codes[site.key]
+
+    def _bias(self, site: Site) -> tuple[Array, Array] | Refusal:
+        """Codes and scale of a bias at the scales of now."""
+        followed = {key: self.params(self._sites[key]) for key in site.follows or ()}
+        known = {key: qparams for key, qparams in followed.items() if qparams is not None}
+        return bias_codes(site, weight_of(site, self.tensors[site.tensor]), known)
+
+
+def _measured(graph: Graph, plan: Plan, floats: Mapping[str, Bounds]) -> dict[str, list[Site]]:
+    """The sites that the stream measures, by tensor: those whose tensor the main graph computes."""
+    makers = produced(graph)
+    found: dict[str, list[Site]] = {}
+    for site in plan.of_role("activation"):
+        if site.fixed is None and site.key in floats and site.scope == "" and site.tensor in makers:
+            found.setdefault(site.tensor, []).append(site)
+    return found
+
+
+def _quantized_reads(plan: Plan) -> frozenset[Reader]:
+    """Every use of an activation of the main graph that reads it quantized."""
+    return frozenset(reader for site in plan.of_role("activation") if site.scope == "" for reader in site.readers)
+
+
+def _uses(plan: Plan, asym: Asym) -> dict[Reader, Site]:
+    """Which site each use reads through in the stream."""
+    on = {"weight": asym.weights, "activation": asym.activations, "bias": asym.weights and asym.activations}
+    return {reader: site for site in plan.sites if on[site.role] for reader in site.readers}
+
+
+def staged(graph: Graph, observed: Sequence[str], quantized: Collection[Reader]) -> list[Segment]:
+    """The fewest pieces of the main graph in which no node reads quantized what its own piece computes.
+
+    A node runs in the first piece in which all that it reads is there. What has no known type (a sequence) cannot
+    wait: every piece that reads it computes it anew.
+
+    Args:
+        observed: tensors to measure, each computed by a node; nodes that lead to none of them are left out.
+        quantized: uses, in branches too, that need the range of what they read.
+    """
+    measured = set(observed)
+    nodes = needed(graph, observed)
+    makers = {tensor.name: node for node in nodes for tensor in node.outputs if tensor.name}
+    untyped = {name for node in nodes for name in (t.name for t in node.outputs if dtype(t) is None)}
+    ready: dict[str, int] = {}
+    pieces: list[list[Node]] = []
+    for node in nodes:
+        late = {name for name in _names_read(node, quantized) if name in makers}
+        at = max((ready[name] + (name in late) for name in reads_of(node) if name in makers), default=0)
+        ready.update((tensor.name, at) for tensor in node.outputs)
+        pieces.extend([] for _ in range(at + 1 - len(pieces)))
+        pieces[at].append(node)
+    inputs = [_inputs(piece, makers, untyped) for piece in pieces]
+    last = {name: number for number, names in enumerate(inputs) for name in names}
+    segments = []
+    for number, piece in enumerate(pieces):
+        made = [tensor.name for node in piece for tensor in node.outputs if tensor.name]
+        here = tuple(name for name in made if name in measured)
+        outputs = tuple(name for name in made if name in here or last.get(name, -1) > number)
+        segments.append(Segment(inputs[number], outputs, here, tuple(node.name for node in piece)))
+    return segments
+
+
+def _names_read(node: Node, uses: Collection[Reader]) -> set[str]:
+    """Names of the tensors that a node, or a body inside it, reads by one of `uses`."""
+    inside: list[Node] = [node]
+    inside.extend(each for _, body in bodies(node) for _, scope in scopes(body) for each in scope.nodes)
+    return {
+        tensor.name for each in inside for index, tensor in enumerate(each.inputs) if Reader(each.name, index) in uses
+    }
+
+
+def _inputs(piece: Sequence[Node], makers: Mapping[str, Node], untyped: Collection[str]) -> tuple[str, ...]:
+    """What a piece reads from before; of what has no type, that which it is computed from."""
+    made = {tensor.name for node in piece for tensor in node.outputs}
+    found: dict[str, None] = {}
+    stack = [name for node in reversed(piece) for name in reversed(reads_of(node))]
+    while stack:
+        name = stack.pop()
+        if name in found or name in made:
+            continue
+        if name in untyped:
+            stack.extend(reversed(reads_of(makers[name])))
+        else:
+            found[name] = None
+    return tuple(found)

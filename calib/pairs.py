@@ -1,0 +1,116 @@
+"""Quantization inside a piece of the graph, simulated in float: what its nodes read is what the codes mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+import numpy as np
+import onnx
+
+from sbonnx.errors import ModelError
+from sbonnx.graph import Constant, Graph, Node, Tensor, Variable
+from sbonnx.graph.edit import Names, add_constant, replace_input
+from sbonnx.graph.query import dtype, producer, rank, scopes, shape
+from sbonnx.graph.weights import onnx_dtype
+from sbonnx.plan.types import Reader, Site
+from sbonnx.spec import Array, QParams
+
+Uses = Mapping[Reader, Site]
+"""Which site each use reads through."""
+
+DOMAIN: Final = "com.microsoft"
+"""Where onnxruntime has QuantizeLinear for codes of 16 bits at every opset."""
+
+FLOAT: Final = int(onnx.TensorProto.FLOAT)
+
+
+class Numbers(Protocol):
+    """What the codes of a site mean."""
+
+    def meaning(self, site: Site, tensor: Constant) -> Array | None:
+        """Values of a weight or bias after a trip through its codes, in its own type; None where it stays float."""
+
+    def params(self, site: Site) -> QParams | None:
+        """Scale and zero point of an activation; None where it stays float."""
+
+
+def quantize_reads(piece: Graph, uses: Uses, numbers: Numbers) -> None:
+    """In place. Each of `uses` found in `piece`, branches included, reads what the codes of its site mean.
+
+    Constants are replaced by their meaning. An activation goes through Clip (where its type holds more than its
+    codes), QuantizeLinear and DequantizeLinear, once for all readers; other readers get it as it is. In a session
+    that keeps such pairs as they are the numbers are those of `QParams.fake_quant`, at a tenth of numpy's time.
+
+    Raises:
+        ModelError: a scale per channel for a tensor of unknown rank.
+    """
+    names = Names(piece)
+    made: dict[str, Tensor | None] = {}
+    pairs: dict[int | None, list[Node]] = {}  # by the id of the node behind which they stand; None: at the front
+    for _, body in scopes(piece):
+        for node in body.nodes:
+            for index, tensor in enumerate(list(node.inputs)):
+                site = uses.get(Reader(node.name, index))
+                if site is None:
+                    continue
+                if site.key not in made:
+                    if isinstance(tensor, Constant):
+                        values = numbers.meaning(site, tensor)
+                        stem = f"{site.key}/meaning"
+                        made[site.key] = None if values is None else add_constant(piece, stem, values, names)
+                    else:
+                        qparams, maker = numbers.params(site), producer(tensor)
+                        pair = [] if qparams is None else _pair(site, tensor, qparams, names)
+                        pairs.setdefault(None if maker is None else id(maker), []).extend(pair)
+                        made[site.key] = pair[-1].outputs[0] if pair else None
+                after = made[site.key]
+                if after is not None:
+                    replace_input(node, index, after)
+    front = pairs.pop(None, [])
+    for _, body in scopes(piece):
+        body.nodes[:] = [each for node in body.nodes for each in (node, *pairs.get(id(node), ()))]
+    piece.nodes[:0] = front
+
+
+def _pair(site: Site, tensor: Tensor, qparams: QParams, names: Names) -> list[Node]:
+    """The nodes from an activation to what its codes mean, in its own type."""
+    spec, kind = site.spec, dtype(tensor)
+    nodes: list[Node] = []
+
+    def add(op: str, *inputs: Tensor, kind: Any = np.float32, domain: str | None = None, **attributes: Any) -> None:
+        name = names.fresh(f"{site.key}/{op}")
+        out = Variable(names.fresh(f"{name}_out"), kind, shape(tensor))
+        source = nodes[-1].outputs[0] if nodes else tensor
+        nodes.append(Node(op, name, attributes, [source, *inputs], [out], domain=domain))
+
+    def constant(values: Array) -> Constant:
+        return Constant(names.fresh(f"{site.key}/number"), np.asarray(values))
+
+    if kind != np.float32:  # the arithmetic of codes is float32 whatever the model's
+        add("Cast", to=FLOAT)
+    if not (spec.fills_dtype and spec.native_dtype == spec.dtype):
+        limits = qparams.limits
+        low, high = (constant(_along(end, site, tensor)) for end in (limits.lo, limits.hi))
+        if spec.axis is None:
+            add("Clip", low, high)
+        else:
+            add("Max", low)
+            add("Min", high)
+    axis = {} if spec.axis is None else {"axis": spec.axis}
+    numbers = constant(qparams.scale), constant(qparams.zero_point)
+    add("QuantizeLinear", *numbers, kind=spec.dtype, domain=DOMAIN, **axis)
+    add("DequantizeLinear", *numbers, domain=DOMAIN, **axis)
+    if kind != np.float32:
+        add("Cast", kind=kind, to=onnx_dtype(np.dtype(kind)))
+    return nodes
+
+
+def _along(values: Array, site: Site, tensor: Tensor) -> Array:
+    """`values` (C,) shaped to stand beside the tensor; () as it is."""
+    if site.spec.axis is None:
+        return values
+    dims = rank(tensor)
+    if dims is None:
+        raise ModelError(f"'{site.tensor}' has no known rank, so it cannot be clipped per channel")
+    return values.reshape([-1 if i == site.spec.axis else 1 for i in range(dims)])
