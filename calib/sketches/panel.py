@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_not
 from typing import Final
 
 import numpy as np
@@ -24,14 +25,10 @@ class Panel:
 
     def __init__(self, sketches: Sequence[Sketch]) -> None:
         self.sketches = tuple(sketches)
+        self._tracks = any(sketch.tracks for sketch in self.sketches)
         self._arrays: list[Array] = []
-        self._ready = np.zeros(0, np.intp)  # positions of the sketches that compiled code can take
-        self._jobs = np.zeros((0, JOB), np.int64)
-        self._sizes = np.zeros(0, np.int64)
-        count = len(self.sketches)
-        self._lo, self._hi = np.full(count, np.inf, np.float32), np.full(count, -np.inf, np.float32)
-        self._elements, self._samples = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        self._track: list[tuple[int, Array, Array, Array]] = []  # index of the sample, positions, lo, hi
+        self._track: list[tuple[int, list[int], Array, Array]] = []  # index of the sample, positions, lo, hi
+        self._list([])
 
     def observe(self, arrays: Sequence[Array], index: int = 0, samples: int = 1) -> list[int]:
         """Feed the i-th array to the i-th sketch, see `Sketch.observe`.
@@ -47,37 +44,53 @@ class Panel:
         Raises:
             NumericError: see `Sketch.observe`.
         """
-        if len(arrays) != len(self._arrays) or any(x is not y for x, y in zip(arrays, self._arrays, strict=True)):
+        if len(arrays) != len(self._arrays) or any(map(is_not, arrays, self._arrays)):
             self._arrays = list(arrays)
             self._prepare()
-        taken = self._take_compiled(index, samples)
         bad = []
-        for i in np.flatnonzero(~taken).tolist():
+        left = self._take_compiled(index, samples)
+        for i in left:
             sketch = self.sketches[i]
             before = sketch.nan + sketch.inf
             sketch.observe(arrays[i], index, samples)
             if sketch.nan + sketch.inf > before:
                 bad.append(i)
-        if not taken.all() and any(self._is_ready(i) for i in np.flatnonzero(~taken).tolist()):
+        if any(self._is_ready(i) for i in left):
             self._prepare()
         return bad
 
     def settle(self) -> None:
         """Write what was gathered here into the sketches."""
-        for i in np.flatnonzero(self._samples).tolist():
-            sketch = self.sketches[i]
-            sketch.take_summary(
-                int(self._samples[i]), int(self._elements[i]), self._lo[i : i + 1].copy(), self._hi[i : i + 1].copy()
-            )
-        for index, where, lo, hi in self._track:
-            for i, low, high in zip(where.tolist(), lo.tolist(), hi.tolist(), strict=True):
-                if self.sketches[i].tracks:
+        counts = (self._runs - self._missed).tolist()
+        for at, (i, seen, size) in enumerate(zip(self._ready, counts, self._sizes, strict=True)):
+            if seen:
+                lo, hi = self._lo[at : at + 1].copy(), self._hi[at : at + 1].copy()
+                self.sketches[i].take_summary(seen * self._samples, seen * size, lo, hi)
+        for index, where, lows, highs in self._track:
+            for i, low, high in zip(where, lows.tolist(), highs.tolist(), strict=True):
+                if self.sketches[i].tracks and low <= high:
                     self.sketches[i].take_track(index, low, high)
         self._track.clear()
-        self._lo.fill(np.inf)
-        self._hi.fill(-np.inf)
-        self._elements.fill(0)
-        self._samples.fill(0)
+        self._list(self._ready)
+
+    def _list(self, ready: list[int]) -> None:
+        """Begin to gather for the sketches at `ready`."""
+        count = len(ready)
+        self._ready = ready
+        self._others = sorted(set(range(len(self.sketches))) - set(ready))
+        self._sizes = [self._arrays[i].size for i in ready]
+        self._runs = 0  # calls, each of `_samples` samples
+        self._samples = 0
+        self._missed = np.zeros(count, np.int64)  # calls that compiled code declined
+        self._lo, self._hi = np.full(count, np.inf, np.float32), np.full(count, -np.inf, np.float32)
+        self._found = np.empty(count, np.float32), np.empty(count, np.float32), np.empty(count, np.uint8)
+        self._jobs = np.zeros((count, JOB), np.int64)
+        for job, i in zip(self._jobs, ready, strict=True):
+            pages = self.sketches[i].pages
+            job[:3] = kernels.address(self._arrays[i]), self._arrays[i].size, -1
+            if pages is not None:
+                job[2:] = MANTISSA, kernels.address(pages.slots), kernels.address(pages.counts)
+        self._places = kernels.address(self._jobs), tuple(kernels.address(x) for x in self._found)
 
     def _is_ready(self, i: int) -> bool:
         """Whether compiled code can take the i-th array."""
@@ -87,35 +100,26 @@ class Panel:
         return sketch.axis is None and one and plain and (sketch.detail == "range" or sketch.pages is not None)
 
     def _prepare(self) -> None:
-        """List what compiled code can take."""
-        ready = [] if kernels.native is None else [i for i in range(len(self._arrays)) if self._is_ready(i)]
-        self._ready = np.array(ready, np.intp)
-        self._jobs = np.zeros((len(ready), JOB), np.int64)
-        self._sizes = np.array([self._arrays[i].size for i in ready], np.int64)
-        for job, i in zip(self._jobs, ready, strict=True):
-            pages = self.sketches[i].pages
-            job[:3] = kernels.address(self._arrays[i]), self._arrays[i].size, -1
-            if pages is not None:
-                job[2:] = MANTISSA, kernels.address(pages.slots), kernels.address(pages.counts)
+        """List anew what compiled code can take."""
+        self.settle()
+        self._list([] if kernels.native is None else [i for i in range(len(self._arrays)) if self._is_ready(i)])
 
-    def _take_compiled(self, index: int, samples: int) -> Array:
-        """Feed those that are ready; bool (n,), which were taken in."""
-        taken = np.zeros(len(self.sketches), bool)
-        count = len(self._ready)
-        if not count or kernels.native is None:
-            return taken
-        lo, hi, status = np.empty(count, np.float32), np.empty(count, np.float32), np.empty(count, np.uint8)
-        table = kernels.table(MANTISSA)
-        numbers = (kernels.address(x) for x in (table, lo, hi, status))
-        kernels.native.panel(kernels.address(self._jobs), count, *numbers)
-        done = status == 0
-        where = self._ready[done]
-        lo, hi = lo[done], hi[done]
-        self._lo[where] = np.minimum(self._lo[where], lo)
-        self._hi[where] = np.maximum(self._hi[where], hi)
-        self._elements[where] += self._sizes[done]
-        self._samples[where] += samples
-        if any(sketch.tracks for sketch in self.sketches):
-            self._track.append((index, where, lo, hi))
-        taken[where] = True
-        return taken
+    def _take_compiled(self, index: int, samples: int) -> list[int]:
+        """Feed those that are ready, and give the positions of the others."""
+        if not self._ready or kernels.native is None:
+            return self._others
+        if samples != self._samples:
+            self.settle()
+            self._samples = samples
+        jobs, found = self._places
+        kernels.native.panel(jobs, len(self._ready), kernels.address(kernels.table(MANTISSA)), *found)
+        lo, hi, status = self._found
+        declined = np.flatnonzero(status)
+        lo[declined], hi[declined] = np.inf, -np.inf
+        np.minimum(self._lo, lo, out=self._lo)
+        np.maximum(self._hi, hi, out=self._hi)
+        self._missed[declined] += 1
+        self._runs += 1
+        if self._tracks:
+            self._track.append((index, self._ready, lo.copy(), hi.copy()))
+        return sorted([*self._others, *(self._ready[at] for at in declined.tolist())])
