@@ -19,7 +19,7 @@ def data_digest(dataset: Dataset) -> str:
     whose times something set (archives and images of containers do): statistics of other data would be taken for
     those of this data.
 
-    Measured: 77 MB in 128 feeds, two cores: 0.04 s in memory, 0.05 s from .npy, 0.08 s from .npz.
+    Measured: 77 MB in 128 feeds: 16 ms in memory; from files, the time of reading them.
 
     Raises:
         DataError: a feed cannot be read or does not fit the model.

@@ -40,6 +40,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
         {"runtime", "calib.runner", "calib.session", "verify", "profile", "backends.ort", "patterns.simplify.fold"}
     ),
     "torch": frozenset({"qat", "rounding.adaround"}),
+    "xxhash": frozenset({"graph.digests"}),
     "pydantic": frozenset({"recipe"}),
     "yaml": frozenset({"recipe", "cli"}),
     "typer": frozenset({"cli"}),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,21 +89,3 @@ def test_data_are_never_all_in_memory() -> None:
         assert tracemalloc.get_traced_memory()[1] < 200 << 20
     finally:
         tracemalloc.stop()
-
-
-def test_little_slower_than_its_bytes_through_sha256() -> None:
-    """77 MB, as 128 images."""
-    images = [np.full((1, 3, 224, 224), n, np.float32) for n in range(128)]
-    data = read(images, [InputSpec("x", np.dtype(np.float32), ("N", 3, 224, 224))])
-    plain = _best(lambda: [hashlib.sha256(image.data).digest() for image in images])
-    assert _best(lambda: data_digest(data)) < 1.5 * plain + 0.05
-
-
-def _best(work: Callable[[], object]) -> float:
-    """The least of five times, in seconds."""
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
