@@ -2,6 +2,6 @@
 
 In the order in which data meets them: `data` (with `readers`, `feedback`), `rows`, `cutting` (with `segments`,
 `branches`), `runner` (with `session`, `bound`, `blocked`), `observe` (with `lane`, `threads`, `shards`, `keeping`,
-`store`, `spill`, `nonfinite`, `progress`), `sketches`, `recall` (with `cache`), `observers`, `asym`, `solve`; `walk` and
-`calibrator` lead through them, and `forward` proves the result.
+`store`, `arena`, `spill`, `nonfinite`, `progress`), `sketches`, `recall` (with `cache`), `observers`, `asym`, `solve`;
+`walk` and `calibrator` lead through them, and `forward` proves the result.
 """

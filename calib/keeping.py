@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,12 +16,15 @@ from sbonnx.spec import Array
 Place = tuple[int, str]
 """A sample and a tensor: what arrays are called in the store."""
 
+AGAIN: Final = 2.0
+"""Making an array a second time, for itself and into fresh memory, takes so many times what the first run took."""
+
 
 class Keeper:
     """Hands segments what they read of a sample, and keeps what later ones read of it.
 
-    What does not fit the budget of the store is made again from what its segment read, where that takes less time
-    than the disk would, and else spilled. A segment may run twice on a sample then; its numbers are the same.
+    An array is made again from what its segment read where that takes less time than keeping it: than the copy, or,
+    past the budget of the store, than the disk. A segment may run twice on a sample then; its numbers are the same.
 
     Args:
         segments: in the order in which all samples go through them.
@@ -53,10 +56,10 @@ class Keeper:
             readers = self._readers.get(name, 0)
             if not readers or name in read:
                 continue
-            again = seconds + sum(self._seconds.get((unit.index, one), 0.0) for one in read)
+            again = AGAIN * seconds + sum(self._seconds.get((unit.index, one), 0.0) for one in read)
             made = run is not None and number > 0 and name in segment.outputs and not segment.conditions
             array = np.asarray(value)
-            if made and not self._store.fits(array.nbytes) and self._cheaper(again, array, readers):
+            if made and self._cheaper(again, array, readers):
                 self._seconds[unit.index, name] = again
                 self._make_later(number, (unit.index, name), read, run, array.nbytes, readers)
             else:

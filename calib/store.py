@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from sbonnx.calib.arena import Arena, Span
 from sbonnx.calib.spill import READ_RATE, WRITE_RATE, SpillFile, spill_folder
 from sbonnx.errors import OutputError, RecipeError
 from sbonnx.spec import Array
@@ -37,6 +39,19 @@ def parse_size(size: str | int) -> int:
     return int(float(found[1]) * UNITS[found[2]])
 
 
+ARENA_BYTES: Final = 64 << 10
+"""Copies of at least this size lie in the arena. An array for which that has no room in one piece goes to disk."""
+
+COPY_RATE: Final = 8e9
+"""Bytes a second from one place in memory to another, before any was measured."""
+
+RECENT_BYTES: Final = 128 << 20
+"""Bytes after which what was measured before counts half."""
+
+MEASURED_BYTES: Final = 8 << 20
+"""Bytes after which a measured rate counts."""
+
+
 @dataclass
 class _Entry:
     """One stored array: in memory, its place in the spill file, or how to make it.
@@ -45,6 +60,7 @@ class _Entry:
         readers: releases still to come.
         reading: reads from the file under way; its place is not given away before they are done.
         reads: keys that `make` reads.
+        span: where in the arena the array lies, if it does.
     """
 
     readers: int
@@ -57,6 +73,7 @@ class _Entry:
     reading: int = 0
     gone: bool = False
     reads: tuple[Hashable, ...] = ()
+    span: Span | None = None
 
 
 @dataclass(frozen=True)
@@ -108,9 +125,12 @@ class TensorStore:
         self._entries: dict[Hashable, _Entry] = {}
         self._coming: set[Hashable] = set()  # keys whose arrays are being copied or written
         self._file: SpillFile | None = None
+        self._arena = Arena(self.budget)
         self._lock = threading.Lock()
         self._now: dict[str, int] = asdict(StoreCounters())
         self._closed = False
+        self._copied = 0  # bytes copied into the arena, and the seconds that took
+        self._copying = 0.0
 
     def put(self, key: Hashable, array: Array, *, readers: int = 1, copy: bool = False) -> None:
         """Keep `array` for `readers` releases; with none it is not kept.
@@ -129,12 +149,16 @@ class TensorStore:
             if readers < 1:
                 return
             stays = array.dtype.kind in "OU" or self._now["resident"] + array.nbytes <= self.budget
+            span = self._arena.take(array.nbytes) if stays and copy and array.nbytes >= ARENA_BYTES else None
+            stays = stays and (span is not None or not copy or array.nbytes < ARENA_BYTES)
             self._coming.add(key)
             if stays:
                 self._count(resident=array.nbytes)
-        entry = _Entry(readers, array.dtype, array.shape, size=array.nbytes)
+        entry = _Entry(readers, array.dtype, array.shape, size=array.nbytes, span=span)
         try:
-            if stays:
+            if span is not None:
+                entry.array = self._copy(span, array)
+            elif stays:
                 entry.array = np.array(array) if copy or _keeps_more(array) else array
             else:
                 entry.start = self._spill_file().write(array)
@@ -143,6 +167,8 @@ class TensorStore:
                 self._coming.discard(key)
                 if stays:
                     self._count(resident=-array.nbytes)
+                if span is not None:
+                    self._arena.give(span)
             raise
         with self._lock:
             self._coming.discard(key)
@@ -180,6 +206,8 @@ class TensorStore:
 
     def get(self, key: Hashable) -> Array:
         """The array: the one that was put, or what was read from disk or made again. No release.
+
+        What was put with `copy` is to be read before its last release: its memory is used again then.
 
         Raises:
             KeyError: it is not there.
@@ -224,8 +252,12 @@ class TensorStore:
             self._release(key)
 
     def take(self, key: Hashable) -> Array:
-        """`get`, then `release`."""
+        """`get`, then `release`; the array is the caller's."""
         array = self.get(key)
+        with self._lock:
+            lent = key in self._entries and self._entries[key].span is not None
+        if lent:
+            array = np.array(array)
         self.release(key)
         return array
 
@@ -240,13 +272,18 @@ class TensorStore:
         return self._now["resident"] + nbytes <= self.budget
 
     def cheaper_to_recompute(self, seconds_to_make: float, nbytes: int, readers: int = 1) -> bool:
-        """Whether making an array again for each reader takes less time than the disk would. Ask where it does not fit.
+        """Whether making an array again for each reader takes less time than keeping it would.
 
-            readers * seconds_to_make  <  nbytes / write rate + readers * nbytes / read rate
+            readers * seconds_to_make  <  nbytes / copy rate                                 where it fits the budget,
+            readers * seconds_to_make  <  nbytes / write rate + readers * nbytes / read rate      where it does not
 
-        The rates are this store's own (bytes a second of one thread, over all it wrote and read so far); until 8 MiB
-        were measured, 490 MB/s and 4.6 GB/s.
+        The rates are this store's own (bytes a second of one thread: copied lately, written and read so far); until
+        8 MiB were measured, 8 GB/s, 490 MB/s and 4.6 GB/s. A copy costs most where memory is touched for the first
+        time: keeping less is then faster as well.
         """
+        if self.fits(nbytes):
+            known = self._copied >= MEASURED_BYTES
+            return readers * seconds_to_make < nbytes / (self._copied / self._copying if known else COPY_RATE)
         file = self._file
         write, read = (WRITE_RATE, READ_RATE) if file is None else (file.write_rate, file.read_rate)
         return readers * seconds_to_make < nbytes / write + readers * nbytes / read
@@ -267,6 +304,7 @@ class TensorStore:
         with self._lock:
             self._closed = True
             self._entries.clear()
+            self._arena = Arena(0)
             self._now.update(resident=0, spilled=0, lazy=0)
             if self._file is not None:
                 self._file.close()
@@ -278,6 +316,19 @@ class TensorStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _copy(self, span: Span, array: Array) -> Array:
+        """`array` in the arena."""
+        began = time.perf_counter()
+        made = self._arena.array(span, array.dtype, array.shape, array.nbytes)
+        np.copyto(made, array)
+        seconds = time.perf_counter() - began
+        with self._lock:
+            if self._copied > RECENT_BYTES:  # memory that is used again is copied to much faster than fresh memory
+                self._copied, self._copying = self._copied // 2, self._copying / 2
+            self._copied += array.nbytes
+            self._copying += max(seconds, 1e-9)
+        return made
 
     def _check_open(self) -> None:
         """Guard against use after `close`."""
@@ -311,6 +362,8 @@ class TensorStore:
         kind = "lazy" if entry.make is not None else "resident" if entry.array is not None else "spilled"
         self._count(**{kind: -entry.size})
         self._free(entry)
+        if entry.span is not None:
+            self._arena.give(entry.span)
         for read in entry.reads:
             if read in self._entries:  # or dropped by hand
                 self._release(read)

@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -17,6 +18,12 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def chunks(items: Iterator[T], size: int) -> Iterator[list[T]]:
+    """The items, so many at a time."""
+    while some := list(islice(items, size)):
+        yield some
 
 
 def in_order(work: Callable[[T], R], items: Iterator[T], threads: int) -> Iterator[tuple[T, R]]:

@@ -66,7 +66,7 @@ def test_what_is_made_again_is_made_from_what_it_needs(monkeypatch: pytest.Monke
     with Calibrator(graph, plan, granularity="layer", memory=1, threads=1) as calibrator:
         calibrator.observe_all(read(feeds, graph), Silent())
         found = calibrator.finish()
-    assert sorted(set(asked)) == [1.0, 2.0]  # r2 from r1 (of the first segment: on disk), r3 from r2
+    assert sorted(set(asked)) == [2.0, 4.0]  # r2 from r1 (of the first segment: on disk), r3 from r2
     assert same(found, calibrate(graph, plan, feeds))
 
 

@@ -151,8 +151,12 @@ def test_peek_and_drop() -> None:
 
 
 def test_what_is_cheaper_before_anything_was_measured() -> None:
-    """490 MB: a second to write, 0.1065 to read."""
+    """490 MB: a second to write, 0.1065 to read; 0.06 to copy where they fit."""
     with TensorStore() as store:
+        assert store.cheaper_to_recompute(0.061, 490_000_000)
+        assert not store.cheaper_to_recompute(0.062, 490_000_000)
+        assert not store.cheaper_to_recompute(0.031, 490_000_000, readers=2)
+    with TensorStore(0) as store:
         assert store.cheaper_to_recompute(1.1, 490_000_000)
         assert not store.cheaper_to_recompute(1.11, 490_000_000)
         assert store.cheaper_to_recompute(0.6, 490_000_000, readers=2)
@@ -173,6 +177,28 @@ def test_what_is_cheaper_is_measured(tmp_path: Path) -> None:
         border = (1 << 20) / write + (1 << 20) / read
         assert store.cheaper_to_recompute(border * 0.99, 1 << 20)
         assert not store.cheaper_to_recompute(border * 1.01, 1 << 20)
+
+
+def test_copies_lie_in_memory_that_is_used_again() -> None:
+    """`take` gives away what nobody overwrites; `get` lends until the release."""
+    x = np.arange(100_000, dtype=np.float32)
+    with TensorStore("2 MiB") as store:
+        store.put("a", x, readers=2, copy=True)
+        lent = store.get("a")
+        assert not np.shares_memory(lent, x)
+        own = store.take("a")
+        assert not np.shares_memory(own, lent)
+        store.release("a")
+        store.put("b", x + 1, copy=True)
+        assert np.shares_memory(store.get("b"), lent), "the place of 'a' is free"
+        assert np.array_equal(own, x)
+        assert np.array_equal(store.get("b"), x + 1)
+        rest = x[:60_000]
+        for key in range(10):
+            store.put(key, rest, copy=True)
+        assert store.counters.spills > 0
+        assert store.counters.peak_resident <= 2 << 20
+        assert all(np.array_equal(store.take(key), rest) for key in range(10))
 
 
 SIZES = st.one_of(st.integers(0, 40), st.integers(1000, 1100))

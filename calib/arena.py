@@ -1,0 +1,82 @@
+"""`Arena`: memory for arrays that come and go by the thousand, taken from the system once."""
+
+from __future__ import annotations
+
+import mmap
+from bisect import bisect_left, insort
+from typing import Final
+
+import numpy as np
+
+from sbonnx.spec import Array
+
+REGION: Final = 64 << 20
+"""Bytes taken from the system at a time."""
+
+ALIGNMENT: Final = 64
+
+Span = tuple[int, int, int]
+"""(region, first byte, bytes)."""
+
+
+class Arena:
+    """Spans of a few large regions, first fit, neighbours joined when they are given back.
+
+    Memory that is freshly mapped costs a page fault for every 4 KiB, which for activations takes longer than computing
+    some of them, and two threads wait for one another over it. What is given back here is used again instead.
+    The caller sees to it that one thread at a time asks.
+
+    Args:
+        limit: bytes to take from the system at most. They stay taken for as long as the arena or any array in it lives.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.taken = 0
+        self._regions: list[Array] = []
+        self._free: list[list[tuple[int, int]]] = []  # by region: (first byte, bytes), ascending, never touching
+
+    def take(self, size: int) -> Span | None:
+        """A span of `size` bytes, or None where there is no room in one piece."""
+        length = -(-size // ALIGNMENT) * ALIGNMENT
+        for number, spans in enumerate(self._free):
+            for at, (start, room) in enumerate(spans):
+                if room >= length:
+                    if room == length:
+                        del spans[at]
+                    else:
+                        spans[at] = (start + length, room - length)
+                    return number, start, length
+        if not self._grow(max(REGION, length)) and not (length < REGION and self._grow(length)):
+            return None
+        return self.take(size)
+
+    def give(self, span: Span) -> None:
+        """Give a span back; nobody reads its array any more."""
+        number, start, length = span
+        spans = self._free[number]
+        at = bisect_left(spans, (start, 0))
+        if at < len(spans) and start + length == spans[at][0]:
+            length += spans.pop(at)[1]
+        if at and sum(spans[at - 1]) == start:
+            start, before = spans.pop(at - 1)
+            length += before
+        insort(spans, (start, length))
+
+    def array(self, span: Span, dtype: np.dtype[np.generic], shape: tuple[int, ...], size: int) -> Array:
+        """The span as an array of `size` bytes, not initialised."""
+        number, start, _ = span
+        found: Array = self._regions[number][start : start + size].view(dtype).reshape(shape)
+        return found
+
+    def _grow(self, size: int) -> bool:
+        """One more region, if the limit allows it."""
+        if self.taken + size > self.limit:
+            return False
+        region = mmap.mmap(-1, size)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            region.madvise(mmap.MADV_HUGEPAGE)  # a fault for 2 MiB instead of 4 KiB
+        self._regions.append(np.frombuffer(region, np.uint8))
+        self._free.append([(0, size)])
+        self.taken += size
+        return True
