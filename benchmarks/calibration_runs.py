@@ -1,0 +1,279 @@
+"""Takes the figures of one model: cells by name of the figure, and remarks for people."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import calibration_ways as ways
+from benchmarks.calibration_child import Outcome, spawn
+from benchmarks.calibration_peer import METHODS
+from benchmarks.calibration_profile import Watch, halves, parts
+from benchmarks.calibration_subjects import Samples, Subject
+from benchmarks.calibration_table import Cell, Measured, Target, alternate, difference, ratio
+from sbonnx import graph as graphs
+from sbonnx.calib.data import Dataset
+from sbonnx.prepare import Prepared
+
+FIGURES: Final = ("speed", "asym", "cache", "workers", "profile", "memory", "peer")
+
+PROFILED: Final = ("minmax", "mse")
+PARTS: Final = ("run", "statistics", "solve", "rest")
+
+LONG: Final = 8
+"""How many times the usual samples there are for the growth of memory: 1,024 for 128."""
+
+AS_FAST: Final = Target(1.0)
+SEARCHED: Final = {"resnet18": Target(1.6), "minilm_l6": Target(1.6), "mobilenetv2": Target(2.2)}
+"""Wall of an observer that reads a histogram ÷ wall of the float loop; SqueezeNet has no target."""
+
+PEER_SPEED: Final = {"minmax": 2.0, "percentile": 5.0, "kl_histogram": 5.0}
+EXTRA_MB: Final = 150.0
+ASYM_MB: Final = round(512 * 2**20 / 1e6 + 250)
+NOISE_MB: Final = 8.0
+"""How far the peaks of equal processes lie apart: growth below is none."""
+
+ENOUGH: Final = 3
+"""Repeats of a process that is weighed, whose peak hardly varies, and of a profile."""
+
+QUIET: Final = 0.03
+"""Share of the processors that others may take while a wall is measured."""
+
+SAME_RANGE: Final = 1e-3
+"""Largest difference, in widths of the range, at which two calibrations looked at the same tensor: the peer runs
+without onnxruntime's optimiser, which moves sums in the last bits."""
+
+
+@dataclass
+class Findings:
+    """What was measured of one model.
+
+    Attributes:
+        cells: by name of the figure.
+        remarks: what has no place in a table.
+    """
+
+    cells: dict[str, Cell | str] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+    def add(self, name: str, cell: Cell | None) -> None:
+        """Take in a figure, if there is one."""
+        if cell is not None:
+            self.cells[name] = cell
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much to measure: repeats, samples, samples for the peer, and which of `FIGURES`."""
+
+    repeats: int
+    count: int
+    peer_count: int
+    figures: tuple[str, ...]
+
+
+def measure(subject: Subject, effort: Effort) -> Findings:
+    """All figures of one model that were asked for."""
+    findings = Findings()
+    watch = Watch()
+    in_process(subject, effort, findings)
+    if "profile" in effort.figures:
+        profile(subject, effort, findings)
+    if watch.others() > QUIET:
+        findings.remarks.append(
+            f"other processes took {watch.others():.0%} of the processors during the runs in one process, which slows "
+            "the float loop, whose threads wait for one another, more than ours: not to be relied on"
+        )
+    if "memory" in effort.figures:
+        memory(subject, effort, findings)
+    if "peer" in effort.figures:
+        beside_peer(subject, effort, findings)
+    return findings
+
+
+def in_process(subject: Subject, effort: Effort, findings: Findings) -> None:
+    """What is timed by turns in this process."""
+    chosen = timed(subject, effort.count, effort.figures)
+    if len(chosen) == 1:  # the float loop, to compare nothing with
+        return
+    alternate(timed(subject, 2, effort.figures), 1)  # imports, page faults, first threads
+    found = alternate(chosen, effort.repeats)
+    made = ways.prepared(subject.model, "minmax")
+    values = ways.values_observed(made, subject.samples(1)) / 1e6
+    findings.cells["observed tensors; values a sample"] = f"{len(ways.observed(made))}; {values:.2f} M"
+    findings.cells["float loop, s"] = f"{statistics.median(found['float']):.2f}"
+    for name in ("minmax", "moving_average", *ways.HISTOGRAM):
+        target = AS_FAST if name == "minmax" else Target()
+        if name in ("percentile", "mse", "kl_histogram", "auto"):
+            target = SEARCHED.get(subject.name, Target())
+        findings.add(f"{name} ÷ float loop", ratio(found, name, "float", target))
+    findings.add("asym, layer granularity ÷ float loop", ratio(found, "asym", "float", Target(6.0)))
+    for name in ("mse", "auto"):
+        findings.add(f"from the cache, {name} ÷ first run", ratio(found, f"then {name}", "first run", Target(0.05)))
+    findings.add("2 workers ÷ 1", ratio(found, "2 workers", "1 worker", AS_FAST))
+    if "other numbers" in found:
+        findings.add("2 workers, other numbers than 1", Cell((max(found["other numbers"]),), Target(0.0)))
+
+
+def profile(subject: Subject, effort: Effort, findings: Findings) -> None:
+    """Processor seconds of the parts of calibration, as multiples of those of the float loop; and what two threads gain
+    with nothing observed."""
+    session, samples = ways.float_session(subject.model), subject.samples(effort.count)
+    two = halves(subject.model, samples)
+    chosen: dict[str, Callable[[], ways.Seconds]] = {
+        "float": lambda: _float(session, samples),
+        "halves": lambda: {"halves": two()},
+    }
+    for name in PROFILED:
+        made = ways.prepared(subject.model, name)
+        chosen[name] = partial(_parts, name, made, ways.dataset(made.graph, samples))
+    found = alternate({name: partial(_settled, way) for name, way in chosen.items()}, min(effort.repeats, ENOUGH))
+    findings.add("float loop by two threads, one sample each ÷ float loop", ratio(found, "halves", "float"))
+    floats = statistics.median(found["float CPU"])
+    for name in PROFILED:
+        shares = {part: statistics.median(found[f"{name} {part}"]) / floats for part in PARTS}
+        text = ", ".join(f"{part} {share:.2f}" for part, share in shares.items())
+        findings.cells[f"{name}, CPU ÷ CPU of the float loop"] = f"{sum(shares.values()):.2f}: {text}"
+
+
+def _parts(name: str, made: Prepared, data: Dataset) -> ways.Seconds:
+    return {f"{name} {part}": seconds for part, seconds in parts(made, data).items()}
+
+
+def timed(subject: Subject, count: int, figures: tuple[str, ...]) -> dict[str, Callable[[], ways.Seconds]]:
+    """The ways to time over `count` samples."""
+    session, samples = ways.float_session(subject.model), subject.samples(count)
+    made = {name: ways.prepared(subject.model, name) for name in ("minmax", "moving_average", "mse")}
+    data = ways.dataset(made["mse"].graph, samples)
+    found: dict[str, Callable[[], ways.Seconds]] = {"float": lambda: _float(session, samples)}
+    if "speed" in figures:
+        for name in ("minmax", "moving_average"):
+            found[name] = lambda name=name: {name: ways.ranges(made[name].graph, made[name].plan, data)[0]}  # type: ignore[misc]
+        found["histogram"] = lambda: ways.histogram_ranges(made["mse"], data)
+    if "asym" in figures and ways.offers("asym"):
+        found["asym"] = lambda: {"asym": ways.asym(made["minmax"], data)}
+    if "cache" in figures and ways.offers("cache"):
+        found["cache"] = lambda: ways.cached(subject.model, samples)
+    if "workers" in figures and ways.offers("workers"):
+        found["workers"] = lambda: ways.workers(made["mse"], data)
+    return {name: partial(_settled, way) for name, way in found.items()}
+
+
+def _float(session: Any, samples: Samples) -> ways.Seconds:
+    """The float loop, on the wall and of processors: its waiting threads spin, which is CPU as well."""
+    begin = time.process_time()
+    wall = ways.float_pass(session, samples)
+    return {"float": wall, "float CPU": time.process_time() - begin}
+
+
+def _settled(way: Callable[[], ways.Seconds]) -> ways.Seconds:
+    """A run on a machine that came to rest."""
+    gc.collect()
+    time.sleep(ways.SETTLE)
+    return way()
+
+
+def memory(subject: Subject, effort: Effort, findings: Findings) -> None:
+    """Peaks of whole processes: the float loop and calibration, on the usual samples and on `LONG` times as many."""
+    few, many = effort.count, effort.count * LONG
+    kinds = {"float": "float", "minmax": "ours:minmax", "mse": "ours:mse"}
+
+    def peaks(count: int, names: Sequence[str], repeats: int) -> Measured:
+        return alternate({n: partial(_peak, subject, kinds[n], count, f"{n} {count}") for n in names}, repeats)
+
+    repeats = min(effort.repeats, ENOUGH)
+    found = peaks(few, list(kinds), repeats)
+    found |= {name: values * repeats for name, values in peaks(many, ["float", "mse"], 1).items()}
+    findings.add("float loop, peak", Cell(tuple(found[f"float {few}"]), unit="MB"))
+    for name in ("minmax", "mse"):
+        extra = difference(found, f"{name} {few}", f"float {few}", Target(EXTRA_MB))
+        findings.add(f"{name}, peak − that of the float loop", extra)
+    growth = difference(found, f"mse {many}", f"mse {few}", Target(NOISE_MB))
+    findings.add(f"mse, growth of the peak from {few:,} to {many:,} samples", growth)
+    growth = difference(found, f"float {many}", f"float {few}")
+    findings.add(f"float loop, growth of the peak from {few:,} to {many:,} samples", growth)
+    if "asym" in effort.figures and ways.offers("asym"):
+        found = alternate({"asym": partial(_peak, subject, "asym", few, "asym")}, repeats)
+        findings.add("asym under 512 MiB, peak", Cell(tuple(found["asym"]), Target(ASYM_MB), "MB"))
+
+
+def _peak(subject: Subject, way: str, count: int, name: str) -> dict[str, float]:
+    return {name: spawn(subject, way, count).peak_mb}
+
+
+def beside_peer(subject: Subject, effort: Effort, findings: Findings) -> None:
+    """onnxruntime.quantization beside ours, each in a process of its own, from the same fused graph to ranges."""
+    with tempfile.TemporaryDirectory(prefix="calibration-") as folder:
+        graph, plan = Path(folder) / "fused.onnx", Path(folder) / "plan.pickle"
+        plain = alternate({"float": partial(_seconds, subject, effort.peer_count)}, effort.repeats)
+        for name in METHODS:
+            made = ways.prepared(subject.model, name)
+            graphs.save(made.graph, graph, force=True)
+            plan.write_bytes(pickle.dumps(made.plan))
+            last: dict[str, Outcome] = {}
+            sides = {
+                "ours": partial(spawn, subject, "planned", effort.peer_count, graph=str(graph), plan=str(plan)),
+                "peer": partial(
+                    spawn, subject, f"peer:{name}", effort.peer_count, graph=str(graph), tensors=ways.observed(made)
+                ),
+            }
+            try:
+                found = alternate(
+                    {side: partial(_both, side, run, last) for side, run in sides.items()}, effort.repeats
+                )
+            except ChildProcessError as error:  # the peer ran out of memory, most likely
+                findings.remarks.append(f"no figures beside the peer's {METHODS[name]}: {error}")
+                continue
+            if name == "minmax":
+                findings.cells["peer: largest difference of a min-max range"] = _agreement(last["ours"], last["peer"])
+            target = Target(PEER_SPEED[name], "at least")
+            findings.add(f"peer's {METHODS[name]} s ÷ {name}", ratio(found, "peer s", "ours s", target))
+            findings.add(f"peer's {METHODS[name]} s ÷ float loop", ratio(found | plain, "peer s", "float s"))
+            memory_used = ratio(found, "ours MB", "peer MB", AS_FAST)
+            findings.add(f"{name}, peak ÷ peak of the peer's {METHODS[name]}", memory_used)
+            findings.add(f"peer's {METHODS[name]}, peak", Cell(tuple(found["peer MB"]), unit="MB"))
+
+
+def _seconds(subject: Subject, count: int) -> dict[str, float]:
+    return {"float s": spawn(subject, "float", count).seconds}
+
+
+def _both(side: str, run: Callable[[], Outcome], last: dict[str, Outcome]) -> dict[str, float]:
+    """Seconds and memory of a side; the outcome itself goes into `last`."""
+    last[side] = run()
+    return {f"{side} s": last[side].seconds, f"{side} MB": last[side].peak_mb}
+
+
+def _agreement(ours: Outcome, theirs: Outcome) -> str:
+    """How far the min-max ranges lie apart, which shows that both sides looked at the same values.
+
+    Raises:
+        SystemExit: they did not.
+    """
+    if ours.ranges.keys() != theirs.ranges.keys():
+        odd = sorted(ours.ranges.keys() ^ theirs.ranges.keys())
+        raise SystemExit(f"the peer observes other tensors: '{odd[0]}' and {len(odd) - 1} more are on one side only")
+    worst = max(apart(ours.ranges[name], theirs.ranges[name]) for name in ours.ranges)
+    if worst > SAME_RANGE:
+        raise SystemExit(f"the peer's min-max ranges differ from ours by up to {worst:.1e} of their width")
+    return f"{worst:.0e} of its width"
+
+
+def apart(one: tuple[float, float], other: tuple[float, float]) -> float:
+    """Largest difference of an end, in widths of the first range."""
+    width = max(one[1] - one[0], sys.float_info.min)
+    return max(abs(one[0] - other[0]), abs(one[1] - other[1])) / width
+
+
+def missing(figures: tuple[str, ...]) -> list[str]:
+    """Figures that were asked for and that this version cannot have."""
+    return [name for name in ("asym", "cache", "workers") if name in figures and not ways.offers(name)]

@@ -1,0 +1,149 @@
+"""What is timed: the plain float loop, and calibration in its several ways. Seconds are of the clock on the wall."""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.calibration_subjects import Samples
+from sbonnx.calib import walk
+from sbonnx.calib.calibrator import Calibrator
+from sbonnx.calib.data import Dataset, read
+from sbonnx.calib.observers import make_observer
+from sbonnx.calib.progress import Silent
+from sbonnx.graph import Graph
+from sbonnx.plan.types import Plan, Solution
+from sbonnx.prepare import Prepared, prepare, read_recipe
+from sbonnx.spec import Bounds
+
+BACKEND = "onnxruntime"
+HISTOGRAM = ("percentile", "mse", "kl_histogram", "auto", "aciq")
+"""Observers that read the same statistics: one pass over the data serves them all."""
+
+ASYM_MEMORY = "512 MiB"
+
+SETTLE = 0.1
+"""Seconds between runs: the threads of a default session go on spinning for a while."""
+
+Seconds = dict[str, float]
+
+
+def offers(argument: str) -> bool:
+    """Whether `calibrate` takes that argument."""
+    return argument in inspect.signature(walk.calibrate).parameters
+
+
+def prepared(model: Path, observer: str) -> Prepared:
+    """The model with the default plan of onnxruntime's backend, its activations seen by `observer`."""
+    recipe, backend = read_recipe(None, BACKEND, {"observer": observer})
+    return prepare(model, recipe, backend)
+
+
+def dataset(graph: Graph, samples: Samples) -> Dataset:
+    """The samples as calibration takes them."""
+    return read(samples, graph)
+
+
+def float_session(model: Path) -> Any:
+    """One default session: as many threads inside operators as there are cores."""
+    import onnxruntime
+
+    return onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+
+
+def float_pass(session: Any, samples: Samples) -> float:
+    """The plain float loop; the session was there before."""
+    start = time.perf_counter()
+    for feed in samples:
+        session.run(None, feed)
+    return time.perf_counter() - start
+
+
+def ranges(graph: Graph, plan: Plan, data: Dataset, **options: Any) -> tuple[float, dict[str, Bounds]]:
+    """From nothing but a plan to the range of every activation: (seconds, ranges by site key)."""
+    start = time.perf_counter()
+    with Calibrator(graph, plan, **options) as calibrator:
+        calibrator.observe_all(data, Silent())
+        found, _ = calibrator.ranges()
+        return time.perf_counter() - start, found
+
+
+def by_tensor(plan: Plan, found: Mapping[str, Bounds]) -> dict[str, tuple[float, float]]:
+    """Ranges by tensor, of those of one range a tensor, by site key."""
+    tensors = {site.key: site.tensor for site in plan.sites}
+    return {tensors[key]: (bounds.lo.item(), bounds.hi.item()) for key, bounds in found.items()}
+
+
+def histogram_ranges(made: Prepared, data: Dataset) -> Seconds:
+    """Seconds to the ranges of each of `HISTOGRAM`: those of the one pass, and of solving by this method."""
+    start = time.perf_counter()
+    taken: Seconds = {}
+    with Calibrator(made.graph, made.plan) as calibrator:
+        calibrator.observe_all(data, Silent())
+        sketches = calibrator.sketches()
+        passed = time.perf_counter() - start
+        for name in HISTOGRAM:
+            start = time.perf_counter()
+            observer = make_observer(name)
+            for site in made.plan.of_role("activation"):
+                observer.bounds(sketches[site.tensor, site.spec.axis], site.spec, made.plan.scale_rule)
+            taken[name] = passed + time.perf_counter() - start
+    return taken
+
+
+def solution(made: Prepared, data: Dataset, **options: Any) -> tuple[float, Solution]:
+    """From nothing but a plan to all numbers, weights too: (seconds, solution)."""
+    start = time.perf_counter()
+    solved = walk.calibrate(made.graph, made.plan, data, solve=made.round, **options)
+    return time.perf_counter() - start, solved
+
+
+def asym(made: Prepared, data: Dataset) -> float:
+    """Layer by layer with a quantized stream beside the float one, activations within `ASYM_MEMORY`."""
+    from sbonnx.calib.asym import Asym
+
+    return solution(made, data, granularity="layer", memory=ASYM_MEMORY, asym=Asym())[0]
+
+
+def cached(model: Path, samples: Samples) -> Seconds:
+    """A first run into a new cache, then others with another method each, from the digests on."""
+    taken: Seconds = {}
+    with tempfile.TemporaryDirectory(prefix="calibration-cache-") as folder:
+        for name, observer in (("first run", "minmax"), ("then mse", "mse"), ("then auto", "auto")):
+            made = prepared(model, observer)  # anew: nothing is remembered but in the folder
+            taken[name] = ranges(made.graph, made.plan, dataset(made.graph, samples), cache=Path(folder) / "cache")[0]
+    return taken
+
+
+def workers(made: Prepared, data: Dataset) -> Seconds:
+    """One process, then two. "other numbers" is how many of their scales, zero points and codes differ in any bit."""
+    one, first = solution(made, data, workers=1)
+    time.sleep(SETTLE)
+    two, second = solution(made, data, workers=2)
+    return {"1 worker": one, "2 workers": two, "other numbers": float(differing(first, second))}
+
+
+def differing(first: Solution, second: Solution) -> int:
+    """How many scales, zero points and codes do not agree bit for bit, or are on one side only."""
+    pairs = [(first.codes.get(key), second.codes.get(key)) for key in first.codes.keys() | second.codes.keys()]
+    for key in first.qparams.keys() | second.qparams.keys():
+        one, other = first.qparams.get(key), second.qparams.get(key)
+        pairs.append((None, None) if one is None or other is None else (one.scale, other.scale))
+        pairs.append((None, None) if one is None or other is None else (one.zero_point, other.zero_point))
+    return sum(a is None or b is None or a.dtype != b.dtype or a.tobytes() != b.tobytes() for a, b in pairs)
+
+
+def observed(made: Prepared) -> list[str]:
+    """The tensors whose ranges are measured."""
+    return sorted({site.tensor for site in made.plan.of_role("activation") if site.fixed is None})
+
+
+def values_observed(made: Prepared, sample: Samples) -> int:
+    """How many values a sample has in those."""
+    with Calibrator(made.graph, made.plan) as calibrator:
+        calibrator.observe_all(dataset(made.graph, sample), Silent())
+        return sum(sketch.elements for sketch in calibrator.sketches().values())
