@@ -65,7 +65,7 @@ class Bound:
         if self._plain:
             found = self._runner.run(feeds, self._outputs, where=where)
             return [found[name] for name in self._outputs]
-        given = {spec.name: np.ascontiguousarray(feeds[spec.name]) for spec in self._runner.input_specs}
+        given = {spec.name: np.asarray(feeds[spec.name], order="C") for spec in self._runner.input_specs}
         shapes = {name: x.shape for name, x in given.items()}
         try:
             if self._views is not None and shapes == self._shapes:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +24,7 @@ from sbonnx.calib.recall import CHECKPOINT_EVERY, EVERYTHING, Recall
 from sbonnx.calib.rows import Rows, Unit
 from sbonnx.calib.runner import CPU, providers, settings
 from sbonnx.calib.segments import Granularity
+from sbonnx.calib.shards import Shards, one_process
 from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.solve import Solve, solution_of
 from sbonnx.calib.store import TensorStore, parse_size
@@ -32,6 +35,9 @@ from sbonnx.graph.query import tensors_by_name
 from sbonnx.plan.types import Plan, Solution
 from sbonnx.report import Refusal
 from sbonnx.spec import Bounds
+
+Stream = Callable[[Iterator[Unit]], Iterator[tuple[Unit, dict[str, Any]]]]
+"""Takes units through the segments, and gives them back in order."""
 
 
 class Calibrator:
@@ -54,6 +60,7 @@ class Calibrator:
         granularity: Granularity = "auto",
         memory: str | int = "2 GiB",
         threads: int | None = None,
+        workers: int = 1,
         cache: str | os.PathLike[str] | None = None,
     ) -> None:
         self.graph = graph
@@ -63,6 +70,10 @@ class Calibrator:
         self._granularity: Granularity = granularity
         self._memory = parse_size(memory)
         self._threads = threads or (cores() if providers(device)[0] == CPU else 1)
+        self._workers = workers
+        alone = one_process(workers, granularity, settings(device)["provider"])
+        if alone is not None:
+            self._workers, self.notes = 1, (alone,)
         self._cache = cache
         self._rows = Rows(graph, device=device)
         self._sites = {site.key: site for site in plan.of_role("activation") if site.fixed is None}
@@ -92,30 +103,42 @@ class Calibrator:
         """
         progress.start("calibrate", data.count)
         if self._cache is None:
-            self._run(*self._begin(data.items(), data.count, self._wishes), progress)
+            observation, units = self._begin(data.items(), data.count, self._wishes)
+            self._run(observation, units, data.count, progress)
             return
         recall = Recall(self._cache, self.graph, data, settings(self._device))
         self._known = recall.known(self._wishes)
         missing = {key: wish for key, wish in self._wishes.items() if key not in self._known}
         if missing:
             observation, units = self._begin(data.items(), data.count, missing)
-            self._run_remembered(observation, units, missing, recall, progress)
-        self.notes = recall.notes
+            self._run_remembered(observation, units, data.count, missing, recall, progress)
+        self.notes += recall.notes
 
-    def _run(self, observation: Observation, units: Iterator[Unit], progress: Progress) -> None:
+    def _run(self, observation: Observation, units: Iterator[Unit], count: int | None, progress: Progress) -> None:
         """All units through all segments."""
         if self._granularity == "layer":
             with TensorStore(self._memory) as store:
                 for _ in observation.layerwise(units, store, progress):
                     pass
             return
-        for unit, _ in observation.stream(units):
-            progress.advance(int(unit.closes))
+        with self._streaming(observation, count) as stream:
+            for unit, _ in stream(units):
+                progress.advance(int(unit.closes))
+
+    @contextmanager
+    def _streaming(self, observation: Observation, count: int | None) -> Iterator[Stream]:
+        """What takes units through the observation: in this process, or in several."""
+        if self._workers == 1:
+            yield observation.stream
+            return
+        with Shards(observation, self._workers, count=count) as shards:
+            yield shards.stream
 
     def _run_remembered(
         self,
         observation: Observation,
         units: Iterator[Unit],
+        count: int | None,
         wishes: Mapping[Key, Wish],
         recall: Recall,
         progress: Progress,
@@ -133,20 +156,24 @@ class Calibrator:
                     units = chain([unit], units)
                     break
                 progress.advance(int(unit.closes))
-            while True:
-                some = _until(units, time.monotonic() + CHECKPOINT_EVERY)
-                last = None
-                for last, _ in observation.stream(some):
-                    progress.advance(int(last.closes))
-                if last is None:
-                    break
-                following = next(units, None)
-                if following is None:
-                    break
-                recall.checkpoint(last.index + 1, observation.found())
-                units = chain([following], units)
+            with self._streaming(observation, count) as stream:
+                self._in_rounds(observation, stream, units, recall, progress)
         recall.keep(observation.found())
         recall.done()
+
+    def _in_rounds(
+        self, observation: Observation, stream: Stream, units: Iterator[Unit], recall: Recall, progress: Progress
+    ) -> None:
+        """Units for some time, then what was seen is remembered, and so on."""
+        while True:
+            last = None
+            for last, _ in stream(_until(units, time.monotonic() + CHECKPOINT_EVERY)):
+                progress.advance(int(last.closes))
+            following = None if last is None else next(units, None)
+            if last is None or following is None:
+                return
+            recall.checkpoint(last.index + 1, observation.found())
+            units = chain([following], units)
 
     def sketches(self) -> dict[Key, Sketch]:
         """What was seen of each tensor so far.

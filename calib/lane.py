@@ -58,6 +58,13 @@ Blame = Callable[[int, str, Mapping[str, Any], Unit], Exception]
 """The error for (number of the piece, tensor that holds NaN or Inf, what is known of the sample, the sample)."""
 
 
+class Steps(Protocol):
+    """A `Lane`, or what does the same elsewhere."""
+
+    def step(self, number: int, piece: Piece, run: Any, known: dict[str, Any], unit: Unit, blame: Blame) -> None:
+        """See `Lane.step`."""
+
+
 class Lane:
     """Sketches of its own, and for each piece buffers and panels. For one thread at a time."""
 
@@ -126,9 +133,9 @@ def last_reads(pieces: Iterable[Piece]) -> dict[str, int]:
 
 
 def through(
-    lane: Lane,
+    lane: Steps,
     pieces: Sequence[Piece],
-    runs: Sequence[Session | None],
+    runs: Sequence[Any],
     last: Mapping[str, int],
     unit: Unit,
     blame: Blame,

@@ -6,8 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, Final
 
+from sbonnx.calib.device import DeviceLane, DeviceRun, fetched, place_on
 from sbonnx.calib.keeping import Keeper
 from sbonnx.calib.lane import Key, Lane, Wish, last_reads, through
 from sbonnx.calib.nonfinite import blame
@@ -18,7 +19,7 @@ from sbonnx.calib.segments import Segment
 from sbonnx.calib.session import SessionModel
 from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.store import TensorStore
-from sbonnx.calib.threads import in_order
+from sbonnx.calib.threads import chunks, in_order
 from sbonnx.calib.unit import Unit
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
@@ -36,6 +37,10 @@ def wishes_of(sites: Iterable[Site]) -> dict[Key, Wish]:
     return wishes
 
 
+CHUNK: Final = 8
+"""Samples that a thread takes through a layer at a time: a layer may take less than handing over a sample does."""
+
+
 class Observation:
     """Sketches over segments. What they hold does not depend on the threads or on the order of the samples.
 
@@ -45,6 +50,7 @@ class Observation:
         wishes: what to observe; each tensor is in `observed` of one segment.
         device, threads: where the sessions run, and how many samples at a time.
         any_layout: tensors that nothing but sketches reads, where it pays to leave them as onnxruntime has them.
+        on_device: `stream` reduces outputs where they are computed, see `sbonnx.calib.device`; None: on a GPU.
     """
 
     def __init__(
@@ -56,6 +62,7 @@ class Observation:
         device: str,
         threads: int,
         any_layout: frozenset[str] = frozenset(),
+        on_device: bool | None = None,
     ) -> None:
         self.graph = graph
         self.segments = tuple(segments)
@@ -65,13 +72,15 @@ class Observation:
         self._watched = self.wishes  # what lanes have sketches for: in layers, of the one at work
         self._device = device
         self._any_layout = any_layout
+        self._place = place_on(providers(device))
+        self._on_device = self._place != "cpu" if on_device is None else on_device
         self._index = tensors_by_name(graph)
         self._found = {key: wish.sketch(key[1]) for key, wish in wishes.items()}
-        self._lanes: list[Lane] = []
-        self._idle: list[Lane] = []
+        self._lanes: list[Lane | DeviceLane] = []
+        self._idle: list[Lane | DeviceLane] = []
         self._lock = threading.Lock()
         self._stack = ExitStack()
-        self._runs: list[LayerRunner | None] = []
+        self._runs: list[LayerRunner | DeviceRun | None] = []
 
     def found(self) -> dict[Key, Sketch]:
         """What was seen so far; not while samples are under way."""
@@ -104,10 +113,11 @@ class Observation:
         """What takes a sample through all segments and gives values of `keep`, in any thread; see `stream`."""
         last = {**last_reads(self.segments), **dict.fromkeys(keep, len(self.segments))}
         if not self._runs:
-            self._runs = [self._open(self._stack, segment, frozenset(last)) for segment in self.segments]
+            begin = self._reduce if self._on_device else self._open
+            self._runs = [begin(self._stack, segment, frozenset(last)) for segment in self.segments]
 
         def work(unit: Unit) -> dict[str, Any]:
-            with self._lane() as lane:
+            with self._lane(self._on_device) as lane:
                 return through(lane, self.segments, self._runs, last, unit, self._blame, keep)
 
         return work
@@ -147,18 +157,21 @@ class Observation:
                 with ExitStack() as stack:
                     run = self._open(stack, segment, None, model)
 
-                    def work(unit: Unit, number: int = number, segment: Segment = segment, run: Any = run) -> None:
-                        known = keeper.fetch(number, unit)
-                        began = time.perf_counter()
+                    def work(
+                        some: list[Unit], number: int = number, segment: Segment = segment, run: Any = run
+                    ) -> None:
                         with self._lane() as lane:
-                            lane.step(number, segment, run, known, unit, self._blame)
-                            keeper.keep(number, unit, run, known, time.perf_counter() - began)
+                            for unit in some:
+                                known = keeper.fetch(number, unit)
+                                began = time.perf_counter()
+                                lane.step(number, segment, run, known, unit, self._blame)
+                                keeper.keep(number, unit, run, known, time.perf_counter() - began)
 
-                    for unit, _ in in_order(work, units if number == 0 else iter(places), self.threads):
+                    for some, _ in in_order(work, chunks(units if number == 0 else iter(places), CHUNK), self.threads):
                         if number == 0:
-                            places.append(Unit(unit.index, unit.where, {}, unit.samples, unit.closes))
-                            self.samples += unit.samples
-                        progress.advance(int(unit.closes))
+                            places.extend(Unit(unit.index, unit.where, {}, unit.samples, unit.closes) for unit in some)
+                            self.samples += sum(unit.samples for unit in some)
+                        progress.advance(sum(unit.closes for unit in some))
                     self.found()  # the lanes' buffers belong to this session
                     if number in keeper.lasting:
                         lasting.push(stack.pop_all())
@@ -180,9 +193,19 @@ class Observation:
         if not segment.outputs:
             return None
         piece = segment.model(self.graph, self._index) if model is None else model(segment)
-        name = f"the branch '{segment.scope}'" if segment.scope else "the model"
         free = () if read is None else self._free(segment, read)
-        return stack.enter_context(LayerRunner(piece, device=self._device, threads=1, name=name, any_layout=free))
+        return stack.enter_context(
+            LayerRunner(piece, device=self._device, threads=1, name=_name(segment), any_layout=free)
+        )
+
+    def _reduce(self, stack: ExitStack, segment: Segment, read: frozenset[str]) -> DeviceRun | None:
+        """The same where observed tensors stay on the device."""
+        if not segment.outputs:
+            return None
+        piece = segment.model(self.graph, self._index)
+        name = _name(segment)
+        made = DeviceRun(piece, segment, read, self.wishes, device=self._device, place=self._place, name=name)
+        return stack.enter_context(made)
 
     def _model(self, segment: Segment, read: frozenset[str]) -> SessionModel | None:
         """What `_open` opens a session over."""
@@ -197,20 +220,31 @@ class Observation:
 
     def _blame(self, number: int, tensor: str, known: Mapping[str, Any], unit: Unit) -> Exception:
         """See `blame`."""
-        return blame(self.graph, self.segments[number], tensor, known, unit)
+        segment = self.segments[number]
+        if tensor not in known:
+            piece = segment.model(self.graph, self._index)
+            known = {**known, tensor: fetched(piece, tensor, known, self._device)}
+        return blame(self.graph, segment, tensor, known, unit)
 
     @contextmanager
-    def _lane(self) -> Iterator[Lane]:
+    def _lane(self, on_device: bool = False) -> Iterator[Lane | DeviceLane]:
         """A lane that nobody else uses."""
+        kind = DeviceLane if on_device else Lane
         with self._lock:
-            if not self._idle:
-                lane = Lane(self._watched)
+            lane = next((idle for idle in self._idle if isinstance(idle, kind)), None)
+            if lane is None:
+                lane = kind(self._watched)
                 self._lanes.append(lane)
             else:
-                lane = self._idle.pop()
+                self._idle.remove(lane)
         yield lane
         with self._lock:
             self._idle.append(lane)
+
+
+def _name(segment: Segment) -> str:
+    """What to call a segment in messages."""
+    return f"the branch '{segment.scope}'" if segment.scope else "the model"
 
 
 __all__ = ["Key", "Observation", "Wish", "wishes_of"]

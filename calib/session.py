@@ -114,7 +114,7 @@ class Session:
     __call__ = run
 
     def run_bound(self, feeds: Mapping[str, Array], places: Mapping[str, str], *, where: str = "this feed") -> Any:
-        """onnxruntime's values of `places` (output name to the device it is to lie on), in that order.
+        """onnxruntime's binding after a run. It holds the values of `places` (output to device), in that order.
 
         Raises:
             DataError: the model cannot run on these feeds.
@@ -123,11 +123,11 @@ class Session:
         try:
             binding = session.io_binding()
             for spec in self.input_specs:
-                binding.bind_cpu_input(spec.name, np.ascontiguousarray(feeds[spec.name]))
+                binding.bind_cpu_input(spec.name, np.asarray(feeds[spec.name], order="C"))
             for name, place in places.items():
                 binding.bind_output(self._aliases.get(name, name), *place_of(place))
             session.run_with_iobinding(binding)
-            return binding.get_outputs()
+            return binding
         except Exception as error:  # see `run`
             raise DataError(f"{self.name} cannot run on {where}: {reason(error)}") from error
 

@@ -27,6 +27,7 @@ def calibrate(
     granularity: Granularity = "auto",
     memory: str | int = "2 GiB",
     threads: int | None = None,
+    workers: int = 1,
     cache: str | os.PathLike[str] | None = None,
     asym: Asym | None = None,
 ) -> Solution:
@@ -48,10 +49,9 @@ def calibrate(
             `TensorStore` of `memory`; "auto": whole where it fits `memory`, else budget.
         memory: bytes for activations.
         threads: samples run at a time, each on one thread; None: as many as cores (1 on CUDA).
-        cache: a folder in which statistics are kept for later runs with other observers, widths or exclusions, and
-            from which an interrupted run goes on; see `SketchCache`.
-        asym: walk the data once more, layer by layer, and measure each activation after what comes before it was
-            quantized; see `walk_quantized`. None: the ranges are those of the float model.
+        workers: processes that share the samples, and the threads, where there is work enough; see `Shards`.
+        cache: a folder that keeps statistics for other runs, and from which an interrupted one goes on; see `Recall`.
+        asym: measure once more, each activation behind quantized layers; see `walk_quantized`. None: in float only.
 
     Raises:
         DataError: no data, or data that does not fit the model.
@@ -62,7 +62,14 @@ def calibrate(
     dataset = data if isinstance(data, Dataset) else read(data, graph)
     try:
         with Calibrator(
-            graph, plan, device=device, granularity=granularity, memory=memory, threads=threads, cache=cache
+            graph,
+            plan,
+            device=device,
+            granularity=granularity,
+            memory=memory,
+            threads=threads,
+            workers=workers,
+            cache=cache,
         ) as calibrator:
             calibrator.observe_all(dataset, progress)
             if asym is not None:

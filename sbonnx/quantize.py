@@ -128,6 +128,7 @@ def _calibrated(prepared: Prepared, samples: datasets.Dataset, progress: Progres
         granularity=wishes.granularity,
         memory=wishes.memory,
         threads=wishes.threads,
+        workers=wishes.workers,
         cache=wishes.cache,
         asym=Asym(ranges=wishes.asym.ranges, rounding=wishes.asym.rounding) if wishes.asym.enable else None,
         progress=progress,

@@ -39,7 +39,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "onnxruntime": frozenset(
         {"runtime", "calib.runner", "calib.session", "verify", "profile", "backends.ort", "patterns.simplify.fold"}
     ),
-    "torch": frozenset({"qat", "rounding.adaround"}),
+    "torch": frozenset({"qat", "rounding.adaround", "calib.device"}),
     "xxhash": frozenset({"graph.digests"}),
     "pydantic": frozenset({"recipe"}),
     "yaml": frozenset({"recipe", "cli"}),

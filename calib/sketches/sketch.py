@@ -165,9 +165,9 @@ class Sketch:
         self.elements += elements
         self._widen(lo, hi)
 
-    def take_track(self, index: int, lo: float, hi: float) -> None:
-        """Take in the extremes of the one sample at `index`, found elsewhere."""
-        self._track.append(index, 0, [lo], [hi])
+    def take_track(self, index: int, lo: float, hi: float, row: int = 0) -> None:
+        """Take in the extremes of the sample in that row of the array at `index`, found elsewhere."""
+        self._track.append(index, row, [lo], [hi])
 
     # --- taking in ----------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +150,21 @@ def test_killed_and_resumed(graph: Graph, tmp_path: Path, granularity: Any) -> N
     assert not list(cache.glob("partial-*"))
     found = calibrate(graph, plan_with(graph, "mse"), FEEDS, cache=cache, granularity=granularity)
     assert same(found, calibrate(graph, plan_with(graph, "mse"), FEEDS))
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_several_processes_find_the_same(
+    graph: Graph, tmp_path: Path, cached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through `calibrate`; with workers that are started at once, however little there is to do."""
+    monkeypatch.setattr(calibrators, "Shards", partial(calibrators.Shards, patience=0.0))
+    plan = plan_with(graph, "mse")
+    found = calibrate(graph, plan, FEEDS, workers=3, cache=tmp_path / "cache" if cached else None)
+    assert same(found, calibrate(graph, plan, FEEDS))
+    assert found.samples == 36
+    assert not found.notes
+
+
+def test_where_one_process_must_do(graph: Graph) -> None:
+    found = calibrate(graph, plan_with(graph, "minmax"), FEEDS, workers=2, granularity="layer")
+    assert found.notes == ("workers=2 was not heeded: layer by layer, one process works on one store of activations",)
