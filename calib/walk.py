@@ -33,9 +33,8 @@ def calibrate(
 ) -> Solution:
     """Scales, zero points and codes for every site of `plan`, from `data`.
 
-    Activations are observed in float onnxruntime sessions over `graph`, samples streaming through; branches of If
-    run as models of their own on the samples that picked them. The result is the same bit for bit for any batch
-    size (see `Rows`), any number of threads and, but for the moving average, any order of the data.
+    Activations are observed in float onnxruntime sessions over `graph`, samples streaming through. The result is the
+    same bit for bit for any batch size (see `Rows`), threads, workers and, but for the moving average, order of data.
 
     Args:
         graph: simplified and fused; not changed.
