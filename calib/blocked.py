@@ -7,17 +7,41 @@ order, and on nets of many wide images, such as MobileNets, putting it back cost
 
 from __future__ import annotations
 
+import mmap
 from collections import Counter
 from collections.abc import Collection
+from pathlib import Path
 from typing import Final
 
+import numpy as np
 import onnx
+
+from sbonnx.spec import Array
 
 REORDER: Final = "ReorderOutput"
 DOMAIN: Final = "com.microsoft.nchwc"
 
 BLOCK: Final = 16
 """Channels are filled up to whole blocks, of 16 at most; what is not filled up has the elements of the tensor."""
+
+
+def weights_beside(model: onnx.ModelProto, path: Path) -> dict[str, Array]:
+    """The weights of a model that lie in the file at `path`, by name, in memory that begins at a page."""
+    size = path.stat().st_size if path.exists() else 0
+    if not size:
+        return {}
+    memory = mmap.mmap(-1, size)
+    with path.open("rb") as file:
+        file.readinto(memory)  # type: ignore[attr-defined, unused-ignore]
+    content = np.frombuffer(memory, np.uint8)
+    found: dict[str, Array] = {}
+    for tensor in model.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            place = {entry.key: entry.value for entry in tensor.external_data}
+            start, length = int(place.get("offset", 0)), int(place["length"])
+            kind = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+            found[tensor.name] = content[start : start + length].view(kind).reshape(tuple(tensor.dims))
+    return found
 
 
 def unblocked(model: onnx.ModelProto, outputs: Collection[str]) -> tuple[bytes, dict[str, str]]:

@@ -17,9 +17,9 @@ from sbonnx.graph.query import shape, tensors_by_name
 COUNT: Final = 128
 """Samples to reckon with where nobody knows how many there are."""
 
-RELAYOUT: Final = 64
+RELAYOUT: Final = 16
 """Bytes of observed tensors that are put back into the usual order in the time it takes to optimise, write and read a
-byte of weights once more (measured on two nets: 30 to 90)."""
+byte of weights once more (measured on two nets: 8 to 10)."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import onnx
 
-from sbonnx.calib.blocked import unblocked
+from sbonnx.calib.blocked import unblocked, weights_beside
 from sbonnx.calib.session import CPU, CUDA, LEVELS, Session, SessionModel, open_session, session_options
 from sbonnx.errors import DeviceError
 from sbonnx.graph import Graph, serialize
@@ -119,21 +119,24 @@ def prepare(
     ort = onnxruntime()
     values = {n: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(w)) for n, w in weights.items()}
     options = partial(session_options, threads, optimisation, values, chosen)
-    content, aliases = _blocked(content, options, any_layout, name)
-    return SessionModel(content, {}, "kept", aliases)
+    return _blocked(content, options, any_layout, name)
 
 
-def _blocked(
-    model: bytes, options: Callable[[], Any], outputs: Collection[str], name: str
-) -> tuple[bytes, dict[str, str]]:
+def _blocked(model: bytes, options: Callable[[], Any], outputs: Collection[str], name: str) -> SessionModel:
     """`model` as onnxruntime optimised it, with `outputs` taken before they are put back into the usual order."""
     with tempfile.TemporaryDirectory(prefix="sbonnx-") as folder:
-        path = Path(folder) / "optimised.onnx"
+        path, beside = Path(folder) / "optimised.onnx", "weights.bin"
         chosen = options()
         chosen.optimized_model_filepath = str(path)
+        # the weights are the bulk of it, and are neither packed into protobuf nor read back from there
+        chosen.add_session_config_entry("session.optimized_model_external_initializers_file_name", beside)
+        chosen.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
         chosen.add_session_config_entry("session.disable_prepacking", "1")  # this one is not run
         open_session(model, chosen, [CPU], name)
-        return unblocked(onnx.load(path), outputs)
+        proto = onnx.load(path, load_external_data=False)
+        weights = weights_beside(proto, Path(folder) / beside)
+        content, aliases = unblocked(proto, outputs)
+        return SessionModel(content, weights, "kept", aliases)
 
 
 __all__ = ["CPU", "CUDA", "LEVELS", "LayerRunner", "Optimisation", "prepare", "providers", "settings"]

@@ -181,7 +181,8 @@ def session_options(threads: int | None, level: str, weights: Mapping[str, Any],
         options.add_session_config_entry("session.disable_prepacking", "1")
     if weights:
         options.add_external_initializers(list(weights), list(weights.values()))
-    if unpacked and list(chosen) == [CPU]:  # external ones are copied; where nothing packs them, share them
+    # external ones are copied; where nothing packs them, or did so before, share them
+    if (unpacked or level == "kept") and list(chosen) == [CPU]:
         for weight, value in weights.items():
             options.add_initializer(weight, value)
     return options
