@@ -117,7 +117,7 @@ def in_process(subject: Subject, effort: Effort, findings: Findings) -> None:
             target = SEARCHED.get(subject.name, Target())
         findings.add(f"{name} ÷ float loop", ratio(found, name, "float", target))
     findings.add("asym, layer granularity ÷ float loop", ratio(found, "asym", "float", Target(6.0)))
-    for name in ("mse", "auto"):
+    for name in ("percentile", "mse", "auto"):
         findings.add(f"from the cache, {name} ÷ first run", ratio(found, f"then {name}", "first run", Target(0.05)))
     findings.add("2 workers ÷ 1", ratio(found, "2 workers", "1 worker", AS_FAST))
     if "other numbers" in found:

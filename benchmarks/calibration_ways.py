@@ -113,7 +113,10 @@ def cached(model: Path, samples: Samples) -> Seconds:
     """A first run into a new cache, then others with another method each, from the digests on."""
     taken: Seconds = {}
     with tempfile.TemporaryDirectory(prefix="calibration-cache-") as folder:
-        for name, observer in (("first run", "minmax"), ("then mse", "mse"), ("then auto", "auto")):
+        for name, observer in (
+            ("first run", "minmax"),
+            *((f"then {name}", name) for name in ("percentile", "mse", "auto")),
+        ):
             made = prepared(model, observer)  # anew: nothing is remembered but in the folder
             taken[name] = ranges(made.graph, made.plan, dataset(made.graph, samples), cache=Path(folder) / "cache")[0]
     return taken
