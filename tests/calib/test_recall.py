@@ -17,6 +17,7 @@ import pytest
 from sbonnx.calib import calibrator as calibrators
 from sbonnx.calib import observe
 from sbonnx.calib.lane import Lane
+from sbonnx.calib.shards import Shards
 from sbonnx.calib.walk import calibrate
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph, load
@@ -157,7 +158,7 @@ def test_several_processes_find_the_same(
     graph: Graph, tmp_path: Path, cached: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Through `calibrate`; with workers that are started at once, however little there is to do."""
-    monkeypatch.setattr(calibrators, "Shards", partial(calibrators.Shards, patience=0.0))
+    monkeypatch.setattr(calibrators, "Shards", partial(Shards, patience=0.0))
     plan = plan_with(graph, "mse")
     found = calibrate(graph, plan, FEEDS, workers=3, cache=tmp_path / "cache" if cached else None)
     assert same(found, calibrate(graph, plan, FEEDS))
