@@ -14,7 +14,7 @@ import onnx
 
 from sbonnx.calib.blocked import unblocked, weights_beside
 from sbonnx.calib.session import CPU, CUDA, LEVELS, Session, SessionModel, open_session, session_options
-from sbonnx.errors import DeviceError
+from sbonnx.errors import DeviceError, ModelError
 from sbonnx.graph import Graph, serialize
 from sbonnx.runtime import onnxruntime
 
@@ -119,7 +119,10 @@ def prepare(
     ort = onnxruntime()
     values = {n: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(w)) for n, w in weights.items()}
     options = partial(session_options, threads, optimisation, values, chosen)
-    return _blocked(content, options, any_layout, name)
+    try:
+        return _blocked(content, options, any_layout, name)
+    except (ModelError, OSError):  # no room to write it, say; if the model itself is at fault, opening it says so
+        return SessionModel(content, weights, optimisation)
 
 
 def _blocked(model: bytes, options: Callable[[], Any], outputs: Collection[str], name: str) -> SessionModel:

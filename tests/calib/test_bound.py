@@ -137,6 +137,19 @@ def test_branching_and_shared_outputs_keep_their_values() -> None:
         )
 
 
+def test_without_room_for_the_optimised_model_it_runs_all_the_same(
+    net: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("sbonnx.calib.runner.weights_beside", full)
+    feeds = images(1, 9)
+    with LayerRunner(load(net), threads=1, any_layout=("a", "d")) as own, LayerRunner(load(net), threads=1) as plain:
+        found, want = own.run(feeds), plain.run(feeds)
+    assert all(np.array_equal(found[name], want[name]) for name in OUTPUTS)
+
+
 def test_large_weights_are_shared_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Past the limit a session reads weights where they lie; the numbers stay within rounding."""
     from sbonnx.calib import session
