@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACK = Path(os.environ.get("SBONNX_PACK") or ROOT.parent / "shared" / "data")
 """Trained models and real inputs, beside the repository where they are at hand."""
+
+# Started in the background of a shell, everything begun from here would ignore Ctrl-C, which some tests send.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

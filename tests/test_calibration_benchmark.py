@@ -146,7 +146,7 @@ def test_the_watch_sees_the_work_of_others() -> None:
 def test_every_figure_can_be_taken(subject: Subject) -> None:
     """The peer's agreement is checked on the way: it exits where its tensors or ranges are others."""
     found = measure(subject, Effort(repeats=1, count=3, peer_count=3, figures=FIGURES))
-    assert not found.remarks
+    assert not [remark for remark in found.remarks if not remark.startswith("other processes took")]
     for name in ("minmax ÷ float loop", "auto ÷ float loop", "minmax, peak − that of the float loop"):
         assert isinstance(found.cells[name], Cell), name
     assert "peer's Entropy s ÷ kl_histogram" in found.cells
