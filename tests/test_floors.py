@@ -19,7 +19,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"cli"}),
     frozenset({"model", "batch"}),
     frozenset({"quantize"}),
-    frozenset({"prepare", "verify", "profile", "qat"}),
+    frozenset({"prepare", "verify", "profile", "qat", "lint"}),
     frozenset({"calib", "qdq", "sparse"}),
     frozenset({"plan"}),
     frozenset({"patterns", "backends", "mermaid", "calib.observers"}),
@@ -37,7 +37,16 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "onnx": None,  # but not on the lowest floor
     "onnx_graphsurgeon": None,  # likewise
     "onnxruntime": frozenset(
-        {"runtime", "calib.runner", "calib.session", "verify", "profile", "backends.ort", "patterns.simplify.fold"}
+        {
+            "runtime",
+            "calib.runner",
+            "calib.session",
+            "verify",
+            "profile",
+            "backends.ort",
+            "patterns.simplify.fold",
+            "lint.ort_kernels",
+        }
     ),
     "torch": frozenset({"qat", "rounding.adaround", "calib.device"}),
     "xxhash": frozenset({"graph.digests"}),

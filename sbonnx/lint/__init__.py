@@ -1,0 +1,62 @@
+"""Rules of the runtimes, checked on any Q/DQ model."""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from onnx import ModelProto
+
+from sbonnx import graph as graphs
+from sbonnx.errors import RecipeError
+from sbonnx.graph import Graph
+from sbonnx.lint.ort import ORT_RULES
+from sbonnx.lint.tensorrt import TENSORRT
+from sbonnx.lint.types import Finding, Rule, Severity
+from sbonnx.lint.view import View
+
+RULES: Final[dict[str, tuple[Rule, ...]]] = {
+    "tensorrt": TENSORRT,
+    "onnxruntime": ORT_RULES,
+}
+"""By family of the target, in the order of the report."""
+
+TARGETS: Final = ("tensorrt@11", "tensorrt@10", "tensorrt@8.6", "onnxruntime")
+
+
+def rules_for(target: str) -> tuple[Rule, ...]:
+    """The rules that speak of a target.
+
+    Raises:
+        RecipeError: the target is not known.
+    """
+    if target not in TARGETS:
+        raise RecipeError(f"target '{target}' is not known: choose one of {', '.join(TARGETS)}")
+    return tuple(rule for rule in RULES[target.partition("@")[0]] if not rule.versions or target in rule.versions)
+
+
+def lint(model: str | os.PathLike[str] | ModelProto | Graph, target: str = TARGETS[0]) -> list[Finding]:
+    """What a runtime would refuse, misread or run slowly in a model. The model is not changed.
+
+    Args:
+        model: path, ModelProto or graph, quantized by any tool.
+        target: one of `TARGETS`.
+
+    Returns:
+        The findings, rule by rule in the order of `RULES`, each rule's in node order.
+
+    Raises:
+        RecipeError: the target is not known.
+        ModelError: the file cannot be read, or is not valid ONNX.
+    """
+    rules = rules_for(target)
+    graph = model if isinstance(model, Graph) else graphs.load(model, opset=1)  # as it is: nothing is lifted
+    view = View(graph, target)
+    return [
+        Finding(rule.id, rule.severity, node, tensor, why, rule.mend)
+        for rule in rules
+        for node, tensor, why in rule.check(view)
+    ]
+
+
+__all__ = ["RULES", "TARGETS", "Finding", "Rule", "Severity", "View", "lint", "rules_for"]

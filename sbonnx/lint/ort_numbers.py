@@ -1,0 +1,246 @@
+"""onnxruntime: rules on scales, zero points, biases and types."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from sbonnx.graph import query
+from sbonnx.lint import ort_read as read
+from sbonnx.lint.ort_read import Weighted
+from sbonnx.lint.view import Quantizer, View
+from sbonnx.spec import MIN_SCALE, Array
+
+Found = Iterator[tuple[str, str, str]]
+
+BIAS_TOLERANCE: Final = 1e-3
+"""How far a bias scale may be from the product of the other two, relative: what float16 keeps."""
+
+EIGHT_BITS: Final = frozenset({"int8", "uint8"})
+
+PAIR_LIMIT: Final = (1 << 15) - 1
+"""Where VPMADDUBSW saturates: the sum of two products of neighbours."""
+
+SAFE_CODE: Final = PAIR_LIMIT // (2 * 255)
+"""The largest weight code with which no two neighbours can pass `PAIR_LIMIT`: 64, what reduce_range keeps to."""
+
+CPU_FLAGS: Final = Path("/proc/cpuinfo")
+
+
+def bad_scale(view: View) -> Found:
+    """Scales that are zero, negative, infinite or no number."""
+    for one in view.distinct:
+        if one.scale is not None:
+            scale = one.scale.astype(np.float64)
+            count = int((~(np.isfinite(scale) & (scale > 0))).sum())
+            if count:
+                yield one.name, one.scale_name, f"{count} of {scale.size} scales are not finite numbers above 0"
+
+
+def denormal_scale(view: View) -> Found:
+    """Scales below the smallest normal float32."""
+    for one in view.distinct:
+        if one.scale is not None:
+            scale = one.scale.astype(np.float64)
+            count = int(((scale > 0) & (scale < MIN_SCALE)).sum())
+            if count:
+                yield one.name, one.scale_name, f"{count} of {scale.size} scales are below {MIN_SCALE:.3g}, denormal"
+
+
+def scale_shape(view: View) -> Found:
+    """Vectors of scales that do not fit the dimension they run over."""
+    for one in view.quantizers:
+        shape = query.shape(one.data)
+        if one.scale is None or one.scale.ndim != 1 or one.scale.size <= 1 or one.block or shape is None:
+            continue
+        axis = one.channel_axis
+        if not 0 <= axis < len(shape):
+            yield one.name, one.scale_name, f"{one.scale.size} scales along axis {axis} of {len(shape)} dimensions"
+        elif isinstance(shape[axis], int) and shape[axis] != one.scale.size:
+            yield one.name, one.scale_name, f"{one.scale.size} scales along axis {axis}, which has length {shape[axis]}"
+
+
+def weight_axis(view: View) -> Found:
+    """Weights with scales along another axis than that of the output channels."""
+    for linear in read.weighted(view):
+        if linear.w is None or linear.node.inputs[1] is linear.node.inputs[0]:
+            continue
+        axis = read.axis_of(linear.w)
+        if axis is not None and axis != linear.out_axis:
+            why = f"scales run along axis {axis}; the output channels of {linear.node.op} are axis {linear.out_axis}"
+            yield linear.node.name, linear.node.inputs[1].name, why
+
+
+def computed_scale(view: View) -> Found:
+    """Numbers that are computed when the model runs."""
+    for one in view.quantizers:
+        if one.scale is None or (one.has_zero and one.zero is None):
+            name = one.scale_name if one.scale is None else one.zero_name
+            yield one.name, name, "scale or zero point is computed, kernels take constants only"
+
+
+def half_scale(view: View) -> Found:
+    """Pairs in half precision."""
+    for one in view.distinct:
+        if one.scale_type in ("float16", "bfloat16"):
+            yield one.name, one.scale_name, f"the pair gives {one.scale_type}, which no integer kernel of the CPU takes"
+
+
+def _with_bias(view: View) -> Iterator[tuple[Weighted, Quantizer, Array]]:
+    """Quantized ops with a constant int32 bias: op, the bias's DequantizeLinear, its codes."""
+    for linear in read.weighted(view):
+        bias = linear.bias
+        if linear.quantized and bias is not None and bias.codes == "int32":
+            codes = query.constant(bias.data)
+            if codes is not None:
+                yield linear, bias, codes.astype(np.int64)
+
+
+def gemm_bias(view: View) -> Found:
+    """Biases of a Gemm whose numbers are not those that QGemm assumes: it reads the codes as if they were."""
+    yield from _biases(view, "Gemm", "the integer kernel reads the codes as if they were")
+
+
+def conv_bias(view: View) -> Found:
+    """Biases of a convolution whose numbers keep it from becoming a QLinearConv."""
+    yield from _biases(view, "Conv", "the convolution stays float")
+
+
+def _biases(view: View, kind: str, effect: str) -> Found:
+    for linear, bias, codes in _with_bias(view):
+        x, w = linear.x, linear.w
+        if linear.node.op != kind or x is None or w is None or bias.scale is None:
+            continue
+        tensor = str(linear.node.inputs[2].name)
+        if bias.zero is not None and bias.zero.any():
+            yield linear.node.name, tensor, f"the zero point of the bias is not 0; {effect}"
+        if x.scale is None or w.scale is None or x.scale.size != 1:
+            continue
+        wanted = (x.scale.astype(np.float64).reshape(-1) * w.scale.astype(np.float64)).reshape(-1)
+        given = bias.scale.astype(np.float64).reshape(-1)
+        used = codes.reshape(-1) != 0
+        if {wanted.size, given.size} <= {1, used.size}:
+            off = used & (np.abs(given - wanted) > BIAS_TOLERANCE * np.abs(wanted))
+            if off.any():
+                at = int(np.argmax(off))
+                one, other = (float(np.broadcast_to(scale, used.shape)[at]) for scale in (given, wanted))
+                why = f"{int(off.sum())} of {used.size} bias scales are not x_scale * w_scale"
+                yield linear.node.name, tensor, f"{why} (first: {one:.4g}, not {other:.4g}); {effect}"
+
+
+def bias_saturated(view: View) -> Found:
+    """Bias codes at the ends of int32."""
+    ends = np.iinfo(np.int32)
+    for linear, _, codes in _with_bias(view):
+        count = int(((codes >= ends.max) | (codes <= ends.min)).sum())
+        if count:
+            why = f"{count} of {codes.size} bias codes stand at the end of int32: the bias did not fit its scale"
+            yield linear.node.name, linear.node.inputs[2].name, why
+
+
+def accumulator(view: View) -> Found:
+    """Channels whose bias and products can pass int32 together, at the worst input."""
+    biases = {id(linear.node): codes for linear, _, codes in _with_bias(view)}
+    for linear in read.weighted(view):
+        x, w = linear.x, linear.w
+        if x is None or w is None or w.codes not in EIGHT_BITS or x.codes not in EIGHT_BITS:
+            continue
+        weights = read.steps(view, w)
+        if weights is None or weights.ndim < 2 or not np.isfinite(weights).all():
+            continue
+        low, high = read.limits(x.codes)
+        zero = 0 if x.zero is None or x.zero.size != 1 else int(x.zero.reshape(-1)[0])
+        over = tuple(at for at in range(weights.ndim) if at != linear.out_axis)
+        if linear.node.op == "MatMul":
+            over = (weights.ndim - 2,)
+        worst = np.abs(weights).sum(axis=over) * max(high - zero, zero - low)
+        codes = np.abs(biases.get(id(linear.node), np.zeros(1, np.int64))).reshape(-1)
+        if codes.size not in (1, worst.shape[-1]):
+            continue
+        most = float((worst + codes).max(initial=0))
+        if most > np.iinfo(np.int32).max and codes.max() <= np.iinfo(np.int32).max - 1:
+            why = f"bias and products can reach {most:.3g}, int32 ends at {np.iinfo(np.int32).max:.3g}"
+            yield linear.node.name, linear.node.inputs[1].name, why
+
+
+def signed_activation(view: View) -> Found:
+    """int8 activations of ops with a weight."""
+    for linear in read.weighted(view):
+        x = linear.x
+        if linear.quantized and x is not None and x.codes == "int8" and not read.is_stored(view, x):
+            yield linear.node.name, linear.node.inputs[0].name, f"{linear.node.op} reads int8 activations"
+
+
+def unsigned_weight(view: View) -> Found:
+    """uint8 weights."""
+    for linear in read.weighted(view):
+        w = linear.w
+        if linear.x is not None and w is not None and w.codes == "uint8" and read.is_stored(view, w):
+            yield (
+                linear.node.name,
+                linear.node.inputs[1].name,
+                "uint8 weights bring no speed: the float kernel is as fast",
+            )
+
+
+def weight_zero_point(view: View) -> Found:
+    """int8 weights around another zero than 0."""
+    for linear in read.weighted(view):
+        w = linear.w
+        if w is None or w.codes != "int8" or w.zero is None or not read.is_stored(view, w):
+            continue
+        values = np.unique(w.zero)
+        if values.any():
+            why = f"int8 weights have the zero point {values[-1] or values[0]}, which every run has to correct for"
+            yield linear.node.name, linear.node.inputs[1].name, why
+
+
+def wide_activation(view: View) -> Found:
+    """Activations of another width than 8 bits."""
+    known = EIGHT_BITS | {"int32", None}
+    for one in view.quantizers:
+        if not one.quantizes and one.codes not in known and view.is_activation_pair(one):
+            yield one.name, one.output.name, f"activation in {one.codes}: no integer kernel reads it"
+
+
+def has_dot_product() -> bool:
+    """Whether this machine adds products of 8 bits without saturation: VNNI or AMX, or no x86 at all."""
+    if platform.machine().lower() not in ("x86_64", "amd64", "i386", "i686"):
+        return True
+    if not CPU_FLAGS.exists():
+        return False  # nothing says that it has
+    text = CPU_FLAGS.read_text(errors="replace")
+    flags = next((line.split() for line in text.splitlines() if line.startswith("flags")), [])
+    return any("vnni" in flag or flag == "amx_int8" for flag in flags)
+
+
+def _saturating(view: View) -> Found:
+    """Ops that multiply uint8 by int8 codes so large that neighbours can pass 16 bits."""
+    for linear in read.weighted(view):
+        x, w = linear.x, linear.w
+        if x is None or w is None or x.codes != "uint8" or w.codes != "int8" or linear.depthwise:
+            continue  # depthwise kernels multiply in 16 bits and add in 32
+        codes = read.steps(view, w)
+        most = 0.0 if codes is None or not codes.size else float(np.abs(codes).max())
+        if most > SAFE_CODE:
+            why = f"weight codes reach {most:.0f}; past {SAFE_CODE} uint8 x int8 saturates at 16 bits without VNNI"
+            yield linear.node.name, linear.node.inputs[1].name, why
+
+
+def saturates_here(view: View) -> Found:
+    """Saturation on this machine."""
+    if not has_dot_product():
+        yield from _saturating(view)
+
+
+def saturates_elsewhere(view: View) -> Found:
+    """Saturation on other machines: said once."""
+    if has_dot_product():
+        found = list(_saturating(view))
+        if found:
+            node, tensor, why = found[0]
+            yield node, tensor, f"{why}; this CPU does not saturate, {len(found)} ops would elsewhere"

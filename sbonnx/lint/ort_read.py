@@ -1,0 +1,235 @@
+"""What onnxruntime's CPU kernels ask of a Q/DQ graph, as questions to its nodes.
+
+onnxruntime turns ``DQ -> op -> Q`` into one integer kernel when every side is there and of a type it has. The facts
+were measured by counting the kernels of optimised graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from sbonnx.graph import Constant, Node, Tensor, query
+from sbonnx.lint.view import Quantizer, View
+from sbonnx.ops import (
+    ADDS,
+    CONCATS,
+    LINEAR,
+    MATRIX_PRODUCTS,
+    MOVES_DATA,
+    MULTIPLIES,
+    PICKS_MAX,
+    POOLS,
+    QUANTIZE,
+    RECTIFIERS,
+    RESIZES,
+    SOFTMAX,
+)
+from sbonnx.spec import Array
+
+WEIGHTED: Final = frozenset(LINEAR) - {"ConvTranspose"}
+"""Ops with a weight that have an integer kernel."""
+
+JOINS: Final = ADDS | MULTIPLIES | CONCATS
+"""Ops that compute on all their inputs and take any scales on their sides."""
+
+COMPUTES: Final = JOINS | POOLS | (SOFTMAX & {"Softmax"}) | {"LeakyRelu", "Sigmoid"}
+"""Ops beside those with a weight whose integer kernel takes any scales on its sides."""
+
+ONE_SCALE: Final = (MOVES_DATA - {"GatherND", "SpaceToDepth"}) | (PICKS_MAX & {"MaxPool"}) | RESIZES
+"""Ops that run on codes as they are: the pairs before and behind must have the same numbers."""
+
+EPSILON: Final = float(np.finfo(np.float32).eps)
+"""How far a range may pass a Clip that the QuantizeLinear behind it replaces: onnxruntime's own allowance."""
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """A Conv, Gemm or MatMul, and the DequantizeLinear nodes that feed it, None where there is none."""
+
+    node: Node
+    x: Quantizer | None
+    w: Quantizer | None
+    bias: Quantizer | None
+
+    @property
+    def quantized(self) -> bool:
+        """Whether the op reads codes on both sides."""
+        return self.x is not None and self.w is not None
+
+    @property
+    def out_axis(self) -> int:
+        """The axis of the weight that runs over output channels, counted from the front."""
+        if self.node.op == "Gemm":
+            return 0 if self.node.attrs.get("transB") else 1
+        axis = LINEAR[self.node.op].out_axis
+        return axis + (query.rank(self.node.inputs[1]) or 2) if axis < 0 else axis
+
+    @property
+    def groups(self) -> int:
+        """Groups of a convolution."""
+        return int(self.node.attrs.get("group", 1))
+
+    @property
+    def depthwise(self) -> bool:
+        """Whether each group of a convolution reads one channel."""
+        weight = query.shape(self.node.inputs[1])
+        return self.node.op == "Conv" and self.groups > 1 and weight is not None and weight[1] == 1
+
+
+def is_integer(kind: str | None) -> bool:
+    """Whether a type of codes is one of integers, not of small floats."""
+    return kind is not None and kind.lstrip("u").startswith("int")
+
+
+def limits(kind: str) -> tuple[int, int]:
+    """Lowest and highest code of an integer type."""
+    bits = int("".join(letter for letter in kind if letter.isdigit()))
+    return (0, (1 << bits) - 1) if kind.startswith("u") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+
+
+def reach(one: Quantizer) -> tuple[float, float] | None:
+    """The lowest and highest value that codes with one scale stand for; None where that is not known."""
+    if one.scale is None or one.scale.size != 1 or one.codes is None or not is_integer(one.codes):
+        return None
+    if one.has_zero and one.zero is None:
+        return None
+    zero = 0 if one.zero is None else int(one.zero.reshape(-1)[0])
+    scale = float(one.scale.reshape(-1)[0])
+    low, high = limits(one.codes)
+    return (low - zero) * scale, (high - zero) * scale
+
+
+def dequantized(view: View, tensor: Tensor) -> Quantizer | None:
+    """The DequantizeLinear that makes a tensor."""
+    one = view.quantizer_of(tensor)
+    return None if one is None or one.quantizes else one
+
+
+def before(view: View, one: Quantizer) -> Quantizer | None:
+    """The QuantizeLinear in front of a DequantizeLinear."""
+    other = view.quantizer_of(one.data)
+    return other if other is not None and other.quantizes else None
+
+
+def origin(view: View, one: Quantizer) -> Tensor:
+    """What is quantized: floats in front of a QuantizeLinear, or the codes themselves."""
+    quantize = before(view, one)
+    return one.data if quantize is None else quantize.data
+
+
+def axis_of(one: Quantizer) -> int | None:
+    """The axis of a vector of scales counted from the front; None for one scale, blocks and unknown ranks."""
+    known = one.scale is not None and one.scale.ndim == 1 and one.scale.size > 1 and query.rank(one.data) is not None
+    return one.channel_axis if known and not one.block else None
+
+
+def steps(view: View, one: Quantizer) -> Array | None:
+    """A constant behind a DequantizeLinear in units of its scale, as float64: codes less the zero point.
+
+    None where there is no constant, in blocks, and for scales that do not fit. Floats that a QuantizeLinear is still
+    to round are not rounded.
+    """
+    value, axis = query.constant(origin(view, one)), axis_of(one)
+    if value is None or one.scale is None or not is_integer(one.codes) or (axis is None and one.scale.size > 1):
+        return None
+    if axis is not None and (axis >= value.ndim or one.scale.size != value.shape[axis]):
+        return None
+    along = [-1 if place == axis else 1 for place in range(value.ndim)]
+    if before(view, one) is not None:
+        with np.errstate(all="ignore"):  # a bad scale has a rule of its own
+            return np.asarray(value.astype(np.float64) / _along(one.scale, along))
+    zero = np.zeros(1) if one.zero is None else one.zero
+    if zero.size not in (1, one.scale.size):
+        return None
+    return np.asarray(value.astype(np.float64) - _along(zero, along if zero.size > 1 else [1] * value.ndim))
+
+
+def _along(values: Array, shape: list[int]) -> Array:
+    return np.asarray(values.astype(np.float64).reshape(shape))
+
+
+def weighted(view: View) -> Iterator[Weighted]:
+    """Every Conv, Gemm and MatMul."""
+    for node in view.nodes:
+        if node.op in WEIGHTED and len(node.inputs) > 1:
+            at = LINEAR[node.op].bias
+            has_bias = at is not None and len(node.inputs) > at and not node.inputs[at].is_empty()
+            bias = dequantized(view, node.inputs[at]) if has_bias else None
+            yield Weighted(node, dequantized(view, node.inputs[0]), dequantized(view, node.inputs[1]), bias)
+
+
+def data_inputs(node: Node) -> list[Tensor]:
+    """The inputs that carry what the op computes on, without a bias."""
+    count = 2 if node.op in WEIGHTED else len(node.inputs) if node.op in JOINS else 1
+    return [tensor for tensor in node.inputs[:count] if not tensor.is_empty()]
+
+
+def reads_pairs(view: View, node: Node) -> bool:
+    """Whether all that a node computes on comes from DequantizeLinear nodes."""
+    read = data_inputs(node)
+    return bool(read) and all(dequantized(view, tensor) is not None for tensor in read)
+
+
+def only_quantized(view: View, tensor: Tensor) -> list[Quantizer]:
+    """The QuantizeLinear nodes that read a tensor, where nothing else does; else none."""
+    readers = view.readers(tensor)
+    if view.leaves(tensor) or not all(reader.op in QUANTIZE and index == 0 for reader, index in readers):
+        return []
+    found = [view.quantizer_of(reader.outputs[0]) for reader, _ in readers]
+    return [one for one in found if one is not None]
+
+
+def written(view: View, node: Node) -> list[Quantizer]:
+    """The QuantizeLinear nodes that take a node's output, through a Relu or Clip that they replace; else none."""
+    rectifier = rectified(view, node)
+    if rectifier is None:
+        return only_quantized(view, node.outputs[0])
+    behind = only_quantized(view, rectifier.outputs[0])
+    return behind if all(folds(view, rectifier, one) for one in behind) else []
+
+
+def rectified(view: View, node: Node) -> Node | None:
+    """The Relu or Clip that alone reads a node's output."""
+    readers = view.readers(node.outputs[0])
+    if view.leaves(node.outputs[0]) or len(readers) != 1 or readers[0][1] != 0:
+        return None
+    return readers[0][0] if readers[0][0].op in RECTIFIERS else None
+
+
+def folds(view: View, rectifier: Node, quantize: Quantizer) -> bool:
+    """Whether a QuantizeLinear clamps at least as tightly as the Relu or Clip in front of it, which then is dropped."""
+    values = reach(quantize)
+    low, high = (0.0, float("inf")) if rectifier.op == "Relu" else _bounds(view, rectifier)
+    if values is None or low is None or high is None:
+        return False
+    return low - values[0] <= EPSILON and values[1] - high <= EPSILON
+
+
+def _bounds(view: View, clip: Node) -> tuple[float | None, float | None]:
+    """The limits of a Clip, infinite where it has none; None where one is computed."""
+    found: list[float | None] = []
+    for index, name, absent in ((1, "min", -float("inf")), (2, "max", float("inf"))):
+        if len(clip.inputs) > index and not clip.inputs[index].is_empty():
+            value = view.value(clip.inputs[index])
+            found.append(None if value is None else float(value.reshape(-1)[0]))
+        else:
+            found.append(float(clip.attrs.get(name, absent)))
+    return found[0], found[1]
+
+
+def runs_in_integers(view: View, node: Node) -> bool:
+    """Whether onnxruntime has an integer kernel for the node as its pairs stand."""
+    if not reads_pairs(view, node):
+        return False
+    if node.op in MATRIX_PRODUCTS:  # their outputs may stay float
+        return True
+    return node.op in WEIGHTED | COMPUTES | ONE_SCALE | RECTIFIERS and bool(written(view, node))
+
+
+def is_stored(view: View, one: Quantizer) -> bool:
+    """Whether a pair works on a constant that nothing moves on the way."""
+    return isinstance(origin(view, one), Constant)

@@ -1,0 +1,249 @@
+"""TensorRT's rules on types and numbers of Q/DQ nodes: T01 to T07, T13 to T15."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import ml_dtypes
+import numpy as np
+
+from sbonnx.graph import query
+from sbonnx.lint.view import Quantizer, View
+from sbonnx.ops import INTEGER_OPS, STANDARD_DOMAINS
+from sbonnx.spec import Array
+
+Site = tuple[str, str, str]
+
+FP8: Final = "float8_e4m3fn"
+FP4: Final = "float4_e2m1fn"
+E8M0: Final = "float8_e8m0fnu"
+
+CODES: Final = {
+    (8, 6): frozenset({"int8"}),
+    (10, 0): frozenset({"int8", FP8, "int4", FP4}),
+    (11, 0): frozenset({"int8", FP8, "int4", FP4}),
+}
+"""Types of codes by version; FP4 since 10.8."""
+
+NEWEST_OPSET: Final = {(8, 6): 17, (10, 0): 24, (11, 0): 25}
+"""The newest opset that the parser of a version is documented for."""
+
+SCALES: Final = frozenset({"float32", "float16", "bfloat16", E8M0})
+HALVES: Final = frozenset({"float16", "bfloat16"})
+
+SINCE: Final = (
+    (FP8, 19),
+    ("float8_e5m2", 19),
+    ("float8_e4m3fnuz", 19),
+    ("float8_e5m2fnuz", 19),
+    ("int4", 21),
+    ("uint4", 21),
+    ("int16", 21),
+    ("uint16", 21),
+    (FP4, 23),
+)
+"""First opset whose Q/DQ know a type of codes."""
+
+CONTRIBUTED: Final = frozenset(
+    {
+        "QLinearAdd",
+        "QLinearMul",
+        "QLinearAveragePool",
+        "QLinearGlobalAveragePool",
+        "QLinearConcat",
+        "QLinearLeakyRelu",
+        "QLinearReduceMean",
+        "QLinearSigmoid",
+        "QLinearSoftmax",
+        "QLinearWhere",
+        "QGemm",
+        "QAttention",
+        "QEmbedLayerNormalization",
+        "DynamicQuantizeLSTM",
+        "DynamicQuantizeMatMul",
+        "MatMulIntegerToFloat",
+        "MatMulNBits",
+        "NhwcMaxPool",
+    }
+)
+"""onnxruntime's own integer ops, which no other runtime reads."""
+
+
+def integer_ops(view: View) -> Iterator[Site]:
+    """T01: ops that compute in integers themselves."""
+    for node in view.nodes:
+        if (node.op in INTEGER_OPS and (node.domain or "") in STANDARD_DOMAINS) or (
+            node.op in CONTRIBUTED and node.domain == "com.microsoft"
+        ):
+            yield node.name, node.outputs[0].name if node.outputs else "", f"the parser has no {node.op}"
+
+
+def asymmetric(view: View) -> Iterator[Site]:
+    """T02: a zero point that is not all zeros, or not known when the engine is built."""
+    for one in view.distinct:
+        if not one.has_zero:
+            continue
+        if one.zero is None:
+            yield one.name, one.zero_name, f"the zero point '{one.zero_name}' is computed, not a constant"
+        elif np.any(values := one.zero.astype(np.float32)):
+            first = values.ravel()[np.flatnonzero(values)[0]]
+            yield one.name, one.zero_name, f"the zero point '{one.zero_name}' is {first:g}, not 0"
+
+
+def refused_codes(view: View) -> Iterator[Site]:
+    """T03: types of codes that the version does not take."""
+    taken = CODES[view.version]
+    for one in view.distinct:
+        if one.codes is not None and one.codes not in taken:
+            yield (
+                one.name,
+                one.data.name,
+                f"codes of type {one.codes}; {view.target} takes {', '.join(sorted(taken))}",
+            )
+
+
+def untyped_codes(view: View) -> Iterator[Site]:
+    """T04: neither zero point nor output_dtype: ONNX means uint8 and the parser int8."""
+    for one in view.quantizers:
+        if one.quantizes and one.codes is None and not one.has_zero:
+            yield one.name, one.output.name, "neither a zero point nor output_dtype: ONNX reads uint8, TensorRT int8"
+
+
+def bad_scales(view: View) -> Iterator[Site]:
+    """T05: a scale that is 0, negative, not finite, or none of these only until it is rounded to half precision."""
+    for one in view.distinct:
+        if one.scale is None or one.scale.size == 0:
+            continue
+        values = one.scale.astype(np.float32).ravel()
+        wrong = ~(np.isfinite(values) & (values > 0))
+        if wrong.any():
+            yield one.name, one.scale_name, _bad(values, wrong, "not a finite number above 0")
+            continue
+        if one.codes == "int32" or one.scale_type == E8M0:
+            continue  # refused as such; and powers of two are never rounded to half precision
+        with np.errstate(over="ignore"):
+            half = values.astype(np.float16).astype(np.float32)
+        wrong = ~(np.isfinite(half) & (half > 0))
+        if one.scale_type == "bfloat16":
+            wrong = ~(values.astype(ml_dtypes.bfloat16).astype(np.float32) > 0)
+        if wrong.any():
+            yield one.name, one.scale_name, _bad(values, wrong, "0 or infinite in float16")
+
+
+def _bad(values: Array, wrong: Array, what: str) -> str:
+    at = int(np.flatnonzero(wrong)[0])
+    of = f" ({int(wrong.sum())} of {values.size} are, the first at {at})" if values.size > 1 else ""
+    return f"a scale of {values[at]:g} is {what}{of}"
+
+
+def computed_scales(view: View) -> Iterator[Site]:
+    """T06: a scale that is not known when the engine is built, or of a type that scales do not have."""
+    for one in view.distinct:
+        node = view.producer(one.node.inputs[1])
+        if node is not None and node.op.startswith("TRT_"):
+            continue  # of a dynamic-quantize op: computed by design
+        if one.scale is None and not view.is_constant(one.node.inputs[1]):
+            yield one.name, one.scale_name, f"the scale '{one.scale_name}' is computed, not a constant"
+        elif one.scale_type is not None and one.scale_type not in SCALES:
+            yield one.name, one.scale_name, f"a scale of type {one.scale_type}"
+
+
+def misshapen_scales(view: View) -> Iterator[Site]:
+    """T07: a scale that is neither per tensor, per channel nor in blocks."""
+    for one in view.distinct:
+        why = _misshapen(one)
+        if why:
+            yield one.name, one.scale_name, why
+
+
+def _misshapen(one: Quantizer) -> str | None:
+    shape, data = one.scale_shape, query.shape(one.data)
+    if shape is None or any(not isinstance(dim, int) for dim in shape):
+        return None
+    volume = int(np.prod([dim for dim in shape if isinstance(dim, int)], dtype=np.int64))
+    if one.zero is not None and one.zero.size != volume:
+        return f"{volume} scales and {one.zero.size} zero points"
+    if volume == 1 or data is None:
+        return None
+    if len(shape) == 1 and not one.block:
+        axis = one.channel_axis
+        if not 0 <= axis < len(data):
+            return f"{volume} scales along axis {axis} of a tensor of rank {len(data)}"
+        known = isinstance(data[axis], int)
+        return f"{volume} scales for {data[axis]} channels of axis {axis}" if known and data[axis] != volume else None
+    if len(shape) != len(data):
+        return f"scales of shape {list(shape)} for a tensor of shape {list(data)}"
+    if any(not isinstance(dim, int) for dim in data):
+        return None
+    axis_ = one.blocked_axis
+    if axis_ is None:
+        return f"scales of shape {list(shape)} differ from the tensor's {list(data)} in more or less than one dimension"
+    whole, parts = data[axis_], shape[axis_]
+    divides = isinstance(whole, int) and isinstance(parts, int) and parts and whole % parts == 0
+    return None if divides else f"{whole} values along axis {axis_} do not divide into {parts} blocks"
+
+
+def scalars(view: View) -> Iterator[Site]:
+    """T13: Q/DQ of a tensor without dimensions."""
+    for one in view.distinct:
+        if query.rank(one.data) == 0:
+            yield one.name, one.data.name, f"'{one.data.name}' has no dimensions"
+
+
+def old_opset(view: View) -> Iterator[Site]:
+    """T14: a form of Q/DQ that the file's opset does not have, or an opset below the parser's oldest."""
+    for one in view.distinct:
+        if (one.node.domain or "") not in STANDARD_DOMAINS:
+            continue  # of a domain with versions of its own
+        needed, what = max(_needs(one), default=(10, "Q/DQ"))
+        if view.opset < needed:
+            yield one.name, one.output.name, f"{what} since opset {needed}, the model has {view.opset}"
+
+
+def _needs(one: Quantizer) -> Iterator[tuple[int, str]]:
+    if one.many or one.axis is not None:
+        yield 13, "per-channel scales exist"
+    for kind, opset in SINCE:
+        if one.codes == kind:
+            yield opset, f"{kind} codes exist"
+    if one.scale_type in HALVES:
+        yield 19, f"{one.scale_type} scales exist"
+    if one.block:
+        yield 21, "blocks exist"
+
+
+def new_opset(view: View) -> Iterator[Site]:
+    """T14: an opset newer than the parser is documented for. Parsers often read it nevertheless."""
+    newest = NEWEST_OPSET[view.version]
+    if view.quantizers and view.opset > newest:
+        yield "", "", f"the model has opset {view.opset}; the parser of {view.target} is documented up to {newest}"
+
+
+def mixed_types(view: View) -> Iterator[Site]:
+    """T15: the float type before a QuantizeLinear is not that of its scale."""
+    for one in view.quantizers:
+        data = query.dtype(one.data)
+        if not one.quantizes or data is None or one.scale_type is None or one.scale_type == E8M0:
+            continue
+        if str(data) != one.scale_type and {str(data), one.scale_type} & HALVES:
+            yield one.name, one.data.name, f"'{one.data.name}' is {data}, the scale {one.scale_type}"
+
+
+def float_islands(view: View) -> Iterator[Site]:
+    """T19: a DequantizeLinear that returns float32 in a model of half precision."""
+    if not _meant_for_half(view):
+        return
+    for one in view.quantizers:
+        if not one.quantizes and one.scale_type == "float32" and not one.node.attrs.get("output_dtype"):
+            yield one.name, one.output.name, "a float32 scale: what follows computes in float32"
+
+
+def _meant_for_half(view: View) -> bool:
+    """Whether anything beside the scales is of half precision."""
+    for node in view.nodes:
+        for tensor in (*node.inputs[:1], *node.outputs):
+            kind = query.dtype(tensor)
+            if kind is not None and str(kind) in HALVES:
+                return True
+    return False

@@ -1,0 +1,159 @@
+"""TensorRT's rules on what is better left in float: P11, P12, P14, P15."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from sbonnx.backends.tensorrt import slow_linear
+from sbonnx.graph import Node, Tensor, query
+from sbonnx.lint.tensorrt_codes import FP8, Site
+from sbonnx.lint.view import Quantizer, View
+from sbonnx.ops import ADDS, CONVOLUTIONS, ELEMENTWISE, LINEAR, POOLS, QDQ, SOFTMAX, STANDARD_DOMAINS
+
+HIGH_PRECISION: Final = SOFTMAX | {"LayerNormalization", "RMSNormalization", "Erf", "Gelu"}
+LONGEST_INT8: Final = 512
+"""Longest sequence that int8 attention fuses for."""
+
+FP8_HEAD: Final = range(9, 257)
+"""Sizes of a head that fp8 attention fuses for."""
+
+FEW: Final = 16
+"""A product with fewer columns or rows of weights leaves its kernel mostly empty."""
+
+FP8_WINDOW: Final = 32
+"""Largest filter, in values, that fp8 convolutions take."""
+
+
+def high_precision(view: View) -> Iterator[Site]:
+    """P11: pairs before softmax and norms, at masks, and on one side of attention's products alone."""
+    for node in view.nodes:
+        if node.op in HIGH_PRECISION and (one := view.dequantizer(node.inputs[0])) is not None:
+            yield node.name, node.inputs[0].name, f"{node.op} reads what '{one.name}' returns: it wants high precision"
+        elif node.op in ADDS and _feeds_softmax(view, node):
+            masked = [tensor for tensor in node.inputs if view.dequantizer(tensor) is not None]
+            if masked:
+                yield node.name, masked[0].name, "the Add of a mask before Softmax reads Q/DQ"
+        elif node.op == "MatMul" and not any(view.is_constant(tensor) for tensor in node.inputs):
+            why = _product(view, node)
+            if why:
+                yield node.name, node.outputs[0].name, why
+
+
+def _feeds_softmax(view: View, node: Node) -> bool:
+    return any(reader.op in SOFTMAX for reader, _ in view.readers(node.outputs[0]))
+
+
+def _product(view: View, node: Node) -> str | None:
+    """What is wrong with the pairs before a product of two computed tensors."""
+    sides = [view.dequantizer(tensor) for tensor in node.inputs]
+    if not any(sides):
+        return None
+    if None in sides:
+        return "one factor of a product of activations stands behind Q/DQ: both or none"
+    first, shape = query.shape(node.inputs[0]), query.shape(node.outputs[0])
+    if not first or not shape or not _is_scores(view, node):
+        return None
+    length, head = shape[-1], first[-1]
+    codes = {side.codes for side in sides if side is not None}
+    if codes == {"int8"} and isinstance(length, int) and length > LONGEST_INT8:
+        return f"int8 attention over {length} positions; TensorRT fuses up to {LONGEST_INT8}"
+    if codes == {FP8} and isinstance(head, int) and head not in FP8_HEAD:
+        return f"fp8 attention with heads of {head}; TensorRT fuses {FP8_HEAD.start} to {FP8_HEAD.stop - 1}"
+    return None
+
+
+def _is_scores(view: View, node: Node) -> bool:
+    """Whether a product goes to a Softmax, past scaling and a mask."""
+    tensor: Tensor = node.outputs[0]
+    for _ in range(4):
+        readers = view.readers(tensor)
+        if any(reader.op in SOFTMAX for reader, _ in readers):
+            return True
+        if len(readers) != 1 or readers[0][0].op not in ADDS | ELEMENTWISE:
+            return False
+        tensor = readers[0][0].outputs[0]
+    return False
+
+
+def tiny(view: View) -> Iterator[Site]:
+    """P12: quantized weighted ops that are too small or too split for integer kernels."""
+    for node in view.weighted:
+        linear = LINEAR[node.op]
+        one = view.dequantizer(node.inputs[linear.weight])
+        if one is None or view.dequantizer(node.inputs[1 - linear.weight]) is None:
+            continue
+        why = _tiny_conv(node, one) if node.op in CONVOLUTIONS else _tiny_product(node)
+        if why:
+            yield node.name, node.outputs[0].name, why
+
+
+def _tiny_conv(node: Node, one: Quantizer) -> str | None:
+    shape = query.shape(node.inputs[1])
+    if shape is None or len(shape) < 3 or any(not isinstance(dim, int) for dim in shape):
+        return None
+    if one.codes == FP8:
+        if node.attrs.get("group", 1) > 1:
+            return "TensorRT has no optimised fp8 convolution with groups"
+        area = int(np.prod([dim for dim in shape[2:] if isinstance(dim, int)], dtype=np.int64))
+        if area > FP8_WINDOW:
+            return f"a filter of {area} values; TensorRT's fp8 convolutions take {FP8_WINDOW} at most"
+    return slow_linear(node)
+
+
+def _tiny_product(node: Node) -> str | None:
+    data, weight, out = (query.shape(tensor) for tensor in (node.inputs[0], node.inputs[1], node.outputs[0]))
+    if weight is None or len(weight) < 2:
+        return None
+    columns, depth = weight[-1], weight[-2]
+    if node.op == "Gemm" and node.attrs.get("transB", 0):
+        columns, depth = depth, columns
+    rows = _rows(out if out is not None else data)
+    if rows == 1 or columns == 1:
+        return f"a product of a matrix with one vector ({rows or '?'} x {depth} x {columns})"
+    for name, size in (("columns", columns), ("rows", depth)):
+        if isinstance(size, int) and size < FEW:
+            return f"a weight of {size} {name}; fewer than {FEW} do not fill an integer kernel"
+    return None
+
+
+def _rows(shape: tuple[int | str | None, ...] | None) -> int | None:
+    """Vectors that a product works on at once, or None when some dimension is dynamic."""
+    if shape is None or any(not isinstance(dim, int) for dim in shape[:-1]):
+        return None
+    return int(np.prod([dim for dim in shape[:-1] if isinstance(dim, int)], dtype=np.int64))
+
+
+def foreign_ops(view: View) -> Iterator[Site]:
+    """P14: pairs around ops of other domains."""
+    for node in view.nodes:
+        if (node.domain or "") in STANDARD_DOMAINS or node.op in QDQ or node.op.startswith("TRT_"):
+            continue
+        tensors = [tensor for tensor in node.inputs if view.dequantizer(tensor) is not None]
+        tensors += [tensor for tensor in node.outputs if next(view.quantized_readers(tensor), None) is not None]
+        if tensors:
+            yield node.name, tensors[0].name, f"Q/DQ at {node.op} of the domain '{node.domain}'"
+
+
+def _is_float(tensor: Tensor) -> bool:
+    kind = query.dtype(tensor)
+    return kind is None or "float" in str(kind)
+
+
+def not_for_dla(view: View) -> Iterator[Site]:
+    """P15: how much of a quantized model would stay float, which a DLA does not run."""
+    if not view.quantizers:
+        return
+    total, plain = 0, []
+    for node in view.nodes:
+        if node.op not in frozenset(LINEAR) | POOLS | ADDS | ELEMENTWISE | {"Relu", "MaxPool", "Concat"}:
+            continue
+        computed = [tensor for tensor in node.inputs if _is_float(tensor) and not view.is_constant(tensor)]
+        total += bool(computed)
+        if any(view.dequantizer(tensor) is None for tensor in computed):
+            plain.append(node)
+    if plain:
+        why = f"{len(plain)} of {total} ops read float tensors; a DLA in int8 needs Q/DQ on all of them"
+        yield plain[0].name, plain[0].inputs[0].name, why

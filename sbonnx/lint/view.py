@@ -1,0 +1,302 @@
+"""What rules ask of a model: its Q/DQ nodes with their numbers, and the ways between them and the other nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from sbonnx.graph import Body, Constant, Graph, Node, Tensor, query
+from sbonnx.ops import DEQUANTIZE, LINEAR, MOVES_DATA, PICKS_MAX, QDQ, QUANTIZE
+from sbonnx.spec import Array
+
+COMMUTES: Final = MOVES_DATA | PICKS_MAX
+"""Quantization before and after these is the same."""
+
+RENAMES: Final = frozenset({"Cast", "Identity"})
+"""What parsers look through between a constant and its use."""
+
+_ONNX_TYPES: Final = {
+    2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32",
+    17: "float8_e4m3fn", 18: "float8_e4m3fnuz", 19: "float8_e5m2", 20: "float8_e5m2fnuz",
+    21: "uint4", 22: "int4", 23: "float4_e2m1fn", 24: "float8_e8m0fnu", 25: "uint2", 26: "int2",
+}  # fmt: skip
+"""Values of ``output_dtype`` that name a type of codes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Quantizer:
+    """One QuantizeLinear or DequantizeLinear, with what the file says of its numbers.
+
+    Attributes:
+        node: the node itself.
+        quantizes: True for QuantizeLinear.
+        data: its first input.
+        output: its output.
+        scale: the values, past one Cast or Identity; None where they are not constant.
+        zero: the zero point likewise; None where there is none, or it is not constant.
+        has_zero: a zero point is given.
+        codes: the type of the codes ("int8", ...), or None where nothing says it.
+        axis: the attribute as written, or None.
+        block: ``block_size``, or 0.
+    """
+
+    node: Node
+    quantizes: bool
+    data: Tensor
+    output: Tensor
+    scale: Array | None
+    zero: Array | None
+    has_zero: bool
+    codes: str | None
+    axis: int | None
+    block: int
+
+    @property
+    def name(self) -> str:
+        """Name of the node."""
+        return str(self.node.name)
+
+    @property
+    def scale_name(self) -> str:
+        """Name of the scale."""
+        return str(self.node.inputs[1].name)
+
+    @property
+    def zero_name(self) -> str:
+        """Name of the zero point, or "" where there is none."""
+        return str(self.node.inputs[2].name) if self.has_zero else ""
+
+    @property
+    def scale_type(self) -> str | None:
+        """Type of the scale as the node reads it."""
+        kind = query.dtype(self.node.inputs[1])
+        return None if kind is None else str(kind)
+
+    @property
+    def scale_shape(self) -> tuple[int | str | None, ...] | None:
+        """Shape of the scale, constant or not."""
+        return self.scale.shape if self.scale is not None else query.shape(self.node.inputs[1])
+
+    @property
+    def many(self) -> bool:
+        """More than one scale: per channel or in blocks."""
+        shape = self.scale_shape
+        return bool(shape) and any(dim != 1 for dim in shape or ())
+
+    @property
+    def blocked(self) -> bool:
+        """Blocks share a scale: by attribute, or by the shape of the scale."""
+        return self.block > 0 or (self.many and len(self.scale_shape or ()) > 1)
+
+    @property
+    def blocked_axis(self) -> int | None:
+        """The dimension in which data and scale differ, or None when it is not exactly one."""
+        data, scale = query.shape(self.data), self.scale_shape
+        if data is None or scale is None or len(data) != len(scale):
+            return None
+        differ = [at for at, (one, other) in enumerate(zip(data, scale, strict=True)) if one != other]
+        return differ[0] if len(differ) == 1 else None
+
+    @property
+    def block_length(self) -> int | None:
+        """How many values share a scale along the blocked axis, or None where that cannot be told."""
+        if self.block:
+            return self.block
+        axis, data, scale = self.blocked_axis, query.shape(self.data), self.scale_shape
+        if axis is None or data is None or scale is None:
+            return None
+        whole, parts = data[axis], scale[axis]
+        return whole // parts if isinstance(whole, int) and isinstance(parts, int) and parts else None
+
+    @property
+    def channel_axis(self) -> int:
+        """The axis of a vector of scales counted from the front; ONNX takes 1 where none is written."""
+        axis = 1 if self.axis is None else self.axis
+        return axis + (query.rank(self.data) or 0) if axis < 0 else axis
+
+    def same_numbers(self, other: Quantizer) -> bool:
+        """Whether two nodes map alike; computed scales do where they are one tensor."""
+        return self.same_scale(other) and _equal(self.zero, other.zero)
+
+    def same_scale(self, other: Quantizer) -> bool:
+        """Whether two scales are one tensor, or hold the same values."""
+        mine, theirs = self.node.inputs[1], other.node.inputs[1]
+        if mine is theirs:
+            return True
+        if self.scale is None or other.scale is None:
+            return False
+        if self.scale.size == 1 and other.scale.size == 1:
+            return bool(self.scale.reshape(()) == other.scale.reshape(()))
+        return self.scale.shape == other.scale.shape and bool((self.scale == other.scale).all())
+
+
+def _equal(one: Array | None, other: Array | None) -> bool:
+    """Whether two zero points mean the same; none is 0."""
+    if one is None or other is None:
+        given = one if one is not None else other
+        return given is None or not np.any(given.astype(np.float32))
+    return bool(np.array_equal(one.astype(np.float32).ravel(), other.astype(np.float32).ravel()))
+
+
+class View:
+    """A model as the rules of one runtime see it. Nothing is changed.
+
+    Attributes:
+        graph: the model, its opset as in the file.
+        target: such as "tensorrt@11".
+        family: "tensorrt" or "onnxruntime".
+        version: (11, 0); (0, 0) where the target names none.
+        opset: of the default domain, as in the file.
+    """
+
+    def __init__(self, graph: Graph, target: str) -> None:
+        self.graph = graph
+        self.target = target
+        self.family, _, version = target.partition("@")
+        major, _, minor = version.partition(".")
+        self.version = (int(major or 0), int(minor or 0))
+        self.opset: int = graph.opset
+
+    @cached_property
+    def scopes(self) -> list[tuple[str, Body]]:
+        """Every graph of the model with its path."""
+        return list(query.scopes(self.graph))
+
+    @cached_property
+    def nodes(self) -> list[Node]:
+        """Every node of every scope that reads and writes something."""
+        return [node for _, scope in self.scopes for node in scope.nodes if node.inputs and node.outputs]
+
+    @cached_property
+    def outputs(self) -> set[int]:
+        """Ids of the tensors that leave a scope."""
+        return {id(tensor) for _, scope in self.scopes for tensor in scope.outputs}
+
+    @cached_property
+    def quantizers(self) -> list[Quantizer]:
+        """Every QuantizeLinear and DequantizeLinear, in node order."""
+        return [self._read(node) for node in self.nodes if node.op in QDQ and len(node.inputs) > 1]
+
+    @cached_property
+    def _by_node(self) -> dict[int, Quantizer]:
+        return {id(one.node): one for one in self.quantizers}
+
+    @cached_property
+    def distinct(self) -> list[Quantizer]:
+        """Quantizers without those DequantizeLinear that only repeat the numbers of the QuantizeLinear before them."""
+        kept = []
+        for one in self.quantizers:
+            before = None if one.quantizes else self.quantizer_of(one.data)
+            if before is None or not one.same_numbers(before):
+                kept.append(one)
+        return kept
+
+    def _read(self, node: Node) -> Quantizer:
+        quantizes = node.op in QUANTIZE
+        zero = node.inputs[2] if len(node.inputs) > 2 and not node.inputs[2].is_empty() else None
+        axis = node.attrs.get("axis")
+        kind = query.dtype(zero) if zero is not None else None
+        named = _ONNX_TYPES.get(int(node.attrs.get("output_dtype", 0))) if quantizes else None
+        if kind is None and not quantizes:
+            kind = query.dtype(node.inputs[0])
+        return Quantizer(
+            node=node,
+            quantizes=quantizes,
+            data=node.inputs[0],
+            output=node.outputs[0],
+            scale=self.value(node.inputs[1]),
+            zero=self.value(zero),
+            has_zero=zero is not None,
+            codes=str(kind) if kind is not None else named,
+            axis=None if axis is None else int(axis),
+            block=int(node.attrs.get("block_size", 0)),
+        )
+
+    def value(self, tensor: Tensor | None) -> Array | None:
+        """The values of a constant, looked at through one Cast or Identity; None where it is computed."""
+        if tensor is None:
+            return None
+        node = query.producer(tensor)
+        if node is not None and node.op in RENAMES and node.inputs:
+            tensor = node.inputs[0]
+        return query.constant(tensor)
+
+    def producer(self, tensor: Tensor) -> Node | None:
+        """The node that computes a tensor."""
+        return query.producer(tensor)
+
+    def readers(self, tensor: Tensor) -> list[tuple[Node, int]]:
+        """Every use of a tensor as (node, input index)."""
+        return query.readers(tensor)
+
+    def leaves(self, tensor: Tensor) -> bool:
+        """Whether a tensor is an output of the graph, or of a body."""
+        return id(tensor) in self.outputs
+
+    def quantizer_of(self, tensor: Tensor) -> Quantizer | None:
+        """The Q or DQ that computes a tensor."""
+        node = query.producer(tensor)
+        return None if node is None else self._by_node.get(id(node))
+
+    def dequantizer(self, tensor: Tensor) -> Quantizer | None:
+        """The DequantizeLinear right before a tensor, or before what only moves its values; None where it is float."""
+        node = query.producer(tensor)
+        while node is not None and node.op in COMMUTES | RENAMES and node.inputs:
+            node = query.producer(node.inputs[0])
+        return self._by_node.get(id(node)) if node is not None and node.op in DEQUANTIZE else None
+
+    def quantized_readers(self, tensor: Tensor, through: frozenset[str] = COMMUTES) -> Iterator[Quantizer]:
+        """Every QuantizeLinear that reads a tensor, directly or past ops of `through`."""
+        stack, seen = [tensor], {id(tensor)}
+        while stack:
+            for node, index in query.readers(stack.pop()):
+                if node.op in QUANTIZE and index == 0 and id(node) in self._by_node:
+                    yield self._by_node[id(node)]
+                elif node.op in through and index == 0:
+                    for output in node.outputs:
+                        if id(output) not in seen:
+                            seen.add(id(output))
+                            stack.append(output)
+
+    def dequantizers_of(self, one: Quantizer) -> list[Quantizer]:
+        """The DequantizeLinear nodes that read what a QuantizeLinear writes."""
+        return [
+            self._by_node[id(node)]
+            for node, index in query.readers(one.output)
+            if node.op in DEQUANTIZE and index == 0 and id(node) in self._by_node
+        ]
+
+    def is_constant(self, tensor: Tensor) -> bool:
+        """Whether a tensor holds a constant, perhaps quantized or moved on the way: a weight."""
+        if isinstance(tensor, Constant):
+            return True
+        node = query.producer(tensor)
+        if node is None or node.op not in QDQ | COMMUTES | RENAMES:
+            return False
+        needed = node.inputs[:1] if node.op in QDQ else [one for one in node.inputs if not one.is_empty()]
+        return bool(needed) and all(self.is_constant(one) for one in needed)
+
+    def is_activation_pair(self, one: Quantizer) -> bool:
+        """Whether a quantizer works on computed values."""
+        return not self.is_constant(one.data)
+
+    @cached_property
+    def weighted(self) -> list[Node]:
+        """Nodes of linear ops whose weight is a constant."""
+        return [node for node in self.nodes if self.weight(node) is not None]
+
+    def weight(self, node: Node) -> Tensor | None:
+        """The constant weight of a linear op as the op reads it; None of other ops and for products of activations."""
+        linear = LINEAR.get(node.op)
+        if linear is None or len(node.inputs) <= linear.weight:
+            return None
+        tensor = node.inputs[linear.weight]
+        return tensor if self.is_constant(tensor) else None
+
+    def attribute(self, node: Node, name: str, default: Any = None) -> Any:
+        """An attribute's value, or `default`."""
+        return query.attribute(node, name, default)

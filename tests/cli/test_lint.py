@@ -1,0 +1,173 @@
+"""``sbonnx lint``: exit codes, tables, JSON and SARIF."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from sbonnx.assets import digits
+from sbonnx.cli import main
+from sbonnx.lint import TARGETS, rules_for
+from tests.lint.qdq_models import Net
+
+
+def net(scale: float = 0.05, output: bool = True) -> onnx.ModelProto:
+    """Pair, convolution, pair. A scale of 0 is an error; without the pair at its end the model gets a warning."""
+    made = Net()
+    y = made.conv(made.pair("x", scale))
+    return made.done(made.pair(y) if output else y)
+
+
+@pytest.fixture
+def clean(tmp_path: Path) -> Path:
+    return saved(tmp_path / "clean.onnx", net())
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Path:
+    return saved(tmp_path / "slow.onnx", net(output=False))
+
+
+@pytest.fixture
+def wrong(tmp_path: Path) -> Path:
+    return saved(tmp_path / "wrong model.onnx", net(scale=0.0))
+
+
+def saved(path: Path, model: onnx.ModelProto) -> Path:
+    onnx.save(model, str(path))
+    return path
+
+
+def lint(path: Path, *arguments: str, target: str = "onnxruntime") -> int:
+    return main(["lint", str(path), "--target", target, *arguments])
+
+
+def test_a_clean_model(clean: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lint(clean) == 0
+    count = len(rules_for("onnxruntime"))
+    assert capsys.readouterr().out == f"{clean} for onnxruntime: {count} rules, 0 errors, 0 warnings, 0 info\n"
+
+
+def test_warnings_do_not_fail(slow: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lint(slow) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("1 warning\n")
+    assert "O17" in out
+    assert "0 errors, 1 warning, 0 info" in out
+
+
+def test_errors_do(wrong: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lint(wrong) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("1 error\n")
+    assert "O01" in out
+    assert lint(wrong, "--quiet") == 1
+    assert capsys.readouterr() == ("", "")
+
+
+def test_json(wrong: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lint(wrong, "--json") == 1
+    value = json.loads(capsys.readouterr().out)
+    assert value["target"] == "onnxruntime"
+    assert value["counts"] == {"error": 1, "warning": 0, "info": 0}
+    (one,) = value["findings"]
+    assert one.keys() == {"rule", "severity", "node", "tensor", "why", "mend"}
+    assert (one["rule"], one["severity"]) == ("O01", "error")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_target_takes_a_float_model(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lint(digits().model, "--json", target=target) == 0
+    assert json.loads(capsys.readouterr().out)["counts"]["error"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--target", "tensorflow"], "choose one of tensorrt@11"),
+        ([], "--target is missing"),
+        (["--target", "onnxruntime", "--sarif", "nowhere/x.sarif"], "there is no folder"),
+    ],
+)
+def test_what_can_be_mended(
+    arguments: list[str], said: str, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["lint", str(clean), *arguments]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert len(captured.err.splitlines()) == 1
+    assert captured.out == ""
+
+
+def test_a_file_that_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"not a model")
+    for path in (tmp_path / "bad.onnx", tmp_path / "absent.onnx"):
+        assert lint(path) == 2
+        assert "ModelError" in capsys.readouterr().err
+
+
+# --- SARIF ------------------------------------------------------------------------------------------------------------
+
+
+def check_sarif(value: dict[str, Any], target: str) -> list[dict[str, Any]]:
+    """What SARIF 2.1.0 asks of a log, as far as we write it; its results."""
+    assert value["version"] == "2.1.0"
+    assert value["$schema"].endswith("sarif-2.1.0.json")
+    (run,) = value["runs"]
+    driver = run["tool"]["driver"]
+    assert driver["name"] == "sbonnx"
+    assert [rule["id"] for rule in driver["rules"]] == [rule.id for rule in rules_for(target)]
+    for rule in driver["rules"]:
+        assert rule["shortDescription"]["text"]
+        assert rule["help"]["text"]
+        assert rule["defaultConfiguration"]["level"] in ("error", "warning", "note")
+    for result in run["results"]:
+        assert driver["rules"][result["ruleIndex"]]["id"] == result["ruleId"]
+        assert result["level"] == driver["rules"][result["ruleIndex"]]["defaultConfiguration"]["level"]
+        assert result["message"]["text"]
+        (location,) = result["locations"]
+        place = location["physicalLocation"]["artifactLocation"]
+        assert run["artifacts"][place["index"]]["location"]["uri"] == place["uri"]
+        assert " " not in place["uri"]
+        for one in location.get("logicalLocations", ()):
+            assert one["fullyQualifiedName"]
+            assert one["kind"] == "element"
+    results: list[dict[str, Any]] = run["results"]
+    return results
+
+
+def test_sarif(wrong: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "found.sarif"
+    assert lint(wrong, "--sarif", str(target)) == 1
+    assert f"written: {target}" in capsys.readouterr().out
+    (one,) = check_sarif(json.loads(target.read_text()), "onnxruntime")
+    assert (one["ruleId"], one["level"]) == ("O01", "error")
+    assert one["locations"][0]["logicalLocations"][0]["name"] in one["message"]["text"]
+    assert one["locations"][0]["physicalLocation"]["artifactLocation"]["uri"].endswith("/wrong%20model.onnx")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["found.sarif", "wrong model.onnx"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_sarif_of_each_target(target: str, slow: Path, tmp_path: Path) -> None:
+    code = lint(slow, "--sarif", str(tmp_path / "found.sarif"), "--quiet", target=target)
+    results = check_sarif(json.loads((tmp_path / "found.sarif").read_text()), target)
+    assert code == any(result["level"] == "error" for result in results)
+
+
+def test_sarif_is_not_written_over_without_force(
+    slow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    relative = Path(slow.name)
+    assert lint(relative, "--sarif", "found.sarif") == 0
+    before = json.loads(Path("found.sarif").read_text())
+    assert before["runs"][0]["artifacts"][0]["location"]["uri"] == slow.name
+    capsys.readouterr()
+    assert lint(relative, "--sarif", "found.sarif") == 2
+    assert "--force" in capsys.readouterr().err
+    assert lint(relative, "--sarif", "found.sarif", "--force") == 0
