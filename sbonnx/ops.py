@@ -137,4 +137,10 @@ RANDOM: Final = frozenset(
 )
 """Never folded: two runs differ (Dropout only in training mode, which simplification checks)."""
 
+EPILOGUES: Final = RECTIFIERS | {"BatchNormalization", "LeakyRelu", "Sigmoid", "Tanh"}
+"""What a runtime computes in the kernel of the weighted op before."""
+
+HALF_LOSES: Final = SOFTMAX | {"LayerNormalization", "RMSNormalization", "Erf", "Gelu"}
+"""Ops that lose in half precision, and gain nothing by 8 bits."""
+
 STANDARD_DOMAINS: Final = frozenset({"", "ai.onnx"})

@@ -12,16 +12,13 @@ from sbonnx.ops import (
     ADDS,
     CONCATS,
     CONVOLUTIONS,
+    EPILOGUES,
     LINEAR,
     MULTIPLIES,
     POOLS,
     QDQ,
-    RECTIFIERS,
     RESIZES,
 )
-
-FUSIBLE: Final = RECTIFIERS | {"BatchNormalization", "LeakyRelu", "Sigmoid", "Tanh"}
-"""What TensorRT computes in the kernel of the weighted op before; a bias Add as well."""
 
 TAKES_INT8: Final = frozenset(LINEAR) | ADDS | MULTIPLIES | POOLS | RESIZES | CONCATS
 """Ops that gain by an int8 input."""
@@ -62,7 +59,7 @@ def weighted_before(view: View, tensor: Tensor) -> Node | None:
 
 def _fused_data(view: View, node: Node) -> Tensor | None:
     """The input that a fusible op works on, or None where it is none of them."""
-    if node.op in FUSIBLE:
+    if node.op in EPILOGUES:
         return node.inputs[0]
     if node.op in ADDS:
         other = [tensor for tensor in node.inputs if not view.is_constant(tensor)]
@@ -85,7 +82,7 @@ def splits_fusion(view: View) -> Iterator[Site]:
             continue
         for back in view.dequantizers_of(one):
             for node, index in view.readers(back.output):
-                if (index == 0 and node.op in FUSIBLE) or _adds_constant(view, node):
+                if (index == 0 and node.op in EPILOGUES) or _adds_constant(view, node):
                     why = f"Q/DQ between {source.op} '{source.name}' and {node.op} '{node.name}', which would fuse"
                     yield one.name, one.data.name, why
 
@@ -114,7 +111,7 @@ def _reaches(view: View, tensor: Tensor) -> bool:
     stack, seen = [tensor], {id(tensor)}
     while stack:
         for node, _ in view.readers(stack.pop()):
-            if node.op in TAKES_INT8 or node.op in QDQ or node.op in FUSIBLE or node.domain:
+            if node.op in TAKES_INT8 or node.op in QDQ or node.op in EPILOGUES or node.domain:
                 return True  # a fusible op right behind is P02's; a foreign op may want it
             if node.op in COMMUTES:
                 for output in node.outputs:
@@ -210,7 +207,7 @@ def half_fused(view: View) -> Iterator[Site]:
         data = node.inputs if node.op in ADDS else node.inputs[:1]
         if any(view.is_constant(tensor) or view.dequantizer(tensor) is None for tensor in data):
             continue
-        if next(view.quantized_readers(node.outputs[0], COMMUTES | FUSIBLE), None) is None:
+        if next(view.quantized_readers(node.outputs[0], COMMUTES | EPILOGUES), None) is None:
             yield node.name, node.outputs[0].name, f"{node.op} reads int8, and its output is not quantized"
 
 

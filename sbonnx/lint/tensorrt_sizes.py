@@ -11,9 +11,24 @@ from sbonnx.backends.tensorrt import slow_linear
 from sbonnx.graph import Node, Tensor, query
 from sbonnx.lint.tensorrt_codes import FP8, Site
 from sbonnx.lint.view import Quantizer, View
-from sbonnx.ops import ADDS, CONVOLUTIONS, ELEMENTWISE, LINEAR, POOLS, QDQ, SOFTMAX, STANDARD_DOMAINS
+from sbonnx.ops import (
+    ADDS,
+    CONCATS,
+    CONVOLUTIONS,
+    ELEMENTWISE,
+    HALF_LOSES,
+    LINEAR,
+    PICKS_MAX,
+    POOLS,
+    QDQ,
+    RECTIFIERS,
+    SOFTMAX,
+    STANDARD_DOMAINS,
+)
 
-HIGH_PRECISION: Final = SOFTMAX | {"LayerNormalization", "RMSNormalization", "Erf", "Gelu"}
+PLAIN: Final = frozenset(LINEAR) | POOLS | PICKS_MAX | ADDS | ELEMENTWISE | RECTIFIERS | CONCATS
+"""Ops that a DLA runs in int8."""
+
 LONGEST_INT8: Final = 512
 """Longest sequence that int8 attention fuses for."""
 
@@ -30,7 +45,7 @@ FP8_WINDOW: Final = 32
 def high_precision(view: View) -> Iterator[Site]:
     """P11: pairs before softmax and norms, at masks, and on one side of attention's products alone."""
     for node in view.nodes:
-        if node.op in HIGH_PRECISION and (one := view.dequantizer(node.inputs[0])) is not None:
+        if node.op in HALF_LOSES and (one := view.dequantizer(node.inputs[0])) is not None:
             yield node.name, node.inputs[0].name, f"{node.op} reads what '{one.name}' returns: it wants high precision"
         elif node.op in ADDS and _feeds_softmax(view, node):
             masked = [tensor for tensor in node.inputs if view.dequantizer(tensor) is not None]
@@ -148,7 +163,7 @@ def not_for_dla(view: View) -> Iterator[Site]:
         return
     total, plain = 0, []
     for node in view.nodes:
-        if node.op not in frozenset(LINEAR) | POOLS | ADDS | ELEMENTWISE | {"Relu", "MaxPool", "Concat"}:
+        if node.op not in PLAIN:
             continue
         computed = [tensor for tensor in node.inputs if _is_float(tensor) and not view.is_constant(tensor)]
         total += bool(computed)
