@@ -196,7 +196,8 @@ class SketchCache:
             names = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
         except OSError as error:
             raise OutputError(
-                f"'{self.folder}' cannot be the folder of the calibration cache: {error.strerror or error}"
+                f"'{self.folder}' cannot be the folder of the calibration cache ({error.strerror or error}): "
+                "name one that can be written to, in a folder that is there"
             ) from error
         header = self._header() if HEADER in names else None
         if header is None:

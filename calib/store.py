@@ -232,16 +232,6 @@ class TensorStore:
         array: Array = raw.view(entry.dtype).reshape(entry.shape)
         return array
 
-    def peek(self, key: Hashable) -> Array | None:
-        """The array where it is in memory, None where it would have to be read or made.
-
-        Raises:
-            KeyError: it is not there.
-        """
-        with self._lock:
-            self._check_open()
-            return self._entries[key].array
-
     def release(self, key: Hashable) -> None:
         """One reader is done; after the last the array is gone and its room free.
 

@@ -39,11 +39,6 @@ class Distribution:
         """Number of values in each range, int64 (C,)."""
         return np.broadcast_to(self.counts.sum(axis=1), (self.ranges,))
 
-    @property
-    def middle(self) -> Array:
-        """The middle of each bin, (R, n)."""
-        return self.left if self.exact else (self.left + self.right) / 2
-
 
 def binned(pages: Pages, lo: Array, hi: Array) -> Distribution:
     """Bins in use, in ascending order of the values."""

@@ -126,22 +126,17 @@ def test_lazy_arrays_are_made_at_each_get() -> None:
         store.put_lazy("unread", lambda: np.ones(1), 8, readers=0)
         assert "unread" not in store
         assert (store.counters.lazy, store.counters.resident) == (32, 32)
-        assert store.peek("y") is None
         for _ in range(2):
             np.testing.assert_array_equal(store.take("y"), np.arange(4.0) * 2)
         assert "y" not in store
         assert (store.counters.recomputed, store.counters.lazy) == (2, 0)
 
 
-def test_peek_and_drop() -> None:
+def test_drop() -> None:
     with TensorStore(80) as store:
         x = np.arange(10.0)
         store.put("held", x, readers=3)
         store.put("spilled", x)
-        assert store.peek("held") is x
-        assert store.peek("spilled") is None
-        with pytest.raises(KeyError):
-            store.peek("nowhere")
         assert (store.fits(0), store.fits(1)) == (True, False)
         for key in ("held", "spilled", "spilled", "nowhere"):
             store.drop(key)
@@ -227,11 +222,11 @@ class LikeADict(RuleBasedStateMachine):
             self.lazy |= {key} if lazy else set()
 
     @precondition(lambda self: self.model)
-    @rule(data=st.data(), how=st.sampled_from(["get", "release", "take", "drop", "peek"]))
+    @rule(data=st.data(), how=st.sampled_from(["get", "release", "take", "drop"]))
     def use(self, data: st.DataObject, how: str) -> None:
         key = data.draw(st.sampled_from(sorted(self.model)))
         found = getattr(self.store, how)(key)
-        if how in ("get", "take") or (how == "peek" and found is not None):
+        if how in ("get", "take"):
             np.testing.assert_array_equal(found, self.model[key][0])
         if how == "drop":
             self.model[key][1] = 0
