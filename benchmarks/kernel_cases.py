@@ -1,0 +1,259 @@
+"""Which kernels are timed, at the sizes of ShuffleNet-like detectors, MobileNetV2 and ResNet.
+
+Maps are (batch, channels, side). Integer kernels see them as onnxruntime runs them, channels last for convolutions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from benchmarks.kernel_timing import MICROSOFT, Case, optimised
+
+Map = tuple[int, int, int]
+Values = dict[str, np.ndarray]
+
+MAPS: tuple[Map, ...] = ((1, 16, 32), (1, 48, 44), (1, 192, 11), (1, 64, 56), (1, 144, 56), (8, 96, 22))
+TOKENS = ((32, 384), (256, 384), (32, 1536))
+"""(rows, features) of a small encoder."""
+
+CONVOLUTIONS: dict[str, tuple[tuple[int, int, int, int, int, int], ...]] = {
+    "1x1": (
+        (48, 48, 44, 1, 1, 1),
+        (24, 96, 44, 1, 1, 1),
+        (96, 96, 22, 1, 1, 1),
+        (192, 192, 11, 1, 1, 1),
+        (24, 144, 56, 1, 1, 1),
+        (144, 32, 28, 1, 1, 1),
+        (96, 576, 14, 1, 1, 1),
+        (576, 96, 14, 1, 1, 1),
+        (320, 1280, 7, 1, 1, 1),
+        (64, 128, 56, 1, 2, 1),
+        (64, 16, 55, 1, 1, 1),
+    ),
+    "3x3": (
+        (16, 16, 32, 3, 1, 1),
+        (32, 32, 16, 3, 1, 1),
+        (64, 64, 8, 3, 1, 1),
+        (24, 24, 40, 3, 1, 1),
+        (16, 64, 55, 3, 1, 1),
+        (64, 64, 56, 3, 1, 1),
+        (64, 128, 56, 3, 2, 1),
+        (128, 128, 28, 3, 1, 1),
+        (256, 256, 14, 3, 1, 1),
+        (512, 512, 7, 3, 1, 1),
+    ),
+    "stem": (
+        (3, 16, 32, 3, 1, 1),
+        (3, 24, 352, 3, 2, 1),
+        (3, 32, 224, 3, 2, 1),
+        (3, 64, 224, 3, 2, 1),
+        (3, 64, 224, 7, 2, 1),
+        (3, 16, 256, 3, 2, 1),
+    ),
+    "depthwise 3x3": (
+        (48, 48, 44, 3, 1, 48),
+        (96, 96, 22, 3, 1, 96),
+        (192, 192, 11, 3, 1, 192),
+        (144, 144, 56, 3, 1, 144),
+        (96, 96, 112, 3, 2, 96),
+        (384, 384, 14, 3, 1, 384),
+        (960, 960, 7, 3, 1, 960),
+    ),
+    "depthwise 5x5": ((96, 96, 22, 5, 1, 96), (192, 192, 28, 5, 1, 192), (96, 96, 11, 5, 1, 96)),
+    "grouped by 4": ((128, 128, 14, 3, 1, 32), (128, 128, 28, 3, 1, 32), (64, 64, 28, 3, 1, 16)),
+    "grouped by 8": ((64, 64, 56, 3, 1, 8), (128, 128, 28, 3, 1, 16), (128, 128, 14, 3, 1, 16)),
+    "grouped by 32": ((128, 128, 28, 3, 1, 4), (128, 128, 14, 3, 1, 4), (256, 256, 14, 3, 1, 8)),
+}
+"""By kind (grouped: channels of a group): (input channels, output channels, input side, kernel, stride, groups)."""
+
+PRODUCTS = ((32, 384, 384), (32, 384, 1536), (32, 1536, 384), (256, 384, 384), (1, 512, 1000), (1, 1280, 200))
+"""(M, K, N) of matrix products with a constant right side."""
+
+
+def floats(*shape: int) -> np.ndarray:
+    """Normal numbers, float32, the same each time."""
+    return np.random.default_rng(0).normal(0, 1, shape).astype(np.float32)
+
+
+def bytes_of(*shape: int) -> np.ndarray:
+    """Integers of the whole range, uint8, the same each time."""
+    return np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+
+
+def scales(**names: float) -> Values:
+    """Scale and uint8 zero point for each name: s_NAME, z_NAME."""
+    found: Values = {}
+    for name, scale in names.items():
+        found[f"s_{name}"], found[f"z_{name}"] = np.array(scale, np.float32), np.array(128, np.uint8)
+    return found
+
+
+def pair(name: str) -> tuple[str, str]:
+    """The names of a scale and its zero point."""
+    return f"s_{name}", f"z_{name}"
+
+
+def convolutions() -> Iterator[Case]:
+    """Convolutions by kind, as integers and as onnxruntime runs them in float."""
+    for variant, sizes in CONVOLUTIONS.items():
+        for size in sizes:
+            yield integer_conv(variant, size)
+            yield float_conv(variant, size)
+
+
+def geometry(size: Sequence[int]) -> tuple[tuple[int, ...], dict[str, Any], int, int]:
+    """Of one size: shape of the weight, attributes, MACs, elements written."""
+    into, out, side, kernel, stride, groups = size
+    weight = (out, into // groups, kernel, kernel)
+    attributes = {
+        "kernel_shape": [kernel] * 2,
+        "pads": [kernel // 2] * 4,
+        "strides": [stride] * 2,
+        "group": groups,
+        "dilations": [1, 1],
+    }
+    writes = out * ((side - 1) // stride + 1) ** 2
+    return weight, attributes, writes * into // groups * kernel * kernel, writes
+
+
+def integer_conv(variant: str, size: Sequence[int]) -> Case:
+    """uint8 activations, int8 weights with a scale per channel, int32 bias, channels last."""
+    weight, attributes, macs, writes = geometry(size)
+    out = weight[0]
+    constants = {
+        **scales(x=0.05, y=0.1),
+        "w": np.random.default_rng(1).integers(-127, 128, weight).astype(np.int8),
+        "s_w": np.full(out, 0.01, np.float32),
+        "z_w": np.zeros(out, np.int8),
+        "b": np.zeros(out, np.int32),
+    }
+    return Case(
+        kernel="QLinearConv",
+        variant=variant,
+        dtype="u8",
+        activations={"x": bytes_of(1, size[2], size[2], size[0])},
+        operands=("x", *pair("x"), "w", *pair("w"), *pair("y"), "b"),
+        constants=constants,
+        attributes={**attributes, "channels_last": 1},
+        domain=MICROSOFT,
+        macs=macs,
+        writes=writes,
+    )
+
+
+def float_conv(variant: str, size: Sequence[int]) -> Case:
+    """The kernel onnxruntime chooses for it here: blocked (domain com.microsoft.nchwc) or plain."""
+    weight, attributes, macs, writes = geometry(size)
+    x = floats(1, size[0], size[2], size[2])
+    held = {"w": floats(*weight), "b": floats(weight[0])}
+    node = helper.make_node("Conv", ["x", "w", "b"], ["y"], **attributes)
+    kernel, constants = chosen(node, x, held, "Conv")
+    shape = constants[kernel.input[1]].shape
+    if shape != weight:  # padded to whole blocks of channels: the kernel computes, reads and writes them all
+        groups = next(item.i for item in kernel.attribute if item.name == "group")
+        x = floats(1, shape[1] * groups, size[2], size[2])
+        macs, writes = macs * int(np.prod(shape)) // int(np.prod(weight)), writes * shape[0] // weight[0]
+    return Case(
+        kernel=kernel.op_type,
+        variant=f"{variant} {'blocked' if kernel.domain else 'plain'}",
+        dtype="float",
+        activations={"x": x},
+        operands=("x", *list(kernel.input)[1:]),
+        constants=constants,
+        attributes={item.name: helper.get_attribute_value(item) for item in kernel.attribute},
+        domain=kernel.domain,
+        macs=macs,
+        writes=writes,
+    )
+
+
+def chosen(node: onnx.NodeProto, x: np.ndarray, held: Values, kind: str) -> tuple[onnx.NodeProto, Values]:
+    """What onnxruntime makes of a one-node float model: its node of that kind and the constants the node reads."""
+    graph = helper.make_graph(
+        [node],
+        "one",
+        [helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, x.shape)],
+        [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(values, name) for name, values in held.items()],
+    )
+    made = optimised(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9))
+    found = next(item for item in made.graph.node if item.op_type == kind)
+    return found, {
+        tensor.name: numpy_helper.to_array(tensor) for tensor in made.graph.initializer if tensor.name in found.input
+    }
+
+
+def products() -> Iterator[Case]:
+    """Matrix products with constant weights: float, integer in three forms, and 4- and 8-bit blocks."""
+    for m, k, n in PRODUCTS:
+        common: dict[str, Any] = {"macs": m * k * n, "writes": m * n}
+        weight = np.random.default_rng(1).integers(-127, 128, (k, n)).astype(np.int8)
+        per_channel: Values = {"w": weight, "s_w": np.full(n, 0.01, np.float32), "z_w": np.zeros(n, np.int8)}
+        whole: Values = {"w": weight, "s_w": np.array(0.01, np.float32), "z_w": np.array(0, np.int8)}
+        quantized = {"activations": {"x": bytes_of(m, k)}, "domain": MICROSOFT, **common}
+        plain = {"activations": {"x": floats(m, k)}, **common}
+        edges = ("x", *pair("x"), "w", *pair("w"))
+        yield Case("MatMul", "", "float", operands=("x", "w"), constants={"w": floats(k, n)}, **plain)
+        yield Case(
+            "Gemm", "", "float", operands=("x", "w", "b"), constants={"w": floats(k, n), "b": floats(n)}, **plain
+        )
+        yield Case(
+            "QLinearMatMul",
+            "",
+            "u8",
+            operands=(*edges, *pair("y")),
+            constants={**scales(x=0.05, y=0.1), **per_channel},
+            **{**quantized, "domain": ""},
+        )
+        yield Case(
+            "MatMulIntegerToFloat",
+            "",
+            "u8",
+            operands=("x", "w", *("s_x", "s_w"), *("z_x", "z_w"), "b"),
+            constants={**scales(x=0.05), **per_channel, "b": floats(n)},
+            **quantized,
+        )
+        yield Case(
+            "QGemm",
+            "",
+            "u8",
+            operands=(*edges, "b", *pair("y")),
+            constants={**scales(x=0.05, y=0.1), **whole, "b": np.zeros(n, np.int32)},
+            **quantized,
+        )
+        yield Case(
+            "DynamicQuantizeMatMul",
+            "",
+            "float",
+            operands=("x", "w", *pair("w"), "b"),
+            constants={**per_channel, "b": floats(n)},
+            domain=MICROSOFT,
+            **plain,
+        )
+        for bits in (4, 8):
+            yield blockwise(m, k, n, bits)
+
+
+def blockwise(m: int, k: int, n: int, bits: int, block: int = 32) -> Case:
+    """Weights in blocks of 32 along K, float activations."""
+    count = -(-k // block)
+    return Case(
+        kernel="MatMulNBits",
+        variant=f"{bits} bits",
+        dtype="float",
+        activations={"x": floats(m, k)},
+        operands=("x", "w", "s"),
+        constants={
+            "w": bytes_of(n, count, block * bits // 8),
+            "s": np.full(n * count, 0.01, np.float32),
+        },
+        attributes={"K": k, "N": n, "bits": bits, "block_size": block, "accuracy_level": 4},
+        domain=MICROSOFT,
+        macs=m * k * n,
+        writes=m * n,
+    )

@@ -1,0 +1,237 @@
+"""The kernels without weights that are timed: arithmetic, activations, poolings, movement of data, quantization."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from benchmarks.kernel_cases import TOKENS, Map, Values, bytes_of, floats, pair, scales
+from benchmarks.kernel_timing import MICROSOFT, NCHWC, Case
+
+UNARY = ("Relu", "LeakyRelu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Erf", "Identity", "Sqrt", "Elu")
+UNARY_MICROSOFT = ("QuickGelu", "Gelu", "FastGelu")
+INTEGER_UNARY = ("QLinearSigmoid", "QLinearLeakyRelu")
+BINARY = ("Add", "Mul", "Sub", "Div")
+INTEGER_BINARY = ("QLinearAdd", "QLinearMul")
+BLOCK = 16
+"""Channels of the blocked layout where the CPU has AVX-512; 8 with AVX2, which divides it."""
+
+
+def flat(kernel: str, size: Map, *operands: str, dtype: str = "float", **more: Any) -> Case:
+    """A kernel that maps elements to as many elements; its shape does not matter."""
+    batch, channels, side = size
+    shape = (batch, side, side, channels)
+    values = floats(*shape) if dtype == "float" else bytes_of(*shape)
+    activations: Values = {name: values for name in ("x", "x2") if name in operands}
+    variant = more.pop("variant", "")
+    return Case(kernel, variant, dtype, activations, operands, writes=values.size, **more)
+
+
+def unary(size: Map) -> Iterator[Case]:
+    """Activations, float and integer."""
+    for kernel in UNARY:
+        yield flat(kernel, size, "x")
+    for kernel in UNARY_MICROSOFT:
+        yield flat(kernel, size, "x", domain=MICROSOFT)
+    limits = {"low": np.array(0, np.float32), "high": np.array(6, np.float32)}
+    yield flat("Clip", size, "x", "low", "high", constants=limits)
+    yield flat("PRelu", size, "x", "slope", constants={"slope": floats(size[1])})
+    for kernel in INTEGER_UNARY:
+        edges = (*pair("x"), *pair("y"))
+        given: dict[str, Any] = {"dtype": "u8", "constants": scales(x=0.05, y=0.01), "domain": MICROSOFT}
+        if kernel == "QLinearLeakyRelu":
+            given["attributes"] = {"alpha": 0.1}
+        yield flat(kernel, size, "x", *edges, **given)
+
+
+def binary(size: Map) -> Iterator[Case]:
+    """Two maps of one shape, or a map and a gate per channel (squeeze-and-excitation)."""
+    batch, channels, side = size
+    names = scales(x=0.05, x2=0.04, y=0.1)
+    edges = ("x", *pair("x"), "x2", *pair("x2"), *pair("y"))
+    for kernel in BINARY:
+        yield flat(kernel, size, "x", "x2")
+    for kernel in INTEGER_BINARY:
+        yield flat(kernel, size, *edges, dtype="u8", constants=names, domain=MICROSOFT)
+    writes = batch * channels * side * side
+    for kernel, variant, shape, gate in (
+        ("Mul", "gate NCHW", (batch, channels, side, side), (batch, channels, 1, 1)),
+        ("QLinearMul", "gate NCHW", (batch, channels, side, side), (batch, channels, 1, 1)),
+        ("QLinearMul", "gate NHWC", (batch, side, side, channels), (batch, 1, 1, channels)),
+    ):
+        if kernel == "Mul":
+            both = {"x": floats(*shape), "x2": floats(*gate)}
+            yield Case(kernel, variant, "float", both, ("x", "x2"), writes=writes)
+        else:
+            both = {"x": bytes_of(*shape), "x2": bytes_of(*gate)}
+            yield Case(kernel, variant, "u8", both, edges, names, {}, MICROSOFT, writes=writes)
+    yield flat("Mul", size, "x", "c", variant="constant", constants={"c": np.array(0.5, np.float32)})
+    yield flat("Add", size, "x", "c", variant="per channel", constants={"c": floats(channels)})
+
+
+def edges(size: Map) -> Iterator[Case]:
+    """QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear."""
+    names = scales(x=0.05)
+    yield flat("QuantizeLinear", size, "x", *pair("x"), variant="u8", constants=names)
+    yield flat("DequantizeLinear", size, "x", *pair("x"), dtype="u8", constants=names)
+    signed: Values = {"s_x": names["s_x"], "z_x": np.array(0, np.int8)}
+    yield flat("QuantizeLinear", size, "x", *pair("x"), variant="s8", constants=signed)
+    yield flat("DynamicQuantizeLinear", size, "x", outputs=3)
+    yield flat("Cast", size, "x", variant="to fp16", attributes={"to": TensorProto.FLOAT16})
+
+
+def planes(batch: int, channels: int, side: int, dtype: str) -> np.ndarray:
+    """A map, NCHW."""
+    shape = (batch, channels, side, side)
+    return floats(*shape) if dtype == "float" else bytes_of(*shape)
+
+
+def movement(size: Map) -> Iterator[Case]:
+    """Data that only moves, in both types, NCHW; and the change of layout around convolutions."""
+    batch, channels, side = size
+    for dtype in ("float", "u8"):
+        x = planes(*size, dtype)
+        common: dict[str, Any] = {"activations": {"x": x}, "writes": x.size}
+        last = {**common, "activations": {"x": x.reshape(batch, side, side, channels)}}
+        grouped = {**common, "activations": {"x": x.reshape(batch, 2, channels // 2, side, side)}}
+        shape = np.array([batch, 2, channels // 2, side, side], np.int64)
+        half = {**common, "writes": x.size // 2}
+        cut = {"a": np.array([0]), "b": np.array([channels // 2]), "c": np.array([1])}
+        order = {"i": np.arange(0, channels, 2)}
+        pads = {"p": np.array([0, 0, 1, 1, 0, 0, 1, 1])}
+        padded = {**common, "writes": batch * channels * (side + 2) ** 2}
+        yield Case("Transpose", "NCHW to NHWC", dtype, operands=("x",), attributes={"perm": [0, 2, 3, 1]}, **common)
+        yield Case("Transpose", "NHWC to NCHW", dtype, operands=("x",), attributes={"perm": [0, 3, 1, 2]}, **last)
+        yield Case(
+            "Transpose", "channel shuffle", dtype, operands=("x",), attributes={"perm": [0, 2, 1, 3, 4]}, **grouped
+        )
+        yield Case("Reshape", "", dtype, operands=("x", "s"), constants={"s": shape}, **common)
+        yield Case("Slice", "channels", dtype, operands=("x", "a", "b", "c"), constants=cut, **half)
+        yield Case(
+            "Split", "channels", dtype, operands=("x",), attributes={"axis": 1, "num_outputs": 2}, outputs=2, **common
+        )
+        yield Case("Gather", "channels", dtype, operands=("x", "i"), constants=order, attributes={"axis": 1}, **half)
+        yield Case("Pad", "1", dtype, operands=("x", "p"), constants=pads, **padded)
+        yield Case("DepthToSpace", "", dtype, operands=("x",), attributes={"blocksize": 2}, **common)
+
+
+def concat(size: Map) -> Iterator[Case]:
+    """Two halves of the channels: NCHW (axis 1), and NHWC for integers."""
+    batch, channels, side = size
+    half = (batch, channels // 2, side, side)
+    writes = batch * channels * side * side
+    for dtype, make in (("float", floats), ("u8", bytes_of)):
+        both = {"x": make(*half), "x2": make(*half)}
+        yield Case("Concat", "", dtype, both, ("x", "x2"), attributes={"axis": 1}, writes=writes)
+    names = scales(x=0.05, x2=0.04, y=0.1)
+    operands = (*pair("y"), "x", *pair("x"), "x2", *pair("x2"))
+    for variant, axis, shape in (("NCHW", 1, half), ("NHWC", 3, (batch, side, side, channels // 2))):
+        both = {"x": bytes_of(*shape), "x2": bytes_of(*shape)}
+        yield Case("QLinearConcat", variant, "u8", both, operands, names, {"axis": axis}, MICROSOFT, writes=writes)
+        if axis == 1:
+            names_equal = scales(x=0.1, x2=0.1, y=0.1)
+            yield Case(
+                "QLinearConcat",
+                "NCHW one scale",
+                "u8",
+                both,
+                operands,
+                names_equal,
+                {"axis": 1},
+                MICROSOFT,
+                writes=writes,
+            )
+
+
+def pooling(size: Map) -> Iterator[Case]:
+    """Max and average over 2x2 and 3x3 windows, and over the whole map."""
+    batch, channels, side = size
+    x, u, last = planes(*size, "float"), planes(*size, "u8"), bytes_of(batch, side, side, channels)
+    names, both = scales(x=0.05, y=0.05), ("x", *pair("x"), *pair("y"))
+    small = batch * channels * ((side - 1) // 2 + 1) ** 2
+    three: dict[str, Any] = {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}
+    two: dict[str, Any] = {"kernel_shape": [2, 2], "strides": [2, 2], "pads": [0, 0, 0, 0]}
+    halved = batch * channels * (side // 2) ** 2
+    yield Case("MaxPool", "3x3", "float", {"x": x}, ("x",), {}, three, writes=small)
+    yield Case("MaxPool", "3x3", "u8", {"x": u}, ("x",), {}, three, writes=small)
+    yield Case("NhwcMaxPool", "3x3", "u8", {"x": last}, ("x",), {}, three, MICROSOFT, writes=small)
+    yield Case("AveragePool", "2x2", "float", {"x": x}, ("x",), {}, two, writes=halved)
+    yield Case(
+        "QLinearAveragePool",
+        "2x2",
+        "u8",
+        {"x": last},
+        both,
+        names,
+        {**two, "channels_last": 1},
+        MICROSOFT,
+        writes=halved,
+    )
+    yield Case("QLinearAveragePool", "2x2 NCHW", "u8", {"x": u}, both, names, two, MICROSOFT, writes=halved)
+    whole = batch * channels
+    yield Case("GlobalAveragePool", "", "float", {"x": x}, ("x",), writes=whole)
+    for variant, channels_last, values in (("", 1, last), ("NCHW", 0, u)):
+        attributes = {"channels_last": channels_last}
+        yield Case(
+            "QLinearGlobalAveragePool", variant, "u8", {"x": values}, both, names, attributes, MICROSOFT, writes=whole
+        )
+    if channels % BLOCK == 0:
+        yield from blocked(x, three, two, small, halved)
+
+
+def blocked(x: np.ndarray, three: dict[str, Any], two: dict[str, Any], small: int, halved: int) -> Iterator[Case]:
+    """The float layout of convolutions: its poolings and the way in and out."""
+    given: dict[str, Any] = {"activations": {"x": x}, "operands": ("x",), "domain": NCHWC}
+    average = {**two, "count_include_pad": 0}
+    yield Case("MaxPool", "3x3 blocked", "float", attributes=three, writes=small, **given)
+    yield Case("AveragePool", "2x2 blocked", "float", attributes=average, writes=halved, **given)
+    yield Case("GlobalAveragePool", "blocked", "float", writes=x.shape[0] * x.shape[1], **given)
+    yield Case("ReorderInput", "", "float", writes=x.size, **given)
+    yield Case("ReorderOutput", "", "float", attributes={"channels": x.shape[1]}, writes=x.size, **given)
+
+
+def resize(size: Map) -> Iterator[Case]:
+    """Twice the size, nearest and linear, where the result stays below a million elements."""
+    batch, channels, side = size
+    writes = 4 * batch * channels * side * side
+    if writes > 1_000_000:
+        return
+    factors = {"r": np.empty(0, np.float32), "f": np.array([1, 1, 2, 2], np.float32)}
+    for dtype in ("float", "u8"):
+        for mode in ("nearest", "linear"):
+            attributes = {"mode": mode, "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+            x = {"x": planes(*size, dtype)}
+            yield Case("Resize", mode, dtype, x, ("x", "r", "f"), factors, attributes, writes=writes)
+
+
+def rows() -> Iterator[Case]:
+    """Kernels over the rows of an encoder: softmax and normalization."""
+    for count, features in TOKENS:
+        x, u = floats(count, features), bytes_of(count, features)
+        names = scales(x=0.05, y=1 / 256)
+        scaling = {"g": floats(features), "h": floats(features)}
+        both = {"x": x, "x2": x}
+        yield Case("Softmax", "", "float", {"x": x}, ("x",), attributes={"axis": -1}, writes=x.size)
+        yield Case(
+            "QLinearSoftmax",
+            "",
+            "u8",
+            {"x": u},
+            ("x", *pair("x"), *pair("y")),
+            names,
+            {"axis": -1, "opset": 13},
+            MICROSOFT,
+            writes=x.size,
+        )
+        yield Case("LayerNormalization", "", "float", {"x": x}, ("x", "g", "h"), scaling, writes=x.size)
+        yield Case(
+            "SkipLayerNormalization", "", "float", both, ("x", "x2", "g", "h"), scaling, {}, MICROSOFT, writes=x.size
+        )
+        yield Case("BiasGelu", "", "float", {"x": x}, ("x", "h"), scaling, {}, MICROSOFT, writes=x.size)
+
+
+FAMILIES: tuple[Callable[[Map], Iterator[Case]], ...] = (binary, edges, unary, concat, movement, pooling, resize)
+"""What makes the cases of one map; rows() stands apart, its sizes are not maps."""
