@@ -13,6 +13,7 @@ from sbonnx.calib.observe import Observation, wishes_of
 from sbonnx.calib.observers import make_observer
 from sbonnx.calib.pairs import Uses, quantize_reads
 from sbonnx.calib.progress import Progress
+from sbonnx.calib.scales import limits_for, unfit
 from sbonnx.calib.segments import Segment, needed, produced, reads_of
 from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.solve import Solve, bias_codes, fixed_bounds, left_alone, qparams_of, united, weight_bounds, weight_of
@@ -57,16 +58,20 @@ class Walked:
         bounds: by site key: ranges of activations, measured in it where it came by, else those given; and of the
             weights that it rounded.
         codes: of those weights.
+        scales: with which they were rounded.
     """
 
     bounds: Mapping[str, Bounds]
     codes: Mapping[str, Array]
+    scales: Mapping[str, Array]
 
     def solve(self, otherwise: Solve | None) -> Solve:
-        """Gives the codes that are there; `otherwise` (None: the nearest) rounds the other weights."""
+        """Gives the codes that are there; `otherwise` (None: the nearest) rounds the other weights, and those whose
+        scales were chosen anew for their biases.
+        """
 
         def codes_of(site: Site, weight: Array, qparams: QParams) -> Array:
-            if site.key in self.codes:
+            if site.key in self.codes and np.array_equal(self.scales[site.key], qparams.scale):
                 return self.codes[site.key]
             return qparams.quantize(weight) if otherwise is None else otherwise(site, weight, qparams)
 
@@ -123,7 +128,7 @@ def walk_quantized(
         with TensorStore(memory) as store:
             model = partial(numbers.quantized, uses=_uses(plan, asym))
             _measure(observation, observation.layerwise(units, store, progress, model), sites, numbers)
-    return Walked(numbers.bounds, numbers.codes)
+    return Walked(numbers.bounds, numbers.codes, numbers.scales)
 
 
 def _measure(
@@ -146,6 +151,7 @@ class _Numbers:
     Attributes:
         bounds: by site key: measured in the stream, or in float where it did not come by yet.
         codes: of weights rounded so far.
+        scales: with which they were.
     """
 
     graph: Graph
@@ -154,6 +160,7 @@ class _Numbers:
     solve: Solve | None
     bounds: dict[str, Bounds] = field(init=False)
     codes: dict[str, Array] = field(init=False, default_factory=dict)
+    scales: dict[str, Array] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.bounds = dict(self.floats)
@@ -205,6 +212,9 @@ class _Numbers:
         ranges = united(members, self.bounds, self._fixed)
         if site.key not in ranges:
             return None
+        limits = limits_for(self.plan, self.tensors[site.tensor])
+        if unfit(site, ranges[site.key], limits, self.plan.scale_rule) is not None:
+            return None
         return qparams_of(site, ranges[site.key], self.tensors[site.tensor], self.plan)
 
     def meaning(self, site: Site, tensor: Constant) -> Array | None:
@@ -224,6 +234,7 @@ class _Numbers:
             if qparams is None:
                 return None
             weight = weight_of(site, self.tensors[site.tensor])
+            self.scales[site.key] = qparams.scale
             self.codes[site.key] = qparams.quantize(weight) if self.solve is None else self.solve(site, weight, qparams)
         return self.codes[site.key]
 

@@ -48,7 +48,7 @@ class Calibrator:
                 outputs = calibrator.observe(feeds)
             solution = calibrator.finish()
 
-    Args: see `calibrate`.
+    Args: see `calibrate`. With `tolerant`, values that are not finite are counted, and no error.
     """
 
     def __init__(
@@ -62,11 +62,13 @@ class Calibrator:
         threads: int | None = None,
         workers: int = 1,
         cache: str | os.PathLike[str] | None = None,
+        tolerant: bool = False,
     ) -> None:
         self.graph = graph
         self.plan = plan
         self.notes: tuple[str, ...] = ()
         self._device = device
+        self._tolerant = tolerant
         self._granularity: Granularity = granularity
         self._memory = parse_size(memory)
         self._threads = threads or (cores() if providers(device)[0] == CPU else 1)
@@ -259,7 +261,7 @@ class Calibrator:
     def _solution(self, bounds: Mapping[str, Bounds], refusals: Sequence[Refusal], solve: Solve | None) -> Solution:
         """The solution for these ranges."""
         solution = solution_of(self.plan, tensors_by_name(self.graph), bounds, refusals, solve, self.samples)
-        return replace(solution, notes=self.notes)
+        return replace(solution, notes=(*self.notes, *solution.notes))
 
     def close(self) -> None:
         """Free the sessions. Twice is once."""
@@ -313,6 +315,7 @@ class Calibrator:
             device=self._device,
             threads=max(1, min(self._threads, self._memory // max(course.peak, 1))),
             any_layout=course.any_layout,
+            tolerant=self._tolerant,
         )
         return self._observation, chain([first], units)
 

@@ -81,6 +81,7 @@ class Forward:
             for site in plan.sites
             if on[site.role] and site.key in solved
             for reader in site.readers
+            if reader not in solution.unread
         }
         self._build = _Build(graph, uses, solution, device, tuple(dict.fromkeys(tensors)), self._stack)
         try:

@@ -66,10 +66,15 @@ class Steps(Protocol):
 
 
 class Lane:
-    """Sketches of its own, and for each piece buffers and panels. For one thread at a time."""
+    """Sketches of its own, and for each piece buffers and panels. For one thread at a time.
 
-    def __init__(self, wishes: Mapping[Key, Wish]) -> None:
+    Args:
+        tolerant: values that are not finite are counted, and no error.
+    """
+
+    def __init__(self, wishes: Mapping[Key, Wish], *, tolerant: bool = False) -> None:
         self._wishes = wishes
+        self._tolerant = tolerant
         self.sketches = {key: wish.sketch(key[1]) for key, wish in wishes.items()}
         self._bound: dict[int, Bound] = {}
         self._panels: dict[tuple[int, bool], tuple[tuple[str, ...], Panel]] = {}
@@ -85,7 +90,7 @@ class Lane:
 
         Raises:
             DataError: the piece cannot run on the sample.
-            what `blame` gives, for a tensor that is not finite.
+            what `blame` gives, for a tensor that is not finite, unless tolerant.
         """
         for name, value in piece.conditions:
             if name not in known or bool(np.asarray(known[name]).item()) != value:
@@ -95,7 +100,7 @@ class Lane:
             known.update(zip(piece.outputs, values, strict=True))
         for tensors, panel in self._panels_of(number, piece):
             bad = panel.observe([known[name] for name in tensors], unit.index, unit.samples) if tensors else []
-            if bad:
+            if bad and not self._tolerant:
                 raise blame(number, tensors[bad[0]], known, unit)
 
     def settle(self) -> None:

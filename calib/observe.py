@@ -51,6 +51,7 @@ class Observation:
         device, threads: where the sessions run, and how many samples at a time.
         any_layout: tensors that nothing but sketches reads, where it pays to leave them as onnxruntime has them.
         on_device: `stream` reduces outputs where they are computed, see `sbonnx.calib.device`; None: on a GPU.
+        tolerant: values that are not finite are counted, and no error; nothing is reduced on a device then.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Observation:
         threads: int,
         any_layout: frozenset[str] = frozenset(),
         on_device: bool | None = None,
+        tolerant: bool = False,
     ) -> None:
         self.graph = graph
         self.segments = tuple(segments)
@@ -73,7 +75,8 @@ class Observation:
         self._device = device
         self._any_layout = any_layout
         self._place = place_on(providers(device))
-        self._on_device = self._place != "cpu" if on_device is None else on_device
+        self._tolerant = tolerant
+        self._on_device = (self._place != "cpu" if on_device is None else on_device) and not tolerant
         self._index = tensors_by_name(graph)
         self._found = {key: wish.sketch(key[1]) for key, wish in wishes.items()}
         self._lanes: list[Lane | DeviceLane] = []
@@ -229,11 +232,11 @@ class Observation:
     @contextmanager
     def _lane(self, on_device: bool = False) -> Iterator[Lane | DeviceLane]:
         """A lane that nobody else uses."""
-        kind = DeviceLane if on_device else Lane
+        kind: type[Lane | DeviceLane] = DeviceLane if on_device else Lane
         with self._lock:
             lane = next((idle for idle in self._idle if isinstance(idle, kind)), None)
             if lane is None:
-                lane = kind(self._watched)
+                lane = DeviceLane(self._watched) if on_device else Lane(self._watched, tolerant=self._tolerant)
                 self._lanes.append(lane)
             else:
                 self._idle.remove(lane)

@@ -8,10 +8,12 @@ from typing import Any, Final
 import numpy as np
 
 from sbonnx.calib.observers import Observer, make_observer
+from sbonnx.calib.scales import limits_for, one_sided, pooled, raised_channels, unfit, unread, with_headroom
 from sbonnx.calib.sketches import Sketch
-from sbonnx.errors import ModelError, NumericError, RecipeError
-from sbonnx.graph import Tensor
-from sbonnx.graph.query import constant, dtype
+from sbonnx.errors import DataError, ModelError, NumericError, RecipeError
+from sbonnx.graph import Graph, Tensor
+from sbonnx.graph.query import constant, dtype, tensors_by_name
+from sbonnx.plan.magnitudes import KINDS
 from sbonnx.plan.types import Plan, Site, Solution
 from sbonnx.report import Refusal
 from sbonnx.spec import Array, Bounds, QParams, QuantSpec, ScaleRule, params_from_bounds
@@ -23,10 +25,13 @@ INT32: Final = np.iinfo(np.int32)
 
 
 def fixed_bounds(site: Site, tensor: Tensor) -> Bounds:
-    """The range that the user fixed, for every channel."""
+    """The range that the user fixed, for every channel or block."""
     if site.fixed is None:
         raise ValueError(f"site '{site.key}' has no fixed range")
-    shape = () if site.spec.axis is None else (tensor.shape[site.spec.axis],)
+    axis, block = site.spec.axis, site.spec.block_size
+    shape: tuple[int, ...] = () if axis is None else (tensor.shape[axis],)
+    if axis is not None and block is not None:
+        shape = (*tensor.shape[:axis], -(-tensor.shape[axis] // block), *tensor.shape[axis + 1 :])
     lo, hi = site.fixed
     return Bounds(np.full(shape, lo, np.float32), np.full(shape, hi, np.float32))
 
@@ -96,15 +101,25 @@ def united(sites: Iterable[Site], bounds: Mapping[str, Bounds], fixed: Mapping[s
     return {site.key: groups[site.group] for site in sites if site.group in groups}
 
 
+def scale_type(tensor: Tensor, plan: Plan) -> Any:
+    """The type that the scales of a tensor are rounded to before anything is computed with them: that of the tensor,
+    or what float32 becomes by `Plan.float_type`.
+    """
+    if dtype(tensor) != np.float32 or plan.float_type == "fp32":
+        return np.float16 if dtype(tensor) == np.float16 else np.float32
+    return KINDS[plan.float_type].dtype
+
+
 def qparams_of(site: Site, bounds: Bounds, tensor: Tensor, plan: Plan) -> QParams:
-    """Scale and zero point of a site; half precision where the tensor is.
+    """Scale and zero point of a site; half precision where the tensor is, or will be.
 
     Raises:
         NumericError: the range cannot be represented; the message names the tensor.
     """
-    scale_dtype: Any = np.float16 if dtype(tensor) == np.float16 else np.float32
+    scale_dtype = scale_type(tensor, plan)
     try:
-        return params_from_bounds(bounds, site.spec, rule=plan.scale_rule, scale_dtype=scale_dtype)
+        least = limits_for(plan, tensor).least
+        return params_from_bounds(bounds, site.spec, rule=plan.scale_rule, scale_dtype=scale_dtype, least=least)
     except NumericError as error:
         raise NumericError(f"'{site.tensor}': {error}") from error
 
@@ -139,6 +154,61 @@ def left_alone(plan: Plan, measured: Mapping[str, Bounds]) -> list[Site]:
     return [site for site in plan.of_role("weight") if all(reader.node in dropped for reader in site.readers)]
 
 
+def safe_ranges(
+    plan: Plan, sites: Sequence[Site], tensors: Mapping[str, Tensor], ranges: Mapping[str, Bounds]
+) -> tuple[dict[str, Bounds], list[Refusal], list[str]]:
+    """The ranges that can have a scale which the runtime computes with safely.
+
+    Returns:
+        Ranges by site key; what stays float for want of a safe scale, and what is left alone by that; notes.
+    """
+    if plan.scale_rule == "sparsebit":
+        return dict(ranges), [], []
+    fits = pooled(sites, tensors, ranges)
+    refusals, notes = [], []
+    for site in sites:
+        if site.key in fits:
+            limits = limits_for(plan, tensors[site.tensor])
+            why = unfit(site, fits[site.key], limits, plan.scale_rule)
+            raised = raised_channels(fits[site.key], site, limits, plan.scale_rule)
+            if why is not None:
+                refusals.append(Refusal(f"quantize {site.role}", site.tensor, why))
+                del fits[site.key]
+            elif raised:
+                notes.append(
+                    f"'{site.tensor}': {raised} scales are raised to {limits.least:.3g}, the smallest safe one"
+                )
+    return fits, [*refusals, *_drop_one_sided(plan, sites, fits)], notes
+
+
+def _drop_one_sided(plan: Plan, sites: Sequence[Site], ranges: dict[str, Bounds]) -> list[Refusal]:
+    """Take what lost its counterpart out of `ranges`. In place; returns what was taken."""
+    found = list(one_sided(plan, sites, ranges))
+    for site, _ in found:
+        del ranges[site.key]
+    return [Refusal(f"quantize {site.role}", site.tensor, why) for site, why in found]
+
+
+def safe_numbers(
+    plan: Plan, sites: Sequence[Site], tensors: Mapping[str, Tensor], ranges: Mapping[str, Bounds]
+) -> tuple[dict[str, QParams], dict[str, Bounds], list[Refusal], list[str]]:
+    """Scales and zero points that runtimes compute with safely.
+
+    Returns:
+        Numbers by site key; the ranges of those sites; what stays float and why; notes.
+    """
+    fits, refusals, notes = safe_ranges(plan, sites, tensors, ranges)
+    while True:
+        made = {
+            site.key: qparams_of(site, fits[site.key], tensors[site.tensor], plan) for site in sites if site.key in fits
+        }
+        qparams, lost, widened = with_headroom(plan, tensors, made)
+        if not lost:
+            return qparams, fits, refusals, [*notes, *widened]
+        fits = {key: bounds for key, bounds in fits.items() if key in qparams}
+        refusals += [*lost, *_drop_one_sided(plan, sites, fits)]
+
+
 def solution_of(
     plan: Plan,
     tensors: Mapping[str, Tensor],
@@ -167,14 +237,12 @@ def solution_of(
         elif site.role == "weight" and site.key not in measured:
             measured[site.key] = weight_bounds(site, weight_of(site, tensors[site.tensor]), plan.scale_rule)
     ranges = united((site for site in sites if site.role != "bias"), measured, fixed)
-    qparams: dict[str, QParams] = {}
+    qparams, ranges, unsafe, notes = safe_numbers(plan, sites, tensors, ranges)
+    refusals += unsafe
     codes: dict[str, Array] = {}
     scales: dict[str, Array] = {}
     for site in sites:
-        if site.key in ranges:
-            qparams[site.key] = qparams_of(site, ranges[site.key], tensors[site.tensor], plan)
-    for site in sites:
-        if site.role == "weight":
+        if site.role == "weight" and site.key in qparams:
             weight = weight_of(site, tensors[site.tensor])
             made = qparams[site.key]
             codes[site.key] = made.quantize(weight) if solve is None else solve(site, weight, made)
@@ -184,5 +252,19 @@ def solution_of(
                 refusals.append(found)
             else:
                 codes[site.key], scales[site.key] = found
+    unfit_weights = {site.key for site in sites if site.role == "weight" and site.key not in qparams}
+    left = unread(plan, qparams, unfit_weights)
     activations = {site.key: ranges[site.key] for site in plan.of_role("activation") if site.key in ranges}
-    return Solution(qparams, codes, activations, tuple(refusals), samples, scales)
+    return Solution(qparams, codes, activations, tuple(refusals), samples, scales, tuple(notes), left)
+
+
+def weights_alone(graph: Graph, plan: Plan, solve: Solve | None = None) -> Solution:
+    """The solution of a plan that measures nothing: no activation is quantized.
+
+    Raises:
+        DataError: the plan quantizes activations, which only data can solve.
+        NumericError: a weight holds NaN or Inf.
+    """
+    if plan.of_role("activation"):
+        raise DataError("the plan quantizes activations, whose ranges need calibration data: give some")
+    return solution_of(plan, tensors_by_name(graph), {}, (), solve, 0)

@@ -2,7 +2,8 @@
 
 This is the only module with rounding arithmetic. It follows ONNX QuantizeLinear and
 DequantizeLinear bit for bit: ``q = saturate(round_half_even(x / scale) + zero_point)`` and
-``x' = (q - zero_point) * scale``, in float32.
+``x' = (q - zero_point) * scale``, in float32. Codes of FP8 are floats of 8 bits (E4M3) without a
+zero point: ``q = saturate(to_fp8(x / scale))``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from sbonnx.errors import NumericError
 
 Array = NDArray[Any]
 ScaleRule = Literal["exact", "sparsebit"]
+Kind = Literal["int", "fp8"]
 
 MIN_SCALE: Final = float(np.float32(2.0**-126))
 """Smallest normal float32: a smaller scale would be a denormal, which runtimes flush to 0."""
@@ -25,11 +27,39 @@ MIN_SCALE: Final = float(np.float32(2.0**-126))
 MIN_SCALE_FP16: Final = 2.0**-14
 """Smallest normal float16, the floor where the scale is stored in half precision."""
 
+MAX_SCALE_FP16: Final = 65504.0
+"""Largest float16."""
+
+FP8_MAX: Final = 448
+"""Largest value of float8_e4m3fn, which has no infinity: 1.75 * 2^8. Source: ONNX, "Float stored in 8 bits"."""
+
+FP8_BITS: Final = 8
+
+FP8: Final = "float8_e4m3fn"
+"""numpy's and ONNX's name of the type of fp8 codes."""
+
 SPARSEBIT_MIN_SCALE: Final = 1e-6
 """The ancestor's floor on every scale."""
 
 BIAS_BITS: Final = 32
 """Width of a bias, whose scale is the product of two others."""
+
+CODES_SINCE: Final = {
+    "int8": 10, "uint8": 10, "int32": 10,
+    "float8_e4m3fn": 19, "float8_e5m2": 19, "float8_e4m3fnuz": 19, "float8_e5m2fnuz": 19,
+    "int4": 21, "uint4": 21, "int16": 21, "uint16": 21,
+    "float4_e2m1fn": 23,
+}  # fmt: skip
+"""First opset whose QuantizeLinear or DequantizeLinear knows a type of codes. Source: ONNX, changes of both ops."""
+
+CHANNELS_SINCE: Final = 13
+"""First opset whose Q/DQ take a scale a channel."""
+
+HALF_SCALES_SINCE: Final = 19
+"""First opset whose Q/DQ take scales of half precision."""
+
+BLOCKS_SINCE: Final = 21
+"""First opset whose Q/DQ take a scale a block."""
 
 UNUSED_SCALE: Final = 1.0
 """Scale of a range that holds only zero: any scale is exact, 1 is safe in every float type."""
@@ -37,7 +67,7 @@ UNUSED_SCALE: Final = 1.0
 
 @dataclass(frozen=True)
 class QuantSpec:
-    """How one tensor becomes integers.
+    """How one tensor becomes integers, or floats of 8 bits.
 
     Attributes:
         bits: width of a code, 2 to 16; 32 for biases.
@@ -46,6 +76,7 @@ class QuantSpec:
         axis: the channel axis (>= 0) of a vector of scales, or None for one scale.
         block_size: length of a block along ``axis`` that shares a scale, or None.
         narrow: leave out the lowest code, so that the signed range is symmetric about 0.
+        kind: "int", or "fp8" for codes of type float8_e4m3fn: 8 bits, signed, symmetric, not narrow.
     """
 
     bits: int = 8
@@ -54,6 +85,7 @@ class QuantSpec:
     axis: int | None = None
     block_size: int | None = None
     narrow: bool = False
+    kind: Kind = "int"
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 16 and self.bits != BIAS_BITS:
@@ -62,15 +94,26 @@ class QuantSpec:
             raise ValueError(f"axis must be counted from the front, got {self.axis}")
         if self.block_size is not None and (self.axis is None or self.block_size < 1):
             raise ValueError("a block size needs an axis and must be positive")
+        if self.is_fp8 and (self.bits, self.signed, self.symmetric, self.narrow) != (FP8_BITS, True, True, False):
+            raise ValueError("fp8 has 8 bits and a sign, and its range is symmetric")
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether codes are floats of 8 bits, not integers."""
+        return self.kind == "fp8"
 
     @property
     def qmin(self) -> int:
-        """The lowest code."""
+        """The lowest code, as a number."""
+        if self.is_fp8:
+            return -FP8_MAX
         return (-(1 << (self.bits - 1)) if self.signed else 0) + int(self.narrow)
 
     @property
     def qmax(self) -> int:
-        """The highest code."""
+        """The highest code, as a number."""
+        if self.is_fp8:
+            return FP8_MAX
         return (1 << (self.bits - 1)) - 1 if self.signed else (1 << self.bits) - 1
 
     @property
@@ -85,12 +128,15 @@ class QuantSpec:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """numpy type of an array of codes (int8, uint8, int16, uint16)."""
+        """numpy type of an array of codes (int8, uint8, int16, uint16, float8_e4m3fn)."""
+        if self.is_fp8:
+            eight: np.dtype[Any] = np.dtype(ml_dtypes.float8_e4m3fn)
+            return eight
         return np.dtype(f"{'int' if self.signed else 'uint'}{self.storage_bits}")
 
     @property
     def native_dtype(self) -> np.dtype[Any]:
-        """Smallest ONNX integer type that holds every code: int4 and uint4 for bits <= 4."""
+        """Smallest ONNX type that holds every code: int4 and uint4 for bits <= 4."""
         if self.bits > 4:
             return self.dtype
         four: np.dtype[Any] = np.dtype(ml_dtypes.int4 if self.signed else ml_dtypes.uint4)
@@ -102,13 +148,37 @@ class QuantSpec:
         return self.bits in (4, 8, 16, BIAS_BITS) and not self.narrow
 
     def label(self) -> str:
-        """Short form for tables: ``int8``, ``uint4 axis 0``."""
-        text = f"{'int' if self.signed else 'uint'}{self.bits}"
+        """Short form for tables: ``int8``, ``uint4 axis 0``, ``int4 axis 0 blocks of 128``, ``fp8``."""
+        text = "fp8" if self.is_fp8 else f"{'int' if self.signed else 'uint'}{self.bits}"
         if self.symmetric and not self.signed:
             text += " sym"
         if not self.symmetric and self.signed:
             text += " affine"
-        return text if self.axis is None else f"{text} axis {self.axis}"
+        text = text if self.axis is None else f"{text} axis {self.axis}"
+        return text if self.block_size is None else f"{text} blocks of {self.block_size}"
+
+
+@dataclass(frozen=True)
+class ScaleLimits:
+    """How small and how large a scale may be.
+
+    By default the product of any two scales, that of a bias or an accumulator, is a normal float32 as well: such
+    products, and their quotients by a third, are what integer kernels multiply with.
+    """
+
+    least: float = 2.0**-63
+    most: float = 2.0**63
+
+    def within(self, other: ScaleLimits) -> ScaleLimits:
+        """What both allow."""
+        return ScaleLimits(max(self.least, other.least), min(self.most, other.most))
+
+
+ANY_SCALE: Final = ScaleLimits()
+"""For scales stored in float32."""
+
+HALF_LIMITS: Final = ScaleLimits(MIN_SCALE_FP16, MAX_SCALE_FP16)
+"""For scales stored in float16."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +234,15 @@ class QParams:
         return values.reshape([-1 if i == self.spec.axis else 1 for i in range(len(shape))])
 
     def quantize(self, x: Array) -> Array:
-        """Codes of `x` (any shape, read as float32), dtype ``spec.dtype``. NaN becomes the code of 0.0."""
+        """Codes of `x` (any shape, read as float32), dtype ``spec.dtype``.
+
+        NaN becomes the code of 0.0, where ONNX leaves it open; in fp8 it stays NaN, as ONNX wants it.
+        """
         x = np.asarray(x, np.float32)
+        if self.spec.is_fp8:
+            with np.errstate(over="ignore", invalid="ignore"):
+                ratio = x / self._along(self.scale, x.shape)
+                return np.asarray(np.clip(ratio, self.spec.qmin, self.spec.qmax).astype(self.spec.dtype))
         scale, zero = self._along(self.scale, x.shape), self._along(self.zero_point, x.shape).astype(np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
             q = np.rint(x / scale) + zero
@@ -174,6 +251,8 @@ class QParams:
 
     def dequantize(self, codes: Array) -> Array:
         """float32 values of `codes`: ``(q - zero_point) * scale``."""
+        if self.spec.is_fp8:
+            return np.asarray(codes.astype(np.float32) * self._along(self.scale, codes.shape))
         scale, zero = self._along(self.scale, codes.shape), self._along(self.zero_point, codes.shape)
         return np.asarray((codes.astype(np.int32) - zero.astype(np.int32)).astype(np.float32) * scale)
 
@@ -193,18 +272,36 @@ class QParams:
 def _round_scale(scale: Array, scale_dtype: Any, floor: float) -> Array:
     """`scale` as a number of `scale_dtype`, never below `floor`, returned as float32.
 
-    Half precision rounds up: rounding down by 2^-11 would clip 16 codes of a 16-bit range.
+    Half precision rounds up: rounding down by 2^-11 would clip 16 codes of a 16-bit range, by bfloat16's 2^-8 128.
     """
     wide = np.maximum(scale, floor)
     with np.errstate(over="ignore"):
         rounded = np.asarray(wide.astype(scale_dtype))
-        if rounded.dtype == np.float16:
-            rounded = np.where(rounded.astype(np.float64) < wide, np.nextafter(rounded, np.float16(np.inf)), rounded)
+        if rounded.dtype.itemsize == 2:
+            above = np.nextafter(rounded, rounded.dtype.type(np.inf))
+            rounded = np.where(rounded.astype(np.float64) < wide, above, rounded)
     return np.asarray(rounded, np.float32)
 
 
+def exact_scale(bounds: Bounds, spec: QuantSpec, rule: ScaleRule = "exact") -> Array:
+    """The scale that covers `bounds` as a real number, float64, 0 for a range that holds only 0; see below."""
+    lo = np.minimum(np.asarray(bounds.lo, np.float64), 0.0)
+    hi = np.maximum(np.asarray(bounds.hi, np.float64), 0.0)
+    steps = spec.qmax - spec.qmin
+    if not spec.symmetric:
+        return np.asarray((hi - lo) / steps)
+    if rule == "sparsebit":
+        return np.asarray(2 * np.maximum(-lo, hi) / steps)
+    return np.maximum(-lo / (spec.centre - spec.qmin), hi / (spec.qmax - spec.centre))
+
+
 def params_from_bounds(
-    bounds: Bounds, spec: QuantSpec, *, rule: ScaleRule = "exact", scale_dtype: Any = np.float32
+    bounds: Bounds,
+    spec: QuantSpec,
+    *,
+    rule: ScaleRule = "exact",
+    scale_dtype: Any = np.float32,
+    least: float = MIN_SCALE,
 ) -> QParams:
     """Scale and zero point that cover `bounds`.
 
@@ -212,7 +309,8 @@ def params_from_bounds(
         affine:     scale = (hi - lo) / (qmax - qmin)      zero_point = round(qmin - lo / scale), in range
 
     0 is always representable: bounds are widened to contain it. A range that holds only 0 gets
-    scale 1; a scale below the smallest normal number is raised to it.
+    scale 1; a scale below `least`, or the smallest normal number of its type, is raised to it.
+    Codes of fp8 reach from -448 to 448 about 0, so that the formula gives scale absmax / 448.
     ``rule="sparsebit"`` gives the ancestor's numbers instead: symmetric scale 2 absmax / (qmax - qmin),
     every scale at least 1e-6.
 
@@ -221,6 +319,7 @@ def params_from_bounds(
         spec: the integers to map to.
         rule: "exact" (nothing representable clips) or "sparsebit" (parity with the ancestor).
         scale_dtype: type in which the file stores the scale (float16 models store it in half).
+        least: the smallest scale that may be.
 
     Returns:
         scale > 0 in units of the tensor; zero_point within [qmin, qmax].
@@ -234,14 +333,8 @@ def params_from_bounds(
     hi = np.maximum(np.asarray(bounds.hi, np.float64), 0.0)
     if not (np.isfinite(lo).all() and np.isfinite(hi).all()):
         raise NumericError(f"the range {float(np.min(lo))} .. {float(np.max(hi))} is not finite")
-    steps = spec.qmax - spec.qmin
-    floor = MIN_SCALE_FP16 if np.dtype(scale_dtype) == np.float16 else MIN_SCALE
-    if not spec.symmetric:
-        scale = (hi - lo) / steps
-    elif rule == "sparsebit":
-        scale = 2 * np.maximum(-lo, hi) / steps
-    else:
-        scale = np.maximum(-lo / (spec.centre - spec.qmin), hi / (spec.qmax - spec.centre))
+    floor = max(least, MIN_SCALE_FP16 if np.dtype(scale_dtype) == np.float16 else MIN_SCALE)
+    scale = exact_scale(bounds, spec, rule)
     if rule == "sparsebit":
         floor = max(floor, SPARSEBIT_MIN_SCALE)
     else:

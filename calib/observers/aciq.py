@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Literal, final, get_args
+from typing import ClassVar, Final, Literal, final, get_args
 
 import numpy as np
 
@@ -61,6 +61,7 @@ class Aciq(Solver):
     rapid-deployment", NeurIPS 2019, section 2; the ancestor's `aciq` observer.
     """
 
+    for_floats: ClassVar[bool] = False
     distribution: Shape = "gaus"
 
     def __post_init__(self) -> None:

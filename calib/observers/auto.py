@@ -25,8 +25,8 @@ METHODS: Final[tuple[Solver, ...]] = (Percentile(), Mse(), KlHistogram(), Aciq("
 class Auto(Solver):
     """The range with the least `quantization_error` of minmax, percentile, mse, kl_histogram and both of aciq.
 
-    Chosen for each range (tensor or channel) on its own; of equals the first in that order. As in `mse`, the whole
-    range is given up only for a gain that is beyond doubt.
+    Chosen for each range (tensor or channel) on its own; of equals the first in that order; in fp8, of those that are
+    for it (the first three). As in `mse`, the whole range is given up only for a gain that is beyond doubt.
 
     Error bound: with w as in `Mse`, the root of the true error is at most 2 w above that of the whole range, and,
     where that was given up, of any of the methods.
@@ -38,6 +38,8 @@ class Auto(Solver):
         whole = target.params(lo, hi)
         least = to_beat(distribution, whole, quantization_error(distribution, whole))
         for method in METHODS:
+            if target.spec.is_fp8 and not method.for_floats:
+                continue
             low, high = method.solve(distribution, target)
             error = quantization_error(distribution, target.params(low, high))
             better = error < least

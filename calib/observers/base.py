@@ -10,6 +10,7 @@ from typing import ClassVar, Final, Literal
 import numpy as np
 
 from sbonnx.calib.sketches import Distribution, Sketch
+from sbonnx.errors import RecipeError
 from sbonnx.spec import Array, Bounds, QParams, QuantSpec, ScaleRule, params_from_bounds
 
 Needs = Literal["range", "histogram", "track"]
@@ -25,11 +26,13 @@ class Observer(ABC):
     Attributes:
         needs: what the sketch must hold: its extremes, its histogram, or the extremes of each sample.
         for_weights, for_activations: where the method makes sense.
+        for_floats: whether its formulas hold for fp8, whose steps are not even.
     """
 
     needs: ClassVar[Needs]
     for_weights: ClassVar[bool] = True
     for_activations: ClassVar[bool] = True
+    for_floats: ClassVar[bool] = True
 
     @abstractmethod
     def bounds(self, sketch: Sketch, spec: QuantSpec, rule: ScaleRule = "exact") -> Bounds:
@@ -45,6 +48,7 @@ class Observer(ABC):
 
         Raises:
             ValueError: the sketch does not hold what the method `needs`.
+            RecipeError: the method is not for codes of this kind.
         """
 
 
@@ -87,6 +91,8 @@ class Solver(Observer):
 
     def bounds(self, sketch: Sketch, spec: QuantSpec, rule: ScaleRule = "exact") -> Bounds:
         """See `Observer.bounds`."""
+        if spec.is_fp8 and not self.for_floats:
+            raise RecipeError(f"observer '{type(self).__name__}' is for integers, whose steps are even, not for fp8")
         whole = sketch.distribution()
         target = Target.of(spec, rule, sketch.finite / max(sketch.samples, 1))
         lo, hi = np.zeros(whole.ranges), np.zeros(whole.ranges)

@@ -9,7 +9,7 @@ import numpy as np
 
 from sbonnx.calib.observers.base import Target, mirrored
 from sbonnx.calib.observers.curve import Curve
-from sbonnx.calib.observers.error import bin_means
+from sbonnx.calib.observers.error import bin_means, quantization_error
 from sbonnx.calib.sketches import Distribution
 from sbonnx.spec import Array
 
@@ -22,6 +22,8 @@ CURVE_STEPS: Final = 1 << 10
 
 def errors_of(distribution: Distribution, target: Target) -> Errors:
     """How to compare candidates: quick, right to some six digits, zero points rounded as they will be."""
+    if target.spec.is_fp8:
+        return _errors_of_floats(distribution, target)
     steps = target.spec.qmax - target.spec.qmin
     curve = Curve.of(distribution) if distribution.ranges == 1 and steps <= CURVE_STEPS else None
     mean = _means_of_values if distribution.exact else _means_of_bins
@@ -38,6 +40,17 @@ def errors_of(distribution: Distribution, target: Target) -> Errors:
             return curve.errors(scale[:, 0], lowest[:, 0], highest[:, 0], steps)[:, None]
         rows = zip(scale, lowest, highest, strict=True)
         return np.stack([mean(distribution, weights, s, a, b) * s * s for s, a, b in rows])
+
+    return errors
+
+
+def _errors_of_floats(distribution: Distribution, target: Target) -> Errors:
+    """The same for fp8, whose steps are not even: through the arithmetic of `QParams`."""
+
+    def errors(lo: Array, hi: Array) -> Array:
+        lo, hi = np.broadcast_arrays(lo, hi)
+        pairs = zip(lo, hi, strict=True)
+        return np.stack([quantization_error(distribution, target.params(low, high)) for low, high in pairs])
 
     return errors
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -10,12 +11,16 @@ from sbonnx.calib.observers.base import TILE, row_tiles, rows_of
 from sbonnx.calib.sketches import Distribution
 from sbonnx.spec import Array, QParams
 
+POINTS: Final = 4
+"""Places of a bin at which the error of fp8 is looked at; a bin is a 16th of a step of fp8 (per channel: a quarter)."""
+
 
 def quantization_error(distribution: Distribution, params: QParams) -> Array:
     """Mean of (x - dequantize(quantize(x)))^2 over each range, float64 (C,); 0 where nothing was seen.
 
     Single values go through the arithmetic of `QParams`, so the error of an exact distribution is exact. Values of a
-    bin are taken to be spread evenly over it, and the squared error is integrated.
+    bin are taken to be spread evenly over it, and the squared error is integrated; in fp8, whose steps are not even, it
+    is averaged over `POINTS` places of the bin.
 
     The distance of x to what it becomes changes by no more than x does, and values stay in their bins, so the root of
     the error of a sketch is off the root of that of the data by no more than the root mean square of the widths of
@@ -35,8 +40,10 @@ def guessed_error(distribution: Distribution, params: QParams) -> Array:
     """The part of `quantization_error` that comes from bins at least half a step wide, float64 (C,).
 
     It is right for values that fill such bins evenly, and anything for others: the multiples of one step, say, have no
-    error at all.
+    error at all. In fp8, whose steps are an 8th of the value or more, no bin is so wide.
     """
+    if params.spec.is_fp8:
+        return np.zeros(distribution.ranges)
     return _mean(distribution, params, least_width=0.5)
 
 
@@ -67,6 +74,14 @@ def _squares(distribution: Distribution, params: QParams, columns: slice) -> Arr
     if distribution.exact:
         off = left.astype(np.float64) - params.fake_quant(left)
         return np.asarray(off * off)
+    if params.spec.is_fp8:
+        width = (distribution.right[:, columns] - left) / POINTS
+        total = np.zeros((distribution.ranges, left.shape[1]))
+        for place in range(POINTS):
+            x = np.broadcast_to(left + (place + 0.5) * width, total.shape).astype(np.float32)
+            off = x.astype(np.float64) - params.fake_quant(x)
+            total += off * off
+        return total / POINTS
     scale = params.scale.astype(np.float64)[:, None]
     zero = params.zero_point.astype(np.float64)[:, None]
     lowest, highest = params.spec.qmin - zero, params.spec.qmax - zero

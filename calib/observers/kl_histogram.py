@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, final
+from typing import ClassVar, Final, final
 
 import numpy as np
 
@@ -42,6 +42,8 @@ class KlHistogram(Solver):
 
     Source: S. Migacz, "8-bit Inference with TensorRT", GTC 2017.
     """
+
+    for_floats: ClassVar[bool] = False
 
     def solve(self, distribution: Distribution, target: Target) -> tuple[Array, Array]:
         """See `Solver.solve`."""

@@ -206,7 +206,7 @@ def test_bias_codes_follow_both_scales(graph: Graph) -> None:
     assert site.key not in solution.qparams
 
 
-def test_a_bias_that_cannot_follow_stays_float() -> None:
+def test_a_bias_that_would_overflow_widens_the_scale_of_its_channel() -> None:
     text = "agraph (float[N,4] x) => (float[N,3] y) { y = Gemm (x, w, b) }"
     tiny = np.zeros((4, 3), np.float32)
     tiny[:, 0] = 1
@@ -214,9 +214,23 @@ def test_a_bias_that_cannot_follow_stays_float() -> None:
     graph = load(model(text, w=tiny, b=np.ones(3, np.float32)))
     feeds = [{"x": np.ones((1, 4), np.float32)}]
     solution = calibrate(graph, plan_linear(graph, weight=QuantSpec(axis=1), bias=True), feeds)
-    assert [(r.what, r.where) for r in solution.refusals] == [("quantize bias", "b")]
-    assert "does not fit int32" in solution.refusals[0].why
-    assert not solution.bias_scales
+    (bias,), (weight,) = solution.bias_scales, (key for key in solution.qparams if key.startswith("w"))
+    assert not solution.refusals
+    np.testing.assert_allclose(solution.codes[bias] * solution.bias_scales[bias], 1, rtol=0.01)
+    assert solution.qparams[weight].scale[0] == np.float32(1 / 127)
+    assert (np.abs(solution.codes[bias][1:]) > 2**20).all()
+    assert [note for note in solution.notes if "2 of 3 scales chosen for the int32 bias" in note]
+
+
+def test_one_scale_that_no_bias_fits_leaves_the_weight_float() -> None:
+    text = "agraph (float[N,4] x) => (float[N,3] y) { y = Gemm (x, w, b) }"
+    graph = load(model(text, w=(4, 3), b=np.array([0, 1, 1e12], np.float32)))
+    feeds = [{"x": np.ones((1, 4), np.float32)}]
+    plan = replace(plan_linear(graph, weight=QuantSpec(), bias=True), weights_alone=False)
+    solution = calibrate(graph, plan, feeds)
+    assert [r.what for r in solution.refusals] == ["quantize weight", "quantize activation", "quantize bias"]
+    assert "its int32 bias 'b' would overflow" in solution.refusals[0].why
+    assert not (solution.qparams or solution.codes or solution.bias_scales)
 
 
 def test_half_precision_scales_are_half_precision() -> None:

@@ -1,0 +1,108 @@
+"""`magnitudes`: how large the values of every float tensor are, for the choice of what half precision can hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from sbonnx.calib.calibrator import Calibrator
+from sbonnx.calib.data import Dataset
+from sbonnx.calib.progress import Progress, Silent
+from sbonnx.calib.sketches import Sketch
+from sbonnx.graph import Graph, Variable
+from sbonnx.graph.query import dtype, scopes
+from sbonnx.plan.magnitudes import LOWEST, OCTAVES, Magnitudes
+from sbonnx.plan.types import ObserverChoice, Plan, Site, Solution
+from sbonnx.spec import QuantSpec
+
+BY_HISTOGRAM: Final = ObserverChoice("mse")
+"""An observer that needs the distribution: what is measured here is its histogram, not its range."""
+
+
+def magnitudes(
+    graph: Graph,
+    data: Dataset,
+    *,
+    device: str = "cpu",
+    memory: str | int = "2 GiB",
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Magnitudes]:
+    """Walk the data once more, over the float graph, and see every float32 tensor of it.
+
+    A walk of its own: with every tensor an output, onnxruntime fuses nothing, and the ranges that become scales are to
+    be those of the model as it is run, the same whatever the float type of the rest. NaN and Inf are counted, not
+    refused: masks are often infinite.
+
+    Args:
+        graph: simplified and fused; not changed.
+        device, memory, threads: see `calibrate`.
+        progress: told as feeds are done.
+
+    Returns:
+        By tensor; what no sample reached (a branch that never ran, bodies of Loop and Scan) is left out.
+
+    Raises:
+        DataError: no data, or data that does not fit the model.
+        ModelError, DeviceError: see `LayerRunner`.
+    """
+    sites = tuple(
+        Site(name, name, "activation", QuantSpec(), (), "how large it is", name, BY_HISTOGRAM, scope=scope)
+        for scope, name in _floats(graph)
+    )
+    if not sites:
+        return {}
+    with Calibrator(graph, Plan(sites), device=device, memory=memory, threads=threads, tolerant=True) as calibrator:
+        calibrator.observe_all(data, progress or Silent())
+        found = calibrator.sketches()
+    return {name: magnitudes_of(sketch) for (name, _), sketch in found.items() if sketch.samples and sketch.elements}
+
+
+def with_magnitudes(
+    solution: Solution,
+    graph: Graph,
+    plan: Plan,
+    data: Dataset | None,
+    *,
+    device: str = "cpu",
+    memory: str | int = "2 GiB",
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> Solution:
+    """The solution with `magnitudes` where the plan asks for a narrower float type, else as it is."""
+    if plan.float_type == "fp32" or data is None:
+        return solution
+    found = magnitudes(graph, data, device=device, memory=memory, threads=threads, progress=progress)
+    return replace(solution, magnitudes=found)
+
+
+def _floats(graph: Graph) -> list[tuple[str, str]]:
+    """(scope, tensor) of every float32 variable that a node of the graph reads or writes, each once."""
+    found: dict[str, str] = {}
+    for scope, body in scopes(graph):
+        made = [tensor for node in body.nodes for tensor in node.outputs]
+        for tensor in [*body.inputs, *made]:
+            if tensor.name and isinstance(tensor, Variable) and dtype(tensor) == np.dtype(np.float32):
+                found.setdefault(tensor.name, scope)
+    return [(scope, name) for name, scope in found.items()]
+
+
+def magnitudes_of(sketch: Sketch) -> Magnitudes:
+    """What a histogram of one range says of magnitudes: every bin lies within one octave."""
+    bins = sketch.distribution()
+    counts = np.broadcast_to(bins.counts, (1, bins.left.shape[1]))[0]
+    middle = (bins.left[0].astype(np.float64) + bins.right[0].astype(np.float64)) / 2
+    place = np.clip(np.frexp(middle)[1] - 1 - LOWEST, 0, OCTAVES - 1)
+    sides = [np.bincount(place[side], counts[side], OCTAVES).astype(np.int64) for side in (middle < 0, middle > 0)]
+    return Magnitudes(
+        lo=float(sketch.lo),
+        hi=float(sketch.hi),
+        negative=sides[0],
+        positive=sides[1],
+        zeros=int(counts[middle == 0].sum()),
+        nan=sketch.nan,
+        inf=sketch.inf,
+        samples=sketch.samples,
+    )
