@@ -59,11 +59,17 @@ MOVES_DATA: Final = frozenset(
 )
 """The output holds values of the first input, unchanged: it shares the scale."""
 
+READS_SHAPE: Final = frozenset({"Shape", "Size"})
+"""The output says how large the input is, whatever it holds."""
+
 PICKS_MAX: Final = frozenset({"MaxPool", "GlobalMaxPool"})
 """The output is a choice among the input's values: quantization commutes, the scale is shared."""
 
 POOLS: Final = frozenset({"AveragePool", "GlobalAveragePool"})
 """Averaging pools; `MOVES_DATA` and `PICKS_MAX` hold the pools that do not compute."""
+
+BLOCKED_POOLS: Final = POOLS | {"MaxPool"}
+"""Pools whose float kernels on onnxruntime's CPU work on blocks of channels."""
 
 REDUCES: Final = frozenset({"ReduceMean", "ReduceSum"})
 
@@ -92,6 +98,11 @@ ACTIVATIONS: Final = frozenset(
     }
 )
 
+NOT_NEGATIVE: Final = frozenset(
+    {"Relu", "Sigmoid", "HardSigmoid", "Softplus", "Softmax", "Hardmax", "Exp", "Abs", "Sqrt"}
+)
+"""The output is 0 or above, whatever the input."""
+
 NORMS: Final = frozenset(
     {
         "BatchNormalization",
@@ -117,6 +128,7 @@ ELEMENTWISE: Final = MULTIPLIES | {"Sub", "Div"}
 MATRIX_PRODUCTS: Final = frozenset({"MatMul", "Gemm"})
 
 CONCATS: Final = frozenset({"Concat"})
+PADS: Final = frozenset({"Pad"})
 RESIZES: Final = frozenset({"Resize", "Upsample"})
 
 CONTROL_FLOW: Final = frozenset({"If", "Loop", "Scan"})
@@ -130,6 +142,15 @@ INTEGER_OPS: Final = frozenset(
 )
 """Ops of a model that was quantized before, in a form without Q/DQ."""
 
+INTEGER_ON_CPU: Final = (
+    (frozenset(LINEAR) - {"ConvTranspose"})
+    | (MOVES_DATA - {"SpaceToDepth", "GatherND", "Expand", "Identity"})
+    | {"Add", "Mul", "Concat", "Where"}
+    | {"MaxPool", "AveragePool", "GlobalAveragePool", "ReduceMax", "ReduceMin"}
+    | {"LeakyRelu", "Sigmoid", "Softmax", "Resize"}
+)
+"""Ops between pairs that onnxruntime computes with integer kernels on CPU, each tried alone (1.31, uint8 codes)."""
+
 RECURRENT: Final = frozenset({"LSTM", "GRU", "RNN"})
 
 RANDOM: Final = frozenset(
@@ -142,5 +163,23 @@ EPILOGUES: Final = RECTIFIERS | {"BatchNormalization", "LeakyRelu", "Sigmoid", "
 
 HALF_LOSES: Final = SOFTMAX | {"LayerNormalization", "RMSNormalization", "Erf", "Gelu"}
 """Ops that lose in half precision, and gain nothing by 8 bits."""
+
+COORDINATES: Final = frozenset({"GridSample", "RoiAlign", "MaxRoiPool", "AffineGrid", "NonMaxSuppression"})
+"""Ops that read positions in an image, of which half precision keeps a pixel in a thousand."""
+
+ROOTS: Final = frozenset({"Sqrt", "Reciprocal", "Pow"})
+"""What a small number is led through before it guards a division."""
+
+READS_RELATIVE: Final = frozenset({"Sqrt", "Reciprocal", "Log"})
+"""Ops that answer to the relative error of their input, however small it is."""
+
+CARRIES_MASK: Final = MOVES_DATA | ELEMENTWISE | {"Add", "Where", "Concat", "Max", "Min"}
+"""Ops that a mask of huge negative numbers passes on its way to a softmax."""
+
+SUMS: Final = POOLS | {"ReduceMean"}
+"""Ops that sum and then divide: the sum is larger than what they give."""
+
+SUMS_SQUARES: Final = frozenset({"ReduceL2", "LpNormalization", "LRN", "GlobalLpPool", "LpPool"})
+"""Ops that sum squares on the way."""
 
 STANDARD_DOMAINS: Final = frozenset({"", "ai.onnx"})

@@ -6,7 +6,7 @@ from typing import Final
 
 from sbonnx.backends.base import Backend, Rule
 from sbonnx.backends.ort import ONNXRUNTIME
-from sbonnx.backends.tensorrt import TENSORRT
+from sbonnx.backends.tensorrt import TENSORRT, of_version
 from sbonnx.backends.virtual import VIRTUAL
 
 BACKENDS: Final[dict[str, Backend]] = {
@@ -15,4 +15,10 @@ BACKENDS: Final[dict[str, Backend]] = {
     "tensorrt": TENSORRT,
 }
 
-__all__ = ["BACKENDS", "Backend", "Rule"]
+
+def backend_for(name: str, version: str | None = None) -> Backend:
+    """The backend of a recipe, for the version that it names."""
+    return of_version(version) if name == TENSORRT.name and version is not None else BACKENDS[name]
+
+
+__all__ = ["BACKENDS", "Backend", "Rule", "backend_for"]

@@ -6,13 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from sbonnx.backends.ort_costs import Costs
+from sbonnx.backends.tensorrt_profiles import INT4_BITS, Profile
 from sbonnx.graph import Node
 from sbonnx.ops import ELEMENTWISE, MATRIX_PRODUCTS
-from sbonnx.spec import QuantSpec
+from sbonnx.spec import ANY_SCALE, QuantSpec, ScaleLimits
 
 
 def never(node: Node) -> str | None:
     """No reason against."""
+    return None
+
+
+def any_type(node: Node, spec: QuantSpec) -> str | None:
+    """No reason against any type of weights."""
     return None
 
 
@@ -99,7 +106,15 @@ class Backend:
         embedding: tables of Gather are quantized, one scale a row.
         spec: bits and symmetry of a recipe's side -> `QuantSpec`.
         any_bits: accepts every width from 2 to 16.
+        costs: what its kernels cost, by the path of a table (None: the bundled one); no costs where nobody measured:
+            what has an integer kernel is quantized then.
+        saturates: on CPUs without dot products of 8 bits its kernels add two products in 16 bits.
         judged_without: rewrites that onnxruntime leaves out when it stands in for this runtime.
+        unfit: the reason why a weighted op cannot have weights of a type, or None.
+        int4_blocks: sizes of the blocks in which it takes 4-bit weights, for inputs that stay float; empty where any
+            form will do, with quantized inputs too.
+        scales: how small and how large scales may be.
+        profile: the version, for a runtime that has them.
     """
 
     name: str
@@ -115,6 +130,16 @@ class Backend:
     spec: Callable[[Literal["w", "a"], int, bool, int | None], QuantSpec]
     legalise: Callable[[Any], list[str]]
     judged_without: tuple[str, ...] = ()
+    costs: Callable[[str | None], Costs] | None = None
+    saturates: bool = False
+    unfit: Callable[[Node, QuantSpec], str | None] = any_type
+    int4_blocks: tuple[int, ...] = ()
+    scales: ScaleLimits = ANY_SCALE
+    profile: Profile | None = None
+
+    def alone(self, spec: QuantSpec) -> bool:
+        """Whether weights of this type are for inputs that stay float."""
+        return bool(self.int4_blocks) and not spec.is_fp8 and spec.bits <= INT4_BITS
 
     def rule_for(self, kind: str) -> Rule | None:
         """The first rule for an op type or ``block:kind``, or None."""

@@ -9,10 +9,21 @@ from typing import Final, Literal
 
 import numpy as np
 
-from sbonnx.backends.base import ON_REQUEST, Backend, Rule, interpolates, nothing_to_legalise
-from sbonnx.graph import Node, query
-from sbonnx.ops import ADDS, CONCATS, MULTIPLIES, PICKS_MAX, POOLS, RECTIFIERS, RESIZES
+from sbonnx.backends.base import ON_REQUEST, Backend, Rule, interpolates
+from sbonnx.backends.ort_align import align
+from sbonnx.backends.ort_codes import fills_zero, pad_codes
+from sbonnx.backends.ort_costs import load_costs
+from sbonnx.backends.ort_stems import widen_stems
+from sbonnx.backends.ort_sums import write_sums
+from sbonnx.graph import Graph, Node, query
+from sbonnx.ops import ADDS, CONCATS, MULTIPLIES, PADS, PICKS_MAX, POOLS, RECTIFIERS, RESIZES
 from sbonnx.spec import QuantSpec
+
+
+def fills_other(node: Node) -> str | None:
+    """The reason why a Pad cannot work on codes, or None."""
+    return None if fills_zero(node) else "it fills with another value than zero"
+
 
 RULES: Final = (
     Rule(
@@ -53,6 +64,16 @@ RULES: Final = (
         why="MaxPool runs on integers when both sides have one scale",
     ),
     Rule(
+        "pad",
+        PADS,
+        "first",
+        when="input_written",
+        output=True,
+        one_scale=True,
+        unless=fills_other,
+        why="Pad copies integers and fills with the code of zero",
+    ),
+    Rule(
         "multiply",
         MULTIPLIES,
         "all",
@@ -85,6 +106,11 @@ RULES: Final = (
 )
 
 
+def legalise(graph: Graph) -> list[str]:
+    """Rewrite what onnxruntime runs slowly, with the same numbers. In place; returns what was done."""
+    return [*pad_codes(graph), *align(graph), *widen_stems(graph), *write_sums(graph)]
+
+
 def no_kernel(node: Node) -> str | None:
     """The reason why a weighted op cannot run in integers, or None."""
     if query.dtype(node.outputs[0]) == np.dtype(np.float16):
@@ -109,5 +135,7 @@ ONNXRUNTIME: Final = Backend(
     embedding=False,
     any_bits=False,
     spec=spec,
-    legalise=nothing_to_legalise,
+    legalise=legalise,
+    costs=load_costs,
+    saturates=True,
 )

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import prod
 from typing import Any, Final, Literal
 
 from sbonnx.backends.base import ON_REQUEST, Backend, Rule
+from sbonnx.backends.tensorrt_profiles import (
+    FP8_WINDOW,
+    INT4_BITS,
+    INT4_BLOCKS,
+    MAX_SCALE,
+    MIN_SCALE,
+    PROFILES,
+    VERSIONS,
+)
 from sbonnx.graph import Node, query
 from sbonnx.ops import ADDS, CONVOLUTIONS, POOLS, QDQ
-from sbonnx.spec import QuantSpec
+from sbonnx.spec import QuantSpec, ScaleLimits
 
 RULES: Final = (
     Rule(
@@ -65,6 +76,38 @@ def slow_linear(node: Node) -> str | None:
     return None
 
 
+def unfit(node: Node, spec: QuantSpec) -> str | None:
+    """The reason why TensorRT would not take weights of this type at a weighted op, or not gain by it.
+
+    Source: the quantize layer's header for int4 (blocks of 64 or 128 along one of the last two dimensions, two codes
+    a byte); NVIDIA's own quantizer for what it leaves out of fp8.
+    """
+    shape = node.inputs[1].shape
+    if spec.is_fp8:
+        return _unfit_for_fp8(node) if node.op in CONVOLUTIONS else None
+    if spec.bits > INT4_BITS:
+        return None
+    if spec.block_size is None or spec.axis is None:
+        return f"TensorRT takes int4 weights in blocks along the summed axis of MatMul and Gemm, not in {node.op}"
+    length = shape[spec.axis]
+    if shape[-1] % 2:
+        return f"its weight has an odd last dimension, {shape[-1]}; TensorRT stores two int4 codes a byte"
+    if spec.block_size not in INT4_BLOCKS or length % spec.block_size:
+        sizes = " or ".join(map(str, INT4_BLOCKS))
+        asked = "" if spec.block_size in INT4_BLOCKS else f", not of {spec.block_size}"
+        return f"it sums over {length} values; TensorRT takes int4 in whole blocks of {sizes}{asked}"
+    return None
+
+
+def _unfit_for_fp8(node: Node) -> str | None:
+    groups, area = node.attrs.get("group", 1), prod(node.inputs[1].shape[2:])
+    if groups > 1:
+        return f"it has {groups} groups; TensorRT has no optimised fp8 convolution with groups"
+    if area > FP8_WINDOW:
+        return f"a filter of {area} values; TensorRT's fp8 convolutions take {FP8_WINDOW} at most"
+    return None
+
+
 def spec(side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
     """Always signed and symmetric; the recipe was validated to ask for nothing else."""
     return QuantSpec(bits=bits, signed=True, symmetric=True, axis=axis)
@@ -103,4 +146,13 @@ TENSORRT: Final = Backend(
     spec=spec,
     legalise=legalise,
     judged_without=(ROUNDS_BIASES,),
+    unfit=unfit,
+    int4_blocks=INT4_BLOCKS,
+    scales=ScaleLimits(MIN_SCALE, MAX_SCALE),
+    profile=PROFILES[VERSIONS[0]],
 )
+
+
+def of_version(version: str) -> Backend:
+    """The backend for one version, one of `VERSIONS`."""
+    return replace(TENSORRT, profile=PROFILES[version])

@@ -14,9 +14,10 @@ import numpy as np
 
 from sbonnx.errors import ModelError
 from sbonnx.graph.files import write_bytes
-from sbonnx.plan.types import Solution
+from sbonnx.plan.magnitudes import Magnitudes
+from sbonnx.plan.types import Reader, Solution
 from sbonnx.report import Refusal
-from sbonnx.spec import Array, Bounds, QParams, QuantSpec
+from sbonnx.spec import FP8, Array, Bounds, QParams, QuantSpec
 
 FORMAT: Final = 1
 HEAD: Final = "sbonnx.json"
@@ -31,18 +32,35 @@ def save_solution(solution: Solution, path: Path) -> None:
     keys = list(dict.fromkeys([*solution.qparams, *solution.codes, *solution.bounds, *solution.bias_scales]))
     arrays: dict[str, Array] = {}
     for number, key in enumerate(keys):
-        arrays.update({f"{number}.{part}": value for part, value in _parts(solution, key).items()})
+        arrays.update({f"{number}.{part}": _plain(value) for part, value in _parts(solution, key).items()})
     head = {
         "format": FORMAT,
         "keys": keys,
         "specs": {key: asdict(qparams.spec) for key, qparams in solution.qparams.items()},
         "refusals": [asdict(refusal) for refusal in solution.refusals],
         "samples": solution.samples,
+        "unread": [asdict(reader) for reader in sorted(solution.unread)],
+        "magnitudes": list(solution.magnitudes),
+        "notes": solution.notes,
     }
+    for number, found in enumerate(solution.magnitudes.values()):
+        arrays[f"magnitudes.{number}.octaves"] = np.stack([found.negative, found.positive])
+        arrays[f"magnitudes.{number}.ends"] = np.array([found.lo, found.hi])
+        arrays[f"magnitudes.{number}.counts"] = np.array([found.zeros, found.nan, found.inf, found.samples], np.int64)
     named: dict[str, Any] = {HEAD: np.frombuffer(json.dumps(head).encode(), np.uint8), **arrays}
     packed = io.BytesIO()
     np.savez_compressed(packed, **named)
     write_bytes(path, packed.getbuffer())
+
+
+def _plain(values: Array) -> Array:
+    """fp8, which .npz does not know, as its bytes."""
+    return values.view(np.uint8) if str(values.dtype) == FP8 else values
+
+
+def _typed(values: Array, spec: QuantSpec) -> Array:
+    """The inverse of `_plain`."""
+    return values.view(spec.dtype) if spec.is_fp8 else values
 
 
 def _parts(solution: Solution, key: str) -> dict[str, Array]:
@@ -82,11 +100,21 @@ def _assemble(head: Mapping[str, Any], arrays: Mapping[str, Array]) -> Solution:
         return {key: value for key, value in found if value is not None}
 
     scales, zeros, lows, highs = part("scale"), part("zero_point"), part("lo"), part("hi")
+    specs = {key: QuantSpec(**spec) for key, spec in head["specs"].items()}
     return Solution(
-        qparams={key: QParams(scales[key], zeros[key], QuantSpec(**spec)) for key, spec in head["specs"].items()},
-        codes=part("codes"),
+        qparams={key: QParams(scales[key], _typed(zeros[key], spec), spec) for key, spec in specs.items()},
+        codes={key: _typed(codes, specs[key]) if key in specs else codes for key, codes in part("codes").items()},
         bounds={key: Bounds(lows[key], highs[key]) for key in lows},
         refusals=tuple(Refusal(**row) for row in head["refusals"]),
         samples=head["samples"],
+        unread=frozenset(Reader(**row) for row in head["unread"]),
         bias_scales=part("bias_scale"),
+        magnitudes={name: _magnitudes(arrays, number) for number, name in enumerate(head["magnitudes"])},
+        notes=tuple(head["notes"]),
     )
+
+
+def _magnitudes(arrays: Mapping[str, Array], number: int) -> Magnitudes:
+    octaves, ends, counts = (arrays[f"magnitudes.{number}.{part}"] for part in ("octaves", "ends", "counts"))
+    zeros, nan, inf, samples = (int(count) for count in counts)
+    return Magnitudes(float(ends[0]), float(ends[1]), octaves[0], octaves[1], zeros, nan, inf, samples)

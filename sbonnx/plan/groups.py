@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sbonnx.backends import Backend
 from sbonnx.graph import Node, Tensor, query
-from sbonnx.ops import CONCATS, MOVES_DATA, PICKS_MAX
+from sbonnx.ops import CONCATS, MOVES_DATA, PADS, PICKS_MAX
 from sbonnx.plan.survey import Survey
 from sbonnx.plan.wishes import Wishes
 from sbonnx.recipe import Recipe
@@ -37,7 +37,7 @@ def tie(survey: Survey, recipe: Recipe, backend: Backend, wishes: Wishes) -> Non
 
 def _copies(node: Node) -> bool:
     """Whether the output holds values of the first input and 0, nothing else."""
-    if node.op != "Pad":
+    if node.op not in PADS:
         return node.op in COPIES
     if query.attribute(node, "mode", "constant") != "constant" or len(node.inputs) <= PAD_VALUE:
         return True

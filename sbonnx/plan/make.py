@@ -6,8 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from sbonnx.backends import Backend
+from sbonnx.cpu import has_dot_product
 from sbonnx.graph import Graph
 from sbonnx.plan.groups import tie
+from sbonnx.plan.modes import ModePlacer
+from sbonnx.plan.paying import unpaid
 from sbonnx.plan.placement import Placer
 from sbonnx.plan.survey import Survey
 from sbonnx.plan.types import Plan, Site
@@ -35,9 +38,12 @@ def make(graph: Graph, recipe: Recipe, backend: Backend, *, observers: frozenset
     """
     recipe.check_types(observers=observers, quantizers={UNIFORM, *ROUNDERS})
     survey = Survey(graph)
-    wishes = Wishes()
-    Placer(survey, recipe, backend, wishes).run()
-    tie(survey, recipe, backend, wishes)
+    if recipe.mode == "static":
+        wishes = _placed(survey, recipe, backend)
+        tie(survey, recipe, backend, wishes)
+    else:
+        wishes = Wishes()
+        ModePlacer(survey, recipe, backend, wishes, _short_weights(recipe, backend)).run()
     sites = tuple(_fixed(site, recipe) for site in wishes.sites() if site.readers or site.role == "activation")
     return Plan(
         sites=sites,
@@ -45,8 +51,34 @@ def make(graph: Graph, recipe: Recipe, backend: Backend, *, observers: frozenset
         backend=backend.name,
         scale_rule=recipe.scale_rule,
         weights=recipe.weights,
-        weights_alone=backend.any_bits,
+        weights_alone=backend.any_bits or recipe.mode != "static",
+        float_type=recipe.high_precision,
+        scales=backend.scales,
     )
+
+
+def _placed(survey: Survey, recipe: Recipe, backend: Backend) -> Wishes:
+    """What the rules ask for, less what would be slower in integers where the backend knows what its kernels cost."""
+    wishes = Wishes()
+    short = _short_weights(recipe, backend)
+    placer = Placer(survey, recipe, backend, wishes, short_weights=short)
+    placer.run()
+    if backend.costs is None or recipe.kernel_costs == "none":
+        return wishes
+    costs = backend.costs(None if recipe.kernel_costs == "bundled" else recipe.kernel_costs)
+    declined = unpaid(survey, placer.integer | placer.ruled, backend.folds, costs)
+    if not declined:
+        return wishes
+    wishes = Wishes()
+    Placer(survey, recipe, backend, wishes, declined=declined, short_weights=short).run()
+    return wishes
+
+
+def _short_weights(recipe: Recipe, backend: Backend) -> bool:
+    """Whether weights of 8 bits get 7: where sums of two products would saturate, or as the recipe says."""
+    if not backend.saturates:
+        return False
+    return not has_dot_product() if recipe.reduce_range is None else recipe.reduce_range
 
 
 def _fixed(site: Site, recipe: Recipe) -> Site:

@@ -2,44 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 
-from sbonnx.backends import Backend, Rule
+from sbonnx.backends import Rule
 from sbonnx.graph import Constant, Node, Tensor, query
-from sbonnx.ops import ADDS, EMBEDDING, INTEGER_OPS, LINEAR, MATRIX_PRODUCTS, MOVES_DATA, NORMS, RECURRENT
+from sbonnx.ops import ADDS, EMBEDDING, INTEGER_OPS, LINEAR, MOVES_DATA, NORMS, RECURRENT
 from sbonnx.patterns import Block
-from sbonnx.plan.survey import Place, Survey, Weighted, weighted
-from sbonnx.plan.types import ObserverChoice, Reader
-from sbonnx.plan.wishes import Draft, Wishes
-from sbonnx.recipe import Recipe, Settings
-from sbonnx.spec import BIAS_BITS, QuantSpec
+from sbonnx.plan.blocks import spec_of, weight_spec
+from sbonnx.plan.sites import Sites
+from sbonnx.plan.survey import Place, Weighted, weighted
+from sbonnx.plan.types import Reader
 
 PRODUCERS = frozenset(LINEAR) | {"BatchNormalization"} | ADDS
 """An activation straight after one of these has no pair between."""
 
-CHANNEL_AXIS = {"NCHW": 1, "NLC": 2}
-"""Where per-channel activations have their channels, by A.OBSERVER.LAYOUT."""
-
 
 @dataclass(frozen=True)
-class Placer:
+class Placer(Sites):
     """Walks the graph once in topological order and fills `wishes`.
 
     Attributes:
-        written: key of the site by tensor, for what an integer kernel writes: all its readers get the dequantized
-            tensor, because the producer must write integers only; but those that the recipe leaves float.
         integer: names of the weighted ops that are quantized on both sides.
+        ruled: names of the other ops with pairs on both sides, by a rule that the recipe does not ask for by name.
+        declined: ops that stay float, with the reason.
     """
 
-    survey: Survey
-    recipe: Recipe
-    backend: Backend
-    wishes: Wishes
-    written: dict[str, str] = field(default_factory=dict)
     integer: set[str] = field(default_factory=set)
+    ruled: set[str] = field(default_factory=set)
+    declined: Mapping[str, str] = field(default_factory=dict)
 
     def run(self) -> None:
         """Place every site. Rules that look at what follows come in a second walk, backwards."""
@@ -86,84 +79,6 @@ class Placer:
                 "quantize", node.name, f"it stands in the body of '{loop}', whose steps are not observed"
             )
 
-    # --- one site -------------------------------------------------------------------------------------
-
-    def _settings(self, side: Literal["w", "a"], node: Node, tensor: Tensor) -> Settings | None:
-        """What the recipe wants at one input, or None when it wants float there (recorded)."""
-        settings = self.recipe.settings(
-            side, node=node.name, op=node.op, tensor=tensor.name, place=self.survey.place_of(node)
-        )
-        if not settings.enabled:
-            what = "quantize weight" if side == "w" else "quantize input"
-            self.wishes.refuse(what, node.name, f"the recipe says so ({settings.why})")
-            return None
-        return settings
-
-    def _activation(self, node: Node, index: int, why: str) -> str | None:
-        """Ask for a pair at input `index` of `node`. Returns the site's key, or None when refused."""
-        tensor = node.inputs[index]
-        settings = self._settings("a", node, tensor)
-        if settings is None:
-            return None
-        obstacle = self.survey.quantizable(tensor)
-        if obstacle is not None:
-            self.wishes.refuse("quantize input", node.name, f"'{tensor.name}': {obstacle}")
-            return None
-        spec = self.backend.spec("a", settings.bits, settings.symmetric, self._channels(node, tensor, settings))
-        if tensor.name in self.written:
-            key = self.written[tensor.name]  # every reader has the pair already
-            if self.wishes.drafts[key].spec != spec:
-                why = f"'{tensor.name}' is written as {self.wishes.drafts[key].spec.label()} for all its readers"
-                self.wishes.refuse(f"quantize input as {spec.label()}", node.name, why)
-            return key
-        key = self._open(tensor, spec, settings, why)
-        self.wishes.drafts[key].readers[Reader(node.name, index)] = None
-        return key
-
-    def _channels(self, node: Node, tensor: Tensor, settings: Settings) -> int | None:
-        """The channel axis of an activation, or None for one scale."""
-        axis = CHANNEL_AXIS[settings.layout]
-        if not settings.per_channel or (query.rank(tensor) or 0) <= axis:
-            return None  # where there is no such axis the whole tensor has one scale
-        if node.op in MATRIX_PRODUCTS:
-            why = f"{node.op} sums over the channels of its input: one scale for the whole tensor"
-            self.wishes.refuse("quantize input per channel", node.name, why)
-            return None
-        return axis
-
-    def _open(self, tensor: Tensor, spec: QuantSpec, settings: Settings, why: str) -> str:
-        wish = Draft(
-            tensor=tensor.name,
-            role="activation",
-            spec=spec,
-            observer=ObserverChoice(settings.observer, settings.observer_arguments),
-            scope=self.survey.scope_of.get(tensor.name, ""),
-            why=why,
-        )
-        return self.wishes.add(wish, None)
-
-    def _weight(self, place: Place, index: int, axis: int | None, why: str) -> str | None:
-        node = place.node
-        tensor = node.inputs[index]
-        settings = self._settings("w", node, tensor)
-        if settings is None:
-            return None
-        rounding = "nearest" if settings.quantizer == "uniform" else settings.quantizer
-        if 0 in tensor.shape:
-            self.wishes.refuse("quantize weight", node.name, f"'{tensor.name}' is empty")
-            return None
-        spec = self.backend.spec("w", settings.bits, settings.symmetric, axis if settings.per_channel else None)
-        wish = Draft(
-            tensor=tensor.name,
-            role="weight",
-            spec=spec,
-            observer=ObserverChoice(settings.observer, settings.observer_arguments),
-            scope=place.scope,
-            why=why,
-            rounding=rounding,
-        )
-        return self.wishes.add(wish, Reader(node.name, index))
-
     # --- one op ---------------------------------------------------------------------------------------
 
     def _at_linear(self, place: Place, at: Weighted) -> None:
@@ -171,7 +86,19 @@ class Placer:
         if at.weight == 0 and not self.backend.any_bits:
             self.wishes.refuse("quantize", node.name, f"{self.backend.name} wants the constant on the right of MatMul")
             return
-        slow = self.backend.slow_linear(node)
+        wanted = self.recipe.settings(
+            "w", node=node.name, op=node.op, tensor=node.inputs[at.weight].name, place=self.survey.place_of(node)
+        )
+        kind = weight_spec(self.backend, node, at.weight, at.axis, wanted) if wanted.enabled else None
+        if kind is not None and self.backend.alone(kind) and not isinstance(node.inputs[at.data], Constant):
+            if self.weight(place, at.weight, at.axis, f"weight of {node.op}, whose input stays float") is not None:
+                self.wishes.refuse("quantize input", node.name, f"{self.backend.name} has int4 for weights alone")
+            return
+        slow = (
+            self.declined.get(node.name)
+            or self.backend.slow_linear(node)
+            or (None if kind is None else self.backend.unfit(node, kind))
+        )
         if isinstance(node.inputs[at.data], Constant):
             slow = "both inputs are constants"
         if node.op in self.backend.linear_output and self._behind_fold(node).name in self.survey.outputs:
@@ -179,20 +106,20 @@ class Placer:
         if slow is not None:
             self.wishes.refuse("quantize", node.name, slow)
             return
-        data = self._activation(node, at.data, f"input of {node.op}")
+        data = self.activation(node, at.data, f"input of {node.op}", "linear")
         if data is None and not self.backend.any_bits:
             self.wishes.refuse("quantize weight", node.name, "its input stays float")
             return
-        weight = self._weight(place, at.weight, at.axis, f"weight of {node.op}")
+        weight = self.weight(place, at.weight, at.axis, f"weight of {node.op}")
         if data is not None and weight is not None:
             self.integer.add(node.name)
         if data is not None and weight is not None and self.backend.int32_bias:
             if at.bias is not None:
-                self._bias(place, node, at.bias, data, weight)
+                self.bias(place, node, at.bias, data, weight)
             elif node.op == "MatMul":
                 self._bias_after(place, data, weight)
         if data is not None and weight is not None and node.op in self.backend.linear_output:
-            self._output(node, f"output of {node.op}: the integer kernel writes integers")
+            self._output(node, f"output of {node.op}: the integer kernel writes integers", "linear output")
 
     def _bias_after(self, place: Place, data: str, weight: str) -> None:
         """The bias in the Add after a MatMul: where shapes are static onnxruntime makes the two a Gemm.
@@ -209,23 +136,7 @@ class Placer:
             return
         add, index = readers[0]
         if tuple(add.inputs[1 - index].shape or ()) == tuple(node.inputs[1].shape[-1:]):
-            self._bias(place, add, 1 - index, data, weight)
-
-    def _bias(self, place: Place, node: Node, index: int, data: str, weight: str) -> None:
-        tensor = node.inputs[index]
-        if not isinstance(tensor, Constant) or len(tensor.shape) != 1:
-            return
-        axis = None if self.wishes.drafts[weight].spec.axis is None else 0
-        wish = Draft(
-            tensor=tensor.name,
-            role="bias",
-            spec=QuantSpec(bits=BIAS_BITS, axis=axis),
-            observer=ObserverChoice(),
-            scope=place.scope,
-            why="bias: int32 with the scale of input times weight",
-            follows=(data, weight),
-        )
-        self.wishes.add(wish, Reader(node.name, index))
+            self.bias(place, add, 1 - index, data, weight)
 
     def _at_embedding(self, place: Place) -> None:
         node = place.node
@@ -236,7 +147,7 @@ class Placer:
         if query.dtype(table) is None or not str(query.dtype(table)).startswith("float") or len(table.shape) != 2:
             return
         if node.attrs.get("axis", 0) == 0:
-            self._weight(place, 0, 0, "rows of an embedding")
+            self.weight(place, 0, 0, "rows of an embedding")
 
     def _at_block(self, place: Place, block: Block) -> None:
         rule = self.backend.rule_for(f"block:{block.kind}")
@@ -249,7 +160,7 @@ class Placer:
                 continue
             for node, index in query.readers(tensor):
                 if node.name in names:
-                    self._activation(node, index, rule.why)
+                    self.activation(node, index, rule.why, rule.name)
 
     def _tensor_read_by(self, names: set[str], tensor_name: str) -> Tensor | None:
         inputs = (tensor for name in names for tensor in self.survey.nodes[name].inputs)
@@ -279,6 +190,9 @@ class Placer:
         node = place.node
         if not self._acts(rule) or rule.unless(node) is not None:
             return
+        if node.name in self.declined:
+            self.wishes.refuse("quantize", node.name, self.declined[node.name])
+            return
         dynamic = [
             i for i, tensor in enumerate(node.inputs) if not isinstance(tensor, Constant) and not tensor.is_empty()
         ]
@@ -295,10 +209,12 @@ class Placer:
             return
         if not self._asked(rule) and not self._continues_integers(rule, node, dynamic):
             return
-        keys = [self._activation(node, i, rule.why) for i in dynamic]
+        keys = [self.activation(node, i, rule.why, rule.name) for i in dynamic]
         if not rule.output or any(key is None for key in keys):
             return
-        after = self._output(node, rule.why)
+        after = self._output(node, rule.why, rule.name)
+        if after is not None and not self._asked(rule):
+            self.ruled.add(node.name)
         if rule.one_scale and after is not None and keys[0] is not None:
             self.wishes.join(keys[0], after)
 
@@ -320,7 +236,7 @@ class Placer:
             done or self.wishes.has_activation(tensor.name) for done, tensor in zip(written, tensors, strict=True)
         )
 
-    def _output(self, node: Node, why: str) -> str | None:
+    def _output(self, node: Node, why: str, rule: str) -> str | None:
         """Ask for a pair after `node`, behind the activation that folds into it. None where nothing reads it."""
         tensor = self._behind_fold(node)
         if tensor.name in self.survey.outputs or not query.readers(tensor):
@@ -333,8 +249,8 @@ class Placer:
         readers = [use for use in query.readers(tensor) if self._wants_integers(use[0], tensor)]
         if not readers:
             return None
-        spec = self.backend.spec("a", settings.bits, settings.symmetric, None)
-        key = self.written[tensor.name] = self._open(tensor, spec, settings, why)
+        spec = spec_of(self.backend, "a", settings, None)
+        key = self.written[tensor.name] = self.open_site(tensor, spec, settings, why, rule)
         for reader, index in readers:
             self.wishes.drafts[key].readers[Reader(reader.name, index)] = None
         return key

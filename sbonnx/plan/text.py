@@ -8,7 +8,7 @@ from typing import Any
 from sbonnx.errors import RecipeError
 from sbonnx.plan.types import ObserverChoice, Plan, Reader, Site
 from sbonnx.report import Refusal
-from sbonnx.spec import QuantSpec
+from sbonnx.spec import QuantSpec, ScaleLimits
 
 FORMAT = 1
 
@@ -36,6 +36,8 @@ def from_dict(values: dict[str, Any]) -> Plan:
             scale_rule=values["scale_rule"],
             weights=values["weights"],
             weights_alone=values["weights_alone"],
+            float_type=values["float_type"],
+            scales=ScaleLimits(**values["scales"]),
         )
     except (KeyError, TypeError) as error:
         raise RecipeError(f"the plan is damaged ({error}). Plan again.") from error

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
+from sbonnx.plan.magnitudes import Magnitudes
 from sbonnx.report import Refusal
-from sbonnx.spec import Array, Bounds, QParams, QuantSpec, ScaleRule
+from sbonnx.spec import ANY_SCALE, Array, Bounds, QParams, QuantSpec, ScaleLimits, ScaleRule
 
 Role = Literal["activation", "weight", "bias"]
+FloatName = Literal["fp32", "fp16", "bf16"]
+
+BITS: Final = "__bits"
+"""Name of the attribute of both nodes of a pair with the width of the codes."""
 
 
 @dataclass(frozen=True, order=True)
@@ -45,6 +50,7 @@ class Site:
         fixed: a range fixed by hand, instead of a measured one.
         follows: for a bias, the keys of the activation and weight whose scales it multiplies.
         scope: "" for the main graph, else the path of the branch: "node/attribute[/node/attribute]".
+        rule: name of the backend's rule that put it here, or "linear", "linear output", "weight", "bias".
     """
 
     key: str
@@ -59,6 +65,7 @@ class Site:
     fixed: tuple[float, float] | None = None
     follows: tuple[str, str] | None = None
     scope: str = ""
+    rule: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,7 +78,9 @@ class Plan:
         backend: name of the backend the plan was made for.
         scale_rule: see `sbonnx.spec.params_from_bounds`.
         weights_alone: a weight may be quantized where the input beside it stays float.
+        float_type: what the float32 tensors of the file become; scales are rounded to it.
         weights: how weights are stored: integer codes + DQ, or float + Q + DQ.
+        scales: how small and how large they may be for the runtime.
     """
 
     sites: tuple[Site, ...]
@@ -80,6 +89,8 @@ class Plan:
     scale_rule: ScaleRule = "exact"
     weights: Literal["codes", "qdq"] = "codes"
     weights_alone: bool = True
+    float_type: FloatName = "fp32"
+    scales: ScaleLimits = ANY_SCALE
 
     def of_role(self, role: Role) -> tuple[Site, ...]:
         """The sites of one role, in order."""
@@ -102,6 +113,9 @@ class Solution:
         refusals: sites that could not be solved (a branch that never ran, ...): they stay float.
         samples: how many samples were seen.
         notes: what calibration has to say, one sentence each.
+        unread: uses that keep the float tensor although the plan has them quantized: the weight beside them stays
+            float for want of a safe scale.
+        magnitudes: of the float tensors by name, where the plan asks for a narrower float type.
     """
 
     qparams: Mapping[str, QParams]
@@ -111,3 +125,5 @@ class Solution:
     samples: int = 0
     bias_scales: Mapping[str, Array] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    unread: frozenset[Reader] = frozenset()
+    magnitudes: Mapping[str, Magnitudes] = field(default_factory=dict)

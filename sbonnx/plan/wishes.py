@@ -19,6 +19,7 @@ class Draft:
     observer: ObserverChoice
     scope: str
     why: str
+    rule: str
     rounding: str = "nearest"
     follows: tuple[str, str] | None = None
     readers: dict[Reader, None] = field(default_factory=dict)
@@ -106,6 +107,7 @@ class Wishes:
                 spec=draft.spec,
                 readers=tuple(draft.readers),
                 why=draft.why,
+                rule=draft.rule,
                 group=self.root(key),
                 observer=draft.observer,
                 rounding=draft.rounding,

@@ -1,0 +1,67 @@
+"""Data movement on codes where onnxruntime would leave it to float kernels.
+
+onnxruntime moves pairs past Transpose, Slice and the like by itself, not past Pad. Padding codes with the code of zero
+is padding with zero.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sbonnx.graph import Graph, Node, Variable, edit, query
+from sbonnx.ops import DEQUANTIZE, PADS, QUANTIZE
+
+FILL = 2
+"""Index of the value that a Pad fills with."""
+
+
+def pad_codes(graph: Graph) -> list[str]:
+    """DequantizeLinear, Pad, QuantizeLinear with one scale become a Pad of codes, in place and in every scope.
+
+    Returns one sentence a change.
+    """
+    done: list[str] = []
+    names = edit.Names(graph)
+    for _, body in query.scopes(graph):
+        outputs = {tensor.name for tensor in body.outputs}
+        for node in list(body.nodes):
+            if node.op not in PADS or node.outputs[0].name in outputs or not fills_zero(node):
+                continue
+            before = query.producer(node.inputs[0])
+            after = [reader for reader, index in query.readers(node.outputs[0]) if index == 0]
+            if before is None or before.op not in DEQUANTIZE or not _one_scale(before, after):
+                continue
+            codes, _, zero = before.inputs[:3]
+            fill = edit.add_constant(body, f"{codes.name}_fill", np.asarray(query.constant(zero)).reshape(()), names)
+            moved = Variable(names.fresh(f"{codes.name}_padded"), dtype=codes.dtype, shape=node.outputs[0].shape)
+            inputs = [codes, node.inputs[1], fill, *node.inputs[FILL + 1 :]]
+            name = names.fresh(f"{node.name}_codes")
+            body.nodes.append(Node("Pad", name, dict(node.attrs), inputs, [moved]))
+            for quantize in after:
+                edit.replace_all_uses(quantize.outputs[0], moved, graph=body)
+            done.append(f"{node.name}: pads codes")
+    if done:
+        edit.sweep(graph)
+        edit.sort(graph)
+    return done
+
+
+def fills_zero(node: Node) -> bool:
+    """Whether a Pad writes zeros, or copies of its input."""
+    if query.attribute(node, "mode", "constant") != "constant" or len(node.inputs) <= FILL:
+        return True
+    value = node.inputs[FILL]
+    fill = query.constant(value)
+    return value.is_empty() or (fill is not None and not fill.any())
+
+
+def _one_scale(before: Node, after: list[Node]) -> bool:
+    """Whether every reader quantizes with the numbers of the DequantizeLinear, one scale for the whole tensor."""
+    if not after or any(node.op not in QUANTIZE for node in after):
+        return False
+    for index in (1, 2):
+        found = [query.constant(node.inputs[index]) if len(node.inputs) > index else None for node in (before, *after)]
+        values = [value for value in found if value is not None and value.size == 1]
+        if len(values) < len(found) or any(value != values[0] for value in values):
+            return False
+    return True

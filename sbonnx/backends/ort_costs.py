@@ -1,0 +1,208 @@
+"""What onnxruntime's CPU kernels cost, from a table that was measured and can be measured again on any machine.
+
+``python -m benchmarks.kernels`` writes such a table; `ort_costs.json` is the one of a server with VNNI. Seconds differ
+between machines, ratios of 2 and more hardly (docs/decisions/0007).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Final
+
+from sbonnx.errors import RecipeError
+from sbonnx.graph import Node, Tensor, query
+from sbonnx.ops import CONVOLUTIONS, MATRIX_PRODUCTS, MOVES_DATA
+
+BUNDLED: Final = Path(__file__).with_name("ort_costs.json")
+
+UNKNOWN: Final = 32
+"""What a dimension counts for that the graph leaves open; the first one, the batch, counts for 1."""
+
+SMALL_TAPS: Final = 9
+MOST_TAPS: Final = 49
+FEW_CHANNELS: Final = 4
+IMAGE_RANK: Final = 4
+GROUPED: Final = (4, 8, 32)
+"""Channels of a group for which grouped convolutions were measured."""
+
+KINDS: Final = ("fixed_ns", "mac_ns", "read_ns", "write_ns", "weight_ns")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Nanoseconds of one kernel: fixed, and for each multiplication, value read, value written and weight."""
+
+    fixed_ns: float
+    mac_ns: float
+    read_ns: float
+    write_ns: float
+    weight_ns: float
+
+    def ns(self, macs: float, read: float, write: float, weights: float) -> float:
+        """Time of one run."""
+        return (
+            self.fixed_ns + self.mac_ns * macs + self.read_ns * read + self.write_ns * write + self.weight_ns * weights
+        )
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one node costs, nanoseconds for one sample: computed in float, and in integers."""
+
+    floats: float
+    integers: float
+
+
+def elements(tensor: Tensor) -> int:
+    """Number of values of a tensor for one sample, as far as the graph knows."""
+    shape = query.shape(tensor)
+    if shape is None:
+        return UNKNOWN
+    sizes = [
+        size if isinstance(size, int) and size > 0 else (1 if at == 0 else UNKNOWN) for at, size in enumerate(shape)
+    ]
+    return prod(sizes)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The table, by kernel, variant and type of its input ("float" or "u8")."""
+
+    fits: Mapping[tuple[str, str, str], Fit]
+
+    def ns(
+        self,
+        kernel: str,
+        variant: str,
+        kind: str,
+        *,
+        macs: float = 0,
+        read: float = 0,
+        write: float = 0,
+        weights: float = 0,
+    ) -> float:
+        """Time of a kernel; 0 for one that the table does not hold."""
+        fit = self.fits.get((kernel, variant, kind))
+        return 0.0 if fit is None else fit.ns(macs, read, write, weights)
+
+    def quantize(self, tensor: Tensor, *, reorder: bool) -> float:
+        """A pair's first half behind a float kernel: QuantizeLinear, and the way to channels last.
+
+        Args:
+            tensor: what is quantized.
+            reorder: it comes out of a kernel that works on blocks of channels.
+        """
+        size = elements(tensor)
+        found = self.ns("QuantizeLinear", "u8", "float", write=size)
+        if query.rank(tensor) == IMAGE_RANK:
+            found += self.ns("Transpose", "NCHW to NHWC", "u8", write=size)
+            found += self.ns("ReorderOutput", "", "float", write=size) if reorder else 0.0
+        return found
+
+    def dequantize(self, tensor: Tensor, *, reorder: bool) -> float:
+        """The second half before a float kernel; `reorder`: one that works on blocks of channels."""
+        size = elements(tensor)
+        found = self.ns("DequantizeLinear", "", "u8", write=size)
+        if query.rank(tensor) == IMAGE_RANK:
+            found += self.ns("Transpose", "NHWC to NCHW", "u8", write=size)
+            found += self.ns("ReorderInput", "", "float", write=size) if reorder else 0.0
+        return found
+
+    def of(self, node: Node) -> Price | None:
+        """Both prices of a node, or None for an op of which nothing is known."""
+        if node.op in CONVOLUTIONS:
+            return self._conv(node)
+        if node.op in MATRIX_PRODUCTS:
+            return self._product(node)
+        read, write = elements(node.inputs[0]), elements(node.outputs[0])
+        if node.op in MOVES_DATA:
+            return Price(*(self.ns("Slice", "channels", kind, write=write) for kind in ("float", "u8")))
+        kernels = ELEMENTWISE_KERNELS.get(node.op)
+        if kernels is None:
+            return None
+        floats, integers = kernels
+        return Price(self.ns(*floats, read=read, write=write), self.ns(*integers, read=read, write=write))
+
+    def _conv(self, node: Node) -> Price | None:
+        """None for what was not measured: sequences, volumes, transposed ones and very large kernels."""
+        shape = query.shape(node.inputs[1]) or ()
+        sizes = [size if isinstance(size, int) else UNKNOWN for size in shape]
+        taps, groups = prod(sizes[2:]), int(node.attrs.get("group", 1))
+        if node.op != "Conv" or len(sizes) != IMAGE_RANK or taps > MOST_TAPS:
+            return None
+        write = elements(node.outputs[0])
+        amounts = {
+            "macs": write * sizes[1] * taps,
+            "read": elements(node.inputs[0]),
+            "write": write,
+            "weights": prod(sizes),
+        }
+        variant = _variant(sizes[1], taps, groups)
+        plain = "plain" if variant in ("grouped by 4", "grouped by 8") else "blocked"
+        return Price(
+            self.ns("Conv", f"{variant} {plain}", "float", **amounts), self.ns("QLinearConv", variant, "u8", **amounts)
+        )
+
+    def _product(self, node: Node) -> Price:
+        shape = query.shape(node.inputs[1]) or ()
+        sizes = [size if isinstance(size, int) else UNKNOWN for size in shape]
+        write = elements(node.outputs[0])
+        inner = sizes[1] if node.attrs.get("transB", 0) else sizes[-2] if len(sizes) > 1 else prod(sizes)
+        amounts = {"macs": write * inner, "read": elements(node.inputs[0]), "write": write, "weights": prod(sizes)}
+        kernel = "QGemm" if node.op == "Gemm" else "MatMulIntegerToFloat"
+        return Price(self.ns(node.op, "", "float", **amounts), self.ns(kernel, "", "u8", **amounts))
+
+
+def _variant(channels: int, taps: int, groups: int) -> str:
+    """The row of the table for a convolution; `channels`: input channels of a group."""
+    if groups > 1 and channels == 1:
+        return "depthwise 3x3" if taps <= SMALL_TAPS else "depthwise 5x5"
+    if groups > 1:
+        return f"grouped by {min(GROUPED, key=lambda size: abs(size - channels))}"
+    if channels < FEW_CHANNELS and taps > 1:
+        return "3x3" if taps <= SMALL_TAPS else "stem"  # small kernels: `ort_align` gives them a fourth channel
+    return "1x1" if taps == 1 else "3x3"
+
+
+_Kernel = tuple[str, str, str]
+
+ELEMENTWISE_KERNELS: Final[dict[str, tuple[_Kernel, _Kernel]]] = {
+    "Add": (("Add", "", "float"), ("QLinearAdd", "", "u8")),
+    "Mul": (("Mul", "", "float"), ("QLinearMul", "", "u8")),
+    "Concat": (("Concat", "", "float"), ("QLinearConcat", "NHWC", "u8")),
+    "Sigmoid": (("Sigmoid", "", "float"), ("QLinearSigmoid", "", "u8")),
+    "LeakyRelu": (("LeakyRelu", "", "float"), ("QLinearLeakyRelu", "", "u8")),
+    "MaxPool": (("MaxPool", "3x3 blocked", "float"), ("NhwcMaxPool", "3x3", "u8")),
+    "AveragePool": (("AveragePool", "2x2 blocked", "float"), ("QLinearAveragePool", "2x2", "u8")),
+    "GlobalAveragePool": (("GlobalAveragePool", "blocked", "float"), ("QLinearGlobalAveragePool", "", "u8")),
+    "Resize": (("Resize", "nearest", "float"), ("Resize", "nearest", "u8")),
+    "Pad": (("Pad", "1", "float"), ("Pad", "1", "u8")),
+    "Softmax": (("Softmax", "", "float"), ("QLinearSoftmax", "", "u8")),
+}
+"""Kernels that onnxruntime has for an op, in float and in integers: name, variant and type as in the table."""
+
+
+@cache
+def load_costs(path: str | None = None) -> Costs:
+    """The table in a file that ``benchmarks.kernels`` wrote; None: the bundled one.
+
+    Raises:
+        RecipeError: it cannot be read, or is no such table.
+    """
+    try:
+        rows = json.loads(Path(path or BUNDLED).read_text(encoding="utf-8"))["fits"]
+        fits = {
+            (row["kernel"], row["variant"], row["type"]): Fit(**{kind: float(row[kind]) for kind in KINDS})
+            for row in rows
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RecipeError(
+            f"KERNEL_COSTS: {path} is no table of kernel costs ({error}); write one with "
+            "python -m benchmarks.kernels --output FILE"
+        ) from error
+    return Costs(fits)

@@ -1,0 +1,182 @@
+"""First convolutions, given inputs of the shape that onnxruntime's integer kernels are fast at.
+
+A convolution of 3 input channels takes 2 to 3 times as long as one of 4: its codes get a channel of zeros. One of 7 by
+7 gathers its 49 taps slowly: with stride 2 the same sums are those of 4 by 4 taps over pixels taken four together
+(SpaceToDepth). Both compute the same integers (docs/decisions/0007).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import prod
+from typing import Final
+
+import numpy as np
+
+from sbonnx.backends.ort_convs import IntegerConv, integer_conv, like, set_channels, widen
+from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
+from sbonnx.spec import Array
+
+DOT: Final = 4
+"""Values that one integer instruction multiplies and adds: rows of another length take a slow path."""
+
+MANY_TAPS: Final = 25
+"""Kernels of more taps than this gather their input so slowly that wider rows cost more than they save."""
+
+FEW_ROWS: Final = 512
+"""Positions of an output below which preparing the input costs more than the convolution gains."""
+
+UNKNOWN: Final = 32
+"""What a size that is not known counts for: an image is large then, a sequence is not."""
+
+BLOCK: Final = 2
+"""Side of the squares of pixels that are taken together; the stride that it is for."""
+
+FEW_CHANNELS: Final = 4
+"""With more input channels, 49 taps are gathered in longer pieces and cost less than the way around."""
+
+
+def widen_stems(graph: Graph) -> list[str]:
+    """Prepare the inputs of such convolutions in every scope, in place. Returns one sentence a change.
+
+    Args:
+        graph: with Q/DQ pairs in place.
+    """
+    done: list[str] = []
+    names = edit.Names(graph)
+    for _, body in query.scopes(graph):
+        made: dict[tuple[int, str, int], Tensor] = {}
+        for node in list(body.nodes):
+            conv = integer_conv(node)
+            if conv is None or conv.depthwise or not _computed_codes(conv) or _rows(conv) < FEW_ROWS:
+                continue
+            done += _widened(conv, body, names, made)
+    if done:
+        edit.sort(graph)
+    return done
+
+
+def _computed_codes(conv: IntegerConv) -> bool:
+    codes = conv.data.inputs[0]
+    return query.producer(codes) is not None and query.dtype(codes) in (np.dtype(np.uint8), np.dtype(np.int8))
+
+
+def _widened(
+    conv: IntegerConv, body: Body, names: edit.Names, made: dict[tuple[int, str, int], Tensor]
+) -> Iterator[str]:
+    channels, *sides = conv.codes.shape[1:]
+    codes = conv.data.inputs[0]
+    if prod(sides) > MANY_TAPS:
+        pads = _folded_pads(conv)
+        if pads is None:
+            return
+        key = (id(codes), "fold", BLOCK)
+        if key not in made:
+            made[key] = _around(conv, channels * BLOCK**2, _fold, body, names)
+        edit.replace_input(conv.node, 0, made[key])
+        _fold_weight(conv, pads, body, names)
+        yield f"{conv.node.name}: {sides[0]} by {sides[1]} taps folded by SpaceToDepth"
+    elif channels % DOT:
+        missing = -channels % DOT
+        key = (id(codes), "pad", missing)
+        if key not in made:
+            made[key] = _around(conv, channels + missing, _pad, body, names)
+        edit.replace_input(conv.node, 0, made[key])
+        widen(conv, 1, missing, body, names)
+        yield f"{conv.node.name}: {channels} input channels widened to {channels + missing}"
+
+
+def _rows(conv: IntegerConv) -> int:
+    """Positions of the output of one sample."""
+    shape = query.shape(conv.node.outputs[0])
+    sizes = shape[2:] if shape is not None else (None,)
+    return prod(size if isinstance(size, int) else UNKNOWN for size in sizes)
+
+
+Make = Callable[[IntegerConv, Variable, Body, edit.Names], Node]
+
+
+def _around(conv: IntegerConv, channels: int, make: Make, body: Body, names: edit.Names) -> Tensor:
+    """The input dequantized a second time, after an op on its codes that `make` makes."""
+    data = conv.data
+    codes, scale, zero = data.inputs[:3]
+    wide = like(codes, names.fresh(f"{codes.name}_wide"))
+    after = like(data.outputs[0], names.fresh(f"{data.outputs[0].name}_wide"))
+    for tensor in (wide, after):
+        set_channels(tensor, channels)
+        if make is _fold and tensor.shape is not None:
+            tensor.shape = [*tensor.shape[:2], *(side // BLOCK for side in tensor.shape[2:])]
+    body.nodes.append(make(conv, wide, body, names))
+    name = names.fresh(f"{data.name}_wide")
+    body.nodes.append(Node(data.op, name, dict(data.attrs), [wide, scale, zero], [after], domain=data.domain))
+    return after
+
+
+def _pad(conv: IntegerConv, wide: Variable, body: Body, names: edit.Names) -> Node:
+    """Pad of the codes with the code of zero, to whole steps of channels."""
+    codes, _, zero = conv.data.inputs[:3]
+    rank = conv.codes.ndim
+    pads = np.zeros(2 * rank, np.int64)
+    pads[rank + 1] = -conv.codes.shape[1] % DOT
+    amounts = edit.add_constant(body, f"{codes.name}_pads", pads, names)
+    fill = edit.add_constant(body, f"{codes.name}_fill", np.asarray(query.constant(zero)).reshape(()), names)
+    return Node("Pad", names.fresh(f"{codes.name}_Pad"), {}, [codes, amounts, fill], [wide])
+
+
+def _fold(conv: IntegerConv, wide: Variable, body: Body, names: edit.Names) -> Node:
+    """SpaceToDepth of the codes."""
+    codes = conv.data.inputs[0]
+    name = names.fresh(f"{codes.name}_SpaceToDepth")
+    return Node("SpaceToDepth", name, {"blocksize": BLOCK}, [codes], [wide])
+
+
+def _folded_pads(conv: IntegerConv) -> list[int] | None:
+    """Padding over squares of pixels that gives the same output, or None where the sides do not come out even.
+
+    Output o reads from row ``2 o - p`` on, which is row ``2 p' - p`` (0 or 1) of square ``o - p'`` with
+    ``p' = ceil(p / 2)``.
+    """
+    attrs = conv.node.attrs
+    rank = len(conv.codes.shape) - 2
+    before, after = query.shape(conv.data.outputs[0]), query.shape(conv.node.outputs[0])
+    if before is None or after is None or conv.codes.shape[1] > FEW_CHANNELS or rank != BLOCK:
+        return None
+    if list(attrs.get("strides", [1])) != [BLOCK] * rank or any(step != 1 for step in attrs.get("dilations", [1])):
+        return None
+    if attrs.get("auto_pad", "NOTSET") != "NOTSET":
+        return None
+    pads = list(attrs.get("pads", [0] * 2 * rank))
+    begins, ends = [], []
+    for axis, kernel in enumerate(conv.codes.shape[2:]):
+        side, out = before[axis + 2], after[axis + 2]
+        if not isinstance(side, int) or not isinstance(out, int) or side % BLOCK:
+            return None
+        begin = -(-pads[axis] // BLOCK)
+        begins.append(begin)
+        ends.append(out - 1 + _squares(kernel, pads[axis]) - begin - side // BLOCK)
+    return None if min(ends) < 0 else [*begins, *ends]
+
+
+def _squares(kernel: int, pad: int) -> int:
+    """Squares that a kernel of this side touches, when its padding is `pad`."""
+    return -(-(kernel + pad % BLOCK) // BLOCK)
+
+
+def _fold_weight(conv: IntegerConv, pads: list[int], body: Body, names: edit.Names) -> None:
+    """The weight over squares: (out, 4 * in, ceil, ceil), its channels in the order of SpaceToDepth."""
+    old = list(conv.node.attrs.get("pads", [0] * 4))
+    own = widen(conv, 1, 0, body, names)
+    codes = _squared(np.asarray(query.constant(own.inputs[0])), old)
+    edit.replace_input(own, 0, edit.add_constant(body, own.inputs[0].name, codes, names))
+    own.outputs[0].shape = list(codes.shape)
+    conv.node.attrs.update(pads=pads, strides=[1, 1], kernel_shape=list(codes.shape[2:]))
+
+
+def _squared(codes: Array, pads: list[int]) -> Array:
+    out, channels, *sides = codes.shape
+    firsts = [pads[axis] % BLOCK for axis in range(BLOCK)]
+    counts = [_squares(side, pads[axis]) for axis, side in enumerate(sides)]
+    wide = np.zeros((out, channels, *(count * BLOCK for count in counts)), codes.dtype)
+    wide[:, :, firsts[0] : firsts[0] + sides[0], firsts[1] : firsts[1] + sides[1]] = codes
+    split = wide.reshape(out, channels, counts[0], BLOCK, counts[1], BLOCK)
+    return np.ascontiguousarray(split.transpose(0, 3, 5, 1, 2, 4)).reshape(out, channels * BLOCK**2, *counts)

@@ -1,0 +1,217 @@
+"""Where weights are quantized and no activation is: scales computed as the model runs, or weights alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from sbonnx.backends import Backend
+from sbonnx.graph import Constant, Node, query
+from sbonnx.ops import DEQUANTIZE, EMBEDDING, INTEGER_OPS, LINEAR, MATRIX_PRODUCTS
+from sbonnx.plan.blocks import in_blocks
+from sbonnx.plan.survey import Place, Survey, Weighted, weighted
+from sbonnx.plan.types import ObserverChoice, Reader
+from sbonnx.plan.wishes import Draft, Wishes
+from sbonnx.recipe import Recipe, Settings
+
+DYNAMIC: Final = "dynamic"
+WEIGHT_ONLY: Final = "weight_only"
+
+
+@dataclass(frozen=True)
+class Method:
+    """What a mode does on one backend.
+
+    Attributes:
+        smallest: number of weights from which a product gains.
+        block: values along the summed axis that share a scale, where the recipe does not say; None: the largest of
+            the backend's `int4_blocks` that divides it, or no blocks.
+        why: of its sites, for people.
+    """
+
+    smallest: int
+    block: int | None
+    why: str
+
+
+METHODS: Final = {
+    ("onnxruntime", DYNAMIC): Method(128 * 128, None, "the scale of the input is computed as the model runs"),
+    ("onnxruntime", WEIGHT_ONLY): Method(256 * 256, 32, "MatMulNBits reads a fraction of the bytes"),
+    ("tensorrt", WEIGHT_ONLY): Method(256 * 256, None, "read in 4 bits, computed in high precision"),
+    ("virtual", WEIGHT_ONLY): Method(0, 32, "weights alone are rounded"),
+}
+"""What the backends have beside `static`. The sizes are measured on onnxruntime 1.31's CPU kernels, with AVX-512 VNNI:
+DynamicQuantizeMatMul is faster than float from 128 x 128 weights on (0.91 of its time at 8 rows, 0.63 at 64; 1.1 at 1);
+MatMulNBits is faster for one row from 256 x 256 on (0.89), and 5 times from 768 x 768 on; past 8 rows slower than float
+at any size, which is what a fraction of the bytes costs."""
+
+CONVOLUTION: Final = {
+    DYNAMIC: "onnxruntime's ConvInteger takes 1.3 to 6 times the time of a float Conv",
+    WEIGHT_ONLY: "no runtime has a kernel for a convolution with its weight alone in integers",
+}
+"""Why weighted ops that are no matrix product stay float."""
+
+
+@dataclass(frozen=True)
+class ModePlacer:
+    """Finds the weights that a mode other than static quantizes, and fills `wishes`. In place."""
+
+    survey: Survey
+    recipe: Recipe
+    backend: Backend
+    wishes: Wishes
+    short_weights: bool = False
+
+    def run(self) -> None:
+        """Place every site, in topological order."""
+        self._refuse_wishes()
+        for place in self.survey.places:
+            node = place.node
+            if node.op in INTEGER_OPS:
+                self._refuse(node, f"{node.op}: is quantized already")
+            elif node.op in EMBEDDING:
+                self._at_table(place)
+            elif node.op in LINEAR:
+                self._at_linear(place)
+
+    def _refuse_wishes(self) -> None:
+        """What the recipe asks for, and no mode without measured activations can give."""
+        why = f"MODE: {self.recipe.mode} quantizes weights, and measures nothing"
+        if self.recipe.calibration.asym.enable:
+            self.wishes.refuse("measure behind quantized layers", "CALIBRATION.ASYM", why)
+        for name, wanted in self.recipe.quantize_inputs_of:
+            if wanted is True and name != "embedding":
+                self.wishes.refuse("quantize inputs", f"QUANTIZE_INPUTS_OF.{name.upper()}", why)
+
+    def _refuse(self, node: Node, why: str) -> None:
+        self.wishes.refuse("quantize", node.name, why)
+
+    def _at_linear(self, place: Place) -> None:
+        node, at = place.node, weighted(place.node)
+        why = next(self._obstacles(place, at), None)
+        if why is not None or at is None:
+            self._refuse(node, why or _no_weight(node))
+            return
+        if self.recipe.mode == DYNAMIC:
+            settings = self.recipe.settings(
+                "a", node=node.name, op=node.op, tensor=node.inputs[at.data].name, place=self.survey.place_of(node)
+            )
+            if not settings.enabled:
+                self.wishes.refuse("quantize input", node.name, f"the recipe says so ({settings.why})")
+                return
+        self._weight(place, at.weight, at.axis, f"weight of {node.op}: {self._method.why}")
+
+    @property
+    def _method(self) -> Method:
+        return METHODS[self.backend.name, self.recipe.mode]
+
+    def _obstacles(self, place: Place, at: Weighted | None) -> Iterator[str]:
+        """The reasons why the product of a node stays float, none where it need not."""
+        node = place.node
+        if node.op not in MATRIX_PRODUCTS:
+            yield f"{node.op}: {CONVOLUTION[self.recipe.mode]}"
+        if node.name in self.survey.in_loop:
+            yield f"it stands in the body of '{self.survey.in_loop[node.name]}', which is run step by step"
+        if at is None:
+            yield _no_weight(node)
+            return
+        if at.weight == 0:
+            yield "the constant stands on the left, and kernels want it on the right"
+        weight, data = node.inputs[at.weight], node.inputs[at.data]
+        if len(weight.shape) != 2:
+            yield f"its weight has {len(weight.shape)} axes, a matrix is wanted"
+        if isinstance(data, Constant):
+            yield "both inputs are constants"
+        if query.rank(data) in (None, 0, 1):
+            yield f"its input '{data.name}' is no matrix, or of unknown rank"
+        yield from _gemm(node, at)
+        yield from self._kinds(node, at)
+        size = int(np.prod(weight.shape))
+        if size < self._method.smallest:
+            yield f"it has {size} weights; below {self._method.smallest} it gains nothing"
+
+    def _kinds(self, node: Node, at: Weighted) -> Iterator[str]:
+        """Reasons in the float type of a product."""
+        kind = query.dtype(node.inputs[at.data])
+        if self.recipe.mode == DYNAMIC and kind != np.dtype(np.float32):
+            yield f"its type is {kind}, scales are computed from float32 only"
+        elif kind is None:
+            yield "its type is unknown"
+
+    def _weight(self, place: Place, index: int, axis: int | None, why: str) -> None:
+        """A site on the weight at input `index`, unless the recipe wants it float."""
+        node = place.node
+        tensor = node.inputs[index]
+        settings = self.recipe.settings(
+            "w", node=node.name, op=node.op, tensor=tensor.name, place=self.survey.place_of(node)
+        )
+        if not settings.enabled:
+            self.wishes.refuse("quantize weight", node.name, f"the recipe says so ({settings.why})")
+            return
+        spec = self.backend.spec("w", settings.bits, settings.symmetric, axis if settings.per_channel else None)
+        if settings.per_channel and node.op in MATRIX_PRODUCTS:
+            spec = in_blocks(node, index, spec, self._block(settings), self.backend.int4_blocks)
+        elif settings.per_channel and self._block(settings) is not None:
+            spec = replace(spec, axis=1, block_size=self._block(settings))
+        if self.recipe.mode == DYNAMIC and self.short_weights:
+            spec = replace(spec, bits=7)
+        unfit = self.backend.unfit(node, spec)
+        if unfit is not None:
+            self.wishes.refuse("quantize weight", node.name, unfit)
+            return
+        wish = Draft(
+            tensor=tensor.name,
+            role="weight",
+            spec=spec,
+            observer=ObserverChoice(settings.observer, settings.observer_arguments),
+            scope=place.scope,
+            why=why,
+            rule=self.recipe.mode,
+            rounding="nearest" if settings.quantizer == "uniform" else settings.quantizer,
+        )
+        self.wishes.add(wish, Reader(node.name, index))
+
+    def _block(self, settings: Settings) -> int | None:
+        return settings.block_size or self._method.block
+
+    def _at_table(self, place: Place) -> None:
+        """The table of a Gather, rows in blocks, where the recipe asks for it."""
+        node = place.node
+        if self.recipe.quantize_inputs_of.embedding is not True or not isinstance(node.inputs[0], Constant):
+            return
+        table = node.inputs[0]
+        if not str(query.dtype(table)).startswith("float") or len(table.shape) != 2 or node.attrs.get("axis", 0) != 0:
+            return
+        if self.recipe.mode == DYNAMIC:
+            self._refuse(node, "a table has no input whose scale could be computed as the model runs")
+        elif node.name in self.survey.in_loop:
+            self._refuse(node, f"it stands in the body of '{self.survey.in_loop[node.name]}'")
+        else:
+            self._weight(place, 0, 0, "rows of an embedding: weights alone are rounded")
+
+
+def _no_weight(node: Node) -> str:
+    """Why an op that could have a weight has none."""
+    second = node.inputs[1] if len(node.inputs) > 1 else node.inputs[0]
+    producer = query.producer(second)
+    if producer is not None and producer.op in DEQUANTIZE:
+        return "its weight is quantized already"
+    return f"its weight is {query.dtype(second)}" if isinstance(second, Constant) else "it multiplies two activations"
+
+
+def _gemm(node: Node, at: Weighted) -> Iterator[str]:
+    """Reasons in the attributes of a Gemm, which the kernels do not have."""
+    if node.op != "Gemm":
+        return
+    if node.attrs.get("transA", 0):
+        yield "Gemm with transA: kernels read the input as it lies"
+    if float(node.attrs.get("alpha", 1.0)) <= 0:
+        yield f"Gemm with alpha {node.attrs['alpha']:g}, which no scale can take in"
+    if float(node.attrs.get("beta", 1.0)) != 1 and at.bias is not None:
+        addend, weight = node.inputs[at.bias], node.inputs[at.weight]
+        width = weight.shape[0 if node.attrs.get("transB", 0) else 1]
+        if not isinstance(addend, Constant) or int(np.prod(addend.shape)) != width or addend.shape[-1:] != (width,):
+            yield f"Gemm with beta {node.attrs['beta']:g} on an addend that is no constant vector"
