@@ -1,0 +1,126 @@
+"""Scales of activations that are computed as the model runs: DynamicQuantizeLinear and MatMulInteger."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+import numpy as np
+from onnx import TensorProto
+
+from sbonnx.export.products import Product, product
+from sbonnx.export.read import Converted, is_weight
+from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
+from sbonnx.report import Refusal
+
+STEP: Final = "compute scales as the model runs"
+
+
+def convert(graph: Graph) -> Converted:
+    """Turn every product of a float activation and a quantized weight into an integer one. In place.
+
+        xq, xs, xz = DynamicQuantizeLinear(x)                      once a tensor, for all its readers
+        y = Cast(MatMulInteger(xq, wq, xz, wz)) * (xs * ws) [+ bias]
+
+    onnxruntime's optimiser makes of these one kernel, DynamicQuantizeMatMul, or MatMulIntegerToFloat where several
+    read the same quantized tensor. Its uint8 is the whole range: scale = (max(x, 0) - min(x, 0)) / 255.
+
+    Source: ONNX DynamicQuantizeLinear, MatMulInteger.
+    """
+    writer = _Writer(graph)
+    refusals: list[Refusal] = []
+    for scope, body in list(query.scopes(graph)):
+        for node in list(body.nodes):
+            found = product(node)
+            if isinstance(found, Product):
+                found = _obstacle(found) or found
+            if isinstance(found, str):
+                refusals.append(Refusal(STEP, node.name, found))
+            elif found is not None:
+                writer.write(found, scope, body)
+    edit.sweep(graph)
+    edit.sort(graph)
+    return Converted(writer.done, tuple(refusals))
+
+
+def _obstacle(found: Product) -> str | None:
+    """The reason why MatMulInteger cannot compute a product, or None."""
+    codes = found.codes
+    if query.dtype(found.data) != np.dtype(np.float32):
+        return f"DynamicQuantizeLinear takes float32, '{found.data.name}' is {query.dtype(found.data)}"
+    if is_weight(found.data):
+        return "both its inputs are constants"
+    if codes.block is not None:
+        return "MatMulInteger takes a scale a column, not blocks"
+    if codes.axis == found.sum_axis:
+        return "the scales of its weight run along the summed axis"
+    if codes.zero.dtype not in (np.dtype(np.int8), np.dtype(np.uint8)):
+        return f"MatMulInteger takes 8 bits, its weight has {codes.zero.dtype}"
+    return None
+
+
+class _Writer:
+    """Adds nodes to one graph, and knows the tensors that have their integers already."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.names = edit.Names(graph)
+        self.quantized: dict[tuple[str, int], list[Tensor]] = {}
+        self.done: Counter[str] = Counter()
+
+    def write(self, found: Product, scope: str, body: Body) -> None:
+        """Replace one MatMul or Gemm. In place; its output keeps its name."""
+        node, (integers, scale, zero) = found.node, found.matrix()
+        xq, xs, xz = self._quantize(found.data, scope, body)
+        weight: Tensor = found.codes.tensor
+        if found.turned:
+            weight = edit.add_constant(body, f"{weight.name}_turned", np.ascontiguousarray(integers), self.names)
+        inputs = [xq, weight, xz]
+        if zero.any():
+            inputs.append(edit.add_constant(body, f"{node.name}_zero_point", zero, self.names))
+        summed = self._add(body, "MatMulInteger", inputs, node, np.int32)
+        cast = self._add(body, "Cast", [summed], node, np.float32, to=TensorProto.FLOAT)
+        weight_scale = edit.add_constant(body, f"{node.name}_weight_scale", scale, self.names)
+        both = self._add(body, "Mul", [xs, weight_scale], node, np.float32, stem="scale")
+        terms = [] if found.addend is None else [found.addend]
+        if found.bias is not None:
+            terms.append(edit.add_constant(body, f"{node.name}_bias", found.bias.astype(np.float32), self.names))
+        output = node.outputs[0]
+        edit.replace_output(node, 0, Variable(self.names.fresh(f"{node.name}_float"), np.float32))
+        last = [cast, both]
+        op = "Mul"
+        for term in terms:
+            last, op = [self._add(body, op, last, node, np.float32), term], "Add"
+        edit.add_node(body, op, last, names=self.names, stem=f"{node.name}_{op}", outputs=[output])
+        self.done["MatMulInteger"] += 1
+
+    def _quantize(self, tensor: Tensor, scope: str, body: Body) -> list[Tensor]:
+        """uint8 codes, scale and zero point of a float tensor; the same ones for all readers of a scope."""
+        key = (scope, id(tensor))
+        if key not in self.quantized:
+            shape = tensor.shape
+            outputs: list[Tensor] = [
+                Variable(self.names.fresh(f"{tensor.name}_quantized"), np.uint8, shape),
+                Variable(self.names.fresh(f"{tensor.name}_scale"), np.float32, []),
+                Variable(self.names.fresh(f"{tensor.name}_zero_point"), np.uint8, []),
+            ]
+            edit.add_node(
+                body,
+                "DynamicQuantizeLinear",
+                [tensor],
+                names=self.names,
+                stem=f"{tensor.name}_DynamicQuantizeLinear",
+                outputs=outputs,
+            )
+            self.quantized[key] = outputs
+            self.done["DynamicQuantizeLinear"] += 1
+        return self.quantized[key]
+
+    def _add(
+        self, body: Body, op: str, inputs: list[Tensor], node: Node, kind: type, stem: str = "", **attrs: int
+    ) -> Tensor:
+        name = f"{node.name}_{stem or op}"
+        made = edit.add_node(body, op, inputs, names=self.names, stem=name, attrs=attrs)
+        made.outputs[0].dtype = np.dtype(kind)
+        output: Tensor = made.outputs[0]
+        return output

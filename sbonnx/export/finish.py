@@ -1,0 +1,19 @@
+"""The last step before saving: the form that the recipe's mode and format want."""
+
+from __future__ import annotations
+
+import sbonnx.export.dynamic as dynamic
+import sbonnx.export.nbits as nbits
+import sbonnx.export.qoperator as qoperator
+from sbonnx.export.read import Converted
+from sbonnx.graph import Graph
+from sbonnx.recipe import Recipe
+
+
+def finish(graph: Graph, recipe: Recipe) -> Converted | None:
+    """Turn what Q/DQ say into the operators of the recipe's mode and format. In place; None where Q/DQ stay."""
+    if recipe.mode == "dynamic":
+        return dynamic.convert(graph)
+    if recipe.mode == "weight_only" and recipe.backend == "onnxruntime":
+        return nbits.convert(graph, accuracy_level=recipe.accuracy_level)
+    return qoperator.convert(graph) if recipe.format == "qoperator" else None

@@ -1,0 +1,193 @@
+"""Weights in blocks of 4 or 8 bits, dequantized inside the op: MatMulNBits, and GatherBlockQuantized for tables."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Final
+
+import numpy as np
+
+from sbonnx.export.products import Product, product
+from sbonnx.export.read import Codes, Converted, dequantized
+from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
+from sbonnx.ops import EMBEDDING
+from sbonnx.report import Refusal
+from sbonnx.spec import Array
+
+STEP: Final = "keep weights in blocks"
+
+DOMAIN: Final = "com.microsoft"
+"""Of onnxruntime's own operators."""
+
+MIN_BLOCK: Final = 16
+"""onnxruntime's kernels take blocks of a power of two, from this one up."""
+
+WIDTHS: Final = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
+"""Types of codes that MatMulNBits can hold, and their bits."""
+
+OFFSETS: Final = {"int4": 8, "uint4": 0, "int8": 128, "uint8": 0}
+"""Added to codes and zero points: MatMulNBits holds unsigned ones."""
+
+FLOATS: Final = (np.dtype(np.float32), np.dtype(np.float16))
+
+
+def convert(graph: Graph, *, accuracy_level: int = 4) -> Converted:
+    """Turn every product with a weight dequantized by blocks into one MatMulNBits. In place.
+
+    Args:
+        accuracy_level: what the kernel computes on; 0: as it likes, 1: float32, 2: float16, 3: bfloat16, 4: int8,
+            with the activations rounded to int8 by block.
+
+    Source: onnxruntime, contrib operators, MatMulNBits and GatherBlockQuantized.
+    """
+    names = edit.Names(graph)
+    done: Counter[str] = Counter()
+    refusals: list[Refusal] = []
+    for _, body in list(query.scopes(graph)):
+        for node in list(body.nodes):
+            found = _table(node) if node.op in EMBEDDING else product(node)
+            if isinstance(found, Product):
+                found = _obstacle(found) or found
+            if isinstance(found, str):
+                refusals.append(Refusal(STEP, node.name, found))
+            elif isinstance(found, Product):
+                _write_product(found, body, names, accuracy_level)
+                done["MatMulNBits"] += 1
+            elif found is not None:
+                _write_table(node, found, body, names)
+                done["GatherBlockQuantized"] += 1
+    edit.sweep(graph)
+    edit.sort(graph)
+    return Converted(done, tuple(refusals))
+
+
+def _obstacle(found: Product) -> str | None:
+    """The reason why MatMulNBits cannot compute a product, or None."""
+    codes = found.codes
+    if codes.block is None or codes.axis != found.sum_axis:
+        return "MatMulNBits takes scales of blocks along the summed axis"
+    if query.dtype(found.data) not in FLOATS:
+        return f"MatMulNBits takes float32 and float16, '{found.data.name}' is {query.dtype(found.data)}"
+    return _odd_block(codes)
+
+
+def _odd_block(codes: Codes) -> str | None:
+    block = codes.block or 0
+    if block < MIN_BLOCK or block & (block - 1):
+        return f"onnxruntime's kernels take blocks of a power of two from {MIN_BLOCK} up, these are of {block}"
+    if str(codes.zero.dtype) not in WIDTHS:
+        return f"onnxruntime's kernels take codes of 4 and 8 bits, these are {codes.zero.dtype}"
+    return None
+
+
+def pack(codes: Array, bits: int) -> Array:
+    """Unsigned codes of 4 or 8 bits as bytes, along the last axis; two a byte, the first in the low half.
+
+    Args:
+        codes: uint8, (..., L), each below 2 ** bits.
+
+    Returns:
+        uint8, (..., L) for 8 bits, else (..., ceil(L / 2)); the half that nothing fills is 0.
+    """
+    if bits == 8:
+        return codes
+    odd = codes.shape[-1] % 2
+    padded = np.concatenate([codes, np.zeros((*codes.shape[:-1], odd), np.uint8)], axis=-1) if odd else codes
+    return np.asarray(padded[..., 0::2] | (padded[..., 1::2] << 4), np.uint8)
+
+
+def blocked(codes: Array, scale: Array, zero: Array, *, block: int) -> tuple[Array, Array, Array | None]:
+    """B, scales and zero points of MatMulNBits.
+
+        B[n, b, i] = codes[b * block + i, n] + offset, by bytes; past K the code of 0.0
+
+    Args:
+        codes: (K, N), int4, uint4, int8 or uint8.
+        scale, zero: (ceil(K / block), N).
+
+    Returns:
+        B: uint8, (N, blocks, block * bits / 8). scales: (N, blocks). zero points: uint8,
+        (N, ceil(blocks * bits / 8)); None where all are 2 ** (bits - 1), which is what the op takes then.
+    """
+    kind = str(zero.dtype)
+    bits, offset = WIDTHS[kind], OFFSETS[kind]
+    summed, width = codes.shape
+    count = scale.shape[0]
+    zeros = np.ascontiguousarray((zero.astype(np.int16) + offset).astype(np.uint8).T)
+    rows = np.repeat(zeros, block, axis=1)
+    rows[:, :summed] = (codes.astype(np.int16) + offset).astype(np.uint8).T
+    packed = pack(rows.reshape(width, count, block), bits)
+    central = bool((zeros == 1 << (bits - 1)).all())
+    return packed, np.ascontiguousarray(scale.T), None if central else pack(zeros, bits)
+
+
+def _write_product(found: Product, body: Body, names: edit.Names, accuracy_level: int) -> None:
+    """Replace one MatMul or Gemm. In place; its output keeps its name."""
+    node, codes = found.node, found.codes
+    integers, scale, zero = found.matrix()
+    kind: Any = query.dtype(found.data)
+    packed, scales, zeros = blocked(integers, scale, zero, block=codes.block or 0)
+    stem = codes.tensor.name
+    inputs: list[Tensor] = [
+        found.data,
+        edit.add_constant(body, f"{stem}_blocks", packed, names),
+        edit.add_constant(body, f"{stem}_scales", scales.astype(kind), names),
+    ]
+    empty = Variable.empty()
+    inputs.append(empty if zeros is None else edit.add_constant(body, f"{stem}_zero_points", zeros, names))
+    if found.bias is not None:
+        inputs += [empty, edit.add_constant(body, f"{node.name}_bias", found.bias.astype(kind), names)]
+    while inputs[-1].is_empty():
+        inputs.pop()
+    attrs = {
+        "K": int(integers.shape[0]),
+        "N": int(integers.shape[1]),
+        "bits": WIDTHS[str(zero.dtype)],
+        "block_size": int(codes.block or 0),
+        "accuracy_level": accuracy_level,
+    }
+    output = node.outputs[0]
+    edit.replace_output(node, 0, Variable(names.fresh(f"{node.name}_dequantized"), kind))
+    product_of = output if found.addend is None else Variable(names.fresh(f"{node.name}_product"), kind, output.shape)
+    stem = f"{node.name}_MatMulNBits"
+    edit.add_node(body, "MatMulNBits", inputs, names=names, stem=stem, attrs=attrs, outputs=[product_of], domain=DOMAIN)
+    if found.addend is not None:
+        terms = [product_of, found.addend]
+        edit.add_node(body, "Add", terms, names=names, stem=f"{node.name}_Add", outputs=[output])
+
+
+def _table(node: Node) -> Codes | str | None:
+    """The quantized table that a Gather reads rows of; the reason why its kernel cannot; None for other Gathers."""
+    codes = dequantized(node.inputs[0])
+    if codes is None or codes.values is None or codes.block is None:
+        return None
+    if codes.values.ndim != 2 or codes.axis != 1 or node.attrs.get("axis", 0) != 0:
+        return "GatherBlockQuantized reads rows of a matrix with blocks along them"
+    if query.dtype(node.outputs[0]) not in FLOATS:
+        return f"GatherBlockQuantized gives float32 and float16, not {query.dtype(node.outputs[0])}"
+    if codes.values.shape[1] % 2:
+        return f"its rows have {codes.values.shape[1]} values, two codes of 4 bits share a byte"
+    return _odd_block(codes) or codes
+
+
+def _write_table(node: Node, codes: Codes, body: Body, names: edit.Names) -> None:
+    """Replace one Gather of rows. In place; its output keeps its name."""
+    kind, offset = str(codes.zero.dtype), OFFSETS[str(codes.zero.dtype)]
+    values, zero = (
+        pack((part.astype(np.int16) + offset).astype(np.uint8), WIDTHS[kind])
+        for part in (np.asarray(codes.values), codes.zero)
+    )
+    stem = codes.tensor.name
+    inputs = [
+        edit.add_constant(body, f"{stem}_blocks", values, names),
+        node.inputs[1],
+        edit.add_constant(body, f"{stem}_scales", codes.scale, names),
+        edit.add_constant(body, f"{stem}_zero_points", zero, names),
+    ]
+    attrs = {"gather_axis": 0, "quantize_axis": 1, "block_size": int(codes.block or 0), "bits": WIDTHS[kind]}
+    output = node.outputs[0]
+    edit.replace_output(node, 0, Variable(names.fresh(f"{node.name}_dequantized"), output.dtype))
+    stem = f"{node.name}_GatherBlockQuantized"
+    edit.add_node(
+        body, "GatherBlockQuantized", inputs, names=names, stem=stem, attrs=attrs, outputs=[output], domain=DOMAIN
+    )
