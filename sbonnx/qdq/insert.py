@@ -7,6 +7,7 @@ invalid. The same stands in the node metadata as ``sbonnx.bits``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -14,24 +15,29 @@ import numpy as np
 from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph, Node, Tensor, Variable, edit, query, set_node_metadata
 from sbonnx.ops import QDQ
-from sbonnx.plan import Plan, Site, Solution
-from sbonnx.spec import Array, QParams
+from sbonnx.plan import BITS, Plan, Role, Site, Solution
+from sbonnx.spec import BLOCKS_SINCE, CHANNELS_SINCE, CODES_SINCE, HALF_SCALES_SINCE, Array, QParams, QuantSpec
 
-BITS: Final = "__bits"
-"""Name of the attribute with the width of the codes."""
+RUN_BY_ONNXRUNTIME: Final = frozenset({"virtual", "onnxruntime"})
+"""Backends whose files onnxruntime runs with all its rewrites."""
 
-INT4_OPSET: Final = 21
-"""First opset with int4, int16 and blocked Q/DQ."""
-
-HALF_SCALE_OPSET: Final = 19
-"""First opset whose Q/DQ take float16."""
+BYTES: Final = (np.dtype(np.int8), np.dtype(np.uint8))
 
 
-def opset_needed(weight_bits: set[int], activation_bits: set[int], half: bool) -> int:
-    """The lowest opset whose Q/DQ can hold codes of these widths, at the given float type."""
-    if any(bits <= 4 for bits in weight_bits) or any(bits > 8 for bits in weight_bits | activation_bits):
-        return INT4_OPSET
-    return HALF_SCALE_OPSET if half else 13
+def stored_type(role: Role, spec: QuantSpec) -> Any:
+    """numpy type of the codes in the file: weights take the narrowest that there is, activations bytes.
+
+    Activations are never int4: onnxruntime moves pairs past ops that have no kernel for it.
+    """
+    return spec.native_dtype if role == "weight" else spec.dtype
+
+
+def opset_needed(sites: Iterable[tuple[Role, QuantSpec]], *, half: bool = False) -> int:
+    """The lowest opset whose Q/DQ can hold these weights and activations; `half`: with scales of half precision."""
+    needed = [CHANNELS_SINCE, HALF_SCALES_SINCE if half else 0]
+    for role, spec in sites:
+        needed += [CODES_SINCE[str(stored_type(role, spec))], BLOCKS_SINCE if spec.block_size else 0]
+    return max(needed)
 
 
 def insert(graph: Graph, plan: Plan, solution: Solution) -> int:
@@ -52,6 +58,17 @@ def insert(graph: Graph, plan: Plan, solution: Solution) -> int:
     return count
 
 
+def _along(spec: QuantSpec) -> dict[str, int | None]:
+    """The attributes of Q/DQ that say along which axis scales run, and how many values share one."""
+    return {"axis": spec.axis, "block_size": spec.block_size}
+
+
+def _granularity(spec: QuantSpec) -> str:
+    if spec.block_size is not None:
+        return f"blocks of {spec.block_size}"
+    return "per-tensor" if spec.axis is None else "per-channel"
+
+
 class _Writer:
     """Holds the look-up tables of one insertion."""
 
@@ -61,6 +78,7 @@ class _Writer:
         self.nodes = query.node_by_name(graph)
         self.tensors = query.tensors_by_name(graph)
         self.bodies = dict(query.scopes(graph))
+        self.beside_pairs = {reader.node for site in plan.of_role("activation") for reader in site.readers}
         self.new: dict[str, dict[str | None, list[Node]]] = {}
         self.constants: dict[tuple[str, str, bytes], Constant] = {}
 
@@ -82,16 +100,17 @@ class _Writer:
         return True
 
     def _check_opset(self, site: Site) -> None:
-        bits = {site.spec.bits}
-        needed = opset_needed(bits, set(), False) if site.role == "weight" else opset_needed(set(), bits, False)
+        needed = opset_needed([(site.role, site.spec)])
         if self.graph.opset < needed:
             raise ModelError(
-                f"'{site.tensor}' at {site.spec.bits} bits needs opset {needed}, the graph has {self.graph.opset}; "
+                f"'{site.tensor}' as {site.spec.label()} needs opset {needed}, the graph has {self.graph.opset}; "
                 f"load it with opset={needed}"
             )
 
     def _rewire(self, site: Site, after: Tensor) -> None:
         for reader in site.readers:
+            if reader in self.solution.unread:
+                continue
             edit.replace_input(self.nodes[reader.node], reader.index, after)
 
     def _add(self, site: Site, anchor: Node | None, nodes: list[Node]) -> None:
@@ -108,7 +127,7 @@ class _Writer:
             "bits": str(site.spec.bits),
             "tensor": site.tensor,
             "observer": site.observer.name,
-            "granularity": "per-tensor" if site.spec.axis is None else "per-channel",
+            "granularity": _granularity(site.spec),
             "scheme": "symmetric" if site.spec.symmetric else "affine",
         }
         for key, value in about.items():
@@ -132,9 +151,9 @@ class _Writer:
             self.constants[key] = edit.add_constant(self.graph, stem, values, self.names)
         return self.constants[key]
 
-    def _node(self, op: str, name: str, inputs: list[Tensor], dtype: Any, shape: Any, axis: int | None) -> Node:
+    def _node(self, op: str, name: str, inputs: list[Tensor], dtype: Any, shape: Any, **numbers: int | None) -> Node:
         out = Variable(self.names.fresh(f"{name}_{op}_output"), dtype=dtype, shape=shape)
-        attrs = {} if axis is None else {"axis": axis}
+        attrs = {key: value for key, value in numbers.items() if value is not None}
         return Node(op=op, name=self.names.fresh(f"{name}_{op}"), attrs=attrs, inputs=inputs, outputs=[out])
 
     def _numbers(self, site: Site, qparams: QParams, float_dtype: Any, native: Any) -> list[Tensor]:
@@ -145,37 +164,42 @@ class _Writer:
     def _activation(self, site: Site, tensor: Tensor, qparams: QParams) -> Tensor:
         kind = query.dtype(tensor)
         shape = query.shape(tensor)
-        native = site.spec.dtype  # never int4: onnxruntime moves pairs past ops that have no kernel for it
+        native = stored_type("activation", site.spec)
         exact = site.spec.fills_dtype and site.spec.native_dtype == native
+        exact = exact and not (site.spec.is_fp8 and self.plan.backend in RUN_BY_ONNXRUNTIME)
         numbers = self._numbers(site, qparams, kind, native)
         nodes = [] if exact else self._clip(site, tensor, qparams, kind)
         source = nodes[-1].outputs[0] if nodes else tensor
-        quantize = self._node("QuantizeLinear", site.tensor, [source, *numbers], native, shape, site.spec.axis)
+        quantize = self._node("QuantizeLinear", site.tensor, [source, *numbers], native, shape, **_along(site.spec))
         codes = quantize.outputs[0]
-        dequantize = self._node("DequantizeLinear", site.tensor, [codes, *numbers], kind, shape, site.spec.axis)
+        dequantize = self._node("DequantizeLinear", site.tensor, [codes, *numbers], kind, shape, **_along(site.spec))
         self._add(site, query.producer(tensor), [*nodes, quantize, dequantize])
         return dequantize.outputs[0]
 
     def _clip(self, site: Site, tensor: Tensor, qparams: QParams, kind: Any) -> list[Node]:
-        """Max and Min (Clip, for one scale) to the values of the lowest and highest code, before rounding."""
+        """Max and Min (Clip, for one scale) to the values of the lowest and highest code, before rounding.
+
+        fp8 needs none, and has Max and Min where onnxruntime runs the file: they keep its rewrites from making
+        QLinearConv and its kin of the pairs (a Clip it takes away), which have no fp8.
+        """
         limits = qparams.limits
         shape = query.shape(tensor)
-        if site.spec.axis is None:
+        if site.spec.axis is None and not site.spec.is_fp8:
             low = self._constant(site.scope, f"{site.tensor}_low", limits.lo.astype(kind))
             high = self._constant(site.scope, f"{site.tensor}_high", limits.hi.astype(kind))
-            return [self._node("Clip", site.tensor, [tensor, low, high], kind, shape, None)]
+            return [self._node("Clip", site.tensor, [tensor, low, high], kind, shape)]
         rank = query.rank(tensor)
         if rank is None:
             raise ModelError(f"'{site.tensor}' has no known rank, so it cannot be clipped per channel")
-        along = [-1 if i == site.spec.axis else 1 for i in range(rank)]
+        along = [-1 if i == site.spec.axis else 1 for i in range(rank)] if site.spec.axis is not None else []
         low = self._constant(site.scope, f"{site.tensor}_low", limits.lo.astype(kind).reshape(along))
         high = self._constant(site.scope, f"{site.tensor}_high", limits.hi.astype(kind).reshape(along))
-        first = self._node("Max", site.tensor, [tensor, low], kind, shape, None)
-        return [first, self._node("Min", site.tensor, [first.outputs[0], high], kind, shape, None)]
+        first = self._node("Max", site.tensor, [tensor, low], kind, shape)
+        return [first, self._node("Min", site.tensor, [first.outputs[0], high], kind, shape)]
 
     def _weight(self, site: Site, tensor: Tensor, qparams: QParams, codes: Array) -> Tensor:
         kind = query.dtype(tensor)
-        native = site.spec.native_dtype
+        native = self._stored_weight(site)
         shape = tuple(codes.shape)
         if self.plan.weights == "codes":
             numbers = self._numbers(site, qparams, kind, native)
@@ -185,11 +209,25 @@ class _Writer:
             numbers = self._numbers(site, qparams, kind, native)
             values = qparams.dequantize(codes).astype(kind)
             rounded = edit.add_constant(self.graph, f"{site.tensor}_rounded", values, self.names)
-            quantize = self._node("QuantizeLinear", site.tensor, [rounded, *numbers], native, shape, site.spec.axis)
+            quantize = self._node(
+                "QuantizeLinear", site.tensor, [rounded, *numbers], native, shape, **_along(site.spec)
+            )
             nodes, stored = [quantize], quantize.outputs[0]
-        dequantize = self._node("DequantizeLinear", site.tensor, [stored, *numbers], kind, shape, site.spec.axis)
+        dequantize = self._node("DequantizeLinear", site.tensor, [stored, *numbers], kind, shape, **_along(site.spec))
         self._add(site, None, [*nodes, dequantize])
         return dequantize.outputs[0]
+
+    def _stored_weight(self, site: Site) -> Any:
+        """numpy type of a weight's codes; 16 bits for blocks of bytes beside a quantized input.
+
+        onnxruntime 1.31 takes blocks of int8 for one scale a channel there, makes QLinearMatMul of them, and fails
+        when it runs; of 16 bits it makes nothing.
+        """
+        native = stored_type("weight", site.spec)
+        beside = any(reader.node in self.beside_pairs for reader in site.readers)
+        if site.spec.block_size is None or not beside or np.dtype(native) not in BYTES:
+            return native
+        return np.dtype(np.int16 if site.spec.signed else np.uint16)
 
     def _bias(self, site: Site) -> bool:
         codes = self.solution.codes.get(site.key)
@@ -205,7 +243,9 @@ class _Writer:
         ]
         stored = edit.add_constant(self.graph, f"{site.tensor}_quantized", codes, self.names)
         axis = 0 if scale.ndim else None
-        dequantize = self._node("DequantizeLinear", site.tensor, [stored, *numbers], kind, tuple(codes.shape), axis)
+        dequantize = self._node(
+            "DequantizeLinear", site.tensor, [stored, *numbers], kind, tuple(codes.shape), axis=axis
+        )
         self._add(site, None, [dequantize])
         dequantize.attrs[BITS] = 32
         set_node_metadata(self.graph, dequantize.name, "sbonnx.bits", "32")

@@ -1,4 +1,4 @@
-"""Finding Q/DQ pairs in a graph, and taking them out again."""
+"""Finding Q/DQ pairs in a graph."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sbonnx.graph import Constant, Graph, Node, Tensor, edit, node_metadata, query
-from sbonnx.ops import BOUNDS, DEQUANTIZE, QUANTIZE
-from sbonnx.qdq.insert import BITS
-from sbonnx.spec import Array, QParams, QuantSpec
+from sbonnx.graph import Constant, Graph, Node, node_metadata, query
+from sbonnx.ops import DEQUANTIZE
+from sbonnx.plan import BITS
+from sbonnx.qdq.strip import source_of
+from sbonnx.spec import FP8, Array, QParams, QuantSpec
 
 
 @dataclass(frozen=True)
@@ -60,41 +61,31 @@ def _numbers(node: Node) -> tuple[Array, Array] | None:
 def _spec(zero: Array, node: Node, axis: int | None, scheme: str | None) -> QuantSpec:
     """What the type of the zero point, its value and ``__bits`` say; our metadata knows affine with a central zero."""
     kind = str(zero.dtype)
+    block = int(node.attrs["block_size"]) if axis is not None and node.attrs.get("block_size") else None
+    if kind == FP8:
+        return QuantSpec(axis=axis, block_size=block, kind="fp8")
     signed = not kind.startswith("u")
     width = int("".join(c for c in kind if c.isdigit()))
     bits = int(node.attrs.get(BITS, width))
     centre = 0 if signed else 1 << (bits - 1)
     symmetric = scheme != "affine" and bool((zero.astype(np.int32) == centre).all())
-    block = int(node.attrs["block_size"]) if axis is not None and node.attrs.get("block_size") else None
     return QuantSpec(bits=bits, signed=signed, symmetric=symmetric, axis=axis, block_size=block)
-
-
-def _source(node: Node) -> tuple[Tensor, bool]:
-    """The tensor a pair starts from, past its QuantizeLinear and our clip, and whether it holds codes."""
-    tensor = node.inputs[0]
-    producer = query.producer(tensor)
-    if producer is None or producer.op not in QUANTIZE:
-        return tensor, True
-    tensor = producer.inputs[0]
-    producer = query.producer(tensor)
-    while producer is not None and producer.op in BOUNDS and BITS in producer.attrs:
-        tensor = producer.inputs[0]
-        producer = query.producer(tensor)
-    return tensor, False
 
 
 def _read_one(node: Node, scheme: str | None) -> Pair | None:
     numbers = _numbers(node)
-    if numbers is None or str(numbers[1].dtype) == "int32" or not str(numbers[1].dtype).lstrip("u").startswith("int"):
+    kind = "" if numbers is None else str(numbers[1].dtype)
+    if numbers is None or kind == "int32" or not (kind == FP8 or kind.lstrip("u").startswith("int")):
         return None
     scale, zero = numbers
-    axis = None if scale.ndim == 0 or scale.size == 1 else int(node.attrs.get("axis", 1))
+    one = scale.ndim == 0 or (scale.size == 1 and not node.attrs.get("block_size"))
+    axis = None if one else int(node.attrs.get("axis", 1))
     if axis is not None and axis < 0:
         axis += query.rank(node.inputs[0]) or 0
     scale = scale.astype(np.float32).reshape(() if axis is None else scale.shape)
     spec = _spec(zero, node, axis, scheme)
     zero_point = zero.astype(spec.dtype).reshape(scale.shape)
-    tensor, codes = _source(node)
+    tensor, codes = source_of(node)
     return Pair(
         node=node.name,
         source=tensor.name,
@@ -103,48 +94,3 @@ def _read_one(node: Node, scheme: str | None) -> Pair | None:
         constant=isinstance(tensor, Constant),
         codes=codes,
     )
-
-
-def strip(graph: Graph) -> int:
-    """Take every pair out: activations lose it, weights and biases become float constants. In place.
-
-    Returns how many were taken out. A DequantizeLinear of a computed integer tensor stays. A Relu that another tool
-    deleted because the zero point does its work is not brought back.
-    """
-    names = edit.Names(graph)
-    count = 0
-    for _, body in query.scopes(graph):
-        for node in list(body.nodes):
-            if node.op not in DEQUANTIZE:
-                continue
-            tensor, codes = _source(node)
-            if codes:
-                value = _dequantized(node, tensor)
-                if value is None:
-                    continue
-                tensor = edit.add_constant(body, f"{tensor.name}_float", value, names)
-            edit.replace_all_uses(node.outputs[0], tensor, graph=body)
-            count += 1
-    edit.sweep(graph)
-    return count
-
-
-def _dequantized(node: Node, tensor: Tensor) -> Array | None:
-    """Float values of constant codes, in the type of the scale."""
-    numbers = _numbers(node)
-    codes = query.constant(tensor)
-    if numbers is None or codes is None:
-        return None
-    scale, zero = numbers
-    if scale.size > 1:
-        axis = int(node.attrs.get("axis", 1)) % codes.ndim
-        along = [-1 if i == axis else 1 for i in range(codes.ndim)]
-        if scale.ndim == codes.ndim:
-            repeat = -(-codes.shape[axis] // scale.shape[axis])
-            take = np.arange(codes.shape[axis])
-            scale = np.take(np.repeat(scale, repeat, axis=axis), take, axis=axis)
-            zero = np.take(np.repeat(zero, repeat, axis=axis), take, axis=axis)
-        else:
-            scale, zero = scale.reshape(along), zero.reshape(along)
-    steps = codes.astype(np.int64) - zero.astype(np.int64)
-    return np.asarray((steps.astype(np.float32) * scale.astype(np.float32)).astype(scale.dtype))
