@@ -11,14 +11,23 @@ import typer
 from sbonnx.cli import options
 from sbonnx.cli.faults import BELOW_QUALITY, DONE
 from sbonnx.cli.show import Show, to_json
-from sbonnx.errors import RecipeError
+from sbonnx.errors import OutputError, RecipeError
 
 if TYPE_CHECKING:
     from sbonnx.lint import Finding, Severity
+    from sbonnx.lint.fix import Fixed
 
-HELP: Final = "Check a Q/DQ model against a runtime's rules. Each finding comes with its mend; exit code 1 on errors."
+HELP: Final = "Check a Q/DQ model against a runtime's rules. --fix mends what needs no data; exit code 1 on errors."
 
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
+
+
+Sarif = Annotated[
+    Path | None,
+    typer.Option("--sarif", metavar="FILE", help="Write the findings as SARIF 2.1.0, for CI.", show_default=False),
+]
+Fix = Annotated[bool, typer.Option("--fix", help="Mend what is mechanical, write it to -o, and check that instead.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="The mended model to write.", show_default=False)]
 
 
 def run(
@@ -34,10 +43,9 @@ def run(
             show_default=False,
         ),
     ] = None,
-    sarif: Annotated[
-        Path | None,
-        typer.Option("--sarif", metavar="FILE", help="Write the findings as SARIF 2.1.0, for CI.", show_default=False),
-    ] = None,
+    sarif: Sarif = None,
+    fix: Fix = False,
+    output: Output = None,
     force: options.Force = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -50,29 +58,68 @@ def run(
 
     if target is None:
         raise RecipeError(f"--target is missing: name the runtime, one of {', '.join(TARGETS)}")
+    if output is not None and not fix:
+        raise OutputError("-o names the model that --fix writes: add --fix")
     show = Show(as_json=as_json, quiet=quiet)
     rules = rules_for(target)
     if sarif is not None:
         graphs.check_target(sarif, inputs=[model], force=force)
-    findings = sorted(lint(model, target), key=lambda finding: SEVERITIES.index(finding.severity))
+    rows = _mended(model, target, options.output_of(output), force) if fix else ()
+    checked = output if fix and output is not None else model
+    findings = sorted(lint(checked, target), key=lambda finding: SEVERITIES.index(finding.severity))
     if sarif is not None:
-        graphs.write_text(sarif, to_json(to_sarif(findings, rules, model)) + "\n")
+        graphs.write_text(sarif, to_json(to_sarif(findings, rules, checked)) + "\n")
     counts = Counter(finding.severity for finding in findings)
-    show.value(
-        {
-            "model": model,
-            "target": target,
-            "rules": len(rules),
-            "counts": {severity: counts[severity] for severity in SEVERITIES},
-            "findings": [finding.to_dict() for finding in findings],
-        }
-    )
+    value = {
+        "model": model,
+        "target": target,
+        "rules": len(rules),
+        "counts": {severity: counts[severity] for severity in SEVERITIES},
+        "findings": [finding.to_dict() for finding in findings],
+    }
+    show.value({**value, "output": output, "fixed": [row.to_dict() for row in rows]} if fix else value)
+    _mends(show, rows)
     _tables(show, findings)
     told = ", ".join(_counted(counts[severity], severity) for severity in SEVERITIES)
-    show.line(f"{model} for {target}: {len(rules)} rules, {told}")
-    if sarif is not None:
-        show.line(f"written: {sarif}")
+    show.line(f"{checked} for {target}: {len(rules)} rules, {told}")
+    for path in filter(None, (output, sarif)):
+        show.line(f"written: {path}")
     return BELOW_QUALITY if counts["error"] else DONE
+
+
+def _mended(model: Path, target: str, output: Path, force: bool) -> tuple[Fixed, ...]:
+    """Write the mended model; what was done and what could not be."""
+    from sbonnx import graph as graphs
+    from sbonnx.lint.fix import fix
+
+    graphs.check_target(output, inputs=[model], force=force)
+    done = fix(model, target)
+    graphs.save(done.graph, output, force=force)
+    return done.rows
+
+
+def _mends(show: Show, rows: tuple[Fixed, ...]) -> None:
+    """What was done, a line a rule with its first place (the JSON has all), and what could not be, a line a reason."""
+    done = [row for row in rows if row.done]
+    first = {row.rule: row for row in reversed(done)}
+    show.table(
+        f"mended: {len(done)}",
+        ("rule", "times", "with equal values", "first at", "there"),
+        [
+            (rule, count, sum(row.exact for row in done if row.rule == rule), first[rule].node, first[rule].what)
+            for rule, count in Counter(row.rule for row in done).items()
+        ],
+    )
+    left = [row for row in rows if not row.done]
+    places = {(row.rule, row.what): row.node for row in reversed(left)}
+    show.table(
+        "not mended",
+        ("rule", "times", "first at", "why"),
+        [
+            (*key[:1], count, places[key], key[1])
+            for key, count in Counter((row.rule, row.what) for row in left).items()
+        ],
+    )
 
 
 def _tables(show: Show, findings: list[Finding]) -> None:

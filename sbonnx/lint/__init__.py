@@ -8,6 +8,7 @@ from typing import Final
 from onnx import ModelProto
 
 from sbonnx import graph as graphs
+from sbonnx.backends.tensorrt_profiles import PROFILES
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Graph
 from sbonnx.lint.ort import ORT_RULES
@@ -21,7 +22,7 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
 }
 """By family of the target, in the order of the report."""
 
-TARGETS: Final = ("tensorrt@11", "tensorrt@10", "tensorrt@8.6", "onnxruntime")
+TARGETS: Final = (*(profile.target for profile in PROFILES.values()), "onnxruntime")
 
 
 def rules_for(target: str) -> tuple[Rule, ...]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 
+from sbonnx.cpu import has_dot_product
 from sbonnx.graph import query
 from sbonnx.lint import ort_read as read
 from sbonnx.lint.ort_read import Weighted
@@ -27,8 +26,6 @@ PAIR_LIMIT: Final = (1 << 15) - 1
 
 SAFE_CODE: Final = PAIR_LIMIT // (2 * 255)
 """The largest weight code with which no two neighbours can pass `PAIR_LIMIT`: 64, what reduce_range keeps to."""
-
-CPU_FLAGS: Final = Path("/proc/cpuinfo")
 
 
 def bad_scale(view: View) -> Found:
@@ -205,17 +202,6 @@ def wide_activation(view: View) -> Found:
     for one in view.quantizers:
         if not one.quantizes and one.codes not in known and view.is_activation_pair(one):
             yield one.name, one.output.name, f"activation in {one.codes}: no integer kernel reads it"
-
-
-def has_dot_product() -> bool:
-    """Whether this machine adds products of 8 bits without saturation: VNNI or AMX, or no x86 at all."""
-    if platform.machine().lower() not in ("x86_64", "amd64", "i386", "i686"):
-        return True
-    if not CPU_FLAGS.exists():
-        return False  # nothing says that it has
-    text = CPU_FLAGS.read_text(errors="replace")
-    flags = next((line.split() for line in text.splitlines() if line.startswith("flags")), [])
-    return any("vnni" in flag or flag == "amx_int8" for flag in flags)
 
 
 def _saturating(view: View) -> Found:

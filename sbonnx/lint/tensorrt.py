@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
+from sbonnx.backends.tensorrt_profiles import PROFILES
 from sbonnx.lint import tensorrt_codes as codes
 from sbonnx.lint import tensorrt_fusion as fusion
 from sbonnx.lint import tensorrt_sizes as sizes
 from sbonnx.lint import tensorrt_weights as weights
 from sbonnx.lint.types import Rule
 
-STRONGLY_TYPED: Final = ("tensorrt@11",)
+STRONGLY_TYPED: Final = tuple(profile.target for profile in PROFILES.values() if profile.only_strong)
 """Versions that compute every op in the type that the file says; before, this is a choice of the build."""
+
+WITH_DLA_FLAG: Final = ("tensorrt@11", "tensorrt@10")
+"""Versions whose parser has the flag for asymmetric codes on a DLA."""
 
 TENSORRT: Final[tuple[Rule, ...]] = (
     Rule(
@@ -27,6 +31,15 @@ TENSORRT: Final[tuple[Rule, ...]] = (
         "error",
         "quantize symmetrically, or re-centre the codes of a constant",
         codes.asymmetric,
+    ),
+    Rule(
+        "T02-dla",
+        "codes are signed; only a DLA takes others, behind a flag",
+        "info",
+        "nothing where T02 and T03 are mended; for a DLA on Orin, 10.11 and later: set the parser's flag "
+        "ENABLE_UINT8_AND_ASYMMETRIC_QUANTIZATION_DLA",
+        codes.unsigned_for_dla,
+        WITH_DLA_FLAG,
     ),
     Rule(
         "T03",
@@ -222,6 +235,13 @@ TENSORRT: Final[tuple[Rule, ...]] = (
         sizes.tiny,
     ),
     Rule(
+        "P12-full",
+        "channels of int8 convolutions are multiples of 32",
+        "info",
+        "nothing, unless the architecture is still to be chosen",
+        sizes.padded_channels,
+    ),
+    Rule(
         "P13",
         "weights of convolutions have one scale a channel",
         "warning",
@@ -250,4 +270,5 @@ TENSORRT: Final[tuple[Rule, ...]] = (
         weights.shared_weights,
     ),
 )
-"""Numbered T for data and P for placement. T14-newest is T14's other half: documented, not refused."""
+"""Numbered T for data and P for placement. A name behind the number is the rule's other half: documented, not
+refused."""

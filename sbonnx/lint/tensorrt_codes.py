@@ -8,74 +8,23 @@ from typing import Final
 import ml_dtypes
 import numpy as np
 
+from sbonnx.backends.tensorrt_profiles import E8M0, PROFILES
 from sbonnx.graph import query
 from sbonnx.lint.view import Quantizer, View
-from sbonnx.ops import INTEGER_OPS, STANDARD_DOMAINS
-from sbonnx.spec import Array
+from sbonnx.ops import STANDARD_DOMAINS
+from sbonnx.qdq import is_integer_op
+from sbonnx.spec import BLOCKS_SINCE, CHANNELS_SINCE, CODES_SINCE, HALF_SCALES_SINCE, Array
 
 Site = tuple[str, str, str]
 
-FP8: Final = "float8_e4m3fn"
-FP4: Final = "float4_e2m1fn"
-E8M0: Final = "float8_e8m0fnu"
-
-CODES: Final = {
-    (8, 6): frozenset({"int8"}),
-    (10, 0): frozenset({"int8", FP8, "int4", FP4}),
-    (11, 0): frozenset({"int8", FP8, "int4", FP4}),
-}
-"""Types of codes by version; FP4 since 10.8."""
-
-NEWEST_OPSET: Final = {(8, 6): 17, (10, 0): 24, (11, 0): 25}
-"""The newest opset that the parser of a version is documented for."""
-
 SCALES: Final = frozenset({"float32", "float16", "bfloat16", E8M0})
 HALVES: Final = frozenset({"float16", "bfloat16"})
-
-SINCE: Final = (
-    (FP8, 19),
-    ("float8_e5m2", 19),
-    ("float8_e4m3fnuz", 19),
-    ("float8_e5m2fnuz", 19),
-    ("int4", 21),
-    ("uint4", 21),
-    ("int16", 21),
-    ("uint16", 21),
-    (FP4, 23),
-)
-"""First opset whose Q/DQ know a type of codes."""
-
-CONTRIBUTED: Final = frozenset(
-    {
-        "QLinearAdd",
-        "QLinearMul",
-        "QLinearAveragePool",
-        "QLinearGlobalAveragePool",
-        "QLinearConcat",
-        "QLinearLeakyRelu",
-        "QLinearReduceMean",
-        "QLinearSigmoid",
-        "QLinearSoftmax",
-        "QLinearWhere",
-        "QGemm",
-        "QAttention",
-        "QEmbedLayerNormalization",
-        "DynamicQuantizeLSTM",
-        "DynamicQuantizeMatMul",
-        "MatMulIntegerToFloat",
-        "MatMulNBits",
-        "NhwcMaxPool",
-    }
-)
-"""onnxruntime's own integer ops, which no other runtime reads."""
 
 
 def integer_ops(view: View) -> Iterator[Site]:
     """T01: ops that compute in integers themselves."""
     for node in view.nodes:
-        if (node.op in INTEGER_OPS and (node.domain or "") in STANDARD_DOMAINS) or (
-            node.op in CONTRIBUTED and node.domain == "com.microsoft"
-        ):
+        if is_integer_op(node):
             yield node.name, node.outputs[0].name if node.outputs else "", f"the parser has no {node.op}"
 
 
@@ -93,7 +42,7 @@ def asymmetric(view: View) -> Iterator[Site]:
 
 def refused_codes(view: View) -> Iterator[Site]:
     """T03: types of codes that the version does not take."""
-    taken = CODES[view.version]
+    taken = PROFILES[view.release].codes
     for one in view.distinct:
         if one.codes is not None and one.codes not in taken:
             yield (
@@ -101,6 +50,17 @@ def refused_codes(view: View) -> Iterator[Site]:
                 one.data.name,
                 f"codes of type {one.codes}; {view.target} takes {', '.join(sorted(taken))}",
             )
+
+
+def unsigned_for_dla(view: View) -> Iterator[Site]:
+    """T02's exception: uint8 codes that a DLA takes behind a flag of the parser; said once.
+
+    Source: TensorRT's page on parser flags for DLA (Orin, float32 scales); the flag came with 10.11.
+    """
+    taken = [one for one in view.distinct if one.codes == "uint8" and one.scale_type == "float32" and not one.many]
+    if taken:
+        why = f"{len(taken)} tensors of uint8 codes with one float32 scale: what a DLA takes, and a GPU does not"
+        yield taken[0].name, taken[0].data.name, why
 
 
 def untyped_codes(view: View) -> Iterator[Site]:
@@ -201,21 +161,26 @@ def old_opset(view: View) -> Iterator[Site]:
             yield one.name, one.output.name, f"{what} since opset {needed}, the model has {view.opset}"
 
 
+def opset_wanted(view: View) -> int:
+    """The oldest opset that has all forms of Q/DQ in use."""
+    ours = [one for one in view.distinct if (one.node.domain or "") in STANDARD_DOMAINS]
+    return max((opset for one in ours for opset, _ in _needs(one)), default=0)
+
+
 def _needs(one: Quantizer) -> Iterator[tuple[int, str]]:
     if one.many or one.axis is not None:
-        yield 13, "per-channel scales exist"
-    for kind, opset in SINCE:
-        if one.codes == kind:
-            yield opset, f"{kind} codes exist"
+        yield CHANNELS_SINCE, "per-channel scales exist"
+    if one.codes in CODES_SINCE:
+        yield CODES_SINCE[one.codes], f"{one.codes} codes exist"
     if one.scale_type in HALVES:
-        yield 19, f"{one.scale_type} scales exist"
+        yield HALF_SCALES_SINCE, f"{one.scale_type} scales exist"
     if one.block:
-        yield 21, "blocks exist"
+        yield BLOCKS_SINCE, "blocks exist"
 
 
 def new_opset(view: View) -> Iterator[Site]:
     """T14: an opset newer than the parser is documented for. Parsers often read it nevertheless."""
-    newest = NEWEST_OPSET[view.version]
+    newest = PROFILES[view.release].newest_opset
     if view.quantizers and view.opset > newest:
         yield "", "", f"the model has opset {view.opset}; the parser of {view.target} is documented up to {newest}"
 

@@ -127,7 +127,7 @@ def residual_adds(view: View) -> Iterator[Site]:
         if node.op not in ADDS or any(view.is_constant(tensor) for tensor in node.inputs):
             continue
         backs = [view.dequantizer(tensor) for tensor in node.inputs]
-        convs = [_conv_branch(view, tensor, back) for tensor, back in zip(node.inputs, backs, strict=True)]
+        convs = [conv_branch(view, tensor, back) for tensor, back in zip(node.inputs, backs, strict=True)]
         if not any(convs):
             continue
         why = _residual_fault(backs, convs)
@@ -135,7 +135,7 @@ def residual_adds(view: View) -> Iterator[Site]:
             yield node.name, node.outputs[0].name, why
 
 
-def _conv_branch(view: View, tensor: Tensor, back: Quantizer | None) -> str:
+def conv_branch(view: View, tensor: Tensor, back: Quantizer | None) -> str:
     """Name of the int8 convolution that alone feeds this side of an Add, past its batch norm and pairs, or ""."""
     node = view.producer(tensor if back is None else back.data)
     while node is not None and node.op in BETWEEN and len(view.readers(node.outputs[0])) == 1:

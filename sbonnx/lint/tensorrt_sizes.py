@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.backends.tensorrt import slow_linear
+from sbonnx.backends.tensorrt import slow_linear, unfit
 from sbonnx.graph import Node, Tensor, query
-from sbonnx.lint.tensorrt_codes import FP8, Site
+from sbonnx.lint.tensorrt_codes import Site
 from sbonnx.lint.view import Quantizer, View
 from sbonnx.ops import (
     ADDS,
@@ -25,6 +25,7 @@ from sbonnx.ops import (
     SOFTMAX,
     STANDARD_DOMAINS,
 )
+from sbonnx.spec import FP8, QuantSpec
 
 PLAIN: Final = frozenset(LINEAR) | POOLS | PICKS_MAX | ADDS | ELEMENTWISE | RECTIFIERS | CONCATS
 """Ops that a DLA runs in int8."""
@@ -32,14 +33,14 @@ PLAIN: Final = frozenset(LINEAR) | POOLS | PICKS_MAX | ADDS | ELEMENTWISE | RECT
 LONGEST_INT8: Final = 512
 """Longest sequence that int8 attention fuses for."""
 
+WHOLE_VECTOR: Final = 32
+"""Channels that an int8 kernel reads at once."""
+
 FP8_HEAD: Final = range(9, 257)
 """Sizes of a head that fp8 attention fuses for."""
 
 FEW: Final = 16
 """A product with fewer columns or rows of weights leaves its kernel mostly empty."""
-
-FP8_WINDOW: Final = 32
-"""Largest filter, in values, that fp8 convolutions take."""
 
 
 def high_precision(view: View) -> Iterator[Site]:
@@ -105,17 +106,32 @@ def tiny(view: View) -> Iterator[Site]:
             yield node.name, node.outputs[0].name, why
 
 
+def padded_channels(view: View) -> Iterator[Site]:
+    """P12's preference: int8 convolutions whose channels are no multiples of 32, which kernels pad to; said once."""
+    named = {name for name, _, _ in tiny(view)}
+    total, odd = 0, []
+    for node in view.weighted:
+        if node.op not in CONVOLUTIONS or node.name in named:
+            continue
+        pairs = [view.dequantizer(tensor) for tensor in node.inputs[:2]]
+        if any(one is None or one.codes != "int8" for one in pairs):
+            continue
+        total += 1
+        shape = query.shape(node.inputs[1])
+        sizes = [dim for dim in (shape or ())[:2] if isinstance(dim, int)]
+        if node.attrs.get("group", 1) == 1 and any(size % WHOLE_VECTOR for size in sizes):
+            odd.append((node, sizes))
+    if odd:
+        (node, sizes), several = odd[0], f"{len(odd)} of {total} int8 convolutions"
+        why = f"{several} have channels that are no multiple of {WHOLE_VECTOR}, first {' and '.join(map(str, sizes))}"
+        yield node.name, node.outputs[0].name, why
+
+
 def _tiny_conv(node: Node, one: Quantizer) -> str | None:
     shape = query.shape(node.inputs[1])
     if shape is None or len(shape) < 3 or any(not isinstance(dim, int) for dim in shape):
         return None
-    if one.codes == FP8:
-        if node.attrs.get("group", 1) > 1:
-            return "TensorRT has no optimised fp8 convolution with groups"
-        area = int(np.prod([dim for dim in shape[2:] if isinstance(dim, int)], dtype=np.int64))
-        if area > FP8_WINDOW:
-            return f"a filter of {area} values; TensorRT's fp8 convolutions take {FP8_WINDOW} at most"
-    return slow_linear(node)
+    return (unfit(node, QuantSpec(kind="fp8")) if one.codes == FP8 else None) or slow_linear(node)
 
 
 def _tiny_product(node: Node) -> str | None:

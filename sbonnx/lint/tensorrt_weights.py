@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from sbonnx.backends.tensorrt_profiles import E8M0, FP4, INT4_BLOCKS
 from sbonnx.graph import Node, Tensor, query
-from sbonnx.lint.tensorrt_codes import E8M0, FP4, FP8, Site
+from sbonnx.lint.tensorrt_codes import Site
 from sbonnx.lint.view import RENAMES, Quantizer, View
 from sbonnx.ops import ACTIVATIONS, CONVOLUTIONS, LINEAR, NORMS, POOLS, SOFTMAX
+from sbonnx.spec import FP8
 
-INT4_BLOCKS: Final = (64, 128)
 FP4_BLOCK: Final = 16
 MXFP8_BLOCK: Final = 32
 

@@ -149,16 +149,14 @@ class View:
         graph: the model, its opset as in the file.
         target: such as "tensorrt@11".
         family: "tensorrt" or "onnxruntime".
-        version: (11, 0); (0, 0) where the target names none.
+        release: its version, such as "11"; "" where the target names none.
         opset: of the default domain, as in the file.
     """
 
     def __init__(self, graph: Graph, target: str) -> None:
         self.graph = graph
         self.target = target
-        self.family, _, version = target.partition("@")
-        major, _, minor = version.partition(".")
-        self.version = (int(major or 0), int(minor or 0))
+        self.family, _, self.release = target.partition("@")
         self.opset: int = graph.opset
 
     @cached_property

@@ -218,6 +218,16 @@ CASES: dict[str, tuple[Case, Case]] = {
 }
 """By rule: a model that breaks it, and one that breaks none."""
 
+WIDE = replace(CONV, inputs="float[2,32,8,8] x", outputs="float[2,32,8,8] y").but(
+    w=filled((32, 32, 3, 3)), sv=np.full(32, 0.1, F32), zv=np.zeros(32, I8)
+)
+
+ASIDE: dict[str, tuple[Case, Case]] = {
+    "T02-dla": (CONV.but(z=np.array(3, np.uint8)), CONV),
+    "P12-full": (CONV, WIDE),
+}
+"""Rules that only inform, and speak of most of these models or beside another rule."""
+
 MORE: dict[str, tuple[Case, ...]] = {
     "T02": (CONV.but(("wd = Deq", "zc = Cast<to = 3>(z32)\nwd = Deq"), ("sv, zv)", "sv, zc)"), z32=np.ones(16, F32)),),
     "T03": (PRODUCT.but(zv=np.zeros(16, np.int32), m=filled((16, 16), np.int32)),),

@@ -11,6 +11,7 @@ import onnx
 import pytest
 
 import sbonnx
+from sbonnx import cpu
 from sbonnx import graph as graphs
 from sbonnx.assets import digits
 from sbonnx.errors import DeviceError
@@ -239,10 +240,10 @@ def test_depthwise_kernels_do_not_saturate() -> None:
 )
 def test_what_the_cpu_has(machine: str, flags: str, has: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: machine)
-    monkeypatch.setattr(numbers, "CPU_FLAGS", tmp_path / "cpuinfo")
+    monkeypatch.setattr("sbonnx.cpu.CPU_FLAGS", tmp_path / "cpuinfo")
     if flags:
         (tmp_path / "cpuinfo").write_text(f"processor : 0\n{flags}\n")
-    assert numbers.has_dot_product() is has
+    assert cpu.has_dot_product() is has
 
 
 # --- rules on the optimised graph -------------------------------------------------------------------------------------

@@ -1,0 +1,160 @@
+"""A graph under repair: what rules see of it, and the few edits that mends are made of."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from sbonnx.graph import Body, Constant, Graph, Node, Tensor, Variable, edit, query
+from sbonnx.lint.view import COMMUTES, RENAMES, Quantizer, View
+from sbonnx.ops import DEQUANTIZE, QUANTIZE
+from sbonnx.qdq import clamps
+from sbonnx.qdq.values import Numbers
+from sbonnx.spec import Array
+
+PASSES: Final = COMMUTES | RENAMES
+
+
+class Bench:
+    """One step of one mend. The view shows the graph as it was when the step began.
+
+    Attributes:
+        graph: what is changed.
+        target: such as "tensorrt@11".
+        view: what the rules read.
+    """
+
+    def __init__(self, graph: Graph, target: str) -> None:
+        self.graph = graph
+        self.target = target
+        self.view = View(graph, target)
+        self.names = edit.Names(graph)
+        self._scopes: dict[int, Body] = {id(node): body for _, body in query.scopes(graph) for node in body.nodes}
+        self._floats: dict[int, Tensor] = {}
+        self._rectified: dict[int, Tensor] = {}
+        self._constants: dict[tuple[str, bytes], Constant] = {}
+
+    def scope_of(self, node: Node) -> Body:
+        """The graph or body that holds a node."""
+        return self._scopes[id(node)]
+
+    def constant(self, stem: str, values: Array) -> Constant:
+        """A new constant; equal values under one stem are one constant."""
+        values = np.asarray(values)
+        key = (stem, f"{values.dtype} {values.shape} ".encode() + values.tobytes())
+        if key not in self._constants:
+            self._constants[key] = edit.add_constant(self.graph, stem, values, self.names)
+        return self._constants[key]
+
+    def set_numbers(self, node: Node, new: Numbers, stem: str) -> None:
+        """In place. A Q or DQ node reads a new scale and an explicit zero point."""
+        edit.replace_input(node, 1, self.constant(f"{stem}_scale", new.scale))
+        self.set_zero(node, self.constant(f"{stem}_zero_point", new.zero))
+
+    def set_zero(self, node: Node, zero: Tensor) -> None:
+        """In place. A Q or DQ node reads this zero point."""
+        if len(node.inputs) > 2:
+            edit.replace_input(node, 2, zero)
+        else:
+            node.inputs.append(zero)
+        node.attrs.pop("output_dtype", None) if node.op in QUANTIZE else None
+
+    def numbers(self, one: Quantizer) -> Numbers | None:
+        """The constants of a Q or DQ node, looked at through one Cast or Identity; None where they are computed."""
+        kind = query.dtype(one.node.inputs[1])
+        if one.scale is None or one.codes is None or (one.has_zero and one.zero is None):
+            return None
+        scale = one.scale.astype(one.scale.dtype if kind is None else kind)
+        zero = np.zeros(scale.shape) if one.zero is None else one.zero
+        return Numbers(scale, zero.astype(code_type(one.codes)), 1 if one.axis is None else one.axis, one.block)
+
+    # --- taking pairs away --------------------------------------------------------------------------------------------
+
+    def floats(self, back: Quantizer) -> Tensor | str:
+        """The float tensor that a DequantizeLinear brings back, or the reason why there is none.
+
+        A constant comes back with the values that its codes stand for. A computed tensor comes back unrounded, behind
+        the Relu or Clip that its QuantizeLinear did the work of.
+        """
+        if id(back.node) in self._floats:
+            return self._floats[id(back.node)]
+        found = self._float_constant(back) if self.view.is_constant(back.data) else self._float_source(back)
+        if isinstance(found, str):
+            return found
+        kinds = {query.dtype(found), query.dtype(back.output)} - {None}
+        if len(kinds) > 1:
+            return f"'{found.name}' is {query.dtype(found)}, the pair returns {query.dtype(back.output)}"
+        self._floats[id(back.node)] = found
+        return found
+
+    def _float_constant(self, back: Quantizer) -> Tensor | str:
+        codes = query.constant(back.data)
+        if codes is None:
+            before = self.view.quantizer_of(back.data)
+            value = None if before is None else query.constant(before.data)
+            made = None if before is None else self.numbers(before)
+            codes = None if value is None or made is None else made.quantize(value)
+        found = self.numbers(back)
+        values = None if codes is None or found is None else found.dequantized(codes)
+        if values is None:
+            return f"the numbers of '{back.name}' are not constants that fit"
+        return self.constant(f"{back.data.name}_float", values)
+
+    def _float_source(self, back: Quantizer) -> Tensor | str:
+        before = self.view.quantizer_of(back.data)
+        if before is None or not before.quantizes:
+            return f"the codes '{back.data.name}' are computed without a QuantizeLinear"
+        return self.rectified(before.node)
+
+    def rectified(self, quantize: Node) -> Tensor:
+        """What a QuantizeLinear rounds, behind the Relu or Clip that it did the work of; written once."""
+        if id(quantize) not in self._rectified:
+            self._rectified[id(quantize)] = clamps.restore(quantize, self.scope_of(quantize), self.names)
+        return self._rectified[id(quantize)]
+
+    def bypass(self, node: Node, index: int) -> str | None:
+        """In place. Input `index` of a node reads floats instead of a pair, past ops that only move values.
+
+        Returns:
+            None, or the reason why it could not be.
+        """
+        tensor: Tensor = node.inputs[index]
+        while True:
+            maker = query.producer(tensor)
+            if maker is None:
+                return f"'{tensor.name}' has no pair"
+            if maker.op in DEQUANTIZE:
+                break
+            if maker.op not in PASSES:
+                return f"'{tensor.name}' has no pair"
+            if len(query.readers(tensor)) != 1 or self.view.leaves(tensor):
+                return f"{maker.op} '{maker.name}' between is read by others as well"
+            node, index, tensor = maker, 0, maker.inputs[0]
+        back = self.view.quantizer_of(tensor)
+        found = f"'{maker.name}' is new" if back is None else self.floats(back)
+        if isinstance(found, str):
+            return found
+        edit.replace_input(node, index, found)
+        return None
+
+    def remove(self, back: Quantizer) -> str | None:
+        """In place. All that reads a DequantizeLinear reads floats instead; the reason why not, or None."""
+        found = self.floats(back)
+        if isinstance(found, str):
+            return found
+        edit.replace_all_uses(back.output, found, graph=self.scope_of(back.node))
+        return None
+
+
+def code_type(name: str) -> np.dtype[Any]:
+    """A type of codes by its name, the small ones included."""
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def typed(stem: str, like: Tensor, names: edit.Names, dtype: Any = None) -> Variable:
+    """A new tensor of the shape and, where no other is given, the type of another."""
+    shape = query.shape(like)
+    kind = query.dtype(like) if dtype is None else dtype
+    return Variable(names.fresh(stem), kind, None if shape is None else list(shape))

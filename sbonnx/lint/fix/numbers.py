@@ -1,0 +1,206 @@
+"""Mends of single numbers: zero points and axes written out, biases as floats, scales of the right type and size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from sbonnx.graph import Node, edit, query
+from sbonnx.lint import tensorrt_codes as codes
+from sbonnx.lint.fix.bench import Bench
+from sbonnx.lint.fix.pairs import bypassed
+from sbonnx.lint.fix.recentre import pair_of, renumber
+from sbonnx.lint.fix.types import Fixed
+from sbonnx.lint.tensorrt_codes import HALVES
+from sbonnx.lint.view import Quantizer
+from sbonnx.ops import LINEAR
+from sbonnx.qdq.values import Numbers, is_integer, limits
+from sbonnx.spec import MIN_SCALE_FP16, UNUSED_SCALE, Array
+
+DEFAULT_AXIS: Final = 1
+"""Of Q and DQ in ONNX."""
+
+
+def explicit_zero(bench: Bench) -> Iterator[Fixed]:
+    """T04: a QuantizeLinear that leaves the type to a default says uint8, as ONNX reads it."""
+    for one in bench.view.quantizers:
+        if not one.quantizes or one.codes is not None or one.has_zero:
+            continue
+        shape = one.scale_shape
+        if shape is None or not all(isinstance(dim, int) for dim in shape):
+            yield Fixed("T04", one.name, one.scale_name, "the shape of its scale is not known", done=False)
+            continue
+        zero = bench.constant(f"{one.data.name}_zero_point", np.zeros([int(dim or 0) for dim in shape], np.uint8))
+        for each in (one, *bench.view.dequantizers_of(one)):
+            if not each.has_zero:
+                bench.set_zero(each.node, zero)
+        yield Fixed("T04", one.name, str(one.output.name), "a zero point of uint8, as ONNX reads it", exact=True)
+
+
+def explicit_axis(bench: Bench) -> Iterator[Fixed]:
+    """T09: the axis that ONNX takes by default is written out."""
+    for one in bench.view.quantizers:
+        if one.many and len(one.scale_shape or ()) == 1 and one.axis is None:
+            one.node.attrs["axis"] = DEFAULT_AXIS
+            yield Fixed("T09", one.name, one.scale_name, f"axis {DEFAULT_AXIS} written out", exact=True)
+
+
+def float_biases(bench: Bench) -> Iterator[Fixed]:
+    """T17: a bias is stored as the floats that its codes stand for."""
+    for node in bench.view.nodes:
+        linear = LINEAR.get(node.op)
+        if linear is None or linear.bias is None or len(node.inputs) <= linear.bias:
+            continue
+        one = bench.view.dequantizer(node.inputs[linear.bias])
+        if one is not None:
+            stored = bench.view.is_constant(one.data)
+            what = f"the {one.codes} bias stored as floats" if stored else "the bias read without its pair"
+            yield bypassed(bench, "T17", node, linear.bias, what, exact=stored)
+
+
+def float_constants(bench: Bench) -> Iterator[Fixed]:
+    """T03: other int32 constants behind a DequantizeLinear, such as the shift of a norm, are stored as floats."""
+    for one in bench.view.quantizers:
+        if not one.quantizes and one.codes == "int32" and bench.view.is_constant(one.data):
+            why = bench.remove(one)
+            what = why or "the int32 codes stored as floats"
+            yield Fixed("T03", one.name, str(one.data.name), what, done=why is None, exact=why is None)
+
+
+def typed_scales(bench: Bench) -> Iterator[Fixed]:
+    """T15: the scale of a QuantizeLinear gets the type of its input; its DequantizeLinear the same value."""
+    named = {name for name, _, _ in codes.mixed_types(bench.view)}
+    for one in bench.view.quantizers:
+        if not one.quantizes or one.name not in named:
+            continue
+        kind, old = query.dtype(one.data), bench.numbers(one)
+        if kind is None or old is None:
+            yield Fixed("T15", one.name, one.scale_name, "the scale is computed", done=False)
+            continue
+        scale = np.asarray(old.scale.astype(kind))
+        if not _good(scale).all():
+            why = f"a scale of {float(old.scale.reshape(-1)[0]):g} is not a number of {kind}"
+            yield Fixed("T15", one.name, one.scale_name, why, done=False)
+            continue
+        backs = bench.view.dequantizers_of(one)
+        same = [back for back in backs if back.same_scale(one)]
+        exact = bool((scale.astype(np.float64) == old.scale.astype(np.float64)).all())
+        edit.replace_input(one.node, 1, bench.constant(f"{one.data.name}_scale", scale))
+        for back in () if exact else same:
+            theirs = query.dtype(back.node.inputs[1])
+            edit.replace_input(back.node, 1, bench.constant(f"{one.data.name}_scale", scale.astype(theirs)))
+        yield Fixed("T15", one.name, one.scale_name, f"the scale stored as {kind}", exact=exact)
+
+
+def float_islands(bench: Bench) -> Iterator[Fixed]:
+    """T19: a DequantizeLinear whose float32 values are cast to half precision returns that itself."""
+    named = {name for name, _, _ in codes.float_islands(bench.view)}
+    for one in bench.view.quantizers:
+        if one.quantizes or one.name not in named:
+            continue
+        kind, casts = _cast_to(bench, one)
+        old = bench.numbers(one)
+        if kind is None or old is None or not _good(old.scale.astype(kind)).all():
+            why = "what reads it computes in float32: quantize with the high precision fp16 to have it converted"
+            yield Fixed("T19", one.name, str(one.output.name), why, done=False)
+            continue
+        scale = np.asarray(old.scale.astype(kind))
+        before = bench.view.quantizer_of(one.data)
+        for each in (one, *(() if before is None else (before, *bench.view.dequantizers_of(before)))):
+            kept = scale.dtype if each is one else query.dtype(each.node.inputs[1])
+            if each.same_scale(one):  # the rounded value for all of the pair
+                edit.replace_input(each.node, 1, bench.constant(f"{one.data.name}_scale", scale.astype(kept)))
+        one.output.dtype = scale.dtype
+        for cast in casts:
+            edit.replace_all_uses(cast.outputs[0], one.output, graph=bench.scope_of(cast))
+        what = f"the scale stored as {kind}, and {len(casts)} Cast nodes after it taken away"
+        yield Fixed("T19", one.name, one.scale_name, what)
+
+
+def _cast_to(bench: Bench, one: Quantizer) -> tuple[str | None, list[Node]]:
+    """The half type to which all readers cast a tensor, and they; None where some do not."""
+    readers = [node for node, _ in bench.view.readers(one.output)]
+    if bench.view.leaves(one.output) or not readers or any(node.op != "Cast" for node in readers):
+        return None, []
+    kinds = {str(query.dtype(node.outputs[0])) for node in readers}
+    kind = kinds.pop()
+    leave = any(bench.view.leaves(node.outputs[0]) for node in readers)
+    return (None, []) if kinds or kind not in HALVES or leave else (kind, readers)
+
+
+def _good(scale: Array) -> Array:
+    with np.errstate(over="ignore"):
+        values = scale.astype(np.float32)
+    return np.asarray(np.isfinite(values) & (values > 0))
+
+
+def rescaled(bench: Bench) -> Iterator[Fixed]:
+    """T18: only told."""
+    for one in bench.view.quantizers:
+        before = None if one.quantizes else bench.view.quantizer_of(one.data)
+        if before is not None and before.quantizes and not one.same_numbers(before):
+            why = f"'{before.name}' has other numbers: which are right, calibration knows"
+            yield Fixed("T18", one.name, str(one.data.name), why, done=False)
+
+
+def scale_floors(bench: Bench) -> Iterator[Fixed]:
+    """T05: scales of stored tensors that are 0, negative, or 0 in float16, raised to its smallest normal number."""
+    named = {name for name, _, _ in codes.bad_scales(bench.view)}
+    for one in bench.view.quantizers:
+        if one.name not in named:
+            continue
+        old, stored = bench.numbers(one), query.constant(one.data)
+        if old is None or stored is None or not is_integer(old.zero.dtype):
+            why = "the scale of a computed tensor is calibration's to find"
+            yield Fixed("T05", one.name, one.scale_name, why, done=False)
+            continue
+        raised = _raised(old, stored, quantizes=one.quantizes)
+        if isinstance(raised, str):
+            yield Fixed("T05", one.name, one.scale_name, raised, done=False)
+            continue
+        new, values = raised
+        changed = int((new.scale != old.scale).sum())
+        why_not = _store(bench, one, new, values)
+        what = f"{changed} of {new.scale.size} scales raised to {MIN_SCALE_FP16:g}, or 1 where all is 0"
+        yield Fixed("T05", one.name, one.scale_name, why_not or what, done=why_not is None)
+
+
+def _store(bench: Bench, one: Quantizer, new: Numbers, values: Array) -> str | None:
+    """Write raised scales: to the pair of stored floats, or to a DequantizeLinear with its codes."""
+    stem = str(one.data.name)
+    if not one.quantizes:
+        bench.set_numbers(one.node, new, stem)
+        edit.replace_input(one.node, 0, bench.constant(f"{stem}_raised", values))
+        return None
+    pair = pair_of(bench, one)
+    if isinstance(pair, str):
+        return pair
+    for each in pair.nodes:
+        renumber(bench, each, new, stem)
+    return None
+
+
+def _raised(old: Numbers, stored: Array, *, quantizes: bool) -> tuple[Numbers, Array] | str:
+    """Numbers whose scales survive float16, and codes for the same values (floats stay as they are)."""
+    scale = old.scale.astype(np.float64)
+    if not np.isfinite(scale).all() or (scale > float(np.finfo(np.float16).max)).any() or (scale < 0).any():
+        return "a scale that is negative, infinite or no number stands for nothing that could be kept"
+    floor = np.where(scale == 0, UNUSED_SCALE, MIN_SCALE_FP16)
+    with np.errstate(over="ignore"):
+        lost = scale.astype(np.float16) == 0
+    new = replace(old, scale=np.asarray(np.where(lost, floor, scale).astype(old.scale.dtype)))
+    if quantizes:
+        return new, stored
+    try:
+        ratio = old.spread(scale / new.scale.astype(np.float64), stored.shape)
+        steps = old.steps(stored) * ratio
+        low, high = limits(old.zero.dtype)
+        zero = old.spread(old.zero, stored.shape).astype(np.int64)
+    except ValueError as error:  # scales that do not fit
+        return str(error)
+    kept = np.broadcast_to(ratio, stored.shape) == 1
+    values = np.where(kept, stored.astype(np.int64), np.clip(np.rint(steps) + zero, low, high))
+    return new, np.asarray(values.astype(np.int64).astype(stored.dtype))

@@ -1,0 +1,190 @@
+"""Mends that take pairs away. Without a pair a tensor keeps its float values: never wrong, at most slower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from sbonnx.graph import Node, Tensor, edit, query
+from sbonnx.lint import tensorrt_fusion as fusion
+from sbonnx.lint import tensorrt_sizes as sizes
+from sbonnx.lint.fix.bench import Bench
+from sbonnx.lint.fix.types import Fixed
+from sbonnx.lint.view import Quantizer
+from sbonnx.ops import ADDS, EPILOGUES, LINEAR
+
+DEPTH: Final = 10_000
+"""Where counting how deep a branch is ends."""
+
+
+def removed(bench: Bench, rule: str, back: Quantizer, what: str) -> Fixed:
+    """A row: the pair of a DequantizeLinear taken away, or why not."""
+    name, tensor = back.name, str(back.output.name)
+    why = bench.remove(back)
+    return Fixed(rule, name, tensor, what) if why is None else Fixed(rule, name, tensor, why, done=False)
+
+
+def bypassed(bench: Bench, rule: str, node: Node, index: int, what: str, *, exact: bool = False) -> Fixed:
+    """A row: one input of a node past its pair, or why not."""
+    tensor = str(node.inputs[index].name)
+    why = bench.bypass(node, index)
+    name = str(node.name)
+    return Fixed(rule, name, tensor, what, exact=exact) if why is None else Fixed(rule, name, tensor, why, done=False)
+
+
+def duplicates(bench: Bench) -> Iterator[Fixed]:
+    """P05: QuantizeLinear nodes of one tensor with the same numbers become one."""
+    first: dict[int, list[Quantizer]] = {}
+    for one in bench.view.quantizers:
+        if not one.quantizes or not bench.view.is_activation_pair(one):
+            continue
+        known = first.setdefault(id(one.data), [])
+        same = next((other for other in known if _alike(one, other)), None)
+        if same is None:
+            if known:
+                why = f"'{known[0].name}' quantizes it with other numbers: which are right, calibration knows"
+                yield Fixed("P05", one.name, str(one.data.name), why, done=False)
+            known.append(one)
+            continue
+        edit.replace_all_uses(one.output, same.output, graph=bench.scope_of(one.node))
+        yield Fixed("P05", one.name, str(one.data.name), f"merged into '{same.name}'", exact=True)
+
+
+def _alike(one: Quantizer, other: Quantizer) -> bool:
+    same = one.same_numbers(other) and one.codes == other.codes and one.block == other.block
+    return same and (not one.many or one.channel_axis == other.channel_axis)
+
+
+def interface(bench: Bench) -> Iterator[Fixed]:
+    """P10: pairs on outputs of the graph."""
+    leaving = {id(tensor) for tensor in bench.view.graph.outputs}
+    for one in bench.view.quantizers:
+        if id(one.output) not in leaving:
+            if not one.quantizes and any(one.data is tensor for tensor in bench.view.graph.inputs):
+                why = "the model is given codes: whoever feeds it decides"
+                yield Fixed("P10", one.name, str(one.data.name), why, done=False)
+        elif one.quantizes:
+            why = "the model returns codes: whoever reads it decides"
+            yield Fixed("P10", one.name, str(one.output.name), why, done=False)
+        else:
+            yield removed(bench, "P10", one, "the pair on the output is taken away")
+
+
+def splitting(bench: Bench) -> Iterator[Fixed]:
+    """P02: pairs between a weighted op and what fuses into it."""
+    view = bench.view
+    for one in view.quantizers:
+        source = fusion.weighted_before(view, one.data) if one.quantizes else None
+        if source is None:
+            continue
+        for back in view.dequantizers_of(one):
+            for node, index in view.readers(back.output):
+                adds = node.op in ADDS and any(view.is_constant(tensor) for tensor in node.inputs)
+                if (index == 0 and node.op in EPILOGUES) or adds:
+                    what = f"{node.op} reads {source.op} '{source.name}' directly"
+                    yield bypassed(bench, "P02", node, index, what)
+
+
+def needless(bench: Bench) -> Iterator[Fixed]:
+    """P03: pairs on outputs of weighted ops that no reader gains by."""
+    named = {name for name, _, _ in fusion.needless_outputs(bench.view)}
+    for one in bench.view.quantizers:
+        if one.quantizes and one.name in named:
+            for back in bench.view.dequantizers_of(one):
+                yield removed(bench, "P03", back, "the pair is taken away")
+
+
+def residual(bench: Bench) -> Iterator[Fixed]:
+    """P04: an Add with pairs on both branches keeps the one on the skip branch."""
+    view = bench.view
+    named = {name for name, _, _ in fusion.residual_adds(view)}
+    for node in view.nodes:
+        if node.op not in ADDS or str(node.name) not in named:
+            continue
+        backs = [view.dequantizer(tensor) for tensor in node.inputs]
+        convs = [fusion.conv_branch(view, tensor, back) for tensor, back in zip(node.inputs, backs, strict=True)]
+        if None in backs:
+            why = "the skip branch has no pair: its scale is calibration's to find"
+            yield Fixed("P04", str(node.name), str(node.outputs[0].name), why, done=False)
+            continue
+        main = max((at for at in (0, 1) if convs[at]), key=lambda at: _depth(node.inputs[at]))
+        what = f"the branch of Conv '{convs[main]}' enters the Add without a pair"
+        yield bypassed(bench, "P04", node, main, what)
+
+
+def _depth(tensor: Tensor) -> int:
+    """How many nodes stand before a tensor on its longest way, counted along each node once."""
+    seen: dict[int, int] = {}
+    stack: list[tuple[Tensor, bool]] = [(tensor, False)]
+    while stack and len(seen) < DEPTH:
+        one, ready = stack.pop()
+        node = query.producer(one)
+        if node is None or (id(node) in seen and not ready):
+            continue
+        if ready:
+            before = [seen.get(id(maker), 0) for maker in map(query.producer, node.inputs) if maker is not None]
+            seen[id(node)] = 1 + max(before, default=0)
+        else:
+            stack.append((one, True))
+            stack.extend((read, False) for read in node.inputs)
+    top = query.producer(tensor)
+    return 0 if top is None else seen.get(id(top), DEPTH)
+
+
+def rescaled(bench: Bench) -> Iterator[Fixed]:
+    """P07, P09: of two pairs in a row, with or without ops between that only move values, the later one stays."""
+    for rule, check in (("P09", fusion.requantized), ("P07", fusion.rescaled_moves)):
+        named = {name for name, _, _ in check(bench.view)}
+        for one in bench.view.quantizers:
+            if one.quantizes and one.name in named:
+                yield bypassed(bench, rule, one.node, 0, "the pair before it is taken away on this way")
+
+
+def _first(node: Node) -> tuple[int, ...]:
+    return tuple(range(len(node.inputs))) if node.op in ADDS else (0,)
+
+
+def half_fused(bench: Bench) -> Iterator[Fixed]:
+    """P08: pools, Add and Resize whose output nothing quantizes read floats."""
+    yield from _at_inputs(bench, "P08", fusion.half_fused, _first)
+
+
+def delicate(bench: Bench) -> Iterator[Fixed]:
+    """P11: softmax, norms, masks and one-sided products read floats."""
+    yield from _at_inputs(bench, "P11", sizes.high_precision, lambda node: tuple(range(min(2, len(node.inputs)))))
+
+
+def tiny(bench: Bench) -> Iterator[Fixed]:
+    """P12: weighted ops too small for integer kernels become float, their weights with the values of their codes."""
+    yield from _at_inputs(bench, "P12", sizes.tiny, lambda node: tuple(sorted({0, 1, LINEAR[node.op].weight})))
+
+
+def one_sided(bench: Bench) -> Iterator[Fixed]:
+    """P01: weighted ops with one pair lose it; a weight gets the values of its codes."""
+    yield from _at_inputs(bench, "P01", fusion.one_sided, lambda node: (0, 1))
+
+
+def scalars(bench: Bench) -> Iterator[Fixed]:
+    """T13: pairs on tensors without dimensions are taken away."""
+    for one in bench.view.quantizers:
+        if not one.quantizes and query.rank(one.data) == 0:
+            yield removed(bench, "T13", one, "the pair is taken away")
+
+
+def _at_inputs(
+    bench: Bench,
+    rule: str,
+    check: Callable[..., Iterator[tuple[str, str, str]]],
+    indices: Callable[[Node], tuple[int, ...]],
+) -> Iterator[Fixed]:
+    """Every node that a rule names reads floats at those of its inputs that have a pair."""
+    named = {name for name, _, _ in check(bench.view)}
+    for node in bench.view.nodes:
+        if str(node.name) not in named:
+            continue
+        for index in indices(node):
+            back = bench.view.dequantizer(node.inputs[index])
+            if back is not None:
+                stored = bench.view.is_constant(back.data)
+                what = "the weight is stored as floats" if stored else "the pair before it is taken away"
+                yield bypassed(bench, rule, node, index, what, exact=stored)

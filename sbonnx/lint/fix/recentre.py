@@ -1,0 +1,233 @@
+"""Mends that move zero points and types of codes: to signed about 0 for TensorRT, to unsigned for onnxruntime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from sbonnx.cpu import has_dot_product
+from sbonnx.graph import Tensor, edit, query
+from sbonnx.lint import ort_numbers, ort_read
+from sbonnx.lint.fix.bench import Bench, code_type
+from sbonnx.lint.fix.types import Fixed
+from sbonnx.lint.view import Quantizer
+from sbonnx.ops import DEQUANTIZE
+from sbonnx.qdq.values import Numbers, is_integer, limits
+from sbonnx.spec import Array
+
+SIGNED: Final = {"uint8": "int8", "int8": "int8", "uint4": "int4", "int4": "int4"}
+"""The signed type of the same width, of types that have one that runtimes take."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A QuantizeLinear with the DequantizeLinear nodes that read it, all with the same numbers."""
+
+    quantize: Quantizer
+    backs: tuple[Quantizer, ...]
+
+    @property
+    def nodes(self) -> tuple[Quantizer, ...]:
+        """All of them."""
+        return (self.quantize, *self.backs)
+
+
+def pair_of(bench: Bench, one: Quantizer) -> Pair | str:
+    """The pair that a QuantizeLinear opens, or why its numbers cannot be changed."""
+    backs = bench.view.dequantizers_of(one)
+    for node, index in bench.view.readers(one.output):
+        if node.op not in DEQUANTIZE or index != 0:
+            return f"{node.op} '{node.name}' reads the codes themselves"
+    if bench.view.leaves(one.output):
+        return f"the codes '{one.output.name}' are an output"
+    other = next((back for back in backs if not back.same_numbers(one)), None)
+    if other is not None:
+        return f"'{other.name}' has other numbers than its QuantizeLinear: which are right, calibration knows"
+    return Pair(one, tuple(backs))
+
+
+def symmetric(bench: Bench) -> Iterator[Fixed]:
+    """T02, T03: codes become signed with the zero point 0."""
+    for one in bench.view.distinct:
+        kind = one.codes or ""
+        if kind == "int32" or (kind == SIGNED.get(kind) and (one.zero is None or not np.any(one.zero))):
+            if one.has_zero and one.zero is None:
+                yield Fixed("T02", one.name, one.zero_name, "the zero point is computed", done=False)
+            continue
+        if not is_integer(code_type(kind)) if kind else True:
+            continue
+        rule = "T02" if one.zero is not None and np.any(one.zero) else "T03"
+        if kind not in SIGNED:
+            why = f"{kind} does not fit 8 bits: quantize the tensor again"
+            yield Fixed(rule, one.name, str(one.data.name), why, done=False)
+        elif one.quantizes and bench.view.is_activation_pair(one):
+            yield _activation(bench, rule, one)
+        elif bench.view.is_constant(one.data):
+            yield constant(bench, rule, one)
+        elif bench.view.quantizer_of(one.data) is None:
+            why = f"the codes '{one.data.name}' are computed without a QuantizeLinear"
+            yield Fixed(rule, one.name, str(one.data.name), why, done=False)
+
+
+def _activation(bench: Bench, rule: str, one: Quantizer) -> Fixed:
+    """One pair on a computed tensor: shifted where the zero point is central, else re-centred on a wider scale."""
+    tensor = str(one.data.name)
+    pair, old = pair_of(bench, one), bench.numbers(one)
+    if isinstance(pair, str) or old is None:
+        why = pair if isinstance(pair, str) else "scale or zero point is computed"
+        return Fixed(rule, one.name, tensor, why, done=False)
+    new, exact = _about_zero(old)
+    floats = bench.rectified(one.node)
+    was = f"{old.zero.dtype} zero point {_first(old.zero)}"
+    if exact:
+        what = f"{was} -> {new.zero.dtype} zero point 0, the codes shifted"
+    else:
+        what = f"{was} -> {new.zero.dtype} zero point 0, scale {_first(old.scale):.4g} -> {_first(new.scale):.4g}"
+    if floats is not one.data:
+        node = query.producer(floats)
+        what += f"; {'' if node is None else node.op} written back, which saturation did the work of"
+        edit.replace_input(one.node, 0, floats)
+        exact = False
+    for each in pair.nodes:
+        renumber(bench, each, new, tensor)
+    return Fixed(rule, one.name, tensor, what, exact=exact)
+
+
+def _about_zero(old: Numbers) -> tuple[Numbers, bool]:
+    """Signed numbers with the zero point 0 that represent all that the old ones do; whether the scale stayed.
+
+    scale' = scale * max((qmax - zero) / qmax', (zero - qmin) / -qmin')
+    """
+    low, high = limits(old.zero.dtype)
+    kind = code_type(SIGNED[str(old.zero.dtype)])
+    new_low, new_high = limits(kind)
+    zero = old.zero.astype(np.int64)
+    ratio = np.maximum((high - zero) / new_high, (zero - low) / -new_low)
+    scale = np.asarray((old.scale.astype(np.float64) * ratio).astype(old.scale.dtype))
+    shifted = bool((high - zero == new_high).all())
+    return replace(old, scale=old.scale if shifted else scale, zero=np.zeros(old.zero.shape, kind)), shifted
+
+
+def renumber(bench: Bench, one: Quantizer, new: Numbers, stem: str) -> None:
+    """In place. A node of a pair gets new numbers, and its codes their type."""
+    bench.set_numbers(one.node, new, stem)
+    codes: Tensor = one.output if one.quantizes else one.data
+    if query.constant(codes) is None:
+        codes.dtype = new.zero.dtype
+
+
+def _first(values: Array) -> Any:
+    return values.reshape(-1)[0].item()
+
+
+def constant(bench: Bench, rule: str, one: Quantizer) -> Fixed:
+    """A stored tensor: codes less the zero point where they fit the signed type, else rounded to a wider scale."""
+    tensor = str(one.data.name)
+    old, stored = bench.numbers(one), query.constant(one.data)
+    if old is None or stored is None:
+        return Fixed(rule, one.name, tensor, "its codes, scale or zero point are computed", done=False)
+    try:
+        steps = old.steps(old.quantize(stored) if one.quantizes else stored)
+        new, codes = _narrowed(old, steps)
+    except ValueError as error:  # scales that do not fit
+        return Fixed(rule, one.name, tensor, str(error), done=False)
+    exact = bool(np.array_equal(old.scale, new.scale))
+    what = f"{old.zero.dtype} zero point {_first(old.zero)} -> {new.zero.dtype} zero point 0"
+    what += "" if exact else ", the scale raised where the codes do not fit"
+    if one.quantizes:
+        pair = pair_of(bench, one)
+        if isinstance(pair, str):
+            return Fixed(rule, one.name, tensor, pair, done=False)
+        exact = exact and bool(np.array_equal(new.steps(new.quantize(stored)), steps))
+        for each in pair.nodes:
+            renumber(bench, each, new, tensor)
+    else:
+        bench.set_numbers(one.node, new, tensor)
+        edit.replace_input(one.node, 0, bench.constant(f"{tensor}_signed", codes))
+    return Fixed(rule, one.name, tensor, what, exact=exact)
+
+
+def _narrowed(old: Numbers, steps: Array) -> tuple[Numbers, Array]:
+    """Signed numbers with the zero point 0 for codes less their zero point, and the codes.
+
+    Scales grow only where codes pass the ends: ``scale' = scale * max(max / qmax, min / qmin, 1)``.
+    """
+    kind = code_type(SIGNED[str(old.zero.dtype)])
+    low, high = limits(kind)
+    most = np.maximum(grouped(old, steps, np.maximum) / high, grouped(old, steps, np.minimum) / low)
+    ratio = np.maximum(most, 1.0)
+    scale = np.where(ratio > 1, old.scale.astype(np.float64) * ratio, old.scale).astype(old.scale.dtype)
+    new = replace(old, scale=np.asarray(scale), zero=np.zeros(old.scale.shape, kind))
+    codes = np.rint(steps / new.spread(ratio.reshape(old.scale.shape), steps.shape))
+    return new, np.asarray(np.clip(codes, low, high).astype(np.int64).astype(kind))
+
+
+def grouped(old: Numbers, values: Array, reduce: np.ufunc) -> Array:
+    """The largest or smallest value under each scale, in the shape of the scale."""
+    found = np.zeros(old.scale.shape, np.float64)
+    if old.scale.size == 1:
+        return np.full(old.scale.shape, reduce.reduce(values, axis=None, initial=0), np.float64)
+    places = np.arange(old.scale.size).reshape(old.scale.shape)
+    reduce.at(found.reshape(-1), np.broadcast_to(old.spread(places, values.shape), values.shape), values)
+    return found
+
+
+# --- onnxruntime ------------------------------------------------------------------------------------------------------
+
+
+def unsigned_activations(bench: Bench) -> Iterator[Fixed]:
+    """O11: pairs on computed tensors go from int8 to uint8, the codes shifted by 128."""
+    for one in bench.view.quantizers:
+        if not one.quantizes or one.codes != "int8" or not bench.view.is_activation_pair(one):
+            continue
+        if not bench.view.dequantizers_of(one):
+            continue  # no pair: integer operators or the caller read the codes
+        pair, old = pair_of(bench, one), bench.numbers(one)
+        if isinstance(pair, str) or old is None:
+            why = pair if isinstance(pair, str) else "scale or zero point is computed"
+            yield Fixed("O11", one.name, str(one.data.name), why, done=False)
+            continue
+        zero = np.asarray((old.zero.astype(np.int16) + 128).astype(np.uint8))
+        for each in pair.nodes:
+            renumber(bench, each, replace(old, zero=zero), str(one.data.name))
+        what = f"int8 zero point {_first(old.zero)} -> uint8 zero point {_first(zero)}, the codes shifted"
+        yield Fixed("O11", one.name, str(one.data.name), what, exact=True)
+
+
+def signed_weights(bench: Bench) -> Iterator[Fixed]:
+    """O12, O13: stored weights become int8 with the zero point 0."""
+    named = {
+        id(weight.node): rule
+        for rule, weight in _weights(bench)
+        if weight.codes == "uint8" or (weight.zero is not None and np.any(weight.zero))
+    }
+    for one in bench.view.distinct:
+        rule = named.get(id(one.node))
+        if rule is None:
+            continue
+        if rule == "O12" and _would_saturate(bench, one):
+            why = "int8 codes of that size saturate on this CPU, uint8 ones do not: quantize again with reduce_range"
+            yield Fixed(rule, one.name, str(one.data.name), why, done=False)
+        else:
+            yield constant(bench, rule, one)
+
+
+def _would_saturate(bench: Bench, one: Quantizer) -> bool:
+    """Whether this CPU adds products of int8 and uint8 codes in 16 bits, and codes are large enough to pass them."""
+    if has_dot_product():
+        return False
+    steps = ort_read.steps(bench.view, one)
+    return steps is None or bool((np.abs(steps) > ort_numbers.SAFE_CODE).any())
+
+
+def _weights(bench: Bench) -> Iterator[tuple[str, Quantizer]]:
+    """What stands before the weight of each linear op: the rule that speaks of it, the node that is to be changed."""
+    for node in bench.view.weighted:
+        tensor = bench.view.weight(node)
+        back = None if tensor is None else bench.view.dequantizer(tensor)
+        if back is not None and back.codes in SIGNED:
+            before = bench.view.quantizer_of(back.data)
+            yield "O12" if back.codes == "uint8" else "O13", back if before is None else before
