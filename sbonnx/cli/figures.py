@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 from sbonnx.cli.show import megabytes
+
+MOST_KERNELS: Final = 4
+"""Kinds of integer kernels named in the table; all of them are in the JSON."""
 
 OUTPUT_COLUMNS: Final = ("output", "mse", "max error", "SQNR dB", "cosine", "agreement")
 
@@ -29,7 +33,34 @@ def measured(metrics: dict[str, Any]) -> dict[str, object]:
         before, after = megabytes(metrics["bytes_float"]), megabytes(metrics["bytes_quantized"])
         facts["size"] = f"{before} -> {after} ({metrics['size_ratio']:.2f} of float)"
     if metrics["latency_ratio"] is not None:
-        times = f"{metrics['ms_float']:.3g} ms -> {metrics['ms_quantized']:.3g} ms"
-        facts["latency"] = f"{times} ({metrics['latency_ratio']:.2f} of float, side by side)"
+        times = f"{metrics['median_ms_float']:.3g} ms -> {metrics['median_ms_quantized']:.3g} ms"
+        best = f"best {metrics['ms_float']:.3g} -> {metrics['ms_quantized']:.3g}"
+        facts["latency"] = f"{times} ({metrics['latency_ratio']:.2f} of float, side by side; {best})"
+    facts["integer kernels"] = _kernels(metrics["kernels"])
+    facts["optimisation levels"] = _levels(metrics)
     facts["compared on"] = f"{metrics['feeds']} feeds"
     return facts
+
+
+def _kernels(kernels: dict[str, Any] | None) -> str | None:
+    """How much became an integer kernel; None where nothing of it was planned or counted."""
+    if kernels is None or not (kernels["planned"] or kernels["skipped"]):
+        return None
+    if kernels["skipped"]:
+        return f"not counted: {kernels['skipped']}"
+    folded = f", {kernels['folded']} more folded away" if kernels["folded"] else ""
+    text = f"{kernels['in_integers']} of {kernels['planned'] - kernels['folded']} planned ops{folded}"
+    text += f"; {percent(kernels['weights_in_integers'])} of the weights"
+    most = ", ".join(f"{name} {count}" for name, count in list(kernels["integer"].items())[:MOST_KERNELS])
+    return f"{text}; {most}" if most else text
+
+
+def _levels(metrics: dict[str, Any]) -> str | None:
+    """How near to each other the optimisation levels are at least, and on which kind of CPU."""
+    rows = metrics["levels"]
+    if not rows:
+        return None
+    least = min(row["off_db"] for row in rows)
+    agree = "agree" if least == math.inf else f"agree to {least:.1f} dB"
+    products = "adds 8-bit products exactly" if metrics["dot_product"] else "has no VNNI: 8-bit products saturate"
+    return f"{agree} ({rows[0]['feeds']} feeds; this CPU {products})"

@@ -1,0 +1,25 @@
+"""Proof that a quantized file is right: it checks, loads, keeps its interface and its outputs; and what it gained."""
+
+from __future__ import annotations
+
+from sbonnx.verify.comparison import COLLAPSED_DB, Comparison, LevelDifference
+from sbonnx.verify.kernels import FloatOp, Kernels
+from sbonnx.verify.limits import Limits
+from sbonnx.verify.proof import Depth, check, compare
+from sbonnx.verify.sessions import LEVEL_NAMES, Feeds, file_bytes, session
+
+__all__ = [
+    "COLLAPSED_DB",
+    "LEVEL_NAMES",
+    "Comparison",
+    "Depth",
+    "Feeds",
+    "FloatOp",
+    "Kernels",
+    "LevelDifference",
+    "Limits",
+    "check",
+    "compare",
+    "file_bytes",
+    "session",
+]

@@ -1,0 +1,266 @@
+"""What became an integer kernel, counted in the graphs that onnxruntime itself makes of a quantized file."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import onnx
+
+from sbonnx.ops import CONTROL_FLOW, INTEGER_ON_CPU, LINEAR, MATRIX_PRODUCTS, QDQ, QUANTIZE, RECTIFIERS
+from sbonnx.report import Refusal
+from sbonnx.verify.reading import Body, bodies
+from sbonnx.verify.reasons import data_inputs, reason
+
+RENAMED: Final = re.compile(r"(_token_\d+)+$|/[A-Za-z]*Fusion$|/duplicated$")
+"""What onnxruntime hangs on the names of nodes that it makes from others."""
+
+Place = tuple[Body, onnx.NodeProto]
+"""A node, and the body it stands in."""
+
+STEP: Final = "integer kernel"
+"""What was not done, in the report's rows."""
+
+
+@dataclass(frozen=True)
+class FloatOp:
+    """An op that onnxruntime computes in float, behind a DequantizeLinear.
+
+    Attributes:
+        node: its name in the quantized file.
+        op: its type there.
+        why: the reason, one clause.
+    """
+
+    node: str
+    op: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """How much of a quantized file runs in integers on onnxruntime's CPU.
+
+    Planned is what stands between pairs and could have an integer kernel: ops whose weight is quantized, ops of
+    `INTEGER_ON_CPU` whose inputs all come from pairs and whose output goes into one, and what the file holds as an
+    integer op already.
+
+    Attributes:
+        integer: number of integer kernels by name, as they run.
+        floating: number of all other kernels but Q and DQ.
+        quantize, dequantize: number of QuantizeLinear and DequantizeLinear kernels left.
+        planned: number of planned ops.
+        folded: planned ops that have no kernel of their own: they became part of another, or were needless.
+        float_weighted: planned ops with a weight that run in float.
+        float_planned: other planned ops that run in float.
+        stranded: unplanned ops that run in float between a DQ and a Q.
+        weights_in_integers: share of the values of the linear ops' weights that integer kernels read; 1 without any.
+        skipped: why nothing was counted, or "".
+    """
+
+    integer: Mapping[str, int] = field(default_factory=dict)
+    floating: Mapping[str, int] = field(default_factory=dict)
+    quantize: int = 0
+    dequantize: int = 0
+    planned: int = 0
+    folded: int = 0
+    float_weighted: tuple[FloatOp, ...] = ()
+    float_planned: tuple[FloatOp, ...] = ()
+    stranded: tuple[FloatOp, ...] = ()
+    weights_in_integers: float = 1.0
+    skipped: str = ""
+
+    @property
+    def with_kernel(self) -> int:
+        """Planned ops that were not folded away."""
+        return self.planned - self.folded
+
+    @property
+    def in_integers(self) -> int:
+        """Planned ops that run in integers."""
+        return self.with_kernel - len(self.float_weighted) - len(self.float_planned)
+
+    @property
+    def share(self) -> float | None:
+        """Of the planned ops that have a kernel, the share in integers; None where nothing was planned or counted."""
+        return self.in_integers / self.with_kernel if self.with_kernel and not self.skipped else None
+
+    @property
+    def left_float(self) -> tuple[FloatOp, ...]:
+        """Every op that runs in float behind a pair."""
+        return (*self.float_weighted, *self.float_planned, *self.stranded)
+
+    def refusals(self) -> tuple[Refusal, ...]:
+        """The ops that were left float, for the report."""
+        return tuple(Refusal(STEP, one.node, f"{one.op} runs in float: {one.why}") for one in self.left_float)
+
+    def summary(self) -> str:
+        """One line for people."""
+        if self.skipped:
+            return f"not counted: {self.skipped}"
+        text = f"{self.in_integers} of {self.with_kernel} planned ops"
+        if self.folded:
+            text += f" ({self.folded} more folded away)"
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        rows = {
+            name: [vars(one) for one in getattr(self, name)] for name in ("float_weighted", "float_planned", "stranded")
+        }
+        return {
+            "in_integers": self.in_integers,
+            "share": self.share,
+            **vars(self),
+            "integer": dict(self.integer),
+            "floating": dict(self.floating),
+            **rows,
+        }
+
+
+def count(quantized: onnx.ModelProto, chosen: onnx.ModelProto, executed: onnx.ModelProto | None = None) -> Kernels:
+    """The kernels of a quantized file.
+
+    Args:
+        quantized: the file. External data need not be there, here and below.
+        chosen: the graph that onnxruntime makes of it at level "extended", where kernels are chosen and names kept.
+        executed: the graph at level "all", whose kernels are those that run; it moves data between layouts as well.
+    """
+    within = [(body, node) for body in bodies(quantized) for node in body.nodes]
+    planned = [(body, node) for body, node in within if _is_planned(body, node)]
+    optimised = _Optimised(chosen)
+    places = [optimised.place_of(body, node) for body, node in planned]
+    weighted: list[FloatOp] = []
+    others: list[FloatOp] = []
+    kept = {id(node) for _, node in planned}
+    for (body, node), place in zip(planned, places, strict=True):
+        if place is None or place[0].reads_codes(place[1]):
+            continue
+        kept.remove(id(node))
+        row = FloatOp(node.name or str(node.output[0]), node.op_type, reason(body, node, place[1]))
+        (others if _weight(body, node) is None else weighted).append(row)
+    return Kernels(
+        **_kernels(chosen if executed is None else executed),
+        planned=len(planned),
+        folded=sum(place is None for place in places),
+        float_weighted=tuple(weighted),
+        float_planned=tuple(others),
+        stranded=tuple(optimised.stranded({id(place[1]) for place in places if place is not None})),
+        weights_in_integers=_share_of_weights(within, kept),
+    )
+
+
+def _is_planned(body: Body, node: onnx.NodeProto) -> bool:
+    """See `Kernels`."""
+    if node.op_type in QDQ | CONTROL_FLOW:
+        return False
+    if body.reads_codes(node) or _weight_pair(body, node) is not None:
+        return True
+    data = data_inputs(body, node) if node.op_type in INTEGER_ON_CPU else []
+    if not data or any(body.pair(name) is None for name in data) or not any(map(body.activation, data)):
+        return False
+    return node.op_type in MATRIX_PRODUCTS or bool(_written(body, node))
+
+
+def _weight_pair(body: Body, node: onnx.NodeProto) -> onnx.NodeProto | None:
+    """The DequantizeLinear of a linear op's constant weight, or None."""
+    linear = LINEAR.get(node.op_type)
+    pair = None if linear is None or len(node.input) <= linear.weight else body.pair(node.input[linear.weight])
+    return None if pair is None or body.stored(pair) is None else pair
+
+
+def _weight(body: Body, node: onnx.NodeProto) -> onnx.TensorProto | None:
+    """The constant weight of a linear op, as floats or codes; of an integer op, its codes; or None."""
+    pair = _weight_pair(body, node)
+    if pair is not None:
+        return body.stored(pair)
+    if node.op_type in LINEAR:
+        names = list(node.input)[LINEAR[node.op_type].weight :][:1]
+    else:
+        names = [name for name in node.input if name in body.codes] if body.reads_codes(node) else []
+    return next(
+        (body.constants[name] for name in names if len(getattr(body.constants.get(name), "dims", ())) > 1), None
+    )
+
+
+def _written(body: Body, node: onnx.NodeProto) -> list[str]:
+    """What the QuantizeLinear nodes behind a node write, past a Relu or Clip."""
+    found = []
+    for out in node.output:
+        for one in body.readers.get(out, ()):
+            behind = body.readers.get(one.output[0], ()) if one.op_type in RECTIFIERS else (one,)
+            found += [later.output[0] for later in behind if later.op_type in QUANTIZE]
+    return found
+
+
+def _share_of_weights(nodes: list[Place], integer: set[int]) -> float:
+    """Share of the values of all weights that belong to the nodes of `integer` (by id); 1 without weights."""
+    total = found = 0
+    for body, node in nodes:
+        weight = _weight(body, node)
+        size = 0 if weight is None else math.prod(weight.dims)
+        total += size
+        found += size if id(node) in integer else 0
+    return found / total if total else 1.0
+
+
+class _Optimised:
+    """A graph that onnxruntime made, searched by the names of the file it was made from."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.bodies = tuple(bodies(model))
+        self.by_name: dict[str, Place] = {}
+        self.by_output: dict[str, Place] = {}
+        self.by_weight: dict[str, list[Place]] = {}
+        for body in self.bodies:
+            for node in body.nodes:
+                if node.op_type not in QDQ:
+                    self.by_output.update((name, (body, node)) for name in node.output if name)
+                    self.by_name.setdefault(RENAMED.sub("", node.name), (body, node))
+                    weight = _weight(body, node)
+                    if weight is not None:
+                        self.by_weight.setdefault(weight.name, []).append((body, node))
+        for body in self.bodies:  # what kept its name comes before what was made of it
+            self.by_name.update((node.name, (body, node)) for node in body.nodes if node.op_type not in QDQ)
+
+    def place_of(self, body: Body, node: onnx.NodeProto) -> Place | None:
+        """The kernel that does the work of a node of the file, or None where that has none of its own."""
+        if node.name in self.by_name and node.name:
+            return self.by_name[node.name]
+        for name in (*node.output, *_written(body, node)):
+            if name in self.by_output:
+                return self.by_output[name]
+        weight = _weight(body, node)
+        readers = [] if weight is None else self.by_weight.get(weight.name, [])
+        return readers[0] if len(readers) == 1 else None
+
+    def stranded(self, known: set[int]) -> Iterator[FloatOp]:
+        """Float ops between a DQ of an activation and a Q, or with a dequantized weight too; without those known."""
+        for body in self.bodies:
+            for node in body.nodes:
+                if id(node) in known or node.op_type in QDQ | CONTROL_FLOW or body.reads_codes(node):
+                    continue
+                if not any(map(body.activation, node.input)):
+                    continue
+                read = [one for out in node.output for one in body.readers.get(out, ())]
+                if _weight_pair(body, node) is not None or any(one.op_type in QUANTIZE for one in read):
+                    name = RENAMED.sub("", node.name) or str(node.output[0])
+                    yield FloatOp(name, node.op_type, reason(body, node, node))
+
+
+def _kernels(model: onnx.ModelProto) -> dict[str, Any]:
+    """The counts of `Kernels`: of a model as onnxruntime runs it."""
+    counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
+    pairs: Counter[bool] = Counter()
+    for body in bodies(model):
+        for node in body.nodes:
+            if node.op_type in QDQ:
+                pairs[node.op_type in QUANTIZE] += 1
+            elif node.op_type not in CONTROL_FLOW:
+                counts[body.reads_codes(node)][node.op_type] += 1
+    integer, floating = (dict(counts[which].most_common()) for which in (True, False))
+    return {"integer": integer, "floating": floating, "quantize": pairs[True], "dequantize": pairs[False]}

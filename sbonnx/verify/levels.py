@@ -1,0 +1,118 @@
+"""Whether a quantized file gives the same at every optimisation level: nobody can be asked to choose one."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, Final
+
+import numpy as np
+
+from sbonnx.calib.store import TensorStore
+from sbonnx.metrics import OutputDifference, OutputDifferences
+from sbonnx.verify.comparison import LevelDifference
+from sbonnx.verify.models import Models
+from sbonnx.verify.sessions import LEVEL_NAMES, Feeds, interface, output_names, run, same_interface
+
+FEEDS: Final = 4
+"""Feeds run at every level, at most."""
+
+SECONDS: Final = 0.05
+"""Time after which level "off", the slowest, begins no further feed; the others then run as many."""
+
+OFF: Final = LEVEL_NAMES[0]
+FLOAT: Final = "float"
+
+
+class Interface(Exception):
+    """A level at which the quantized model takes or gives something else than the float one."""
+
+
+def differences(
+    models: Models,
+    data: Iterable[Feeds],
+    *,
+    limit: int | None,
+    store: TensorStore,
+    strict: bool = True,
+    keep_io: bool = True,
+) -> tuple[LevelDifference, ...]:
+    """The outputs at each level, against the float model and against level "off".
+
+    Args:
+        data: feeds; the first `FEEDS` are run, or `limit` if that is less.
+        store: where outputs wait.
+        strict: the interface must be that of the float model, at every level.
+        keep_io: with `strict`: the float types of inputs and outputs too.
+
+    Raises:
+        Interface: see there.
+        ModelError: the quantized model does not load at some level.
+        DataError: a model cannot run on a feed.
+    """
+    most = FEEDS if limit is None else min(FEEDS, limit)
+    rows: list[LevelDifference] = []
+    opened = models.open_quantized(OFF)
+    offered = interface(opened, keep_io=keep_io)
+    done = _run(store, OFF, opened, islice(iter(data), most), SECONDS)
+    opened = None  # let go of a session before the next is opened
+    opened = models.open_float()
+    wanted, names = interface(opened, keep_io=keep_io), output_names(opened)
+    _run(store, FLOAT, opened, islice(iter(data), done))
+    for level in LEVEL_NAMES:
+        if level != OFF:
+            opened = None
+            opened = models.open_quantized(level)
+            offered = interface(opened, keep_io=keep_io)
+            _run(store, level, opened, islice(iter(data), done))
+        if strict and not same_interface(offered, wanted):
+            raise Interface(level)
+        if len(offered[1]) == len(names):
+            rows.extend(_rows(level, names, done, store))
+    return tuple(rows)
+
+
+def _run(store: TensorStore, who: str, model: Any, data: Iterator[Feeds], seconds: float = math.inf) -> int:
+    """Run feeds until they or the time are over, the first at any rate. Outputs that are float tensors are kept.
+
+    Others are not: one index that changes is no measure of error.
+    """
+    begin, done = time.perf_counter(), 0
+    for feeds in data:
+        for place, output in enumerate(run(model, feeds, done)):
+            if isinstance(output, np.ndarray) and output.dtype.kind == "f":
+                store.put((who, done, place), output)
+        done += 1
+        if time.perf_counter() - begin > seconds:
+            break
+    return done
+
+
+def _rows(level: str, names: list[str], done: int, store: TensorStore) -> Iterator[LevelDifference]:
+    """One level's outputs, those that had the same shape as in float."""
+    found = {}
+    for reference in (FLOAT, OFF):
+        errors = OutputDifferences(names)
+        for index in range(done):
+            errors.add(_kept(store, reference, index, names), _kept(store, level, index, names))
+        found[reference] = {error.name: error for error in errors.result() if error.compared}
+    for name, error in found[FLOAT].items():
+        other = found[OFF].get(name)
+        if other is not None:
+            yield LevelDifference(level, name, _db(error), _db(other), other.max_abs, done)
+    if level != OFF:
+        for index in range(done):
+            for place in range(len(names)):
+                store.drop((level, index, place))
+
+
+def _db(error: OutputDifference) -> float:
+    """Signal to noise; values that are not finite are noise without bound."""
+    return -math.inf if error.not_finite else error.sqnr_db
+
+
+def _kept(store: TensorStore, who: str, index: int, names: list[str]) -> list[Any]:
+    keys = [(who, index, place) for place in range(len(names))]
+    return [store.get(key) if key in store else None for key in keys]

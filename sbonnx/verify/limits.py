@@ -1,0 +1,144 @@
+"""`Limits`: what a quantized model must keep to, and the sentences that say where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from sbonnx.errors import RecipeError
+from sbonnx.verify.comparison import Comparison, LevelDifference
+
+LEVELS_DB: Final = 20.0
+"""Levels whose outputs are nearer than this to those at level "off" agree."""
+
+LEVELS_MARGIN_DB: Final = 3.0
+"""Levels further apart still agree while neither is nearer to the float model by more than this: at few bits, codes
+that fall on the other side of a rounding move the output as much as quantization does."""
+
+Least = float | Mapping[str, float] | None
+"""For all outputs, or by the name of an output."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Thresholds, each None where nothing is asked. The names are those of the recipe's VERIFY section.
+
+    Attributes:
+        min_sqnr_db: signal to noise of the outputs against float, decibel.
+        min_cosine: cosine between the outputs and the float ones.
+        max_size_ratio: bytes of the file over those of the float one.
+        max_latency_ratio: time of one run over that of the float model.
+        min_integer: share of the planned ops that run in integers.
+        levels_db: signal to noise of each optimisation level against "off", decibel; None: see `LEVELS_DB`.
+        names: what to call the thresholds in sentences, by the keys of VERIFY; others are called by the key.
+    """
+
+    min_sqnr_db: Least = None
+    min_cosine: Least = None
+    max_size_ratio: float | None = None
+    max_latency_ratio: float | None = None
+    min_integer: float | None = None
+    levels_db: float | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def _name(self, key: str) -> str:
+        return self.names.get(key, f"VERIFY.{key}")
+
+    def check_outputs(self, names: Collection[str]) -> None:
+        """Check that the outputs that have a threshold of their own exist.
+
+        Raises:
+            RecipeError: one does not.
+        """
+        for key, wanted in (("MIN_SQNR_DB", self.min_sqnr_db), ("MIN_COSINE", self.min_cosine)):
+            for name in wanted if isinstance(wanted, Mapping) else ():
+                if name not in names:
+                    there = ", ".join(f"'{one}'" for one in names)
+                    raise RecipeError(f"{self._name(key)}: the model has no output '{name}': there are {there}")
+
+    def problems(self, comparison: Comparison) -> tuple[str, ...]:
+        """One sentence for each threshold that is not kept: what, the figure, the threshold, its name."""
+        return (
+            *self._outputs(comparison),
+            *self._levels(comparison),
+            *self._ratios(comparison),
+            *self._not_judged(comparison),
+        )
+
+    def _not_judged(self, comparison: Comparison) -> Iterator[str]:
+        """Thresholds of outputs that could not be compared."""
+        compared = {error.name for error in comparison.outputs}
+        for key, wanted in (("MIN_SQNR_DB", self.min_sqnr_db), ("MIN_COSINE", self.min_cosine)):
+            if wanted is not None and not comparison.feeds:
+                yield f"nothing was compared with float, as there was no data; {self._name(key)} asks for it"
+            elif isinstance(wanted, Mapping):
+                for name in sorted(wanted.keys() - compared):
+                    yield f"output '{name}' holds no numbers to compare; {self._name(key)} asks for {wanted[name]:g}"
+
+    def _outputs(self, comparison: Comparison) -> Iterator[str]:
+        lost = comparison.collapsed()
+        for error in comparison.outputs:
+            if error.name in lost:
+                continue  # said already, and more plainly
+            least = _for(self.min_sqnr_db, error.name)
+            if least is not None and error.sqnr_db < least:
+                figure = f"has {error.sqnr_db:.2f} dB signal to noise"
+                yield f"output '{error.name}' {figure}, {self._name('MIN_SQNR_DB')} asks for {least:g}"
+            least = _for(self.min_cosine, error.name)
+            if least is not None and error.cosine < least:
+                figure = f"has the cosine {error.cosine:.6f} to the float one"
+                yield f"output '{error.name}' {figure}, {self._name('MIN_COSINE')} asks for {least:g}"
+
+    def _levels(self, comparison: Comparison) -> Iterator[str]:
+        off = {one.output: one for one in comparison.levels if one.level == "off"}
+        for name, plain in off.items():
+            others = [one for one in comparison.levels if one.output == name and one.level != "off"]
+            apart = [one for one in others if self._disagrees(one, plain)]
+            if apart:
+                worst = min(apart, key=lambda one: one.off_db)
+                levels = " and ".join(f"'{one.level}'" for one in apart)
+                asked = "" if self.levels_db is None else f", {self._name('LEVELS_DB')} asks for {self.levels_db:g}"
+                why = "" if comparison.dot_product else "; this CPU has no VNNI: its uint8 x int8 products saturate"
+                yield (
+                    f"output '{name}' depends on onnxruntime's optimisation level: at {levels} it is "
+                    f"{worst.off_db:.1f} dB from that at 'off'{asked} ({worst.sqnr_db:.1f} dB from float, "
+                    f"at 'off' {plain.sqnr_db:.1f} dB){why}"
+                )
+
+    def _disagrees(self, one: LevelDifference, off: LevelDifference) -> bool:
+        if self.levels_db is not None:
+            return one.off_db < self.levels_db
+        return one.off_db < LEVELS_DB and abs(one.sqnr_db - off.sqnr_db) > LEVELS_MARGIN_DB
+
+    def _ratios(self, comparison: Comparison) -> Iterator[str]:
+        size, latency = comparison.size_ratio, comparison.latency_ratio
+        kernels = comparison.kernels
+        share = None if kernels is None else kernels.share
+        if self.max_size_ratio is not None and size is not None and size > self.max_size_ratio:
+            key = f"{self._name('MAX_SIZE_RATIO')} allows {self.max_size_ratio:g}"
+            yield f"the file has {size:.3f} of the float size, {key}"
+        if self.max_latency_ratio is not None:
+            key = f"{self._name('MAX_LATENCY_RATIO')} allows {self.max_latency_ratio:g}"
+            if latency is None:
+                why = "models over 1 GiB are opened one after the other" if comparison.feeds else "there was no data"
+                yield f"the latency was not measured: {why}; {key}"
+            elif latency > self.max_latency_ratio:
+                yield f"a run takes {latency:.3f} of the float time, {key}"
+        if self.min_integer is not None:
+            key = f"{self._name('MIN_INTEGER')} asks for {self.min_integer:g}"
+            if kernels is None or kernels.skipped:
+                yield f"integer kernels were not counted{_why(kernels.skipped if kernels else '')}, {key}"
+            elif share is not None and share < self.min_integer:
+                first = next(iter(kernels.left_float), None)
+                first_one = f" (first: '{first.node}': {first.why})" if first is not None else ""
+                yield f"{kernels.summary()} run in integers, a share of {share:.3f}, {key}{first_one}"
+
+
+def _why(text: str) -> str:
+    return f": {text}" if text else ""
+
+
+def _for(least: Least, output: str) -> float | None:
+    """The threshold of one output."""
+    return least.get(output) if isinstance(least, Mapping) else least

@@ -1,0 +1,96 @@
+"""`Models`: a float and a quantized model, opened when they are needed and kept open while both fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import onnx
+
+from sbonnx.calib.runner import CPU, providers
+from sbonnx.errors import ModelError
+from sbonnx.verify.kernels import Kernels, count
+from sbonnx.verify.sessions import session
+
+WRITTEN: Final = ("extended", "all")
+"""Levels whose graphs are read again, to count kernels in them."""
+
+
+@dataclass
+class Models:
+    """Sessions of two models.
+
+    Attributes:
+        floats, quantized: files (the float one may be a serialized model).
+        device: where they run.
+        without: onnxruntime's rewrites to leave out of the quantized model's sessions.
+        together: the float and the quantized session may be open at a time; they are kept then.
+        folder: where optimised graphs are written, to be counted; None: nothing is counted.
+    """
+
+    floats: Path | bytes
+    quantized: Path
+    device: str
+    without: Sequence[str]
+    together: bool
+    folder: Path | None = None
+    _open: dict[str, Any] = field(default_factory=dict)
+    _unwritten: str = ""
+
+    def open_float(self) -> Any:
+        """A session of the float model."""
+        if "float" not in self._open or not self.together:
+            return self._kept("float", session(self.floats, device=self.device))
+        return self._open["float"]
+
+    def open_quantized(self, level: str = "all") -> Any:
+        """A session of the quantized model at a level; its optimised graph is written on the way.
+
+        Raises:
+            ModelError: onnxruntime refuses it.
+        """
+        if level in self._open:
+            return self._open[level]
+        path = self._place(level) if providers(self.device) == [CPU] else None
+        made = self._written(level, path) if path is not None else None
+        if made is None:
+            made = session(self.quantized, level=level, device=self.device, without=self.without)
+        return self._kept(level, made) if level == "all" else made
+
+    def _kept(self, name: str, made: Any) -> Any:
+        if self.together:
+            self._open[name] = made
+        return made
+
+    def _place(self, level: str) -> Path | None:
+        """Where the optimised graph of a level goes; None where nobody will read it."""
+        wanted = self.folder is not None and level in WRITTEN and (self.together or level != "all")
+        path = None if self.folder is None else self.folder / f"{level}.onnx"
+        return path if wanted and path is not None and not path.exists() and not self._unwritten else None
+
+    def _written(self, level: str, path: Path) -> Any | None:
+        """A session whose optimised graph lies at `path`, or None where that cannot be written."""
+        try:
+            return session(self.quantized, level=level, without=self.without, write=path)
+        except ModelError as error:  # the model itself, or the disk: the caller tries again without writing
+            self._unwritten = f"its optimised graph could not be written beside temporary files ({error})"
+            return None
+
+    def kernels(self, model: onnx.ModelProto) -> Kernels:
+        """What became an integer kernel on the CPU.
+
+        Args:
+            model: what the quantized file holds.
+        """
+        found: dict[str, onnx.ModelProto] = {}
+        for level in WRITTEN:
+            path = self._place(level)
+            if path is not None:
+                self._written(level, path)
+            if self.folder is not None and (self.folder / f"{level}.onnx").exists():
+                found[level] = onnx.load(str(self.folder / f"{level}.onnx"), load_external_data=False)
+        if WRITTEN[0] not in found:
+            return Kernels(skipped=self._unwritten or "onnxruntime wrote no optimised graph")
+        return count(model, found[WRITTEN[0]], found.get(WRITTEN[1]))

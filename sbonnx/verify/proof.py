@@ -1,0 +1,193 @@
+"""`check` and `compare`: a quantized file beside its float model."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import onnx
+
+from sbonnx.calib.bound import reason
+from sbonnx.calib.store import TensorStore
+from sbonnx.cpu import has_dot_product
+from sbonnx.errors import DataError, ModelError
+from sbonnx.metrics import OutputDifference, OutputDifferences
+from sbonnx.verify import levels as by_level
+from sbonnx.verify.comparison import Comparison, LevelDifference
+from sbonnx.verify.latency import Latency, side_by_side
+from sbonnx.verify.models import Models
+from sbonnx.verify.sessions import Feeds, file_bytes, output_names, run, session
+
+TOGETHER_BYTES: Final = 1 << 30
+"""Models that take more in all are opened one after the other, and their latency is not measured."""
+
+WAITING_BYTES: Final = 256 << 20
+"""Memory for outputs that wait for another model's turn."""
+
+
+@dataclass(frozen=True)
+class Depth:
+    """What `compare` measures beside the outputs.
+
+    Attributes:
+        latency: the latency ratio.
+        levels: the first feeds at every optimisation level.
+        kernels: the integer kernels.
+        strict: with `levels`: inputs and outputs must be the same at each, types and shapes too.
+        keep_io: with `strict`: their float types too; else they may be narrower than in the float model.
+    """
+
+    latency: bool = True
+    levels: bool = False
+    kernels: bool = False
+    strict: bool = False
+    keep_io: bool = True
+
+
+def compare(
+    float_model: Path | bytes,
+    quantized: Path,
+    data: Iterable[Feeds] | None,
+    *,
+    device: str = "cpu",
+    limit: int | None = None,
+    without: Sequence[str] = (),
+    depth: Depth = Depth(),
+) -> Comparison:
+    """Run both models on the same feeds and measure how far the outputs are apart.
+
+    Args:
+        float_model, quantized: files (the float one may be a serialized model).
+        data: feeds as the sessions take them; walked more than once. None: nothing is run.
+        limit: at most this many feeds.
+        without: rewrites of onnxruntime to leave out of the quantized model's session.
+        depth: what else is measured.
+
+    Raises:
+        ModelError: a model does not load, or the interfaces differ.
+        DataError: there are no feeds, or a model cannot run one.
+    """
+    read = onnx.load(os.fspath(quantized), load_external_data=False)
+    sizes = file_bytes(float_model) if isinstance(float_model, Path) else len(float_model), file_bytes(quantized, read)
+    together = sum(sizes) <= TOGETHER_BYTES
+    with ExitStack() as stack:
+        folder = None
+        if depth.kernels:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sbonnx-")))
+        models = Models(float_model, quantized, device, without, together, folder)
+        rows = _levels(models, data or (), limit, depth) if depth.levels else ()
+        outputs: tuple[OutputDifference, ...] = ()
+        took, done = Latency(), 0
+        if data is not None:
+            errors, done = (_together if together else _apart)(models, data, limit)
+            if not done:
+                raise DataError("there is nothing to compare on: the data holds no feeds")
+            outputs = errors.result()
+            if depth.latency and together:
+                took = side_by_side(models.open_float(), models.open_quantized(), next(iter(data)))
+        return Comparison(
+            outputs=outputs,
+            feeds=done,
+            bytes_float=sizes[0],
+            bytes_quantized=sizes[1],
+            ms_float=took.best[0],
+            ms_quantized=took.best[1],
+            median_ms_float=took.middle[0],
+            median_ms_quantized=took.middle[1],
+            latency_runs=took.runs,
+            levels=rows,
+            kernels=models.kernels(read) if depth.kernels else None,
+            dot_product=has_dot_product(),
+        )
+
+
+def check(
+    float_model: Path | bytes,
+    quantized: Path,
+    data: Iterable[Feeds] | None,
+    *,
+    device: str = "cpu",
+    limit: int | None = None,
+    latency: bool = True,
+    without: Sequence[str] = (),
+    keep_io: bool = True,
+    opens: bool = True,
+) -> Comparison:
+    """`compare` with all it can, after the file has proved valid: onnx.checker with full check, and its interface.
+
+    The arguments are those of `compare` and `Depth`, and:
+
+    Args:
+        opens: onnxruntime opens the file with all its rewrites, as users do.
+
+    Raises:
+        ModelError: the file is not valid, does not load at some level, or its interface changed.
+    """
+    try:
+        onnx.checker.check_model(os.fspath(quantized), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ModelError(f"{quantized} does not pass onnx.checker: {reason(error)}") from error
+    if without and opens:  # users open it with all rewrites
+        session(quantized, device=device)
+    depth = Depth(latency=latency, levels=True, kernels=True, strict=True, keep_io=keep_io)
+    return compare(float_model, quantized, data, device=device, limit=limit, without=without, depth=depth)
+
+
+def _levels(models: Models, data: Iterable[Feeds], limit: int | None, depth: Depth) -> tuple[LevelDifference, ...]:
+    with TensorStore(WAITING_BYTES) as store:
+        try:
+            return by_level.differences(
+                models, data, limit=limit, store=store, strict=depth.strict, keep_io=depth.keep_io
+            )
+        except by_level.Interface as error:
+            text = f"inputs or outputs of {models.quantized} are not those of the float model"
+            raise ModelError(f"{text} (at optimisation level '{error}')") from error
+
+
+def _together(models: Models, data: Iterable[Feeds], limit: int | None) -> tuple[OutputDifferences, int]:
+    """Both on each feed; the differences, and how many feeds there were."""
+    one, other = models.open_float(), models.open_quantized()
+    errors = OutputDifferences(_same_outputs(output_names(one), output_names(other)))
+    done = 0
+    for feeds in islice(iter(data), limit):
+        errors.add(run(one, feeds, done), run(other, feeds, done))
+        done += 1
+    return errors, done
+
+
+def _apart(models: Models, data: Iterable[Feeds], limit: int | None) -> tuple[OutputDifferences, int]:
+    """The same with one model open at a time; float outputs wait, on disk where they are many."""
+    with TensorStore(WAITING_BYTES) as store:
+        model = models.open_float()
+        names = output_names(model)
+        done = 0
+        for feeds in islice(iter(data), limit):
+            for place, output in enumerate(run(model, feeds, done)):
+                if isinstance(output, np.ndarray):
+                    store.put((done, place), output)
+            done += 1
+        model = None  # let go of the session before the next is opened
+        model = models.open_quantized()
+        errors = OutputDifferences(_same_outputs(names, output_names(model)))
+        for number, feeds in enumerate(islice(iter(data), done)):
+            keys = [(number, place) for place in range(len(names))]
+            waiting = [store.take(key) if key in store else None for key in keys]
+            errors.add(waiting, run(model, feeds, number))
+    return errors, done
+
+
+def _same_outputs(names: list[str], others: list[str]) -> list[str]:
+    """`names`, when they are the outputs of the quantized model too."""
+    if names != others:
+        raise ModelError(
+            f"the outputs of the quantized model ({', '.join(others)}) are not those of the float one "
+            f"({', '.join(names)})"
+        )
+    return names

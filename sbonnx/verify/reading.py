@@ -1,0 +1,168 @@
+"""A model's bodies as they stand in the file: who makes and reads each tensor, and which tensors hold codes.
+
+Read from the protobuf and not from a `Graph`: names must be those that the runtime wrote, and nothing is moved.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
+
+import onnx
+
+from sbonnx.ops import DEQUANTIZE, QDQ, QUANTIZE, STANDARD_DOMAINS
+
+CODES: Final = frozenset(
+    getattr(onnx.TensorProto, name)
+    for name in ("INT8", "UINT8", "INT4", "UINT4", "INT2", "UINT2", "INT16", "UINT16")
+    if hasattr(onnx.TensorProto, name)
+)
+"""Element types of codes."""
+
+INTEGER_KERNELS: Final = ("QLinear", "Nhwc")
+"""How the names of onnxruntime's own kernels begin that write codes where they read codes."""
+
+QGEMM_INPUTS: Final = 9
+"""QGemm writes codes when its last input, the zero point of its output, is there; else float."""
+
+
+@dataclass(frozen=True)
+class Body:
+    """The main graph, or the body of an If, Loop or Scan.
+
+    Attributes:
+        nodes: in the order of the file.
+        makers: node by the tensor that it makes, with those of the bodies around.
+        constants: initializers and Constants by name, with those of the bodies around.
+        readers: nodes of this body that read a tensor, themselves or in a body of theirs.
+        outputs: tensors that leave the body.
+        codes: tensors that hold codes, with those of the bodies around.
+        opset: version of the standard operators.
+    """
+
+    nodes: tuple[onnx.NodeProto, ...]
+    makers: Mapping[str, onnx.NodeProto]
+    constants: Mapping[str, onnx.TensorProto]
+    readers: Mapping[str, Sequence[onnx.NodeProto]]
+    outputs: frozenset[str]
+    codes: Mapping[str, bool] = field(repr=False)
+    opset: int = 0
+
+    def kinds(self, node: onnx.NodeProto) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """See `kinds`; empty for nodes of other domains."""
+        return kinds(node.op_type, self.opset) if node.domain in STANDARD_DOMAINS else ((), ())
+
+    def pair(self, tensor: str) -> onnx.NodeProto | None:
+        """The DequantizeLinear that makes `tensor`, or None."""
+        maker = self.makers.get(tensor)
+        return maker if maker is not None and maker.op_type in DEQUANTIZE else None
+
+    def stored(self, pair: onnx.NodeProto) -> onnx.TensorProto | None:
+        """What a DequantizeLinear reads, when it is constant: codes, or floats behind a QuantizeLinear."""
+        maker = self.makers.get(pair.input[0])
+        name = maker.input[0] if maker is not None and maker.op_type in QUANTIZE else pair.input[0]
+        return self.constants.get(name)
+
+    def activation(self, tensor: str) -> bool:
+        """Whether `tensor` is a dequantized activation."""
+        pair = self.pair(tensor)
+        return pair is not None and self.stored(pair) is None
+
+    def zero_point(self, pair: onnx.NodeProto) -> onnx.TensorProto | None:
+        """The constant zero point of a Q or DQ node, or None."""
+        return self.constants.get(pair.input[2]) if len(pair.input) > 2 else None
+
+    def reads_codes(self, node: onnx.NodeProto) -> bool:
+        """Whether a node computes with codes: neither a Q, DQ or Cast, nor a node with bodies of its own."""
+        if node.op_type in QDQ or node.op_type in ("Cast", "DynamicQuantizeLinear") or _bodies_of(node):
+            return False
+        return any(name in self.codes for name in node.input)
+
+
+def bodies(model: onnx.ModelProto) -> Iterator[Body]:
+    """Every body of a model, outer ones first. External data need not be there."""
+    opset = next((one.version for one in model.opset_import if one.domain in STANDARD_DOMAINS), 0)
+    yield from _walk(model.graph, opset, ChainMap(), ChainMap(), ChainMap())
+
+
+def _walk(
+    graph: onnx.GraphProto,
+    opset: int,
+    makers: ChainMap[str, onnx.NodeProto],
+    constants: ChainMap[str, onnx.TensorProto],
+    codes: ChainMap[str, bool],
+) -> Iterator[Body]:
+    makers, constants, codes = makers.new_child(), constants.new_child(), codes.new_child()
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for tensor in graph.initializer:
+        constants[tensor.name] = tensor
+        _mark(codes, tensor.name, tensor.data_type)
+    for value in graph.input:
+        _mark(codes, value.name, value.type.tensor_type.elem_type)
+    nodes = tuple(graph.node)
+    for node in nodes:
+        makers.update(dict.fromkeys(filter(None, node.output), node))
+        for name in {*node.input, *_captured(node)} - {""}:
+            readers.setdefault(name, []).append(node)
+        for attribute in node.attribute:
+            if node.op_type == "Constant" and attribute.name == "value":
+                constants[node.output[0]] = attribute.t
+                _mark(codes, node.output[0], attribute.t.data_type)
+        codes.update(dict.fromkeys(_written(node, codes, opset), True))
+    outputs = frozenset(value.name for value in graph.output)
+    yield Body(nodes, makers, constants, readers, outputs, codes, opset)
+    for node in nodes:
+        for body in _bodies_of(node):
+            yield from _walk(body, opset, makers, constants, codes)
+
+
+def _mark(codes: MutableMapping[str, bool], name: str, kind: int) -> None:
+    if kind in CODES:
+        codes[name] = True
+
+
+def _bodies_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    return [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+
+
+def _captured(node: onnx.NodeProto) -> set[str]:
+    """Names that the bodies of a node read or hand out; those made inside as well, which are read nowhere else."""
+    found: set[str] = set()
+    for body in _bodies_of(node):
+        found.update(value.name for value in body.output)
+        for inner in body.node:
+            found.update(inner.input)
+            found.update(_captured(inner))
+    return found
+
+
+def _written(node: onnx.NodeProto, codes: Mapping[str, bool], opset: int) -> list[str]:
+    """Outputs of a node that hold codes: by its schema, or by the names of onnxruntime's own kernels."""
+    if node.op_type in QUANTIZE:
+        return list(node.output)
+    if node.domain in STANDARD_DOMAINS:
+        inputs, outputs = kinds(node.op_type, opset)
+        if not outputs:
+            return []
+        bound = {inputs[min(i, len(inputs) - 1)] for i, name in enumerate(node.input) if inputs and name in codes}
+        bound |= {"tensor(uint8)", "tensor(int8)"}
+        return [name for i, name in enumerate(node.output) if outputs[min(i, len(outputs) - 1)] in bound]
+    if not any(name in codes for name in node.input):
+        return []
+    writes = node.op_type == "QGemm" and len(node.input) == QGEMM_INPUTS and bool(node.input[-1])
+    return list(node.output) if writes or node.op_type.startswith(INTEGER_KERNELS) else []
+
+
+@lru_cache(maxsize=1024)
+def kinds(op: str, opset: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the types of an ONNX op's inputs and outputs ("T", "tensor(int64)"); the last may be repeated.
+
+    Empty for an op that is not in the standard.
+    """
+    if not onnx.defs.has(op, max_inclusive_version=opset):
+        return (), ()
+    schema = onnx.defs.get_schema(op, opset)
+    return tuple(one.type_str for one in schema.inputs), tuple(one.type_str for one in schema.outputs)

@@ -1,0 +1,150 @@
+"""onnxruntime sessions of files, and what is compared of them: interface, outputs, size, the graph that they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+
+from sbonnx.calib.bound import reason
+from sbonnx.calib.runner import providers
+from sbonnx.calib.session import LEVELS
+from sbonnx.errors import DataError, ModelError
+from sbonnx.runtime import onnxruntime
+from sbonnx.spec import Array
+
+Feeds = Mapping[str, Array]
+
+LEVEL_NAMES: Final = ("off", "basic", "extended", "all")
+"""onnxruntime's levels of optimisation, from what the file says to what runs when nobody chooses."""
+
+BESIDE_BYTES: Final = 1024
+"""Weights from this size on lie in a file of their own beside an optimised graph: its own file ends at 2 GB."""
+
+HALF: Final = np.dtype(np.float16)
+
+FLOATS: Final = ("tensor(float16)", "tensor(bfloat16)")
+"""Types that stand for float32 where a model's inputs and outputs were narrowed."""
+
+Entry = tuple[str, str, tuple[Any, ...]]
+"""Name, type and shape of an input or output; dynamic axes by their name."""
+
+
+def session(
+    model: Path | bytes,
+    *,
+    level: str = "all",
+    device: str = "cpu",
+    without: Sequence[str] = (),
+    write: Path | None = None,
+) -> Any:
+    """An onnxruntime session of a file (or serialized model) at an optimisation level.
+
+    Args:
+        without: names of onnxruntime's rewrites to leave out.
+        write: where to write the graph as onnxruntime optimised it, its larger weights beside it.
+
+    Raises:
+        ModelError: onnxruntime refuses the model, or cannot write; its first line is in the message.
+    """
+    runtime = onnxruntime()
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, LEVELS[level])
+    if write is not None:
+        options.optimized_model_filepath = str(write)
+        prefix = "session.optimized_model_external_initializers"
+        options.add_session_config_entry(f"{prefix}_file_name", f"{write.name}.weights")
+        options.add_session_config_entry(f"{prefix}_min_size_in_bytes", str(BESIDE_BYTES))
+    source = str(model) if isinstance(model, Path) else model
+    try:
+        return runtime.InferenceSession(source, options, providers=providers(device), disabled_optimizers=list(without))
+    except Exception as error:  # onnxruntime's own exceptions share no base class
+        name = model if isinstance(model, Path) else "the model"
+        raise ModelError(f"onnxruntime refuses {name} at optimisation level '{level}': {reason(error)}") from error
+
+
+def run(model: Any, feeds: Feeds, index: int) -> list[Any]:
+    """Outputs in order. Feeds past the model's inputs are left out; float ones become float16 where that is wanted.
+
+    Args:
+        index: of the feed, for messages.
+
+    Raises:
+        DataError: the model cannot run on these feeds.
+    """
+    wanted = {entry.name: HALF if entry.type == "tensor(float16)" else None for entry in model.get_inputs()}
+    given = {
+        name: value if wanted[name] is None or value.dtype.kind != "f" else value.astype(wanted[name], copy=False)
+        for name, value in feeds.items()
+        if name in wanted
+    }
+    try:
+        outputs: list[Any] = model.run(None, given)
+    except Exception as error:  # onnxruntime's own exceptions share no base class
+        raise DataError(f"the model cannot run feed {index}: {reason(error)}") from error
+    return outputs
+
+
+def file_bytes(path: Path, model: onnx.ModelProto | None = None) -> int:
+    """Size of a model file with the external data files it names.
+
+    Args:
+        model: what the file holds, where it was read already.
+    """
+    read = onnx.load(str(path), load_external_data=False) if model is None else model
+    names: set[str] = {
+        entry.value for tensor in _initializers(read.graph) for entry in tensor.external_data if entry.key == "location"
+    }
+    return sum(file.stat().st_size for file in (path, *(path.parent / name for name in names)))
+
+
+def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _initializers(attribute.g)
+
+
+def output_names(model: Any) -> list[str]:
+    """Names of a session's outputs, in order."""
+    return [output.name for output in model.get_outputs()]
+
+
+def interface(model: Any, *, keep_io: bool = True) -> tuple[list[Entry], list[Entry]]:
+    """Inputs and outputs of a session.
+
+    Args:
+        keep_io: False takes narrow floats for float32.
+    """
+    entries = ((value.name, value.type, tuple(value.shape)) for value in (*model.get_inputs(), *model.get_outputs()))
+    plain = [
+        (name, "tensor(float)" if kind in FLOATS and not keep_io else kind, shape) for name, kind, shape in entries
+    ]
+    inputs = len(model.get_inputs())
+    return plain[:inputs], plain[inputs:]
+
+
+def same_interface(one: tuple[list[Entry], list[Entry]], other: tuple[list[Entry], list[Entry]]) -> bool:
+    """Whether two sessions take and give the same.
+
+    An axis of an output may have a name in one and a number in the other, unless an input's axis has that name:
+    exporters give each unknown axis a name, and onnxruntime replaces it by what it infers, which is more where
+    the shapes inside are simpler.
+    """
+    if one[0] != other[0] or len(one[1]) != len(other[1]):
+        return False
+    given = {axis for _, _, shape in one[0] for axis in shape}
+    for (name, kind, shape), (other_name, other_kind, other_shape) in zip(one[1], other[1], strict=True):
+        if (name, kind, len(shape)) != (other_name, other_kind, len(other_shape)):
+            return False
+        for axes in zip(shape, other_shape, strict=True):
+            names = [axis for axis in axes if not isinstance(axis, int)]
+            if axes[0] != axes[1] and (len(names) != 1 or names[0] in given):
+                return False
+    return True
