@@ -32,6 +32,8 @@ HEADLINE = {
     "silero_vad": ("decision_agree_with_float", "prob_correlation"),
 }
 BATCH = 8
+Run = Callable[[Path], None]
+Contestants = Callable[[Path, list[dict[str, Any]], Path], dict[str, Run]]
 
 
 def load_pack(folder: Path) -> Any:
@@ -76,14 +78,21 @@ def peer_input(path: Path, folder: Path) -> Path:
     return done
 
 
-def peer(model: Path, feeds: list[dict[str, Any]], output: Path, *, per_channel: bool, tensorrt: bool) -> None:
-    """One run of quantize_static."""
+def peer(
+    model: Path,
+    feeds: list[dict[str, Any]],
+    output: Path,
+    *,
+    per_channel: bool,
+    tensorrt: bool = False,
+    signed: bool = False,
+) -> None:
+    """One run of quantize_static; signed: int8 activations."""
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
     options: dict[str, Any] = {}
-    kind = QuantType.QUInt8
+    kind = QuantType.QInt8 if signed or tensorrt else QuantType.QUInt8
     if tensorrt:
-        kind = QuantType.QInt8
         options = {
             "ActivationSymmetric": True,
             "WeightSymmetric": True,
@@ -103,28 +112,30 @@ def peer(model: Path, feeds: list[dict[str, Any]], output: Path, *, per_channel:
     )
 
 
-def runs(path: Path, feeds: list[dict[str, Any]], folder: Path) -> dict[str, Callable[[Path], None]]:
+def ours(path: Path, feeds: list[dict[str, Any]], backend: str, **overrides: Any) -> Run:
+    """sbonnx with its defaults for a backend, verification included; problems go to stderr."""
+
+    def run(output: Path) -> None:
+        report = sbonnx.quantize(path, feeds, backend=backend, output=output, force=True, **overrides)
+        for problem in report.problems:
+            print(f"    {path.name} {backend}: {problem}", file=sys.stderr)
+
+    return run
+
+
+def runs(path: Path, feeds: list[dict[str, Any]], folder: Path) -> dict[str, Run]:
     """The contestants: each writes a quantized model to the path it is given."""
-
-    def ours(backend: str) -> Callable[[Path], None]:
-        def run(output: Path) -> None:
-            report = sbonnx.quantize(path, feeds, backend=backend, output=output, force=True)
-            for problem in report.problems:
-                print(f"    {path.name} {backend}: {problem}", file=sys.stderr)
-
-        return run
-
     prepared = peer_input(path, folder)
     return {
-        "sbonnx onnxruntime": ours("onnxruntime"),
-        "peer per-tensor": lambda out: peer(prepared, feeds, out, per_channel=False, tensorrt=False),
-        "peer per-channel": lambda out: peer(prepared, feeds, out, per_channel=True, tensorrt=False),
-        "sbonnx tensorrt": ours("tensorrt"),
+        "sbonnx onnxruntime": ours(path, feeds, "onnxruntime"),
+        "peer per-tensor": lambda out: peer(prepared, feeds, out, per_channel=False),
+        "peer per-channel": lambda out: peer(prepared, feeds, out, per_channel=True),
+        "sbonnx tensorrt": ours(path, feeds, "tensorrt"),
         "peer TensorRT switches": lambda out: peer(prepared, feeds, out, per_channel=True, tensorrt=True),
     }
 
 
-def measure(pack: Any, name: str) -> list[list[str]]:
+def measure(pack: Any, name: str, contestants: Contestants = runs) -> list[list[str]]:
     """Rows of one model."""
     path = Path(pack.model_path(name))
     feeds = pack.load_calib(name, batch=BATCH if name != "silero_vad" else 1)
@@ -134,7 +145,7 @@ def measure(pack: Any, name: str) -> list[list[str]]:
     shown = [f"{floats[m]:.4f}" if m in floats else "" for m in metrics]
     rows.append([name, "float", *shown, f"{path.stat().st_size / 1e6:.2f}", ""])
     with tempfile.TemporaryDirectory() as folder:
-        for who, run in runs(path, feeds, Path(folder)).items():
+        for who, run in contestants(path, feeds, Path(folder)).items():
             output = Path(folder) / "out.onnx"
             output.unlink(missing_ok=True)
             start = time.process_time()

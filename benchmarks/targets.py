@@ -1,0 +1,65 @@
+"""What the targets are to show: latency and accuracy beside the peer, lint, half precision.
+
+    python -m benchmarks.targets [--tables latency accuracy lint half] [--models NAME ...] [--repeats 15] [--write]
+
+Each table is a section of its own in docs/results.md, so that one can be measured again without the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import warnings
+from pathlib import Path
+
+from benchmarks import targets_accuracy, targets_half, targets_latency, targets_lint
+from benchmarks.accuracy import HEADLINE, load_pack
+from benchmarks.results import arguments, write_section
+from benchmarks.targets_models import NAMES, subject
+
+TABLES = ("latency", "accuracy", "lint", "half")
+TITLE = "## Targets\n\n`python -m benchmarks.targets --tables {} --write`.\n\n"
+
+
+def models_of(which: str, names: list[str]) -> list[str]:
+    """Those of the models that a table shows: random weights have no accuracy, and little to say of half precision."""
+    shown = {"latency": NAMES, "lint": (*HEADLINE, *targets_lint.PEER_SUBJECTS)}.get(which, tuple(HEADLINE))
+    return [name for name in names if name in shown]
+
+
+def section(which: str, names: list[str], pack: object, folder: Path, repeats: int) -> str:
+    """One table with its heading."""
+    wanted = models_of(which, names)
+    if which == "accuracy":
+        return targets_accuracy.text(pack, wanted)
+    subjects = [subject(name, pack, folder) for name in wanted]
+    if which == "latency":
+        lines = [line for one in subjects for line in targets_latency.measure(one, folder, repeats)]
+        return targets_latency.text(lines, repeats)
+    return targets_lint.text(subjects) if which == "lint" else targets_half.text(subjects)
+
+
+def main() -> int:
+    """Measure and print; with --write, into docs/results.md."""
+    parser = arguments(__doc__)
+    parser.add_argument("--tables", nargs="*", default=list(TABLES), choices=TABLES)
+    parser.add_argument("--models", nargs="*", default=list(NAMES), choices=NAMES)
+    parser.add_argument("--repeats", type=int, default=15, help="turns of each contestant for latency")
+    parser.add_argument("--files", type=Path, help="folder where the peer's files are kept and looked for")
+    options = parser.parse_args()
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    pack = load_pack(options.pack)
+    with tempfile.TemporaryDirectory() as spare:
+        folder = options.files or Path(spare)
+        folder.mkdir(parents=True, exist_ok=True)
+        for which in options.tables:
+            text = TITLE.format(which) + section(which, options.models, pack, folder, options.repeats)
+            print(text)
+            if options.write:
+                write_section(f"targets {which}", text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,86 @@
+"""Accuracy of each target beside the peer's setting for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy import HEADLINE, Run, measure, ours, runs
+from benchmarks.results import table
+
+HEADER = ("model", "quantizer", "metric 1", "metric 2", "MB", "CPU s", "beside the peer")
+RIVALS = {
+    "sbonnx onnxruntime": ("peer per-tensor", "peer per-channel"),
+    "sbonnx tensorrt": ("peer TensorRT switches",),
+    "sbonnx tensorrt fp16": ("peer TensorRT switches",),
+}
+NOT_ENTERED = ("silero_vad",)
+"""The peer does not enter the branches of these: its file is the float network."""
+
+NOT_A_SCORE = ("n_detections",)
+"""Metrics of which more is not better."""
+
+
+def contestants(path: Path, feeds: list[dict[str, Any]], folder: Path) -> dict[str, Run]:
+    """Those of the accuracy table, and TensorRT with what stays float in half precision."""
+    half = ours(path, feeds, "tensorrt", high_precision="fp16")
+    return {**runs(path, feeds, folder), "sbonnx tensorrt fp16": half}
+
+
+def number(text: str) -> float | None:
+    """A cell as a number, or None."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def ahead(mine: str, rivals: Sequence[str], reference: str) -> tuple[str, bool]:
+    """A metric less the best of the rivals', and whether it is worse than that and than float's.
+
+    What lies above float does so by the luck of the sample: to reach float is enough.
+    """
+    own, floats = number(mine), number(reference)
+    others = [value for rival in rivals if (value := number(rival)) is not None]
+    if own is None or not others:
+        return "–", False
+    away = own - max(others)
+    return f"{away:+.4f}", away < 0 and (floats is None or own < floats)
+
+
+def judged(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The rows of one model with the verdict. Each row: model, quantizer, metric 1, metric 2, ..."""
+    found = {row[1]: row for row in rows}
+    return [[*row, verdict(row, found)] for row in rows]
+
+
+def verdict(row: Sequence[str], found: Mapping[str, Sequence[str]]) -> str:
+    """How a row's metrics stand beside the best of the peer's settings for the same runtime. found: by quantizer."""
+    name, who = row[:2]
+    if who not in RIVALS:
+        return ""
+    if number(row[2]) is None:
+        return "**fails**"
+    if name in NOT_ENTERED:
+        return "the peer leaves it float"
+    differences, worse = [], False
+    for place, metric in enumerate(HEADLINE.get(name, ("1", "2")), 2):
+        if metric not in NOT_A_SCORE:
+            rivals = [found[rival][place] for rival in RIVALS[who] if rival in found]
+            difference, lost = ahead(row[place], rivals, found["float"][place])
+            differences.append(difference)
+            worse = worse or lost
+    return f"{'**worse**' if worse else 'not worse'} ({', '.join(differences)})"
+
+
+def text(pack: Any, names: Sequence[str]) -> str:
+    """The table with what it means."""
+    metrics = "; ".join(f"{name}: {', '.join(HEADLINE[name])}" for name in names)
+    rows = [row for name in names for row in judged(measure(pack, name, contestants))]
+    return (
+        "### Accuracy by target\n\n"
+        f"Metric 1 and 2 by model: {metrics}. The same calibration data for all. Beside the peer: metric 1 "
+        "and 2 less those of the peer's better setting for the same runtime; not worse: at least as high, or at least "
+        "as high as float. fp16: int8 where quantized, float16 elsewhere.\n\n" + table(HEADER, rows)
+    )
