@@ -15,10 +15,12 @@ from sbonnx import profile
 from sbonnx.calib import data as datasets
 from sbonnx.calib.asym import Asym
 from sbonnx.calib.calibrator import Calibrator
+from sbonnx.calib.extremes import with_magnitudes
 from sbonnx.calib.forward import Forward
 from sbonnx.calib.kept import Kept
 from sbonnx.calib.progress import Silent
-from sbonnx.errors import SbonnxError
+from sbonnx.calib.solve import weights_alone
+from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.mermaid import mermaid
 from sbonnx.ops import QDQ
 from sbonnx.plan import Solution
@@ -63,11 +65,14 @@ class QuantModel:
         backend, overrides: as for `sbonnx.quantize`.
 
     Raises:
-        ModelError, RecipeError: see `sbonnx.prepare.prepare`.
+        ModelError, RecipeError: see `sbonnx.prepare.prepare`; MODE: dynamic cannot be simulated.
     """
 
     def __init__(self, model: Source, config: Any = None, *, backend: str | None = None, **overrides: Any) -> None:
         recipe, rules = read_recipe(config, backend, overrides)
+        if recipe.mode == "dynamic":
+            why = "the scales of activations are computed as the exported file runs"
+            raise RecipeError(f"QuantModel cannot simulate MODE: dynamic, {why}. Use sbonnx.quantize, run its result")
         self.prepared = prepare(model, recipe, rules)
         self.solution: Solution | None = None
         self._calibrator: Calibrator | None = None
@@ -128,6 +133,10 @@ class QuantModel:
             DataError: nothing was fed.
             NumericError: NaN or Inf in an activation or weight.
         """
+        if not self.prepared.needs_data:
+            self.close()
+            self.solution = weights_alone(self.prepared.graph, self.prepared.plan, self.prepared.round)
+            return self.solution
         if self._calibrator is None or self._fed is None:
             raise LifeCycleError("call prepare_calibration() and run some samples before calc_qparams()")
         solve = self.prepared.round
@@ -137,6 +146,15 @@ class QuantModel:
             solution = self._calibrator.finish_asym(chosen, self._fed.dataset(), solve, Silent())
         else:
             solution = self._calibrator.finish(solve)
+        recipe = self.prepared.recipe
+        solution = with_magnitudes(
+            solution,
+            self.prepared.graph,
+            self.prepared.plan,
+            self._fed.dataset(),
+            device=recipe.device,
+            memory=recipe.calibration.memory,
+        )
         self.close()
         self.solution = solution
         return self.solution

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import onnx
 
+from sbonnx import export, patterns, precision, qdq
 from sbonnx import graph as graphs
-from sbonnx import patterns, qdq
 from sbonnx import recipe as recipes
-from sbonnx.backends import BACKENDS, Backend
+from sbonnx.backends import Backend, backend_for
+from sbonnx.backends.tensorrt_profiles import VERSIONS
 from sbonnx.calib.observers import OBSERVERS
 from sbonnx.errors import ModelError
 from sbonnx.graph import Graph, edit, query
-from sbonnx.ops import INTEGER_OPS, QUANTIZE
 from sbonnx.plan import Plan, Site, Solution, make
 from sbonnx.recipe import Recipe
 from sbonnx.report import Fired, Refusal
@@ -58,16 +58,46 @@ class Prepared:
     applied: tuple[Fired, ...]
     refusals: tuple[Refusal, ...]
 
+    @property
+    def needs_data(self) -> bool:
+        """Whether anything is measured. Not where weights say all by themselves, and what is float keeps its type."""
+        return self.recipe.mode == "static" or bool(self.plan.of_role("activation")) or self.plan.float_type != "fp32"
+
     def round(self, site: Site, weight: Array, qparams: QParams) -> Array:
         """Codes of a weight, by the rounding that its site names."""
         return ROUNDERS[site.rounding].round(weight, qparams)
 
     def quantized(self, solution: Solution) -> Graph:
-        """The quantized graph: a copy of `graph` with the pairs of `solution`, made legal for the backend."""
+        """The quantized graph: a copy of `graph` with the pairs of `solution`, made legal for the backend.
+
+        With the recipe's MODE or FORMAT, the operators that stand for the pairs; see `written`.
+        """
+        return self.written(solution)[0]
+
+    def written(self, solution: Solution) -> tuple[Graph, tuple[Refusal, ...]]:
+        """`quantized`, and what could not be written in the form that the recipe wants."""
         graph = graphs.copy(self.graph)
         qdq.insert(graph, self.plan, solution)
-        self.backend.legalise(graph)
-        return graph
+        refusals = self._converted(graph, solution)
+        changes = self.backend.legalise(graph)
+        if changes:
+            more = f", and {len(changes) - 1} more such changes" if len(changes) > 1 else ""
+            graph.info.notes.append(
+                f"written as {self.backend.name} wants it, with the same numbers: {changes[0]}{more}"
+            )
+        converted = export.finish(graph, self.recipe)
+        if converted is None:
+            return graph, refusals
+        graph.info.notes.append(f"written in place of Q/DQ: {converted.text()}")
+        return graph, (*refusals, *converted.refusals)
+
+    def _converted(self, graph: Graph, solution: Solution) -> tuple[Refusal, ...]:
+        """In place. What is float becomes what the recipe's HIGH_PRECISION says; what of it does not, and why."""
+        if self.plan.float_type == "fp32":
+            return ()
+        done = precision.convert(graph, solution.magnitudes, self.plan.float_type, keep_io=self.recipe.keep_io)
+        graph.info.notes.extend(done.notes)
+        return done.refusals
 
 
 def read_recipe(
@@ -84,7 +114,7 @@ def read_recipe(
     if recipe in (None, recipes.AUTO) and backend is None and "backend" not in {key.lower() for key in overrides}:
         backend = DEFAULT_BACKEND
     wishes = recipes.load(recipe, backend=backend, overrides=overrides)
-    return wishes, BACKENDS[wishes.backend]
+    return wishes, backend_for(wishes.backend, wishes.version)
 
 
 def prepare(model: Source, recipe: Recipe, backend: Backend) -> Prepared:
@@ -94,11 +124,12 @@ def prepare(model: Source, recipe: Recipe, backend: Backend) -> Prepared:
     again on the graph lifted to it.
 
     Raises:
-        ModelError: the file cannot be used, or is quantized already throughout.
+        ModelError: the file cannot be used, is quantized already, or is newer than the runtime reads.
         RecipeError: a pattern of the recipe matches nothing, or asks for what is not there.
     """
     prepared = _prepare(model, recipe, backend, BASE_OPSET)
     needed = _opset_needed(prepared)
+    _check_readable(prepared.graph, needed, backend)
     if prepared.graph.opset < needed:
         prepared = _prepare(model, recipe, backend, needed)
     return prepared
@@ -106,11 +137,11 @@ def prepare(model: Source, recipe: Recipe, backend: Backend) -> Prepared:
 
 def _prepare(model: Source, recipe: Recipe, backend: Backend, opset: int) -> Prepared:
     graph = graphs.load(model, opset=opset)
+    nodes_before = sum(len(body.nodes) for _, body in query.scopes(graph))
+    refusals: list[Refusal] = list(qdq.make_float(graph, requantize=recipe.requantize))
     names = [(node.name, node.op) for _, body in query.scopes(graph) for node in body.nodes]
-    _check_not_quantized(graph, names)
     tensors = list(query.tensors_by_name(graph))
     applied: list[Fired] = []
-    refusals: list[Refusal] = []
     if recipe.schedule.bn_tuning:
         why = "batch norms cannot be tuned yet: they are folded with the statistics that they have"
         refusals.append(Refusal("tune batch norms", "SCHEDULE.BN_TUNING", why))
@@ -128,7 +159,7 @@ def _prepare(model: Source, recipe: Recipe, backend: Backend, opset: int) -> Pre
         plan=plan,
         recipe=recipe,
         backend=backend,
-        nodes_before=len(names),
+        nodes_before=nodes_before,
         applied=tuple(applied),
         refusals=(*refusals, *plan.refusals),
     )
@@ -140,23 +171,13 @@ def _fusions(recipe: Recipe) -> tuple[Any, ...]:
     return tuple(pattern for pattern in patterns.FUSE if not pattern.name.startswith(BATCH_NORM))
 
 
-def _check_not_quantized(graph: Graph, names: list[tuple[str, str]]) -> None:
-    """A model in which every linear op is behind integers has nothing left to do."""
-    integer = [name for name, op in names if op in INTEGER_OPS]
-    pairs = [name for name, op in names if op in QUANTIZE]
-    if integer and not any(op in BACKENDS["virtual"].linear for _, op in names):
-        where = graph.info.path or "the model"
-        raise ModelError(f"{where} is quantized already ('{integer[0]}'); give its float model")
-    if pairs:
-        graph.info.notes.append(f"carries {len(pairs)} QuantizeLinear nodes already: kept")
-
-
 def _note_half_precision(graph: Graph, plan: Plan) -> None:
     """Say what float16 costs on onnxruntime's CPU, for which the pairs are no gain there."""
     if plan.backend != "virtual":
         return  # onnxruntime's backend leaves float16 alone, and TensorRT computes it
     tensors = query.tensors_by_name(graph)
-    if any(query.dtype(tensors[site.tensor]) == np.dtype(np.float16) for site in plan.sites):
+    half = plan.float_type == "fp16" and bool(plan.sites)
+    if half or any(query.dtype(tensors[site.tensor]) == np.dtype(np.float16) for site in plan.sites):
         graph.info.notes.append(
             "float16 behind Q/DQ: onnxruntime's CPU has no integer kernels for it and computes the codes of "
             "biases in half precision, which can lose them; quantize the float32 model"
@@ -167,9 +188,25 @@ def _opset_needed(prepared: Prepared) -> int:
     tensors = query.tensors_by_name(prepared.graph)
     sites = [site for site in prepared.plan.sites if site.role != "bias"]
     half = any(query.dtype(tensors[site.tensor]) == np.dtype(np.float16) for site in sites)
-    weights = {site.spec.bits for site in sites if site.role == "weight"}
-    activations = {site.spec.bits for site in sites if site.role == "activation"}
-    return max(BASE_OPSET, qdq.opset_needed(weights, activations, half))
+    half = half or (prepared.plan.float_type != "fp32" and bool(sites))
+    pairs = qdq.opset_needed([(site.role, site.spec) for site in sites], half=half)
+    return max(BASE_OPSET, precision.OPSET[prepared.plan.float_type], pairs)
+
+
+def _check_readable(graph: Graph, needed: int, backend: Backend) -> None:
+    """The runtime's parser reads the opset that the file will have.
+
+    Raises:
+        ModelError: it is newer than what the version is documented for.
+    """
+    profile, own = backend.profile, graph.info.original_opset
+    if profile is None or max(own, needed) <= profile.newest_opset:
+        return
+    what = f"has opset {own}" if own > profile.newest_opset else f"needs opset {needed} for the types of its Q/DQ"
+    raise ModelError(
+        f"{graph.info.path or 'the model'} {what}; the parser of {profile.name} reads up to {profile.newest_opset}: "
+        f"export it with that opset or an older one, or quantize for a newer version (such as tensorrt@{VERSIONS[0]})"
+    )
 
 
 def source_of(model: Source) -> Path | bytes:

@@ -69,5 +69,5 @@ class Report:
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for ``json.dumps``."""
-        return asdict(replace(self, quantized=None)) | {"ok": self.ok}
+        """Plain values, ready for ``json.dumps``; what is wrong comes first."""
+        return {"ok": self.ok, "problems": self.problems, **asdict(replace(self, quantized=None))}

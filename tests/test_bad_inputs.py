@@ -138,7 +138,7 @@ TABLE = (
         line(*R),
         ("RecipeError", "r.yaml", "17", "16"),
     ),
-    Bad("4 bits", nothing, line("--backend", "tensorrt", "--bits", "w4a8"), ("RecipeError", "tensorrt", "4", "8")),
+    Bad("4 bits", nothing, line("--backend", "tensorrt", "--bits", "w4a8"), ("RecipeError", "tensorrt", "4", "w4a0")),
     Bad(
         "affine tensorrt",
         recipe("BACKEND: tensorrt\nA: {QSCHEME: per-tensor-affine}"),

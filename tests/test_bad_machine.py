@@ -53,7 +53,7 @@ def in_calibration(error: BaseException) -> Fault:
 
 def in_verification(error: BaseException) -> Fault:
     """`error` once the file is written and is being proved."""
-    verify = importlib.import_module("sbonnx.verify")
+    verify = importlib.import_module("sbonnx.verify.proof")
     return lambda patch, folder: patch.setattr(verify, "compare", raising(error))
 
 

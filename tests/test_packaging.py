@@ -25,7 +25,13 @@ from sbonnx import version
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LINKS = ("patterns", "calib")
-DATA = ("py.typed", "assets/digits.onnx", "assets/digits_calib.npz", "assets/digits_eval.npz")
+DATA = (
+    "py.typed",
+    "assets/digits.onnx",
+    "assets/digits_calib.npz",
+    "assets/digits_eval.npz",
+    "backends/ort_costs.json",
+)
 SOURCES = ("sbonnx/calib/sketches/_kernels.c",)
 """What is compiled, where there is a compiler, and not handed out itself."""
 JUNK = {"__pycache__", ".mypy_cache", ".ruff_cache"}

@@ -36,8 +36,8 @@ Backend = Annotated[
     str | None,
     typer.Option(
         "--backend",
-        metavar="onnxruntime|tensorrt|virtual",
-        help="The runtime to quantize for; the recipe's, or onnxruntime.",
+        metavar="onnxruntime|tensorrt[@VERSION]|virtual",
+        help="The runtime to quantize for, such as tensorrt@10; the recipe's, or onnxruntime.",
         show_default=False,
     ),
 ]
@@ -47,7 +47,36 @@ RecipePath = Annotated[
 ]
 Bits = Annotated[
     str | None,
-    typer.Option("--bits", metavar="w8a8", help="Widths of weights and activations.", show_default=False),
+    typer.Option(
+        "--bits", metavar="w8a8|fp8", help="Widths of weights and activations, or fp8 for both.", show_default=False
+    ),
+]
+Mode = Annotated[
+    str | None,
+    typer.Option(
+        "--mode",
+        metavar="static|dynamic|weight_only",
+        help="Scales of activations from data, as the model runs (onnxruntime), or none; only the first needs --data.",
+        show_default=False,
+    ),
+]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="qdq|qoperator",
+        help="Float ops between Q/DQ pairs, or integer ops (onnxruntime).",
+        show_default=False,
+    ),
+]
+BlockSize = Annotated[
+    int | None,
+    typer.Option(
+        "--block-size",
+        metavar="N",
+        help="Values along the summed axis of a MatMul's weight that share a scale.",
+        show_default=False,
+    ),
 ]
 Sets = Annotated[
     list[str] | None,
@@ -96,6 +125,66 @@ TrtCache = Annotated[
         show_default=False,
     ),
 ]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="The quantized model to write.", show_default=False)
+]
+NoVerify = Annotated[bool, typer.Option("--no-verify", help="Do not compare the result with float.")]
+ReportFile = Annotated[
+    Path | None, typer.Option("--report", metavar="FILE.json", help="Write the whole report.", show_default=False)
+]
+Requantize = Annotated[
+    bool, typer.Option("--requantize", help="Take the pairs of a model that is quantized already out first.")
+]
+HighPrecision = Annotated[
+    str | None,
+    typer.Option(
+        "--high-precision",
+        metavar="fp32|fp16|bf16",
+        help="Type of what stays float, strongly typed; not for onnxruntime.",
+        show_default=False,
+    ),
+]
+NoKeepIo = Annotated[
+    bool, typer.Option("--no-keep-io", help="With --high-precision: inputs and outputs change type too.")
+]
+MinSqnr = Annotated[
+    float | None,
+    typer.Option("--min-sqnr", metavar="DB", help="Exit 1 if an output is nearer to noise.", show_default=False),
+]
+MinCosine = Annotated[
+    float | None,
+    typer.Option("--min-cosine", metavar="C", help="Exit 1 if an output's cosine is below.", show_default=False),
+]
+MaxSize = Annotated[
+    float | None,
+    typer.Option(
+        "--max-size", metavar="RATIO", help="Exit 1 if the file is larger, against float.", show_default=False
+    ),
+]
+MaxLatency = Annotated[
+    float | None,
+    typer.Option(
+        "--max-latency", metavar="RATIO", help="Exit 1 if a run is slower, against float.", show_default=False
+    ),
+]
+MinInteger = Annotated[
+    float | None,
+    typer.Option(
+        "--min-integer",
+        metavar="SHARE",
+        help="Exit 1 if fewer of the ops between pairs run in integers.",
+        show_default=False,
+    ),
+]
+LIMITS: Final = {
+    "MIN_SQNR_DB": "--min-sqnr",
+    "MIN_COSINE": "--min-cosine",
+    "MAX_SIZE_RATIO": "--max-size",
+    "MAX_LATENCY_RATIO": "--max-latency",
+    "MIN_INTEGER": "--min-integer",
+}
+"""The flags by the recipe's keys."""
+
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
 
 

@@ -21,7 +21,11 @@ def run(
     backend: options.Backend = None,
     recipe: options.RecipePath = None,
     bits: options.Bits = None,
+    block_size: options.BlockSize = None,
+    mode: options.Mode = None,
+    form: options.Format = None,
     sets: options.Sets = None,
+    requantize: options.Requantize = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the plan to this file, as JSON.", show_default=False)
     ] = None,
@@ -36,7 +40,8 @@ def run(
     from sbonnx.prepare import prepare, read_recipe
 
     show = Show(as_json=as_json, quiet=quiet)
-    wishes, rules = read_recipe(recipe, backend, options.overrides(sets, bits=bits))
+    flags = options.overrides(sets, bits=bits, block_size=block_size, requantize=requantize, mode=mode, format=form)
+    wishes, rules = read_recipe(recipe, backend, flags)
     if output is not None:
         graphs.check_target(output, inputs=[model], force=force)
     prepared = prepare(model, wishes, rules)
@@ -48,8 +53,11 @@ def run(
     groups = _shared(plan.sites)
     show.table(
         f"{model} for {plan.backend}: {len(plan.sites)} tensors to quantize",
-        ("tensor", "role", "type", "shares scale with", "read by", "why"),
-        [(site.tensor, site.role, _type(site), groups.get(site.key), _readers(site), site.why) for site in plan.sites],
+        ("tensor", "role", "type", "shares scale with", "read by", "rule", "why"),
+        [
+            (site.tensor, site.role, _type(site), groups.get(site.key), _readers(site), site.rule, site.why)
+            for site in plan.sites
+        ],
     )
     refusals = [(refusal.what, refusal.where, refusal.why) for refusal in prepared.refusals]
     show.table("not done", ("what", "where", "why"), refusals)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
-
-import typer
+from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.figures import OUTPUT_COLUMNS, measured, output_rows
@@ -24,12 +23,13 @@ WORST: Final = 5
 def run(
     model: options.Model,
     data: options.Data = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The quantized model to write.", show_default=False)
-    ] = None,
+    output: options.Output = None,
     backend: options.Backend = None,
     recipe: options.RecipePath = None,
     bits: options.Bits = None,
+    block_size: options.BlockSize = None,
+    mode: options.Mode = None,
+    form: options.Format = None,
     sets: options.Sets = None,
     split: options.Split = None,
     samples: options.Samples = None,
@@ -41,10 +41,11 @@ def run(
     asym: options.Asym = False,
     feedback: options.Feedback = None,
     trt_cache: options.TrtCache = None,
-    no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not compare the result with float.")] = False,
-    report_file: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE.json", help="Write the whole report.", show_default=False)
-    ] = None,
+    requantize: options.Requantize = False,
+    high_precision: options.HighPrecision = None,
+    no_keep_io: options.NoKeepIo = False,
+    no_verify: options.NoVerify = False,
+    report_file: options.ReportFile = None,
     force: options.Force = False,
     as_json: options.Json = False,
     json_progress: options.JsonProgress = False,
@@ -52,35 +53,40 @@ def run(
     debug: options.Debug = False,
 ) -> int:
     """See `HELP`."""
-    from sbonnx import graph as graphs
-    from sbonnx.calib.progress import make_progress
     from sbonnx.prepare import read_recipe
-    from sbonnx.quantize import quantize
 
-    show = Show(as_json=as_json, quiet=quiet)
-    source = options.required(data)
     target = options.output_of(output)
     flags = options.overrides(sets, bits=bits, device=device, samples=samples, memory=memory, workers=workers)
     flags = options.overrides(flags, granularity=granularity, cache=cache, asym=asym, feedback=options.pairs(feedback))
+    flags = options.overrides(flags, requantize=requantize, block_size=block_size)
+    flags = options.overrides(flags, high_precision=high_precision, keep_io="false" if no_keep_io else None)
+    flags = options.overrides(flags, mode=mode, format=form)
     wishes, _ = read_recipe(recipe, backend, flags)
-    if report_file is not None:
-        graphs.check_target(report_file, inputs=[model, source, target], force=force)
-    progress = make_progress(quiet=quiet, as_json=json_progress)
+    source = options.required(data) if wishes.mode == "static" else data
+    _check_report(report_file, [model, target, *([source] if source else [])], force=force)
+    how = {"output": target, "force": force, "verify": not no_verify, "split": split, "trt_cache": trt_cache}
+    report = _made(model, source, recipe=wishes, quiet=quiet, as_json=json_progress, **how)
+    return _said(Show(as_json=as_json, quiet=quiet), report, report_file)
+
+
+def _check_report(file: Path | None, taken: Sequence[Path], *, force: bool) -> None:
+    """Refuse a report file that cannot be written, before the work begins."""
+    from sbonnx import graph as graphs
+
+    if file is not None:
+        graphs.check_target(file, inputs=taken, force=force)
+
+
+def _made(model: Path, source: Path | None, *, quiet: bool, as_json: bool, **how: Any) -> Report:
+    """`sbonnx.quantize` with the keywords `how`, its progress on stderr."""
+    from sbonnx.calib.progress import make_progress
+    from sbonnx.quantize import quantize
+
+    progress = make_progress(quiet=quiet, as_json=as_json)
     try:
-        report = quantize(
-            model,
-            source,
-            recipe=wishes,
-            output=target,
-            force=force,
-            verify=not no_verify,
-            split=split,
-            progress=progress,
-            trt_cache=trt_cache,
-        )
+        return quantize(model, source, progress=progress, **how)
     finally:
         progress.close()
-    return _said(show, report, report_file)
 
 
 def _said(show: Show, report: Report, file: Path | None) -> int:
@@ -89,9 +95,10 @@ def _said(show: Show, report: Report, file: Path | None) -> int:
 
     if file is not None:
         graphs.write_text(file, to_json(report.to_dict()) + "\n")
+    code = show.problems(report.problems)
     show.value(report.to_dict())
     _tables(show, report)
-    return show.problems(report.problems)
+    return code
 
 
 def _tables(show: Show, report: Report) -> None:
@@ -103,7 +110,7 @@ def _tables(show: Show, report: Report) -> None:
             "nodes": f"{counts['nodes before']} in the file, {counts['nodes float']} simplified and fused, "
             f"{counts['nodes quantized']} with Q/DQ",
             "quantized": f"{counts['activations']} activations, {counts['weights']} weights, {counts['biases']} biases",
-            "calibrated on": f"{counts['samples']} samples",
+            "calibrated on": f"{counts['samples']} samples" if counts["samples"] else "nothing: no range was needed",
             **measured(metrics),
         },
     )

@@ -197,7 +197,7 @@ def has_long_vector(model: ModelProto) -> bool:
 def _note_qdq(model: ModelProto, info: ModelInfo) -> None:
     found = sum(node.op_type in QDQ for node in node_protos(model.graph))
     if found:
-        info.notes.append(f"the model carries {found} QuantizeLinear and DequantizeLinear nodes already: kept")
+        info.notes.append(f"the model carries {found} QuantizeLinear and DequantizeLinear nodes already")
 
 
 def to_proto(graph: Graph) -> ModelProto:

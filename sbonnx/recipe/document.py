@@ -35,9 +35,16 @@ _EXAMPLES: Final = {
     "RANGES": '{"input": [-1, 1]}',
     "SHARED_SCALES": '[["/a/Conv_output_0", "/b/Conv_output_0"]]',
     "SAMPLES": "256",
+    "VERSION": '"10"',
     "CALIBRATION.THREADS": "4",
     "CALIBRATION.CACHE": "calibration-cache",
     "CALIBRATION.FEEDBACK": "{state_out: state_in}",
+    "VERIFY.MIN_SQNR_DB": "20",
+    "VERIFY.MIN_COSINE": "0.99",
+    "VERIFY.LEVELS_DB": "20",
+    "VERIFY.MAX_SIZE_RATIO": "0.3",
+    "VERIFY.MAX_LATENCY_RATIO": "1.0",
+    "VERIFY.MIN_INTEGER": "1.0",
 }
 """Values for the keys whose default is empty, as YAML."""
 

@@ -78,10 +78,11 @@ def _source(source: Source, backend: str | None) -> tuple[dict[str, Any], Origin
 
 
 def _backend_name(backend: object) -> str:
-    name = backend.lower() if isinstance(backend, str) else None
-    if name in names.BACKENDS:
-        return str(name)
-    close = nearest(str(backend), names.BACKENDS) if isinstance(backend, str) else []
+    """The name in lower case, with the version that it may carry: ``tensorrt@10``."""
+    name = backend.lower() if isinstance(backend, str) else ""
+    if name in names.BACKENDS or name in names.VERSIONED:
+        return name
+    close = nearest(str(backend), (*names.BACKENDS, *names.VERSIONED)) if isinstance(backend, str) else []
     hint = f". Did you mean {close[0]}?" if close else ""
     raise RecipeError(f"the backend must be {one_of(names.BACKENDS)}, got {short(backend)}{hint}")
 
@@ -93,9 +94,11 @@ def _settle_backend(
     stated = data.get("BACKEND")
     if backend is None or "backend" in overridden:
         return data
-    if stated is None:
-        return {"BACKEND": backend, **data}
-    if isinstance(stated, str) and stated.lower() in names.BACKENDS and stated.lower() != backend:
+    if isinstance(stated, str) and stated.lower().startswith(f"{backend}@"):
+        return data
+    if stated is None or stated == backend.partition("@")[0]:
+        return {**data, "BACKEND": backend}
+    if isinstance(stated, str) and stated.lower() in (*names.BACKENDS, *names.VERSIONED) and stated.lower() != backend:
         where = origin.where(("BACKEND",))
         raise RecipeError(
             f"'BACKEND' {where} is {stated.lower()}, but the backend {backend} was asked for. "
@@ -110,7 +113,8 @@ def load(source: Source = None, *, backend: str | None = None, overrides: Overri
     Args:
         source: a YAML file, a dict in the YAML's keys (any case, nested or dotted), a `Recipe`, or None or "auto"
             for the defaults of the backend.
-        backend: virtual, onnxruntime or tensorrt. None: what the source says, else virtual.
+        backend: virtual, onnxruntime or tensorrt, the last also as tensorrt@10. None: what the source says, else
+            virtual.
         overrides: a mapping from key paths ("W.QUANTIZER.BIT", any case) or short forms ("w_bit", "bits") to
             values, or texts "KEY=VALUE" whose values are read as YAML. They win over everything.
 

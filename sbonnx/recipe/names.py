@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from typing import Final, Literal, get_args
 
+from sbonnx.backends.tensorrt_profiles import VERSIONS
+from sbonnx.spec import Kind
+
 Backend = Literal["virtual", "onnxruntime", "tensorrt"]
 Scheme = Literal["per-tensor-symmetric", "per-tensor-affine", "per-channel-symmetric", "per-channel-affine"]
 SideName = Literal["w", "a"]
 Place = Literal["", "first", "last"]
 Granularity = Literal["auto", "whole", "budget", "layer"]
 Pick = Literal["first", "random"]
+HighPrecision = Literal["fp32", "fp16", "bf16"]
+Mode = Literal["static", "dynamic", "weight_only"]
+Format = Literal["qdq", "qoperator"]
 
 BACKENDS: Final[tuple[str, ...]] = get_args(Backend)
+VERSIONED: Final = tuple(f"tensorrt@{version}" for version in VERSIONS)
+"""Backends with the version that is meant."""
+
+DTYPES: Final[tuple[Kind, ...]] = get_args(Kind)
 SCHEMES: Final[tuple[str, ...]] = get_args(Scheme)
 
 QUANTIZERS: Final = ("uniform", "dorefa", "lsq", "lsq+", "pact", "adaround")
@@ -23,6 +33,9 @@ OBSERVERS: Final = ("minmax", "moving_average", "mse", "percentile", "kl_histogr
 ALIASES: Final = {"lsq_plus": "lsq+", "lsqplus": "lsq+"}
 """Spellings that the ancestor's documents use for a type."""
 
+ONLY_INTEGERS: Final = frozenset({"kl_histogram", "aciq"})
+"""Observers whose formulas are of even steps, which fp8 has not."""
+
 ONLY_WEIGHTS: Final = frozenset({"adaround"})
 ONLY_ACTIVATIONS: Final = frozenset({"pact", "moving_average"})
 
@@ -32,6 +45,9 @@ SCALE_RULES: Final = ("exact", "sparsebit")
 WEIGHT_FORMS: Final = ("codes", "qdq")
 GRANULARITIES: Final[tuple[str, ...]] = get_args(Granularity)
 PICKS: Final[tuple[str, ...]] = get_args(Pick)
+HIGH_PRECISIONS: Final[tuple[str, ...]] = get_args(HighPrecision)
+MODES: Final[tuple[str, ...]] = get_args(Mode)
+FORMATS: Final[tuple[str, ...]] = get_args(Format)
 
 SHORT_FORMS: Final = {
     "w_bit": "W.QUANTIZER.BIT",
@@ -43,6 +59,7 @@ SHORT_FORMS: Final = {
     "w_observer": "W.OBSERVER.TYPE",
     "a_observer": "A.OBSERVER.TYPE",
     "observer": "A.OBSERVER.TYPE",
+    "block_size": "W.BLOCK_SIZE",
     "fuse_bn": "SCHEDULE.FUSE_BN",
     "bn_tuning": "SCHEDULE.BN_TUNING",
     "memory": "CALIBRATION.MEMORY",
@@ -54,5 +71,10 @@ SHORT_FORMS: Final = {
     "feedback": "CALIBRATION.FEEDBACK",
     "pick": "CALIBRATION.PICK",
     "seed": "CALIBRATION.SEED",
+    "min_sqnr": "VERIFY.MIN_SQNR_DB",
+    "min_cosine": "VERIFY.MIN_COSINE",
+    "max_size": "VERIFY.MAX_SIZE_RATIO",
+    "max_latency": "VERIFY.MAX_LATENCY_RATIO",
+    "min_integer": "VERIFY.MIN_INTEGER",
 }
 """Keyword arguments and flags beside the key paths themselves (``bits`` is the one more: it sets two keys)."""

@@ -13,13 +13,17 @@ from sbonnx.recipe.resolve import overlay
 from sbonnx.recipe.schema import TWINS, Recipe, planted
 from sbonnx.recipe.sections import Section, canonical, children
 from sbonnx.recipe.values import both_bits
+from sbonnx.recipe.verification import BY_OUTPUT
+from sbonnx.spec import FP8_BITS
 
 Overrides = Mapping[str, Any] | Iterable[str]
 
 BITS: Final = "bits"
-"""The short form that sets both widths: ``w8a8``."""
+"""The short form that sets both widths: ``w8a8``; or both types: ``fp8``."""
 
-WHOLE: Final = ("RANGES", "W.SPECIFIC", "A.SPECIFIC", "CALIBRATION.FEEDBACK")
+FP8: Final = "fp8"
+
+WHOLE: Final = ("RANGES", "W.SPECIFIC", "A.SPECIFIC", "CALIBRATION.FEEDBACK", *BY_OUTPUT)
 """Keys whose inner names are the user's."""
 
 
@@ -89,8 +93,11 @@ def _leaves(section: type[Section], path: tuple[str, ...], value: Any) -> Iterat
 def _assignments(name: Any, value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
     """What one override sets: key paths and values."""
     if isinstance(name, str) and name.lower() == BITS:
-        for side, width in both_bits(value).items():
+        fp8 = isinstance(value, str) and value.lower() == FP8
+        for side, width in ({"W": FP8_BITS, "A": FP8_BITS} if fp8 else both_bits(value)).items():
             yield (side, "QUANTIZER", "BIT"), width
+            if fp8:
+                yield (side, "QUANTIZER", "DTYPE"), FP8
         return
     path = _path(name)
     section: type[Section] | None = Recipe

@@ -7,17 +7,20 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
-from sbonnx.recipe.limits import FLOAT, check_bits, check_scheme
+from sbonnx.recipe.limits import FLOAT, STATIC, check_bits, check_scheme
 from sbonnx.recipe.matching import Matcher, matcher
 from sbonnx.recipe.problem import UNSAID, Path, Wrong, key_path, likest, nearest, one_of
 from sbonnx.recipe.sections import (
+    ActivationChange,
     ActivationObserver,
     ActivationQuantizer,
+    Activations,
     Change,
     Side,
     WeightObserver,
     WeightQuantizer,
 )
+from sbonnx.spec import Kind
 
 Observer = WeightObserver | ActivationObserver
 
@@ -36,6 +39,8 @@ class Settings:
         why: the key that decided, as written in error messages; "W" or "A" for the values of the whole side.
         quantizer_arguments: keyword arguments for that quantizer.
         layout: "NCHW" or "NLC", where per-channel activations have their channels.
+        dtype: "int" or "fp8".
+        block_size: how many values along the summed axis share a scale, or None.
     """
 
     enabled: bool
@@ -48,6 +53,8 @@ class Settings:
     why: str
     quantizer_arguments: Mapping[str, float | str] = field(default_factory=dict)
     layout: str = "NCHW"
+    dtype: Kind = "int"
+    block_size: int | None = None
 
     def off(self, why: str) -> Settings:
         """The same, left float because of the key `why`."""
@@ -70,6 +77,11 @@ def _quantizer_arguments(quantizer: WeightQuantizer | ActivationQuantizer) -> di
     if isinstance(quantizer, ActivationQuantizer) and quantizer.type == "pact":
         return {"alpha": quantizer.pact.alpha_value}
     return {}
+
+
+def _block_size(keys: Side | Change) -> int | None:
+    size = None if isinstance(keys, Activations | ActivationChange) else keys.block_size
+    return size if isinstance(size, int) else None
 
 
 def effective(side: Side, change: Change) -> Change:
@@ -109,11 +121,11 @@ class Part:
         """Whether nothing is quantized here."""
         return self.keys.quantizer.disable or self.keys.quantizer.bit == FLOAT
 
-    def problems(self, backend: str) -> Iterator[Wrong]:
-        """What the backend does not accept."""
+    def problems(self, backend: str, mode: str = STATIC) -> Iterator[Wrong]:
+        """What the backend does not accept in this mode."""
         if not self.is_float:
-            yield from check_bits(backend, self.side, (*self.path, "QUANTIZER", "BIT"), self.keys.quantizer.bit)
-            yield from check_scheme(backend, self.side, (*self.path, "QSCHEME"), self.keys.qscheme)
+            yield from check_bits(backend, self.side, (*self.path, "QUANTIZER", "BIT"), self.keys.quantizer.bit, mode)
+            yield from check_scheme(backend, self.side, (*self.path, "QSCHEME"), self.keys.qscheme, mode)
 
     def missing_types(self, observers: Collection[str] | None, quantizers: Collection[str] | None) -> Iterator[Wrong]:
         """The types that are asked for here and not in these tables. None: not checked."""
@@ -146,6 +158,8 @@ class Part:
             why=why,
             quantizer_arguments=_quantizer_arguments(keys.quantizer),
             layout=keys.observer.layout if isinstance(keys.observer, ActivationObserver) else "NCHW",
+            dtype=keys.quantizer.dtype,
+            block_size=_block_size(keys),
         )
 
 

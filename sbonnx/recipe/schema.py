@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, final
 
 from pydantic import BeforeValidator, PrivateAttr, model_validator
 
-from sbonnx.recipe import limits, names, values
+from sbonnx.recipe import limits, names, types, values
 from sbonnx.recipe.calibration import Calibration
 from sbonnx.recipe.problem import ManyWrong, Origin, Wrong, key_path
 from sbonnx.recipe.resolve import (
@@ -36,6 +36,7 @@ from sbonnx.recipe.sections import (
     canonical,
     key,
 )
+from sbonnx.recipe.verification import Verification
 from sbonnx.spec import ScaleRule
 
 WeightForm = Literal["codes", "qdq"]
@@ -91,8 +92,34 @@ class Recipe(Section):
     """
 
     backend: values.BackendName = key("virtual", "the runtime that the model is made for", ", ".join(names.BACKENDS))
+    version: values.VersionName | None = key(
+        None,
+        "version of the runtime; also written BACKEND: tensorrt@10",
+        "tensorrt: 11, 10, 8.6",
+        "new",
+        shown="tensorrt: 11",
+    )
     device: values.Device = key("auto", "where calibration runs", "auto (cuda if there is one), cpu, cuda, cuda:N")
     schedule: Schedule = Schedule()
+    mode: values.ModeName = key(
+        "static",
+        "static: weights and activations, scales from data; dynamic: scales of activations computed as the model runs; "
+        "weight_only: weights of large MatMul and Gemm, activations stay float",
+        "static, dynamic (onnxruntime), weight_only",
+        "new",
+    )
+    format: values.FormatName = key(
+        "qdq",
+        "form of the file: float ops between Q/DQ pairs, or integer ops (QLinearConv and its kin)",
+        "qdq, qoperator (onnxruntime, static)",
+        "new",
+    )
+    accuracy_level: values.AccuracyLevel = key(
+        4,
+        "onnxruntime with weight_only: what MatMulNBits computes on; 4: activations rounded to int8 by block, fastest",
+        "0 (its default), 1 (float32), 2 (float16), 3 (bfloat16), 4 (int8)",
+        "new",
+    )
     skip_trace_modules: values.Patterns = key((), "nodes that stay float, weights and inputs", _NODES)
     w: Weights = Weights()
     a: Activations = Activations()
@@ -114,18 +141,50 @@ class Recipe(Section):
     weights: WeightFormName = key(
         "codes", "weights in the file: integer codes + DQ, or float + Q + DQ", "codes, qdq", "new"
     )
+    high_precision: values.HighPrecisionName = key(
+        "fp32",
+        "type of what stays float: fp16 and bf16 give a strongly typed graph, in which what would overflow or vanish "
+        "on the calibration data stays float32",
+        "fp32; tensorrt and virtual: fp16, bf16",
+        "new",
+    )
+    keep_io: values.Flag = key(
+        True, "inputs and outputs of the model keep their types with HIGH_PRECISION fp16 and bf16", "true, false", "new"
+    )
+    kernel_costs: values.KernelCosts = key(
+        "bundled",
+        "onnxruntime: what its kernels cost, by which an op that would be slower in integers stays float",
+        "bundled, none (rules alone), a file that `python -m benchmarks.kernels --output` wrote",
+        "new",
+    )
+    reduce_range: values.Flag | None = key(
+        None,
+        "onnxruntime: weights of 7 bits, which do not saturate on x86 CPUs without VNNI",
+        "true, false",
+        "new",
+        shown="true where this machine's CPU lacks VNNI",
+    )
     simplify: values.Flag = key(True, "simplify the graph first", "true, false", "new")
+    requantize: values.Flag = key(
+        False,
+        "a model that is quantized already is made float again first, instead of refused",
+        "true, false",
+        "new",
+    )
     samples: values.Count | None = key(
         None, "how many feeds (batches, after splitting) of the data are used at most", "1 or more", "new", shown="all"
     )
     calibration: Calibration = Calibration()
+    verify: Verification = Verification()
 
     _origin: Origin = PrivateAttr(default_factory=Origin)
 
     @model_validator(mode="before")
     @classmethod
     def _fill(cls, data: Any) -> Any:
-        return data if isinstance(data, cls) else limits.complete(_one_wish(canonical(cls, data)))
+        if isinstance(data, cls):
+            return data
+        return limits.complete(_one_wish(types.one_version(canonical(cls, data))))
 
     @model_validator(mode="after")
     def _backend_accepts(self) -> Recipe:
@@ -135,16 +194,23 @@ class Recipe(Section):
         return self
 
     def _limit_problems(self) -> Iterator[Wrong]:
+        yield from self.verify.problems()
+        unfit = tuple(limits.check_mode(self.backend, self.mode, self.format, self.weights))
+        if unfit:
+            yield from unfit
+            return
         seen = set()
         for part in self._parts:
-            for problem in part.problems(self.backend):
+            for problem in part.problems(self.backend, self.mode):
                 said = (part.side, problem.path[len(part.path) :], problem.value)
                 if said not in seen:  # what is wrong with the whole side is wrong with each entry of its SPECIFIC
                     yield problem
                 if not part.pattern:
                     seen.add(said)
-        yield from limits.check_ends(self.backend, "FIRST_BITS", self.first_bits)
-        yield from limits.check_ends(self.backend, "LAST_BITS", self.last_bits)
+        yield from limits.check_ends(self.backend, "FIRST_BITS", self.first_bits, self.mode)
+        yield from limits.check_ends(self.backend, "LAST_BITS", self.last_bits, self.mode)
+        yield from limits.check_precision(self.backend, self.version, self.high_precision)
+        yield from types.problems(self, self._parts)
         if self.schedule.bn_tuning and not self.w.qscheme.startswith("per-channel-"):
             wanted = "must be per-channel-symmetric or per-channel-affine when SCHEDULE.BN_TUNING is true"
             yield Wrong(wanted, path=("W", "QSCHEME"), value=self.w.qscheme)
@@ -188,7 +254,7 @@ class Recipe(Section):
         if bits is None or whole.is_float:
             return whole.settings
         why = f"{place.upper()}_BITS.{whole.side}"
-        return replace(whole.settings, bits=bits, enabled=bits != limits.FLOAT, why=why)
+        return replace(whole.settings, bits=bits, enabled=bits != limits.FLOAT, why=why, dtype="int")
 
     def fixed_range(self, tensor: str) -> tuple[float, float] | None:
         """The range of `tensor` fixed in RANGES, or None. The first pattern that matches wins."""

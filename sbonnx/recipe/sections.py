@@ -144,6 +144,7 @@ class MovingAverage(Section):
 
 
 _BIT = ("width of a code; 0 leaves the side float", "0, 2 to 16; onnxruntime and tensorrt: 0, 8")
+_DTYPE = ("integers of BIT bits, or floats of 8 bits (E4M3)", "int, fp8 (tensorrt from 10 on, virtual; symmetric)")
 _DISABLE = ("leave this side float", "true, false")
 
 
@@ -155,7 +156,8 @@ class WeightQuantizer(Section):
         "uniform", "how weights are rounded or trained", "uniform, dorefa, lsq, lsq+ (lsq_plus), adaround"
     )
     disable: values.Flag = key(False, *_DISABLE)
-    bit: values.Bits = key(8, *_BIT)
+    bit: values.Bits = key(8, _BIT[0], f"{_BIT[1]}; tensorrt from 10 on: 4 where inputs stay float")
+    dtype: values.DtypeName = key("int", *_DTYPE, "new")
 
 
 @final
@@ -167,6 +169,7 @@ class ActivationQuantizer(Section):
     )
     disable: values.Flag = key(False, *_DISABLE)
     bit: values.Bits = key(8, *_BIT)
+    dtype: values.DtypeName = key("int", *_DTYPE, "new")
     pact: Pact = Pact()
 
 
@@ -241,6 +244,13 @@ class _WeightSettings(Section):
         "per-channel-symmetric",
         _SCHEME,
         "per-channel-symmetric, per-channel-affine, per-tensor-symmetric, per-tensor-affine; tensorrt: symmetric ones",
+    )
+    block_size: values.BlockSize = key(
+        values.NO_BLOCKS,
+        "how many values along the summed axis of a MatMul or Gemm share a scale",
+        "none, 16, 32, 64, 128, 256; tensorrt: 64, 128 with 4 bits; onnxruntime: with MODE weight_only",
+        "new",
+        shown="none; tensorrt with 4 bits: 128, or 64 where that divides the axis",
     )
     quantizer: WeightQuantizer = WeightQuantizer()
     observer: WeightObserver = WeightObserver()

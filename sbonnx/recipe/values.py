@@ -15,9 +15,11 @@ from typing import Annotated, Final
 
 from pydantic import BeforeValidator, WithJsonSchema
 
+from sbonnx.backends.tensorrt_profiles import VERSIONS, Version
 from sbonnx.recipe import names
 from sbonnx.recipe.matching import check_pattern
 from sbonnx.recipe.problem import UNSAID, Wrong, one_of, short
+from sbonnx.spec import Kind
 
 _TRUTHS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
@@ -29,6 +31,11 @@ _PER_SIDE = re.compile(r"w([0-9]{1,2})a([0-9]{1,2})", re.IGNORECASE)
 
 MIN_BITS: Final = 2
 MAX_BITS: Final = 16
+BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
+"""What blocked kernels of the runtimes come in."""
+
+NO_BLOCKS: Final = "none"
+
 FLOAT_BITS: Final = 32
 """In ``w8a32`` the 32 means: leave it float."""
 
@@ -89,6 +96,32 @@ def positive(value: object) -> int:
     found = integer(value)
     if found is None or found < 1:
         raise Wrong("must be a whole number, 1 or more", value=value)
+    return found
+
+
+def _accuracy_level(value: object) -> int:
+    found = integer(value)
+    if found is None or not 0 <= found <= 4:
+        raise Wrong("must be a level of MatMulNBits, 0 to 4", value=value)
+    return found
+
+
+def _version(value: object) -> str:
+    """A version of TensorRT, as text: YAML reads 11 as a whole number and 8.6 as one with a fraction."""
+    plain = not isinstance(value, bool) and isinstance(value, str | int | float)
+    text = str(value).removesuffix(".0") if plain else ""
+    if text in VERSIONS:
+        return text
+    raise Wrong(f"must be a version of TensorRT, {one_of(VERSIONS)}", value=value)
+
+
+def _block_size(value: object) -> int | str:
+    """One of `BLOCK_SIZES`, or "none"."""
+    if isinstance(value, str) and value.lower() == NO_BLOCKS:
+        return NO_BLOCKS
+    found = integer(value)
+    if found is None or found not in BLOCK_SIZES:
+        raise Wrong(f"must be none or a power of two from {BLOCK_SIZES[0]} to {BLOCK_SIZES[-1]}", value=value)
     return found
 
 
@@ -162,6 +195,13 @@ def _folder(value: object) -> str | None:
     if not isinstance(text, str) or not text.strip() or "\0" in text:
         raise Wrong("must be the path of a folder, or none", value=value)
     return None if text.lower() == "none" else text
+
+
+def _kernel_costs(value: object) -> str:
+    if not isinstance(value, str | os.PathLike) or not os.fspath(value) or "\0" in str(value):
+        raise Wrong("must be bundled, none or the path of a file", value=value)
+    text = str(os.fspath(value))
+    return text.lower() if text.lower() in ("bundled", "none") else text
 
 
 def _seed(value: object) -> int:
@@ -274,6 +314,17 @@ WeightQuantizerName = Annotated[str, BeforeValidator(type_name), _type_schema(na
 WeightObserverName = Annotated[str, BeforeValidator(type_name), _type_schema(names.OBSERVERS, names.ONLY_ACTIVATIONS)]
 ActivationQuantizerName = Annotated[str, BeforeValidator(type_name), _type_schema(names.QUANTIZERS, names.ONLY_WEIGHTS)]
 ActivationObserverName = Annotated[str, BeforeValidator(type_name), _type_schema(names.OBSERVERS, names.ONLY_WEIGHTS)]
+VersionName = Annotated[
+    Version,
+    BeforeValidator(_version),
+    WithJsonSchema({"anyOf": [{"enum": list(VERSIONS)}, {"type": "number"}]}),
+]
+DtypeName = Annotated[Kind, BeforeValidator(choice(names.DTYPES)), schema(names.DTYPES)]
+BlockSize = Annotated[
+    int | str,
+    BeforeValidator(_block_size),
+    WithJsonSchema({"anyOf": [{"type": "integer", "enum": list(BLOCK_SIZES)}, {"enum": [NO_BLOCKS]}]}),
+]
 BackendName = Annotated[names.Backend, BeforeValidator(choice(names.BACKENDS)), schema(names.BACKENDS)]
 SchemeName = Annotated[names.Scheme, BeforeValidator(choice(names.SCHEMES)), schema(names.SCHEMES)]
 Distribution = Annotated[str, BeforeValidator(choice(names.DISTRIBUTIONS)), schema(names.DISTRIBUTIONS)]
@@ -289,9 +340,18 @@ Memory = Annotated[
 GranularityName = Annotated[
     names.Granularity, BeforeValidator(choice(names.GRANULARITIES)), schema(names.GRANULARITIES)
 ]
+HighPrecisionName = Annotated[
+    names.HighPrecision, BeforeValidator(choice(names.HIGH_PRECISIONS)), schema(names.HIGH_PRECISIONS)
+]
+ModeName = Annotated[names.Mode, BeforeValidator(choice(names.MODES)), schema(names.MODES)]
+FormatName = Annotated[names.Format, BeforeValidator(choice(names.FORMATS)), schema(names.FORMATS)]
+AccuracyLevel = Annotated[
+    int, BeforeValidator(_accuracy_level), WithJsonSchema({"type": "integer", "minimum": 0, "maximum": 4})
+]
 PickName = Annotated[names.Pick, BeforeValidator(choice(names.PICKS)), schema(names.PICKS)]
 Seed = Annotated[int, BeforeValidator(_seed), WithJsonSchema({"type": "integer", "minimum": 0})]
 Folder = Annotated[str | None, BeforeValidator(_folder), WithJsonSchema({"type": "string", "minLength": 1})]
+KernelCosts = Annotated[str, BeforeValidator(_kernel_costs), WithJsonSchema({"type": "string", "minLength": 1})]
 Feedback = Annotated[
     dict[str, str],
     BeforeValidator(_feedback),

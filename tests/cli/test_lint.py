@@ -11,8 +11,10 @@ import pytest
 
 from sbonnx.assets import digits
 from sbonnx.cli import main
-from sbonnx.lint import TARGETS, rules_for
+from sbonnx.lint import RULES, TARGETS, rules_for
+from sbonnx.lint.document import table
 from tests.lint.qdq_models import Net
+from tests.lint.seeded import CASES
 
 
 def net(scale: float = 0.05, output: bool = True) -> onnx.ModelProto:
@@ -171,3 +173,80 @@ def test_sarif_is_not_written_over_without_force(
     assert lint(relative, "--sarif", "found.sarif") == 2
     assert "--force" in capsys.readouterr().err
     assert lint(relative, "--sarif", "found.sarif", "--force") == 0
+
+
+# --- --fix ------------------------------------------------------------------------------------------------------------
+
+
+def signed() -> onnx.ModelProto:
+    """int8 activations, which onnxruntime runs slowly: mended by a shift."""
+    made = Net()
+    return made.done(made.pair(made.conv(made.pair("x", kind="int8", zero=-128))))
+
+
+def test_fix_writes_and_checks_the_mended_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given, made = saved(tmp_path / "signed.onnx", signed()), tmp_path / "made.onnx"
+    before = given.read_bytes()
+    assert lint(given, "--fix", "-o", str(made)) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("mended: 1\n")
+    assert "O11" in out
+    assert f"{made} for onnxruntime" in out
+    assert f"written: {made}" in out
+    assert given.read_bytes() == before
+    assert lint(made) == 0
+    assert "O11" not in capsys.readouterr().out
+
+
+def test_the_json_of_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given, made = saved(tmp_path / "signed.onnx", signed()), tmp_path / "made.onnx"
+    assert lint(given, "--fix", "-o", str(made), "--json") == 0
+    value = json.loads(capsys.readouterr().out)
+    assert value["output"] == str(made)
+    assert value["findings"] == []
+    (row,) = value["fixed"]
+    assert row.keys() == {"rule", "node", "tensor", "what", "done", "exact"}
+    assert (row["rule"], row["done"], row["exact"]) == ("O11", True, True)
+
+
+def test_what_is_left_decides_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A scale that float16 rounds to 0: only calibration can mend that."""
+    wrong, made = saved(tmp_path / "wrong.onnx", CASES["T05"][0].model()), tmp_path / "made.onnx"
+    assert lint(wrong, "--fix", "-o", str(made), target="tensorrt@11") == 1
+    out = capsys.readouterr().out
+    assert "not mended" in out
+    assert "calibration" in out
+    assert made.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--fix"], "-o is missing"),
+        (["-o", "made.onnx"], "add --fix"),
+        (["--fix", "-o", "signed.onnx", "--force"], "is an input"),
+        (["--fix", "-o", "there.onnx"], "--force"),
+        (["--fix", "-o", "nowhere/made.onnx"], "there is no folder"),
+    ],
+)
+def test_where_fix_may_write(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved(Path("signed.onnx"), signed())
+    Path("there.onnx").write_bytes(b"kept")
+    assert lint(Path("signed.onnx"), *arguments) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert len(captured.err.splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["signed.onnx", "there.onnx"]
+    assert Path("there.onnx").read_bytes() == b"kept"
+
+
+# --- the document -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", RULES)
+def test_the_document_has_the_rules_and_their_mends(family: str) -> None:
+    """When this fails: replace the table in docs/lint.md by the text of sbonnx.lint.document.table(family)."""
+    assert table(family) in (Path(__file__).resolve().parents[2] / "docs" / "lint.md").read_text()

@@ -208,7 +208,7 @@ BACKEND_RULES: list[tuple[dict[str, Any], str]] = [
         {"BACKEND": "tensorrt", "W.QSCHEME": "per-channel-affine"},
         "must be per-channel-symmetric or per-tensor-symmetric",
     ),
-    ({"BACKEND": "tensorrt", "FIRST_BITS": "w4a8"}, "'FIRST_BITS.W' in the recipe must be 8"),
+    ({"BACKEND": "tensorrt", "FIRST_BITS": "w5a8"}, "'FIRST_BITS.W' in the recipe must be 4 or 8"),
     ({"BACKEND": "onnxruntime", "LAST_BITS": {"A": 4}}, "'LAST_BITS.A' in the recipe must be 8"),
     (
         {"BACKEND": "tensorrt", "A.SPECIFIC": [{"x": ["QSCHEME", "per-tensor-affine"]}]},
@@ -283,8 +283,8 @@ def test_bad_overrides(overrides: Any, message: str) -> None:
 def test_an_override_that_the_backend_refuses_is_said_to_be_one(tmp_path: Path) -> None:
     file = tmp_path / "r.yaml"
     file.write_text("W: {QUANTIZER: {BIT: 8}}\nA: {QUANTIZER: {BIT: 8}}\n")
-    with pytest.raises(RecipeError, match=r"'W.QUANTIZER.BIT' in the overrides must be 8 for the backend tensorrt"):
-        load(file, backend="tensorrt", overrides={"bits": "w4a8"})
+    with pytest.raises(RecipeError, match=r"'W.QUANTIZER.BIT' in the overrides must be 4 or 8 for the backend tens"):
+        load(file, backend="tensorrt", overrides={"bits": "w5a8"})
 
 
 @pytest.mark.parametrize("backend", ["trt", "", 5])

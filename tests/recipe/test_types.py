@@ -1,0 +1,98 @@
+"""Types of codes and versions of TensorRT: what a recipe may ask for, and the one line where it may not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sbonnx.backends.tensorrt_profiles import VERSIONS
+from sbonnx.errors import RecipeError
+from sbonnx.recipe import load
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_version_is_written_in_three_ways(version: str) -> None:
+    for recipe in (
+        load(backend=f"tensorrt@{version}"),
+        load({"BACKEND": f"TensorRT@{version}"}),
+        load({"BACKEND": "tensorrt", "VERSION": version}),
+        load({"BACKEND": "tensorrt", "VERSION": float(version)}),
+        load({"BACKEND": "tensorrt"}, backend=f"tensorrt@{version}"),
+        load({"BACKEND": f"tensorrt@{version}"}, backend="tensorrt"),
+        load(overrides=[f"BACKEND=tensorrt@{version}"]),
+        load(backend="tensorrt", overrides={"version": version}),
+    ):
+        assert (recipe.backend, recipe.version) == ("tensorrt", version)
+        assert load(recipe.to_dict()) == recipe
+
+
+def test_the_newest_version_is_meant_where_none_is_named() -> None:
+    assert load(backend="tensorrt").version == VERSIONS[0]
+    assert load(backend="virtual").version is None
+    assert "VERSION" not in load(backend="virtual").to_dict()
+
+
+def test_fp8_on_both_sides() -> None:
+    for backend in ("tensorrt", "tensorrt@10", "virtual"):
+        recipe = load(backend=backend, overrides={"bits": "FP8"})
+        for side in (recipe.w, recipe.a):
+            assert (side.quantizer.dtype, side.quantizer.bit) == ("fp8", 8)
+            assert side.qscheme.endswith("-symmetric")
+        settings = recipe.settings("a", node="n", op="Conv", tensor="t")
+        assert settings.dtype == "fp8"
+
+
+def test_first_and_last_widths_are_of_integers() -> None:
+    recipe = load(backend="virtual", overrides={"bits": "fp8", "first_bits": 8})
+    assert recipe.settings("w", node="n", op="Conv", tensor="t", place="first").dtype == "int"
+    assert recipe.settings("w", node="n", op="Conv", tensor="t").dtype == "fp8"
+
+
+def test_a_block_size_for_some_weights() -> None:
+    specific = [{"head": {"QUANTIZER.BIT": 4, "BLOCK_SIZE": 64}}, {"tail": {"BLOCK_SIZE": "none"}}]
+    recipe = load({"BACKEND": "virtual", "W": {"BLOCK_SIZE": 32, "SPECIFIC": specific}})
+    sizes = [recipe.settings("w", node=name, op="MatMul", tensor="t").block_size for name in ("head", "tail", "body")]
+    assert sizes == [64, None, 32]
+    assert recipe.settings("a", node="head", op="MatMul", tensor="t").block_size is None
+    assert load(recipe.to_dict()) == recipe
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("tensorrt", {"version": 9}, "'VERSION' in the overrides must be a version of TensorRT, 11, 10 or 8.6, got 9"),
+    ("tensorrt@10", {"version": 11}, "contradicts BACKEND: tensorrt@10"),
+    ("virtual", {"version": 10}, "'VERSION' in the overrides is for the backend tensorrt only"),
+    ("tensorrt@8.6", {"bits": "fp8"}, "asks for fp8, which TensorRT 8.6 does not have"),
+    ("tensorrt@8.6", {"bits": "w4a0"}, "asks for int4, which TensorRT 8.6 does not have"),
+    ("tensorrt@8.6", {"mode": "weight_only"}, "'MODE' in the overrides asks for int4, which TensorRT 8.6 does not"),
+    ("tensorrt@8.6", {"last_bits": {"W": 4}}, "'LAST_BITS.W' in the overrides asks for int4"),
+    ("onnxruntime", {"bits": "fp8"}, "onnxruntime's CPU has no kernels that compute on fp8"),
+    ("virtual", {"bits": "fp8", "mode": "weight_only"}, "with MODE: static"),
+    ("virtual", {"w_bit": 4, "W.QUANTIZER.DTYPE": "fp8"}, "must be 8 (or 0 for float) with DTYPE: fp8, got 4"),
+    ("virtual", {"bits": "fp8", "a_qscheme": "per-tensor-affine"}, "must be symmetric with DTYPE: fp8"),
+    ("virtual", {"bits": "fp8", "w_observer": "aciq"}, "is for integers, whose steps are even; use minmax, mse or"),
+    ("tensorrt", {"W.QUANTIZER.DTYPE": "fp8"}, "must be fp8 on both sides or on none for the backend tensorrt"),
+    ("virtual", {"A.QUANTIZER.DTYPE": "fp4"}, "must be int or fp8, got 'fp4'"),
+    ("tensorrt", {"bits": "w4a8"}, "is for weights alone on tensorrt, got 4. Leave activations float (bits: w4a0)"),
+    ("tensorrt", {"bits": "w5a8"}, "must be 4 or 8 for the backend tensorrt"),
+    ("tensorrt", {"bits": "w4a0", "block_size": 32}, "must be 64 or 128 for the backend tensorrt, got 32"),
+    ("tensorrt", {"block_size": 64}, "is for weights of 4 bits on tensorrt: use none, or BIT: 4, got 64"),
+    ("onnxruntime", {"block_size": 64}, "is for MODE: weight_only on onnxruntime"),
+    ("virtual", {"block_size": 48}, "must be none or a power of two from 16 to 256, got 48"),
+    ("virtual", {"block_size": 16, "w_qscheme": "per-tensor-symmetric"}, "with BLOCK_SIZE, got 'per-tensor-symmetric'"),
+]
+
+
+@pytest.mark.parametrize(("backend", "wishes", "said"), WRONG, ids=[f"{row[0]} {row[1]}" for row in WRONG])
+def test_what_a_backend_lacks_is_one_line(backend: str, wishes: dict[str, Any], said: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load(backend=backend, overrides=wishes)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_versions_of_a_backend() -> None:
+    with pytest.raises(RecipeError, match=r"the backend must be virtual, onnxruntime or tensorrt, got 'tensorrt@7'"):
+        load(backend="tensorrt@7")
+    with pytest.raises(RecipeError, match=r"'BACKEND' in the recipe is tensorrt@11, but the backend tensorrt@10 was"):
+        load({"BACKEND": "tensorrt@11"}, backend="tensorrt@10")
