@@ -74,7 +74,8 @@ def test_requantizing_finds_the_same_sites_and_quality(backend: str) -> None:
 def test_from_one_runtime_to_another(first: str) -> None:
     for second in BACKENDS:
         made = quantized(quantized(residual(), first), second, requantize=True)
-        assert quality(made) > quality(quantized(residual(), second)) - 4
+        # what the first one rounded and the second leaves float stays rounded
+        assert quality(made) > quality(quantized(residual(), second)) - 6
 
 
 def test_weights_alone_are_a_quantized_model_too() -> None:

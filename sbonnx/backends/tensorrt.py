@@ -16,7 +16,7 @@ from sbonnx.backends.tensorrt_profiles import (
     PROFILES,
     VERSIONS,
 )
-from sbonnx.graph import Node, query
+from sbonnx.graph import Constant, Node, query
 from sbonnx.ops import ADDS, CONVOLUTIONS, POOLS, QDQ
 from sbonnx.spec import QuantSpec, ScaleLimits
 
@@ -50,16 +50,20 @@ CHANNEL_MULTIPLE: Final = 8
 """Integer kernels compute 32 channels at a time: below 16 most of that is empty, whole eights excepted."""
 
 
+FEW: Final = 16
+"""A product with fewer rows or columns of weights leaves its integer kernel mostly empty."""
+
+
 def slow_linear(node: Node) -> str | None:
     """The reason why TensorRT would not run a weighted op in integers, or not gain by it.
 
     Few channels are the usual case of a stem that reads an image: symmetric codes would also take a bit from it.
 
-    Source: note of the convolution layer's API for groups; what NVIDIA's own quantizer leaves out for few channels;
-    users report depthwise int8 slower than fp16.
+    Source: note of the convolution layer's API for groups; what NVIDIA's own quantizer leaves out for few channels and
+    small products; users report depthwise int8 slower than fp16.
     """
     if node.op not in CONVOLUTIONS:
-        return None
+        return _small_product(node)
     groups = node.attrs.get("group", 1)
     first, second = node.inputs[1].shape[:2]
     sizes = (second, first // groups) if node.op == "Conv" else (first // groups, second)
@@ -74,6 +78,16 @@ def slow_linear(node: Node) -> str | None:
             f"and fewer than {FEW_CHANNELS} fill them only as a multiple of {CHANNEL_MULTIPLE}"
         )
     return None
+
+
+def _small_product(node: Node) -> str | None:
+    shape: tuple[int, ...] = next((tensor.shape for tensor in node.inputs[1::-1] if isinstance(tensor, Constant)), ())
+    if len(shape) < 2 or min(shape[-2:]) >= FEW:
+        return None
+    return (
+        f"a weight of {shape[-2]} by {shape[-1]}; fewer than {FEW} rows or columns leave TensorRT's integer kernels "
+        "mostly empty"
+    )
 
 
 def unfit(node: Node, spec: QuantSpec) -> str | None:

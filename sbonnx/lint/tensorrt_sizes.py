@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.backends.tensorrt import slow_linear, unfit
+from sbonnx.backends.tensorrt import FEW, slow_linear, unfit
 from sbonnx.graph import Node, Tensor, query
 from sbonnx.lint.tensorrt_codes import Site
 from sbonnx.lint.view import Quantizer, View
@@ -38,9 +38,6 @@ WHOLE_VECTOR: Final = 32
 
 FP8_HEAD: Final = range(9, 257)
 """Sizes of a head that fp8 attention fuses for."""
-
-FEW: Final = 16
-"""A product with fewer columns or rows of weights leaves its kernel mostly empty."""
 
 
 def high_precision(view: View) -> Iterator[Site]:

@@ -94,7 +94,8 @@ def test_weights_have_a_scale_an_output_channel(backend: str) -> None:
     plan = planned(residual(), backend)
     axes = {site.tensor: site.spec.axis for site in plan.of_role("weight")}
     if backend == "tensorrt":
-        axes["ws"] = 0  # a stem that reads 3 channels stays float there
+        assert axes.keys() == {"w1", "w2"}, "a stem of 3 channels and a product of few columns stay float there"
+        axes |= {"ws": 0, "wf": 0}
     assert axes == {"ws": 0, "w1": 0, "w2": 0, "wf": 0}, "Gemm with transB has its outputs on axis 0"
 
 
@@ -120,12 +121,12 @@ def test_the_axis_of_every_kind_of_weight() -> None:
 
 def test_a_weight_used_along_two_axes_gets_a_site_each() -> None:
     proto = model(
-        """agraph (float[3,4] x) => (float[3,4] y) {
+        """agraph (float[3,16] x) => (float[3,16] y) {
             a = Gemm <transB = 1> (x, w, b)
             y = Gemm <transB = 0> (a, w, b)
         }""",
-        w=(4, 4),
-        b=4,
+        w=(16, 16),
+        b=16,
     )
     sites = planned(proto, "tensorrt").of_role("weight")
     assert [(site.tensor, site.spec.axis, len(site.readers)) for site in sites] == [("w", 0, 1), ("w", 1, 1)]
@@ -358,3 +359,17 @@ def test_a_reader_that_asks_for_another_scheme_than_is_written_is_told() -> None
     refusals = {(refusal.what, refusal.where) for refusal in planned(residual(), "onnxruntime", recipe).refusals}
     assert ("quantize input as uint8 sym", "conv2") in refusals
     assert ("quantize before activations", "SCHEDULE.DISABLE_UNNECESSARY_QUANT") in refusals
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "small"), [(16, 16, False), (64, 15, True), (15, 64, True), (512, 1000, False)]
+)
+@pytest.mark.parametrize("op", ["MatMul", "Gemm"])
+def test_small_products_stay_float_on_tensorrt(op: str, rows: int, columns: int, small: bool) -> None:
+    proto = model(
+        f"agraph (float[3,{rows}] x) => (float[3,{columns}] y) {{ y = {op} (x, w) }}",
+        w=(rows, columns),
+    )
+    plan = planned(proto, "tensorrt")
+    assert (plan.of_role("weight") == ()) == small
+    assert any("mostly empty" in refusal.why for refusal in plan.refusals) == small

@@ -61,7 +61,7 @@ def test_the_codes_are_those_of_the_rounded_scales() -> None:
     proto = residual()
     made_of = numbers(made(quantized(proto, FEEDS, fuse_bn=False)))
     floats = numbers(proto)
-    for name in ("w1", "w2", "wf"):
+    for name in ("w1", "w2"):
         codes, scale = made_of[f"{name}_quantized"], made_of[f"{name}_scale_fp16"]
         assert scale.dtype == np.float16
         steps = scale.astype(np.float32).reshape(-1, *[1] * (codes.ndim - 1))

@@ -1,0 +1,51 @@
+"""What the tensorrt backend writes, run on an NVIDIA GPU: the same numbers as on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+import sbonnx
+from sbonnx.assets import digits
+from sbonnx.spec import Array
+
+pytestmark = pytest.mark.gpu
+
+CLOSE_DB = 30.0
+"""Kernels of a GPU sum in another order, and in TF32."""
+
+
+def sqnr(one: Array, other: Array) -> float:
+    noise = float(np.square(one.astype(np.float64) - other).sum())
+    return float(10 * np.log10(float(np.square(one.astype(np.float64)).sum()) / max(noise, 1e-30)))
+
+
+def run(path: Path, provider: str, feeds: dict[str, Any]) -> Array:
+    session = ort.InferenceSession(str(path), providers=[provider])
+    assert session.get_providers()[0] == provider
+    found: Array = session.run(None, feeds)[0]
+    return found
+
+
+def written(folder: Path, **overrides: Any) -> Path:
+    path = folder / "q.onnx"
+    images = np.load(digits().calib)["image"]
+    sbonnx.quantize(digits().model, {"image": images}, backend="tensorrt", output=path, **overrides)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["fp32", "fp16"])
+@pytest.mark.parametrize("bits", ["w8a8", "w0a0"])
+@pytest.mark.parametrize("provider", ["CUDAExecutionProvider", "TensorrtExecutionProvider"])
+def test_the_gpu_computes_what_the_cpu_does(provider: str, bits: str, kind: str, tmp_path: Path) -> None:
+    if provider not in ort.get_available_providers():
+        pytest.skip(f"this onnxruntime has no {provider}")
+    if (bits, kind) == ("w0a0", "fp32"):
+        pytest.skip("nothing is left to change")
+    path = written(tmp_path, bits=bits, high_precision=kind)
+    feeds = {"image": np.load(digits().eval)["image"][:64]}
+    assert sqnr(run(path, "CPUExecutionProvider", feeds), run(path, provider, feeds)) > CLOSE_DB
