@@ -113,7 +113,7 @@ def peer(
 
 
 def ours(path: Path, feeds: list[dict[str, Any]], backend: str, **overrides: Any) -> Run:
-    """sbonnx with its defaults for a backend, verification included; problems go to stderr."""
+    """sbonnx for a backend, verification included; problems go to stderr."""
 
     def run(output: Path) -> None:
         report = sbonnx.quantize(path, feeds, backend=backend, output=output, force=True, **overrides)
@@ -127,10 +127,10 @@ def runs(path: Path, feeds: list[dict[str, Any]], folder: Path) -> dict[str, Run
     """The contestants: each writes a quantized model to the path it is given."""
     prepared = peer_input(path, folder)
     return {
-        "sbonnx onnxruntime": ours(path, feeds, "onnxruntime"),
+        "sbonnx onnxruntime": ours(path, feeds, "onnxruntime", observer="minmax"),
         "peer per-tensor": lambda out: peer(prepared, feeds, out, per_channel=False),
         "peer per-channel": lambda out: peer(prepared, feeds, out, per_channel=True),
-        "sbonnx tensorrt": ours(path, feeds, "tensorrt"),
+        "sbonnx tensorrt": ours(path, feeds, "tensorrt", observer="minmax"),
         "peer TensorRT switches": lambda out: peer(prepared, feeds, out, per_channel=True, tensorrt=True),
     }
 

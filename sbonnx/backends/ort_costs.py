@@ -119,13 +119,14 @@ class Costs:
             return self._conv(node)
         if node.op in MATRIX_PRODUCTS:
             return self._product(node)
-        read, write = elements(node.inputs[0]), elements(node.outputs[0])
         if node.op in MOVES_DATA:
+            write = elements(node.outputs[0])
             return Price(*(self.ns("Slice", "channels", kind, write=write) for kind in ("float", "u8")))
         kernels = ELEMENTWISE_KERNELS.get(node.op)
         if kernels is None:
             return None
         floats, integers = kernels
+        read, write = elements(node.inputs[0]), elements(node.outputs[0])
         return Price(self.ns(*floats, read=read, write=write), self.ns(*integers, read=read, write=write))
 
     def _conv(self, node: Node) -> Price | None:

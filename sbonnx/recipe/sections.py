@@ -192,6 +192,7 @@ class ActivationObserver(Section):
         "minmax",
         "how the range of an activation is chosen",
         "minmax, moving_average, mse, percentile, kl_histogram, aciq, auto",
+        shown="minmax; mse without a recipe, for onnxruntime and tensorrt",
     )
     percentile: Percentile = Percentile()
     aciq: Aciq = Aciq()

@@ -19,7 +19,7 @@ from tests.models import model, run
 X = np.random.default_rng(3).standard_normal((16, 3, 8, 8)).astype(np.float32)
 
 TEXT = """
-agraph (float[N,3,8,8] x) => (float[N,10] y) {
+agraph (float[N,3,8,8] x) => (float[N,16] y) {
     c = Conv <kernel_shape = [3,3], pads = [1,1,1,1]> (x, w)
     r = Relu(c)
     g = GlobalAveragePool(r)
@@ -31,7 +31,7 @@ agraph (float[N,3,8,8] x) => (float[N,10] y) {
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A model and its data; the working directory."""
-    onnx.save(model(TEXT, w=(16, 3, 3, 3), v=(10, 16), b=10), str(tmp_path / "m.onnx"))
+    onnx.save(model(TEXT, w=(16, 3, 3, 3), v=(16, 16), b=16), str(tmp_path / "m.onnx"))
     np.savez(tmp_path / "d.npz", x=X)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -115,7 +115,7 @@ def test_flags_become_overrides() -> None:
         (["=x"], "--feedback is OUT=IN"),
         (["y=x", "y=z"], "--feedback leads output 'y' to two inputs, 'x' and 'z'"),
         (["g=x"], "CALIBRATION.FEEDBACK: the model has no output 'g': there are 'y'"),
-        (["y=x"], "CALIBRATION.FEEDBACK: input 'x' wants float32 (N, 3, 8, 8) and output 'y' is float32 (N, 10)"),
+        (["y=x"], "CALIBRATION.FEEDBACK: input 'x' wants float32 (N, 3, 8, 8) and output 'y' is float32 (N, 16)"),
     ],
 )
 def test_feedback_that_cannot_be(
@@ -136,7 +136,7 @@ def test_feedback_from_the_command_line(place: Path) -> None:
     )
     onnx.save(model(text, w=(3, 2)), str(place / "m.onnx"))
     np.savez(place / "d.npz", x=np.ones((20, 3), np.float32))
-    assert main([*COMMAND, "--split", "1", "--feedback", "s=h", "--quiet"]) == 0
+    assert main([*COMMAND, "--split", "1", "--feedback", "s=h", "--set", "observer=minmax", "--quiet"]) == 0
     held = {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load("q.onnx").graph.initializer}
     scales = [held[node.input[1]] for node in onnx.load("q.onnx").graph.node if node.op_type == "QuantizeLinear"]
     assert max(float(scale) for scale in scales) == pytest.approx(20 / 255, rel=1e-6)
@@ -153,7 +153,7 @@ def test_json_progress(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_calibration_cache_of_tensorrt(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """absmax / 127 of the input, as big-endian float32 in hexadecimal."""
-    assert main([*COMMAND, "--trt-cache", "m.cache", "--quiet"]) == 0
+    assert main([*COMMAND, "--trt-cache", "m.cache", "--set", "observer=minmax", "--quiet"]) == 0
     lines = dict(line.split(": ") for line in (place / "m.cache").read_text().splitlines()[1:])
     scale = np.frombuffer(bytes.fromhex(lines["x"]), ">f4")[0]
     assert scale == pytest.approx(float(np.abs(X).max()) / 127, rel=1e-6)
@@ -179,7 +179,7 @@ def test_the_report_file(place: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_without_proof(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "--no-verify", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["metrics"] == {}
-    assert outputs("q.onnx").shape == (16, 10)
+    assert outputs("q.onnx").shape == (16, 16)
 
 
 def test_the_same_bytes_twice(place: Path) -> None:

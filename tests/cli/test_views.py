@@ -90,7 +90,8 @@ def test_plan_shows_every_site_and_refusal(backend: str, tmp_path: Path, capsys:
     lines = out.splitlines()
     for site in plan.sites:
         assert any(line.startswith(site.tensor) and line.endswith(site.why) for line in lines)
-    assert any("EXCLUDE" in refusal.why for refusal in plan.refusals)
+    if backend != "tensorrt":  # where a product of 10 columns stays float for its own reason
+        assert any("EXCLUDE" in refusal.why for refusal in plan.refusals)
     for refusal in plan.refusals:
         assert any(refusal.where in line and line.endswith(refusal.why) for line in lines)
     assert main([*command, "--json"]) == 0

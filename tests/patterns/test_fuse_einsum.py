@@ -18,19 +18,20 @@ PRODUCTS = ["bnd,dhk->bhnk", "bhik,dhk->bid", "bnd,dh->bnh", "bdn,dh->bhn", "nd,
 """data,weight->out"""
 
 
-def einsum(equation: str, *, weight_first: bool = False, dynamic: str = "") -> onnx.ModelProto:
-    """One Einsum; axes of the data in `dynamic` have a name for a length."""
+def einsum(equation: str, *, weight_first: bool = False, dynamic: str = "", **sizes: int) -> onnx.ModelProto:
+    """One Einsum; axes of the data in `dynamic` have a name for a length, `sizes` are other lengths than usual."""
+    lengths = SIZES | sizes
     terms, out = equation.split("->")
     data, weight = terms.split(",")
     shapes = [
-        ",".join(letter.upper() if letter in dynamic else str(SIZES[letter]) for letter in t) for t in (data, out)
+        ",".join(letter.upper() if letter in dynamic else str(lengths[letter]) for letter in t) for t in (data, out)
     ]
     written = f"{weight},{data}->{out}" if weight_first else equation
     inputs = "w, x" if weight_first else "x, w"
     text = (
         f'agraph (float[{shapes[0]}] x) => (float[{shapes[1]}] y) {{ y = Einsum <equation = "{written}"> ({inputs}) }}'
     )
-    return model(text, w=tuple(SIZES[letter] for letter in weight))
+    return model(text, w=tuple(lengths[letter] for letter in weight))
 
 
 @pytest.mark.parametrize("equation", PRODUCTS)
@@ -93,6 +94,6 @@ def test_a_weight_that_is_also_read_elsewhere_stays_for_that_reader() -> None:
 @pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt", "virtual"])
 def test_its_weight_is_quantized(backend: str) -> None:
     wishes, rules = read_recipe(None, backend, {})
-    plan = prepare(einsum("bnd,dhk->bhnk", dynamic="bn"), wishes, rules).plan
+    plan = prepare(einsum("bnd,dhk->bhnk", dynamic="bn", d=16, k=8), wishes, rules).plan
     (weight,) = plan.of_role("weight")
     assert weight.spec.axis == 1, "one scale an output channel"

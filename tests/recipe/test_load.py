@@ -27,7 +27,8 @@ def test_defaults_by_backend(source: str | None, backend: str, activations: str)
     assert (recipe.backend, recipe.schedule.fuse_bn) == (backend, True)
     assert (recipe.w.qscheme, recipe.a.qscheme) == ("per-channel-symmetric", activations)
     assert (recipe.w.quantizer.bit, recipe.a.quantizer.bit) == (8, 8)
-    assert (recipe.w.observer.type, recipe.a.observer.type) == ("minmax", "minmax")
+    nearest = "minmax" if backend == "virtual" else "mse"
+    assert (recipe.w.observer.type, recipe.a.observer.type) == ("minmax", nearest)
 
 
 def test_missing_scheme_and_bits_come_from_the_backend() -> None:

@@ -1,0 +1,64 @@
+"""Prices of single nodes: what the table holds, and nothing for what it does not."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from sbonnx import graph as graphs
+from sbonnx.backends.ort_costs import load_costs
+from sbonnx.prepare import prepare, read_recipe
+from tests.models import model
+
+
+def test_integer_convolutions_are_cheaper_and_pools_dearer() -> None:
+    proto = model(
+        """agraph (float[1,64,56,56] x) => (float[1,64,28,28] y) {
+            c = Conv <pads = [1,1,1,1]> (x, w)
+            y = AveragePool <kernel_shape = [2,2], strides = [2,2]> (c)
+        }""",
+        w=(64, 64, 3, 3),
+    )
+    conv, pool = (load_costs().of(node) for node in graphs.load(proto).nodes)
+    assert conv is not None
+    assert conv.integers < conv.floats / 2
+    assert pool is not None
+    assert pool.integers > pool.floats * 2
+
+
+@pytest.mark.parametrize("text", ["y = Conv (x, w)", "y = Exp (x)"])
+def test_sequences_and_unknown_ops_have_no_price(text: str) -> None:
+    proto = model(f"agraph (float[1,4,9] x) => (float[1,4,7] y) {{ {text} }}", w=(4, 4, 3))
+    assert load_costs().of(graphs.load(proto).nodes[0]) is None
+
+
+def test_nodes_without_inputs() -> None:
+    """An If of a constant reads nothing by itself, nor does an Optional."""
+    body = [
+        helper.make_graph(
+            [helper.make_node("Identity", ["x"], [name])],
+            name,
+            [],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2])],
+        )
+        for name in ("a", "b")
+    ]
+    nodes = [
+        helper.make_node("RandomNormal", [], ["r"], shape=[2], name="random"),
+        helper.make_node("If", ["c"], ["i"], then_branch=body[0], else_branch=body[1]),
+        helper.make_node("Add", ["i", "r"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [2]),
+            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])],
+    )
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.checker.check_model(proto)
+    wishes, rules = read_recipe(None, "onnxruntime", {})
+    assert prepare(proto, wishes, rules).plan.sites == ()
