@@ -7,7 +7,7 @@ A convolution of 3 input channels takes 2 to 3 times as long as one of 4: its co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import prod
 from typing import Final
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from sbonnx.backends.ort_convs import IntegerConv, integer_conv, like, set_channels, widen
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
+from sbonnx.ops import QUANTIZE
 from sbonnx.spec import Array
 
 DOT: Final = 4
@@ -52,6 +53,7 @@ def widen_stems(graph: Graph) -> list[str]:
                 continue
             done += _widened(conv, body, names, made)
     if done:
+        edit.sweep(graph)  # pairs that nobody reads any more
         edit.sort(graph)
     return done
 
@@ -67,12 +69,12 @@ def _widened(
     channels, *sides = conv.codes.shape[1:]
     codes = conv.data.inputs[0]
     if prod(sides) > MANY_TAPS:
-        pads = _folded_pads(conv)
-        if pads is None:
+        pads, quantize = _folded_pads(conv), query.producer(codes)
+        if pads is None or quantize is None or quantize.op not in QUANTIZE:
             return
         key = (id(codes), "fold", BLOCK)
         if key not in made:
-            made[key] = _around(conv, channels * BLOCK**2, _fold, body, names)
+            made[key] = _folded(conv, quantize, body, names)
         edit.replace_input(conv.node, 0, made[key])
         _fold_weight(conv, pads, body, names)
         yield f"{conv.node.name}: {sides[0]} by {sides[1]} taps folded by SpaceToDepth"
@@ -80,7 +82,7 @@ def _widened(
         missing = -channels % DOT
         key = (id(codes), "pad", missing)
         if key not in made:
-            made[key] = _around(conv, channels + missing, _pad, body, names)
+            made[key] = _padded(conv, channels + missing, body, names)
         edit.replace_input(conv.node, 0, made[key])
         widen(conv, 1, missing, body, names)
         yield f"{conv.node.name}: {channels} input channels widened to {channels + missing}"
@@ -93,41 +95,40 @@ def _rows(conv: IntegerConv) -> int:
     return prod(size if isinstance(size, int) else UNKNOWN for size in sizes)
 
 
-Make = Callable[[IntegerConv, Variable, Body, edit.Names], Node]
-
-
-def _around(conv: IntegerConv, channels: int, make: Make, body: Body, names: edit.Names) -> Tensor:
-    """The input dequantized a second time, after an op on its codes that `make` makes."""
+def _padded(conv: IntegerConv, channels: int, body: Body, names: edit.Names) -> Tensor:
+    """The input dequantized a second time, after a Pad of its codes with the code of zero."""
     data = conv.data
-    codes, scale, zero = data.inputs[:3]
-    wide = like(codes, names.fresh(f"{codes.name}_wide"))
-    after = like(data.outputs[0], names.fresh(f"{data.outputs[0].name}_wide"))
-    for tensor in (wide, after):
-        set_channels(tensor, channels)
-        if make is _fold and tensor.shape is not None:
-            tensor.shape = [*tensor.shape[:2], *(side // BLOCK for side in tensor.shape[2:])]
-    body.nodes.append(make(conv, wide, body, names))
-    name = names.fresh(f"{data.name}_wide")
-    body.nodes.append(Node(data.op, name, dict(data.attrs), [wide, scale, zero], [after], domain=data.domain))
-    return after
-
-
-def _pad(conv: IntegerConv, wide: Variable, body: Body, names: edit.Names) -> Node:
-    """Pad of the codes with the code of zero, to whole steps of channels."""
-    codes, _, zero = conv.data.inputs[:3]
+    codes, _, zero = data.inputs[:3]
     rank = conv.codes.ndim
     pads = np.zeros(2 * rank, np.int64)
-    pads[rank + 1] = -conv.codes.shape[1] % DOT
+    pads[rank + 1] = channels - conv.codes.shape[1]
     amounts = edit.add_constant(body, f"{codes.name}_pads", pads, names)
     fill = edit.add_constant(body, f"{codes.name}_fill", np.asarray(query.constant(zero)).reshape(()), names)
-    return Node("Pad", names.fresh(f"{codes.name}_Pad"), {}, [codes, amounts, fill], [wide])
+    wide = like(codes, names.fresh(f"{codes.name}_wide"))
+    set_channels(wide, channels)
+    body.nodes.append(Node("Pad", names.fresh(f"{codes.name}_Pad"), {}, [codes, amounts, fill], [wide]))
+    return _again(data, wide, like(wide, names.fresh(f"{data.outputs[0].name}_wide")), body, names)
 
 
-def _fold(conv: IntegerConv, wide: Variable, body: Body, names: edit.Names) -> Node:
-    """SpaceToDepth of the codes."""
-    codes = conv.data.inputs[0]
-    name = names.fresh(f"{codes.name}_SpaceToDepth")
-    return Node("SpaceToDepth", name, {"blocksize": BLOCK}, [codes], [wide])
+def _folded(conv: IntegerConv, quantize: Node, body: Body, names: edit.Names) -> Tensor:
+    """The input quantized a second time, after a SpaceToDepth of the floats: older runtimes have it for those alone."""
+    source = quantize.inputs[0]
+    folded = like(source, names.fresh(f"{source.name}_folded"))
+    sides = conv.data.outputs[0].shape
+    folded.shape = [sides[0], conv.codes.shape[1] * BLOCK**2, *(side // BLOCK for side in sides[2:])]
+    name = names.fresh(f"{source.name}_SpaceToDepth")
+    body.nodes.append(Node("SpaceToDepth", name, {"blocksize": BLOCK}, [source], [folded]))
+    codes = like(folded, names.fresh(f"{quantize.outputs[0].name}_folded"))
+    _again(quantize, folded, codes, body, names)
+    return _again(conv.data, codes, like(folded, names.fresh(f"{conv.data.outputs[0].name}_folded")), body, names)
+
+
+def _again(node: Node, source: Tensor, output: Variable, body: Body, names: edit.Names) -> Tensor:
+    """A QuantizeLinear or DequantizeLinear as `node`, of another tensor; its output has the type of that of `node`."""
+    output.dtype = node.outputs[0].dtype
+    inputs = [source, *node.inputs[1:]]
+    body.nodes.append(Node(node.op, names.fresh(node.name), dict(node.attrs), inputs, [output], domain=node.domain))
+    return output
 
 
 def _folded_pads(conv: IntegerConv) -> list[int] | None:
