@@ -11,12 +11,13 @@ LEAST = {"light": 9, "pytorch-converted": 20, "node": 100}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["onnxruntime", "tensorrt", "virtual"])
-def test_no_model_of_the_onnx_package_crashes(backend: str) -> None:
-    outcomes = survey(FOLDERS, backend)
+@pytest.mark.parametrize(("backend", "every"), [("onnxruntime", 1), ("tensorrt", 3), ("virtual", 1)])
+def test_no_model_of_the_onnx_package_crashes(backend: str, every: int) -> None:
+    """For TensorRT, whose float parts go the way of the others, each third."""
+    outcomes = survey(FOLDERS, backend, every)
     crashed = [f"{outcome.folder}/{outcome.case}: {outcome.why}" for outcome in outcomes if outcome.kind == "crashed"]
     assert not crashed, "\n".join(crashed)
-    assert len(outcomes) > 1900
+    assert len(outcomes) > 1900 / every
     if backend == "virtual":
         for folder, least in LEAST.items():
             assert sum(o.kind == "quantized" for o in outcomes if o.folder == folder) >= least, folder
