@@ -151,9 +151,17 @@ def check_bits(backend: str, side: str, path: Path, bits: int, mode: str = STATI
     """Why a width is not possible on this backend in this mode."""
     allowed = sides(backend, mode)[side].bits
     if bits != FLOAT and bits not in allowed:
-        hint = "BACKEND: virtual takes other widths" if backend != "virtual" else ""
+        hint = _width_hint(backend, side, bits, mode)
         text = f"must be {_bits_text(allowed)} for the backend {backend}{_in(mode)} (or 0 for float)"
         yield Wrong(text, hint, path=path, value=bits)
+
+
+def _width_hint(backend: str, side: str, bits: int, mode: str) -> str:
+    """Who takes a width that this backend does not take in this mode."""
+    modes = [name for (owner, name), both in MODE_LIMITS.items() if owner == backend and bits in both[side].bits]
+    if side == "W" and mode == STATIC and modes:
+        return f"MODE: {modes[0]} takes it; BACKEND: virtual takes other widths"
+    return "BACKEND: virtual takes other widths" if backend != "virtual" else ""
 
 
 def check_scheme(backend: str, side: str, path: Path, scheme: str, mode: str = STATIC) -> Iterator[Wrong]:

@@ -194,6 +194,10 @@ BACKEND_RULES: list[tuple[dict[str, Any], str]] = [
         "'W.QUANTIZER.BIT' in the recipe must be 8 for the backend onnx",
     ),
     ({"BACKEND": "onnxruntime", "A.QUANTIZER.BIT": 16}, "'A.QUANTIZER.BIT' in the recipe must be 8"),
+    (
+        {"BACKEND": "onnxruntime", "W.QUANTIZER.BIT": 4},
+        "(or 0 for float), got 4. MODE: weight_only takes it; BACKEND: virtual takes other widths",
+    ),
     ({"BACKEND": "tensorrt", "A.QUANTIZER.BIT": 4}, "(or 0 for float), got 4. BACKEND: virtual takes other widths"),
     (
         {"BACKEND": "tensorrt", "A.QSCHEME": "per-tensor-affine"},
