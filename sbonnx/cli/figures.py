@@ -63,4 +63,5 @@ def _levels(metrics: dict[str, Any]) -> str | None:
     least = min(row["off_db"] for row in rows)
     agree = "agree" if least == math.inf else f"agree to {least:.1f} dB"
     products = "adds 8-bit products exactly" if metrics["dot_product"] else "has no VNNI: 8-bit products saturate"
-    return f"{agree} ({rows[0]['feeds']} feeds; this CPU {products})"
+    feeds = rows[0]["feeds"]
+    return f"{agree} ({feeds} feed{'s' * (feeds != 1)}; this CPU {products})"
