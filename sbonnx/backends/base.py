@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from sbonnx.backends.ort_costs import Costs
 from sbonnx.backends.tensorrt_profiles import INT4_BITS, Profile
-from sbonnx.graph import Node
+from sbonnx.graph import Node, query
 from sbonnx.ops import ELEMENTWISE, MATRIX_PRODUCTS
 from sbonnx.spec import ANY_SCALE, QuantSpec, ScaleLimits
 
@@ -32,6 +32,19 @@ def interpolates(node: Node) -> str | None:
 def copies(node: Node) -> str | None:
     """A reason against where a Resize only copies values."""
     return "a nearest resize copies values" if node.attrs.get("mode", "nearest") == "nearest" else None
+
+
+PAD_VALUE: Final = 2
+"""Index of the constant that Pad fills with, 0 where it is absent."""
+
+
+def fills_zero(node: Node) -> bool:
+    """Whether a Pad writes zeros, or copies of its input."""
+    if query.attribute(node, "mode", "constant") != "constant" or len(node.inputs) <= PAD_VALUE:
+        return True
+    value = node.inputs[PAD_VALUE]
+    fill = query.constant(value)
+    return value.is_empty() or (fill is not None and not fill.any())
 
 
 Inputs = Literal["all", "first", "skip", "none"]

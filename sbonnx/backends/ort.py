@@ -9,9 +9,9 @@ from typing import Final, Literal
 
 import numpy as np
 
-from sbonnx.backends.base import ON_REQUEST, Backend, Rule, interpolates
+from sbonnx.backends.base import ON_REQUEST, Backend, Rule, fills_zero, interpolates
 from sbonnx.backends.ort_align import align
-from sbonnx.backends.ort_codes import fills_zero, pad_codes
+from sbonnx.backends.ort_codes import pad_codes
 from sbonnx.backends.ort_costs import load_costs
 from sbonnx.backends.ort_stems import widen_stems
 from sbonnx.backends.ort_sums import write_sums

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from sbonnx.backends.base import PAD_VALUE, fills_zero
 from sbonnx.graph import Graph, Node, Variable, edit, query
 from sbonnx.ops import DEQUANTIZE, PADS, QUANTIZE
-
-FILL = 2
-"""Index of the value that a Pad fills with."""
 
 
 def pad_codes(graph: Graph) -> list[str]:
@@ -34,7 +32,7 @@ def pad_codes(graph: Graph) -> list[str]:
             codes, _, zero = before.inputs[:3]
             fill = edit.add_constant(body, f"{codes.name}_fill", np.asarray(query.constant(zero)).reshape(()), names)
             moved = Variable(names.fresh(f"{codes.name}_padded"), dtype=codes.dtype, shape=node.outputs[0].shape)
-            inputs = [codes, node.inputs[1], fill, *node.inputs[FILL + 1 :]]
+            inputs = [codes, node.inputs[1], fill, *node.inputs[PAD_VALUE + 1 :]]
             name = names.fresh(f"{node.name}_codes")
             body.nodes.append(Node("Pad", name, dict(node.attrs), inputs, [moved]))
             for quantize in after:
@@ -44,15 +42,6 @@ def pad_codes(graph: Graph) -> list[str]:
         edit.sweep(graph)
         edit.sort(graph)
     return done
-
-
-def fills_zero(node: Node) -> bool:
-    """Whether a Pad writes zeros, or copies of its input."""
-    if query.attribute(node, "mode", "constant") != "constant" or len(node.inputs) <= FILL:
-        return True
-    value = node.inputs[FILL]
-    fill = query.constant(value)
-    return value.is_empty() or (fill is not None and not fill.any())
 
 
 def _one_scale(before: Node, after: list[Node]) -> bool:

@@ -21,7 +21,8 @@ from sbonnx.ops import CONVOLUTIONS, MATRIX_PRODUCTS, MOVES_DATA
 BUNDLED: Final = Path(__file__).with_name("ort_costs.json")
 
 UNKNOWN: Final = 32
-"""What a dimension counts for that the graph leaves open; the first one, the batch, counts for 1."""
+"""What a dimension counts for that the graph leaves open: an image is large then, a sequence is not. The first one, the
+batch, counts for 1."""
 
 SMALL_TAPS: Final = 9
 MOST_TAPS: Final = 49

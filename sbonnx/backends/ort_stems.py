@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from sbonnx.backends.ort_convs import IntegerConv, integer_conv, like, set_channels, widen
+from sbonnx.backends.ort_costs import UNKNOWN
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
 from sbonnx.ops import QUANTIZE
 from sbonnx.spec import Array
@@ -26,9 +27,6 @@ MANY_TAPS: Final = 25
 
 FEW_ROWS: Final = 512
 """Positions of an output below which preparing the input costs more than the convolution gains."""
-
-UNKNOWN: Final = 32
-"""What a size that is not known counts for: an image is large then, a sequence is not."""
 
 BLOCK: Final = 2
 """Side of the squares of pixels that are taken together; the stride that it is for."""

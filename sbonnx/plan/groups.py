@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sbonnx.backends import Backend
+from sbonnx.backends.base import fills_zero
 from sbonnx.graph import Node, Tensor, query
 from sbonnx.ops import CONCATS, MOVES_DATA, PADS, PICKS_MAX
 from sbonnx.plan.survey import Survey
@@ -11,9 +12,6 @@ from sbonnx.recipe import Recipe
 
 COPIES = MOVES_DATA | PICKS_MAX
 """The output holds values of the first input: quantizing twice with one scale is quantizing once."""
-
-PAD_VALUE = 2
-"""Index of the constant that Pad fills with, 0 where it is absent."""
 
 
 def tie(survey: Survey, recipe: Recipe, backend: Backend, wishes: Wishes) -> None:
@@ -37,13 +35,7 @@ def tie(survey: Survey, recipe: Recipe, backend: Backend, wishes: Wishes) -> Non
 
 def _copies(node: Node) -> bool:
     """Whether the output holds values of the first input and 0, nothing else."""
-    if node.op not in PADS:
-        return node.op in COPIES
-    if query.attribute(node, "mode", "constant") != "constant" or len(node.inputs) <= PAD_VALUE:
-        return True
-    value = node.inputs[PAD_VALUE]
-    fill = query.constant(value)
-    return value.is_empty() or (fill is not None and not fill.any())
+    return node.op in COPIES or (node.op in PADS and fills_zero(node))
 
 
 def _tie_to_origin(tensor: Tensor, key: str, wishes: Wishes) -> None:

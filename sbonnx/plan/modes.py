@@ -12,9 +12,10 @@ from sbonnx.backends import Backend
 from sbonnx.graph import Constant, Node, query
 from sbonnx.ops import DEQUANTIZE, EMBEDDING, INTEGER_OPS, LINEAR, MATRIX_PRODUCTS
 from sbonnx.plan.blocks import in_blocks
+from sbonnx.plan.sites import weight_draft
 from sbonnx.plan.survey import Place, Survey, Weighted, weighted
-from sbonnx.plan.types import ObserverChoice, Reader
-from sbonnx.plan.wishes import Draft, Wishes
+from sbonnx.plan.types import Reader
+from sbonnx.plan.wishes import Wishes
 from sbonnx.recipe import Recipe, Settings
 
 DYNAMIC: Final = "dynamic"
@@ -162,16 +163,7 @@ class ModePlacer:
         if unfit is not None:
             self.wishes.refuse("quantize weight", node.name, unfit)
             return
-        wish = Draft(
-            tensor=tensor.name,
-            role="weight",
-            spec=spec,
-            observer=ObserverChoice(settings.observer, settings.observer_arguments),
-            scope=place.scope,
-            why=why,
-            rule=self.recipe.mode,
-            rounding="nearest" if settings.quantizer == "uniform" else settings.quantizer,
-        )
+        wish = weight_draft(place, index, spec, settings, why, self.recipe.mode)
         self.wishes.add(wish, Reader(node.name, index))
 
     def _block(self, settings: Settings) -> int | None:

@@ -19,6 +19,20 @@ CHANNEL_AXIS = {"NCHW": 1, "NLC": 2}
 """Where per-channel activations have their channels, by A.OBSERVER.LAYOUT."""
 
 
+def weight_draft(place: Place, index: int, spec: QuantSpec, settings: Settings, why: str, rule: str) -> Draft:
+    """A site on the weight at input `index` of the node at `place`, before anybody reads it."""
+    return Draft(
+        tensor=place.node.inputs[index].name,
+        role="weight",
+        spec=spec,
+        observer=ObserverChoice(settings.observer, settings.observer_arguments),
+        scope=place.scope,
+        why=why,
+        rule=rule,
+        rounding="nearest" if settings.quantizer == "uniform" else settings.quantizer,
+    )
+
+
 @dataclass(frozen=True)
 class Sites:
     """Asks for pairs, and records why there is none.
@@ -108,17 +122,7 @@ class Sites:
         if why_not is not None:
             self.wishes.refuse("quantize weight", node.name, why_not)
             return None
-        wish = Draft(
-            tensor=tensor.name,
-            role="weight",
-            spec=spec,
-            observer=ObserverChoice(settings.observer, settings.observer_arguments),
-            scope=place.scope,
-            why=why,
-            rule="weight",
-            rounding="nearest" if settings.quantizer == "uniform" else settings.quantizer,
-        )
-        return self.wishes.add(wish, Reader(node.name, index))
+        return self.wishes.add(weight_draft(place, index, spec, settings, why, "weight"), Reader(node.name, index))
 
     def bias(self, place: Place, node: Node, index: int, data: str, weight: str) -> None:
         """Ask for int32 codes of a constant bias, with the scales of the sites `data` and `weight`."""
