@@ -49,6 +49,7 @@ CODES_SINCE: Final = {
     "float8_e4m3fn": 19, "float8_e5m2": 19, "float8_e4m3fnuz": 19, "float8_e5m2fnuz": 19,
     "int4": 21, "uint4": 21, "int16": 21, "uint16": 21,
     "float4_e2m1fn": 23,
+    "int2": 25, "uint2": 25,
 }  # fmt: skip
 """First opset whose QuantizeLinear or DequantizeLinear knows a type of codes. Source: ONNX, changes of both ops."""
 
@@ -224,7 +225,7 @@ class QParams:
         if not (np.isfinite(self.scale).all() and (self.scale > 0).all()):
             raise NumericError("a scale is zero, negative, infinite or NaN")
 
-    def _along(self, values: Array, shape: tuple[int, ...]) -> Array:
+    def along(self, values: Array, shape: tuple[int, ...]) -> Array:
         """`values`, shaped so that it broadcasts against a tensor of `shape` along the channel axis."""
         if values.ndim == 0 or self.spec.axis is None:
             return values.reshape(())
@@ -241,9 +242,9 @@ class QParams:
         x = np.asarray(x, np.float32)
         if self.spec.is_fp8:
             with np.errstate(over="ignore", invalid="ignore"):
-                ratio = x / self._along(self.scale, x.shape)
+                ratio = x / self.along(self.scale, x.shape)
                 return np.asarray(np.clip(ratio, self.spec.qmin, self.spec.qmax).astype(self.spec.dtype))
-        scale, zero = self._along(self.scale, x.shape), self._along(self.zero_point, x.shape).astype(np.float32)
+        scale, zero = self.along(self.scale, x.shape), self.along(self.zero_point, x.shape).astype(np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
             q = np.rint(x / scale) + zero
         q = np.where(np.isnan(q), zero, q)
@@ -252,8 +253,8 @@ class QParams:
     def dequantize(self, codes: Array) -> Array:
         """float32 values of `codes`: ``(q - zero_point) * scale``."""
         if self.spec.is_fp8:
-            return np.asarray(codes.astype(np.float32) * self._along(self.scale, codes.shape))
-        scale, zero = self._along(self.scale, codes.shape), self._along(self.zero_point, codes.shape)
+            return np.asarray(codes.astype(np.float32) * self.along(self.scale, codes.shape))
+        scale, zero = self.along(self.scale, codes.shape), self.along(self.zero_point, codes.shape)
         return np.asarray((codes.astype(np.int32) - zero.astype(np.int32)).astype(np.float32) * scale)
 
     def fake_quant(self, x: Array) -> Array:

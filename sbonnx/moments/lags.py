@@ -1,0 +1,191 @@
+"""Second moments of a convolution's windows without unfolding them: the autocorrelation of its input.
+
+The entry of taps k and l is a sum over output positions of x[place of k] x[place of l]. Taps the same distance apart
+give the same products, summed over boxes that differ at the border only: one box is summed whole, the others follow
+from it by thin strips. For a 3x3 window of stride 1 that is 13 sums instead of 45.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+
+from sbonnx.spec import Array
+
+Interval: TypeAlias = tuple[int, int]
+"""First and one past the last, in steps along one axis of space."""
+
+Box: TypeAlias = tuple[Interval, ...]
+
+
+@dataclass(frozen=True)
+class Lag:
+    """Along one axis: two places `distance` apart, the first at ``phase + step * t``."""
+
+    distance: int
+    step: int
+    phase: int
+
+    def slices(self, interval: Interval) -> tuple[slice, slice]:
+        """The places of both for t in `interval`."""
+        first, last = (self.phase + self.step * t for t in (interval[0], interval[1] - 1))
+        here, there = (first, last + 1), (first + self.distance, last + self.distance + 1)
+        return slice(*here, self.step), slice(*there, self.step)
+
+
+Lags: TypeAlias = tuple[Lag, ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A sum to be made: over a box, of products of places `lags` apart."""
+
+    lags: Lags
+    box: Box
+
+    @property
+    def volume(self) -> int:
+        return volume(self.box)
+
+    def slices(self, most: int) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+        """Places of the left and the right factor, in parts of `most` positions or one step along the first axis."""
+        (start, stop), rest = self.box[0], self.box[1:]
+        step = max(most // max(volume(rest), 1), 1)
+        for first in range(start, stop, step):
+            part = ((first, min(first + step, stop)), *rest)
+            pairs = [lag.slices(interval) for lag, interval in zip(self.lags, part, strict=True)]
+            yield tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs)
+
+
+@dataclass(frozen=True)
+class LagPlan:
+    """Which sums to make, and how the moments follow from them.
+
+    Attributes:
+        pieces: the sums.
+        entries: for a pair of taps (k, l), counted through the window: the pieces to be added and taken off, with
+            their sign. Pairs that never meet are left out; where both factors are the same, so are pairs k > l.
+    """
+
+    pieces: tuple[Piece, ...]
+    entries: dict[tuple[int, int], dict[int, int]]
+
+    def nanoseconds(self, groups: int, channels: int, share: float) -> float:
+        """About what the sums over one input take on one core; see `speed`.
+
+        Args:
+            groups, channels: of the convolution, and of one group.
+            share: of the calls, which are made for many inputs at a time, that one input bears.
+        """
+        positions = sum(piece.volume for piece in self.pieces)
+        product = 0.3 if channels == 1 else 1.2 + channels / speed(channels)  # alone, or after two copies
+        return len(self.pieces) * 8_000 * share + positions * groups * channels * product
+
+
+def speed(size: int) -> float:
+    """Multiplications a nanosecond in a float32 product of matrices of `size` rows and columns and more between.
+
+    Measured with OpenBLAS on one AVX-512 core; only what is less work depends on it.
+    """
+    return min(40.0, size / 1.6)
+
+
+def volume(box: Box) -> int:
+    """Positions in a box."""
+    return math.prod(stop - start for start, stop in box)
+
+
+def lag_plan(tables: Sequence[Array], sizes: Sequence[int], *, same: bool) -> LagPlan:
+    """Plan the sums for one shape of input.
+
+    Args:
+        tables: an axis of space each: the place that a tap reads at a position, `Geometry.sources`.
+        sizes: of the axes; the places that stand for outside.
+        same: both factors are the same tensor, so only pairs of taps k <= l are wanted.
+    """
+    axes = [_meetings(table, size) for table, size in zip(tables, sizes, strict=True)]
+    taps = list(itertools.product(*(range(table.shape[1]) for table in tables)))
+    classes: dict[Lags, dict[Box, list[tuple[int, int]]]] = {}
+    for (k, left), (number, right) in itertools.product(enumerate(taps), repeat=2):
+        if same and k > number:
+            continue
+        met = [axis.get(pair) for axis, pair in zip(axes, zip(left, right, strict=True), strict=True)]
+        found = [meeting for meeting in met if meeting is not None]
+        if len(found) == len(met):
+            boxes = classes.setdefault(tuple(lag for lag, _ in found), {})
+            boxes.setdefault(tuple(interval for _, interval in found), []).append((k, number))
+    pieces: dict[Piece, int] = {}
+    entries: dict[tuple[int, int], dict[int, int]] = {}
+    for lags, boxes in classes.items():
+        sums: dict[Box, dict[int, int]] = {}
+        for box in sorted(boxes):
+            sums[box] = _sum_of(box, lags, sums, pieces)
+            entries.update((pair, sums[box]) for pair in boxes[box])
+    return LagPlan(tuple(pieces), entries)
+
+
+def _meetings(table: Array, size: int) -> dict[tuple[int, int], tuple[Lag, Interval]]:
+    """For pairs of taps along one axis: their lag, and where both are inside. Pairs that never are, are left out."""
+    taps, found = table.shape[1], {}
+    for k, number in itertools.product(range(taps), repeat=2):
+        both = (table[:, k] < size) & (table[:, number] < size)
+        if not both.any():
+            continue
+        left, right = table[both, k], table[both, number]
+        step = int(left[1] - left[0]) if len(left) > 1 else 1
+        start, phase = divmod(int(left[0]), step)
+        found[k, number] = Lag(int(right[0] - left[0]), step, phase), (start, start + len(left))
+    return found
+
+
+def _sum_of(box: Box, lags: Lags, sums: dict[Box, dict[int, int]], pieces: dict[Piece, int]) -> dict[int, int]:
+    """The sum over `box` as a sum over pieces: from a known box by strips where that is less work, else anew."""
+    best, least = None, volume(box)
+    for known in sums:
+        strips = _strips(known, box)
+        if strips is not None and (work := sum(volume(strip) for strip, _ in strips)) < least:
+            best, least = (known, strips), work
+    if best is None:
+        return {pieces.setdefault(Piece(lags, box), len(pieces)): 1}
+    total = dict(sums[best[0]])
+    for strip, sign in best[1]:
+        number = pieces.setdefault(Piece(lags, strip), len(pieces))
+        total[number] = total.get(number, 0) + sign
+    return {number: sign for number, sign in total.items() if sign}
+
+
+def _strips(known: Box, box: Box) -> list[tuple[Box, int]] | None:
+    """What to add to the sum over `known` for that over `box`; None where they differ along two axes or never meet."""
+    differing = [axis for axis in range(len(box)) if known[axis] != box[axis]]
+    if len(differing) != 1:
+        return None
+    axis = differing[0]
+    (start, stop), (wanted, end) = known[axis], box[axis]
+    if wanted >= stop or end <= start:
+        return None
+    edges = [(min(start, wanted), max(start, wanted), 1 if wanted < start else -1)]
+    edges.append((min(stop, end), max(stop, end), 1 if end > stop else -1))
+    return [((*box[:axis], (low, high), *box[axis + 1 :]), sign) for low, high, sign in edges if high > low]
+
+
+def tap_sums(total: Array, tables: Sequence[Array]) -> Array:
+    """Sums over positions of what each tap reads.
+
+    Args:
+        total: inputs summed over the batch, float64 (C, *space).
+        tables: `Geometry.sources`.
+
+    Returns:
+        float64 (C, taps).
+    """
+    for table in tables:
+        size = total.shape[1]
+        reads = np.zeros((size + 1, table.shape[1]))
+        np.add.at(reads, (table, np.arange(table.shape[1])), 1.0)
+        total = np.tensordot(total, reads[:size], axes=(1, 0))
+    return np.asarray(total.reshape(len(total), -1))

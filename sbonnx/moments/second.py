@@ -1,0 +1,108 @@
+"""Second moments of what a linear op reads: all that its squared output error depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sbonnx.layout import Layout
+from sbonnx.spec import Array
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums over the rows that a linear op reads, in the float network (x) and in the quantized one (x').
+
+    With W the float matrix and V the quantized one of a group, (O, K):
+
+        sum over rows |W x - V x'|^2 = tr(W C W') - 2 tr(W B V') + tr(V A V')
+
+    Attributes:
+        layout: of the op's weight; G, O, K below are its groups, outputs and inputs.
+        rows: how many rows were seen, n.
+        a: sum of x' x'^T, float64 (G, K, K).
+        b: sum of x x'^T, float64 (G, K, K): rows of the float network by columns of the quantized one.
+        c: sum of x x^T, float64 (G, K, K).
+        mean: sum of x / n, float64 (G, K).
+        mean_quantized: sum of x' / n, float64 (G, K).
+
+    Where only one network was run, x' = x, `b` and `c` are the same object as `a`, and so are the means.
+    """
+
+    layout: Layout
+    rows: int
+    a: Array
+    b: Array
+    c: Array
+    mean: Array
+    mean_quantized: Array
+
+    @property
+    def is_one_stream(self) -> bool:
+        """Whether x' = x."""
+        return self.b is self.a
+
+    def centred(self) -> Moments:
+        """The same with the means taken off x and x': what is left when the op's bias takes up the mean error."""
+        a = _less(self.a, self.rows, self.mean_quantized, self.mean_quantized)
+        zero = np.zeros_like(self.mean)
+        if self.is_one_stream:
+            return Moments(self.layout, self.rows, a, a, a, zero, zero)
+        b = _less(self.b, self.rows, self.mean, self.mean_quantized)
+        c = _less(self.c, self.rows, self.mean, self.mean)
+        return Moments(self.layout, self.rows, a, b, c, zero, zero)
+
+    def towards(self, share: float) -> Moments:
+        """Moments whose float stream is x' + share (x - x'): a weight is to make up for so much of the error of its
+        inputs.
+
+        With all of it (1) a weight is fitted to what the float network had computed. On few samples such a fit takes
+        chance for error: with nothing of it (0) only the rounding of the weight itself counts.
+        """
+        if self.is_one_stream or share == 1.0:
+            return self
+        rest = 1.0 - share
+        b = rest * self.a + share * self.b
+        c = rest**2 * self.a + share * rest * (self.b + self.b.transpose(0, 2, 1)) + share**2 * self.c
+        mean = rest * self.mean_quantized + share * self.mean
+        return Moments(self.layout, self.rows, self.a, b, c, mean, self.mean_quantized)
+
+    def merged(self, other: Moments) -> Moments:
+        """Of the rows of both."""
+        rows = self.rows + other.rows
+        a = self.a + other.a
+        one = self.is_one_stream and other.is_one_stream
+        means = [
+            (mine * self.rows + theirs * other.rows) / max(rows, 1)
+            for mine, theirs in ((self.mean, other.mean), (self.mean_quantized, other.mean_quantized))
+        ]
+        return Moments(self.layout, rows, a, *((a, a) if one else (self.b + other.b, self.c + other.c)), *means)
+
+    def error(self, weight: Array, quantized: Array) -> Array:
+        """Mean over rows of the squared output error, float64 (G, O).
+
+        Args:
+            weight, quantized: float matrices (G, O, K), see `Layout.matrices`.
+        """
+        w, v = weight.astype(np.float64), quantized.astype(np.float64)
+        if self.is_one_stream:
+            d = w - v
+            total = np.einsum("gok,gok->go", d @ self.a, d)
+        else:
+            total = np.einsum("gok,gok->go", w @ self.c - 2 * (v @ self.b.transpose(0, 2, 1)), w)
+            total += np.einsum("gok,gok->go", v @ self.a, v)
+        return np.asarray(np.maximum(total, 0.0) / max(self.rows, 1))
+
+    def mean_error(self, weight: Array, quantized: Array) -> Array:
+        """Mean over rows of W x - V x', float64 (G, O): what a bias must gain to take it up."""
+        w, v = weight.astype(np.float64), quantized.astype(np.float64)
+        return np.asarray(np.einsum("gok,gk->go", w, self.mean) - np.einsum("gok,gk->go", v, self.mean_quantized))
+
+
+def _less(total: Array, rows: int, one: Array, other: Array) -> Array:
+    """(G, K, K) less the products of means (G, K), so many rows of them; one new array of that size."""
+    products = one[:, :, None] * other[:, None, :]
+    products *= -rows
+    products += total
+    return np.asarray(products)

@@ -1,0 +1,187 @@
+"""`Moments` in the making, from inputs that come by one sample at a time."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Final, final
+
+import numpy as np
+
+from sbonnx.layout import Layout
+from sbonnx.moments.lags import lag_plan, speed
+from sbonnx.moments.products import WAITING, Arrays, Pairs, RowSums, Streams, WindowSums, parts, rows_at_once
+from sbonnx.moments.second import Moments
+from sbonnx.ops import CONVOLUTIONS, EMBEDDING
+from sbonnx.spec import Array
+from sbonnx.unfold import Geometry
+
+MOST_TAPS: Final = 64
+"""Larger windows are unfolded: the plan of their lags grows with the square of their size."""
+
+
+@final
+class MomentSums:
+    """Takes in the inputs of one op, sample after sample in any order, and keeps only their moments.
+
+    Products are made in float32 over at most 4,096 rows and added up in float64. Convolutions are summed by lags
+    (`sbonnx.moments.lags`) where that is less work than unfolding, which depends on sizes only. Memory: see
+    `bytes_for`; it does not grow with the number of samples.
+
+    Args:
+        layout, geometry: of the op.
+        two_streams: every sample comes as float and as quantized input.
+        rows_a_sample: so many rows of each sample are enough: they are picked by a generator that is seeded with
+            (seed, sample), the same in both streams, and only they are unfolded. Where sums by lags over all rows
+            are no more work than the products of so few, all are taken. None: all.
+        seed: of the picks.
+        device: "cuda": products are made by torch on the GPU, where it has one; any other: by numpy.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        geometry: Geometry,
+        *,
+        two_streams: bool,
+        rows_a_sample: int | None = None,
+        seed: int = 0,
+        device: str = "cpu",
+    ) -> None:
+        self._layout, self._geometry = layout, geometry
+        self._rows_a_sample, self._seed = rows_a_sample, seed
+        self._arrays = Arrays.on(device)
+        self._streams = 2 if two_streams else 1
+        # a, b, c of `Moments`; stream 0 is the float one
+        self._pairs = ((1, 1), (0, 1), (0, 0)) if two_streams else ((0, 0),)
+        self._rows = RowSums(layout.groups, layout.inputs, self._pairs, self._streams, self._arrays)
+        self._windows: WindowSums | None = None
+        self._count = 0
+        self._moments: Moments | None = None
+
+    def add(self, x: Array, quantized: Array | None = None, *, sample: int) -> None:
+        """Take in what the op reads for one sample. The arrays may be reused afterwards.
+
+        Args:
+            x: the op's input in the float network, of any float type; ids for an embedding.
+            quantized: the same in the quantized network, where there are two streams.
+            sample: number of the sample, for the picks.
+
+        Raises:
+            ValueError: one stream in place of two or two of one, streams of two shapes, an input that the op cannot
+                read, or the moments were taken already.
+        """
+        streams = (x,) if quantized is None else (x, quantized)
+        if self._moments is not None or len(streams) != self._streams or streams[-1].shape != x.shape:
+            raise ValueError(f"{[stream.shape for stream in streams]} do not fit these moments, or these were taken")
+        count = self._geometry.count(x.shape)
+        picks = self._picks(count, sample)
+        if self._layout.op not in EMBEDDING and self._by_lags(x.shape, count if picks is None else len(picks)):
+            self._count += count
+            self._slide(tuple(np.asarray(stream, np.float32) for stream in streams))
+            return
+        self._count += count if picks is None else len(picks)
+        if self._layout.op in EMBEDDING:
+            self._look_up(streams, picks)
+        elif picks is None and not self._geometry.kernel:
+            self._rows.add(tuple(self._geometry.rows(stream) for stream in streams))
+        else:
+            width = self._layout.groups * self._layout.inputs
+            for part in parts(count if picks is None else len(picks), width):
+                some = part if picks is None else picks[part]
+                self._rows.add(tuple(self._geometry.rows(stream, some) for stream in streams))
+
+    def merge(self, other: MomentSums) -> None:
+        """Add what another took in; it is used up.
+
+        Raises:
+            ValueError: it is of another op or has not as many streams, or the moments of one of them were taken.
+        """
+        fits = (self._geometry, self._streams) == (other._geometry, other._streams)
+        if not fits or self._moments is not None or other._moments is not None:
+            raise ValueError(f"moments of {other._layout} cannot be added to those of {self._layout}")
+        taken = other.moments()
+        for mine, theirs in zip(self._rows.matrices, (taken.a, taken.b, taken.c), strict=False):
+            mine += self._arrays.load(theirs)
+        for total, mean in zip(self._rows.totals, (taken.mean, taken.mean_quantized), strict=False):
+            total += mean * taken.rows
+        self._count += taken.rows
+
+    def moments(self) -> Moments:
+        """What was taken in so far; the sums are handed over, not copied, so nothing can be added afterwards.
+
+        They are not finite where an input held NaN, Inf, or numbers whose products are beyond float32.
+        """
+        if self._moments is None:
+            self._rows.flush()
+            self._fold()
+            fetched = [self._arrays.fetch(matrix) for matrix in self._rows.matrices]
+            means = [total / max(self._count, 1) for total in self._rows.totals]
+            a, b, c = fetched if len(fetched) == 3 else fetched * 3
+            self._moments = Moments(self._layout, self._count, a, b, c, means[0], means[-1])
+        return self._moments
+
+    def _picks(self, count: int, sample: int) -> Array | None:
+        """Indices of the rows wanted, rising; None where all are."""
+        if self._rows_a_sample is None or self._rows_a_sample >= count:
+            return None
+        generator = np.random.default_rng((self._seed, sample))
+        return np.sort(generator.choice(count, self._rows_a_sample, replace=False, shuffle=False))
+
+    def _by_lags(self, shape: tuple[int, ...], rows: int) -> bool:
+        """Whether sums by lags over all of an input are no more work than products of so many of its rows."""
+        kernel = self._geometry.kernel
+        if not kernel or not 0 < math.prod(kernel) <= MOST_TAPS:
+            return False
+        groups, inputs = self._layout.groups, self._layout.inputs
+        unfolded = math.prod(kernel) * 10.0 + groups * inputs * (3 + 0.45 * inputs / speed(inputs))
+        return _nanoseconds(self._geometry, self._pairs, shape) <= rows * len(self._pairs) * unfolded
+
+    def _slide(self, inputs: Streams) -> None:
+        """Sum by lags."""
+        space = inputs[0].shape[2:]
+        if self._windows is not None and not self._windows.fits(space):
+            self._fold()
+        if self._windows is None:
+            self._windows = WindowSums(self._geometry, space, self._pairs, self._streams, self._arrays)
+        self._windows.add(inputs)
+
+    def _fold(self) -> None:
+        """Add what was summed by lags to the rest."""
+        if self._windows is not None:
+            self._windows.fold(self._rows)
+            self._windows = None
+
+    def _look_up(self, streams: Streams, picks: Array | None) -> None:
+        """Count ids: the moments of rows that are 1 in one group and 0 in the others."""
+        ids = [self._geometry.ids(stream, picks) for stream in streams]
+        size = self._layout.groups
+        for (left, right), matrix in zip(self._pairs, self._rows.matrices, strict=True):
+            same = ids[left][ids[left] == ids[right]]
+            matrix += self._arrays.load(np.bincount(same, minlength=size)[:, None, None])
+        for total, found in zip(self._rows.totals, ids, strict=True):
+            total += np.bincount(found, minlength=size)[:, None]
+
+
+def bytes_for(layout: Layout, two_streams: bool) -> int:
+    """At most so many bytes do `MomentSums` hold, and of a convolution's input five times the size of one sample.
+
+    The moments themselves; as much again while products or lags are added to them; and of each stream the rows that
+    wait, and three copies of those that are unfolded and multiplied at a time, with the places that they come from.
+    """
+    matrix = 8 * layout.groups * layout.inputs**2
+    if layout.op in EMBEDDING:
+        return matrix * (8 if two_streams else 4)
+    width = layout.groups * layout.inputs
+    places = 3 * 8 * math.prod(layout.shape[2:]) if layout.op in CONVOLUTIONS else 0
+    rows = 4 * width * rows_at_once(width, WAITING) + (3 * 4 * width + places) * rows_at_once(width)
+    return matrix * (6 if two_streams else 2) + rows * (2 if two_streams else 1)
+
+
+@lru_cache(maxsize=64)
+def _nanoseconds(geometry: Geometry, pairs: Pairs, shape: tuple[int, ...]) -> float:
+    """About what the sums by lags over an input of `shape` take."""
+    tables, groups, channels = geometry.sources(shape), geometry.layout.groups, geometry.channels
+    share = min(1.0, math.prod(shape[2:]) / WAITING)
+    plans = [lag_plan(tables, shape[2:], same=left == right) for left, right in pairs]
+    return shape[0] * sum(plan.nanoseconds(groups, channels, share) for plan in plans)

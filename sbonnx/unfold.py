@@ -1,0 +1,262 @@
+"""Where the inputs of a linear op lie: the rows that it multiplies with its weight, all of them or a few."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, final
+
+import numpy as np
+
+from sbonnx.errors import ModelError
+from sbonnx.layout import Layout
+from sbonnx.ops import CONVOLUTIONS, EMBEDDING
+from sbonnx.spec import Array
+
+AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
+
+SMALL_SHARE = 0.25
+"""Up to this share of an input's elements are picked one by one; above, the channels are first brought together."""
+
+
+@final
+@dataclass(frozen=True)
+class Geometry:
+    """How the input of a linear op becomes rows: output = alpha-scaled rows @ matrix.T, group by group.
+
+    A row of a convolution is the window under one output position, (input channels of the group, *kernel) flattened,
+    as the matrices of its `Layout` are; what lies outside the input is 0. Rows are counted through (batch, *output
+    positions) of a convolution, (batch axes that the weight does not have, rows) of MatMul, the rows of Gemm, and the
+    ids of an embedding, whose row is 1 in the group of its id and 0 in the others.
+
+    Attributes:
+        layout: of the weight.
+        strides, dilations: one an axis of space; empty where the op is no convolution, as are the next four.
+        pads: at the begin of every axis, then at their ends.
+        auto_pad: one of `AUTO_PADS`.
+        output_padding: of ConvTranspose.
+        output_shape: of ConvTranspose, in space; None where it follows from the rest.
+        transposed: the input comes as (K, rows): transA of Gemm.
+        alpha: factor of the rows: alpha of Gemm.
+    """
+
+    layout: Layout
+    strides: tuple[int, ...] = ()
+    dilations: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    auto_pad: str = "NOTSET"
+    output_padding: tuple[int, ...] = ()
+    output_shape: tuple[int, ...] | None = None
+    transposed: bool = False
+    alpha: float = 1.0
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """Size of the window in space; empty where the op is no convolution."""
+        return self.layout.shape[2:] if self.layout.op in CONVOLUTIONS else ()
+
+    @property
+    def channels(self) -> int:
+        """Input channels of one group of a convolution; K elsewhere."""
+        return self.layout.inputs // math.prod(self.kernel)
+
+    def count(self, shape: Sequence[int]) -> int:
+        """How many rows an input of `shape` has.
+
+        Raises:
+            ValueError: the op cannot read such an input.
+        """
+        return math.prod(self._row_shape(tuple(shape)))
+
+    def sources(self, shape: Sequence[int]) -> list[Array]:
+        """For each axis of space of an input (N, C, *space): which place each tap reads at each output position.
+
+        Returns:
+            Arrays (positions, taps) of int64, read only; the size of the axis stands for a place outside.
+        """
+        self._check(tuple(shape))
+        return list(_sources(self, tuple(shape[2:])))
+
+    def rows(self, x: Array, picks: Array | None = None) -> Array:
+        """The rows of an input, float32 (G, n, K); may share memory with `x`.
+
+        Args:
+            x: the op's input; ids (integers) for an embedding.
+            picks: indices of the rows wanted; None: all. Only they are unfolded.
+
+        Raises:
+            ValueError: the op cannot read `x`.
+        """
+        if self.layout.op in EMBEDDING:
+            return self._one_hot(self.ids(x, picks))
+        x = x if x.dtype == np.float32 else x.astype(np.float32)
+        if self.kernel:
+            return self._windows(x, picks)
+        rows = self._matrix_rows(x, picks)
+        return rows if self.alpha == 1.0 else rows * np.float32(self.alpha)
+
+    def ids(self, x: Array, picks: Array | None = None) -> Array:
+        """The ids that an embedding looks up, int64 (n,), counted from the front.
+
+        Raises:
+            ValueError: an id is outside the table.
+        """
+        ids = x.reshape(-1).astype(np.int64)
+        ids = ids if picks is None else ids[picks]
+        size = self.layout.groups
+        if ids.size and not (-size <= ids.min() and ids.max() < size):
+            raise ValueError(f"ids from {ids.min()} to {ids.max()} are outside a table of {size} rows")
+        return np.where(ids < 0, ids + size, ids)
+
+    def _check(self, shape: tuple[int, ...]) -> None:
+        channels = self.layout.groups * self.channels
+        if len(shape) != 2 + len(self.kernel) or shape[1] != channels:
+            raise ValueError(f"{self.layout.op} of {channels} channels in {len(self.kernel)}-D cannot read {shape}")
+
+    def _row_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        if self.layout.op in EMBEDDING:
+            return shape
+        if self.kernel:
+            self._check(shape)
+            return shape[0], *(self._extent(axis, size)[1] for axis, size in enumerate(shape[2:]))
+        if self.layout.op == "MatMul":
+            batch, _, rest = self._batches(shape)
+            return *(batch[axis] for axis in rest), *shape[-2:-1]
+        return (shape[1 if self.transposed else 0],)
+
+    def source(self, axis: int, size: int) -> Array:
+        """One of `sources`, for an axis of `size` places.
+
+        Source: ONNX Conv: place = position * stride + tap * dilation - pad; ConvTranspose: the inverse.
+        """
+        begin, positions = self._extent(axis, size)
+        stride, dilation = self.strides[axis], self.dilations[axis]
+        position, tap = np.ogrid[:positions, : self.kernel[axis]]
+        if self.layout.op == "Conv":
+            place = position * stride + tap * dilation - begin
+            inside = (place >= 0) & (place < size)
+        else:
+            place, rest = np.divmod(position + begin - tap * dilation, stride)
+            inside = (rest == 0) & (place >= 0) & (place < size)
+        return np.where(inside, place, size).astype(np.int64)
+
+    def _extent(self, axis: int, size: int) -> tuple[int, int]:
+        """Padding at the begin of an axis, and the number of output positions.
+
+        Source: ONNX Conv and ConvTranspose; where they leave it open, onnxruntime's conv_transpose_attributes.h: no
+        padding below 0, and the larger half at the begin but for SAME_UPPER.
+        """
+        stride, window = self.strides[axis], (self.kernel[axis] - 1) * self.dilations[axis] + 1
+        begin, end = self.pads[axis], self.pads[axis + len(self.kernel)]
+        if self.layout.op == "Conv":
+            if self.auto_pad in ("NOTSET", "VALID"):
+                return begin, max((size + begin + end - window) // stride + 1, 0)
+            positions = -(-size // stride)
+            return self._halves((positions - 1) * stride + window - size)[0], positions
+        whole = (size - 1) * stride + window + self.output_padding[axis]
+        if self.output_shape is not None:
+            positions = self.output_shape[axis]
+            return self._halves(whole - positions)[0], positions
+        if self.auto_pad in ("SAME_UPPER", "SAME_LOWER"):
+            begin, end = self._halves(whole - size * stride)
+        return begin, whole - begin - end
+
+    def _halves(self, padding: int) -> tuple[int, int]:
+        padding = max(padding, 0)
+        small = padding // 2
+        return (small, padding - small) if self.auto_pad == "SAME_UPPER" else (padding - small, small)
+
+    def _windows(self, x: Array, picks: Array | None) -> Array:
+        """Rows of a convolution, (G, n, K)."""
+        tables = self.sources(x.shape)
+        space, groups = x.shape[2:], self.layout.groups
+        shape = (x.shape[0], *(len(table) for table in tables))
+        picks = np.arange(math.prod(shape)) if picks is None else np.asarray(picks)
+        batch, *positions = np.unravel_index(picks, shape)
+        place, outside = np.zeros((picks.size, 1), np.int64), np.zeros((picks.size, 1), bool)
+        for table, position, size in zip(tables, positions, space, strict=True):
+            taps = table[position]
+            place = (place[:, :, None] * size + np.minimum(taps, size - 1)[:, None, :]).reshape(picks.size, -1)
+            outside = (outside[:, :, None] | (taps == size)[:, None, :]).reshape(picks.size, -1)
+        flat = x.reshape(*x.shape[:2], -1)
+        if place.size > SMALL_SHARE * flat[:, 0].size:
+            flat = np.ascontiguousarray(flat.transpose(0, 2, 1)).transpose(0, 2, 1)
+        found = flat[batch[:, None], :, place]
+        found[outside] = 0.0
+        wide = found.reshape(picks.size, place.shape[1], groups, self.channels).transpose(2, 0, 3, 1)
+        return np.ascontiguousarray(wide).reshape(groups, picks.size, self.layout.inputs)
+
+    def _matrix_rows(self, x: Array, picks: Array | None) -> Array:
+        """Rows of Gemm or MatMul, (G, n, K)."""
+        if self.layout.op != "MatMul":
+            rows = (x.T if self.transposed else x)[None]
+            return rows if picks is None else rows[:, picks]
+        x = x.reshape(1, -1) if x.ndim == 1 else x
+        batch, own, rest = self._batches(x.shape)
+        wide = np.broadcast_to(x, (*batch, *x.shape[-2:])).transpose(*own, *rest, len(batch), len(batch) + 1)
+        rows_shape = tuple(batch[axis] for axis in rest) + x.shape[-2:-1]
+        if picks is None:
+            return np.asarray(wide.reshape(self.layout.groups, math.prod(rows_shape), self.layout.inputs))
+        chosen = wide[(slice(None),) * len(own) + np.unravel_index(np.asarray(picks), rows_shape)]
+        return np.asarray(chosen.reshape(self.layout.groups, len(picks), self.layout.inputs))
+
+    def _batches(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], list[int], list[int]]:
+        """Batch axes of the output of MatMul, which of them the weight has (its groups), and which it has not."""
+        if shape[-1] != self.layout.inputs:
+            raise ValueError(f"MatMul of {self.layout.inputs} inputs cannot read {shape}")
+        batch = np.broadcast_shapes(shape[:-2], self.layout.shape[:-2])
+        weight = (1,) * (len(batch) - len(self.layout.shape[:-2])) + self.layout.shape[:-2]
+        own = [axis for axis, size in enumerate(weight) if size > 1]
+        return batch, own, [axis for axis, size in enumerate(weight) if size == 1]
+
+    def _one_hot(self, ids: Array) -> Array:
+        """(G, n, 1): 1 in the group of the id."""
+        return np.asarray(np.arange(self.layout.groups)[:, None] == ids, np.float32)[..., None]
+
+
+@lru_cache(maxsize=64)
+def _sources(geometry: Geometry, space: tuple[int, ...]) -> tuple[Array, ...]:
+    """The tables of `Geometry.sources`: samples come in one size, mostly."""
+    tables = tuple(geometry.source(axis, size) for axis, size in enumerate(space))
+    for table in tables:
+        table.setflags(write=False)
+    return tables
+
+
+def geometry_of(op: str, attributes: Mapping[str, Any], layout: Layout, *, name: str = "") -> Geometry:
+    """How node `name` of type `op` reads its input.
+
+    Args:
+        op, attributes: of the node, as graphsurgeon holds them.
+        layout: of its weight, from `layout_of`.
+
+    Raises:
+        ModelError: an attribute has not one number for each axis, or auto_pad has no known value.
+    """
+    if op == "Gemm":
+        return Geometry(layout, transposed=bool(attributes.get("transA", 0)), alpha=float(attributes.get("alpha", 1.0)))
+    if op not in CONVOLUTIONS:
+        return Geometry(layout)
+    axes = len(layout.shape) - 2
+    auto_pad = str(attributes.get("auto_pad", "NOTSET"))
+    if auto_pad not in AUTO_PADS:
+        raise ModelError(f"{op} '{name}': auto_pad is '{auto_pad}', which ONNX does not know; one of {AUTO_PADS} is")
+
+    def numbers(key: str, default: int, count: int = axes) -> tuple[int, ...]:
+        found = tuple(int(value) for value in attributes.get(key) or (default,) * count)
+        if len(found) != count:
+            raise ModelError(f"{op} '{name}': {key} has {len(found)} numbers, and its weight asks for {count}")
+        return found
+
+    wanted = attributes.get("output_shape")  # onnxruntime takes it with batch and channels in front, too
+    return Geometry(
+        layout,
+        strides=numbers("strides", 1),
+        dilations=numbers("dilations", 1),
+        pads=numbers("pads", 0, 2 * axes) if auto_pad == "NOTSET" else (0,) * 2 * axes,
+        auto_pad=auto_pad,
+        output_padding=numbers("output_padding", 0) if op == "ConvTranspose" else (0,) * axes,
+        output_shape=tuple(int(size) for size in wanted)[-axes:] if wanted and op == "ConvTranspose" else None,
+    )
