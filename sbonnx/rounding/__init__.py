@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
-from sbonnx.rounding.base import Rounder
+from sbonnx.errors import RecipeError
+from sbonnx.rounding.adaquant import AdaQuant
+from sbonnx.rounding.adaround import AdaRound
+from sbonnx.rounding.base import Grid, Rounded, Rounder
+from sbonnx.rounding.gptq import Gptq
 from sbonnx.rounding.nearest import Nearest
+from sbonnx.rounding.soft import BLOCKS, SoftBlocks
 
-ROUNDERS: Final[dict[str, Rounder]] = {
-    "nearest": Nearest(),
+ROUNDERS: Final[dict[str, type[Rounder]]] = {
+    "nearest": Nearest,
+    "adaround": AdaRound,
+    "adaquant": AdaQuant,
+    "gptq": Gptq,
+    BLOCKS: SoftBlocks,
 }
 
-__all__ = ["ROUNDERS", "Rounder"]
+
+def make_rounder(name: str, arguments: Mapping[str, Any]) -> Rounder:
+    """The rounding called `name`.
+
+    Raises:
+        RecipeError: there is none of that name.
+    """
+    if name not in ROUNDERS:
+        raise RecipeError(f"there is no rounding '{name}': there are {', '.join(sorted(ROUNDERS))}")
+    return ROUNDERS[name](**arguments)
+
+
+__all__ = ["ROUNDERS", "Grid", "Rounded", "Rounder", "make_rounder"]

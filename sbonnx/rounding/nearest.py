@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import final
 
-from sbonnx.rounding.base import Rounder
+import numpy as np
+
+from sbonnx.moments import Moments
+from sbonnx.rounding.base import Grid, Rounder
 from sbonnx.spec import Array, QParams
 
 
@@ -12,6 +15,8 @@ from sbonnx.spec import Array, QParams
 class Nearest(Rounder):
     """Each weight to the nearest code."""
 
-    def round(self, weight: Array, qparams: QParams) -> Array:
-        """See `Rounder.round`."""
-        return qparams.quantize(weight)
+    needs_moments = False
+
+    def solve(self, grid: Grid, moments: Moments, qparams: QParams) -> tuple[Array, QParams]:
+        """See `Rounder.solve`."""
+        return np.clip(np.rint(grid.ratio()), grid.qmin, grid.qmax), qparams

@@ -1,0 +1,219 @@
+"""What every rounding keeps to. A row in `ROUNDERS` is tested here without another line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper, numpy_helper
+
+from sbonnx.errors import RecipeError
+from sbonnx.layout import layout_of
+from sbonnx.rounding import ROUNDERS, Rounded, make_rounder
+from sbonnx.spec import FP8_BITS, Array, QuantSpec
+from tests.rounding.layers import CASES, CHANNELS, Case, Layer, layer, rows, scales
+
+by_name = pytest.mark.parametrize("name", ROUNDERS)
+by_case = pytest.mark.parametrize("case", CASES)
+
+FAST: dict[str, dict[str, Any]] = {"adaround": {"iterations": 200}, "adaquant": {"iterations": 100}}
+"""Arguments that take less time than the defaults."""
+
+
+def rounded(name: str, one: Layer) -> Rounded:
+    """The weight of a layer, by the rounding called `name`."""
+    return make_rounder(name, FAST.get(name, {})).round(one.weight, one.qparams, one.moments)
+
+
+def alone(one: Layer, index: int) -> Layer:
+    """A layer (Gemm, transB) with one of its outputs only."""
+    weight = one.weight[index : index + 1]
+    layout = layout_of("Gemm", {"transB": 1}, weight.shape)
+    assert layout is not None
+    return replace(one, weight=weight, qparams=scales(weight, one.qparams.spec), layout=layout)
+
+
+@by_name
+@by_case
+def test_codes_are_codes(name: str, case: str) -> None:
+    """Of the weight's shape and the spec's type, in range; spec and zero points as they were given."""
+    one = layer(CASES[case])
+    found = rounded(name, one)
+    spec = one.qparams.spec
+    assert found.codes.shape == one.weight.shape
+    assert found.codes.dtype == spec.dtype
+    assert found.codes.min() >= spec.qmin and found.codes.max() <= spec.qmax
+    assert found.qparams.spec == spec
+    assert found.qparams.scale.dtype == np.float32 and found.qparams.scale.shape == one.qparams.scale.shape
+    np.testing.assert_array_equal(found.qparams.zero_point, one.qparams.zero_point)
+    if not ROUNDERS[name].moves_scales:
+        assert found.qparams is one.qparams
+
+
+@by_name
+@by_case
+def test_never_worse_than_nearest(name: str, case: str) -> None:
+    """By the explicit rows: in all, and output by output where no other output reads the scales that may move."""
+    one = layer(CASES[case])
+    found = rounded(name, one)
+    nearest = Rounded(one.qparams.quantize(one.weight), one.qparams)
+    error, plain = one.error(found), one.error(nearest)
+    assert error.sum() <= plain.sum() * (1 + 1e-5)
+    if found.loss is not None and found.nearest is not None:
+        np.testing.assert_allclose([found.loss, found.nearest], [error.sum(), plain.sum()], rtol=1e-4, atol=1e-9)
+    if not ROUNDERS[name].moves_scales or (one.qparams.spec.axis == 0 and one.layout.op == "Conv"):
+        assert (error <= plain * (1 + 1e-5) + 1e-9).all()
+
+
+@by_name
+@by_case
+def test_the_same_again(name: str, case: str) -> None:
+    one = layer(CASES[case], seed=1)
+    first, second = rounded(name, one), rounded(name, one)
+    np.testing.assert_array_equal(first.codes, second.codes)
+    np.testing.assert_array_equal(first.qparams.scale, second.qparams.scale)
+
+
+@by_name
+def test_a_channel_is_its_own_problem(name: str) -> None:
+    """With a scale a channel, all channels at once do as well as each alone.
+
+    The codes may differ: products of matrices of other sizes differ in the last bits.
+    """
+    one = layer(Case("Gemm", (7, 24), CHANNELS, {"transB": 1}, two=True))
+    whole = one.error(rounded(name, one))[0]
+    each = [one_alone.error(rounded(name, one_alone))[0, 0] for one_alone in (alone(one, i) for i in range(7))]
+    np.testing.assert_allclose(whole, each, rtol=0.1)
+    assert whole.sum() == pytest.approx(np.sum(each), rel=0.03)
+
+
+@by_name
+def test_a_group_is_its_own_problem(name: str) -> None:
+    one = layer(CASES["conv, groups"])
+    whole = one.error(rounded(name, one))
+    for group in range(2):
+        weight = one.weight[3 * group : 3 * group + 3]
+        layout = layout_of("Conv", {}, weight.shape)
+        assert layout is not None
+        x, other = one.x[group : group + 1], one.quantized[group : group + 1]
+        part = Layer(weight, scales(weight, one.qparams.spec), layout, x, other)
+        np.testing.assert_allclose(whole[group], part.error(rounded(name, part))[0], rtol=0.1)
+
+
+@by_name
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_zero_weights_stay_zero(name: str, symmetric: bool) -> None:
+    """A channel of zeros, whose scale is 1, beside one that is not."""
+    spec = replace(CHANNELS, symmetric=symmetric)
+    one = layer(Case("Gemm", (3, 10), spec, {"transB": 1}))
+    weight = one.weight.copy()
+    weight[1] = 0.0
+    one = replace(one, weight=weight, qparams=scales(weight, spec))
+    found = rounded(name, one)
+    assert found.qparams.scale[1] == one.qparams.scale[1] == 1.0
+    assert (found.qparams.dequantize(found.codes)[1] == 0.0).all()
+
+
+@by_name
+@pytest.mark.parametrize("case", ["conv", "depthwise", "matmul, blocks", "conv, one scale"])
+def test_inputs_that_are_always_zero(name: str, case: str) -> None:
+    """Their weights do not matter: they get their nearest codes, and the others are not worse for it."""
+    one = layer(CASES[case])
+    mask = np.ones(one.x.shape[2], np.float32)
+    mask[::3] = 0.0
+    one = replace(one, x=one.x * mask, quantized=one.quantized * mask)
+    found = rounded(name, one)
+    nearest = one.qparams.quantize(one.weight)
+    dead = one.layout.matrices(found.codes)[..., ::3]
+    plain = found.qparams.quantize(one.weight)
+    np.testing.assert_array_equal(dead, one.layout.matrices(plain)[..., ::3])
+    assert one.error(found).sum() <= one.error(Rounded(nearest, one.qparams)).sum() * (1 + 1e-5)
+
+
+@by_name
+def test_a_network_that_is_silent(name: str) -> None:
+    """No input is ever other than 0: all codes are as good, and the nearest are taken."""
+    one = layer(CASES["conv"])
+    one = replace(one, x=0 * one.x, quantized=0 * one.x)
+    found = rounded(name, one)
+    np.testing.assert_array_equal(found.codes, one.qparams.quantize(one.weight))
+    assert found.loss in (0.0, None)
+
+
+@by_name
+def test_without_moments_the_nearest(name: str) -> None:
+    one = layer(CASES["conv"])
+    found = make_rounder(name, {}).round(one.weight, one.qparams)
+    np.testing.assert_array_equal(found.codes, one.qparams.quantize(one.weight))
+    assert (found.loss, found.nearest) == (None, None)
+
+
+@by_name
+def test_eight_bit_floats_are_nearest(name: str) -> None:
+    """Their codes are no whole numbers."""
+    one = layer(Case("Conv", (6, 3, 2, 2), QuantSpec(bits=FP8_BITS, axis=0, kind="fp8")))
+    found = rounded(name, one)
+    np.testing.assert_array_equal(found.codes.view(np.uint8), one.qparams.quantize(one.weight).view(np.uint8))
+
+
+@by_name
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 2**16),
+    bits=st.integers(2, 8),
+    shape=st.tuples(st.integers(1, 5), st.integers(1, 12)),
+    loud=st.floats(-12, 12),
+    two=st.booleans(),
+    symmetric=st.booleans(),
+)
+def test_any_layer(
+    name: str, seed: int, bits: int, shape: tuple[int, int], loud: float, two: bool, symmetric: bool
+) -> None:
+    """Whatever the width and magnitude, with fewer rows than inputs too: in range and no worse than nearest."""
+    one = layer(Case("Gemm", shape, QuantSpec(bits, axis=0, symmetric=symmetric), {"transB": 1}, two), seed)
+    few = rows(np.random.default_rng(seed), 1, shape[1], count=max(1, seed % 20)) * np.float32(10.0**loud)
+    one = replace(one, x=few, quantized=few)
+    found = rounded(name, one)
+    nearest = one.error(Rounded(one.qparams.quantize(one.weight), one.qparams))
+    assert found.codes.min() >= one.qparams.spec.qmin and found.codes.max() <= one.qparams.spec.qmax
+    # Where rows are few, errors of 0 are reached up to the last bits of the moments.
+    tiny = 1e-9 * float((few.astype(np.float64) ** 2).sum()) * float((one.weight**2).sum())
+    assert one.error(found).sum() <= nearest.sum() * (1 + 1e-4) + tiny
+
+
+@by_name
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_onnxruntime_makes_the_same_error(name: str, symmetric: bool) -> None:
+    """The codes in a file, run by onnxruntime, lose what the rounding says."""
+    ort = pytest.importorskip("onnxruntime")
+    spec = QuantSpec(bits=8, axis=0, symmetric=symmetric)
+    one = layer(Case("Conv", (6, 4, 1, 1), spec, {"group": 2}))
+    found = rounded(name, one)
+    image = one.x.transpose(0, 2, 1).reshape(1, 8, 20, -1)
+
+    def run(*weight: onnx.NodeProto, tensors: dict[str, Array]) -> Array:
+        nodes = [*weight, helper.make_node("Conv", ["x", "w"], ["y"], group=2)]
+        x = helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, image.shape)
+        y = helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+        constants = [numpy_helper.from_array(value, key) for key, value in tensors.items()]
+        graph = helper.make_graph(nodes, "g", [x], [y], constants)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+        session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        return np.asarray(session.run(None, {"x": image})[0], np.float64)
+
+    dequantize = helper.make_node("DequantizeLinear", ["q", "s", "z"], ["w"], axis=0)
+    stored = {"q": found.codes, "s": found.qparams.scale, "z": found.qparams.zero_point}
+    error = ((run(tensors={"w": one.weight}) - run(dequantize, tensors=stored)) ** 2).mean(axis=(0, 2, 3))
+    np.testing.assert_allclose(error, one.error(found).ravel(), rtol=1e-3, atol=1e-9)
+    if found.loss is not None:
+        assert error.sum() == pytest.approx(found.loss, rel=1e-3)
+
+
+def test_an_unknown_name() -> None:
+    with pytest.raises(RecipeError, match=r"no rounding 'up': there are .*adaquant, adaround"):
+        make_rounder("up", {})
