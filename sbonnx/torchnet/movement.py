@@ -1,0 +1,210 @@
+"""What moves values, cuts, joins and shapes, and what computes with shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sbonnx.torchnet.call import Call, Tensor, Unfit, axis_of, ints
+
+
+def reshape(call: Call, x: Tensor, shape: Tensor | None = None) -> Tensor:
+    """ONNX Reshape: 0 keeps a dimension, unless allowzero says it is one."""
+    wanted = call.listed("shape", shape) or []
+    if not call.integer("allowzero", 0):
+        wanted = [x.shape[at] if size == 0 else size for at, size in enumerate(wanted)]
+    return x.reshape(wanted)
+
+
+def flatten(call: Call, x: Tensor) -> Tensor:
+    """ONNX Flatten: all before the axis by all from it on."""
+    axis = call.integer("axis", 1)
+    axis = axis + x.dim() if axis < 0 else axis
+    rows = int(np.prod(x.shape[:axis], dtype=np.int64))
+    return x.reshape(rows, int(np.prod(x.shape[axis:], dtype=np.int64)))
+
+
+def transpose(call: Call, x: Tensor) -> Tensor:
+    """ONNX Transpose."""
+    order = call.integers("perm")
+    return x.permute(order if order is not None else list(range(x.dim()))[::-1])
+
+
+def squeeze(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
+    """ONNX Squeeze."""
+    chosen = call.listed("axes", axes)
+    gone = {axis_of(axis, x.dim()) for axis in chosen} if chosen is not None else None
+    kept = [n for at, n in enumerate(x.shape) if (at not in gone if gone is not None else n != 1)]
+    return x.reshape(kept)
+
+
+def unsqueeze(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
+    """ONNX Unsqueeze."""
+    chosen = call.listed("axes", axes) or []
+    rank = x.dim() + len(chosen)
+    for axis in sorted(axis_of(axis, rank) for axis in chosen):
+        x = x.unsqueeze(axis)
+    return x
+
+
+def concat(call: Call, *inputs: Tensor) -> Tensor:
+    """ONNX Concat."""
+    return call.torch.cat(inputs, dim=call.integer("axis", 1))
+
+
+def split(call: Call, x: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, ...]:
+    """ONNX Split: as sizes say, else in as many parts as there are outputs, the last one smaller."""
+    axis = axis_of(call.integer("axis", 0), x.dim())
+    parts = call.listed("split", sizes)
+    if parts is None:
+        count = call.integer("num_outputs", call.outputs)
+        part = -(-x.shape[axis] // count)
+        parts = [part] * (count - 1) + [x.shape[axis] - part * (count - 1)]
+    return tuple(call.torch.split(x, parts, dim=axis))
+
+
+def slice_(
+    call: Call,
+    x: Tensor,
+    starts: Tensor | None = None,
+    ends: Tensor | None = None,
+    axes: Tensor | None = None,
+    steps: Tensor | None = None,
+) -> Tensor:
+    """ONNX Slice, limits as attributes before opset 10; steps backwards too."""
+    begins, stops = call.listed("starts", starts) or [], call.listed("ends", ends) or []
+    along = call.listed("axes", axes) or list(range(len(begins)))
+    strides = [1] * len(begins) if steps is None else ints(steps)
+    for axis, begin, stop, step in zip(along, begins, stops, strides, strict=True):
+        axis = axis_of(axis, x.dim())
+        picked = range(x.shape[axis])[slice(begin, _stop(stop, x.shape[axis], step), step)]
+        if step == 1:
+            x = x.narrow(axis, picked.start, len(picked))
+        else:
+            x = x.index_select(axis, call.torch.tensor(list(picked), dtype=call.torch.int64, device=x.device))
+    return x
+
+
+def _stop(stop: int, size: int, step: int) -> int | None:
+    """The end of a slice as Python takes it: backwards past the front is None, not -1."""
+    return None if step < 0 and stop < -size else stop
+
+
+def gather(call: Call, x: Tensor, indices: Tensor) -> Tensor:
+    """ONNX Gather: negative indices count from the end."""
+    axis = axis_of(call.integer("axis", 0), x.dim())
+    picks = indices.to(x.device).to(call.torch.int64)
+    picks = call.torch.where(picks < 0, picks + x.shape[axis], picks)
+    found = x.index_select(axis, picks.reshape(-1))
+    return found.reshape([*x.shape[:axis], *picks.shape, *x.shape[axis + 1 :]])
+
+
+def gather_elements(call: Call, x: Tensor, indices: Tensor) -> Tensor:
+    """ONNX GatherElements."""
+    axis = axis_of(call.integer("axis", 0), x.dim())
+    picks = indices.to(x.device).to(call.torch.int64)
+    picks = call.torch.where(picks < 0, picks + x.shape[axis], picks)
+    if any(n != m for at, (n, m) in enumerate(zip(picks.shape, x.shape, strict=True)) if at != axis):
+        for at, n in enumerate(picks.shape):
+            x = x if at == axis else x.narrow(at, 0, n)
+    return call.torch.gather(x, axis, picks)
+
+
+def expand(call: Call, x: Tensor, shape: Tensor) -> Tensor:
+    """ONNX Expand: both are broadcast."""
+    return x.expand(call.torch.broadcast_shapes(tuple(x.shape), tuple(ints(shape))))
+
+
+def tile(call: Call, x: Tensor, repeats: Tensor) -> Tensor:
+    """ONNX Tile."""
+    return x.repeat(ints(repeats))
+
+
+def depth_to_space(call: Call, x: Tensor) -> Tensor:
+    """ONNX DepthToSpace."""
+    n, c, h, w = x.shape
+    block = call.integer("blocksize", 1)
+    if call.text("mode", "DCR") == "DCR":
+        y = x.reshape(n, block, block, c // block**2, h, w).permute(0, 3, 4, 1, 5, 2)
+    else:
+        y = x.reshape(n, c // block**2, block, block, h, w).permute(0, 1, 4, 2, 5, 3)
+    return y.reshape(n, c // block**2, h * block, w * block)
+
+
+def space_to_depth(call: Call, x: Tensor) -> Tensor:
+    """ONNX SpaceToDepth."""
+    n, c, h, w = x.shape
+    block = call.integer("blocksize", 1)
+    y = x.reshape(n, c, h // block, block, w // block, block).permute(0, 3, 5, 1, 2, 4)
+    return y.reshape(n, c * block**2, h // block, w // block)
+
+
+def pad(
+    call: Call, x: Tensor, pads: Tensor | None = None, value: Tensor | None = None, axes: Tensor | None = None
+) -> Tensor:
+    """ONNX Pad: constant, reflect and edge; negative pads cut.
+
+    Raises:
+        Unfit: another mode.
+    """
+    given = call.listed("pads", pads) or []
+    along = range(x.dim()) if axes is None else [axis_of(axis, x.dim()) for axis in ints(axes)]
+    half = len(given) // 2
+    sides = {axis: (given[at], given[at + half]) for at, axis in enumerate(along)}
+    mode = call.text("mode", "constant")
+    fill = call.number("value", 0.0) if value is None else value.reshape(()).item()
+    for axis, (before, after) in sides.items():
+        size = x.shape[axis]
+        x = x.narrow(axis, max(-before, 0), size - max(-before, 0) - max(-after, 0))
+        before, after = max(before, 0), max(after, 0)
+        if mode != "constant" and (before or after):
+            picks = _outside(mode, before, x.shape[axis], after)
+            x = x.index_select(axis, call.torch.tensor(picks, dtype=call.torch.int64, device=x.device))
+    if mode != "constant":
+        return x
+    flat = [max(side, 0) for axis in reversed(range(x.dim())) for side in sides.get(axis, (0, 0))]
+    return call.torch.nn.functional.pad(x, flat, value=fill)
+
+
+def _outside(mode: str, before: int, size: int, after: int) -> list[int]:
+    """Which position each one of a padded axis shows.
+
+    Raises:
+        Unfit: no such mode.
+    """
+    wide = np.arange(-before, size + after)
+    if mode == "edge":
+        found = np.clip(wide, 0, size - 1)
+    elif mode == "reflect":
+        period = max(2 * (size - 1), 1)
+        found = np.abs((wide + size - 1) % period - (size - 1))
+    elif mode == "wrap":
+        found = wide % size
+    else:
+        raise Unfit(f"Pad has mode '{mode}'")
+    return [int(at) for at in found]
+
+
+def shape(call: Call, x: Tensor) -> Tensor:
+    """ONNX Shape, a part of it by start and end. Integers stay on the CPU, where they are read."""
+    part = list(x.shape)[call.integer("start", 0) : call.attributes.get("end")]
+    return call.torch.tensor(part, dtype=call.torch.int64)
+
+
+def size(call: Call, x: Tensor) -> Tensor:
+    """ONNX Size."""
+    return call.torch.tensor(x.numel(), dtype=call.torch.int64)
+
+
+def constant_of_shape(call: Call, wanted: Tensor) -> Tensor:
+    """ONNX ConstantOfShape."""
+    value = call.attributes.get("value")
+    filled = np.zeros(1, np.float32) if value is None else np.asarray(value).reshape(-1)
+    return call.torch.from_numpy(np.array(filled)).expand(ints(wanted))
+
+
+def range_(call: Call, start: Tensor, limit: Tensor, step: Tensor) -> Tensor:
+    """ONNX Range."""
+    values: list[Any] = [end.reshape(()).item() for end in (start, limit, step)]
+    return call.torch.arange(*values, dtype=start.dtype)

@@ -1,0 +1,149 @@
+"""`TorchNet`: a graph, or a piece of one, evaluated by torch, so that gradients pass through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sbonnx.errors import ModelError
+from sbonnx.graph import Constant, Graph, Node
+from sbonnx.graph.query import attribute, bodies, constant
+from sbonnx.ops import STANDARD_DOMAINS
+from sbonnx.spec import Array
+from sbonnx.torchnet.call import Call, Function, Tensor, Unfit, torch_module
+from sbonnx.torchnet.table import FUNCTIONS
+
+Hook = Callable[..., Any]
+"""Computes a node in place of the table: (each input) → its output."""
+
+
+def lacking(nodes: Iterable[Node]) -> str | None:
+    """Why torch cannot evaluate these nodes, naming the first that it cannot; None where it can.
+
+    Attributes that a function declines show only when it runs.
+    """
+    for node in nodes:
+        known = node.op in FUNCTIONS and (node.domain or "") in STANDARD_DOMAINS
+        if bodies(node) or not known:
+            return f"torch here has no {node.op} (node '{node.name}')"
+    return None
+
+
+def as_tensor(torch: Any, values: Array, device: str) -> Tensor:
+    """A numpy array as a tensor of its own; integers, which are mostly shapes and are read, stay on the CPU.
+
+    Raises:
+        Unfit: torch has no such type.
+    """
+    try:
+        made = torch.from_numpy(np.array(values, order="C"))
+    except TypeError as error:
+        raise Unfit(f"torch has no type {values.dtype}") from error
+    return made.to(device) if made.dtype.is_floating_point or made.numel() > 1024 else made
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One node, ready to be computed.
+
+    Attributes:
+        inputs, outputs: names; "" for what is left out.
+        last: names that no later node reads, and that are no outputs of the net.
+    """
+
+    call: Call
+    function: Function | None
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    last: tuple[str, ...]
+
+
+class TorchNet:
+    """Evaluates `graph` on tensors. Values are let go of behind their last reader, but for what gradients need.
+
+        net = TorchNet(piece, device="cpu")
+        y = net({"x": x})["y"]
+
+    Args:
+        graph: its nodes in topological order; constants are copied to the device once.
+        device: torch's name: "cpu", "cuda:0".
+        hooks: nodes, by name, that are computed by these functions of what they read.
+
+    Raises:
+        ModelError: an op that is not in the table, or a type that torch lacks; named.
+        DeviceError: torch is not installed.
+    """
+
+    def __init__(self, graph: Graph, *, device: str = "cpu", hooks: Mapping[str, Hook] | None = None) -> None:
+        self.torch = torch_module()
+        self.device = device
+        self.hooks = dict(hooks or {})
+        self.outputs = tuple(tensor.name for tensor in graph.outputs)
+        missing = lacking(node for node in graph.nodes if node.name not in self.hooks)
+        if missing is not None:
+            raise ModelError(missing)
+        self._constants: dict[str, Tensor] = {}
+        self._steps = self._prepare(graph)
+
+    def __call__(self, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The outputs of the graph by name.
+
+        Raises:
+            ModelError: a node asks for what its function does not do, or does not fit its inputs; named.
+        """
+        known = {**self._constants, **feeds}
+        for step in self._steps:
+            given = [known[name] if name else None for name in step.inputs]
+            made = self._compute(step, given)
+            known.update(zip(step.outputs, made if isinstance(made, tuple) else (made,), strict=False))
+            for name in step.last:
+                known.pop(name, None)
+        return {name: known[name] for name in self.outputs}
+
+    def _compute(self, step: _Step, given: list[Tensor | None]) -> Any:
+        """One node."""
+        call = step.call
+        try:
+            if step.function is None:
+                return self.hooks[call.name](*given)
+            return step.function(call, *given)
+        except Unfit as error:
+            raise ModelError(f"torch cannot evaluate node '{call.name}' ({call.op}): {error}") from error
+        except (RuntimeError, IndexError, TypeError, ValueError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ModelError(f"torch fails at node '{call.name}' ({call.op}): {reason}") from error
+
+    def _prepare(self, graph: Graph) -> list[_Step]:
+        """The steps in order."""
+        last: dict[str, int] = {}
+        for number, node in enumerate(graph.nodes):
+            last.update((tensor.name, number) for tensor in [*node.inputs, *node.outputs] if tensor.name)
+        for name in self.outputs:
+            last.pop(name, None)
+        ending: dict[int, list[str]] = {}
+        for name, number in last.items():
+            ending.setdefault(number, []).append(name)
+        steps = []
+        for number, node in enumerate(graph.nodes):
+            for tensor in node.inputs:
+                if isinstance(tensor, Constant) and tensor.name not in self._constants:
+                    self._constants[tensor.name] = self._constant(node, tensor)
+            outputs = tuple(tensor.name for tensor in node.outputs)
+            attributes = {name: attribute(node, name) for name in node.attrs}
+            used = sum(1 for name in outputs if name)
+            call = Call(self.torch, node.name, node.op, attributes, graph.opset, used)
+            function = None if node.name in self.hooks else FUNCTIONS[node.op]
+            inputs = tuple(tensor.name for tensor in node.inputs)
+            steps.append(_Step(call, function, inputs, outputs, tuple(ending.get(number, ()))))
+        return steps
+
+    def _constant(self, node: Node, tensor: Constant) -> Tensor:
+        """A constant on the device."""
+        values = constant(tensor)
+        try:
+            return as_tensor(self.torch, np.asarray(values), self.device)
+        except Unfit as error:
+            raise ModelError(f"'{tensor.name}', which node '{node.name}' ({node.op}) reads: {error}") from error

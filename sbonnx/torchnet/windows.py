@@ -1,0 +1,180 @@
+"""Products with weights, and pools: what slides a window over positions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from sbonnx.torchnet.call import Call, Tensor, Unfit
+
+FUNCTIONAL = ("", "1d", "2d", "3d")
+"""Endings of torch's names by the number of axes of positions."""
+
+
+def conv(call: Call, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    """ONNX Conv over one to three axes."""
+    kernel, rank = list(w.shape[2:]), _positions(x)
+    strides, dilations = _each(call, "strides", rank), _each(call, "dilations", rank)
+    pads = _pads(call, x.shape[2:], kernel, strides, dilations)
+    x, padding = _even(call, x, pads, 0.0)
+    function = getattr(call.torch.nn.functional, f"conv{FUNCTIONAL[rank]}")
+    return function(x, w, b, strides, padding, dilations, call.integer("group", 1))
+
+
+def conv_transpose(call: Call, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
+    """ONNX ConvTranspose: all that the windows give, then what pads cut away; output_padding adds at the end."""
+    kernel, rank = list(w.shape[2:]), _positions(x)
+    strides, dilations = _each(call, "strides", rank), _each(call, "dilations", rank)
+    extra = call.integers("output_padding") or [0] * rank
+    function = getattr(call.torch.nn.functional, f"conv_transpose{FUNCTIONAL[rank]}")
+    groups = call.integer("group", 1)
+    full = function(x, w, None, strides, 0, 0, groups, dilations)
+    lengths = [
+        (size - 1) * stride + (k - 1) * dilation + 1 + add
+        for size, stride, k, dilation, add in zip(x.shape[2:], strides, kernel, dilations, extra, strict=True)
+    ]
+    full = call.torch.nn.functional.pad(full, _flat([(0, n - m) for n, m in zip(lengths, full.shape[2:], strict=True)]))
+    for axis, (begin, end) in enumerate(_transposed_pads(call, x.shape[2:], lengths, strides)):
+        full = full.narrow(axis + 2, begin, full.shape[axis + 2] - begin - end)
+    return full if b is None else full + b.reshape([1, -1] + [1] * rank)
+
+
+def _transposed_pads(
+    call: Call, sizes: Sequence[int], lengths: Sequence[int], strides: Sequence[int]
+) -> list[tuple[int, int]]:
+    """What ConvTranspose cuts away of each axis. Source: ONNX ConvTranspose, output_shape and auto_pad."""
+    wanted, auto = call.integers("output_shape"), call.text("auto_pad", "NOTSET")
+    if wanted is None and auto.startswith("SAME"):
+        wanted = [size * stride for size, stride in zip(sizes, strides, strict=True)]
+    if wanted is None:
+        pads = call.integers("pads") or [0] * (2 * len(lengths))
+        pads = [0] * len(pads) if auto == "VALID" else pads
+        return list(zip(pads[: len(lengths)], pads[len(lengths) :], strict=True))
+    found = []
+    for length, target in zip(lengths, wanted[-len(lengths) :], strict=True):
+        total = max(length - target, 0)
+        small = total // 2
+        found.append((small, total - small) if auto == "SAME_UPPER" else (total - small, small))
+    return found
+
+
+def gemm(call: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
+    """ONNX Gemm: alpha A B + beta C."""
+    a = a.transpose(0, 1) if call.integer("transA", 0) else a
+    b = b.transpose(0, 1) if call.integer("transB", 0) else b
+    alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
+    y = a @ b if alpha == 1.0 else alpha * (a @ b)
+    return y if c is None else y + (c if beta == 1.0 else beta * c)
+
+
+def matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
+    """ONNX MatMul, as numpy's."""
+    return call.torch.matmul(a, b)
+
+
+def max_pool(call: Call, x: Tensor) -> Any:
+    """ONNX MaxPool."""
+    if call.outputs > 1:
+        raise Unfit("MaxPool gives indices as well")
+    kernel, rank = call.integers("kernel_shape") or [], _positions(x)
+    strides, dilations = _each(call, "strides", rank), _each(call, "dilations", rank)
+    pads = _pads(call, x.shape[2:], kernel, strides, dilations)
+    if call.integer("ceil_mode", 0):
+        pads = _ceiled(x.shape[2:], kernel, strides, dilations, pads)
+    x = call.torch.nn.functional.pad(x, _flat(pads), value=-math.inf)
+    function = getattr(call.torch.nn.functional, f"max_pool{FUNCTIONAL[rank]}")
+    return function(x, kernel, strides, 0, dilations)
+
+
+def average_pool(call: Call, x: Tensor) -> Tensor:
+    """ONNX AveragePool: sums over windows by how many values they hold, padding counted where it says so."""
+    functional, torch = call.torch.nn.functional, call.torch
+    kernel, rank = call.integers("kernel_shape") or [], _positions(x)
+    strides, dilations = _each(call, "strides", rank), _each(call, "dilations", rank)
+    if any(dilation != 1 for dilation in dilations):
+        raise Unfit("AveragePool has dilations")
+    pads = _pads(call, x.shape[2:], kernel, strides, dilations)
+    beyond = _ceiled(x.shape[2:], kernel, strides, dilations, pads) if call.integer("ceil_mode", 0) else pads
+    function = getattr(functional, f"avg_pool{FUNCTIONAL[rank]}")
+    y = function(functional.pad(x, _flat(beyond)), kernel, strides)
+    ones = torch.ones([1, 1, *x.shape[2:]], dtype=x.dtype, device=x.device)
+    if call.integer("count_include_pad", 0):
+        ones = functional.pad(ones, _flat(pads), value=1.0)
+        beyond = [(b - p, e - q) for (b, e), (p, q) in zip(beyond, pads, strict=True)]
+    return y / function(functional.pad(ones, _flat(beyond)), kernel, strides)
+
+
+def global_average_pool(call: Call, x: Tensor) -> Tensor:
+    """ONNX GlobalAveragePool."""
+    return x.mean(dim=list(range(2, x.dim())), keepdim=True)
+
+
+def global_max_pool(call: Call, x: Tensor) -> Tensor:
+    """ONNX GlobalMaxPool."""
+    return x.amax(dim=list(range(2, x.dim())), keepdim=True)
+
+
+def _positions(x: Tensor) -> int:
+    """How many axes of positions there are.
+
+    Raises:
+        Unfit: more than three, or none.
+    """
+    rank = int(x.dim()) - 2
+    if not 1 <= rank <= 3:
+        raise Unfit(f"it has {rank} axes of positions")
+    return rank
+
+
+def _each(call: Call, key: str, rank: int) -> list[int]:
+    """An attribute that holds a number for each axis of positions, by default 1."""
+    return call.integers(key) or [1] * rank
+
+
+def _pads(
+    call: Call, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
+) -> list[tuple[int, int]]:
+    """(before, after) for each axis of positions. Source: ONNX Conv, auto_pad."""
+    auto, rank = call.text("auto_pad", "NOTSET"), len(kernel)
+    if auto == "VALID":
+        return [(0, 0)] * rank
+    if auto == "NOTSET":
+        pads = call.integers("pads") or [0] * (2 * rank)
+        return list(zip(pads[:rank], pads[rank:], strict=True))
+    found = []
+    for size, k, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
+        total = max((-(-size // stride) - 1) * stride + (k - 1) * dilation + 1 - size, 0)
+        small = total // 2
+        found.append((small, total - small) if auto == "SAME_UPPER" else (total - small, small))
+    return found
+
+
+def _ceiled(
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads: Sequence[tuple[int, int]],
+) -> list[tuple[int, int]]:
+    """Pads with what the last window of ceil_mode reaches past the end; a window that begins there is left out."""
+    found = []
+    for size, k, stride, dilation, (begin, end) in zip(sizes, kernel, strides, dilations, pads, strict=True):
+        reach = (k - 1) * dilation + 1
+        count = -(-(size + begin + end - reach) // stride) + 1
+        if (count - 1) * stride >= size + begin:
+            count -= 1
+        found.append((begin, max(end, (count - 1) * stride + reach - size - begin)))
+    return found
+
+
+def _even(call: Call, x: Tensor, pads: Sequence[tuple[int, int]], value: float) -> tuple[Tensor, list[int]]:
+    """The input and the padding that torch's own function can do: the same at both ends, else done here."""
+    if all(begin == end for begin, end in pads):
+        return x, [begin for begin, _ in pads]
+    return call.torch.nn.functional.pad(x, _flat(pads), value=value), [0] * len(pads)
+
+
+def _flat(pads: Sequence[tuple[int, int]]) -> list[int]:
+    """As torch's pad takes them: the last axis first."""
+    return [side for pair in reversed(pads) for side in pair]
