@@ -1,0 +1,139 @@
+"""What the products of a plan meet in the float network, and their inputs scaled by it (`sbonnx.equalize.awq`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from sbonnx.calib.data import Dataset
+from sbonnx.calib.layers import Layer, Watched, in_budget, layers_of, watched
+from sbonnx.calib.progress import Progress, Silent
+from sbonnx.calib.rows import Rows
+from sbonnx.calib.runner import CPU, LayerRunner, providers
+from sbonnx.calib.segments import Segment
+from sbonnx.calib.solve import weight_bounds
+from sbonnx.calib.store import parse_size
+from sbonnx.calib.threads import cores, in_order
+from sbonnx.calib.unit import Unit
+from sbonnx.equalize.awq import Aware, Scaled, awq
+from sbonnx.graph import Graph
+from sbonnx.graph.query import tensors_by_name
+from sbonnx.ops import MATRIX_PRODUCTS
+from sbonnx.plan.types import ObserverChoice, Plan, RoundingChoice, Site
+from sbonnx.report import Refusal
+from sbonnx.spec import Array, ScaleRule, params_from_bounds
+
+LOOKS: Final = RoundingChoice("gptq")
+"""A rounding that looks at inputs: so that the layers of all weights are found."""
+
+ROWS: Final = 256
+"""Rows of a sample that a product sees at most: scales come of the mean over all of them."""
+
+
+def scale_by_activations(
+    graph: Graph,
+    plan: Plan,
+    data: Dataset,
+    *,
+    device: str = "cpu",
+    threads: int | None = None,
+    memory: str | int = "2 GiB",
+    progress: Progress | None = None,
+) -> tuple[list[Scaled], list[Refusal]]:
+    """Scale the inputs of the products that `plan` rounds by what they meet on the data; see `awq`. In place.
+
+    The data are walked once, or as often as the moments of the products need to stay within `memory`. A Mul is put
+    before products only where no activation is quantized: pairs stand where the plan says.
+
+    Args:
+        graph, plan: as planned; the plan stays good.
+        data: samples; what they are is not kept.
+        device, threads: where samples run, and how many at a time.
+
+    Returns:
+        The tensors that are scaled; what is not, and why.
+
+    Raises:
+        DataError, ModelError, DeviceError: see `LayerRunner`.
+    """
+    sites = tuple(replace(site, rounding=LOOKS) if site.role == "weight" else site for site in plan.sites)
+    layers, _ = layers_of(graph, replace(plan, sites=sites), correct=False)
+    layers = [layer for layer in layers if layer.node.op in MATRIX_PRODUCTS and layer.layout.groups == 1]
+    budget = parse_size(memory)
+    layers, refusals = in_budget(layers, budget, two_streams=False)
+    scaled: list[Scaled] = []
+    progress = progress or Silent()
+    workers = threads or (cores() if providers(device)[0] == CPU else 1)
+    units = partial(_units, graph, data, device)
+    for number, some in enumerate(_passes(layers, budget)):
+        progress.start(f"scaling by activations, pass {number + 1}", data.count)
+        sums = watched(some, two_streams=False, rows=lambda layer: ROWS, seed=0)
+        _run(graph, units(), sums, device, workers, progress)
+        aware = {layer.node.name: _aware(one, layer, plan.scale_rule) for one in sums for layer in one.layers}
+        done, declined = awq(graph, aware, multiply=not plan.of_role("activation"))
+        scaled += done
+        refusals += declined
+    return scaled, refusals
+
+
+def _units(graph: Graph, data: Dataset, device: str) -> Iterator[Unit]:
+    return Rows(graph, device=device).units(data.items())
+
+
+def _aware(one: Watched, layer: Layer, rule: ScaleRule) -> Aware:
+    """What `awq` knows of a layer; ranges are extremes there, which are found at once."""
+    site = replace(layer.site, observer=ObserverChoice("minmax"), rounding=RoundingChoice())
+    return Aware(one.moments(layer), _fake_quant(site, rule))
+
+
+def _fake_quant(site: Site, rule: ScaleRule) -> Callable[[Array], Array]:
+    def fake_quant(weight: Array) -> Array:
+        return params_from_bounds(weight_bounds(site, weight, rule), site.spec, rule=rule).fake_quant(weight)
+
+    return fake_quant
+
+
+def _run(
+    graph: Graph, units: Iterator[Unit], sums: Sequence[Watched], device: str, threads: int, progress: Progress
+) -> None:
+    """All samples through the float network, and what the layers meet into their sums."""
+    made = {tensor.name for node in graph.nodes for tensor in node.outputs}
+    names = [name for name in dict.fromkeys(one.tensor for one in sums) if name in made]
+    inputs = tuple(tensor.name for tensor in graph.inputs)
+    with ExitStack() as stack:
+        run: LayerRunner | None = None
+        if names:
+            piece = Segment(inputs, tuple(names), tuple(names)).model(graph, tensors_by_name(graph))
+            run = stack.enter_context(LayerRunner(piece, device=device, threads=1, name="the model"))
+
+        def work(unit: Unit) -> dict[str, Any]:
+            return {**unit.feed, **({} if run is None else run.run(unit.feed, names, where=unit.where))}
+
+        for unit, known in in_order(work, units, threads):
+            for one in sums:
+                if one.tensor in known:
+                    one.add(np.asarray(known[one.tensor]), None, unit.index)
+            progress.advance(int(unit.closes))
+
+
+def _passes(layers: Sequence[Layer], memory: int) -> Iterator[list[Layer]]:
+    """The layers, as many at a time as their moments fit into `memory`; those that read one tensor stay together."""
+    by_tensor: dict[str, list[Layer]] = {}
+    for layer in layers:
+        by_tensor.setdefault(layer.tensor, []).append(layer)
+    some: list[Layer] = []
+    used = 0
+    for group in by_tensor.values():
+        size = max(layer.bytes_of_moments(two_streams=False) for layer in group)
+        if some and used + size > memory:
+            yield some
+            some, used = [], 0
+        some += group
+        used += size
+    if some:
+        yield some

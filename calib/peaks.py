@@ -1,0 +1,56 @@
+"""`channel_ranges`: the range of every channel of some tensors, as the float graph computes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sbonnx.calib.calibrator import Calibrator
+from sbonnx.calib.data import Dataset
+from sbonnx.calib.progress import Progress, Silent
+from sbonnx.graph import Graph
+from sbonnx.graph.query import scopes
+from sbonnx.plan.types import Plan, Site
+from sbonnx.spec import Bounds, QuantSpec
+
+
+def channel_ranges(
+    graph: Graph,
+    wanted: Mapping[str, int],
+    data: Dataset,
+    *,
+    device: str = "cpu",
+    memory: str | int = "2 GiB",
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Bounds]:
+    """Walk the data once over the float graph; the exact lowest and highest value of every channel.
+
+    Args:
+        graph: simplified and fused; not changed.
+        wanted: channel axis by tensor name.
+        device, memory, threads: see `calibrate`.
+        progress: told as feeds are done.
+
+    Returns:
+        bounds of shape (channels,) by tensor; what no sample reached (a branch that never ran, bodies of Loop and
+        Scan) is left out.
+
+    Raises:
+        DataError: no data, or data that does not fit the model.
+        NumericError: NaN or Inf in one of the tensors.
+        ModelError, DeviceError: see `LayerRunner`.
+    """
+    sites = tuple(
+        Site(name, name, "activation", QuantSpec(axis=wanted[name]), (), "ranges a channel", name, scope=scope)
+        for scope, body in scopes(graph)
+        for name in dict.fromkeys(tensor.name for node in body.nodes for tensor in node.outputs)
+        if name in wanted
+    )
+    if not sites:
+        return {}
+    with Calibrator(graph, Plan(sites), device=device, memory=memory, threads=threads) as calibrator:
+        calibrator.observe_all(data, progress or Silent())
+        found = calibrator.sketches()
+    return {
+        name: Bounds(sketch.lo, sketch.hi) for (name, _), sketch in found.items() if sketch.samples and sketch.finite
+    }

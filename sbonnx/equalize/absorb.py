@@ -1,0 +1,123 @@
+"""High biases moved into the next layer: what a Relu never sees below some value is added after it just as well."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from sbonnx.equalize.parts import Weight
+from sbonnx.equalize.trace import Traced
+from sbonnx.graph import Graph, Node
+from sbonnx.graph.edit import Names
+from sbonnx.graph.query import output_names, readers, shape
+from sbonnx.ops import LINEAR
+from sbonnx.patterns.fuse.affine import padded_with_zeros
+from sbonnx.report import Refusal
+from sbonnx.spec import Array
+
+WHAT: Final = "absorb bias"
+
+
+def before_relus(traced: Traced) -> dict[str, int]:
+    """Tensors whose lowest values a channel are wanted, with their channel axis: outputs that a Relu alone reads."""
+    found = {}
+    for weight in traced.weights:
+        tensor = weight.node.outputs[0]
+        uses = readers(tensor)
+        if len(uses) == 1 and uses[0][0].op == "Relu" and shape(tensor) is not None and _has_bias(weight):
+            found[tensor.name] = 1
+    return found
+
+
+def _has_bias(weight: Weight) -> bool:
+    return LINEAR[weight.node.op].bias is not None
+
+
+def absorb(graph: Graph, traced: Traced, lows: Mapping[str, Array]) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
+    """In place. Lower the output of each layer before a Relu by what it never falls below.
+
+        c = max(0, low);   relu(W x + b) = relu(W x + b - c) + c   wherever W x + b >= c
+        b = b - c  in the layer;   b = b + V c  in each layer with the weight V that reads it
+
+    Only where the next layers have a bias and see c everywhere, so where they do not pad with zeros. The function is
+    the same on all values that keep to `lows`. The paper takes them from batch norms (mean - 3 std); what calibration
+    saw is surer: on a MobileNetV2 with inputs of another size than in training, batch norms cost 3 points of top-1.
+
+    Args:
+        traced: of this graph as it is.
+        lows: by tensor before the Relu, float64 (channels,).
+
+    Returns:
+        names of the layers whose bias was lowered, and why others were not that have something to absorb.
+
+    Source: Nagel et al. 2019, Data-Free Quantization Through Weight Equalization and Bias Correction, section 4.1.3.
+    """
+    by_node = {id(weight.node): weight for weight in traced.weights}
+    held = output_names(graph)
+    names = Names(graph)
+    done: list[str] = []
+    refused: list[Refusal] = []
+    for weight in traced.weights:
+        tensor = weight.node.outputs[0]
+        low = lows.get(tensor.name)
+        if low is None or low.shape != (weight.view.out_channels,) or not (low > 0).any():
+            continue
+        uses = readers(tensor)
+        relu = uses[0][0] if len(uses) == 1 and uses[0][0].op == "Relu" and tensor.name not in held else None
+        if relu is None:
+            continue  # nothing cuts at 0, so nothing is won
+        why = _why_not(weight, relu, by_node, held)
+        if why is not None:
+            refused.append(Refusal(WHAT, weight.node.name, why))
+            continue
+        _move(graph, weight, [by_node[id(node)] for node, _ in readers(relu.outputs[0])], np.maximum(low, 0.0), names)
+        done.append(weight.node.name)
+    return tuple(done), tuple(refused)
+
+
+def _why_not(weight: Weight, relu: Node, by_node: Mapping[int, Weight], held: set[str]) -> str | None:
+    if not _has_bias(weight):
+        return f"{weight.node.op} has no bias"
+    if relu.outputs[0].name in held:
+        return f"'{relu.outputs[0].name}' is an output"
+    for node, index in readers(relu.outputs[0]):
+        reader = by_node.get(id(node))
+        if reader is None or index != 0 or reader.view.in_channels != weight.view.out_channels:
+            return f"{node.op} '{node.name}' reads it and has no bias of its own"
+        if not _has_bias(reader):
+            return f"{node.op} '{node.name}' has no bias"
+        kernel = tuple(reader.values.shape[2:])
+        if padded_with_zeros(node.op, node.attrs, kernel):
+            return f"{node.op} '{node.name}' pads with zeros"
+    return None
+
+
+def _move(graph: Graph, weight: Weight, after: list[Weight], c: Array, names: Names) -> None:
+    """In place. Take c off one bias, and put what it was worth on the others."""
+    alpha, beta = _factors(weight.node)
+    weight.set_bias(_wide(weight) - c / beta, names)
+    for reader in after:
+        alpha, beta = _factors(reader.node)
+        view = reader.view
+        through = (reader.values.reshape(view.shape) * c.reshape(view.inputs)).sum(axis=view.summed).reshape(-1)
+        reader.set_bias(_wide(reader) + alpha * through / beta, names)
+    normal = graph.info.normals.get(weight.node.outputs[0].name)
+    if normal is not None:
+        graph.info.normals[weight.node.outputs[0].name] = replace(normal, mean=normal.mean - c)
+
+
+def _factors(node: Node) -> tuple[float, float]:
+    """Gemm's alpha and beta."""
+    return float(node.attrs.get("alpha", 1.0)), float(node.attrs.get("beta", 1.0))
+
+
+def _wide(weight: Weight) -> Array:
+    """The bias as one float64 an output channel."""
+    bias = weight.bias
+    if bias is None:
+        return np.zeros(weight.view.out_channels)
+    wide = np.broadcast_to(bias, np.broadcast_shapes(bias.shape, (weight.view.out_channels,)))
+    return wide.astype(np.float64)

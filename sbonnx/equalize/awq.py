@@ -1,0 +1,231 @@
+"""Activation-aware scaling: input channels that carry much are made finer in the weight, and smaller in the input.
+
+A product y = x W keeps its value as ``(x / s) (s W)``. Rounding ``s W`` in blocks makes the error of rows with a large
+s smaller by 1 / s, as long as they do not set the range of their block. Candidates are
+
+    s = m ^ a           (m: root mean square of each input channel; a from 0, no scaling, to 1)
+    s = m ^ a / w ^ (1 - a)     (w: mean absolute weight of the channel, relative to the largest of its block)
+
+and the one with the least output error by the second moments of the inputs is taken, for all weights that read one
+tensor together; it is never worse than none. 1 / s goes into what computes the input where nothing else reads that
+(weights, biases, gains of norms), else into one Mul before the products.
+
+Source: Lin et al. 2023, "AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration", section 3.2,
+and the second form as in its authors' code; they measure outputs, here moments stand for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from sbonnx.equalize.parts import set_constant
+from sbonnx.equalize.rules import RULES
+from sbonnx.equalize.scales import apply
+from sbonnx.equalize.trace import Traced, trace
+from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
+from sbonnx.moments import Moments
+from sbonnx.ops import LINEAR, MATRIX_PRODUCTS
+from sbonnx.report import Refusal
+from sbonnx.spec import Array
+
+STEP: Final = "scale by activations"
+
+GRID: Final = 20
+"""Exponents that are tried, as in the paper."""
+
+LARGEST: Final = 1e3
+"""How far a scale may go from 1 either way."""
+
+WORTH: Final = 0.99
+"""A scale is taken where the error falls to this share or below: a Mul, or a moved weight, is not for nothing."""
+
+FakeQuant = Callable[[Array], Array]
+"""A weight as it lies in the file → what its codes will mean, the same shape; scales chosen anew for it."""
+
+
+@dataclass(frozen=True)
+class Aware:
+    """A product whose weight will be rounded.
+
+    Attributes:
+        moments: of its inputs in the float network; one stream, one group.
+        fake_quant: rounds a weight of its shape.
+    """
+
+    moments: Moments
+    fake_quant: FakeQuant
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A tensor that is scaled.
+
+    Attributes:
+        tensor: its name.
+        share: what the output error of its readers falls to, by their moments and nearest codes.
+        multiplied: by a Mul before its readers, not in what computes it.
+    """
+
+    tensor: str
+    share: float
+    multiplied: bool
+
+
+@dataclass(frozen=True)
+class _Set:
+    """Products that read one tensor."""
+
+    tensor: Tensor
+    body: Body
+    nodes: tuple[Node, ...]
+
+
+def awq(graph: Graph, layers: Mapping[str, Aware], *, multiply: bool = True) -> tuple[list[Scaled], list[Refusal]]:
+    """Scale the inputs of products by what they meet. In place; the function stays, but for rounding of floats.
+
+    Args:
+        graph: float, sorted.
+        layers: by node name; MatMul and Gemm with a constant matrix on the right.
+        multiply: a Mul may stand before products whose input nothing else takes up.
+
+    Returns:
+        The tensors that are scaled; what is not, and why.
+    """
+    done: list[Scaled] = []
+    refusals: list[Refusal] = []
+    traced = trace(graph, RULES)
+    log = np.zeros(len(traced.groups.fixed))
+    taken = traced.groups.fixed.copy()
+    names = edit.Names(graph)
+    multiplied: list[tuple[_Set, Array]] = []
+    for one in _sets(graph, layers):
+        s, share = _search(one, layers)
+        if s is None:
+            refusals.append(Refusal(STEP, one.tensor.name, f"no scale lowers the error below {WORTH:.0%}"))
+            continue
+        groups = _groups(traced, one, len(s))
+        if groups is not None and not taken[groups].any():
+            log[groups] = np.log(s)
+            taken[groups] = True
+            done.append(Scaled(one.tensor.name, share, False))
+        elif multiply:
+            multiplied.append((one, s))
+            done.append(Scaled(one.tensor.name, share, True))
+        else:
+            refusals.append(Refusal(STEP, one.tensor.name, "nothing that computes it takes up the scale"))
+    why = apply(graph, traced, np.exp(log))
+    if why is not None:
+        refusals += [Refusal(STEP, one.tensor, why) for one in done if not one.multiplied]
+        done = [one for one in done if one.multiplied]
+    for one, s in multiplied:
+        _multiply(one, s, names)
+    edit.sort(graph)
+    return done, refusals
+
+
+def _sets(graph: Graph, layers: Mapping[str, Aware]) -> list[_Set]:
+    """The products by the tensor that they read, in order."""
+    found: dict[int, tuple[Tensor, Body, list[Node]]] = {}
+    for _, body in query.scopes(graph):
+        for node in body.nodes:
+            aware = layers.get(node.name)
+            if aware is None or node.op not in MATRIX_PRODUCTS or aware.moments.layout.groups != 1:
+                continue
+            tensor = node.inputs[1 - LINEAR[node.op].weight]
+            found.setdefault(id(tensor), (tensor, body, []))[2].append(node)
+    return [_Set(tensor, body, tuple(nodes)) for tensor, body, nodes in found.values()]
+
+
+def _weight(node: Node) -> Array:
+    values = query.constant(node.inputs[LINEAR[node.op].weight])
+    assert values is not None
+    return values
+
+
+def _search(one: _Set, layers: Mapping[str, Aware]) -> tuple[Array | None, float]:
+    """The best scale of a tensor, float64 (K,), and the share of the error that is left; None where none pays."""
+    size = np.zeros(0)
+    wide = np.zeros(0)
+    parts = []
+    for node in one.nodes:
+        aware = layers[node.name]
+        matrix = aware.moments.layout.matrices(_weight(node)).astype(np.float32)[0]
+        a = aware.moments.a[0]
+        size = np.sqrt(np.maximum(np.diagonal(a), 0) / max(aware.moments.rows, 1))
+        mean = np.abs(matrix).mean(axis=0, dtype=np.float64)
+        wide = mean if not wide.size else np.maximum(wide, mean)
+        parts.append((aware, matrix, a.astype(np.float32)))
+    base = sum(_error(aware, matrix, a, None) for aware, matrix, a in parts)
+    best, error = None, WORTH * base
+    for s in _candidates(size, wide):
+        found = sum(_error(aware, matrix, a, s) for aware, matrix, a in parts)
+        if found < error:
+            best, error = s, found
+    return best, error / base if base > 0 else 1.0
+
+
+def _candidates(size: Array, wide: Array) -> list[Array]:
+    """Scales to try, each with its smallest and largest about 1."""
+    if not (size > 0).any():
+        return []
+    size = np.maximum(size, size[size > 0].min())
+    wide = np.maximum(wide, wide[wide > 0].min(initial=1.0)) / max(float(wide.max(initial=0.0)), 1e-30)
+    found = []
+    for step in range(1, GRID + 1):
+        share = step / GRID
+        for s in (size**share, size**share / wide ** (1 - share)):
+            s = s / np.sqrt(s.max() * s.min())
+            found.append(np.clip(s, 1 / LARGEST, LARGEST))
+    return found
+
+
+def _error(aware: Aware, matrix: Array, a: Array, s: Array | None) -> float:
+    """Squared output error of one product, summed over rows and outputs, with its inputs over `s`.
+
+    Args:
+        matrix: (O, K) float32. a: sum of x x^T, (K, K) float32.
+    """
+    layout = aware.moments.layout
+    factor = np.ones(matrix.shape[1], np.float32) if s is None else s.astype(np.float32)
+    rounded = layout.matrices(aware.fake_quant(layout.weight((matrix * factor)[None])))[0] / factor
+    d = matrix - rounded
+    return float(np.einsum("ok,ok->", d @ a, d, dtype=np.float64))
+
+
+def _groups(traced: Traced, one: _Set, length: int) -> Array | None:
+    """The groups of the channels of a tensor, (K,): one each, that weights of no other node read; None elsewhere."""
+    ids = traced.ids.get(one.tensor.name)
+    if ids is None or ids.shape[-1] != length or ids.size != length:
+        return None
+    groups: Array = traced.groups.of[ids.reshape(-1)]
+    if len(np.unique(groups)) < length:
+        return None
+    readers = {id(node) for node in one.nodes}
+    others = (w for w in traced.weights if id(w.node) not in readers)
+    return None if any(np.isin(traced.groups.of[w.inputs], groups).any() for w in others) else groups
+
+
+def _multiply(one: _Set, s: Array, names: edit.Names) -> None:
+    """In place. The products read the tensor times 1 / s, and their weights have s on their inputs."""
+    kind = query.dtype(one.tensor)
+    inverse = edit.add_constant(one.body, f"{one.tensor.name}_inverse_scale", (1 / s).astype(kind), names)
+    scaled = Variable(names.fresh(f"{one.tensor.name}_scaled"), kind, one.tensor.shape)
+    stem = f"{one.tensor.name}_Mul"
+    edit.add_node(one.body, "Mul", [one.tensor, inverse], names=names, stem=stem, outputs=[scaled])
+    exact = 1 / np.asarray(query.constant(inverse), np.float64)
+    for node in one.nodes:
+        index = LINEAR[node.op].weight
+        weight = _weight(node)
+        axis = _summed(node)
+        along = [-1 if at == axis else 1 for at in range(weight.ndim)]
+        set_constant(node, index, (weight * exact.reshape(along)).astype(weight.dtype), names)
+        edit.replace_input(node, 1 - index, scaled)
+
+
+def _summed(node: Node) -> int:
+    """The axis of a product's weight that is summed over."""
+    return 1 if node.op == "Gemm" and node.attrs.get("transB", 0) else 0

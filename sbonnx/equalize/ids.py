@@ -1,0 +1,90 @@
+"""Names of channels, which of them must be scaled alike, and which cannot be scaled at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from sbonnx.spec import Array
+
+FIXED: Final = 0
+"""The id of every channel that keeps its values from the start."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Channels that are scaled by one number each, after all has been said of them.
+
+    Attributes:
+        of: group of each id, int64 (ids,).
+        fixed: whether the group keeps its values, bool (groups,).
+        why: by fixed group, the first reason that was given.
+    """
+
+    of: Array
+    fixed: Array
+    why: dict[int, str]
+
+    def reason(self, ids: Array) -> str | None:
+        """Why none of these ids can be scaled; None where one can."""
+        groups = np.unique(self.of[ids])
+        if not self.fixed[groups].all():
+            return None
+        return next((self.why[group] for group in groups.tolist() if group in self.why), None)
+
+
+class Ids:
+    """Gives ids to channels and gathers what is said of them. Id 0 is fixed."""
+
+    def __init__(self) -> None:
+        self._count = 1
+        self._pairs: list[tuple[Array, Array]] = []
+        self._pins: list[tuple[Array, str]] = []
+
+    def fresh(self, shape: tuple[int, ...]) -> Array:
+        """New ids, one each, int64 of `shape`."""
+        size = int(np.prod(shape, dtype=np.int64))
+        made = np.arange(self._count, self._count + size, dtype=np.int64).reshape(shape)
+        self._count += size
+        return made
+
+    def unite(self, one: Array, other: Array, why: str) -> Array:
+        """Channels that meet have one scale; returned with both shapes broadcast. What meets a fixed one is fixed."""
+        both = np.broadcast_arrays(one, other)
+        left, right = (side.reshape(-1) for side in both)
+        self.pin(left[right == FIXED], why)
+        self.pin(right[left == FIXED], why)
+        free = (left != FIXED) & (right != FIXED) & (left != right)
+        if free.any():
+            self._pairs.append((left[free], right[free]))
+        return np.where(both[0] == FIXED, both[1], both[0])
+
+    def pin(self, ids: Array, why: str) -> None:
+        """These keep their values."""
+        if ids.size:
+            self._pins.append((np.unique(ids), why))
+
+    def groups(self) -> Groups:
+        """Everything that was said, brought together. Linear in the ids, but for a few rounds."""
+        label = np.arange(self._count, dtype=np.int64)
+        if self._pairs:
+            one = np.concatenate([pair[0] for pair in self._pairs])
+            other = np.concatenate([pair[1] for pair in self._pairs])
+            while (label[one] != label[other]).any():
+                low = np.minimum(label[one], label[other])
+                np.minimum.at(label, label[one], low)
+                np.minimum.at(label, label[other], low)
+                while (label[label] != label).any():
+                    label = label[label]
+        of = np.unique(label, return_inverse=True)[1].reshape(-1).astype(np.int64)
+        fixed = np.zeros(int(of.max()) + 1, bool)
+        why: dict[int, str] = {}
+        fixed[of[FIXED]] = True
+        for ids, reason in self._pins:
+            groups = np.unique(of[ids])
+            fixed[groups] = True
+            for group in groups.tolist():
+                why.setdefault(group, reason)
+        return Groups(of, fixed, why)

@@ -1,0 +1,247 @@
+"""What each op does to the scales of channels: one small function a kind, in one table.
+
+With x / s for x, an op gives y / s (`_same`), y over another scale that its constants take up (linear ops, norms), or
+nothing of the kind: then its input keeps its values.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from sbonnx.equalize import moving
+from sbonnx.equalize.ids import FIXED
+from sbonnx.equalize.parts import Ceiling, Vector, Weight
+from sbonnx.equalize.trace import Rule, Trace, along, is_float, number, varies
+from sbonnx.graph import Body, Node, Tensor
+from sbonnx.graph.query import attribute, constant, shape
+from sbonnx.ops import CONVOLUTIONS, LINEAR
+from sbonnx.patterns.fuse.affine import layout
+from sbonnx.spec import Array
+
+
+def _same(trace: Trace, node: Node, body: Body) -> None:
+    """Element-wise, and y(c x) = c y(x) for c > 0."""
+    trace.give(node.outputs[0], trace.known(node.inputs[0]))
+
+
+def _prelu(trace: Trace, node: Node, body: Body) -> None:
+    """Homogeneous for any constant slope."""
+    if constant(node.inputs[1]) is None:
+        trace.refuse(node)
+    else:
+        _same(trace, node, body)
+
+
+def _clip(trace: Trace, node: Node, body: Body) -> None:
+    """From 0 to infinity like Relu; from 0 to a number with a bound a channel."""
+    bounds = [number(tensor) for tensor in node.inputs[1:]] if len(node.inputs) > 1 else []
+    lo = bounds[0] if bounds else attribute(node, "min")
+    hi = bounds[1] if len(bounds) > 1 and node.inputs[2].name else attribute(node, "max", np.inf)
+    ids = trace.full(node.inputs[0])
+    if ids is None:
+        trace.refuse(node)
+    elif lo == 0.0 and hi == np.inf:
+        trace.give(node.outputs[0], ids)
+    elif lo != 0.0 or hi is None or trace.clips == "keep":
+        trace.refuse(node, f"Clip '{node.name}' cuts at numbers that are the same for all channels")
+    else:
+        trace.give(node.outputs[0], ids)
+        trace.ceilings.append(Ceiling(node, body, float(hi), ids))
+
+
+def _linear(trace: Trace, node: Node, body: Body) -> None:
+    """Takes up the scales of its input, and of its output, where its weight is a constant of its own."""
+    kind = LINEAR[node.op]
+    weight = node.inputs[kind.weight]
+    why = _not_foldable(node, weight)
+    if why is not None and node.op == "MatMul" and constant(weight) is None:
+        _product(trace, node)
+        return
+    view = layout(node.op, node.attrs, tuple(weight.shape)) if why is None else why
+    if isinstance(view, str):
+        trace.refuse(node, view)
+        return
+    x = node.inputs[0]
+    inputs = along(_right_aligned(trace, node, x), _in_axis(node), view.in_channels)
+    if inputs is None:
+        trace.keep(x, f"'{node.name}' reads channels that lie along several axes")
+        inputs = np.full(view.in_channels, FIXED, np.int64)
+    outputs = trace.ids.fresh((view.out_channels,))
+    trace.weights.append(Weight(node, body, view, inputs, outputs, trace.why.get(id(x))))
+    spatial = (1,) * (len(weight.shape) - 2) if node.op in CONVOLUTIONS else ()
+    trace.give(node.outputs[0], outputs if node.op == "MatMul" else outputs.reshape(1, -1, *spatial))
+
+
+def _not_foldable(node: Node, weight: Tensor) -> str | None:
+    """Why the constants of a linear node cannot take up scales, or None."""
+    if constant(weight) is None:
+        return f"the weight of {node.op} '{node.name}' is computed"
+    if len(weight.outputs) > 1:
+        return f"weight '{weight.name}' of '{node.name}' is read {len(weight.outputs)} times"
+    if not is_float(weight):
+        return f"the weight of {node.op} '{node.name}' is not float16, float32 or float64"
+    index = LINEAR[node.op].bias
+    bias = None if index is None or index >= len(node.inputs) else node.inputs[index]
+    if bias is not None and bias.name and constant(bias) is None:
+        return f"the bias of {node.op} '{node.name}' is computed"
+    return None
+
+
+def _in_axis(node: Node) -> int:
+    """The axis of the input that a linear node sums over."""
+    if node.op in CONVOLUTIONS:
+        return 1
+    return -2 if node.op == "Gemm" and attribute(node, "transA", 0) else -1
+
+
+def _right_aligned(trace: Trace, node: Node, x: Tensor) -> Array | None:
+    """Ids of the data input, with as many axes as `_in_axis` needs."""
+    ids = trace.known(x)
+    if ids is None:
+        return None
+    if node.op in CONVOLUTIONS:
+        return trace.full(x)
+    return ids.reshape((1,) * max(0, 2 - ids.ndim) + ids.shape)
+
+
+def _product(trace: Trace, node: Node) -> None:
+    """A product of two activations: y = a b, where b's columns are scaled and a is not."""
+    a, b = node.inputs
+    ids = trace.known(b)
+    trace.keep(a, f"MatMul '{node.name}' sums over it")
+    if ids is None:
+        return
+    if len(shape(b) or ()) < 2:
+        trace.refuse(node)
+    elif ids.ndim >= 2 and ids.shape[-2] > 1:
+        trace.keep(b, f"MatMul '{node.name}' sums over it")
+    else:
+        trace.give(node.outputs[0], ids)
+
+
+def _add(trace: Trace, node: Node, body: Body) -> None:
+    """Both sides have one scale; a constant vector takes it up."""
+    place = next((index for index, tensor in enumerate(node.inputs) if constant(tensor) is not None), None)
+    if place is not None:
+        _add_constant(trace, node, place)
+        return
+    one, other = (trace.known(tensor) for tensor in node.inputs)
+    if one is None or other is None:
+        trace.refuse(node, f"{node.op} '{node.name}' reads a tensor beside it that keeps its values")
+        return
+    why = f"{node.op} '{node.name}' reads channels that keep their values"
+    trace.give(node.outputs[0], trace.ids.unite(one, other, why))
+
+
+def _add_constant(trace: Trace, node: Node, place: int) -> None:
+    values = constant(node.inputs[place])
+    ids = trace.known(node.inputs[1 - place])
+    assert values is not None
+    if ids is None:
+        return
+    if not values.any():
+        trace.give(node.outputs[0], ids)
+    elif is_float(node.inputs[place]) and _fits(ids, values):
+        trace.vectors.append(Vector(node, place, None, ids))
+        trace.give(node.outputs[0], ids)
+    else:
+        trace.refuse(node, f"{node.op} '{node.name}' adds one number to all channels")
+
+
+def _fits(ids: Array, values: Array) -> bool:
+    """Whether a constant takes up scales without becoming larger."""
+    try:
+        return int(np.prod(np.broadcast_shapes(ids.shape, values.shape))) == values.size
+    except ValueError:
+        return False
+
+
+def _mul(trace: Trace, node: Node, body: Body) -> None:
+    """A gate passes what it multiplies; a constant vector is a scale of its own; a number changes nothing."""
+    place = next((index for index, tensor in enumerate(node.inputs) if constant(tensor) is not None), None)
+    if place is None:
+        _gate(trace, node)
+        return
+    values = constant(node.inputs[place])
+    assert values is not None
+    ids = trace.known(node.inputs[1 - place])
+    vector = values.size > 1 and len(varies(values)) == 1 and is_float(node.inputs[place])
+    if not vector or (ids is not None and not _fits(ids, values)):
+        trace.give(node.outputs[0], ids)
+        return
+    fresh = trace.ids.fresh(values.shape)
+    trace.vectors.append(Vector(node, place, ids, fresh))
+    trace.give(node.outputs[0], fresh)
+
+
+def _gate(trace: Trace, node: Node) -> None:
+    known = [trace.known(tensor) for tensor in node.inputs]
+    free = [ids for ids in known if ids is not None]
+    if len(free) == 1:
+        trace.give(node.outputs[0], free[0])
+    else:
+        trace.refuse(node)
+
+
+def _div(trace: Trace, node: Node, body: Body) -> None:
+    """The dividend is scaled, the divisor is not."""
+    trace.keep(node.inputs[1], f"Div '{node.name}' divides by it")
+    _same(trace, node, body)
+
+
+def _norm(trace: Trace, node: Node, body: Body) -> None:
+    """A norm over the last axes: gain and shift take up the scale of its output."""
+    trace.keep(node.inputs[0], f"{node.op} '{node.name}' normalizes over it")
+    gain = constant(node.inputs[1])
+    if gain is None or gain.ndim == 0 or not _own_constants(node):
+        return
+    _gains(trace, node, gain.shape)
+
+
+def _channel_norm(trace: Trace, node: Node, body: Body) -> None:
+    """A norm with gain and shift a channel, axis 1."""
+    trace.keep(node.inputs[0], f"{node.op} '{node.name}' normalizes over it")
+    gain, size = constant(node.inputs[1]), shape(node.inputs[0])
+    if gain is None or gain.ndim != 1 or not _own_constants(node) or size is None or size[1:2] != gain.shape:
+        return
+    _gains(trace, node, (gain.size, *(1,) * (len(size) - 2)))
+
+
+def _own_constants(node: Node) -> bool:
+    """Whether gain and shift, where there is one, are float constants."""
+    return all(constant(tensor) is not None and is_float(tensor) for tensor in node.inputs[1:3] if tensor.name)
+
+
+def _gains(trace: Trace, node: Node, size: tuple[int, ...]) -> None:
+    ids = trace.ids.fresh(size)
+    for index in range(1, min(3, len(node.inputs))):
+        if node.inputs[index].name:
+            values = constant(node.inputs[index])
+            assert values is not None
+            trace.vectors.append(Vector(node, index, None, ids.reshape(values.shape)))
+    trace.give(node.outputs[0], ids)
+
+
+RULES: Final[dict[str, Rule]] = {
+    **dict.fromkeys(LINEAR, _linear),
+    "Relu": _same,
+    "LeakyRelu": _same,
+    "Identity": _same,
+    "Abs": _same,
+    "Neg": _same,
+    "PRelu": _prelu,
+    "Clip": _clip,
+    "Add": _add,
+    "Sub": _add,
+    "Mul": _mul,
+    "Div": _div,
+    "LayerNormalization": _norm,
+    "RMSNormalization": _norm,
+    "BatchNormalization": _channel_norm,
+    "InstanceNormalization": _channel_norm,
+    "GroupNormalization": _channel_norm,
+    **moving.RULES,
+}
+"""By op type. What is not here reads its input as it is."""

@@ -1,0 +1,74 @@
+"""Scales of channels, put into the constants that take them up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sbonnx.equalize.parts import Vector, put_ceiling, put_relu, set_constant
+from sbonnx.equalize.trace import Clips, Traced, along
+from sbonnx.graph import Graph
+from sbonnx.graph.edit import Names, sort, sweep
+from sbonnx.graph.query import constant
+from sbonnx.spec import Array
+
+
+def apply(graph: Graph, traced: Traced, scales: Array, *, clips: Clips = "channels") -> str | None:
+    """In place. Every tensor x that was traced becomes x / s; what the graph computes stays, but for rounding.
+
+    Factors are taken in float64, and each constant is rounded once to its own type.
+
+    Args:
+        scales: s by group, float64 (groups,), above 0, 1 for fixed ones.
+        clips: as the graph was traced.
+
+    Returns:
+        why nothing was done: a constant would not be finite; else None.
+    """
+    s = scales[traced.groups.of]
+    names = Names(graph)
+    made = [weight.scaled(s[weight.inputs], s[weight.outputs]) for weight in traced.weights]
+    vectors = [_scaled(vector, s) for vector in traced.vectors]
+    for (values, bias), weight in zip(made, traced.weights, strict=True):
+        if _overflows([values] if bias is None else [values, bias], weight.values.dtype.type):
+            return f"the weight or bias of '{weight.node.name}' would not be finite"
+    for weight, (values, bias) in zip(traced.weights, made, strict=True):
+        if (s[weight.inputs] != 1).any() or (s[weight.outputs] != 1).any():
+            weight.set_values(values, names)
+            if bias is not None:
+                weight.set_bias(bias, names)
+    for vector, values in zip(traced.vectors, vectors, strict=True):
+        old = constant(vector.node.inputs[vector.index])
+        assert old is not None
+        set_constant(vector.node, vector.index, values.astype(old.dtype), names)
+    for ceiling in traced.ceilings:
+        factor = s[ceiling.ids]
+        if clips == "relu":
+            put_relu(ceiling, names)
+        elif (factor != 1).any():
+            put_ceiling(ceiling, (ceiling.high / factor).astype(np.float32), names)
+    for name, normal in list(graph.info.normals.items()):
+        ids = traced.ids.get(name)
+        over = along(ids, 1, len(normal.mean))
+        if over is not None:
+            graph.info.normals[name] = normal.through(1 / s[over])
+        elif ids is not None and (s[ids] != 1).any():
+            del graph.info.normals[name]  # its channels lie elsewhere than the batch norm saw them
+    sweep(graph)
+    sort(graph)
+    return None
+
+
+def _scaled(vector: Vector, s: Array) -> Array:
+    values = constant(vector.node.inputs[vector.index])
+    assert values is not None
+    times = np.float64(1) if vector.times is None else s[vector.times]
+    over = np.float64(1) if vector.over is None else s[vector.over]
+    made: Array = values * times / over
+    return made.reshape(values.shape)
+
+
+def _overflows(arrays: Sequence[Array], kind: type[np.floating]) -> bool:
+    largest = float(np.finfo(kind).max)
+    return any(array.size and not np.abs(array).max() <= largest for array in arrays)

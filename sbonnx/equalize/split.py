@@ -1,0 +1,170 @@
+"""Outlier channel splitting: the largest columns of a weight cut in two halves, each with a copy of the channel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from sbonnx.equalize.parts import Weight
+from sbonnx.equalize.settings import Equalization
+from sbonnx.equalize.trace import Traced
+from sbonnx.graph import Graph, Node, Tensor
+from sbonnx.graph.edit import Names
+from sbonnx.graph.query import output_names, readers, shape
+from sbonnx.ops import CONVOLUTIONS
+from sbonnx.report import Refusal
+from sbonnx.spec import Array
+
+WHAT: Final = "split channels"
+
+PAYS: Final = 0.9
+"""What the expected squared error of the weights may be at most after a split, as a share of that before."""
+
+TWICE: Final = 4.0
+"""Squared error of a column that is the sum of two equal halves, in parts of that of one: both are rounded alike."""
+
+PASSES: Final = ("Relu", "LeakyRelu")
+"""Ops between two layers that treat all channels alike and know nothing of how many there are."""
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """A layer, the tensors that its channels pass, and the layers that read them.
+
+    Attributes:
+        refusal: why its channels cannot be split, or None.
+    """
+
+    maker: Weight
+    tensors: tuple[Tensor, ...]
+    after: tuple[Weight, ...]
+    refusal: str | None = None
+
+
+def split_channels(graph: Graph, traced: Traced, settings: Equalization) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
+    """In place. The channels with the largest weights are computed twice and read by half, where that pays.
+
+        sum_j W_oj x_j = sum_(j not split) W_oj x_j + sum_(j split) (W_oj / 2) x_j + (W_oj / 2) x_j
+
+    A smaller largest value makes a smaller step for all weights that share its scale. A split is kept where the
+    expected squared error of the weights, the square of the step by column, falls to `PAYS`.
+
+    Args:
+        settings: `split` is the largest share of channels to add, `per_channel` whether each row has its own step.
+
+    Returns:
+        names of the layers whose inputs were split, and why others were not.
+
+    Source: Zhao et al. 2019, Improving Neural Network Quantization without Retraining using Outlier Channel Splitting.
+    """
+    by_node = {id(weight.node): weight for weight in traced.weights}
+    held = output_names(graph)
+    names = Names(graph)
+    done: list[str] = []
+    refused: list[Refusal] = []
+    for maker in traced.weights:
+        chain = _chain(maker, by_node, held)
+        picked = np.zeros(0, np.int64) if chain.refusal is not None else _picked(chain.after, settings)
+        if not len(picked):
+            refused.append(
+                Refusal(WHAT, maker.node.name, chain.refusal or "the error of the next weights would not fall")
+            )
+            continue
+        _split(chain, picked, names)
+        done += [weight.node.name for weight in chain.after]
+    return tuple(done), tuple(refused)
+
+
+def _chain(maker: Weight, by_node: Mapping[int, Weight], held: set[str]) -> _Chain:
+    """From a layer to those that read what it computes."""
+    tensor = maker.node.outputs[0]
+    tensors = [tensor]
+    while tensor.name not in held:
+        uses = readers(tensor)
+        if len(uses) == 1 and uses[0][0].op in PASSES:
+            tensor = uses[0][0].outputs[0]
+            tensors.append(tensor)
+            continue
+        after = tuple(by_node[id(node)] for node, index in uses if id(node) in by_node and index == 0)
+        why = _why_not(maker, after, len(uses), [node for node, _ in uses])
+        return _Chain(maker, tuple(tensors), after, why)
+    return _Chain(maker, tuple(tensors), (), f"'{tensor.name}' is an output")
+
+
+def _why_not(maker: Weight, after: Sequence[Weight], uses: int, nodes: Sequence[Node]) -> str | None:
+    if len(after) < uses or not after:
+        other = next((node for node in nodes if all(node is not weight.node for weight in after)), None)
+        return "nothing reads it" if other is None else f"{other.op} '{other.name}' reads it"
+    grouped = next((weight for weight in (maker, *after) if int(weight.node.attrs.get("group", 1)) > 1), None)
+    if grouped is not None:
+        return f"'{grouped.node.name}' works on groups of channels"
+    if any(weight.view.in_channels != maker.view.out_channels for weight in after):
+        return "what reads it sees other channels"
+    return None
+
+
+def _matrix(weight: Weight) -> Array:
+    """|W| as (outputs, inputs, kernel), float64."""
+    rows, columns = _axis(weight, outputs=True), _axis(weight, outputs=False)
+    full = np.moveaxis(np.abs(weight.values.astype(np.float64)), (rows, columns), (0, 1))
+    return full.reshape(*full.shape[:2], -1)
+
+
+def _error(matrix: Array, doubled: Array, *, per_channel: bool) -> float:
+    """Expected squared error of a weight: by row the square of the step, times its columns as they count."""
+    count = matrix.shape[1] - len(doubled) + TWICE * len(doubled)
+    scaled = matrix.copy()
+    scaled[:, doubled] /= 2
+    top = scaled.max((1, 2))
+    rows = top if per_channel else np.full(len(top), top.max())
+    return float((rows**2).sum() * count)
+
+
+def _picked(after: Sequence[Weight], settings: Equalization) -> Array:
+    """The channels to split, those with the largest weights; none where it does not pay."""
+    matrices = [_matrix(weight) for weight in after]
+    channels = matrices[0].shape[1]
+    most = int(settings.split * channels)
+    top = np.max([m.max((0, 2)) / max(float(m.max()), np.finfo(np.float64).tiny) for m in matrices], axis=0)
+    order = np.argsort(-top, kind="stable")[:most]
+    best, least = order[:0], 1.0
+    before = [_error(m, order[:0], per_channel=settings.per_channel) for m in matrices]
+    for count in range(1, len(order) + 1):
+        now = [_error(m, order[:count], per_channel=settings.per_channel) for m in matrices]
+        share = max(a / b if b else 1.0 for a, b in zip(now, before, strict=True))
+        if share < least:
+            best, least = order[:count], share
+    return np.sort(best) if least <= PAYS else order[:0]
+
+
+def _split(chain: _Chain, picked: Array, names: Names) -> None:
+    """In place. `picked` channels once more at the end: rows of the maker as they are, columns after it by half."""
+    maker = chain.maker
+    twice = np.concatenate([np.arange(maker.view.out_channels), picked])
+    bias = maker.bias
+    maker.set_values(np.take(maker.values, twice, _axis(maker, outputs=True)), names)
+    if bias is not None and bias.ndim and bias.shape[-1] > 1:
+        maker.set_bias(np.take(bias, twice, bias.ndim - 1), names)
+    for weight in chain.after:
+        axis = _axis(weight, outputs=False)
+        factor = np.ones(len(twice))
+        factor[picked] = factor[maker.view.out_channels :] = 0.5
+        wide = factor.reshape([-1 if place == axis else 1 for place in range(weight.values.ndim)])
+        weight.set_values(np.take(weight.values, twice, axis) * wide, names)
+    for tensor in chain.tensors:
+        size = shape(tensor)
+        if size is not None:
+            place = 1 if maker.node.op in CONVOLUTIONS else len(size) - 1
+            tensor.shape = [*size[:place], len(twice), *size[place + 1 :]]
+
+
+def _axis(weight: Weight, *, outputs: bool) -> int:
+    """The axis of a weight without groups that runs over its output or input channels."""
+    op, rank = weight.node.op, weight.values.ndim
+    if op in CONVOLUTIONS:
+        return int(outputs == (op == "ConvTranspose"))
+    transposed = op == "Gemm" and bool(weight.node.attrs.get("transB", 0))
+    return rank - 2 if outputs == transposed else rank - 1

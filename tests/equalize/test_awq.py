@@ -1,0 +1,141 @@
+"""Activation-aware scaling: the function stays, the error of rounded weights falls, by explicit rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import sbonnx
+from sbonnx import graph as graphs
+from sbonnx.calib import data as datasets
+from sbonnx.calib.aware import scale_by_activations
+from sbonnx.calib.solve import weights_alone
+from sbonnx.equalize.awq import Scaled
+from sbonnx.plan import modes
+from sbonnx.prepare import Prepared
+from sbonnx.spec import Array
+from tests.export.writing import ops, prepared, sqnr
+from tests.models import model, run
+
+RNG = np.random.default_rng(0)
+WIDE = 64
+
+NORM = """agraph (float[N,5,64] x) => (float[N,5,32] y) {
+    n = LayerNormalization (x, gamma, beta)
+    a = MatMul (n, wa)
+    b = MatMul (n, wb)
+    y = Mul (a, b)
+}"""
+"""A norm that two products read: its gain and offset take up a scale."""
+
+GELU = """agraph (float[N,64] x) => (float[N,32] y) {
+    h = MatMul (x, w1)
+    e = Erf (h)
+    g = Mul (h, e)
+    y = MatMul (g, w2)
+}"""
+"""Nothing before the second product takes up a scale."""
+
+CHAIN = """agraph (float[N,64] x) => (float[N,32] y) {
+    h = Gemm (x, w1, b1)
+    r = Relu (h)
+    y = Gemm <transB = 1> (r, w2, b2)
+}"""
+
+
+@pytest.fixture(autouse=True)
+def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small products count as large."""
+    small = {key: modes.Method(1, method.block, method.why) for key, method in modes.METHODS.items()}
+    monkeypatch.setattr(modes, "METHODS", small)
+
+
+def uneven(*shape: int) -> Array:
+    """Values whose last axis holds a few large channels."""
+    x = RNG.standard_normal(shape).astype(np.float32)
+    x[..., :3] *= 20
+    return x
+
+
+def net(text: str) -> tuple[onnx.ModelProto, list[dict[str, Array]]]:
+    gamma = np.ones(WIDE, np.float32)
+    gamma[:3] = 20
+    all_weights: dict[str, dict[str, Any]] = {
+        NORM: {"gamma": gamma, "beta": WIDE, "wa": (WIDE, 32), "wb": (WIDE, 32)},
+        GELU: {"w1": (WIDE, WIDE), "w2": (WIDE, 32)},
+        CHAIN: {"w1": (WIDE, WIDE), "b1": gamma * 2, "w2": (32, WIDE), "b2": 32},
+    }
+    weights = all_weights[text]
+    shape = (4, 5, WIDE) if text is NORM else (16, WIDE)
+    feeds = [{"x": uneven(*shape) if text is not NORM else RNG.standard_normal(shape).astype(np.float32)}] * 3
+    return model(text, **weights), feeds
+
+
+def scaled(text: str, **wishes: Any) -> tuple[onnx.ModelProto, Prepared, list[Scaled], list[dict[str, Array]]]:
+    """The float model, its graph after scaling, what was said, and the data."""
+    proto, feeds = net(text)
+    ready = prepared(proto, mode="weight_only", **{"w.rounding.type": "nearest", "accuracy_level": 1, **wishes})
+    notes, refusals = scale_by_activations(ready.graph, ready.plan, datasets.read(feeds, ready.graph), threads=1)
+    assert not refusals or text is CHAIN or text is GELU
+    return proto, ready, notes, feeds
+
+
+@pytest.mark.parametrize(("text", "muls"), [(NORM, 1), (GELU, 3), (CHAIN, 1)])
+def test_the_function_stays(text: str, muls: int) -> None:
+    proto, ready, notes, feeds = scaled(text)
+    assert notes
+    after = graphs.to_proto(ready.graph)
+    onnx.checker.check_model(after, full_check=True)
+    assert ops(after)["Mul"] == muls  # of the model its own, and one before each product that nothing serves
+    before, now = run(proto, feeds[0])["y"], run(after, feeds[0])["y"]
+    assert np.abs(before - now).max() <= 1e-5 * np.abs(before).max()
+
+
+@pytest.mark.parametrize("text", [NORM, GELU, CHAIN])
+@pytest.mark.parametrize("scheme", ["per-channel-symmetric", "per-channel-affine"])
+@pytest.mark.parametrize("block", [16, 32])
+def test_the_error_falls(text: str, scheme: str, block: int) -> None:
+    wishes: dict[str, Any] = {"w_qscheme": scheme, "block_size": block, "w_bit": 4, "w_observer": "minmax"}
+    proto, ready, notes, feeds = scaled(text, **wishes)
+    plain = prepared(proto, mode="weight_only", **{"w.rounding.type": "nearest", "accuracy_level": 1, **wishes})
+    reference = run(proto, feeds[0])["y"]
+    figures = []
+    for one in (plain, ready):
+        graph, _ = one.written(weights_alone(one.graph, one.plan, one.round))
+        figures.append(sqnr(reference, run(graphs.to_proto(graph), feeds[0])["y"]))
+    assert notes and figures[1] > figures[0] + 1, figures
+
+
+def test_even_channels_are_left_alone() -> None:
+    proto = model("agraph (float[N,64] x) => (float[N,32] y) { y = MatMul (x, w) }", w=np.ones((64, 32), np.float32))
+    ready = prepared(proto, mode="weight_only", **{"w.rounding.type": "nearest"})
+    feeds = [{"x": RNG.standard_normal((8, 64)).astype(np.float32)}]
+    notes, refusals = scale_by_activations(ready.graph, ready.plan, datasets.read(feeds, ready.graph), threads=1)
+    assert not notes
+    assert [(one.where, one.what) for one in refusals] == [("x", "scale by activations")]
+    assert ops(graphs.to_proto(ready.graph)) == {"MatMul": 1}
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_the_recipe_asks_for_it(data: bool) -> None:
+    proto, feeds = net(NORM)
+    report = sbonnx.quantize(proto, feeds if data else None, mode="weight_only", awq=True, accuracy_level=1)
+    assert report.quantized is not None
+    assert [one.pattern for one in report.applied if one.pattern.startswith("awq")] == (["awq"] if data else [])
+    assert any(one.where == "EQUALIZE.AWQ" for one in report.refusals) != data
+    assert ops(report.quantized)["Mul"] == 1
+
+
+def test_moments_in_several_passes_give_the_same() -> None:
+    kinds = []
+    proto, feeds = net(GELU)
+    for memory in ("2 GiB", "4 MiB"):
+        ready = prepared(proto, mode="weight_only", **{"w.rounding.type": "nearest"})
+        data = datasets.read(feeds, ready.graph)
+        notes, _ = scale_by_activations(ready.graph, ready.plan, data, threads=1, memory=memory)
+        kinds.append((notes, run(graphs.to_proto(ready.graph), feeds[0])["y"]))
+    assert [one.tensor for one in kinds[0][0]] == [one.tensor for one in kinds[1][0]] == ["x", "g"]
+    np.testing.assert_allclose(kinds[0][1], kinds[1][1], rtol=1e-4, atol=1e-4)
