@@ -25,5 +25,6 @@ def copy(graph: Graph) -> Graph:
         values=dict(info.values),
         graphs=dict(info.graphs),
         defaults=dict(info.defaults),
+        normals=dict(info.normals),
     )
     return copied

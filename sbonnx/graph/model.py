@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
 
@@ -16,6 +18,29 @@ Variable = gs.Variable
 Constant = gs.Constant
 Body = gs.Graph
 """A body of If, Loop or Scan: a plain graph in `node.attrs`, whose nodes read outer tensors directly."""
+
+
+@dataclass(frozen=True)
+class Normal:
+    """What a batch normalization says of its output: how each channel was spread over the training data.
+
+    Attributes:
+        node: name of the BatchNormalization in the file.
+        mean: float64 (C,), along axis 1 of the tensor.
+        std: standard deviation, float64 (C,), 0 or above.
+        epsilon: what its epsilon adds to the variance of its output, float64 (C,).
+    """
+
+    node: str
+    mean: npt.NDArray[np.float64]
+    std: npt.NDArray[np.float64]
+    epsilon: npt.NDArray[np.float64]
+
+    def through(self, scale: npt.ArrayLike, shift: npt.ArrayLike = 0.0) -> Normal:
+        """Of ``scale * tensor + shift``; each () or (C,)."""
+        factor = np.broadcast_to(np.asarray(scale, np.float64), self.mean.shape)
+        mean = factor * self.mean + np.asarray(shift, np.float64)
+        return Normal(self.node, mean, np.abs(factor) * self.std, factor**2 * self.epsilon)
 
 
 @dataclass
@@ -38,6 +63,8 @@ class ModelInfo:
         graphs: by scope path ("" is the main graph).
         overridable: initializers that the file listed among its inputs, and `load` removed from there.
         defaults: their values by name, in memory or in the file (`Weights`).
+        normals: what batch normalizations say of tensors, by tensor name; kept when they are folded. Whoever scales a
+            tensor says so here (`Normal.through`).
     """
 
     path: Path | None = None
@@ -53,6 +80,7 @@ class ModelInfo:
     graphs: dict[str, onnx.GraphProto] = field(default_factory=dict)
     overridable: tuple[str, ...] = ()
     defaults: dict[str, Any] = field(default_factory=dict)
+    normals: dict[str, Normal] = field(default_factory=dict)
 
 
 class Graph(gs.Graph):  # type: ignore[misc]

@@ -1,0 +1,244 @@
+"""Which batch norms can be tuned after they were folded, and what of a layer is to be changed for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, final
+
+import numpy as np
+
+from sbonnx.calib.scales import limits_for
+from sbonnx.calib.solve import scale_type
+from sbonnx.correct import biases_of
+from sbonnx.correct.normals import CHANNELS, normal_of
+from sbonnx.graph import Constant, Graph, Node, Normal
+from sbonnx.graph.query import constant, rank, readers, scopes
+from sbonnx.ops import LINEAR
+from sbonnx.plan.types import Plan, Reader, Site, Solution
+from sbonnx.report import Refusal
+from sbonnx.spec import Array, QParams, ScaleLimits
+
+WHAT: Final = "tune batch norm"
+MEAN_ALONE: Final = "tune the variance of a batch norm"
+
+
+@dataclass(frozen=True)
+class Change:
+    """What tuning puts into a solution.
+
+    Attributes:
+        constants: new values by tensor name.
+        qparams: new scales by site key.
+    """
+
+    constants: Mapping[str, Array]
+    qparams: Mapping[str, QParams]
+
+
+@final
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer into which a batch norm was folded.
+
+    Attributes:
+        tensor: what it gives; normalised along axis 1.
+        normal: what the batch norm says of that.
+        rank: of the tensor.
+        bias: the constant that takes up the mean.
+        weight: the constant with the weight.
+        out_axis: the axis of the weight along output channels; None where channels have no slice of their own.
+        site: of the weight; None where it stays float.
+        limits: how small and large a scale of the weight may be.
+        scale_type: in which its scales are stored.
+        why_fixed: why its variance cannot be tuned, or None.
+    """
+
+    tensor: str
+    normal: Normal
+    rank: int
+    bias: Constant
+    weight: Constant
+    out_axis: int | None
+    site: Site | None
+    limits: ScaleLimits
+    scale_type: Any
+    why_fixed: str | None
+
+    def allowed(self, factor: Array, solution: Solution) -> Array:
+        """`factor` (C,) as far as the scales of the weight can follow it."""
+        if self.why_fixed is not None or self.out_axis is None:
+            return np.ones_like(factor)
+        if self.site is None:
+            return factor
+        scale = solution.qparams[self.site.key].scale.astype(np.float64)
+        others = tuple(axis for axis in range(scale.ndim) if scale.ndim > 1 and axis != self.out_axis)
+        least, most = self.limits.least / scale.min(axis=others), self.limits.most / scale.max(axis=others)
+        return np.asarray(np.clip(factor, np.minimum(least, 1.0), np.maximum(most, 1.0)))
+
+    def change(self, factor: Array, shift: Array, solution: Solution) -> Change:
+        """What makes its output ``factor * output + shift``, each (C,); the factor is one that is allowed.
+
+        The codes of the weight stay: with a scale for each output channel the factor is one on the scale.
+        """
+        old = solution.constants.get(self.bias.name)
+        bias = _values(self.bias) if old is None else old
+        wide = factor * bias.astype(np.float64).reshape(-1) + shift
+        constants = {self.bias.name: wide.reshape(bias.shape).astype(bias.dtype)}
+        if self.why_fixed is not None or (factor == 1).all() or self.out_axis is None:
+            return Change(constants, {})
+        along = factor.reshape([-1 if axis == self.out_axis else 1 for axis in range(len(self.weight.shape))])
+        if self.site is not None:
+            qparams = solution.qparams[self.site.key]
+            scale = qparams.scale.astype(np.float64) * (along if qparams.spec.block_size is not None else factor)
+            stored = scale.astype(self.scale_type).astype(qparams.scale.dtype)
+            return Change(constants, {self.site.key: replace(qparams, scale=stored)})
+        known = solution.constants.get(self.weight.name)
+        weight = _values(self.weight) if known is None else known
+        constants[self.weight.name] = (weight.astype(np.float64) * along).astype(weight.dtype)
+        return Change(constants, {})
+
+
+@final
+@dataclass(frozen=True)
+class Norm:
+    """A batch norm that stands in the graph.
+
+    Attributes:
+        tensor: what it gives; normalised along axis 1.
+        normal: what it says of that.
+        rank: of the tensor.
+        node: itself; mean and variance are its own.
+    """
+
+    tensor: str
+    normal: Normal
+    rank: int
+    node: Node
+
+    why_fixed = None
+
+    def allowed(self, factor: Array, solution: Solution) -> Array:
+        """`factor`: any will do."""
+        del solution
+        return factor
+
+    def change(self, factor: Array, shift: Array, solution: Solution) -> Change:
+        """The mean and variance with which its output is ``factor * output + shift``, each (C,).
+
+        With ``g = gamma / sqrt(variance + eps)`` and output ``g (x - mean) + beta``: ``variance' + eps = (variance +
+        eps) / factor^2`` and ``mean' = mean - (shift + (factor - 1) beta) / (factor g)``. A channel of gamma 0 stays.
+        """
+        del solution
+        gamma, beta, mean, variance = (_values(tensor).astype(np.float64) for tensor in self.node.inputs[1:5])
+        epsilon = float(self.node.attrs.get("epsilon", 1e-5))
+        g = gamma / np.sqrt(variance + epsilon)
+        moves = (g != 0) & (factor > 0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            spread = np.where(moves, (variance + epsilon) / factor**2 - epsilon, variance)
+            centre = np.where(moves, mean - (shift + (factor - 1) * beta) / (factor * g), mean)
+        made = {}
+        for tensor, values in zip(self.node.inputs[3:5], (centre, np.maximum(spread, 0.0)), strict=True):
+            made[tensor.name] = values.astype(_values(tensor).dtype)
+        return Change(made, {})
+
+
+Tunable = Layer | Norm
+
+
+def tunables(graph: Graph, plan: Plan, solution: Solution) -> tuple[list[Tunable], list[Refusal]]:
+    """What of the main graph can be tuned, in its order; and which batch norms of the file cannot, and why."""
+    normals = graph.info.normals
+    sites = {reader: site for site in plan.of_role("weight") for reader in site.readers if site.key in solution.codes}
+    members = Counter(site.group for site in plan.sites)
+    shared = {group for group, count in members.items() if count > 1}
+    biases = biases_of(graph)
+    found: list[Tunable] = []
+    refusals: list[Refusal] = []
+    said = set()
+    for scope, body in scopes(graph):
+        for node in body.nodes:
+            normal = normals.get(node.outputs[0].name) if node.outputs else None
+            if normal is None or not (node.op in LINEAR or node.op == "BatchNormalization"):
+                continue
+            said.add(normal.node)
+            made = _tunable(node, normal, biases, sites, shared, plan) if scope == "" else "it lies in a branch"
+            if isinstance(made, str):
+                refusals.append(Refusal(WHAT, normal.node, made))
+                continue
+            found.append(made)
+            if made.why_fixed is not None:
+                refusals.append(Refusal(MEAN_ALONE, normal.node, made.why_fixed))
+    why = "it was folded into the layer after it, whose inputs have no scales of their own"
+    lost = dict.fromkeys(normal.node for normal in normals.values() if normal.node not in said)
+    return found, [*refusals, *(Refusal(WHAT, name, why) for name in lost)]
+
+
+def _tunable(
+    node: Node,
+    normal: Normal,
+    biases: Mapping[str, Constant],
+    sites: Mapping[Reader, Site],
+    shared: Collection[str],
+    plan: Plan,
+) -> Tunable | str:
+    """What is to be changed for one batch norm, or why it cannot be tuned."""
+    tensor = node.outputs[0]
+    dims = rank(tensor)
+    if dims is None:
+        return "the rank of its output is not known"
+    if node.op not in LINEAR:
+        own = normal_of(node) is not None and all(len(readers(read)) == 1 for read in node.inputs[3:5])
+        return Norm(tensor.name, normal, dims, node) if own else "its mean or variance is computed, or read elsewhere"
+    kind = LINEAR[node.op]
+    weight, bias = node.inputs[kind.weight], biases.get(node.name)
+    if bias is None or not isinstance(weight, Constant):
+        return f"'{node.name}' has no bias of its own to take up the mean"
+    if tuple(bias.shape)[-1] != len(normal.mean):
+        return f"'{node.name}' has {tuple(bias.shape)[-1]} outputs for {len(normal.mean)} channels"
+    site = sites.get(Reader(node.name, kind.weight))
+    axis = _out_axis(node)
+    limits, kind_of_scale = limits_for(plan, weight), scale_type(weight, plan)
+    why = _why_fixed(node, weight, axis, site, shared)
+    return Layer(tensor.name, normal, dims, bias, weight, axis, site, limits, kind_of_scale, why)
+
+
+def _why_fixed(
+    node: Node, weight: Constant, axis: int | None, site: Site | None, shared: Collection[str]
+) -> str | None:
+    """Why the outputs of a layer cannot be scaled one by one, or None."""
+    if axis is None:
+        return f"groups of '{node.name}' share the slices of its weight along outputs"
+    if len(readers(weight)) > 1:
+        return f"'{weight.name}' is read by several nodes"
+    if site is None:
+        return None
+    if site.group in shared:
+        return f"'{weight.name}' shares its scales"
+    spec = site.spec
+    along = spec.axis is not None and spec.axis % len(weight.shape) == axis
+    if along != (spec.block_size is None):
+        return f"'{weight.name}' has one scale for several outputs"
+    return None
+
+
+def _out_axis(node: Node) -> int | None:
+    """The axis of a linear weight on which each output channel has its own slice; None where there is none."""
+    if node.op == "ConvTranspose" and int(node.attrs.get("group", 1)) != 1:
+        return None
+    if node.op == "Gemm" and node.attrs.get("transB", 0):
+        return 0
+    kind = LINEAR[node.op]
+    return kind.out_axis % len(node.inputs[kind.weight].shape)
+
+
+def _values(tensor: object) -> Array:
+    """Of a tensor that is known to be constant."""
+    assert isinstance(tensor, Constant)
+    values = constant(tensor)
+    assert values is not None
+    return values
+
+
+__all__ = ["CHANNELS", "Change", "Layer", "Norm", "Tunable", "tunables"]

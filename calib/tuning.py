@@ -1,0 +1,302 @@
+"""Batch norms tuned with quantization on: each gets the statistics of what the quantized network gives it.
+
+A batch norm says ``gamma (x - mean) / sqrt(variance + eps) + beta``. After it was folded, with ``g = gamma /
+sqrt(variance + eps)``, its output is ``z = g (x - mean) + beta``. With the statistics of the x of a quantized network
+in place of those of training it would be
+
+    r (z - E z) + beta,    r = sqrt((Var_float + e) / (Var z + e)),    e = g^2 eps,  Var_float = g^2 variance,
+
+so that tuning is a factor and a shift for each channel of z, whatever the layer holds: one on the scales of its weight
+(whose codes stay) and one on its bias. A channel of gamma 0 stays as it is.
+
+Source: Hubara et al., Improving post training neural quantization, arXiv 2006.10518, section 4.3 (batch-norm tuning).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from sbonnx.calib.asym import staged
+from sbonnx.calib.corrected import with_corrections
+from sbonnx.calib.data import Dataset
+from sbonnx.calib.keeping import Keeper
+from sbonnx.calib.pairs import quantize_reads
+from sbonnx.calib.progress import Progress, Silent
+from sbonnx.calib.rows import Rows
+from sbonnx.calib.runner import CPU, LayerRunner, providers
+from sbonnx.calib.segments import Segment, cut
+from sbonnx.calib.spread import Spread
+from sbonnx.calib.store import TensorStore, parse_size
+from sbonnx.calib.threads import cores, in_order
+from sbonnx.calib.tunable import CHANNELS, Tunable, tunables
+from sbonnx.calib.unit import Unit
+from sbonnx.errors import NumericError
+from sbonnx.graph import Constant, Graph, Node, Variable
+from sbonnx.graph.edit import Names, add_constant, replace_input
+from sbonnx.graph.query import dtype, readers, tensors_by_name
+from sbonnx.plan.types import Plan, Reader, Site, Solution
+from sbonnx.report import Refusal
+from sbonnx.spec import Array, QParams
+
+Reference = Literal["norm", "float"]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What tuning makes of one tensor: ``factor * tensor + shift``, float64 (C,) each."""
+
+    factor: Array
+    shift: Array
+
+
+def tune_norms(
+    graph: Graph,
+    plan: Plan,
+    solution: Solution,
+    data: Dataset,
+    *,
+    reference: Reference = "float",
+    device: str = "cpu",
+    threads: int | None = None,
+    memory: str | int = "2 GiB",
+    progress: Progress | None = None,
+) -> Solution:
+    """`solution` with its batch norms tuned: scales of weights, biases, and batch norms that were not folded.
+
+    The main graph runs in stages, all samples through one before the next; a stage ends where a tensor is normalised
+    whose statistics are not known yet, so the work is that of one pass over the data however many layers there are.
+    Everything upstream is quantized and tuned. Waiting activations lie in a `TensorStore`; else memory does not grow
+    with the data. The numbers are the same for any batch size and any number of threads.
+
+    Args:
+        graph: prepared; `record_normals` was called before its batch norms were folded.
+        plan, solution: as given to and by `calibrate`.
+        data: what to measure on: the calibration data.
+        reference: what the tuned tensors shall have: "norm", the mean and variance that gamma and beta stand for (the
+            ancestor's); "float", those of the float network on the same data, in one pass more.
+        device, threads, memory, progress: see `calibrate`.
+
+    Raises:
+        NumericError: NaN or Inf that quantization brought about, named with the sample.
+        DataError, ModelError, DeviceError: see `LayerRunner`.
+    """
+    why = _why_not(graph, solution)
+    if why is not None:
+        return replace(solution, refusals=(*solution.refusals, Refusal("tune batch norms", "the model", why)))
+    found, refusals = tunables(graph, plan, solution)
+    progress = progress or Silent()
+    walk = _Walk(graph, plan, solution, {one.tensor: one for one in found}, device, progress)
+    if threads is None:
+        threads = cores() if providers(device)[0] == CPU else 1
+    rows = Rows(graph, device=device)
+    try:
+        if not found:
+            return replace(solution, refusals=(*solution.refusals, *refusals))
+        float_ = walk.float_spreads(rows.units(data.items()), threads, data.count) if reference == "float" else {}
+        with TensorStore(parse_size(memory)) as store:
+            tuned = walk.run(rows.units(data.items()), float_, store, threads, data.count)
+    finally:
+        progress.close()
+    constants: dict[str, Array] = {}
+    qparams: dict[str, QParams] = {}
+    for name, one in walk.tunables.items():
+        change = one.change(tuned[name].factor, tuned[name].shift, solution)
+        constants.update(change.constants)
+        qparams.update(change.qparams)
+    made = with_corrections(plan, tensors_by_name(graph), solution, constants, qparams)
+    note = f"{len(found)} batch norms were tuned to the statistics of the quantized network"
+    return replace(made, refusals=(*made.refusals, *refusals), notes=(*made.notes, note))
+
+
+def _why_not(graph: Graph, solution: Solution) -> str | None:
+    """Why there is nothing to tune, or None."""
+    if not graph.info.normals:
+        return "it holds no batch norm whose numbers are known: they were folded before it was exported, or never there"
+    if not solution.qparams:
+        return "nothing of it is quantized: batch norms have the statistics that they were trained with"
+    return None
+
+
+def tuned_to(one: Tunable, seen: Spread, float_: Spread | None, solution: Solution) -> Tuned:
+    """Factor and shift for what was seen of a tensor; `float_`: of the float network, None for the batch norm's."""
+    normal = one.normal
+    mean, variance = (normal.mean, normal.std**2) if float_ is None else (float_.mean, float_.variance)
+    below = seen.variance + normal.epsilon
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factor = np.sqrt((variance + normal.epsilon) / below)
+    factor = np.where((below > 0) & (factor > 0) & np.isfinite(factor), factor, 1.0)
+    factor = one.allowed(factor, solution)
+    return Tuned(factor, mean - factor * seen.mean)
+
+
+@dataclass(frozen=True)
+class _Solved:
+    """The numbers of a solution, as `quantize_reads` asks for them."""
+
+    solution: Solution
+
+    def meaning(self, site: Site, tensor: Constant) -> Array | None:
+        """What the codes of a weight or bias mean, in its own type; None where it stays float."""
+        solution, kind = self.solution, dtype(tensor)
+        codes = solution.codes.get(site.key)
+        if codes is None:
+            return None
+        if site.role == "bias":
+            return (codes.astype(np.float32) * solution.bias_scales[site.key]).astype(kind)
+        return solution.qparams[site.key].dequantize(codes).astype(kind)
+
+    def params(self, site: Site) -> QParams | None:
+        """Scale and zero point of an activation; None where it stays float."""
+        return self.solution.qparams.get(site.key)
+
+
+@dataclass
+class _Walk:
+    """One tuning.
+
+    Attributes:
+        tunables: by tensor, in the order of the graph.
+    """
+
+    graph: Graph
+    plan: Plan
+    solution: Solution
+    tunables: Mapping[str, Tunable]
+    device: str
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        self.index = tensors_by_name(self.graph)
+        solution = self.solution
+        self.uses = {
+            reader: site
+            for site in self.plan.sites
+            if site.key in solution.codes or site.key in solution.qparams
+            for reader in site.readers
+            if reader not in solution.unread
+        }
+
+    def float_spreads(self, units: Iterator[Unit], threads: int, count: int | None) -> dict[str, Spread]:
+        """What the float network gives, all in one pass."""
+        self.progress.start("batch norms, float", count)
+        names = list(self.tunables)
+        (segment,) = cut(self.graph, names, "whole")
+        piece = segment.model(self.graph, self.index)
+        with LayerRunner(piece, device=self.device, threads=1, name="the model") as run:
+
+            def work(unit: Unit) -> dict[str, Spread]:
+                return self._spreads(run.run(unit.feed, names, where=unit.where), names, unit, "")
+
+            return self._merged(in_order(work, units, threads))
+
+    def run(
+        self, units: Iterator[Unit], float_: Mapping[str, Spread], store: TensorStore, threads: int, count: int | None
+    ) -> dict[str, Tuned]:
+        """What to make of each tensor."""
+        names = list(self.tunables)
+        stages = staged(self.graph, names, frozenset(Reader(n.name, i) for name in names for n, i in self._reads(name)))
+        self.progress.start("batch norms, quantized", count)
+        keeper = Keeper(stages, store)
+        places: list[Unit] = []
+        tuned: dict[str, Tuned] = {}
+        with ExitStack() as lasting:
+            for number, stage in enumerate(stages):
+                self.progress.state(segment=(number + 1, len(stages)), spilled=store.counters.spilled)
+                with ExitStack() as stack:
+                    work = self._work(stack, stage, number, keeper, tuned)
+                    walked = in_order(work, units if number == 0 else iter(places), threads)
+                    seen = self._merged(self._noted(walked, places if number == 0 else None))
+                    if number in keeper.lasting:
+                        lasting.push(stack.pop_all())
+                for name in stage.observed:
+                    tuned[name] = tuned_to(self.tunables[name], seen[name], float_.get(name), self.solution)
+        return tuned
+
+    def _reads(self, name: str) -> list[tuple[Node, int]]:
+        return readers(self.index[name])
+
+    def _work(
+        self, stack: ExitStack, stage: Segment, number: int, keeper: Keeper, tuned: Mapping[str, Tuned]
+    ) -> Callable[[Unit], dict[str, Spread]]:
+        """What takes a sample through a stage."""
+        piece = self._quantized(stage, tuned)
+        run = stack.enter_context(LayerRunner(piece, device=self.device, threads=1, name="the quantized model"))
+
+        def work(unit: Unit) -> dict[str, Spread]:
+            known = keeper.fetch(number, unit)
+            began = time.perf_counter()
+            known.update(run.run(known, stage.outputs, where=unit.where))
+            seconds = time.perf_counter() - began
+            spreads = self._spreads(known, stage.observed, unit, " with everything before it quantized")
+            keeper.keep(number, unit, run, known, seconds)
+            return spreads
+
+        return work
+
+    def _noted(
+        self, walked: Iterator[tuple[Unit, dict[str, Spread]]], places: list[Unit] | None
+    ) -> Iterator[tuple[Unit, dict[str, Spread]]]:
+        """The same; where units are walked for the first time, they are remembered without their feeds."""
+        for unit, spreads in walked:
+            if places is not None:
+                places.append(replace(unit, feed={}))
+            yield unit, spreads
+
+    def _merged(self, walked: Iterator[tuple[Unit, dict[str, Spread]]]) -> dict[str, Spread]:
+        """Of all samples, merged in their order."""
+        seen: dict[str, Spread] = {}
+        for unit, spreads in walked:
+            for name, spread in spreads.items():
+                seen[name] = seen[name].merge(spread) if name in seen else spread
+            self.progress.advance(int(unit.closes))
+        return seen
+
+    def _spreads(self, known: Mapping[str, Any], names: Sequence[str], unit: Unit, how: str) -> dict[str, Spread]:
+        """Of one sample."""
+        made = {name: Spread.of(known[name], CHANNELS) for name in names}
+        for name, spread in made.items():
+            if not np.isfinite(spread.squares).all():
+                raise NumericError(
+                    f"'{name}' holds NaN or infinite values at {unit.where}{how}: mend the model or data"
+                )
+        return made
+
+    def _quantized(self, stage: Segment, tuned: Mapping[str, Tuned]) -> Graph:
+        """A stage as a model: what it reads of tuned tensors is tuned, and everything is quantized."""
+        piece = stage.model(self.graph, self.index)
+        names = Names(piece)
+        for node in piece.nodes if self.solution.constants else ():
+            for place, tensor in enumerate(list(node.inputs)):
+                values = self.solution.constants.get(tensor.name)
+                if values is not None and isinstance(tensor, Constant) and Reader(node.name, place) not in self.uses:
+                    replace_input(node, place, add_constant(piece, f"{tensor.name}/corrected", values, names))
+        for tensor in list(piece.inputs):
+            if tensor.name in tuned:
+                _tune(piece, tensor, tuned[tensor.name], self.tunables[tensor.name].rank, names)
+        quantize_reads(piece, self.uses, _Solved(self.solution))
+        return piece
+
+
+def _tune(piece: Graph, tensor: Variable, tuned: Tuned, rank: int, names: Names) -> None:
+    """In place. Whatever reads an input of a piece reads ``factor * input + shift`` of it."""
+    uses = readers(tensor)
+    kind: Any = dtype(tensor)
+    nodes: list[Node] = []
+    for op, values in zip(("Mul", "Add"), (tuned.factor, tuned.shift), strict=True):
+        along = values.astype(kind).reshape([-1 if axis == CHANNELS else 1 for axis in range(rank)])
+        name = names.fresh(f"{tensor.name}/tuned_{op}")
+        source = nodes[-1].outputs[0] if nodes else tensor
+        out = Variable(names.fresh(f"{name}_out"), kind, tensor.shape)
+        nodes.append(Node(op, name, {}, [source, add_constant(piece, f"{name}_number", along, names)], [out]))
+    for node, place in uses:
+        replace_input(node, place, nodes[-1].outputs[0])
+    piece.nodes[:0] = nodes
+
+
+__all__ = ["Reference", "Spread", "Tuned", "tune_norms", "tuned_to"]

@@ -1,0 +1,8 @@
+"""After rounding: what a bias can take up of the error, and what batch norms tell of the float network."""
+
+from __future__ import annotations
+
+from sbonnx.correct.biases import bias_of, biases_of, give_biases
+from sbonnx.correct.normals import own_statistics, record_normals
+
+__all__ = ["bias_of", "biases_of", "give_biases", "own_statistics", "record_normals"]

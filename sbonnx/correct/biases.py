@@ -1,0 +1,154 @@
+"""The bias of a linear node: the constant that can take up the mean error of its rounded weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from sbonnx.graph import Body, Constant, Graph, Node, Tensor
+from sbonnx.graph.edit import Names, add_constant, replace_input
+from sbonnx.graph.query import bodies, constant, dtype, readers, scopes
+from sbonnx.ops import ADDS, LINEAR
+from sbonnx.spec import Array
+
+
+def bias_of(graph: Graph, node: Node) -> Constant | None:
+    """The constant whose values are added to the outputs of `node`, one for each, and to nothing else.
+
+    Input 2 of Conv, ConvTranspose and Gemm; the constant operand of the Add that alone reads a MatMul. Its values in
+    the order of the outputs are ``constant(tensor).reshape(-1)``, (out channels,).
+
+    Returns:
+        None where there is none, it is no constant, has fewer or more values than outputs, is scaled (Gemm's beta),
+        or is read elsewhere; see `give_biases`. To ask for many nodes, see `biases_of`.
+    """
+    return _own(node, _held(graph))
+
+
+def biases_of(graph: Graph) -> dict[str, Constant]:
+    """`bias_of` of every linear node that has one, by the name of the node, branches included."""
+    held = _held(graph)
+    found = {node.name: _own(node, held) for _, body in scopes(graph) for node in body.nodes}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def give_biases(graph: Graph) -> tuple[str, ...]:
+    """In place. Every Conv, ConvTranspose and Gemm with a constant weight has a bias of its own; a new one is zero.
+
+    A bias that several nodes read is copied for each, one number for all outputs is repeated, Gemm's beta goes into
+    the values. What the graph computes does not change. A bias that is computed at run time stays as it is.
+
+    Returns:
+        names of the nodes that were given one.
+    """
+    names: Names | None = None
+    held = _held(graph)
+    given = []
+    for _, body in scopes(graph):
+        for node in body.nodes:
+            values = None if _own(node, held) is not None else _wanted(node)
+            if values is not None:
+                names = Names(graph) if names is None else names
+                _give(body, node, values, names)
+                given.append(node.name)
+    return tuple(given)
+
+
+def outputs_of(node: Node) -> int | None:
+    """How many output channels a linear node with a constant weight has; None for any other node."""
+    kind = LINEAR.get(node.op)
+    weight = node.inputs[kind.weight] if kind is not None and kind.weight < len(node.inputs) else None
+    if kind is None or not isinstance(weight, Constant) or len(weight.shape) < 2:
+        return None
+    if node.op == "Gemm":
+        return int(weight.shape[0 if node.attrs.get("transB", 0) else 1])
+    if node.op == "MatMul":
+        return int(weight.shape[-1]) if all(dim == 1 for dim in weight.shape[:-2]) else None
+    return int(weight.shape[kind.out_axis]) * (int(node.attrs.get("group", 1)) if kind.out_axis else 1)
+
+
+def bias_reader(node: Node) -> tuple[Node, int] | None:
+    """The node and input where the bias of `node` is read, or would be; None where there is no such place."""
+    kind = LINEAR[node.op]
+    if kind.bias is not None:
+        return node, kind.bias
+    uses = readers(node.outputs[0])
+    if len(uses) != 1 or uses[0][0].op not in ADDS:
+        return None
+    return uses[0][0], 1 - uses[0][1]
+
+
+def _own(node: Node, held: frozenset[int]) -> Constant | None:
+    """`bias_of`; `held`: ids of the outputs of the graph and its bodies."""
+    outputs = outputs_of(node)
+    place = None if outputs is None else bias_reader(node)
+    if outputs is None or place is None or place[1] >= len(place[0].inputs) or not _is_plain(node):
+        return None
+    if place[0] is not node and id(node.outputs[0]) in held:
+        return None
+    tensor = place[0].inputs[place[1]]
+    if not isinstance(tensor, Constant) or not _fits(tensor, outputs):
+        return None
+    return tensor if len(readers(tensor)) == 1 and id(tensor) not in held else None
+
+
+def _fits(tensor: Constant, outputs: int) -> bool:
+    """Whether a constant is one floating-point number for each output: (O,) or (1, ..., O)."""
+    kind, shape = dtype(tensor), tuple(tensor.shape)
+    floating = kind is not None and (kind.kind == "f" or kind.name == "bfloat16")
+    return floating and len(shape) > 0 and shape[-1] == outputs and all(dim == 1 for dim in shape[:-1])
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether the bias is added as it is."""
+    return node.op != "Gemm" or float(node.attrs.get("beta", 1.0)) == 1.0
+
+
+def _wanted(node: Node) -> Array | None:
+    """The values of a bias of its own for a node that lacks one; None where it can have none."""
+    kind, outputs = LINEAR.get(node.op), outputs_of(node)
+    if kind is None or kind.bias is None or outputs is None:
+        return None
+    weight_type = dtype(node.inputs[kind.weight])
+    tensor: Tensor | None = node.inputs[kind.bias] if kind.bias < len(node.inputs) else None
+    if tensor is None or tensor.is_empty():
+        return np.zeros(outputs, weight_type)
+    values = constant(tensor)
+    if values is None or values.size not in (1, outputs) or (values.size == outputs != values.shape[-1]):
+        return None
+    beta = float(node.attrs.get("beta", 1.0)) if node.op == "Gemm" else 1.0
+    wide = np.broadcast_to(values.reshape(-1).astype(np.float64) * beta, (outputs,))
+    return np.ascontiguousarray(wide.astype(values.dtype))
+
+
+def _give(body: Body, node: Node, values: Array, names: Names) -> None:
+    """In place. `values` become the bias of `node`."""
+    place = LINEAR[node.op].bias
+    assert place is not None
+    had = place < len(node.inputs) and not node.inputs[place].is_empty()
+    stem = node.inputs[place].name if had else f"{node.name}.bias"
+    made = add_constant(body, stem, values, names)
+    if place < len(node.inputs):
+        replace_input(node, place, made)
+    else:
+        node.inputs.append(made)
+    if node.op == "Gemm":
+        node.attrs.pop("beta", None)
+
+
+def _held(graph: Graph) -> frozenset[int]:
+    """Ids of the outputs of the graph and of every body."""
+    return frozenset(id(tensor) for body in _scopes_with_bodies(graph) for tensor in body.outputs)
+
+
+def _scopes_with_bodies(graph: Graph) -> Iterator[Body]:
+    """The graph and every body inside it."""
+    stack: list[Body] = [graph]
+    while stack:
+        body = stack.pop()
+        yield body
+        stack.extend(inner for node in body.nodes for _, inner in bodies(node))
+
+
+__all__ = ["bias_of", "bias_reader", "biases_of", "give_biases", "outputs_of"]

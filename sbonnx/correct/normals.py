@@ -1,0 +1,128 @@
+"""What batch normalizations say of the tensors that they give, remembered before they are folded away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from sbonnx.graph import Graph, Node, Normal, Tensor
+from sbonnx.graph.edit import Names, add_constant, replace_input
+from sbonnx.graph.query import constant, rank, readers, scopes, shape
+from sbonnx.patterns.fuse.affine import Affine, along_channel, of_batchnorm, of_constant
+from sbonnx.spec import Array
+
+CHANNELS: Final = 1
+"""The axis of a tensor whose channels a BatchNormalization normalises."""
+
+STATISTICS: Final = (3, 4)
+"""Where a BatchNormalization reads mean and variance."""
+
+
+def record_normals(graph: Graph) -> int:
+    """In place, in `graph.info`. The spread of what each BatchNormalization gives, and of what constants make of it.
+
+    To be called before the fusions: a layer into which a BatchNormalization, and what follows it, is folded gives the
+    tensor that was the last one's, under its name.
+
+    Returns:
+        how many batch normalizations there are whose numbers are known.
+    """
+    found: dict[str, Normal] = {}
+    counted = 0
+    for _, body in scopes(graph):
+        for node in body.nodes:
+            normal = normal_of(node)
+            counted += normal is not None
+            normal = _scaled(node, found) if normal is None else normal
+            if normal is not None:
+                found[node.outputs[0].name] = normal
+    graph.info.normals = found
+    return counted
+
+
+def normal_of(node: Node) -> Normal | None:
+    """What a BatchNormalization says of its output; None for any other node, and where its numbers are not known.
+
+    With its factor ``g = gamma / sqrt(variance + eps)``: mean beta, standard deviation ``|g| sqrt(variance)``.
+    """
+    parameters = None if node.op != "BatchNormalization" else batchnorm_constants(node)
+    if parameters is None:
+        return None
+    gamma, beta, mean, variance = parameters
+    epsilon = float(node.attrs.get("epsilon", 1e-5))
+    factor = of_batchnorm(gamma, beta, mean, variance, epsilon).scale
+    spread = np.maximum(variance.astype(np.float64), 0.0)
+    if not (np.isfinite(factor).all() and np.isfinite(spread).all()):
+        return None
+    return Normal(node.name, beta.astype(np.float64), np.abs(factor) * np.sqrt(spread), factor**2 * epsilon)
+
+
+def batchnorm_constants(node: Node) -> tuple[Array, Array, Array, Array] | None:
+    """Gamma, beta, mean and variance of a BatchNormalization at inference, (C,) each; None where one is computed."""
+    values = [constant(tensor) for tensor in node.inputs[1:5]]
+    if node.attrs.get("training_mode", 0) or len(values) < 4 or len(node.outputs) != 1:
+        return None
+    gamma, beta, mean, variance = values
+    if gamma is None or beta is None or mean is None or variance is None:
+        return None
+    return gamma, beta, mean, variance
+
+
+def own_statistics(graph: Graph) -> tuple[str, ...]:
+    """In place. Every BatchNormalization with constant numbers has a mean and a variance that nothing else reads.
+
+    Returns:
+        names of the nodes that were given a copy.
+    """
+    given = []
+    names: Names | None = None
+    for _, body in scopes(graph):
+        for node in body.nodes:
+            for place in STATISTICS if normal_of(node) is not None else ():
+                values = constant(node.inputs[place])
+                if len(readers(node.inputs[place])) > 1 and values is not None:
+                    names = Names(graph) if names is None else names
+                    replace_input(node, place, add_constant(body, node.inputs[place].name, np.array(values), names))
+                    given.append(node.name)
+    return tuple(dict.fromkeys(given))
+
+
+def _scaled(node: Node, known: Mapping[str, Normal]) -> Normal | None:
+    """The spread of a known tensor after Mul, Add, Sub or Div with one number a channel; None for any other node."""
+    found = [(tensor, index) for index, tensor in enumerate(node.inputs) if tensor.name in known]
+    if len(found) != 1 or len(node.inputs) != 2:
+        return None
+    tensor, index = found[0]
+    map_ = channel_map(node, tensor, index, len(known[tensor.name].mean))
+    return None if map_ is None else known[tensor.name].through(map_.scale, map_.shift)
+
+
+def channel_map(node: Node, tensor: Tensor, index: int, channels: int) -> Affine | None:
+    """What a node with two operands makes of `tensor`, its input `index`, where the other is one number a channel."""
+    values, dims = constant(node.inputs[1 - index]), rank(tensor)
+    if values is None or dims is None or dims <= CHANNELS:
+        return None
+    numbers = along_channel(values, dims, CHANNELS, channels)
+    map_ = None if numbers is None else of_constant(node.op, numbers, constant_first=index == 1)
+    return map_ if map_ is not None and np.isfinite(map_.scale).all() else None
+
+
+def known_channels(tensor: Tensor) -> int | None:
+    """Length of the channel axis, where it is known."""
+    dims = shape(tensor)
+    length = dims[CHANNELS] if dims is not None and len(dims) > CHANNELS else None
+    return length if isinstance(length, int) else None
+
+
+__all__ = [
+    "CHANNELS",
+    "STATISTICS",
+    "batchnorm_constants",
+    "channel_map",
+    "known_channels",
+    "normal_of",
+    "own_statistics",
+    "record_normals",
+]
