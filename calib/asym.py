@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
-import numpy as np
-
+from sbonnx.calib.numbers import Numbers, RoundSite, Walked
 from sbonnx.calib.observe import Observation, wishes_of
-from sbonnx.calib.observers import make_observer
 from sbonnx.calib.pairs import Uses, quantize_reads
 from sbonnx.calib.progress import Progress
-from sbonnx.calib.scales import limits_for, unfit
 from sbonnx.calib.segments import Segment, needed, produced, reads_of
-from sbonnx.calib.sketches import Sketch
-from sbonnx.calib.solve import Solve, bias_codes, fixed_bounds, left_alone, qparams_of, united, weight_bounds, weight_of
+from sbonnx.calib.solve import Solve
 from sbonnx.calib.store import TensorStore
 from sbonnx.calib.unit import Unit
 from sbonnx.errors import NumericError
 from sbonnx.graph import Constant, Graph, Node
-from sbonnx.graph.query import bodies, dtype, scopes, tensors_by_name
+from sbonnx.graph.edit import Names, add_constant, replace_input
+from sbonnx.graph.query import bodies, dtype, scopes
 from sbonnx.plan.types import Plan, Reader, Site
-from sbonnx.report import Refusal
 from sbonnx.spec import Array, Bounds, QParams
 
 
@@ -48,34 +44,6 @@ class Asym:
     def moves_ranges(self) -> bool:
         """Whether any range can differ from that of the float stream."""
         return self.ranges and (self.weights or self.activations)
-
-
-@dataclass(frozen=True)
-class Walked:
-    """What the quantized stream leaves for `solution_of`.
-
-    Attributes:
-        bounds: by site key: ranges of activations, measured in it where it came by, else those given; and of the
-            weights that it rounded.
-        codes: of those weights.
-        scales: with which they were rounded.
-    """
-
-    bounds: Mapping[str, Bounds]
-    codes: Mapping[str, Array]
-    scales: Mapping[str, Array]
-
-    def solve(self, otherwise: Solve | None) -> Solve:
-        """Gives the codes that are there; `otherwise` (None: the nearest) rounds the other weights, and those whose
-        scales were chosen anew for their biases.
-        """
-
-        def codes_of(site: Site, weight: Array, qparams: QParams) -> Array:
-            if site.key in self.codes and np.array_equal(self.scales[site.key], qparams.scale):
-                return self.codes[site.key]
-            return qparams.quantize(weight) if otherwise is None else otherwise(site, weight, qparams)
-
-        return codes_of
 
 
 def walk_quantized(
@@ -116,9 +84,9 @@ def walk_quantized(
         NumericError: NaN or Inf that quantization brought about, named with the sample.
         DataError, ModelError, DeviceError: see `LayerRunner`.
     """
-    numbers = _Numbers(graph, plan, floats, solve)
-    sites = _measured(graph, plan, floats)
-    stages = staged(graph, list(sites), _quantized_reads(plan))
+    numbers = Numbers(graph, plan, floats, plainly(solve))
+    sites = measured_sites(graph, plan, floats)
+    stages = staged(graph, list(sites), quantized_reads(plan))
     if stages:
         if not asym.rounding:
             numbers.round_all()
@@ -126,13 +94,35 @@ def walk_quantized(
         observation = Observation(graph, stages, wishes, device=device, threads=threads)
         progress.start("quantized stream", count)
         with TensorStore(memory) as store:
-            model = partial(numbers.quantized, uses=_uses(plan, asym))
+            model = partial(quantized, graph=graph, numbers=numbers, uses=uses_of(plan, asym))
             _measure(observation, observation.layerwise(units, store, progress, model), sites, numbers)
     return Walked(numbers.bounds, numbers.codes, numbers.scales)
 
 
+def plainly(solve: Solve | None) -> RoundSite:
+    """`solve`, or to the nearest code, with the scales that are given."""
+
+    def rounded(site: Site, weight: Array, qparams: QParams) -> tuple[Array, QParams]:
+        return qparams.quantize(weight) if solve is None else solve(site, weight, qparams), qparams
+
+    return rounded
+
+
+def quantized(stage: Segment, graph: Graph, numbers: Numbers, uses: Uses) -> Graph:
+    """A stage as a model, quantized with what is known by now."""
+    piece = stage.model(graph, numbers.tensors)
+    quantize_reads(piece, uses, numbers)
+    names = Names(piece) if numbers.constants else None
+    for node in piece.nodes if names is not None else ():
+        for index, tensor in enumerate(list(node.inputs)):
+            values = numbers.constants.get(tensor.name)
+            if values is not None and names is not None and isinstance(tensor, Constant):
+                replace_input(node, index, add_constant(piece, f"{tensor.name}/corrected", values, names))
+    return piece
+
+
 def _measure(
-    observation: Observation, stages: Iterator[Sequence[str]], sites: Mapping[str, Sequence[Site]], numbers: _Numbers
+    observation: Observation, stages: Iterator[Sequence[str]], sites: Mapping[str, Sequence[Site]], numbers: Numbers
 ) -> None:
     """Run the stages; the ranges of what one observed are known to the next."""
     try:
@@ -144,108 +134,7 @@ def _measure(
         raise NumericError(f"with everything before it quantized, {error}; or calibrate without asym") from error
 
 
-@dataclass
-class _Numbers:
-    """Scales and codes, as far as the stream got.
-
-    Attributes:
-        bounds: by site key: measured in the stream, or in float where it did not come by yet.
-        codes: of weights rounded so far.
-        scales: with which they were.
-    """
-
-    graph: Graph
-    plan: Plan
-    floats: Mapping[str, Bounds]
-    solve: Solve | None
-    bounds: dict[str, Bounds] = field(init=False)
-    codes: dict[str, Array] = field(init=False, default_factory=dict)
-    scales: dict[str, Array] = field(init=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.bounds = dict(self.floats)
-        self.tensors = tensors_by_name(self.graph)
-        self._sites = self.plan.by_key()
-        self._alone = {site.key for site in left_alone(self.plan, self.floats)}
-        self._params: dict[str, QParams | None] = {}
-        self._groups: dict[str, list[Site]] = {}
-        for site in self.plan.sites:
-            if site.role != "bias" and site.key not in self._alone:
-                self._groups.setdefault(site.group, []).append(site)
-        self._fixed = {
-            site.key: fixed_bounds(site, self.tensors[site.tensor])
-            for site in self.plan.sites
-            if site.fixed is not None and site.role != "bias"
-        }
-
-    def quantized(self, stage: Segment, uses: Uses) -> Graph:
-        """A stage as a model, quantized with what is known by now."""
-        piece = stage.model(self.graph, self.tensors)
-        quantize_reads(piece, uses, self)
-        return piece
-
-    def measure(self, site: Site, sketch: Sketch) -> None:
-        """The range of an activation is that of what was seen in the stream."""
-        observer = make_observer(site.observer.name, site.observer.arguments)
-        self.bounds[site.key] = observer.bounds(sketch, site.spec, self.plan.scale_rule)
-        for member in self._groups[site.group]:
-            self._params.pop(member.key, None)
-
-    def round_all(self) -> None:
-        """Round every weight."""
-        for site in self.plan.of_role("weight"):
-            self._codes(site)
-
-    def params(self, site: Site) -> QParams | None:
-        """Scale and zero point, from the ranges of the whole group; None where there is none."""
-        if site.key not in self._params:
-            self._params[site.key] = self._solved(site)
-        return self._params[site.key]
-
-    def _solved(self, site: Site) -> QParams | None:
-        """`params`, not remembered."""
-        members = self._groups.get(site.group, ()) if site.key not in self._alone else ()
-        for member in members:
-            if member.role == "weight" and member.fixed is None and member.key not in self.bounds:
-                weight = weight_of(member, self.tensors[member.tensor])
-                self.bounds[member.key] = weight_bounds(member, weight, self.plan.scale_rule)
-        ranges = united(members, self.bounds, self._fixed)
-        if site.key not in ranges:
-            return None
-        limits = limits_for(self.plan, self.tensors[site.tensor])
-        if unfit(site, ranges[site.key], limits, self.plan.scale_rule) is not None:
-            return None
-        return qparams_of(site, ranges[site.key], self.tensors[site.tensor], self.plan)
-
-    def meaning(self, site: Site, tensor: Constant) -> Array | None:
-        """What the codes of a weight or bias mean."""
-        if site.role == "bias":
-            found = self._bias(site)
-            return (
-                None if isinstance(found, Refusal) else (found[0].astype(np.float32) * found[1]).astype(dtype(tensor))
-            )
-        qparams, codes = self.params(site), self._codes(site)
-        return None if qparams is None or codes is None else qparams.dequantize(codes).astype(dtype(tensor))
-
-    def _codes(self, site: Site) -> Array | None:
-        """Codes of a weight, rounded at the first asking; None where it stays float."""
-        if site.key not in self.codes:
-            qparams = self.params(site)
-            if qparams is None:
-                return None
-            weight = weight_of(site, self.tensors[site.tensor])
-            self.scales[site.key] = qparams.scale
-            self.codes[site.key] = qparams.quantize(weight) if self.solve is None else self.solve(site, weight, qparams)
-        return self.codes[site.key]
-
-    def _bias(self, site: Site) -> tuple[Array, Array] | Refusal:
-        """Codes and scale of a bias at the scales of now."""
-        followed = {key: self.params(self._sites[key]) for key in site.follows or ()}
-        known = {key: qparams for key, qparams in followed.items() if qparams is not None}
-        return bias_codes(site, weight_of(site, self.tensors[site.tensor]), known)
-
-
-def _measured(graph: Graph, plan: Plan, floats: Mapping[str, Bounds]) -> dict[str, list[Site]]:
+def measured_sites(graph: Graph, plan: Plan, floats: Mapping[str, Bounds]) -> dict[str, list[Site]]:
     """The sites that the stream measures, by tensor: those whose tensor the main graph computes."""
     makers = produced(graph)
     found: dict[str, list[Site]] = {}
@@ -255,12 +144,12 @@ def _measured(graph: Graph, plan: Plan, floats: Mapping[str, Bounds]) -> dict[st
     return found
 
 
-def _quantized_reads(plan: Plan) -> frozenset[Reader]:
+def quantized_reads(plan: Plan) -> frozenset[Reader]:
     """Every use of an activation of the main graph that reads it quantized."""
     return frozenset(reader for site in plan.of_role("activation") if site.scope == "" for reader in site.readers)
 
 
-def _uses(plan: Plan, asym: Asym) -> dict[Reader, Site]:
+def uses_of(plan: Plan, asym: Asym) -> dict[Reader, Site]:
     """Which site each use reads through in the stream."""
     on = {"weight": asym.weights, "activation": asym.activations, "bias": asym.weights and asym.activations}
     return {reader: site for site in plan.sites if on[site.role] for reader in site.readers}

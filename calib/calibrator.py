@@ -14,13 +14,17 @@ from typing import Any
 import numpy as np
 
 from sbonnx.calib.asym import Asym, walk_quantized
+from sbonnx.calib.blockwise import walk_blocks, wants_blocks
 from sbonnx.calib.cutting import branches_of, course_of
 from sbonnx.calib.data import Dataset
+from sbonnx.calib.fit import said
+from sbonnx.calib.numbers import Walked
 from sbonnx.calib.observe import Key, Observation, Wish, wishes_of
 from sbonnx.calib.observers import make_observer
 from sbonnx.calib.progress import Progress
 from sbonnx.calib.readers import Feed
 from sbonnx.calib.recall import CHECKPOINT_EVERY, EVERYTHING, Recall
+from sbonnx.calib.reconstruct import Reconstruction, walk_rounding
 from sbonnx.calib.rows import Rows, Unit
 from sbonnx.calib.runner import CPU, providers, settings
 from sbonnx.calib.segments import Granularity
@@ -225,7 +229,7 @@ class Calibrator:
             DataError: nothing was observed.
         """
         bounds, refusals = self.ranges()
-        return self._solution(bounds, refusals, solve)
+        return self._solution(Walked(bounds, {}, {}), refusals, solve)
 
     def finish_asym(self, asym: Asym, data: Dataset, solve: Solve | None, progress: Progress) -> Solution:
         """The same, with ranges measured once more after what comes before them was quantized.
@@ -241,7 +245,7 @@ class Calibrator:
         """
         bounds, refusals = self.ranges()
         if not asym.moves_ranges:
-            return self._solution(bounds, refusals, solve)
+            return self._solution(Walked(bounds, {}, {}), refusals, solve)
         self.close()
         walked = walk_quantized(
             self.graph,
@@ -256,12 +260,67 @@ class Calibrator:
             progress=progress,
             count=data.count,
         )
-        return self._solution(walked.bounds, refusals, walked.solve(solve))
+        return self._solution(walked, refusals, solve)
 
-    def _solution(self, bounds: Mapping[str, Bounds], refusals: Sequence[Refusal], solve: Solve | None) -> Solution:
-        """The solution for these ranges."""
-        solution = solution_of(self.plan, tensors_by_name(self.graph), bounds, refusals, solve, self.samples)
-        return replace(solution, notes=(*self.notes, *solution.notes))
+    def finish_rounding(
+        self, options: Reconstruction, asym: Asym | None, data: Dataset, solve: Solve | None, progress: Progress
+    ) -> Solution:
+        """The same, with weights rounded by what their layers meet on the data; see `walk_rounding`.
+
+        Args:
+            options: how.
+            asym: ranges of activations are measured on the way; None: they are those of the float stream.
+            data: what was observed.
+            solve, progress: see `calibrate`; `solve` rounds the weights that are not looked at.
+
+        Raises:
+            DataError: nothing was observed.
+            NumericError, ModelError, DeviceError: see `walk_rounding`.
+        """
+        bounds, refusals = self.ranges() if self._sites else ({}, [])
+        self.close()
+        walked = walk_rounding(
+            self.graph,
+            self.plan,
+            lambda: self._rows.units(data.items()),
+            bounds,
+            options=options,
+            asym=asym,
+            samples=self.samples or sum(unit.samples for unit in self._rows.units(data.items())),
+            device=self._device,
+            threads=self._threads,
+            memory=self._memory,
+            progress=progress,
+            count=data.count,
+        )
+        if wants_blocks(self.plan):
+            walked = walk_blocks(
+                self.graph,
+                self.plan,
+                lambda: self._rows.units(data.items()),
+                walked,
+                seed=options.seed,
+                device=self._device,
+                threads=self._threads,
+                memory=self._memory,
+                progress=progress,
+            )
+        return self._solution(walked, [*refusals, *walked.refusals], solve)
+
+    def _solution(self, walked: Walked, refusals: Sequence[Refusal], solve: Solve | None) -> Solution:
+        """The solution for these ranges and codes."""
+        solution = solution_of(
+            self.plan,
+            tensors_by_name(self.graph),
+            walked.bounds,
+            refusals,
+            walked.solve(solve),
+            self.samples,
+            chosen=walked.qparams,
+            constants=walked.constants,
+        )
+        gains = {key: gain for key, gain in walked.gains.items() if key in solution.codes}
+        return replace(solution, notes=(*self.notes, *solution.notes, *said(gains)), gains=gains)
 
     def close(self) -> None:
         """Free the sessions. Twice is once."""

@@ -83,7 +83,9 @@ class Forward:
             for reader in site.readers
             if reader not in solution.unread
         }
-        self._build = _Build(graph, uses, solution, device, tuple(dict.fromkeys(tensors)), self._stack)
+        constants = solution.constants if w_quant else {}
+        wanted = tuple(dict.fromkeys(tensors))
+        self._build = _Build(graph, uses, solution, device, wanted, self._stack, constants)
         try:
             self._main = self._build.scope("", [t.name for t in graph.inputs], [t.name for t in graph.outputs])
         except BaseException:
@@ -169,6 +171,7 @@ class _Build:
     device: str
     wanted: tuple[str, ...]
     stack: ExitStack
+    constants: Mapping[str, Array]
 
     def scope(self, path: str, inputs: Sequence[str], outputs: Sequence[str]) -> _Scope:
         """The scope at `path`, with what it is given and what it must give."""
@@ -191,6 +194,8 @@ class _Build:
             for index, tensor in enumerate(list(node.inputs)):
                 site = self.uses.get((node.name, index))
                 if site is None:
+                    if isinstance(tensor, Constant) and tensor.name in self.constants:
+                        node.inputs[index] = Constant(f"{tensor.name}/corrected", self.constants[tensor.name])
                     continue
                 if site.key not in new:
                     name = f"{site.key}/fake_quant"

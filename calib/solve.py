@@ -11,11 +11,13 @@ from sbonnx.calib.observers import Observer, make_observer
 from sbonnx.calib.scales import limits_for, one_sided, pooled, raised_channels, unfit, unread, with_headroom
 from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import DataError, ModelError, NumericError, RecipeError
-from sbonnx.graph import Graph, Tensor
+from sbonnx.graph import Constant, Graph, Tensor
 from sbonnx.graph.query import constant, dtype, tensors_by_name
+from sbonnx.graph.scratch import kept
 from sbonnx.plan.magnitudes import KINDS
 from sbonnx.plan.types import Plan, Site, Solution
 from sbonnx.report import Refusal
+from sbonnx.rounding.hqq import hqq_bounds
 from sbonnx.spec import Array, Bounds, QParams, QuantSpec, ScaleRule, params_from_bounds
 
 Solve = Callable[[Site, Array, QParams], Array]
@@ -49,7 +51,7 @@ def weight_of(site: Site, tensor: Tensor) -> Array:
 
 
 def weight_bounds(site: Site, weight: Array, rule: ScaleRule = "exact") -> Bounds:
-    """The range of a weight: per tensor, channel or block, as its observer says.
+    """The range of a weight: per tensor, channel or block, as its observer says; moved from there by HQQ where asked.
 
     Raises:
         NumericError: it holds NaN or Inf.
@@ -65,8 +67,12 @@ def weight_bounds(site: Site, weight: Array, rule: ScaleRule = "exact") -> Bound
     if not fine:
         raise NumericError(f"weight '{site.tensor}' holds NaN or infinite values: mend the model")
     if site.spec.block_size is not None:
-        return _block_bounds(weight, site.spec, observer, rule)
-    return observer.bounds(Sketch.of(weight, site.spec.axis), site.spec, rule)
+        found = _block_bounds(weight, site.spec, observer, rule)
+    else:
+        found = observer.bounds(Sketch.of(weight, site.spec.axis), site.spec, rule)
+    if site.rounding.scale == "hqq" and not site.spec.is_fp8:
+        return hqq_bounds(weight, site.spec, found, rule)
+    return found
 
 
 def _block_bounds(weight: Array, spec: QuantSpec, observer: Observer, rule: ScaleRule) -> Bounds:
@@ -190,9 +196,13 @@ def _drop_one_sided(plan: Plan, sites: Sequence[Site], ranges: dict[str, Bounds]
 
 
 def safe_numbers(
-    plan: Plan, sites: Sequence[Site], tensors: Mapping[str, Tensor], ranges: Mapping[str, Bounds]
+    plan: Plan,
+    sites: Sequence[Site],
+    tensors: Mapping[str, Tensor],
+    ranges: Mapping[str, Bounds],
+    chosen: Mapping[str, QParams],
 ) -> tuple[dict[str, QParams], dict[str, Bounds], list[Refusal], list[str]]:
-    """Scales and zero points that runtimes compute with safely.
+    """Scales and zero points that runtimes compute with safely: those `chosen`, else those of the ranges.
 
     Returns:
         Numbers by site key; the ranges of those sites; what stays float and why; notes.
@@ -200,7 +210,9 @@ def safe_numbers(
     fits, refusals, notes = safe_ranges(plan, sites, tensors, ranges)
     while True:
         made = {
-            site.key: qparams_of(site, fits[site.key], tensors[site.tensor], plan) for site in sites if site.key in fits
+            site.key: chosen.get(site.key) or qparams_of(site, fits[site.key], tensors[site.tensor], plan)
+            for site in sites
+            if site.key in fits
         }
         qparams, lost, widened = with_headroom(plan, tensors, made)
         if not lost:
@@ -216,6 +228,9 @@ def solution_of(
     refusals: Sequence[Refusal],
     solve: Solve | None,
     samples: int,
+    *,
+    chosen: Mapping[str, QParams] | None = None,
+    constants: Mapping[str, Array] | None = None,
 ) -> Solution:
     """Numbers from ranges. Weights are read one at a time, once for the range and once for the codes.
 
@@ -225,7 +240,11 @@ def solution_of(
         refusals: what could not be measured.
         solve: rounds weights; None: to the nearest code.
         samples: how many were seen.
+        chosen: scales and zero points of weights that do not follow from a range, by site key.
+        constants: new values of float constants by tensor name, such as corrected biases.
     """
+    constants = constants or {}
+    tensors = {**tensors, **{name: Constant(name, values) for name, values in constants.items()}}
     fixed: dict[str, Bounds] = {}
     alone = left_alone(plan, measured)
     measured = dict(measured)
@@ -237,7 +256,7 @@ def solution_of(
         elif site.role == "weight" and site.key not in measured:
             measured[site.key] = weight_bounds(site, weight_of(site, tensors[site.tensor]), plan.scale_rule)
     ranges = united((site for site in sites if site.role != "bias"), measured, fixed)
-    qparams, ranges, unsafe, notes = safe_numbers(plan, sites, tensors, ranges)
+    qparams, ranges, unsafe, notes = safe_numbers(plan, sites, tensors, ranges, chosen or {})
     refusals += unsafe
     codes: dict[str, Array] = {}
     scales: dict[str, Array] = {}
@@ -245,7 +264,7 @@ def solution_of(
         if site.role == "weight" and site.key in qparams:
             weight = weight_of(site, tensors[site.tensor])
             made = qparams[site.key]
-            codes[site.key] = made.quantize(weight) if solve is None else solve(site, weight, made)
+            codes[site.key] = kept(made.quantize(weight) if solve is None else solve(site, weight, made))
         elif site.role == "bias":
             found = bias_codes(site, weight_of(site, tensors[site.tensor]), qparams)
             if isinstance(found, Refusal):
@@ -255,7 +274,9 @@ def solution_of(
     unfit_weights = {site.key for site in sites if site.role == "weight" and site.key not in qparams}
     left = unread(plan, qparams, unfit_weights)
     activations = {site.key: ranges[site.key] for site in plan.of_role("activation") if site.key in ranges}
-    return Solution(qparams, codes, activations, tuple(refusals), samples, scales, tuple(notes), left)
+    return Solution(
+        qparams, codes, activations, tuple(refusals), samples, scales, tuple(notes), left, constants=constants
+    )
 
 
 def weights_alone(graph: Graph, plan: Plan, solve: Solve | None = None) -> Solution:

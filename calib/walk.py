@@ -10,6 +10,7 @@ from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data import Dataset, read
 from sbonnx.calib.forward import Forward, forward
 from sbonnx.calib.progress import Progress, Silent
+from sbonnx.calib.reconstruct import Reconstruction
 from sbonnx.calib.segments import Granularity
 from sbonnx.calib.solve import Solve
 from sbonnx.graph import Graph
@@ -30,6 +31,7 @@ def calibrate(
     workers: int = 1,
     cache: str | os.PathLike[str] | None = None,
     asym: Asym | None = None,
+    rounding: Reconstruction | None = None,
 ) -> Solution:
     """Scales, zero points and codes for every site of `plan`, from `data`.
 
@@ -43,14 +45,14 @@ def calibrate(
         device: "cpu", "cuda" or "auto".
         solve: rounds a weight given its scales; None: to the nearest code.
         progress: told as feeds are done, and closed at the end.
-        granularity: "whole": one session; "budget": sessions whose outputs fit `memory`, each sample going
-            through all of them; "layer": one session a layer, all samples through each, activations in a
-            `TensorStore` of `memory`; "auto": whole where it fits `memory`, else budget.
+        granularity: "whole": one session; "budget": sessions whose outputs fit `memory`, each sample through all of
+            them; "layer": all samples through a layer, then the next; "auto": whole where it fits, else budget.
         memory: bytes for activations.
         threads: samples run at a time, each on one thread; None: as many as cores (1 on CUDA).
         workers: processes that share the samples, and the threads, where there is work enough; see `Shards`.
-        cache: a folder that keeps statistics for other runs, and from which an interrupted one goes on; see `Recall`.
-        asym: measure once more, each activation behind quantized layers; see `walk_quantized`. None: in float only.
+        cache: a folder that keeps statistics, and from which an interrupted run goes on; see `Recall`.
+        asym: measure once more, behind quantized layers; see `walk_quantized`. None: in float only.
+        rounding: round weights by what their layers meet; see `walk_rounding`. None: by `solve`.
 
     Raises:
         DataError: no data, or data that does not fit the model.
@@ -70,12 +72,27 @@ def calibrate(
             workers=workers,
             cache=cache,
         ) as calibrator:
-            calibrator.observe_all(dataset, progress)
-            if asym is not None:
-                return calibrator.finish_asym(asym, dataset, solve, progress)
-            return calibrator.finish(solve)
+            if plan.of_role("activation") or rounding is None:
+                calibrator.observe_all(dataset, progress)
+            return _finished(calibrator, dataset, asym, rounding, solve, progress)
     finally:
         progress.close()
 
 
-__all__ = ["Asym", "Calibrator", "Forward", "calibrate", "forward"]
+def _finished(
+    calibrator: Calibrator,
+    data: Dataset,
+    asym: Asym | None,
+    rounding: Reconstruction | None,
+    solve: Solve | None,
+    progress: Progress,
+) -> Solution:
+    """The solution of what was observed, the data walked again where rounding or asym want that."""
+    if rounding is not None:
+        return calibrator.finish_rounding(rounding, asym, data, solve, progress)
+    if asym is not None:
+        return calibrator.finish_asym(asym, data, solve, progress)
+    return calibrator.finish(solve)
+
+
+__all__ = ["Asym", "Calibrator", "Forward", "Reconstruction", "calibrate", "forward"]

@@ -13,7 +13,7 @@ import numpy as np
 
 from sbonnx.graph.model import Body, Constant, Node, Tensor, Variable
 from sbonnx.graph.query import Array, all_nodes, all_tensors, bodies, ordered, readers, scopes
-from sbonnx.graph.weights import SPILL_BYTES, spill
+from sbonnx.graph.scratch import kept_packed
 
 
 class Names:
@@ -89,13 +89,10 @@ def add_constant(graph: Body, name_stem: str, values: Array, names: Names) -> Co
 
     Args:
         graph: kept for symmetry with `add_node`; constants have no scope of their own.
-        values: any dtype that ONNX has; very large ones are moved to a scratch file and mapped from there.
+        values: any dtype that ONNX has; large ones are moved to a scratch file and mapped from there.
     """
     del graph
-    values = np.asarray(values)
-    if values.nbytes >= SPILL_BYTES and values.dtype != object:
-        values = spill(values)
-    return Constant(names.fresh(name_stem), values)
+    return Constant(names.fresh(name_stem), kept_packed(np.asarray(values)))
 
 
 def replace_all_uses(old: Tensor, new: Tensor, *, graph: Body, keep: Collection[Node] = ()) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from sbonnx.errors import ModelError
 from sbonnx.graph.files import write_bytes
 from sbonnx.plan.magnitudes import Magnitudes
-from sbonnx.plan.types import Reader, Solution
+from sbonnx.plan.types import Gain, Reader, Solution
 from sbonnx.report import Refusal
 from sbonnx.spec import FP8, Array, Bounds, QParams, QuantSpec
 
@@ -42,7 +42,11 @@ def save_solution(solution: Solution, path: Path) -> None:
         "unread": [asdict(reader) for reader in sorted(solution.unread)],
         "magnitudes": list(solution.magnitudes),
         "notes": solution.notes,
+        "constants": list(solution.constants),
+        "gains": {key: asdict(gain) for key, gain in solution.gains.items()},
     }
+    for number, values in enumerate(solution.constants.values()):
+        arrays[f"constants.{number}"] = values
     for number, found in enumerate(solution.magnitudes.values()):
         arrays[f"magnitudes.{number}.octaves"] = np.stack([found.negative, found.positive])
         arrays[f"magnitudes.{number}.ends"] = np.array([found.lo, found.hi])
@@ -111,6 +115,8 @@ def _assemble(head: Mapping[str, Any], arrays: Mapping[str, Array]) -> Solution:
         bias_scales=part("bias_scale"),
         magnitudes={name: _magnitudes(arrays, number) for number, name in enumerate(head["magnitudes"])},
         notes=tuple(head["notes"]),
+        constants={name: arrays[f"constants.{number}"] for number, name in enumerate(head["constants"])},
+        gains={key: Gain(**row) for key, row in head["gains"].items()},
     )
 
 

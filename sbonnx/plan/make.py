@@ -16,12 +16,10 @@ from sbonnx.plan.survey import Survey
 from sbonnx.plan.types import Plan, Site
 from sbonnx.plan.wishes import Wishes
 from sbonnx.recipe import Recipe
-from sbonnx.recipe.resolve import tensor_hit
+from sbonnx.recipe.resolve import UNIFORM, tensor_hit
+from sbonnx.recipe.rounding import AUTO
 from sbonnx.report import Refusal
 from sbonnx.rounding import ROUNDERS
-
-UNIFORM = "uniform"
-"""The ancestor's name of plain rounding to nearest."""
 
 
 def make(graph: Graph, recipe: Recipe, backend: Backend, *, observers: frozenset[str]) -> Plan:
@@ -36,7 +34,7 @@ def make(graph: Graph, recipe: Recipe, backend: Backend, *, observers: frozenset
     Raises:
         RecipeError: a pattern matches nothing, or an observer or rounding is not available.
     """
-    recipe.check_types(observers=observers, quantizers={UNIFORM, *ROUNDERS})
+    recipe.check_types(observers=observers, quantizers={UNIFORM, *ROUNDERS}, roundings={AUTO, *ROUNDERS})
     survey = Survey(graph)
     if recipe.mode == "static":
         wishes = _placed(survey, recipe, backend)

@@ -10,13 +10,20 @@ from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.ops import MATRIX_PRODUCTS
 from sbonnx.plan.blocks import spec_of, weight_spec
 from sbonnx.plan.survey import Place, Survey
-from sbonnx.plan.types import ObserverChoice, Reader
+from sbonnx.plan.types import ObserverChoice, Reader, RoundingChoice
 from sbonnx.plan.wishes import Draft, Wishes
 from sbonnx.recipe import Recipe, Settings
+from sbonnx.recipe.resolve import NEAREST
 from sbonnx.spec import BIAS_BITS, QuantSpec
 
 CHANNEL_AXIS = {"NCHW": 1, "NLC": 2}
 """Where per-channel activations have their channels, by A.OBSERVER.LAYOUT."""
+
+
+def rounding_of(settings: Settings) -> RoundingChoice:
+    """How a weight becomes codes, as the recipe says or by its width."""
+    name = settings.rounding_name
+    return RoundingChoice(name, {} if name == NEAREST else settings.rounding_arguments, settings.rounding_scale)
 
 
 def weight_draft(place: Place, index: int, spec: QuantSpec, settings: Settings, why: str, rule: str) -> Draft:
@@ -29,7 +36,7 @@ def weight_draft(place: Place, index: int, spec: QuantSpec, settings: Settings, 
         scope=place.scope,
         why=why,
         rule=rule,
-        rounding="nearest" if settings.quantizer == "uniform" else settings.quantizer,
+        rounding=rounding_of(settings),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from sbonnx.errors import RecipeError
-from sbonnx.plan.types import ObserverChoice, Plan, Reader, Site
+from sbonnx.plan.types import ObserverChoice, Plan, Reader, RoundingChoice, Site
 from sbonnx.report import Refusal
 from sbonnx.spec import QuantSpec, ScaleLimits
 
@@ -50,6 +50,7 @@ def _site(row: dict[str, Any]) -> Site:
             "spec": QuantSpec(**row["spec"]),
             "readers": tuple(Reader(**reader) for reader in row["readers"]),
             "observer": ObserverChoice(**row["observer"]),
+            "rounding": RoundingChoice(**row["rounding"]),
             "fixed": None if row["fixed"] is None else tuple(row["fixed"]),
             "follows": None if row["follows"] is None else tuple(row["follows"]),
         }

@@ -34,6 +34,19 @@ class ObserverChoice:
 
 
 @dataclass(frozen=True)
+class RoundingChoice:
+    """How a weight becomes codes: a name of `ROUNDERS` and its keyword arguments.
+
+    Attributes:
+        scale: "observer": the range is what the observer says; "search": that of least output error by the moments.
+    """
+
+    name: str = "nearest"
+    arguments: Mapping[str, float | str | bool] = field(default_factory=dict)
+    scale: Literal["observer", "search", "hqq"] = "observer"
+
+
+@dataclass(frozen=True)
 class Site:
     """One Q/DQ pair to place.
 
@@ -46,7 +59,7 @@ class Site:
         why: the rule that put it here, for people.
         group: sites of one group have one scale and zero point, that of the union of their ranges.
         observer: how the range is measured.
-        rounding: name in `ROUNDERS`, for weights.
+        rounding: how a weight becomes codes.
         fixed: a range fixed by hand, instead of a measured one.
         follows: for a bias, the keys of the activation and weight whose scales it multiplies.
         scope: "" for the main graph, else the path of the branch: "node/attribute[/node/attribute]".
@@ -61,7 +74,7 @@ class Site:
     why: str
     group: str
     observer: ObserverChoice = ObserverChoice()
-    rounding: str = "nearest"
+    rounding: RoundingChoice = RoundingChoice()
     fixed: tuple[float, float] | None = None
     follows: tuple[str, str] | None = None
     scope: str = ""
@@ -102,6 +115,21 @@ class Plan:
 
 
 @dataclass(frozen=True)
+class Gain:
+    """What the rounding of one weight left of the error of its layer.
+
+    Attributes:
+        rounding: its name in `ROUNDERS`.
+        loss: mean squared error of the layer's output, summed over its channels.
+        nearest: that of the nearest codes on the same inputs.
+    """
+
+    rounding: str
+    loss: float
+    nearest: float
+
+
+@dataclass(frozen=True)
 class Solution:
     """What calibration found.
 
@@ -116,6 +144,8 @@ class Solution:
         unread: uses that keep the float tensor although the plan has them quantized: the weight beside them stays
             float for want of a safe scale.
         magnitudes: of the float tensors by name, where the plan asks for a narrower float type.
+        constants: new values of float constants by tensor name, such as corrected biases.
+        gains: by site key of the weights whose rounding looked at inputs.
     """
 
     qparams: Mapping[str, QParams]
@@ -127,3 +157,5 @@ class Solution:
     notes: tuple[str, ...] = ()
     unread: frozenset[Reader] = frozenset()
     magnitudes: Mapping[str, Magnitudes] = field(default_factory=dict)
+    constants: Mapping[str, Array] = field(default_factory=dict)
+    gains: Mapping[str, Gain] = field(default_factory=dict)

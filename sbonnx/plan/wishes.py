@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from sbonnx.plan.types import ObserverChoice, Reader, Role, Site
+from sbonnx.plan.types import ObserverChoice, Reader, Role, RoundingChoice, Site
 from sbonnx.report import Refusal
 from sbonnx.spec import QuantSpec
 
@@ -20,7 +20,7 @@ class Draft:
     scope: str
     why: str
     rule: str
-    rounding: str = "nearest"
+    rounding: RoundingChoice = field(default_factory=RoundingChoice)
     follows: tuple[str, str] | None = None
     readers: dict[Reader, None] = field(default_factory=dict)
 

@@ -1,0 +1,280 @@
+"""Learns how the weights of one block are rounded, on batches of what the block meets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from sbonnx.calib.segments import Segment
+from sbonnx.calib.soft_block import BESIDE, SoftBlock
+from sbonnx.calib.two_streams import FLOAT, QUANTIZED, TwoStreams
+from sbonnx.errors import ModelError
+from sbonnx.plan.types import Site
+from sbonnx.rounding.soft import SETTLINGS, Choice, SoftBlocks, pull
+from sbonnx.spec import Array, Bounds, QParams
+from sbonnx.torchnet import Unfit, as_tensor
+
+SAME: Final = 1e-3
+"""Largest difference, relative to the largest output, between samples alone and together that counts as none."""
+
+FEW: Final = 16
+"""Integers of at most so many elements are shapes and axes: equal in all samples of a batch, not stacked."""
+
+PULL: Final = 48.0
+"""What the weight of the pull is multiplied with, in parts of the mean share that a weight has in the error of the
+nearest codes: 12 for the error of one whole code, that of a uniform share being 1/12, and 4 because gradients of
+batches are noisy (measured: 2 to 8 do alike)."""
+
+Weights = Mapping[str, tuple[Array, Array, QParams]]
+"""By site key: float values, the codes to begin with, their scales."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was learned.
+
+    Attributes:
+        codes: of weights by site key.
+        bounds: of activations whose scale was learned, by site key.
+        biases: by name of the constant, float32.
+        error, start, nearest: the error of the outputs with these, with the codes to begin with, and with the nearest
+            ones: 1 for the nearest.
+    """
+
+    codes: Mapping[str, Array]
+    bounds: Mapping[str, Bounds]
+    biases: Mapping[str, Array]
+    error: float
+    start: float
+    nearest: float = 1.0
+
+
+@dataclass
+class Batches:
+    """What a block meets, sample by sample in the store, as tensors of several samples.
+
+    Args:
+        streams: where samples wait.
+        segment: the block.
+        samples: indexes of the samples.
+        device: torch's name.
+    """
+
+    torch: Any
+    streams: TwoStreams
+    segment: Segment
+    samples: Sequence[int]
+    device: str
+    together: bool = field(default=True)
+
+    def batch(self, picks: Sequence[int]) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
+        """(number of samples, inputs of the block, its outputs in the float network), as few as can be.
+
+        Samples of different shapes, and all where they cannot run together, come one by one.
+        """
+        groups: dict[object, list[int]] = {}
+        for number, pick in enumerate(picks):
+            groups.setdefault(self._alike(pick) if self.together else number, []).append(pick)
+        for group in groups.values():
+            feeds: dict[str, Any] = {}
+            for name in self.segment.inputs:
+                feeds[name] = self._stacked(QUANTIZED, name, group)
+                if feeds[name].dtype.is_floating_point:
+                    two = any(self.streams.has_two(pick, name) for pick in group)
+                    feeds[name + BESIDE] = self._stacked(FLOAT, name, group) if two else feeds[name]
+            yield len(group), feeds, {name: self._stacked(FLOAT, name, group) for name in self.segment.observed}
+
+    def all(self, size: int) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
+        """Every sample once."""
+        for begin in range(0, len(self.samples), size):
+            yield from self.batch(self.samples[begin : begin + size])
+
+    def _alike(self, pick: int) -> object:
+        """What samples that are stacked have in common."""
+        values = [(name, self.streams.get(QUANTIZED, pick, name)) for name in self.segment.inputs]
+        return tuple((name, x.shape, x.tobytes() if _is_shape(x) else b"") for name, x in values)
+
+    def _stacked(self, stream: bool, name: str, group: Sequence[int]) -> Any:
+        arrays = [self.streams.get(stream, pick, name) for pick in group]
+        whole = arrays[0] if len(arrays) == 1 or _is_shape(arrays[0]) else np.concatenate(arrays)
+        return as_tensor(self.torch, whole, self.device)
+
+
+def _is_shape(x: Array) -> bool:
+    return x.dtype.kind in "iub" and (x.ndim == 0 or (x.ndim == 1 and x.size <= FEW))
+
+
+class Lesson:
+    """One block, its batches and what is moved.
+
+    Args:
+        block: see `SoftBlock`.
+        batches: what it meets.
+        weights: to be rounded.
+        biases: float32 values of the biases that may move, by name of the constant.
+        scales: keys of activations inside whose scale is this block's alone.
+        settings: see `SoftBlocks`.
+        seed: of what is drawn by chance.
+    """
+
+    def __init__(
+        self,
+        block: SoftBlock,
+        batches: Batches,
+        weights: Weights,
+        biases: Mapping[str, Array],
+        scales: Sequence[str],
+        settings: SoftBlocks,
+        seed: int,
+    ) -> None:
+        self.torch, self.block, self.batches, self.settings = block.torch, block, batches, settings
+        self._weights = weights
+        self._random = np.random.default_rng(seed)
+        block.generator.manual_seed(seed)
+        self._biases = {name: as_tensor(self.torch, values, block.device) for name, values in biases.items()}
+        self._scales = list(scales) if settings.scale_lr > 0 else []
+        self._totals: dict[str, float] = {}
+
+    def learn(self, sites: Mapping[str, Site]) -> Found:
+        """The best of the nearest codes, those to begin with, and the learned ones.
+
+        Raises:
+            ModelError: torch fails at a node.
+        """
+        self.batches.together = self._may_stack()
+        first = {key: codes for key, (_, codes, _) in self._weights.items()}
+        plain = {key: qparams.quantize(weight) for key, (weight, _, qparams) in self._weights.items()}
+        nearest = self._errors(self._meanings(plain))
+        self._totals = {name: error for name, error in nearest.items() if error > 0 and np.isfinite(error)}
+        start = self._error(self._errors(self._meanings(first)))
+        best = Found(first, {}, {}, start, start) if start <= 1.0 else Found(plain, {}, {}, 1.0, start)
+        if not self._totals:
+            return best
+        choices = {
+            key: Choice(self.torch, weight, codes, qparams, self.block.device)
+            for key, (weight, codes, qparams) in self._weights.items()
+        }
+        shifts = self._descend(choices)
+        codes = {key: choice.chosen() for key, choice in choices.items()}
+        biases = {name: self._biases[name] + shifts[name].detach() for name in shifts}
+        error = self._error(self._errors({**self._meanings(codes), **biases}))
+        ranges = {key: self.block.reads[key].bounds() for key in self._scales}
+        if not np.isfinite(error) or error >= best.error:
+            return best
+        return Found(
+            codes,
+            {key: bounds for key, bounds in ranges.items() if bounds is not None},
+            {name: np.asarray(values.cpu().numpy()) for name, values in biases.items()},
+            error,
+            start,
+        )
+
+    def _descend(self, choices: Mapping[str, Choice]) -> dict[str, Any]:
+        """All steps; what is added to the biases."""
+        torch, settings = self.torch, self.settings
+        parts = [{"params": [choice.u for choice in choices.values()], "lr": settings.lr}]
+        for key in self._scales:
+            self.block.reads[key].part = torch.zeros((), device=self.block.device, requires_grad=True)
+        parts.append({"params": [self.block.reads[key].part for key in self._scales], "lr": settings.scale_lr})
+        shifts = {}
+        if settings.bias_lr > 0:
+            for name, values in self._biases.items():
+                shifts[name] = torch.zeros_like(values).requires_grad_(True)
+                size = float(values.std(correction=0)) or 1.0
+                parts.append({"params": [shifts[name]], "lr": settings.bias_lr * size})
+        parts = [part for part in parts if part["params"]]
+        optimizer = torch.optim.Adam(parts)
+        rates = [part["lr"] for part in optimizer.param_groups]
+        self.block.drop = settings.drop
+        every = max(settings.iterations // SETTLINGS, 1)
+        for step in range(settings.iterations):
+            for part, rate in zip(optimizer.param_groups[1:], rates[1:], strict=True):
+                part["lr"] = rate * settings.pace(step)
+            if step % every == 0:
+                for choice in choices.values():
+                    choice.settle(settings.settled(step))
+            optimizer.zero_grad(set_to_none=True)
+            self._step(choices, shifts, settings.beta(step))
+            optimizer.step()
+        self.block.drop = 0.0
+        return shifts
+
+    def _step(self, choices: Mapping[str, Choice], shifts: Mapping[str, Any], beta: float | None) -> None:
+        """Gradients of one batch."""
+        samples = self.batches.samples
+        size = min(self.settings.batch, len(samples))
+        picks = [samples[int(at)] for at in self._random.choice(len(samples), size, replace=False)]
+        count = sum(choice.u.numel() for choice in choices.values())
+        for number, feeds, targets in self.batches.batch(picks):
+            values = {key: choice.values(choice.h()) for key, choice in choices.items()}
+            values.update({name: self._biases[name] + shift for name, shift in shifts.items()})
+            loss = self._loss(self.block(feeds, self._with_biases(values)), targets) * (1.0 / size)
+            del number
+            loss.backward()
+        if beta is not None:
+            pulls = sum(pull(choice.h(), beta) for choice in choices.values())
+            (pulls * (self.settings.weight * PULL / count)).backward()
+
+    def _loss(self, outputs: Mapping[str, Any], targets: Mapping[str, Any]) -> Any:
+        """Squared error against that of the nearest codes, summed over samples, mean over outputs."""
+        parts = [
+            ((outputs[name] - targets[name]) ** 2).sum() * (len(self.batches.samples) / total)
+            for name, total in self._totals.items()
+        ]
+        return sum(parts[1:], parts[0]) / len(parts)
+
+    def _errors(self, values: Mapping[str, Any]) -> dict[str, float]:
+        """Sum over all samples of the squared error of each output, nothing by chance."""
+        totals = dict.fromkeys(self.batches.segment.observed, 0.0)
+        with self.torch.no_grad():
+            for _, feeds, targets in self.batches.all(self.settings.batch):
+                made = self.block(feeds, self._with_biases(values))
+                for name in totals:
+                    totals[name] += float(((made[name] - targets[name]) ** 2).sum(dtype=self.torch.float64))
+        return totals
+
+    def _error(self, errors: Mapping[str, float]) -> float:
+        """As `_loss`: 1 for the nearest codes."""
+        parts = [errors[name] / total for name, total in self._totals.items()]
+        return float(np.mean(parts)) if parts else 1.0
+
+    def _with_biases(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {**self._biases, **values}
+
+    def _meanings(self, codes: Mapping[str, Array]) -> dict[str, Any]:
+        """What codes of the weights mean."""
+        return {
+            key: as_tensor(self.torch, self._weights[key][2].dequantize(each), self.block.device)
+            for key, each in codes.items()
+        }
+
+    def _may_stack(self) -> bool:
+        """Whether two samples together give what they give apart."""
+        if len(self.batches.samples) < 2:
+            return False
+        values = self._with_biases(self._meanings({key: codes for key, (_, codes, _) in self._weights.items()}))
+        pair = self.batches.samples[:2]
+        with self.torch.no_grad():
+            together = list(self.batches.batch(pair))
+            if len(together) != 1:
+                return True  # of different shapes: those are never stacked
+            try:
+                both = self.block(together[0][1], values)
+            except (ModelError, Unfit):
+                return False
+            each = [self.block(feeds, values) for pick in pair for _, feeds, _ in self.batches.batch([pick])]
+        for name in self.batches.segment.observed:
+            apart = [one[name] for one in each]
+            if any(x.dim() == 0 for x in apart) or both[name].shape[0] != sum(x.shape[0] for x in apart):
+                return False
+            joined = self.torch.cat(apart)
+            room = SAME * max(float(joined.abs().max()), 1e-30)
+            if joined.shape != both[name].shape or float((joined - both[name]).abs().max()) > room:
+                return False
+        return True
+
+
+__all__ = ["Batches", "Found", "Lesson"]

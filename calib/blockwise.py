@@ -1,0 +1,237 @@
+"""Soft rounding block by block: a float and a quantized stream advance together, each block learned where they meet.
+
+The work is linear in the number of blocks, each of which is run once in float, learned on batches of what both streams
+have in front of it, and run once quantized. Activations wait in a `TensorStore`, within its budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from sbonnx.calib.asym import plainly, quantized
+from sbonnx.calib.block_learning import Batches, Found, Lesson
+from sbonnx.calib.device import place_on
+from sbonnx.calib.numbers import Numbers, Walked
+from sbonnx.calib.progress import Progress
+from sbonnx.calib.runner import LayerRunner, providers
+from sbonnx.calib.segments import Segment
+from sbonnx.calib.single_cuts import blocks
+from sbonnx.calib.soft_block import SoftBlock
+from sbonnx.calib.store import TensorStore
+from sbonnx.calib.threads import in_order
+from sbonnx.calib.two_streams import FLOAT, QUANTIZED, TwoStreams
+from sbonnx.calib.unit import Unit
+from sbonnx.correct.biases import biases_of
+from sbonnx.errors import ModelError
+from sbonnx.graph import Graph
+from sbonnx.graph.query import tensors_by_name
+from sbonnx.plan.types import Gain, Plan, Reader, Site
+from sbonnx.report import Refusal
+from sbonnx.rounding.soft import BLOCKS, SoftBlocks
+from sbonnx.spec import Array, QParams
+
+WHAT: Final = "round in blocks"
+
+
+def wants_blocks(plan: Plan) -> bool:
+    """Whether any weight is to be rounded by `walk_blocks`."""
+    return any(site.rounding.name == BLOCKS for site in plan.of_role("weight"))
+
+
+def walk_blocks(
+    graph: Graph,
+    plan: Plan,
+    units: Callable[[], Iterator[Unit]],
+    walked: Walked,
+    *,
+    seed: int,
+    device: str,
+    threads: int,
+    memory: int,
+    progress: Progress,
+) -> Walked:
+    """Round the weights of `plan` whose rounding is "blocks", in blocks of layers between single-tensor cuts.
+
+    Args:
+        graph, plan: as for `calibrate`; not changed. The settings of a block are those of its first weight.
+        units: begins the samples anew; walked once.
+        walked: ranges, and the codes to begin with, of all weights; weights without codes begin with the nearest.
+        seed: of what is drawn by chance.
+        device, threads: where blocks run, and how many samples at a time where nothing is learned.
+        memory: bytes for waiting activations.
+        progress: told of each block.
+
+    Returns:
+        `walked` with other codes, ranges of activations whose scales were learned, biases and gains; a refusal for
+        each block that torch cannot evaluate, whose codes stay.
+
+    Raises:
+        DeviceError: torch is not installed.
+        DataError, ModelError: see `LayerRunner`.
+    """
+    sites = {site.key: site for site in plan.of_role("weight") if site.rounding.name == BLOCKS and site.scope == ""}
+    layers = {reader.node: key for key, site in sites.items() for reader in site.readers}
+    if not layers:
+        return walked
+    settings = {key: _settings(site.rounding.arguments) for key, site in sites.items()}
+    segments = blocks(graph, layers, next(iter(settings.values())).scope)
+    with TensorStore(memory) as store:
+        streams = TwoStreams(segments, store)
+        walk = _Walk(graph, plan, walked, settings, sites, segments, streams, seed, device, threads)
+        return walk.run(units, progress)
+
+
+def _settings(arguments: Mapping[str, Any]) -> SoftBlocks:
+    return SoftBlocks(**arguments)
+
+
+@dataclass
+class _Walk:
+    """The state of one walk; see `walk_blocks`."""
+
+    graph: Graph
+    plan: Plan
+    walked: Walked
+    settings: Mapping[str, SoftBlocks]
+    sites: Mapping[str, Site]
+    segments: Sequence[Segment]
+    streams: TwoStreams
+    seed: int
+    device: str
+    threads: int
+    gains: dict[str, Gain] = field(default_factory=dict)
+    refusals: list[Refusal] = field(default_factory=list)
+    numbers: Numbers = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.numbers = Numbers(self.graph, self.plan, self.walked.bounds, plainly(None))
+        self.numbers.codes.update(self.walked.codes)
+        self.numbers.scales.update(self.walked.scales)
+        self.numbers.moved.update(self.walked.qparams)
+        self.numbers.constants.update(self.walked.constants)
+        self._index = tensors_by_name(self.graph)
+        self._uses = {reader: site for site in self.plan.sites for reader in site.readers}
+        learned = any(settings.bias_lr > 0 for settings in self.settings.values())
+        self._bias = biases_of(self.graph) if learned else {}
+        self._torch_device = place_on(providers(self.device))
+
+    def run(self, units: Callable[[], Iterator[Unit]], progress: Progress) -> Walked:
+        """All blocks."""
+        places: list[Unit] = []
+        names = [tensor.name for tensor in self.graph.inputs]
+        wanted = {name for segment in self.segments for name in segment.inputs}
+        for unit in units():
+            self.streams.put(FLOAT, unit, unit.feed, [name for name in names if name in wanted])
+            places.append(replace(unit, feed={}))
+        progress.start("rounding in blocks", sum(unit.closes for unit in places))
+        for number, segment in enumerate(self.segments):
+            progress.state(segment=(number + 1, len(self.segments)))
+            self._through(FLOAT, number, places, segment.model(self.graph, self._index), None)
+            self._learn(number, segment, places)
+            if number + 1 < len(self.segments):
+                piece = quantized(segment, self.graph, self.numbers, self._uses)
+                self._through(QUANTIZED, number, places, piece, progress)
+            self.streams.done(number, places)
+        numbers = self.numbers
+        return replace(
+            self.walked,
+            bounds=numbers.bounds,
+            codes=numbers.codes,
+            scales=numbers.scales,
+            qparams=numbers.moved,
+            constants=numbers.constants,
+            gains={**self.walked.gains, **self.gains},
+            refusals=(*self.walked.refusals, *self.refusals),
+        )
+
+    def _through(
+        self, stream: bool, number: int, places: Iterable[Unit], piece: Graph, progress: Progress | None
+    ) -> None:
+        """All samples through a block, in one of the streams."""
+        outputs = self.segments[number].outputs
+        with LayerRunner(piece, device=self.device, threads=1, name="a block") as run:
+
+            def work(unit: Unit) -> None:
+                made = run.run(self.streams.reads(stream, number, unit), outputs, where=unit.where)
+                self.streams.put(stream, unit, made, outputs)
+
+            for unit, _ in in_order(work, iter(places), self.threads):
+                if progress is not None:
+                    progress.advance(int(unit.closes))
+
+    def _learn(self, number: int, segment: Segment, places: Sequence[Unit]) -> None:
+        """The codes of one block."""
+        inside = {Reader(node, index) for node in segment.nodes for index in (0, 1)}
+        sites = {key: site for key, site in self.sites.items() if inside & set(site.readers)}
+        weights = self._weights(sites)
+        if not weights:
+            return
+        settings = self.settings[next(iter(weights))]
+        biases = self._biases(segment) if settings.bias_lr > 0 else {}
+        try:
+            block = SoftBlock(self.graph, self.numbers, self._uses, segment, sites, biases, self._torch_device)
+            batches = Batches(block.torch, self.streams, segment, [unit.index for unit in places], self._torch_device)
+            values = {name: self._value(name) for name in biases.values()}
+            scales = self._scales(block, segment)
+            found = Lesson(block, batches, weights, values, scales, settings, self.seed + number).learn(sites)
+        except ModelError as error:
+            where = ", ".join(site.tensor for site in sites.values())
+            self.refusals.append(Refusal(WHAT, where, f"{error}: the codes stay as they were"))
+            return
+        self._take(found, sites)
+
+    def _weights(self, sites: Mapping[str, Site]) -> dict[str, tuple[Array, Array, QParams]]:
+        """Float values, codes to begin with and scales of the weights that have any."""
+        found = {}
+        for key, site in sites.items():
+            codes, qparams = self.numbers.codes_of(site), self.numbers.params(site)
+            if codes is not None and qparams is not None and not site.spec.is_fp8:
+                found[key] = (np.asarray(self.numbers.weight(site)), codes, qparams)
+        return found
+
+    def _biases(self, segment: Segment) -> dict[Reader, str]:
+        """Biases of the layers of a block, by who reads them."""
+        names = {self._bias[node].name for node in segment.nodes if node in self._bias}
+        inside = set(segment.nodes)
+        return {
+            Reader(node.name, index): tensor.name
+            for node in self.graph.nodes
+            if node.name in inside
+            for index, tensor in enumerate(node.inputs)
+            if tensor.name in names
+        }
+
+    def _value(self, name: str) -> Array:
+        """A bias as it is now."""
+        found = self.numbers.constants.get(name)
+        return np.asarray(self.numbers.tensors[name].values if found is None else found)
+
+    def _scales(self, block: SoftBlock, segment: Segment) -> list[str]:
+        """Activations of the block whose scale nobody else reads."""
+        inside = set(segment.nodes)
+        by_key = self.plan.by_key()
+        return [
+            key
+            for key in block.reads
+            if self.numbers.params(by_key[key]) is not None
+            and by_key[key].fixed is None
+            and self.numbers.members(by_key[key]) == 1
+            and all(reader.node in inside for reader in by_key[key].readers)
+        ]
+
+    def _take(self, found: Found, sites: Mapping[str, Site]) -> None:
+        """What was found is what the next blocks meet."""
+        self.numbers.codes.update(found.codes)
+        self.numbers.constants.update(found.biases)
+        by_key = self.plan.by_key()
+        for key, bounds in found.bounds.items():
+            self.numbers.limit(by_key[key], bounds)
+        for key in sites:
+            self.gains[key] = Gain(BLOCKS, found.error, found.nearest)
+
+
+__all__ = ["walk_blocks", "wants_blocks"]

@@ -1,0 +1,183 @@
+"""Fits weights to the moments of what their layers meet: codes, scales, and biases that take up the mean error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from sbonnx.calib.layers import WHAT, Layer, Watched, watched
+from sbonnx.calib.numbers import Numbers
+from sbonnx.calib.scales import limits_for
+from sbonnx.calib.solve import scale_type
+from sbonnx.errors import NumericError
+from sbonnx.graph import Graph
+from sbonnx.moments import Moments, share_of
+from sbonnx.plan.types import Gain, Plan, RoundingChoice, Site
+from sbonnx.report import Refusal
+from sbonnx.rounding import ROUNDERS, make_rounder
+from sbonnx.rounding.scales import search_bounds
+from sbonnx.spec import Array, Bounds, QParams
+
+LEAST_ROWS: Final = 8192
+"""Rows that a layer sees at least, however few inputs it has: means and variances come of fewer too unsure."""
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """How weights are rounded by what they meet.
+
+    Attributes:
+        quantized: inputs are those behind quantized layers; else those of the float network, in one pass.
+        share: of the error of its inputs that a weight makes up for, 0 to 1; see `Moments.towards`. None: that of
+            least error on samples that are held out, layer by layer; see `share_of`.
+        rows: of its inputs that a layer sees, for each weight of an output; 0: all.
+        correct: what rounding shifts outputs by on average is taken off the biases that layers have of their own.
+        seed: of the rows that are picked.
+    """
+
+    quantized: bool = True
+    share: float | None = None
+    rows: int = 32
+    correct: bool = True
+    seed: int = 0
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether some samples are summed apart."""
+        return self.quantized and self.share is None
+
+
+def said(gains: Mapping[str, Gain]) -> list[str]:
+    """A sentence for each rounding that looked at inputs: how much of the error of layers it left."""
+    sentences = []
+    for name in dict.fromkeys(gain.rounding for gain in gains.values()):
+        left = [gain.loss / gain.nearest for gain in gains.values() if gain.rounding == name and gain.nearest > 0]
+        if left:
+            sentences.append(
+                f"{len(left)} weights rounded by {name}: the error of a layer is {np.median(left):.3g} of what the "
+                f"nearest codes make (median; {min(left):.3g} to {max(left):.3g})"
+            )
+    return sentences
+
+
+@dataclass
+class Fitter:
+    """Rounds the weight of each layer as soon as its moments are complete.
+
+    Attributes:
+        graph, plan, floats: see `Numbers`.
+        options: how.
+        samples: how many there are.
+        numbers: what came of it so far.
+        gains: by site key.
+        refusals: layers that nothing was seen of.
+    """
+
+    graph: Graph
+    plan: Plan
+    floats: Mapping[str, Bounds]
+    options: Reconstruction
+    samples: int
+    numbers: Numbers = field(init=False)
+    gains: dict[str, Gain] = field(default_factory=dict)
+    refusals: list[Refusal] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.numbers = Numbers(self.graph, self.plan, self.floats, self._round)
+        self._moments: dict[str, Moments] = {}  # by key of the weight's site, of layers at hand
+
+    def watch(self, layers: Sequence[Layer]) -> list[Watched]:
+        """What sums the moments of these layers, one for all that read the same thing the same way."""
+        return watched(
+            layers,
+            two_streams=self.options.quantized,
+            hold_out=self.options.holds_out,
+            rows=self._rows,
+            seed=self.options.seed,
+        )
+
+    def _rows(self, layer: Layer) -> int | None:
+        """How many rows of a sample a layer sees; None: all."""
+        if not self.options.rows:
+            return None
+        wanted = max(self.options.rows * layer.layout.inputs, LEAST_ROWS)
+        return -(-wanted // max(self.samples, 1))
+
+    def take(self, sums: Sequence[Watched]) -> None:
+        """Round the weights of layers whose moments are complete."""
+        for one in sums:
+            for layer in one.layers:
+                try:
+                    fit, held = one.parts(layer)
+                    moments = fit if held is None else fit.merged(held)
+                    if moments.rows == 0:
+                        raise NumericError("its inputs were never computed")
+                    self._moments[layer.site.key] = self._judged(layer, moments, fit, held)
+                    self.numbers.codes_of(layer.site)
+                    self._correct(layer, moments)
+                except NumericError as error:
+                    why = f"{error}: its weight goes to the nearest codes"
+                    self.refusals.append(Refusal(WHAT, layer.node.name, why))
+                self._moments.pop(layer.site.key, None)
+
+    def _judged(self, layer: Layer, moments: Moments, fit: Moments, held: Moments | None) -> Moments:
+        """What a weight is rounded by: centred where a bias takes up the mean, the float stream by a share."""
+        centred = layer.bias is not None
+        share = self.options.share
+        if share is None:
+            share = 0.0
+            if held is not None:
+                weight = moments.layout.matrices(self.numbers.weight(layer.site))
+                share = share_of(weight, *((fit.centred(), held.centred()) if centred else (fit, held)))
+        return (moments.centred() if centred else moments).towards(share)
+
+    def fake_quant(self, site: Site | None, value: Array) -> Array:
+        """An activation as a layer reads it in the quantized stream."""
+        qparams = None if site is None else self.numbers.params(site)
+        return value if qparams is None else qparams.fake_quant(value).astype(value.dtype)
+
+    def _round(self, site: Site, weight: Array, qparams: QParams) -> tuple[Array, QParams]:
+        """See `RoundSite`: by the moments that are at hand, else to the nearest code."""
+        if site.key not in self._moments:
+            return qparams.quantize(weight), qparams
+        moments, choice = self._moments[site.key], site.rounding
+        free = site.fixed is None and self.numbers.members(site) == 1
+        if choice.scale == "search" and free:
+            self.numbers.limit(site, self._searched(site, weight, moments))
+            qparams = self.numbers.params(site) or qparams
+        if ROUNDERS[choice.name].moves_scales and not free:
+            choice = RoundingChoice("gptq")
+        found = make_rounder(choice.name, choice.arguments).round(weight, qparams, moments)
+        if found.loss is not None and found.nearest is not None:
+            self.gains[site.key] = Gain(choice.name, found.loss, found.nearest)
+        return found.codes, found.qparams
+
+    def _searched(self, site: Site, weight: Array, moments: Moments) -> Bounds:
+        """The range of a weight that costs its layer least."""
+        tensor = self.numbers.tensors[site.tensor]
+        return search_bounds(
+            weight,
+            site.spec,
+            self.numbers.bounds[site.key],
+            moments,
+            self.plan.scale_rule,
+            by="nearest" if site.rounding.name == "nearest" else "gptq",
+            scale_dtype=scale_type(tensor, self.plan),
+            least=limits_for(self.plan, tensor).least,
+        )
+
+    def _correct(self, layer: Layer, moments: Moments) -> None:
+        """The bias takes up the mean error of the layer's output."""
+        codes, qparams = self.numbers.codes.get(layer.site.key), self.numbers.params(layer.site)
+        if layer.bias is None or codes is None or qparams is None:
+            return
+        layout = moments.layout
+        float_weight = layout.matrices(self.numbers.weight(layer.site))
+        shift = moments.mean_error(float_weight, layout.matrices(qparams.dequantize(codes))).reshape(-1)
+        values = np.asarray(layer.bias.values)
+        self.numbers.constants[layer.bias.name] = (
+            (values.reshape(-1) + shift).reshape(values.shape).astype(values.dtype)
+        )

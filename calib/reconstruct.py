@@ -1,0 +1,271 @@
+"""Roundings that look at inputs: layer by layer, the moments of what each weight meets, then its codes.
+
+A float and a quantized stream advance together: when they reach a layer, all before it is quantized, its moments are
+summed while the samples pass, and its weight is rounded. So the work is linear in the number of layers, and what is
+held is two activations of the samples at a time (in a `TensorStore` each) and the moments of the layers at hand,
+whatever the number of samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from sbonnx.calib.asym import Asym, measured_sites, quantized, quantized_reads, staged, uses_of
+from sbonnx.calib.fit import Fitter, Reconstruction
+from sbonnx.calib.keeping import Keeper
+from sbonnx.calib.layers import Layer, Watched, in_budget, layers_of
+from sbonnx.calib.numbers import RoundSite, Walked
+from sbonnx.calib.observe import wishes_of
+from sbonnx.calib.progress import Progress
+from sbonnx.calib.runner import LayerRunner
+from sbonnx.calib.segments import Segment
+from sbonnx.calib.sketches import Panel, Sketch
+from sbonnx.calib.store import TensorStore
+from sbonnx.calib.threads import in_order
+from sbonnx.calib.unit import Unit
+from sbonnx.errors import NumericError
+from sbonnx.graph import Graph
+from sbonnx.plan.types import Plan, Reader, Site
+from sbonnx.spec import Array, Bounds
+
+Units = Callable[[], Iterator[Unit]]
+"""Begins the samples anew."""
+
+LEAST_MEMORY: Final = 256 << 20
+"""Bytes that the moments of a layer may take whatever the budget."""
+
+
+def walk_rounding(
+    graph: Graph,
+    plan: Plan,
+    units: Units,
+    floats: Mapping[str, Bounds],
+    *,
+    options: Reconstruction,
+    asym: Asym | None,
+    samples: int,
+    device: str,
+    threads: int,
+    memory: int,
+    progress: Progress,
+    count: int | None = None,
+) -> Walked:
+    """Round the weights of `plan` whose roundings look at inputs; with `asym`, measure activations on the way.
+
+    Args:
+        graph, plan: as for `calibrate`; not changed.
+        units: the data, walked twice.
+        floats: ranges in the float stream by site key; sites without stay without.
+        options: see `Reconstruction`.
+        asym: see `walk_quantized`; None: the ranges stay those of the float stream.
+        samples: how many there are.
+        device, threads: where stages run, and how many samples at a time.
+        memory: bytes for waiting activations, and as many (`LEAST_MEMORY` at least) for the moments of a layer.
+        progress: told of `count` pieces a stage.
+
+    Raises:
+        NumericError: NaN or Inf that quantization brought about, named with the sample.
+        DataError, ModelError, DeviceError: see `LayerRunner`.
+    """
+    layers, refusals = layers_of(graph, plan, correct=options.correct)
+    layers, large = in_budget(
+        layers, max(memory, LEAST_MEMORY), two_streams=options.quantized, hold_out=options.holds_out
+    )
+    fit = Fitter(graph, plan, floats, options, samples)
+    walk = _Walk(fit, layers, device, threads, memory)
+    if options.quantized:
+        walk.through_stages(units, asym, progress, count)
+    else:
+        walk.in_float(units, progress, count)
+    found = fit.numbers
+    declined = (*refusals, *large, *fit.refusals)
+    return Walked(found.bounds, found.codes, found.scales, found.moved, found.constants, fit.gains, declined)
+
+
+@dataclass
+class _Walk:
+    """The state of one walk; see `walk_rounding`."""
+
+    fit: Fitter
+    layers: Sequence[Layer]
+    device: str
+    threads: int
+    memory: int
+
+    @property
+    def graph(self) -> Graph:
+        """The float graph."""
+        return self.fit.graph
+
+    # --- two streams -------------------------------------------------------------------------------
+
+    def through_stages(self, units: Units, asym: Asym | None, progress: Progress, count: int | None) -> None:
+        """Both streams, stage by stage: what a stage computes is what the layers of the next ones meet."""
+        moves = asym is not None and asym.moves_ranges
+        sites = measured_sites(self.graph, self.fit.plan, self.fit.floats) if moves else {}
+        readers = frozenset(Reader(layer.node.name, layer.index) for layer in self.layers)
+        late = readers | (quantized_reads(self.fit.plan) if moves else frozenset())
+        observed = list(dict.fromkeys([*sites, *(layer.tensor for layer in self.layers)]))
+        made = {tensor.name for node in self.graph.nodes for tensor in node.outputs}
+        segments = staged(self.graph, [name for name in observed if name in made], late)
+        progress.start("rounding by what layers meet", count)
+        self._look(units(), [layer for layer in self.layers if layer.tensor not in made])
+        stages = _Stages(self, segments, uses_of(self.fit.plan, asym or Asym()))
+        stages.run(units, sites, progress)
+
+    def _look(self, units: Iterable[Unit], layers: Sequence[Layer]) -> None:
+        """Layers that read inputs of the model: those are the same in both streams, but for their quantization."""
+        sums = self.fit.watch(layers)
+        for unit in units if sums else ():
+            for one in sums:
+                value = np.asarray(unit.feed[one.tensor])
+                one.add(value, self.fit.fake_quant(one.site, value), unit.index)
+        self.fit.take(sums)
+
+    # --- one stream --------------------------------------------------------------------------------
+
+    def in_float(self, units: Units, progress: Progress, count: int | None) -> None:
+        """All layers by the inputs of the float network; in as many passes as their moments need memory."""
+        for number, some in enumerate(_passes(self.layers, max(self.memory, LEAST_MEMORY))):
+            progress.start(f"rounding by float inputs, pass {number + 1}", count)
+            sums = self.fit.watch(some)
+            made = {tensor.name for node in self.graph.nodes for tensor in node.outputs}
+            names = [name for name in dict.fromkeys(one.tensor for one in sums) if name in made]
+            with ExitStack() as stack:
+                run = stack.enter_context(self._session(names)) if names else None
+
+                def work(unit: Unit, run: LayerRunner | None = run, names: list[str] = names) -> dict[str, Any]:
+                    found = {} if run is None else run.run(unit.feed, names, where=unit.where)
+                    return {**unit.feed, **found}
+
+                for unit, known in in_order(work, units(), self.threads):
+                    for one in sums:
+                        if one.tensor in known:
+                            one.add(np.asarray(known[one.tensor]), None, unit.index)
+                    progress.advance(int(unit.closes))
+            self.fit.take(sums)
+
+    def _session(self, names: Sequence[str]) -> LayerRunner:
+        """A session over the float graph that gives these tensors."""
+        inputs = tuple(tensor.name for tensor in self.graph.inputs)
+        piece = Segment(inputs, tuple(names), tuple(names)).model(self.graph, self.fit.numbers.tensors)
+        return LayerRunner(piece, device=self.device, threads=1, name="the model")
+
+
+@dataclass
+class _Stages:
+    """Both streams on their way through the stages."""
+
+    walk: _Walk
+    segments: Sequence[Segment]
+    uses: Mapping[Reader, Site]
+
+    def run(self, units: Units, sites: Mapping[str, Sequence[Site]], progress: Progress) -> None:
+        """All samples through a stage in both streams, then the layers that come next are rounded, and so on."""
+        half = self.walk.memory // 2
+        with TensorStore(half) as floats, TensorStore(half) as codes:
+            keepers = Keeper(self.segments, floats), Keeper(self.segments, codes)
+            places: list[Unit] = []
+            for number, segment in enumerate(self.segments):
+                progress.state(
+                    segment=(number + 1, len(self.segments)),
+                    spilled=floats.counters.spilled + codes.counters.spilled,
+                )
+                sums = self.walk.fit.watch([one for one in self.walk.layers if one.tensor in segment.observed])
+                here = {name: sites[name] for name in segment.observed if name in sites}
+                some = units() if number == 0 else iter(places)
+                seen = self._stage(number, keepers, some, sums, here, progress)
+                if number == 0:
+                    places = seen
+                self.walk.fit.take(sums)
+
+    def _stage(
+        self,
+        number: int,
+        keepers: tuple[Keeper, Keeper],
+        units: Iterator[Unit],
+        sums: Sequence[Watched],
+        sites: Mapping[str, Sequence[Site]],
+        progress: Progress,
+    ) -> list[Unit]:
+        """One stage; the samples that went through, without their feeds."""
+        segment, walk = self.segments[number], self.walk
+        wishes = wishes_of([site for some in sites.values() for site in some])
+        sketches = {key: wish.sketch(key[1]) for key, wish in wishes.items()}
+        panel = Panel(list(sketches.values()))
+        wanted = list(dict.fromkeys([*(one.tensor for one in sums), *(name for name, _ in sketches)]))
+        places = []
+        model = partial(quantized, graph=walk.graph, numbers=walk.fit.numbers, uses=self.uses)
+        with ExitStack() as stack:
+            runs = [
+                stack.enter_context(LayerRunner(piece, device=walk.device, threads=1, name="a layer"))
+                for piece in (segment.model(walk.graph, walk.fit.numbers.tensors), model(segment))
+            ]
+
+            def work(unit: Unit) -> list[dict[str, Array]]:
+                found = []
+                for run, keeper in zip(runs, keepers, strict=True):
+                    known = keeper.fetch(number, unit)
+                    known.update(run.run(known, segment.outputs, where=unit.where))
+                    keeper.keep(number, unit, None, known, 0.0)
+                    found.append({name: np.asarray(known[name]) for name in wanted if name in known})
+                plain, rounded = found
+                fed = {
+                    one.name: walk.fit.fake_quant(one.site, rounded[one.tensor])
+                    for one in sums
+                    if one.tensor in rounded
+                }
+                return [plain, rounded, fed]
+
+            for unit, (plain, rounded, fed) in in_order(work, units, walk.threads):
+                _check_finite(rounded, wanted, unit)
+                for one in sums:
+                    if one.name in fed:
+                        one.add(plain[one.tensor], fed[one.name], unit.index)
+                if sketches:
+                    panel.observe([rounded[name] for name, _ in sketches], unit.index, unit.samples)
+                places.append(Unit(unit.index, unit.where, {}, unit.samples, unit.closes))
+                progress.advance(int(unit.closes))
+        panel.settle()
+        self._measure(sketches, sites)
+        return places
+
+    def _measure(self, sketches: Mapping[tuple[str, int | None], Sketch], sites: Mapping[str, Sequence[Site]]) -> None:
+        """The ranges of what a stage computed are known to the next."""
+        for some in sites.values():
+            for site in some:
+                self.walk.fit.numbers.measure(site, sketches[site.tensor, site.spec.axis])
+
+
+def _check_finite(values: Mapping[str, Array], names: Sequence[str], unit: Unit) -> None:
+    """Guard for what quantization broke."""
+    for name in names:
+        if name in values and values[name].dtype.kind == "f" and not np.isfinite(values[name]).all():
+            raise NumericError(
+                f"with everything before it quantized, '{name}' holds NaN or Inf on {unit.where}: "
+                "give the layers before it more bits, or round without inputs (W.ROUNDING: nearest)"
+            )
+
+
+def _passes(layers: Sequence[Layer], memory: int) -> Iterator[list[Layer]]:
+    """The layers, as many at a time as their moments fit into `memory`."""
+    some: list[Layer] = []
+    used = 0
+    for layer in layers:
+        size = layer.bytes_of_moments(two_streams=False)
+        if some and used + size > memory:
+            yield some
+            some, used = [], 0
+        some.append(layer)
+        used += size
+    if some:
+        yield some
+
+
+__all__ = ["Reconstruction", "RoundSite", "walk_rounding"]
