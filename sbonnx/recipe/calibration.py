@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Annotated, Any, final
 
-from sbonnx.recipe import values
-from sbonnx.recipe.sections import Section, key
+from pydantic import BeforeValidator
+
+from sbonnx.recipe import names, values
+from sbonnx.recipe.keys import Section, key
+
+Inputs = Annotated[names.StreamName, BeforeValidator(values.choice(names.STREAMS)), values.schema(names.STREAMS)]
 
 
 @final
 class Asym(Section):
     """CALIBRATION.ASYM: ``true`` and ``false`` stand for ``{ENABLE: ...}``."""
 
-    enable: values.Flag = key(
-        False, "measure with everything upstream quantized already, layer by layer", "true, false", "new"
+    enable: values.Flag | None = key(
+        None,
+        "measure with everything upstream quantized already, layer by layer",
+        "true, false",
+        "new",
+        shown="true where weights are rounded behind quantized layers anyway",
     )
     ranges: values.Flag = key(True, "with ENABLE: ranges of activations are those after upstream", "true, false", "new")
     rounding: values.Flag = key(
@@ -24,6 +32,32 @@ class Asym(Section):
     @classmethod
     def _expand(cls, data: Any) -> Any:
         return data if data is None or isinstance(data, Mapping) else {"ENABLE": data}
+
+
+@final
+class MomentsOf(Section):
+    """CALIBRATION.MOMENTS: what roundings that look at inputs are given of them."""
+
+    inputs: Inputs = key(
+        "quantized",
+        "inputs of a layer as they come through the quantized layers before it, or as in the float network (one pass)",
+        "quantized, float",
+        "new",
+    )
+    share: values.Share | None = key(
+        None,
+        "with INPUTS: quantized: how much of the error that its inputs bring a layer's weight is to make up for",
+        "0 to 1",
+        "new",
+        shown="by samples held out, layer by layer",
+    )
+    rows: values.CountOrNone = key(
+        32, "rows of its inputs that a layer sees, for each weight of an output; 0: all there are", "0 or more", "new"
+    )
+
+    @classmethod
+    def _expand(cls, data: Any) -> Any:
+        return data if data is None or isinstance(data, Mapping) else {"INPUTS": data}
 
 
 @final
@@ -54,6 +88,7 @@ class Calibration(Section):
         shown="none",
     )
     asym: Asym = Asym()
+    moments: MomentsOf = MomentsOf()
     feedback: values.Feedback = key(
         {},
         "recurrent models: the input that takes each output at the next step; a feed that brings it begins a sequence",

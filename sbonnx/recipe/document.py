@@ -12,9 +12,9 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from sbonnx.recipe import names, text
+from sbonnx.recipe.keys import Section, children
 from sbonnx.recipe.loading import load
 from sbonnx.recipe.schema import Recipe
-from sbonnx.recipe.sections import Section, children
 
 _WIDTH: Final = 110
 
@@ -37,8 +37,16 @@ _EXAMPLES: Final = {
     "SAMPLES": "256",
     "VERSION": '"10"',
     "CALIBRATION.THREADS": "4",
+    "CALIBRATION.MOMENTS.SHARE": "0.5",
     "CALIBRATION.CACHE": "calibration-cache",
     "CALIBRATION.FEEDBACK": "{state_out: state_in}",
+    "MIXED.BUDGET.BITS": "4",
+    "MIXED.BUDGET.SIZE": "0.2",
+    "MIXED.BUDGET.BIT_OPERATIONS": "0.5",
+    "MIXED.BUDGET.LATENCY": "0.6",
+    "MIXED.MAX_LOSS": "0.5%",
+    "MIXED.WEIGHTS": "[2, 4, 8]",
+    "MIXED.ACTIVATIONS": "[8, 16, float]",
     "VERIFY.MIN_SQNR_DB": "20",
     "VERIFY.MIN_COSINE": "0.99",
     "VERIFY.LEVELS_DB": "20",

@@ -28,6 +28,7 @@ class SideLimits:
 
 
 _ANY_BITS = tuple(range(MIN_BITS, MAX_BITS + 1))
+_BYTES = tuple(range(MIN_BITS, 8 + 1))
 
 LIMITS: Final[dict[str, dict[str, SideLimits]]] = {
     "virtual": {
@@ -35,8 +36,8 @@ LIMITS: Final[dict[str, dict[str, SideLimits]]] = {
         "A": SideLimits(_ANY_BITS, names.SCHEMES, "per-tensor-affine"),
     },
     "onnxruntime": {
-        "W": SideLimits((8,), names.SCHEMES, "per-channel-symmetric"),
-        "A": SideLimits((8,), ("per-tensor-affine", "per-tensor-symmetric"), "per-tensor-affine"),
+        "W": SideLimits(_BYTES, names.SCHEMES, "per-channel-symmetric"),
+        "A": SideLimits((*_BYTES, 16), ("per-tensor-affine", "per-tensor-symmetric"), "per-tensor-affine"),
     },
     "tensorrt": {
         "W": SideLimits((4, 8), ("per-channel-symmetric", "per-tensor-symmetric"), "per-channel-symmetric"),
@@ -60,7 +61,7 @@ MODE_LIMITS: Final[dict[tuple[str, str], dict[str, SideLimits]]] = {
     },
     # at 4 bits a zero point gains 0.9 dB and the range of least error another 0.3, for an eighth of a bit a weight
     ("onnxruntime", "weight_only"): {
-        "W": SideLimits((4, 8), _PER_CHANNEL, "per-channel-affine", 4, "mse"),
+        "W": SideLimits(_BYTES, _PER_CHANNEL, "per-channel-affine", 4, "mse"),
         "A": _UNUSED,
     },
     ("tensorrt", "weight_only"): {
@@ -144,7 +145,14 @@ def _in(mode: str) -> str:
 
 
 def _bits_text(bits: tuple[int, ...]) -> str:
-    return f"{bits[0]} to {bits[-1]}" if len(bits) > 2 else one_of(map(str, bits))
+    """``2 to 8 or 16``: runs of widths by their ends."""
+    runs: list[list[int]] = []
+    for width in bits:
+        if runs and width == runs[-1][-1] + 1:
+            runs[-1].append(width)
+        else:
+            runs.append([width])
+    return one_of([f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs])
 
 
 def check_bits(backend: str, side: str, path: Path, bits: int, mode: str = STATIC) -> Iterator[Wrong]:
@@ -176,3 +184,10 @@ def check_ends(backend: str, key: str, ends: SideBits, mode: str = STATIC) -> It
     for side, bits in (("W", ends.w), ("A", ends.a)):
         if bits is not None:
             yield from check_bits(backend, side, (key, side), bits, mode)
+
+
+def check_search(mode: str, *, auto: bool, mixed: bool) -> Iterator[Wrong]:
+    """Why nothing can be tried in this mode."""
+    if mode == "dynamic" and (auto or mixed):
+        text = "must be static or weight_only with AUTO and MIXED"
+        yield Wrong(text, "Scales that are computed as the model runs cannot be simulated", path=("MODE",), value=mode)

@@ -12,13 +12,13 @@ from pydantic import ValidationError
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import limits, names, text
 from sbonnx.recipe.explain import problems
+from sbonnx.recipe.keys import canonical
 from sbonnx.recipe.overrides import Overrides, lay_over
 from sbonnx.recipe.problem import Origin, Wrong, nearest, one_of, short
 from sbonnx.recipe.schema import Recipe
-from sbonnx.recipe.sections import canonical
 
 AUTO: Final = "auto"
-"""The source that means: the backend's defaults."""
+"""The source that means: the backend's defaults, and what helps beside them, found out by trying."""
 
 Source = str | os.PathLike[str] | Mapping[str, Any] | Recipe | None
 
@@ -62,7 +62,8 @@ def _from_file(path: str | os.PathLike[str]) -> tuple[Any, Origin]:
 def _source(source: Source, backend: str | None) -> tuple[dict[str, Any], Origin]:
     """The keys that `source` sets, in canonical form, and where they stand."""
     if source is None or (isinstance(source, str) and source.lower() == AUTO):
-        return limits.defaults(backend) if backend is not None else limits.defaults("virtual"), Origin()
+        found = limits.defaults(backend) if backend is not None else limits.defaults("virtual")
+        return ({**found, "AUTO": {"ENABLE": True}} if source is not None else found), Origin()
     if isinstance(source, Recipe):
         return source.to_dict(), source.origin
     if isinstance(source, Mapping):
@@ -111,8 +112,8 @@ def load(source: Source = None, *, backend: str | None = None, overrides: Overri
     """The complete recipe: defaults, then `source`, then `overrides`.
 
     Args:
-        source: a YAML file, a dict in the YAML's keys (any case, nested or dotted), a `Recipe`, or None or "auto"
-            for the defaults of the backend.
+        source: a YAML file, a dict in the YAML's keys (any case, nested or dotted), a `Recipe`, None for
+            the defaults of the backend, or "auto" for those with AUTO enabled.
         backend: virtual, onnxruntime or tensorrt, the last also as tensorrt@10. None: what the source says, else
             virtual.
         overrides: a mapping from key paths ("W.QUANTIZER.BIT", any case) or short forms ("w_bit", "bits") to
@@ -129,7 +130,7 @@ def load(source: Source = None, *, backend: str | None = None, overrides: Overri
         data, overridden = lay_over(data, pairs)
     except RecursionError as error:
         raise RecipeError("the overrides are nested too deeply") from error
-    origin = Origin(origin.name, origin.lines, overridden)
+    origin = Origin(origin.name, origin.lines, overridden | origin.overridden)
     data = _settle_backend(data, origin, wanted, overridden)
     try:
         recipe = Recipe.model_validate(_plain(data))

@@ -16,6 +16,8 @@ Pick = Literal["first", "random"]
 HighPrecision = Literal["fp32", "fp16", "bf16"]
 Mode = Literal["static", "dynamic", "weight_only"]
 Format = Literal["qdq", "qoperator"]
+StreamName = Literal["quantized", "float"]
+BiasCorrectionName = Literal["auto", "none", "empirical", "analytic"]
 
 BACKENDS: Final[tuple[str, ...]] = get_args(Backend)
 VERSIONED: Final = tuple(f"tensorrt@{version}" for version in VERSIONS)
@@ -26,6 +28,9 @@ SCHEMES: Final[tuple[str, ...]] = get_args(Scheme)
 
 QUANTIZERS: Final = ("uniform", "dorefa", "lsq", "lsq+", "pact", "adaround")
 """The ancestor's quantizer types. Others may be plugged in: `Recipe.check_types` knows what exists."""
+
+ROUNDINGS: Final = ("auto", "nearest", "gptq", "adaround", "adaquant")
+"""How weights become codes; others may be plugged in likewise."""
 
 OBSERVERS: Final = ("minmax", "moving_average", "mse", "percentile", "kl_histogram", "aciq", "auto")
 """The ancestor's observer types, and `auto`; others may be plugged in likewise."""
@@ -48,6 +53,8 @@ PICKS: Final[tuple[str, ...]] = get_args(Pick)
 HIGH_PRECISIONS: Final[tuple[str, ...]] = get_args(HighPrecision)
 MODES: Final[tuple[str, ...]] = get_args(Mode)
 FORMATS: Final[tuple[str, ...]] = get_args(Format)
+STREAMS: Final[tuple[str, ...]] = get_args(StreamName)
+BIAS_CORRECTIONS: Final[tuple[str, ...]] = get_args(BiasCorrectionName)
 
 SHORT_FORMS: Final = {
     "w_bit": "W.QUANTIZER.BIT",
@@ -60,6 +67,8 @@ SHORT_FORMS: Final = {
     "a_observer": "A.OBSERVER.TYPE",
     "observer": "A.OBSERVER.TYPE",
     "block_size": "W.BLOCK_SIZE",
+    "rounding": "W.ROUNDING.TYPE",
+    "weight_scale": "W.ROUNDING.SCALE",
     "fuse_bn": "SCHEDULE.FUSE_BN",
     "bn_tuning": "SCHEDULE.BN_TUNING",
     "memory": "CALIBRATION.MEMORY",
@@ -71,6 +80,13 @@ SHORT_FORMS: Final = {
     "feedback": "CALIBRATION.FEEDBACK",
     "pick": "CALIBRATION.PICK",
     "seed": "CALIBRATION.SEED",
+    "cross_layer": "EQUALIZE.CROSS_LAYER",
+    "absorb_bias": "EQUALIZE.ABSORB_BIAS",
+    "smooth_quant": "EQUALIZE.SMOOTH_QUANT",
+    "split_channels": "EQUALIZE.SPLIT_CHANNELS",
+    "awq": "EQUALIZE.AWQ",
+    "average_bits": "MIXED.BUDGET.BITS",
+    "max_loss": "MIXED.MAX_LOSS",
     "min_sqnr": "VERIFY.MIN_SQNR_DB",
     "min_cosine": "VERIFY.MIN_COSINE",
     "max_size": "VERIFY.MAX_SIZE_RATIO",

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import text
+from sbonnx.recipe.keys import Section, canonical, children
 from sbonnx.recipe.names import SHORT_FORMS
 from sbonnx.recipe.problem import Origin, Wrong, nearest, one_of, short
 from sbonnx.recipe.resolve import overlay
 from sbonnx.recipe.schema import TWINS, Recipe, planted
-from sbonnx.recipe.sections import Section, canonical, children
 from sbonnx.recipe.values import both_bits
 from sbonnx.recipe.verification import BY_OUTPUT
 from sbonnx.spec import FP8_BITS

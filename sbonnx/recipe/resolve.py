@@ -10,6 +10,7 @@ from typing import Any, Final
 from sbonnx.recipe.limits import FLOAT, STATIC, check_bits, check_scheme
 from sbonnx.recipe.matching import Matcher, matcher
 from sbonnx.recipe.problem import UNSAID, Path, Wrong, key_path, likest, nearest, one_of
+from sbonnx.recipe.rounding import AUTO, ScaleName
 from sbonnx.recipe.sections import (
     ActivationChange,
     ActivationObserver,
@@ -23,6 +24,14 @@ from sbonnx.recipe.sections import (
 from sbonnx.spec import Kind
 
 Observer = WeightObserver | ActivationObserver
+
+NEAREST: Final = "nearest"
+
+FULL_BITS: Final = 8
+"""From this width on the nearest codes are good: below, roundings that see inputs are the default."""
+
+UNIFORM: Final = "uniform"
+"""The ancestor's name of plain quantization, whose rounding is W.ROUNDING's."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,9 @@ class Settings:
         layout: "NCHW" or "NLC", where per-channel activations have their channels.
         dtype: "int" or "fp8".
         block_size: how many values along the summed axis share a scale, or None.
+        rounding: name of the rounding of a weight, or "auto".
+        rounding_arguments: keyword arguments for it, or for the one that "auto" may choose.
+        rounding_scale: where the scales of a weight come from.
     """
 
     enabled: bool
@@ -55,6 +67,21 @@ class Settings:
     layout: str = "NCHW"
     dtype: Kind = "int"
     block_size: int | None = None
+    rounding: str = AUTO
+    rounding_arguments: Mapping[str, float | str | bool] = field(default_factory=dict)
+    rounding_scale: ScaleName = "observer"
+
+    @property
+    def rounds_by_inputs(self) -> bool:
+        """Whether the rounding of a weight looks at what its layer meets: by name, or by width with "auto"."""
+        return self.rounding_scale == "search" or self.rounding_name != NEAREST
+
+    @property
+    def rounding_name(self) -> str:
+        """The rounding of a weight, "auto" decided."""
+        if self.rounding != AUTO:
+            return self.rounding
+        return "gptq" if self.bits < FULL_BITS and self.rounding_scale != "hqq" else NEAREST
 
     def off(self, why: str) -> Settings:
         """The same, left float because of the key `why`."""
@@ -82,6 +109,18 @@ def _quantizer_arguments(quantizer: WeightQuantizer | ActivationQuantizer) -> di
 def _block_size(keys: Side | Change) -> int | None:
     size = None if isinstance(keys, Activations | ActivationChange) else keys.block_size
     return size if isinstance(size, int) else None
+
+
+def _rounding(keys: Side | Change) -> dict[str, Any]:
+    """What is said of the rounding of weights; ``W.QUANTIZER.TYPE: adaround`` is the ancestor's way to ask for that."""
+    if isinstance(keys, Activations | ActivationChange):
+        return {}
+    name = keys.rounding.type
+    if name == AUTO and keys.quantizer.type != UNIFORM:
+        name = keys.quantizer.type
+    meant, arguments = keys.rounding.named("gptq" if name == AUTO else name)
+    name = name if name == AUTO else meant
+    return {"rounding": name, "rounding_arguments": arguments, "rounding_scale": keys.rounding.scale}
 
 
 def effective(side: Side, change: Change) -> Change:
@@ -127,12 +166,19 @@ class Part:
             yield from check_bits(backend, self.side, (*self.path, "QUANTIZER", "BIT"), self.keys.quantizer.bit, mode)
             yield from check_scheme(backend, self.side, (*self.path, "QSCHEME"), self.keys.qscheme, mode)
 
-    def missing_types(self, observers: Collection[str] | None, quantizers: Collection[str] | None) -> Iterator[Wrong]:
+    def missing_types(
+        self,
+        observers: Collection[str] | None,
+        quantizers: Collection[str] | None,
+        roundings: Collection[str] | None = None,
+    ) -> Iterator[Wrong]:
         """The types that are asked for here and not in these tables. None: not checked."""
-        kinds = (
+        kinds = [
             ("OBSERVER", self.keys.observer.type, observers),
             ("QUANTIZER", self.keys.quantizer.type, quantizers),
-        )
+        ]
+        if not isinstance(self.keys, Activations | ActivationChange):
+            kinds.append(("ROUNDING", self.keys.rounding.type, roundings))
         for kind, found, table in kinds:
             if table is not None and found not in table and not self.is_float:
                 close = nearest(found, table, cutoff=0.6)
@@ -160,6 +206,7 @@ class Part:
             layout=keys.observer.layout if isinstance(keys.observer, ActivationObserver) else "NCHW",
             dtype=keys.quantizer.dtype,
             block_size=_block_size(keys),
+            **_rounding(keys),
         )
 
 

@@ -13,6 +13,9 @@ from pydantic import BeforeValidator, PrivateAttr, model_validator
 
 from sbonnx.recipe import limits, names, types, values
 from sbonnx.recipe.calibration import Calibration
+from sbonnx.recipe.equalize import Equalize
+from sbonnx.recipe.keys import Section, canonical, key
+from sbonnx.recipe.mixed import Auto, Mixed
 from sbonnx.recipe.problem import ManyWrong, Origin, Wrong, key_path
 from sbonnx.recipe.resolve import (
     Part,
@@ -30,11 +33,8 @@ from sbonnx.recipe.sections import (
     Activations,
     QuantizeInputsOf,
     Schedule,
-    Section,
     SideBits,
     Weights,
-    canonical,
-    key,
 )
 from sbonnx.recipe.verification import Verification
 from sbonnx.spec import ScaleRule
@@ -49,6 +49,11 @@ ScaleRuleName = Annotated[
 ]
 WeightFormName = Annotated[
     WeightForm, BeforeValidator(values.choice(names.WEIGHT_FORMS)), values.schema(names.WEIGHT_FORMS)
+]
+BiasCorrection = Annotated[
+    names.BiasCorrectionName,
+    BeforeValidator(values.choice(names.BIAS_CORRECTIONS)),
+    values.schema(names.BIAS_CORRECTIONS),
 ]
 Ranges = Annotated[dict[values.TensorPattern, values.Interval], BeforeValidator(values.a_mapping)]
 SharedScales = Annotated[tuple[values.TensorGroup, ...], BeforeValidator(values.a_list)]
@@ -175,6 +180,15 @@ class Recipe(Section):
         None, "how many feeds (batches, after splitting) of the data are used at most", "1 or more", "new", shown="all"
     )
     calibration: Calibration = Calibration()
+    equalize: Equalize = Equalize()
+    bias_correction: BiasCorrection = key(
+        "auto",
+        "what the rounding of weights and inputs shifts an output by on average, taken off its bias",
+        "auto (empirical where a rounding sees inputs), none, empirical (measured), analytic (from batch norms)",
+        "new",
+    )
+    auto: Auto = Auto()
+    mixed: Mixed = Mixed()
     verify: Verification = Verification()
 
     _origin: Origin = PrivateAttr(default_factory=Origin)
@@ -195,6 +209,7 @@ class Recipe(Section):
 
     def _limit_problems(self) -> Iterator[Wrong]:
         yield from self.verify.problems()
+        yield from limits.check_search(self.mode, auto=self.auto.enable, mixed=self.mixed.wanted)
         unfit = tuple(limits.check_mode(self.backend, self.mode, self.format, self.weights))
         if unfit:
             yield from unfit
@@ -224,6 +239,19 @@ class Recipe(Section):
             for index, pattern, change in changes(side):
                 found.append(Part(name, (name, "SPECIFIC", index, pattern), pattern, effective(side, change)))
         return tuple(found)
+
+    @property
+    def rounds_by_inputs(self) -> bool:
+        """Whether the rounding of some weight looks at what its layer meets."""
+        wished = [part.settings for part in self._parts if part.side == "W"]
+        ends = [ends.w for ends in (self.first_bits, self.last_bits) if ends.w is not None]
+        wished += [replace(wished[0], bits=bits, enabled=bits != limits.FLOAT) for bits in ends]
+        return any(one.enabled and one.rounds_by_inputs for one in wished)
+
+    @property
+    def corrects_biases(self) -> bool:
+        """Whether biases take up mean errors that are measured."""
+        return self.bias_correction == "empirical" or (self.bias_correction == "auto" and self.rounds_by_inputs)
 
     def settings(self, side: names.SideName, *, node: str, op: str, tensor: str, place: names.Place = "") -> Settings:
         """What the recipe says of `tensor`, as weight ("w") or activation ("a") of one node that reads it.
@@ -293,15 +321,19 @@ class Recipe(Section):
             raise self._origin.error(found[0], len(found) - 1)
 
     def check_types(
-        self, *, observers: Collection[str] | None = None, quantizers: Collection[str] | None = None
+        self,
+        *,
+        observers: Collection[str] | None = None,
+        quantizers: Collection[str] | None = None,
+        roundings: Collection[str] | None = None,
     ) -> None:
-        """Check that the observer and quantizer types that are asked for exist. None: that kind is not checked.
+        """Check that the types that are asked for exist. None: that kind is not checked.
 
         Raises:
             RecipeError: a side that is quantized, or an entry of SPECIFIC, names a type that is not there.
         """
         for part in self._parts:
-            for problem in part.missing_types(observers, quantizers):
+            for problem in part.missing_types(observers, quantizers, roundings):
                 raise self._origin.error(problem)
 
     def to_dict(self) -> dict[str, Any]:

@@ -3,116 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, final
+from typing import Annotated, Any, final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic.config import JsonDict
+from pydantic import BeforeValidator, model_validator
 
 from sbonnx.recipe import names, values
+from sbonnx.recipe.keys import Section, key
 from sbonnx.recipe.problem import Wrong, short
-
-Maker = Literal["ancestor", "new"]
-
-
-def key(default: Any, meaning: str, allowed: str, maker: Maker = "ancestor", *, shown: str | None = None) -> Any:
-    """A key of the recipe: its default, and what docs/recipe.md, the annotated default and editors say of it.
-
-    Args:
-        default: the value when the key is absent; None where somebody else decides then.
-        meaning: one clause, lower case, no full stop.
-        allowed: the accepted values, for people.
-        maker: whether the ancestor has the key.
-        shown: the default in words, where the bare value would not tell.
-    """
-    extra: JsonDict = {"x-allowed": allowed, "x-maker": maker}
-    if shown is not None:
-        extra["x-default"] = shown
-    return Field(default, description=meaning, json_schema_extra=extra)
-
-
-def nested(data: Mapping[Any, Any]) -> dict[str, Any]:
-    """`data` with keys in upper case, ``A.B: c`` as ``A: {B: c}``, and empty values left out.
-
-    Raises:
-        Wrong: a key is not text, or is there twice (in two spellings).
-    """
-    out: dict[str, Any] = {}
-    whole: set[str] = set()  # keys that were written without a dot
-    for name, value in data.items():
-        if not isinstance(name, str):
-            raise Wrong(f"has the key {short(name)}: keys are text")
-        if value is None:
-            continue
-        head, dot, rest = name.partition(".")
-        head = head.upper()
-        if dot:
-            value = {rest: value}
-        before = out.get(head)
-        if before is None:
-            out[head] = value
-        elif (
-            isinstance(before, Mapping)
-            and isinstance(value, Mapping)
-            and (dot or head not in whole)
-            and not before.keys() & value.keys()
-        ):
-            out[head] = {**before, **value}
-        else:
-            raise Wrong("is given twice, in two spellings", path=(head,))
-        if not dot:
-            whole.add(head)
-    return out
-
-
-class Section(BaseModel):
-    """A mapping with fixed keys. A key left empty (or null) keeps its default."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=str.upper)
-
-    @classmethod
-    def _expand(cls, data: Any) -> Any:
-        """Turn a short form of the whole section into a mapping, or give `data` back."""
-        return data
-
-    @model_validator(mode="before")
-    @classmethod
-    def _spell(cls, data: Any) -> Any:
-        if isinstance(data, cls):
-            return data
-        data = cls._expand(data)
-        if data is None:
-            return {}
-        if not isinstance(data, Mapping):
-            raise Wrong("must be a mapping of keys to values", value=data)
-        return nested(data)
-
-
-def children(section: type[Section]) -> dict[str, type[Section]]:
-    """The keys of `section` whose value is a mapping with fixed keys, and the class of each."""
-    found = {}
-    for name, info in section.model_fields.items():
-        if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
-            found[name.upper()] = info.annotation
-    return found
-
-
-def canonical(section: type[Section], data: Any) -> dict[str, Any]:
-    """`data` with every fixed key in upper case and nested, to the bottom. Values are not looked at.
-
-    Raises:
-        Wrong: `data` is no mapping, or a key is not text or is there twice.
-    """
-    data = section._expand(data)
-    if not isinstance(data, Mapping):
-        raise Wrong("must be a mapping of keys to values", value=data)
-    out = nested(data)
-    for name, child in children(section).items():
-        if name in out:
-            try:
-                out[name] = canonical(child, out[name])
-            except Wrong as problem:
-                raise problem.under(name) from problem
-    return out
+from sbonnx.recipe.rounding import Rounding
 
 
 @final
@@ -143,7 +41,7 @@ class MovingAverage(Section):
     ema_ratio: values.Ratio = key(0.9, "weight of the old value in `moving_average`", "0 to below 1")
 
 
-_BIT = ("width of a code; 0 leaves the side float", "0, 2 to 16; onnxruntime and tensorrt: 0, 8")
+_BIT = ("width of a code; 0 leaves the side float", "0, 2 to 16; onnxruntime: 0, 2 to 8{}; tensorrt: 0, 8")
 _DTYPE = ("integers of BIT bits, or floats of 8 bits (E4M3)", "int, fp8 (tensorrt from 10 on, virtual; symmetric)")
 _DISABLE = ("leave this side float", "true, false")
 
@@ -156,7 +54,7 @@ class WeightQuantizer(Section):
         "uniform", "how weights are rounded or trained", "uniform, dorefa, lsq, lsq+ (lsq_plus), adaround"
     )
     disable: values.Flag = key(False, *_DISABLE)
-    bit: values.Bits = key(8, _BIT[0], f"{_BIT[1]}; tensorrt from 10 on: 4 where inputs stay float")
+    bit: values.Bits = key(8, _BIT[0], f"{_BIT[1].format('')}; tensorrt from 10 on: 4 where inputs stay float")
     dtype: values.DtypeName = key("int", *_DTYPE, "new")
 
 
@@ -168,7 +66,7 @@ class ActivationQuantizer(Section):
         "uniform", "how activations are quantized or trained", "uniform, dorefa, lsq, lsq+ (lsq_plus), pact"
     )
     disable: values.Flag = key(False, *_DISABLE)
-    bit: values.Bits = key(8, *_BIT)
+    bit: values.Bits = key(8, _BIT[0], _BIT[1].format(", 16"))
     dtype: values.DtypeName = key("int", *_DTYPE, "new")
     pact: Pact = Pact()
 
@@ -255,6 +153,7 @@ class _WeightSettings(Section):
     )
     quantizer: WeightQuantizer = WeightQuantizer()
     observer: WeightObserver = WeightObserver()
+    rounding: Rounding = Rounding()
 
     @model_validator(mode="after")
     def _types_are_for_weights(self) -> _WeightSettings:

@@ -147,6 +147,20 @@ def _above_zero(value: object) -> float:
     return found
 
 
+def _share(value: object) -> float:
+    found = number(value)
+    if found is None or not 0 <= found <= 1:
+        raise Wrong("must be a share, from 0 to 1", value=value)
+    return found
+
+
+def _not_negative(value: object) -> int:
+    found = integer(value)
+    if found is None or found < 0:
+        raise Wrong("must be a whole number, 0 or more", value=value)
+    return found
+
+
 def _interval(value: object) -> tuple[float, float]:
     ends = [number(end) for end in value] if isinstance(value, list | tuple) else []
     if len(ends) != 2 or ends[0] is None or ends[1] is None or not ends[0] < ends[1]:
@@ -298,6 +312,8 @@ Bits = Annotated[
     WithJsonSchema({"type": "integer", "enum": [0, *range(MIN_BITS, MAX_BITS + 1)]}),
 ]
 Count = Annotated[int, BeforeValidator(positive), WithJsonSchema({"type": "integer", "minimum": 1})]
+CountOrNone = Annotated[int, BeforeValidator(_not_negative), WithJsonSchema({"type": "integer", "minimum": 0})]
+Share = Annotated[float, BeforeValidator(_share), WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1})]
 Tail = Annotated[
     float, BeforeValidator(_tail), WithJsonSchema({"type": "number", "minimum": 0, "exclusiveMaximum": 0.5})
 ]
@@ -314,6 +330,7 @@ WeightQuantizerName = Annotated[str, BeforeValidator(type_name), _type_schema(na
 WeightObserverName = Annotated[str, BeforeValidator(type_name), _type_schema(names.OBSERVERS, names.ONLY_ACTIVATIONS)]
 ActivationQuantizerName = Annotated[str, BeforeValidator(type_name), _type_schema(names.QUANTIZERS, names.ONLY_WEIGHTS)]
 ActivationObserverName = Annotated[str, BeforeValidator(type_name), _type_schema(names.OBSERVERS, names.ONLY_WEIGHTS)]
+RoundingName = Annotated[str, BeforeValidator(type_name), _type_schema(names.ROUNDINGS, frozenset())]
 VersionName = Annotated[
     Version,
     BeforeValidator(_version),

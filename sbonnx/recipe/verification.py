@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final, final
 from pydantic import BeforeValidator, WithJsonSchema
 
 from sbonnx.recipe import values
+from sbonnx.recipe.keys import Section, key
 from sbonnx.recipe.problem import Wrong, short
-from sbonnx.recipe.sections import Section, key
 
 BY_OUTPUT: Final = ("VERIFY.MIN_SQNR_DB", "VERIFY.MIN_COSINE")
 """Keys that may lead from outputs to numbers."""

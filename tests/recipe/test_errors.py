@@ -190,13 +190,13 @@ def test_a_dict_in_itself() -> None:
 
 BACKEND_RULES: list[tuple[dict[str, Any], str]] = [
     (
-        {"BACKEND": "onnxruntime", "W.QUANTIZER.BIT": 4},
-        "'W.QUANTIZER.BIT' in the recipe must be 8 for the backend onnx",
+        {"BACKEND": "onnxruntime", "W.QUANTIZER.BIT": 9},
+        "'W.QUANTIZER.BIT' in the recipe must be 2 to 8 for the backend onnx",
     ),
-    ({"BACKEND": "onnxruntime", "A.QUANTIZER.BIT": 16}, "'A.QUANTIZER.BIT' in the recipe must be 8"),
+    ({"BACKEND": "onnxruntime", "A.QUANTIZER.BIT": 12}, "'A.QUANTIZER.BIT' in the recipe must be 2 to 8 or 16"),
     (
-        {"BACKEND": "onnxruntime", "W.QUANTIZER.BIT": 4},
-        "(or 0 for float), got 4. MODE: weight_only takes it; BACKEND: virtual takes other widths",
+        {"BACKEND": "onnxruntime", "MODE": "dynamic", "W.QUANTIZER.BIT": 9},
+        "(or 0 for float), got 9. BACKEND: virtual takes other widths",
     ),
     ({"BACKEND": "tensorrt", "A.QUANTIZER.BIT": 4}, "(or 0 for float), got 4. BACKEND: virtual takes other widths"),
     (
@@ -213,14 +213,14 @@ BACKEND_RULES: list[tuple[dict[str, Any], str]] = [
         "must be per-channel-symmetric or per-tensor-symmetric",
     ),
     ({"BACKEND": "tensorrt", "FIRST_BITS": "w5a8"}, "'FIRST_BITS.W' in the recipe must be 4 or 8"),
-    ({"BACKEND": "onnxruntime", "LAST_BITS": {"A": 4}}, "'LAST_BITS.A' in the recipe must be 8"),
+    ({"BACKEND": "onnxruntime", "LAST_BITS": {"A": 12}}, "'LAST_BITS.A' in the recipe must be 2 to 8 or 16"),
     (
         {"BACKEND": "tensorrt", "A.SPECIFIC": [{"x": ["QSCHEME", "per-tensor-affine"]}]},
         "'A.SPECIFIC[0]['x'].QSCHEME' in the recipe must be per-tensor-symmetric",
     ),
     (
-        {"BACKEND": "onnxruntime", "W.QUANTIZER.BIT": 0, "W.SPECIFIC": [{}, {"x": {"QUANTIZER.BIT": 4}}]},
-        "'W.SPECIFIC[1]['x'].QUANTIZER.BIT' in the recipe must be 8",
+        {"BACKEND": "onnxruntime", "W.QUANTIZER.BIT": 0, "W.SPECIFIC": [{}, {"x": {"QUANTIZER.BIT": 16}}]},
+        "'W.SPECIFIC[1]['x'].QUANTIZER.BIT' in the recipe must be 2 to 8",
     ),
     ({"SCHEDULE.BN_TUNING": True, "W.QSCHEME": "per-tensor-symmetric"}, "when SCHEDULE.BN_TUNING is true"),
 ]

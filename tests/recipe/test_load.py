@@ -107,7 +107,7 @@ def test_calibration_without_a_word() -> None:
     found = load(None).calibration
     assert (found.memory, found.granularity, found.workers, found.threads) == ("2 GiB", "auto", 1, None)
     assert (found.cache, found.feedback, found.pick, found.seed) == (None, {}, "first", 0)
-    assert (found.asym.enable, found.asym.ranges, found.asym.rounding) == (False, True, True)
+    assert (found.asym.enable, found.asym.ranges, found.asym.rounding) == (None, True, True)
 
 
 def test_calibration_in_python() -> None:

@@ -1,0 +1,114 @@
+"""What the sections of a recipe are made of: keys with their documentation, mappings with fixed keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.config import JsonDict
+
+from sbonnx.recipe.problem import Wrong, short
+
+Maker = Literal["ancestor", "new"]
+
+
+def key(default: Any, meaning: str, allowed: str, maker: Maker = "ancestor", *, shown: str | None = None) -> Any:
+    """A key of the recipe: its default, and what docs/recipe.md, the annotated default and editors say of it.
+
+    Args:
+        default: the value when the key is absent; None where somebody else decides then.
+        meaning: one clause, lower case, no full stop.
+        allowed: the accepted values, for people.
+        maker: whether the ancestor has the key.
+        shown: the default in words, where the bare value would not tell.
+    """
+    extra: JsonDict = {"x-allowed": allowed, "x-maker": maker}
+    if shown is not None:
+        extra["x-default"] = shown
+    return Field(default, description=meaning, json_schema_extra=extra)
+
+
+def nested(data: Mapping[Any, Any]) -> dict[str, Any]:
+    """`data` with keys in upper case, ``A.B: c`` as ``A: {B: c}``, and empty values left out.
+
+    Raises:
+        Wrong: a key is not text, or is there twice (in two spellings).
+    """
+    out: dict[str, Any] = {}
+    whole: set[str] = set()  # keys that were written without a dot
+    for name, value in data.items():
+        if not isinstance(name, str):
+            raise Wrong(f"has the key {short(name)}: keys are text")
+        if value is None:
+            continue
+        head, dot, rest = name.partition(".")
+        head = head.upper()
+        if dot:
+            value = {rest: value}
+        before = out.get(head)
+        if before is None:
+            out[head] = value
+        elif (
+            isinstance(before, Mapping)
+            and isinstance(value, Mapping)
+            and (dot or head not in whole)
+            and not before.keys() & value.keys()
+        ):
+            out[head] = {**before, **value}
+        else:
+            raise Wrong("is given twice, in two spellings", path=(head,))
+        if not dot:
+            whole.add(head)
+    return out
+
+
+class Section(BaseModel):
+    """A mapping with fixed keys. A key left empty (or null) keeps its default."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=str.upper)
+
+    @classmethod
+    def _expand(cls, data: Any) -> Any:
+        """Turn a short form of the whole section into a mapping, or give `data` back."""
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spell(cls, data: Any) -> Any:
+        if isinstance(data, cls):
+            return data
+        data = cls._expand(data)
+        if data is None:
+            return {}
+        if not isinstance(data, Mapping):
+            raise Wrong("must be a mapping of keys to values", value=data)
+        return nested(data)
+
+
+def children(section: type[Section]) -> dict[str, type[Section]]:
+    """The keys of `section` whose value is a mapping with fixed keys, and the class of each."""
+    found = {}
+    for name, info in section.model_fields.items():
+        if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
+            found[name.upper()] = info.annotation
+    return found
+
+
+def canonical(section: type[Section], data: Any) -> dict[str, Any]:
+    """`data` with every fixed key in upper case and nested, to the bottom. Values are not looked at.
+
+    Raises:
+        Wrong: `data` is no mapping, or a key is not text or is there twice.
+    """
+    data = section._expand(data)
+    if not isinstance(data, Mapping):
+        raise Wrong("must be a mapping of keys to values", value=data)
+    out = nested(data)
+    for name, child in children(section).items():
+        if name in out:
+            try:
+                out[name] = canonical(child, out[name])
+            except Wrong as problem:
+                raise problem.under(name) from problem
+    return out
