@@ -32,3 +32,13 @@ def onnxruntime() -> ModuleType:
         )
     module: ModuleType = ort
     return module
+
+
+def version() -> tuple[int, int]:
+    """Major and minor version of onnxruntime.
+
+    Raises:
+        DeviceError: see `onnxruntime`.
+    """
+    major, minor = onnxruntime().__version__.split(".")[:2]
+    return int(major), int(minor)

@@ -6,11 +6,16 @@ is padding with zero.
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
 from sbonnx.backends.base import PAD_VALUE, fills_zero
 from sbonnx.graph import Graph, Node, Variable, edit, query
 from sbonnx.ops import DEQUANTIZE, PADS, QUANTIZE
+
+PADDED: Final = ("int8", "uint8")
+"""Types of codes that onnxruntime's Pad takes."""
 
 
 def pad_codes(graph: Graph) -> list[str]:
@@ -30,6 +35,8 @@ def pad_codes(graph: Graph) -> list[str]:
             if before is None or before.op not in DEQUANTIZE or not _one_scale(before, after):
                 continue
             codes, _, zero = before.inputs[:3]
+            if str(query.dtype(zero)) not in PADDED:
+                continue
             fill = edit.add_constant(body, f"{codes.name}_fill", np.asarray(query.constant(zero)).reshape(()), names)
             moved = Variable(names.fresh(f"{codes.name}_padded"), dtype=codes.dtype, shape=node.outputs[0].shape)
             inputs = [codes, node.inputs[1], fill, *node.inputs[PAD_VALUE + 1 :]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sbonnx.export.dynamic as dynamic
 import sbonnx.export.nbits as nbits
+import sbonnx.export.packed as packed
 import sbonnx.export.qoperator as qoperator
 from sbonnx.export.read import Converted
 from sbonnx.graph import Graph
@@ -12,6 +13,13 @@ from sbonnx.recipe import Recipe
 
 def finish(graph: Graph, recipe: Recipe) -> Converted | None:
     """Turn what Q/DQ say into the operators of the recipe's mode and format. In place; None where Q/DQ stay."""
+    converted = _converted(graph, recipe)
+    if recipe.backend == "onnxruntime" and recipe.weights == "codes":
+        packed.pack(graph)
+    return converted
+
+
+def _converted(graph: Graph, recipe: Recipe) -> Converted | None:
     if recipe.mode == "dynamic":
         return dynamic.convert(graph)
     if recipe.mode == "weight_only" and recipe.backend == "onnxruntime":

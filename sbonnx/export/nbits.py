@@ -1,4 +1,4 @@
-"""Weights in blocks of 4 or 8 bits, dequantized inside the op: MatMulNBits, and GatherBlockQuantized for tables."""
+"""Weights in blocks of 2, 4 or 8 bits, dequantized inside the op: MatMulNBits, and GatherBlockQuantized for tables."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from sbonnx.backends import ort
 from sbonnx.export.products import Product, product
 from sbonnx.export.read import Codes, Converted, dequantized
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
 from sbonnx.ops import EMBEDDING
+from sbonnx.plan import BITS
 from sbonnx.report import Refusal
 from sbonnx.spec import Array
 
@@ -23,10 +25,10 @@ MIN_BLOCK: Final = 16
 """onnxruntime's kernels take blocks of a power of two, from this one up."""
 
 WIDTHS: Final = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
-"""Types of codes that MatMulNBits can hold, and their bits."""
+"""Types of codes that MatMulNBits can hold, and their bits: 3 bits are held in 4, 5 to 7 in 8."""
 
-OFFSETS: Final = {"int4": 8, "uint4": 0, "int8": 128, "uint8": 0}
-"""Added to codes and zero points: MatMulNBits holds unsigned ones."""
+TWO: Final = 2
+"""The width that 4-bit types hold as well, and that newer runtimes have kernels for; else held in 4."""
 
 FLOATS: Final = (np.dtype(np.float32), np.dtype(np.float16))
 
@@ -51,10 +53,10 @@ def convert(graph: Graph, *, accuracy_level: int = 4) -> Converted:
             if isinstance(found, str):
                 refusals.append(Refusal(STEP, node.name, found))
             elif isinstance(found, Product):
-                _write_product(found, body, names, accuracy_level)
+                _write_product(found, body, names, accuracy_level, _held(found.codes))
                 done["MatMulNBits"] += 1
             elif found is not None:
-                _write_table(node, found, body, names)
+                _write_table(node, found, body, names, _held(found))
                 done["GatherBlockQuantized"] += 1
     edit.sweep(graph)
     edit.sort(graph)
@@ -80,23 +82,41 @@ def _odd_block(codes: Codes) -> str | None:
     return None
 
 
+def _held(codes: Codes) -> int:
+    """The bits that hold the codes of a weight: 2 where the weight has no more, and onnxruntime a kernel."""
+    bits = WIDTHS[str(codes.zero.dtype)]
+    return TWO if codes.node.attrs.get(BITS, bits) == TWO and ort.has_two_bits() else bits
+
+
 def pack(codes: Array, bits: int) -> Array:
-    """Unsigned codes of 4 or 8 bits as bytes, along the last axis; two a byte, the first in the low half.
+    """Unsigned codes of 2, 4 or 8 bits as bytes, along the last axis; the first in the lowest bits of a byte.
 
     Args:
         codes: uint8, (..., L), each below 2 ** bits.
 
     Returns:
-        uint8, (..., L) for 8 bits, else (..., ceil(L / 2)); the half that nothing fills is 0.
+        uint8, (..., L) for 8 bits, else (..., ceil(L * bits / 8)); what nothing fills is 0.
     """
     if bits == 8:
         return codes
-    odd = codes.shape[-1] % 2
-    padded = np.concatenate([codes, np.zeros((*codes.shape[:-1], odd), np.uint8)], axis=-1) if odd else codes
-    return np.asarray(padded[..., 0::2] | (padded[..., 1::2] << 4), np.uint8)
+    count = 8 // bits
+    missing = -codes.shape[-1] % count
+    padded = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, missing)]) if missing else codes
+    packed = padded[..., 0::count].copy()
+    for at in range(1, count):
+        packed |= padded[..., at::count] << np.uint8(bits * at)
+    return np.asarray(packed, np.uint8)
 
 
-def blocked(codes: Array, scale: Array, zero: Array, *, block: int) -> tuple[Array, Array, Array | None]:
+def unsigned(codes: Array, bits: int) -> Array:
+    """Codes or zero points as MatMulNBits holds them: uint8, signed ones from their lowest up."""
+    offset = 0 if str(codes.dtype).startswith("u") else 1 << (bits - 1)
+    return np.asarray((codes.astype(np.int16) + offset).astype(np.uint8))
+
+
+def blocked(
+    codes: Array, scale: Array, zero: Array, *, block: int, bits: int | None = None
+) -> tuple[Array, Array, Array | None]:
     """B, scales and zero points of MatMulNBits.
 
         B[n, b, i] = codes[b * block + i, n] + offset, by bytes; past K the code of 0.0
@@ -104,29 +124,29 @@ def blocked(codes: Array, scale: Array, zero: Array, *, block: int) -> tuple[Arr
     Args:
         codes: (K, N), int4, uint4, int8 or uint8.
         scale, zero: (ceil(K / block), N).
+        bits: that hold a code; None: those of its type.
 
     Returns:
         B: uint8, (N, blocks, block * bits / 8). scales: (N, blocks). zero points: uint8,
         (N, ceil(blocks * bits / 8)); None where all are 2 ** (bits - 1), which is what the op takes then.
     """
-    kind = str(zero.dtype)
-    bits, offset = WIDTHS[kind], OFFSETS[kind]
+    bits = WIDTHS[str(zero.dtype)] if bits is None else bits
     summed, width = codes.shape
     count = scale.shape[0]
-    zeros = np.ascontiguousarray((zero.astype(np.int16) + offset).astype(np.uint8).T)
+    zeros = np.ascontiguousarray(unsigned(zero, bits).T)
     rows = np.repeat(zeros, block, axis=1)
-    rows[:, :summed] = (codes.astype(np.int16) + offset).astype(np.uint8).T
+    rows[:, :summed] = unsigned(codes, bits).T
     packed = pack(rows.reshape(width, count, block), bits)
     central = bool((zeros == 1 << (bits - 1)).all())
     return packed, np.ascontiguousarray(scale.T), None if central else pack(zeros, bits)
 
 
-def _write_product(found: Product, body: Body, names: edit.Names, accuracy_level: int) -> None:
+def _write_product(found: Product, body: Body, names: edit.Names, accuracy_level: int, bits: int) -> None:
     """Replace one MatMul or Gemm. In place; its output keeps its name."""
     node, codes = found.node, found.codes
     integers, scale, zero = found.matrix()
     kind: Any = query.dtype(found.data)
-    packed, scales, zeros = blocked(integers, scale, zero, block=codes.block or 0)
+    packed, scales, zeros = blocked(integers, scale, zero, block=codes.block or 0, bits=bits)
     stem = codes.tensor.name
     inputs: list[Tensor] = [
         found.data,
@@ -142,7 +162,7 @@ def _write_product(found: Product, body: Body, names: edit.Names, accuracy_level
     attrs = {
         "K": int(integers.shape[0]),
         "N": int(integers.shape[1]),
-        "bits": WIDTHS[str(zero.dtype)],
+        "bits": bits,
         "block_size": int(codes.block or 0),
         "accuracy_level": accuracy_level,
     }
@@ -165,18 +185,16 @@ def _table(node: Node) -> Codes | str | None:
         return "GatherBlockQuantized reads rows of a matrix with blocks along them"
     if query.dtype(node.outputs[0]) not in FLOATS:
         return f"GatherBlockQuantized gives float32 and float16, not {query.dtype(node.outputs[0])}"
-    if codes.values.shape[1] % 2:
-        return f"its rows have {codes.values.shape[1]} values, two codes of 4 bits share a byte"
-    return _odd_block(codes) or codes
+    odd = _odd_block(codes)
+    count = 8 // _held(codes) if odd is None else 1
+    if codes.values.shape[1] % count:
+        return f"its rows have {codes.values.shape[1]} values, and {count} codes share a byte"
+    return odd or codes
 
 
-def _write_table(node: Node, codes: Codes, body: Body, names: edit.Names) -> None:
+def _write_table(node: Node, codes: Codes, body: Body, names: edit.Names, bits: int) -> None:
     """Replace one Gather of rows. In place; its output keeps its name."""
-    kind, offset = str(codes.zero.dtype), OFFSETS[str(codes.zero.dtype)]
-    values, zero = (
-        pack((part.astype(np.int16) + offset).astype(np.uint8), WIDTHS[kind])
-        for part in (np.asarray(codes.values), codes.zero)
-    )
+    values, zero = (pack(unsigned(part, bits), bits) for part in (np.asarray(codes.values), codes.zero))
     stem = codes.tensor.name
     inputs = [
         edit.add_constant(body, f"{stem}_blocks", values, names),
@@ -184,7 +202,7 @@ def _write_table(node: Node, codes: Codes, body: Body, names: edit.Names) -> Non
         edit.add_constant(body, f"{stem}_scales", codes.scale, names),
         edit.add_constant(body, f"{stem}_zero_points", zero, names),
     ]
-    attrs = {"gather_axis": 0, "quantize_axis": 1, "block_size": int(codes.block or 0), "bits": WIDTHS[kind]}
+    attrs = {"gather_axis": 0, "quantize_axis": 1, "block_size": int(codes.block or 0), "bits": bits}
     output = node.outputs[0]
     edit.replace_output(node, 0, Variable(names.fresh(f"{node.name}_dequantized"), output.dtype))
     stem = f"{node.name}_GatherBlockQuantized"

@@ -54,6 +54,7 @@ def insert(graph: Graph, plan: Plan, solution: Solution) -> int:
     writer = _Writer(graph, plan, solution)
     count = sum(writer.write(site) for site in plan.sites)
     writer.place()
+    writer.set_constants()
     edit.sweep(graph)
     return count
 
@@ -143,6 +144,14 @@ class _Writer:
                 order.extend(waiting.pop(node.name, ()))
             body.nodes[:] = order
 
+    def set_constants(self) -> None:
+        """Float constants that calibration gave other values, such as biases that were corrected."""
+        for name, values in self.solution.constants.items():
+            uses = query.readers(self.tensors[name])
+            made = edit.add_constant(self.graph, f"{name}_corrected", values, self.names) if uses else None
+            for node, index in uses if made is not None else ():
+                edit.replace_input(node, index, made)
+
     def _constant(self, scope: str, stem: str, values: Array) -> Constant:
         """A constant of the scope; equal scales and zero points of one tensor are one constant."""
         values = np.asarray(values)
@@ -221,9 +230,12 @@ class _Writer:
         """numpy type of a weight's codes; 16 bits for blocks of bytes beside a quantized input.
 
         onnxruntime 1.31 takes blocks of int8 for one scale a channel there, makes QLinearMatMul of them, and fails
-        when it runs; of 16 bits it makes nothing.
+        when it runs; of 16 bits it makes nothing. It has no integer kernels for 4 bits with a scale a channel: those
+        are bytes here, and narrow in the file (`sbonnx.export.packed`).
         """
         native = stored_type("weight", site.spec)
+        if self.plan.backend == "onnxruntime" and site.spec.block_size is None:
+            return site.spec.dtype
         beside = any(reader.node in self.beside_pairs for reader in site.readers)
         if site.spec.block_size is None or not beside or np.dtype(native) not in BYTES:
             return native

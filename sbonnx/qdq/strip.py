@@ -22,6 +22,10 @@ def source_of(dequantize: Node) -> tuple[Tensor, bool]:
     """The tensor a pair starts from, past its QuantizeLinear and our clip, and whether it holds codes."""
     tensor = dequantize.inputs[0]
     producer = query.producer(tensor)
+    if producer is not None and producer.op == "Cast" and isinstance(producer.inputs[0], Constant):
+        return producer.inputs[0], True  # codes of few bits, stored in fewer
+    if producer is not None and producer.op in BOUNDS and BITS in producer.attrs:
+        producer = query.producer(producer.inputs[0])
     if producer is None or producer.op not in QUANTIZE:
         return tensor, True
     return _before_clip(producer), False

@@ -132,8 +132,8 @@ def _blocked(work: Unfolder, body: Body, node: Node) -> str | None:
     rows, columns = int(node.attrs["K"]), int(node.attrs["N"])
     packed, scales = (query.constant(node.inputs[at]) for at in (1, 2))
     zeros = query.constant(optional(node, 3)) if optional(node, 3) is not None else None
-    if packed is None or scales is None or bits not in (4, 8) or (optional(node, 3) is not None and zeros is None):
-        return "its weight is computed, or neither of 4 nor of 8 bits"
+    if packed is None or scales is None or bits not in (2, 4, 8) or (optional(node, 3) is not None and zeros is None):
+        return "its weight is computed, or not of 2, 4 or 8 bits"
     if zeros is not None and zeros.dtype != np.uint8:
         return "its zero points are floats"
     found = unpacked(packed, scales, zeros, (rows, columns, bits, block))
@@ -171,7 +171,7 @@ def unpacked(
         zero = zeros.reshape(columns, blocks).T
     else:
         zero = _bits(zeros.reshape(columns, -1), bits)[:, :blocks].T
-    unsigned, signed = (ml_dtypes.uint4, ml_dtypes.int4) if bits == 4 else (np.uint8, np.int8)
+    unsigned, signed = (np.uint8, np.int8) if bits == 8 else (ml_dtypes.uint4, ml_dtypes.int4)
     if (zero == middle).all():
         codes, zero = codes.astype(np.int16) - middle, np.zeros(scale.shape, np.int16)
         unsigned = signed
@@ -180,7 +180,8 @@ def unpacked(
 
 
 def _bits(packed: Array, bits: int) -> Array:
-    """Bytes (N, B) as codes: two a byte for 4 bits, the lower one first."""
+    """Bytes (N, B) as codes: two a byte for 4 bits, four for 2, the lowest one first."""
     if bits == 8:
         return packed
-    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(packed.shape[0], -1)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    return np.asarray((packed[..., None] >> shifts & np.uint8((1 << bits) - 1)).reshape(packed.shape[0], -1))
