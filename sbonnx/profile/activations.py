@@ -1,9 +1,9 @@
-"""Which layers lose the most: each quantized tensor alone, and with all the error that has gathered before it."""
+"""Which activations lose the most: each quantized tensor alone, and with all the error that has gathered before it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
@@ -17,8 +17,6 @@ from sbonnx.spec import Array
 
 LOST_DB = 3.0
 """Below this a tensor tells next to nothing of the float one."""
-
-Checker = Callable[[Array, Array], float]
 
 
 @dataclass(frozen=True)
@@ -110,60 +108,3 @@ def worst_first(rows: Sequence[LayerError]) -> tuple[LayerError, ...]:
 def first_lost(rows: Sequence[LayerError]) -> LayerError | None:
     """The first row, in topological order, whose tensor is lost in error, or None."""
     return next((row for row in rows if min(row.sqnr_db, row.alone_db) < LOST_DB), None)
-
-
-def node_errors(
-    graph: Graph,
-    plan: Plan,
-    solution: Solution,
-    data: Iterable[Mapping[str, Array]],
-    *,
-    checker: Checker,
-    alone: bool,
-    device: str = "cpu",
-) -> dict[str, float]:
-    """Error of the output of each node with a quantized input, as the ancestor's profiler reports it.
-
-    Args:
-        checker: called with (quantized output, float output), its values averaged over the feeds.
-        alone: only this node's inputs and weight are quantized (async); else all before it too (sync).
-
-    Returns:
-        By node name, in topological order of the sites.
-    """
-    nodes = {node.name: node for node in graph.nodes}
-    readers: dict[str, set[str]] = {}
-    for site in plan.sites:
-        if not site.scope and (site.key in solution.qparams or site.key in solution.codes):
-            for reader in site.readers:
-                readers.setdefault(reader.node, set()).add(site.key)
-    targets = {name: nodes[name].outputs[0].name for name in readers if name in nodes}
-    feeds_list = list(data)
-    tensors = list(targets.values())
-    with Forward(graph, plan, solution, w_quant=False, a_quant=False, device=device, tensors=tensors) as run:
-        references = [run(feeds) for feeds in feeds_list]
-    result: dict[str, float] = {}
-    if not alone:
-        with Forward(graph, plan, solution, device=device, tensors=tensors) as run:
-            values = [run(feeds) for feeds in feeds_list]
-        for name, tensor in targets.items():
-            result[name] = float(
-                np.mean([checker(v[tensor], r[tensor]) for v, r in zip(values, references, strict=True)])
-            )
-        return result
-    for name, tensor in targets.items():
-        only = only_at(plan, name)
-        with Forward(graph, only, solution, device=device, tensors=[tensor]) as run:
-            scores = [checker(run(f)[tensor], r[tensor]) for f, r in zip(feeds_list, references, strict=True)]
-        result[name] = float(np.mean(scores))
-    return result
-
-
-def only_at(plan: Plan, node: str) -> Plan:
-    """The plan with the sites that `node` reads, for it alone."""
-    sites = []
-    for site in plan.sites:
-        readers = tuple(reader for reader in site.readers if reader.node == node)
-        if readers:
-            sites.append(replace(site, readers=readers))
-    return replace(plan, sites=tuple(sites))

@@ -1,0 +1,228 @@
+"""How far a quantized tensor is from the float one: named measures summed over feeds, or any function of the user."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar, Final, final
+
+import numpy as np
+
+from sbonnx.errors import RecipeError
+from sbonnx.metrics import IMAGE_RANK, ratio_db
+from sbonnx.spec import Array
+
+Checker = str | Callable[[Array, Array], float]
+"""A name of `MEASURES`, or a function of (quantized, float) tensor."""
+
+EQUAL: Final = 0.0
+"""The loss of a tensor that is as in float."""
+
+
+class Measure(ABC):
+    """Takes pairs of tensors, feed by feed, and says one number of all of them.
+
+    The named ones sum over values, so that neither the size of the batches nor their order matters.
+    """
+
+    higher_is_better: ClassVar[bool] = False
+    unit: ClassVar[str] = ""
+
+    @abstractmethod
+    def add(self, quantized: Array, reference: Array) -> None:
+        """One tensor of one feed; both of one shape, any float or integer type."""
+
+    @abstractmethod
+    def result(self) -> float:
+        """The number so far; NaN before the first tensor."""
+
+    @classmethod
+    def loss(cls, value: float) -> float:
+        """`value` as a loss: EQUAL where nothing is lost, larger where more is. For charts and sorting."""
+        return value
+
+
+@final
+class Mse(Measure):
+    """Mean squared difference, units of the tensor squared."""
+
+    def __init__(self) -> None:
+        self._sum, self._count = 0.0, 0
+
+    def add(self, quantized: Array, reference: Array) -> None:
+        """See `Measure.add`."""
+        diff = quantized.astype(np.float64) - reference.astype(np.float64)
+        self._sum += float((diff**2).sum())
+        self._count += diff.size
+
+    def result(self) -> float:
+        """See `Measure.result`."""
+        return self._sum / self._count if self._count else math.nan
+
+
+@final
+class Sqnr(Measure):
+    """Signal to quantization noise, decibel: 10 log10(sum ref^2 / sum (ref - q)^2); inf where they are equal."""
+
+    higher_is_better = True
+    unit = "dB"
+
+    def __init__(self) -> None:
+        self._signal, self._noise, self._seen = 0.0, 0.0, False
+
+    def add(self, quantized: Array, reference: Array) -> None:
+        """See `Measure.add`."""
+        ref = reference.astype(np.float64)
+        self._signal += float((ref**2).sum())
+        self._noise += float(((quantized.astype(np.float64) - ref) ** 2).sum())
+        self._seen = True
+
+    def result(self) -> float:
+        """See `Measure.result`."""
+        return ratio_db(self._signal, self._noise) if self._seen else math.nan
+
+    @classmethod
+    def loss(cls, value: float) -> float:
+        """Noise over signal, of amplitudes: 10^(-dB / 20)."""
+        return float(10.0 ** (-value / 20)) if value > -math.inf else math.inf
+
+
+@final
+class Cosine(Measure):
+    """Cosine between both as one long vector over all feeds; 1 where they point the same way."""
+
+    higher_is_better = True
+
+    def __init__(self) -> None:
+        self._dot, self._quantized, self._reference, self._noise, self._seen = 0.0, 0.0, 0.0, 0.0, False
+
+    def add(self, quantized: Array, reference: Array) -> None:
+        """See `Measure.add`."""
+        q, ref = quantized.astype(np.float64), reference.astype(np.float64)
+        self._dot += float((q * ref).sum())
+        self._quantized += float((q**2).sum())
+        self._reference += float((ref**2).sum())
+        self._noise += float(((q - ref) ** 2).sum())
+        self._seen = True
+
+    def result(self) -> float:
+        """See `Measure.result`."""
+        if not self._seen:
+            return math.nan
+        norm = math.sqrt(self._quantized * self._reference)
+        return self._dot / norm if norm else float(self._noise == 0)
+
+    @classmethod
+    def loss(cls, value: float) -> float:
+        """1 - cosine."""
+        return 1.0 - value
+
+
+@final
+class Largest(Measure):
+    """Largest absolute difference, units of the tensor."""
+
+    def __init__(self) -> None:
+        self._largest: float | None = None
+
+    def add(self, quantized: Array, reference: Array) -> None:
+        """See `Measure.add`."""
+        diff = np.abs(quantized.astype(np.float64) - reference.astype(np.float64))
+        self._largest = float(np.maximum(self._largest or 0.0, diff.max(initial=0.0)))  # NaN stays
+
+    def result(self) -> float:
+        """See `Measure.result`."""
+        return math.nan if self._largest is None else self._largest
+
+
+@final
+class Kl(Measure):
+    """Kullback-Leibler divergence of softmax(quantized) from softmax(float), nats, mean over rows.
+
+        sum over classes p log(p / q),  p = softmax(ref), q = softmax(quantized)
+
+    Classes lie on axis 1 from 4 dimensions on, else on the last axis; a tensor of no axes is one class.
+    Source: Hinton et al. 2015 (temperature 1).
+    """
+
+    unit = "nats"
+
+    def __init__(self) -> None:
+        self._sum, self._rows = 0.0, 0
+
+    def add(self, quantized: Array, reference: Array) -> None:
+        """See `Measure.add`."""
+        if not reference.size:
+            return
+        axis = 1 if reference.ndim >= IMAGE_RANK else -1
+        ref, q = (_log_softmax(np.atleast_1d(x).astype(np.float64), axis) for x in (reference, quantized))
+        rows = (np.exp(ref) * (ref - q)).sum(axis)
+        self._sum += max(float(rows.sum()), 0.0)
+        self._rows += rows.size
+
+    def result(self) -> float:
+        """See `Measure.result`."""
+        return self._sum / self._rows if self._rows else math.nan
+
+
+@final
+class Averaged(Measure):
+    """A function of the user: called once a tensor and feed, its values averaged."""
+
+    def __init__(self, function: Callable[[Array, Array], float]) -> None:
+        self._function, self._values = function, list[float]()
+
+    def add(self, quantized: Array, reference: Array) -> None:
+        """See `Measure.add`."""
+        self._values.append(float(self._function(quantized, reference)))
+
+    def result(self) -> float:
+        """See `Measure.result`."""
+        return float(np.mean(self._values)) if self._values else math.nan
+
+
+MEASURES: Final[dict[str, type[Measure]]] = {
+    "mse": Mse,
+    "sqnr": Sqnr,
+    "cosine": Cosine,
+    "max": Largest,
+    "kl": Kl,
+}
+
+
+def make_measure(checker: Checker) -> Measure:
+    """A new measure.
+
+    Raises:
+        RecipeError: there is none of that name.
+    """
+    if not isinstance(checker, str):
+        return Averaged(checker)
+    return _named(checker)()
+
+
+def name_of(checker: Checker) -> str:
+    """What to call a checker in tables: its name, or that of the function."""
+    return checker if isinstance(checker, str) else str(getattr(checker, "__name__", "checker"))
+
+
+def kind_of(checker: Checker) -> type[Measure]:
+    """The class of a checker's measure: how its values are read. A function of the user is taken for a loss.
+
+    Raises:
+        RecipeError: there is none of that name.
+    """
+    return Averaged if not isinstance(checker, str) else _named(checker)
+
+
+def _named(name: str) -> type[Measure]:
+    if name not in MEASURES:
+        raise RecipeError(f"there is no measure '{name}': there are {', '.join(MEASURES)}, or give a function")
+    return MEASURES[name]
+
+
+def _log_softmax(x: Array, axis: int) -> Array:
+    """log(softmax(x)) along an axis, float64."""
+    shifted = x - x.max(axis, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis, keepdims=True)))

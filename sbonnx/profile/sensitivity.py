@@ -1,0 +1,333 @@
+"""What each layer would lose at other widths: the measurements behind a choice of widths layer by layer."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any, final
+
+from sbonnx.calib.data import Dataset, read
+from sbonnx.calib.runner import LayerRunner
+from sbonnx.calib.solve import Solve
+from sbonnx.graph import Graph
+from sbonnx.graph.extract import extract
+from sbonnx.graph.query import dtype
+from sbonnx.layout import layout_of
+from sbonnx.ops import CONVOLUTIONS, LINEAR
+from sbonnx.plan.types import Plan, Reader, Site, Solution
+from sbonnx.profile.checkers import Checker, kind_of, make_measure
+from sbonnx.profile.losses import compare
+from sbonnx.profile.numbers import AtBits, ByCandidate, Candidate, Numbers, uses_of
+from sbonnx.profile.pieces import Known, Piece
+from sbonnx.profile.steps import Step
+from sbonnx.profile.walk import MEMORY, Sample, Values, Walk
+from sbonnx.report import Refusal
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """One layer at one candidate, everything else in float.
+
+    Attributes:
+        layer, op: the node's name and type.
+        candidate: the widths.
+        error: at the layer's outputs, in the measure that was asked for.
+        network: the same at the network's outputs, all of them together; None where it was not asked for.
+        loss: `error` as a loss: 0 is nothing, more is worse. Comparable between candidates of one layer.
+        network_loss: `network` as a loss; comparable between layers.
+        sites: keys of the plan's sites that the layer reads: layers that share one, or a group, have one width there.
+        weights: how many values its quantized weights have.
+        multiplies: multiplications of a linear op on one feed, mean over feeds; 0 for other ops.
+    """
+
+    layer: str
+    op: str
+    candidate: Candidate
+    error: float
+    network: float | None
+    loss: float
+    network_loss: float | None
+    sites: tuple[str, ...]
+    weights: int
+    multiplies: float
+
+    @property
+    def bit_operations(self) -> float:
+        """Multiplications times the bits of both factors; float counts as 32."""
+        return self.multiplies * (self.candidate.weight or 32) * (self.candidate.activation or 32)
+
+    @property
+    def weight_bits(self) -> int:
+        """Bits of all codes of its weights; float counts as 32. Scales are not counted."""
+        return self.weights * (self.candidate.weight or 32)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        figures = {"bit_operations": self.bit_operations, "weight_bits": self.weight_bits}
+        return {**asdict(self), "candidate": self.candidate.label, **figures}
+
+
+@dataclass(frozen=True)
+class Sensitivities:
+    """Rows layer by layer in the order in which they run, candidates in the order given; what was not measured."""
+
+    rows: tuple[Sensitivity, ...]
+    refusals: tuple[Refusal, ...] = ()
+
+
+def sensitivity(
+    graph: Graph,
+    plan: Plan,
+    solution: Solution,
+    candidates: Sequence[Candidate],
+    data: Any,
+    *,
+    checker: Checker = "sqnr",
+    network: bool = False,
+    network_checker: Checker | None = None,
+    solve: Solve | None = None,
+    solved: Mapping[Candidate, tuple[Plan, Solution]] | None = None,
+    limit: int | None = None,
+    device: str = "cpu",
+    memory: str | int = MEMORY,
+    threads: int | None = None,
+) -> Sensitivities:
+    """What quantizing each layer alone at each candidate costs.
+
+    The network runs once in float; each layer once more a candidate, on the float activations that it reads. With
+    `network` what follows each layer runs as well: half the network a layer and candidate, so quadratic in layers.
+
+    Args:
+        graph: the prepared float graph; not changed.
+        plan, solution: which reads are quantized, and ranges of activations. Layers are the nodes with such reads.
+        candidates: widths; where they are the same for a layer (it has no weights, say) it runs once for all.
+        data: feeds, any reader.
+        checker: at the layers' outputs; `network_checker` at the network's, None: the same.
+        solve: rounds a weight at a candidate's width (None: to the nearest code), but at that of the plan.
+        solved: plan and solution of the whole network at a candidate, used with their ranges, codes and constants.
+        limit, device, memory, threads: see `sbonnx.profile.losses`.
+
+    Returns:
+        The rows; layers inside branches have no figure at the network's outputs, and are named for that.
+
+    Raises:
+        RecipeError: no such measure.
+        DataError: there are no feeds, or the model cannot run on one.
+    """
+    measures = _Measures(checker, network_checker or checker)
+    data = data if isinstance(data, Dataset) else read(data, graph)
+    uses, known = uses_of(plan, solution), dict(solved or {})
+    numbers: dict[Candidate, Numbers] = {
+        one: ByCandidate(*known[one], one) if one in known else AtBits(graph, plan, solution, one, solve)
+        for one in candidates
+    }
+    outputs = [tensor.name for tensor in graph.outputs if dtype(tensor) is not None] if network else []
+    walk: Walk[_Seen] = Walk(
+        graph,
+        dict.fromkeys(reader.node for reader in uses),
+        reads={*uses, *(reader for each in known.values() for reader in uses_of(*each))},
+        replaced={name for _, each in known.values() for name in each.constants},
+        wanted=outputs,
+        device=device,
+        memory=memory,
+        threads=threads,
+    )
+    with _Rest(walk, outputs, device) as rest:
+        seen = walk(data, _Look(numbers, uses, rest if network else None), limit=limit)
+        return _measured(seen, measures, numbers, uses, network=network)
+
+
+def _measured(
+    walked: Iterable[tuple[Piece, Iterator[_Seen]]],
+    measures: _Measures,
+    candidates: Iterable[Candidate],
+    uses: Mapping[Reader, Site],
+    *,
+    network: bool,
+) -> Sensitivities:
+    """The figures of each layer, when the walk has come by it."""
+    rows: list[Sensitivity] = []
+    refusals: list[Refusal] = []
+    for piece, seen in walked:
+        figures = _Figures(measures, candidates)
+        for one in seen:
+            figures.add(one)
+        rows.extend(figures.rows(piece, _sites(uses, piece.step.layer), network))
+        if network and piece.step.scope:
+            why = "it lies in a branch: its loss at the network's outputs was not measured"
+            refusals.append(Refusal("sensitivity at the outputs", piece.step.layer, why))
+    return Sensitivities(tuple(rows), tuple(refusals))
+
+
+def _sites(uses: Mapping[Reader, Site], layer: str) -> tuple[Site, ...]:
+    """The sites that a layer reads, in the order of its inputs."""
+    mine = {reader.index: site for reader, site in uses.items() if reader.node == layer}
+    return tuple(mine[index] for index in sorted(mine))
+
+
+@dataclass(frozen=True)
+class _Measures:
+    """The checkers, at the layers' outputs and at the network's."""
+
+    layer: Checker
+    network: Checker
+
+    def __post_init__(self) -> None:
+        kind_of(self.layer)
+        kind_of(self.network)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One feed at one layer: outputs in float and by candidate, the layer's and the network's."""
+
+    reference: Values
+    found: Mapping[Candidate, Values]
+    last_reference: Values
+    last: Mapping[Candidate, Values]
+    multiplies: int
+
+
+@final
+class _Rest:
+    """What follows a layer, in a session that is kept until the next layer comes.
+
+    It is given what is read later of the float network, but for the outputs of the layer.
+    """
+
+    def __init__(self, walk: Walk[Any], outputs: Sequence[str], device: str) -> None:
+        self._walk, self._outputs, self._device = walk, outputs, device
+        self._made = {name: number for number, step in enumerate(walk.steps) for name in step.outputs}
+        self._number = {id(step): number for number, step in enumerate(walk.steps)}
+        self._lock = threading.Lock()
+        self._open: tuple[Step, LayerRunner | None] | None = None
+
+    def follows(self, step: Step) -> bool:
+        """Whether what follows a layer is one piece: not inside a branch."""
+        return not step.scope
+
+    def run(self, step: Step, sample: Sample, outputs: Values) -> Values:
+        """The network's outputs that depend on the layer, given its outputs."""
+        later = self._walk.read_after(step)
+        own = {name: outputs[name] for name in self._outputs if name in outputs}
+        with self._lock:
+            session = self._session(step, later)
+        if session is None:
+            return own
+        feeds = {name: outputs[name] if name in outputs else sample.read(name) for name in later}
+        return {**own, **session.run(feeds)}
+
+    def _session(self, step: Step, later: Sequence[str]) -> LayerRunner | None:
+        """The session behind a step; None where nothing follows."""
+        if self._open is None or self._open[0] is not step:
+            self.close()
+            here = self._number[id(step)]
+            ends = [name for name in self._outputs if self._made.get(name, -1) > here]
+            piece = extract(self._walk.graph, later, ends, index=self._walk.index) if ends else None
+            name = f"what follows '{step.layer}'"
+            made = None if piece is None else LayerRunner(piece, device=self._device, threads=1, name=name)
+            self._open = (step, made)
+        return self._open[1]
+
+    def close(self) -> None:
+        """Free the session. Twice is once."""
+        if self._open is not None and self._open[1] is not None:
+            self._open[1].close()
+        self._open = None
+
+    def __enter__(self) -> _Rest:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@final
+class _Look:
+    """Runs a layer, and what follows it, at every candidate; candidates that are the same for it once."""
+
+    def __init__(self, numbers: Mapping[Candidate, Numbers], uses: Mapping[Reader, Site], rest: _Rest | None) -> None:
+        self._numbers, self._rest = numbers, rest
+        self._weighted = {reader.node for reader, site in uses.items() if site.role == "weight"}
+        self._fed = {reader.node for reader, site in uses.items() if site.role == "activation"}
+
+    def __call__(self, piece: Piece, sample: Sample) -> _Seen:
+        step, rest = piece.step, self._rest
+        follows = rest is not None and rest.follows(step)
+        runs: dict[tuple[int | None, int | None], tuple[Values, Values]] = {}
+        keys = {}
+        known: Known = {}
+        for candidate, numbers in self._numbers.items():
+            key = (
+                candidate.weight if step.layer in self._weighted else None,
+                candidate.activation if step.layer in self._fed else None,
+            )
+            keys[candidate] = key
+            if key not in runs:
+                outputs = piece.run(sample.inputs, numbers, known=known)
+                runs[key] = (outputs, rest.run(step, sample, outputs) if follows and rest is not None else {})
+        return _Seen(
+            sample.outputs,
+            {candidate: runs[key][0] for candidate, key in keys.items()},
+            rest.run(step, sample, sample.outputs) if follows and rest is not None else {},
+            {candidate: runs[key][1] for candidate, key in keys.items()},
+            _multiplies(piece, sample),
+        )
+
+
+def _multiplies(piece: Piece, sample: Sample) -> int:
+    """Multiplications of a linear op with a quantized weight; 0 for other ops."""
+    linear = LINEAR.get(piece.op)
+    weight = None if linear is None else piece.constants().get(linear.weight)
+    if linear is None or weight is None:
+        return 0
+    (out,) = list(sample.outputs.values())[:1]
+    if piece.op in CONVOLUTIONS:
+        moving = out if linear.out_axis == 0 else sample.inputs[piece.data]  # a transposed one spreads its input
+        return int(moving.size * math.prod(weight.shape[1:]))
+    layout = layout_of(piece.op, piece.attributes, weight.shape)
+    return 0 if layout is None else int(out.size * layout.inputs)
+
+
+@final
+class _Figures:
+    """The sums of one layer over feeds."""
+
+    def __init__(self, measures: _Measures, candidates: Iterable[Candidate]) -> None:
+        self._checkers = measures
+        self._layer = {one: make_measure(measures.layer) for one in candidates}
+        self._network = {one: make_measure(measures.network) for one in self._layer}
+        self._multiplies, self._feeds = 0, 0
+
+    def add(self, seen: _Seen) -> None:
+        """One feed."""
+        self._feeds += 1
+        self._multiplies += seen.multiplies
+        for candidate, measure in self._layer.items():
+            compare(measure, seen.found[candidate], seen.reference)
+            compare(self._network[candidate], seen.last[candidate], seen.last_reference)
+
+    def rows(self, piece: Piece, sites: Sequence[Site], network: bool) -> Iterator[Sensitivity]:
+        """A row a candidate."""
+        read = {r.index for site in sites if site.role == "weight" for r in site.readers if r.node == piece.step.layer}
+        weights = sum(value.size for index, value in piece.constants().items() if index in read)
+        for candidate, measure in self._layer.items():
+            error, last = measure.result(), self._network[candidate].result()
+            known = network and not math.isnan(last)
+            yield Sensitivity(
+                layer=piece.step.layer,
+                op=piece.op,
+                candidate=candidate,
+                error=error,
+                network=last if known else None,
+                loss=kind_of(self._checkers.layer).loss(error),
+                network_loss=kind_of(self._checkers.network).loss(last) if known else None,
+                sites=tuple(site.key for site in sites),
+                weights=weights,
+                multiplies=self._multiplies / max(self._feeds, 1),
+            )

@@ -1,0 +1,167 @@
+"""The graph as a list of steps, a layer a step, the branches of If laid flat between."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from sbonnx.calib.branches import PICKED_BY
+from sbonnx.calib.segments import needed, reads_of
+from sbonnx.graph import Body, Constant, Graph, Node
+from sbonnx.graph.query import bodies, captured, dtype, scopes
+
+CONDITIONAL: Final = "If"
+"""The op whose branches are looked into."""
+
+Conditions = tuple[tuple[str, bool], ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """What runs at a time: one layer, the nodes between two layers, or the choice at the end of an If.
+
+    Attributes:
+        inputs: variables from before that it reads.
+        outputs: what it computes that later steps, or the caller, read.
+        nodes: names of its nodes, in order; none for a choice.
+        scope: "" or the path of the branch it lies in.
+        conditions: outer booleans and the values under which it runs, outermost first.
+        layer: name of the layer, "" for what lies between.
+        choice: outputs of an If by name: what they are if the condition holds, and if not.
+    """
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[str, ...] = ()
+    scope: str = ""
+    conditions: Conditions = ()
+    layer: str = ""
+    choice: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Every variable from before, conditions included."""
+        return tuple(dict.fromkeys([*(name for name, _ in self.conditions), *self.inputs]))
+
+
+@dataclass
+class _Draft:
+    """A step before it is known who reads what."""
+
+    nodes: list[Node]
+    scope: str
+    conditions: Conditions
+    layer: str = ""
+    choice: Node | None = None
+
+
+def steps_of(graph: Graph, layers: Collection[str], wanted: Collection[str] = ()) -> list[Step]:
+    """Steps in the order to run them.
+
+    What leads neither to a layer nor to a wanted tensor is left out. Bodies of Loop and Scan run whole. A tensor of
+    unknown type (a sequence) cannot wait: each step that reads it computes it anew, and branches that read one run
+    whole.
+
+    Args:
+        layers: names of nodes, in branches of If too, that get steps of their own; all their outputs are given.
+        wanted: tensors to give besides.
+    """
+    drafts = list(_drafts(graph, graph, "", (), frozenset(layers), frozenset(wanted)))
+    makers = {tensor.name: node for draft in drafts for node in _all(draft) for tensor in node.outputs if tensor.name}
+    untyped = {name for name, node in makers.items() if _kind(node, name) is None}
+    reads = [_inputs(draft, makers, untyped) for draft in drafts]
+    last = {name: number for number, names in enumerate(reads) for name in names}
+    for number, draft in enumerate(drafts):
+        last.update((name, max(number, last.get(name, 0))) for name, _ in draft.conditions)
+    steps = []
+    for number, draft in enumerate(drafts):
+        made = [tensor.name for node in _all(draft) for tensor in node.outputs if tensor.name]
+        keeps = bool(draft.layer)
+        outputs = [
+            name for name in made if name not in untyped and (keeps or name in wanted or last.get(name, -1) > number)
+        ]
+        if outputs:
+            steps.append(_step(draft, reads[number], tuple(outputs)))
+    return steps
+
+
+def _drafts(
+    graph: Graph, body: Body, scope: str, conditions: Conditions, layers: frozenset[str], wanted: frozenset[str]
+) -> Iterator[_Draft]:
+    """The steps of one scope; those of the branches inside it before the choice between them."""
+    nodes = list(body.nodes) if scope else needed(graph, _targets(graph, layers, wanted))
+    between: list[Node] = []
+    for node in nodes:
+        inside = node.op == CONDITIONAL and any(_holds(branch, layers) for _, branch in bodies(node))
+        inside = inside and all(dtype(tensor) is not None for _, branch in bodies(node) for tensor in captured(branch))
+        if node.name not in layers and not inside:
+            between.append(node)
+            continue
+        if between:
+            yield _Draft(between, scope, conditions)
+            between = []
+        if not inside:
+            yield _Draft([node], scope, conditions, layer=node.name)
+            continue
+        for attribute, branch in bodies(node):
+            path = f"{scope}/{node.name}/{attribute}" if scope else f"{node.name}/{attribute}"
+            under = (*conditions, (node.inputs[0].name, PICKED_BY[attribute]))
+            yield from _drafts(graph, branch, path, under, layers, wanted)
+        yield _Draft([], scope, conditions, choice=node)
+    if between:
+        yield _Draft(between, scope, conditions)
+
+
+def _targets(graph: Graph, layers: frozenset[str], wanted: frozenset[str]) -> list[str]:
+    """Tensors of the main graph that must be computed: outputs of layers, and of what holds layers inside."""
+    found = list(wanted)
+    for node in graph.nodes:
+        if node.name in layers or any(_holds(body, layers) for _, body in bodies(node)):
+            found.extend(tensor.name for tensor in node.outputs if tensor.name)
+    return found
+
+
+def _holds(body: Body, layers: frozenset[str]) -> bool:
+    return any(node.name in layers for _, scope in scopes(body) for node in scope.nodes)
+
+
+def _all(draft: _Draft) -> list[Node]:
+    return draft.nodes if draft.choice is None else [draft.choice]
+
+
+def _kind(node: Node, name: str) -> object:
+    return next(dtype(tensor) for tensor in node.outputs if tensor.name == name)
+
+
+def _inputs(draft: _Draft, makers: Mapping[str, Node], untyped: Collection[str]) -> tuple[str, ...]:
+    """What a step reads from before; of what has no type, that which it is computed from."""
+    if draft.choice is not None:
+        ends = [tensor for _, branch in bodies(draft.choice) for tensor in branch.outputs]
+        names = [tensor.name for tensor in ends if not isinstance(tensor, Constant)]
+        return tuple(dict.fromkeys([draft.choice.inputs[0].name, *names]))
+    made = {tensor.name for node in draft.nodes for tensor in node.outputs}
+    found: dict[str, None] = {}
+    stack = [name for node in reversed(draft.nodes) for name in reversed(reads_of(node))]
+    while stack:
+        name = stack.pop()
+        if name in found or name in made:
+            continue
+        if name in untyped:
+            stack.extend(reversed(reads_of(makers[name])))
+        else:
+            found[name] = None
+    return tuple(found)
+
+
+def _step(draft: _Draft, reads: tuple[str, ...], outputs: tuple[str, ...]) -> Step:
+    names = tuple(node.name for node in draft.nodes)
+    choice: dict[str, tuple[str, str]] = {}
+    if draft.choice is not None:
+        ends: dict[bool, Sequence[str]] = {
+            PICKED_BY[attribute]: [tensor.name for tensor in branch.outputs]
+            for attribute, branch in bodies(draft.choice)
+        }
+        for tensor, then, other in zip(draft.choice.outputs, ends[True], ends[False], strict=True):
+            choice[tensor.name] = (then, other)
+    return Step(reads, outputs, names, draft.scope, draft.conditions, draft.layer, choice)

@@ -1,0 +1,123 @@
+"""``profile``: the table, the bars, the JSON, a recipe, a file, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from sbonnx.cli import main
+from sbonnx.cli.bars import bar
+from tests.models import residual
+
+COMMAND = ("profile", "m.onnx", "--data", "d.npz")
+PLAIN = ("--bits", "w4a8", "--backend", "virtual", "--set", "rounding=nearest", "--set", "bias_correction=none")
+LAYERS = ("stem", "conv1", "conv2", "fc")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model and data."""
+    onnx.save(residual(), str(tmp_path / "m.onnx"))
+    np.savez(tmp_path / "d.npz", x=np.random.default_rng(0).standard_normal((8, 3, 8, 8)).astype(np.float32))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_table(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Worst first by default, every layer once, its bar the longest at the top and shorter below."""
+    assert main([*COMMAND, *PLAIN]) == 0
+    out = capfd.readouterr().out
+    assert "sqnr dB, more is better; 1 feeds" in out
+    rows = [line for line in out.splitlines() if line.partition(" ")[0] in LAYERS]
+    assert {line.partition(" ")[0] for line in rows} >= set(LAYERS)
+    bars = [len(re.findall("[█▏▎▍▌▋▊▉]", line)) for line in out.splitlines() if "█" in line]
+    assert bars == sorted(bars, reverse=True)
+    assert bars[0] == 24
+
+
+def test_json_says_the_same(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, *PLAIN, "--json", "--sort", "graph"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert (found["measure"], found["unit"], found["higher_is_better"]) == ("sqnr", "dB", True)
+    names = [row["node"] for row in found["layers"]]
+    assert [name for name in names if name in LAYERS] == list(LAYERS), "as they run"
+    (stem,) = [row for row in found["layers"] if row["node"] == "stem"]
+    assert stem["alone"] == stem["gathered"]
+    assert stem["alone"] < min(stem["weights"], stem["activations"])
+    assert list(found["outputs"]) == ["y"]
+
+
+@pytest.mark.parametrize("sort", ["alone", "weights", "activations", "gathered"])
+def test_sorted_and_cut(sort: str, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, *PLAIN, "--json", "--sort", sort, "--metric", "mse"]) == 0
+    rows = json.loads(capfd.readouterr().out)["layers"]
+    values = [row[sort] for row in rows if row[sort] is not None]
+    assert values == sorted(values, reverse=True)
+    assert main([*COMMAND, *PLAIN, "--json", "--sort", sort, "--metric", "mse", "--top", "2"]) == 0
+    assert json.loads(capfd.readouterr().out)["layers"] == rows[:2]
+
+
+def test_a_quantized_file(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The file that the recipe makes has the profile of the recipe."""
+    assert main(["quantize", "m.onnx", "--data", "d.npz", *PLAIN, "-o", "q.onnx", "--quiet", "--no-verify"]) == 0
+    assert main([*COMMAND, *PLAIN, "--json"]) == 0
+    expected = json.loads(capfd.readouterr().out)
+    assert main(["profile", "m.onnx", "q.onnx", "--data", "d.npz", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["notes"] == []
+    known = {row["node"]: row for row in expected["layers"]}
+    assert {row["node"] for row in found["layers"]} == known.keys()
+    for row in found["layers"]:
+        assert row["alone"] == pytest.approx(known[row["node"]]["alone"], abs=0.1)
+
+
+def test_the_graph_in_colours(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, *PLAIN, "--mermaid", "loss.md", "--metric", "mse"]) == 0
+    assert "written: loss.md" in capfd.readouterr().out
+    chart = (place / "loss.md").read_text()
+    assert chart.startswith("graph TD\n")
+    assert chart.count("fill:#e53935") == 1
+    assert main([*COMMAND, *PLAIN, "--mermaid", "loss.md", "--quiet"]) == 2
+    assert "--force" in capfd.readouterr().err
+
+
+WRONG = {
+    "--metric psnr": "--metric psnr: there are mse, sqnr, cosine, max, kl",
+    "--sort name": "--sort name: there are graph, alone, weights, activations, gathered",
+    "--top 0": "--top 0 shows nothing: use 1 or more",
+    "--mode dynamic": "MODE: dynamic cannot be profiled",
+}
+
+
+@pytest.mark.parametrize("flags", WRONG)
+def test_what_is_refused(flags: str, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, *flags.split()]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"RecipeError: {WRONG[flags]}")
+
+
+def test_a_file_takes_no_recipe(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "m.onnx", "m.onnx", "--data", "d.npz", "--bits", "w4a8"]) == 2
+    assert "RecipeError: m.onnx is quantized already: leave --recipe" in capfd.readouterr().err
+    assert main(["profile", "m.onnx", "m.onnx", "--data", "d.npz"]) == 2
+    assert "ModelError: 'm.onnx' has no Q/DQ pairs" in capfd.readouterr().err
+    assert main(["profile", "m.onnx"]) == 2
+    assert "DataError: --data is missing" in capfd.readouterr().err
+
+
+def test_bars() -> None:
+    assert [bar(share, 2) for share in (0.0, 1e-9, 0.25, 0.5, 0.75, 1.0, 7.0, float("nan"))] == [
+        "",
+        "▏",
+        "▌",
+        "█",
+        "█▌",
+        "██",
+        "██",
+        "██",
+    ]
