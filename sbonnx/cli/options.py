@@ -115,6 +115,18 @@ Feedback = Annotated[
         show_default=False,
     ),
 ]
+CrossLayer = Annotated[
+    bool, typer.Option("--cross-layer", help="Equal ranges of channels in neighbouring layers, for per-tensor weights.")
+]
+SmoothQuant = Annotated[
+    str | None,
+    typer.Option(
+        "--smooth-quant",
+        metavar="true|0-1",
+        help="Move ranges of channels from inputs of layers into weights, by this strength.",
+        show_default=False,
+    ),
+]
 JsonProgress = Annotated[bool, typer.Option("--json-progress", help="Progress as JSON lines on stderr, for scripts.")]
 TrtCache = Annotated[
     Path | None,
@@ -150,6 +162,39 @@ NoKeepIo = Annotated[
 MinSqnr = Annotated[
     float | None,
     typer.Option("--min-sqnr", metavar="DB", help="Exit 1 if an output is nearer to noise.", show_default=False),
+]
+MaxLoss = Annotated[
+    str | None,
+    typer.Option(
+        "--max-loss",
+        metavar="SHARE",
+        help="What may be lost on samples held out, such as 0.5%: more bits for some layers until it is kept.",
+        show_default=False,
+    ),
+]
+LeastSqnr = Annotated[
+    str | None,
+    typer.Option(
+        "--min-sqnr",
+        metavar="DB",
+        help="Exit 1 if an output is nearer to noise; with --recipe auto layers get more bits before.",
+        show_default=False,
+    ),
+]
+AverageBits = Annotated[
+    float | None,
+    typer.Option(
+        "--average-bits", metavar="N", help="Choose a width for each layer's weights, N on average.", show_default=False
+    ),
+]
+SaveRecipe = Annotated[
+    Path | None,
+    typer.Option(
+        "--save-recipe",
+        metavar="FILE",
+        help="Write the recipe that was run: what was found out, to be run again.",
+        show_default=False,
+    ),
 ]
 MinCosine = Annotated[
     float | None,
@@ -238,3 +283,8 @@ def output_of(output: Path | None) -> Path:
     if output is None:
         raise OutputError("-o is missing: name the file to write, such as -o model.int8.onnx")
     return output
+
+
+def decibel(text: str | None) -> str | None:
+    """A number of decibel, with or without the unit: ``20dB``."""
+    return None if text is None else text.strip().lower().removesuffix("db").strip() or text

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.figures import OUTPUT_COLUMNS, measured, output_rows
+from sbonnx.cli.searched import show_search
 from sbonnx.cli.show import Show, to_json
 
 if TYPE_CHECKING:
@@ -40,6 +41,12 @@ def run(
     cache: options.Cache = None,
     asym: options.Asym = False,
     feedback: options.Feedback = None,
+    cross_layer: options.CrossLayer = False,
+    smooth_quant: options.SmoothQuant = None,
+    max_loss: options.MaxLoss = None,
+    min_sqnr: options.LeastSqnr = None,
+    average_bits: options.AverageBits = None,
+    save_recipe: options.SaveRecipe = None,
     trt_cache: options.TrtCache = None,
     requantize: options.Requantize = False,
     high_precision: options.HighPrecision = None,
@@ -60,11 +67,14 @@ def run(
     flags = options.overrides(flags, granularity=granularity, cache=cache, asym=asym, feedback=options.pairs(feedback))
     flags = options.overrides(flags, requantize=requantize, block_size=block_size)
     flags = options.overrides(flags, high_precision=high_precision, keep_io="false" if no_keep_io else None)
-    flags = options.overrides(flags, mode=mode, format=form)
+    flags = options.overrides(flags, mode=mode, format=form, cross_layer=cross_layer, smooth_quant=smooth_quant)
+    flags = options.overrides(flags, max_loss=max_loss, min_sqnr=options.decibel(min_sqnr))
+    flags = options.overrides(flags, average_bits=None if average_bits is None else str(average_bits))
     wishes, _ = read_recipe(recipe, backend, flags)
     source = options.required(data) if wishes.mode == "static" else data
     _check_report(report_file, [model, target, *([source] if source else [])], force=force)
     how = {"output": target, "force": force, "verify": not no_verify, "split": split, "trt_cache": trt_cache}
+    how["save_recipe"] = save_recipe
     report = _made(model, source, recipe=wishes, quiet=quiet, as_json=json_progress, **how)
     return _said(Show(as_json=as_json, quiet=quiet), report, report_file)
 
@@ -128,6 +138,7 @@ def _tables(show: Show, report: Report) -> None:
         ("times", "what", "why", "first at"),
         [(count, what, why, first[what, why]) for (what, why), count in reasons.most_common()],
     )
+    show_search(show, report.search)
     for note in report.notes:
         show.line(f"note: {note}")
     show.line(f"written: {report.output}")

@@ -1,0 +1,229 @@
+"""The stack for a model: steps tried one after another, kept where the error on feeds held out falls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sbonnx import graph as graphs
+from sbonnx.auto.steps import Situation, Step, steps_for
+from sbonnx.errors import SbonnxError
+from sbonnx.mixed import Goal, Outcome, Score, Trials, choose, for_loss, settled, survey
+from sbonnx.mixed.trials import changed
+from sbonnx.recipe import Recipe
+from sbonnx.recipe.limits import FLOAT, sides
+from sbonnx.report import Refusal
+
+WORTH: Final = 0.02
+"""Share of the error's energy that a step must save to be kept; see `Score.beats`."""
+
+MORE_WEIGHTS: Final = (4, 8, 16, FLOAT)
+MORE_INPUTS: Final = (8, 16, FLOAT)
+"""Widths for the layers that need more than was asked for; those of the backend are taken."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One step that was tried.
+
+    Attributes:
+        what: its name.
+        keys: values by key path.
+        before, score: what was best so far, and what came of it; None where it could not be tried.
+        kept: whether it was.
+        why: where it could not be tried, the reason.
+    """
+
+    what: str
+    keys: Mapping[str, Any]
+    before: Score
+    score: Score | None
+    kept: bool
+    why: str = ""
+
+    @property
+    def gain_db(self) -> float | None:
+        """By how much the energy of the error falls, decibel; None where there is no figure."""
+        if self.score is None:
+            return None
+        if self.score.error == self.before.error:
+            return 0.0
+        if self.score.error == 0:
+            return math.inf
+        return 10 * math.log10(self.before.error / self.score.error) if self.before.error else -math.inf
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        figures = {} if self.score is None else self.score.to_dict()
+        return {
+            "what": self.what,
+            "keys": dict(self.keys),
+            "kept": self.kept,
+            "gain_db": self.gain_db,
+            "why": self.why,
+            **figures,
+        }
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the search came to.
+
+    Attributes:
+        recipe: to be run on all feeds, and saved.
+        plain, best: of the recipe as it was given, and of `recipe`, on the feeds held out; None: not measured.
+        attempts: steps in the order in which they were tried.
+        outcome: of choosing widths, where they were chosen.
+        trials: networks that were calibrated and judged.
+        judged: feeds that trials were judged on, and whether they are others than those calibrated on.
+        goal: what was asked of them.
+        loss: what `Score.loss` is of.
+    """
+
+    recipe: Recipe
+    plain: Score | None
+    best: Score
+    attempts: tuple[Attempt, ...]
+    outcome: Outcome | None
+    trials: int
+    judged: int
+    divided: bool
+    goal: Goal
+    loss: str
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why the result is below what was asked for."""
+        if self.goal.reached(self.best):
+            return ()
+        widest = "" if self.outcome is None else " with the widest types that the backend takes"
+        return (
+            f"{self.goal.text} was asked for on the feeds held out, and is not reached{widest}: "
+            f"{self.goal.figures(self.best)}",
+        )
+
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """What was not tried, and why."""
+        mine = [Refusal(f"try {one.what}", "the model", one.why) for one in self.attempts if one.why]
+        return (*mine, *(() if self.outcome is None else self.outcome.refusals))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to say of it, in sentences."""
+        where = f"{self.judged} feeds held out" if self.divided else f"the {self.judged} feeds that it calibrated on"
+        notes = [f"search: {self.trials} trials, judged on {where}"]
+        if self.plain is not None:
+            kept = [one for one in self.attempts if one.kept]
+            said = "; ".join(f"{one.what} (+{one.gain_db:.2f} dB)" for one in kept) or "no step gained"
+            notes.append(
+                f"auto: {self.plain.sqnr_db:.2f} dB -> {self.best.sqnr_db:.2f} dB at the outputs, on {where}: {said}"
+            )
+        return (*notes, *(() if self.outcome is None else self.outcome.notes))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "trials": self.trials,
+            "judged_on": self.judged,
+            "held_out": self.divided,
+            "loss": self.loss,
+            "plain": None if self.plain is None else self.plain.to_dict(),
+            "best": self.best.to_dict(),
+            "steps": [one.to_dict() for one in self.attempts],
+            "mixed": None if self.outcome is None else self.outcome.to_dict(),
+        }
+
+
+def search(trials: Trials, recipe: Recipe, decided: frozenset[str]) -> Found:
+    """Find what AUTO and MIXED of a recipe ask for.
+
+    Args:
+        decided: key paths that no step changes.
+
+    Raises:
+        SbonnxError: the recipe as it is cannot be run on the model; see `sbonnx.mixed.choose`.
+    """
+    goal = goal_of(recipe, trials)
+    attempts: list[Attempt] = []
+    plain: Score | None = None
+    best = recipe
+    if recipe.auto.enable:
+        plain = trials.score(recipe, "plain recipe")
+        best = _stepped(trials, recipe, plain, decided, attempts)
+    outcome = _mixed(trials, best, goal, searched=recipe.auto.enable)
+    final = settled(best) if outcome is None else outcome.recipe
+    score = trials.score(best, "result") if outcome is None else outcome.best.score
+    if plain is not None and recipe.mixed.max_loss is None and not _budgeted(recipe) and score.error > plain.error:
+        final, score = settled(recipe), plain
+    return Found(
+        recipe=final,
+        plain=plain,
+        best=score,
+        attempts=tuple(attempts),
+        outcome=outcome,
+        trials=trials.count,
+        judged=len(trials.samples.held),
+        divided=trials.samples.divided,
+        goal=goal,
+        loss=trials.judge.kind,
+    )
+
+
+def goal_of(recipe: Recipe, trials: Trials) -> Goal:
+    """What a recipe asks of the feeds held out."""
+    least = recipe.verify.min_sqnr_db
+    floor = max(least.values(), default=None) if isinstance(least, Mapping) else least
+    return Goal(recipe.mixed.max_loss, floor, trials.judge.kind)
+
+
+def _budgeted(recipe: Recipe) -> bool:
+    return any(value is not None for _, value in recipe.mixed.budget)
+
+
+def _stepped(trials: Trials, recipe: Recipe, plain: Score, decided: frozenset[str], attempts: list[Attempt]) -> Recipe:
+    """The recipe with the steps that gain; what was tried is added to `attempts`."""
+    steps = steps_for(Situation.of(recipe, graphs.load(trials.model)), decided)
+    best, score = recipe, plain
+    for number, step in enumerate(steps):
+        made, attempt = _try(trials, best, score, step, f"trial {number + 1} of {len(steps)}: {step.name}")
+        attempts.append(attempt)
+        if attempt.kept and attempt.score is not None:
+            best, score = made, attempt.score
+    return best
+
+
+def _try(trials: Trials, best: Recipe, score: Score, step: Step, what: str) -> tuple[Recipe, Attempt]:
+    """A recipe with one step more, and what came of it."""
+    try:
+        made = changed(best, dict(step.keys))
+        found = trials.score(made, what)
+    except SbonnxError as error:
+        return best, Attempt(step.name, step.keys, score, None, kept=False, why=str(error))
+    return made, Attempt(step.name, step.keys, score, found, kept=found.beats(score, WORTH))
+
+
+def _mixed(trials: Trials, recipe: Recipe, goal: Goal, *, searched: bool) -> Outcome | None:
+    """Widths layer by layer, where they are asked for or where the goal is not reached without."""
+    if _budgeted(recipe):
+        return choose(trials, recipe)
+    if not searched:
+        return for_loss(trials, survey(trials, recipe), goal)
+    if not goal.asked or goal.reached(trials.score(recipe, "result of the steps")):
+        return None
+    limits = sides(recipe.backend, recipe.mode)
+    weights = recipe.mixed.weights or _more(recipe.w.quantizer.bit, MORE_WEIGHTS, limits["W"].bits)
+    inputs = recipe.mixed.activations or _more(recipe.a.quantizer.bit, MORE_INPUTS, limits["A"].bits)
+    return for_loss(trials, survey(trials, recipe, weights, inputs if recipe.mode == "static" else ()), goal)
+
+
+def _more(now: int, wider: tuple[int, ...], allowed: tuple[int, ...]) -> tuple[int, ...]:
+    """A width and those of a list that are wider and that the backend takes."""
+    if now == FLOAT:
+        return (FLOAT,)
+    return (now, *(bits for bits in wider if bits == FLOAT or (bits > now and bits in allowed)))
+
+
+__all__ = ["Attempt", "Found", "goal_of", "search"]

@@ -1,0 +1,159 @@
+"""What may help, by target and widths: the steps that are tried, cheap ones first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sbonnx.graph import Graph, query
+from sbonnx.ops import MATRIX_PRODUCTS
+from sbonnx.recipe import Recipe
+from sbonnx.recipe.limits import FLOAT
+from sbonnx.recipe.resolve import FULL_BITS
+
+BATCH_NORM: Final = "BatchNormalization"
+LOW_BITS: Final = 4
+"""Up to this width learned scales and soft rounding may beat gptq."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What the steps depend on.
+
+    Attributes:
+        recipe: what is asked for.
+        batch_norms: whether the file has batch norms of its own.
+        products: whether it has matrix products.
+    """
+
+    recipe: Recipe
+    batch_norms: bool
+    products: bool
+
+    @staticmethod
+    def of(recipe: Recipe, graph: Graph) -> Situation:
+        """That of a recipe for a model as it lies in the file."""
+        ops = {node.op for node in query.all_nodes(graph)}
+        return Situation(recipe, BATCH_NORM in ops, bool(ops & MATRIX_PRODUCTS))
+
+    @property
+    def weights(self) -> bool:
+        """Whether weights are quantized."""
+        return self.recipe.w.quantizer.bit != FLOAT and not self.recipe.w.quantizer.disable
+
+    @property
+    def low(self) -> bool:
+        """Whether weights have so few bits that their rounding decides."""
+        return self.weights and self.recipe.w.quantizer.bit < FULL_BITS
+
+    @property
+    def inputs(self) -> bool:
+        """Whether activations are quantized by measured ranges."""
+        quantizer = self.recipe.a.quantizer
+        return self.recipe.mode == "static" and quantizer.bit != FLOAT and not quantizer.disable
+
+    @property
+    def per_channel(self) -> bool:
+        """Whether weights have a scale a channel."""
+        return self.recipe.w.qscheme.startswith("per-channel-")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to try: keys of the recipe, and when it makes sense.
+
+    Attributes:
+        name: for people.
+        keys: values by key path.
+        when: whether it can help at all.
+    """
+
+    name: str
+    keys: Mapping[str, Any]
+    when: Callable[[Situation], bool]
+
+
+def _by_inputs(here: Situation) -> bool:
+    return here.weights and here.recipe.w.quantizer.dtype == "int" and here.recipe.mode != "dynamic"
+
+
+STEPS: Final = (
+    Step("ranges of activations: min-max", {"A.OBSERVER.TYPE": "minmax"}, lambda here: here.inputs),
+    Step("ranges of activations: percentile", {"A.OBSERVER.TYPE": "percentile"}, lambda here: here.inputs),
+    Step("ranges of weights: least error of the output", {"W.ROUNDING.SCALE": "search"}, _by_inputs),
+    Step("gptq at 8 bits", {"W.ROUNDING.TYPE": "gptq"}, lambda here: _by_inputs(here) and not here.low),
+    Step(
+        "bias correction: measured",
+        {"BIAS_CORRECTION": "empirical"},
+        lambda here: _by_inputs(here) and not here.low,
+    ),
+    Step("bias correction: none", {"BIAS_CORRECTION": "none"}, lambda here: here.low),
+    Step(
+        "cross-layer equalization",
+        {"EQUALIZE.CROSS_LAYER": True},
+        lambda here: here.weights and here.inputs and not here.per_channel,
+    ),
+    Step(
+        "absorbed biases",
+        {"EQUALIZE.CROSS_LAYER": True, "EQUALIZE.ABSORB_BIAS": True},
+        lambda here: here.weights and here.inputs and not here.per_channel,
+    ),
+    Step(
+        "smoothed inputs (SmoothQuant)",
+        {"EQUALIZE.SMOOTH_QUANT": True},
+        lambda here: here.weights and here.inputs and here.per_channel,
+    ),
+    Step(
+        "inputs scaled by what they meet (AWQ)",
+        {"EQUALIZE.AWQ": True},
+        lambda here: here.low and here.products and here.per_channel,
+    ),
+    Step(
+        "tuned batch norms",
+        {"SCHEDULE.BN_TUNING": True},
+        lambda here: here.batch_norms and here.weights and here.per_channel,
+    ),
+    Step(
+        "ranges behind quantized layers",
+        {"CALIBRATION.ASYM.ENABLE": True},
+        lambda here: here.inputs and here.weights,
+    ),
+    Step(
+        "adaquant",
+        {"W.ROUNDING.TYPE": "adaquant"},
+        lambda here: _by_inputs(here) and here.recipe.w.quantizer.bit <= LOW_BITS,
+    ),
+    Step(
+        "adaround",
+        {"W.ROUNDING.TYPE": "adaround"},
+        lambda here: _by_inputs(here) and here.recipe.w.quantizer.bit <= LOW_BITS,
+    ),
+)
+"""Cheap ones first. What a step sets is kept for those after it where it gained."""
+
+
+def steps_for(here: Situation, decided: frozenset[str]) -> list[Step]:
+    """The steps that make sense, without those that would change what was decided.
+
+    Args:
+        decided: key paths, upper case, that the call or the recipe sets.
+    """
+    found = []
+    for step in STEPS:
+        mine = any(key in decided or key.rpartition(".")[0] in decided for key in step.keys)
+        if step.when(here) and not mine and not _holds(here.recipe, step):
+            found.append(step)
+    return found
+
+
+def _holds(recipe: Recipe, step: Step) -> bool:
+    """Whether a recipe says already what a step would."""
+    return all(_value(recipe, key) == value for key, value in step.keys.items())
+
+
+def _value(recipe: Recipe, key: str) -> Any:
+    found: Any = recipe
+    for part in key.lower().split("."):
+        found = getattr(found, part)
+    return found

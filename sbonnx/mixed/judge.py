@@ -1,0 +1,273 @@
+"""How good a quantized network is on samples that it was not calibrated on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, final
+
+import numpy as np
+
+from sbonnx.calib import data as datasets
+from sbonnx.calib.data import Dataset
+from sbonnx.calib.forward import Forward
+from sbonnx.calib.readers import Source
+from sbonnx.calib.runner import LayerRunner
+from sbonnx.errors import DataError
+from sbonnx.graph import Graph, Tensor, query
+from sbonnx.metrics import OutputDifference, OutputDifferences
+from sbonnx.plan import Solution
+from sbonnx.prepare import Prepared
+from sbonnx.spec import Array
+
+Metric = Callable[[Mapping[str, Array], Mapping[str, Array]], float]
+"""The loss of one feed, of (quantized, float) outputs by name; more is worse."""
+
+LossKind = Literal["top1", "relative", "metric"]
+
+MOST_HELD: Final = 256
+"""Feeds that trials are judged on, at most."""
+
+LOSS_TEXT: Final[dict[LossKind, str]] = {
+    "top1": "share of samples whose largest class changes",
+    "relative": "norm of the error over that of the output",
+    "metric": "the metric given",
+}
+
+SURE: Final = 2.0
+PAIRS: Final = 8
+"""Standard errors that a gain must be worth, where there are so many feeds."""
+
+FEW: Final = 4
+"""With fewer feeds none is held out."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a quantized network does on the feeds that are held out.
+
+    Attributes:
+        error: energy of the outputs' error over that of the outputs, mean over outputs; what trials are compared by.
+        loss: what a limit on the loss is of, see `Judge.kind`.
+        sqnr_db: of the worst output, decibel.
+        changed: share of samples whose largest class is another than in float; None without classes.
+        by_feed: energy of the error on each feed, in units of `error`: its mean, but where outputs are infinitely far.
+    """
+
+    error: float
+    loss: float
+    sqnr_db: float
+    changed: float | None
+    by_feed: tuple[float, ...] = field(default=(), repr=False, compare=False)
+
+    def beats(self, other: Score, least: float) -> bool:
+        """Whether the error is smaller by a share of at least `least`, and by more than feeds differ by chance.
+
+        The second is a paired comparison: the mean of the differences feed by feed is `SURE` standard errors at least.
+        """
+        if not self.error < other.error * (1 - least):
+            return False
+        if len(self.by_feed) < PAIRS or not math.isfinite(other.error):
+            return True
+        differences = np.subtract(other.by_feed, self.by_feed)
+        return bool(differences.mean() >= SURE * differences.std(ddof=1) / math.sqrt(len(differences)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"error": self.error, "loss": self.loss, "sqnr_db": self.sqnr_db, "changed": self.changed}
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is asked of the outputs on the feeds held out; None: nothing.
+
+    Attributes:
+        max_loss: the loss, at most, see `Judge.kind`.
+        min_sqnr_db: signal to noise of the worst output, at least, decibel.
+        kind: what the loss is of.
+    """
+
+    max_loss: float | None
+    min_sqnr_db: float | None
+    kind: LossKind
+
+    @property
+    def asked(self) -> bool:
+        """Whether anything is."""
+        return self.max_loss is not None or self.min_sqnr_db is not None
+
+    def reached(self, score: Score) -> bool:
+        """Whether a score keeps to it."""
+        loss = self.max_loss is None or score.loss <= self.max_loss
+        return loss and (self.min_sqnr_db is None or score.sqnr_db >= self.min_sqnr_db)
+
+    @property
+    def text(self) -> str:
+        """Such as ``a loss (changed top-1) of at most 0.5 %``."""
+        parts = [] if self.max_loss is None else [f"a loss ({LOSS_TEXT[self.kind]}) of at most {self.max_loss:.3g}"]
+        parts += [] if self.min_sqnr_db is None else [f"at least {self.min_sqnr_db:g} dB"]
+        return " and ".join(parts)
+
+    def figures(self, score: Score) -> str:
+        """Those of a score that are asked for."""
+        parts = [] if self.max_loss is None else [f"loss {score.loss:.3g}"]
+        parts += [] if self.min_sqnr_db is None else [f"{score.sqnr_db:.1f} dB"]
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The feeds in two parts.
+
+    Attributes:
+        fit: what trials calibrate on.
+        held: what they are judged on; the same feeds where there are too few to divide.
+        divided: whether the parts are apart.
+    """
+
+    fit: Dataset
+    held: Dataset
+    divided: bool
+
+
+def divide(data: Dataset, graph: Graph, share: float, most: int) -> Samples:
+    """Every so many feeds are held out, spread over the data; the others, `most` at most, are calibrated on.
+
+    Where there are fewer than `FEW` feeds, of several samples each, they are taken apart sample by sample.
+
+    Args:
+        share: of the feeds that is held out, 0 to below 1; 0: none.
+    """
+    if len(data) < FEW and data.split is None and _has_samples(data):
+        data = datasets.read(data, graph, split=1)
+    total = len(data)
+    count = min(MOST_HELD, max(1, round(share * total))) if share else 0
+    if total < FEW or not count:
+        everything = _part(data, graph, frozenset(range(min(total, most))))
+        return Samples(everything, everything, divided=False)
+    held = frozenset(_spread(total, count))
+    rest = [place for place in range(total) if place not in held]
+    chosen = frozenset(rest[place] for place in _spread(len(rest), min(most, len(rest))))
+    return Samples(_part(data, graph, chosen), _part(data, graph, held), divided=True)
+
+
+def _has_samples(data: Dataset) -> bool:
+    """Whether a feed holds several samples along a leading axis that the model leaves open."""
+    if any(not spec.shape or isinstance(spec.shape[0], int) for spec in data.inputs):
+        return False
+    lengths = {array.shape[0] for feed in data for array in feed.values() if array.ndim}
+    return bool(lengths) and min(lengths) > 1
+
+
+def _spread(total: int, count: int) -> list[int]:
+    """`count` of so many positions, evenly: the middle of each stretch."""
+    return [(2 * number + 1) * total // (2 * count) for number in range(count)]
+
+
+def _part(data: Dataset, graph: Graph, chosen: frozenset[int]) -> Dataset:
+    """Some feeds of a data set, in their order."""
+
+    def walk() -> Iterator[tuple[str, Any]]:
+        return (item for place, item in enumerate(data.items()) if place in chosen)
+
+    return datasets.read(Source(data.name, walk, len(chosen)), graph)
+
+
+def loss_kind(asked: str, graph: Graph) -> LossKind:
+    """What the loss is of: with "auto" the classes where the model has one output of them, (N, C) with C > 1."""
+    if asked in ("top1", "relative"):
+        return "top1" if asked == "top1" else "relative"
+    return "top1" if len(graph.outputs) == 1 and _has_classes(graph.outputs[0]) else "relative"
+
+
+def _has_classes(tensor: Tensor) -> bool:
+    shape = query.shape(tensor)
+    return shape is not None and len(shape) == 2 and isinstance(shape[1], int) and shape[1] > 1
+
+
+@final
+@dataclass(frozen=True)
+class Judge:
+    """Runs quantized networks on the feeds that are held out, beside the float one.
+
+    Attributes:
+        graph: the float model, simplified and fused, before anything that a recipe asks for changed it.
+        held: the feeds.
+        kind: what `Score.loss` is: "top1": share of samples whose largest class changes; "relative": norm of the
+            error over that of the output, of the worst output; "metric": mean of `metric` over feeds.
+    """
+
+    graph: Graph
+    held: Dataset
+    kind: LossKind
+    device: str = "cpu"
+    metric: Metric | None = None
+    _names: tuple[str, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_names", tuple(tensor.name for tensor in self.graph.outputs))
+
+    def score(self, prepared: Prepared, solution: Solution) -> Score:
+        """How good a solution is.
+
+        Raises:
+            DataError: the loss is of classes and no output has any, or the metric gives no number.
+        """
+        sums, losses = OutputDifferences(self._names), []
+        energies: list[list[tuple[float, float]]] = []
+        with (
+            LayerRunner(self.graph, device=self.device, threads=1, name="the float model") as floats,
+            Forward(prepared.graph, prepared.plan, solution, device=self.device) as quantized,
+        ):
+            for feed in self.held:
+                plain, found = floats.run(feed, self._names), quantized(feed)
+                sums.add([plain[name] for name in self._names], [found[name] for name in self._names])
+                energies.append([_energies(plain[name], found[name]) for name in self._names])
+                if self.metric is not None:
+                    losses.append(float(self.metric({name: found[name] for name in self._names}, plain)))
+        if losses and not all(map(math.isfinite, losses)):
+            raise DataError("the metric gave a loss that is no finite number: it takes (quantized, float) outputs")
+        return replace(self._scored(sums.result(), losses), by_feed=_by_feed(energies))
+
+    def _scored(self, outputs: tuple[OutputDifference, ...], losses: list[float]) -> Score:
+        """The figures of all outputs in four."""
+        if not outputs:
+            raise DataError("no output of the model holds numbers: there is nothing to judge trials by")
+        broken = any(one.not_finite or one.mismatched for one in outputs)
+        energies = [10 ** (-one.sqnr_db / 10) if one.sqnr_db > -math.inf else math.inf for one in outputs]
+        error = math.inf if broken else float(np.mean(energies))
+        worst = min(one.sqnr_db for one in outputs)
+        votes = [one.agreement for one in outputs if one.agreement is not None]
+        changed = 1 - min(votes) if votes else None
+        if self.kind == "metric":
+            loss = float(np.mean(losses))
+        elif self.kind == "relative":
+            loss = math.inf if broken else math.sqrt(max(energies))
+        elif changed is None:
+            raise DataError("MIXED.LOSS is top1, and no output of the model holds classes: use relative")
+        else:
+            loss = changed
+        return Score(error, loss, worst, changed)
+
+
+def _energies(plain: Any, found: Any) -> tuple[float, float]:
+    """Energy of an output in float and of its error; nothing where they cannot be compared."""
+    if not isinstance(plain, np.ndarray) or plain.dtype.kind not in "fiub" or np.shape(found) != plain.shape:
+        return 0.0, 0.0
+    reference = plain.astype(np.float64)
+    known = np.isfinite(reference)
+    return float((reference[known] ** 2).sum()), float(((np.asarray(found, np.float64) - reference)[known] ** 2).sum())
+
+
+def _by_feed(energies: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, ...]:
+    """Error of each feed over the mean signal of its output, mean over outputs."""
+    signal, noise = np.moveaxis(np.array(energies, np.float64), 2, 0)
+    whole = signal.mean(axis=0)
+    real = whole > 0
+    if not real.any():
+        return ()
+    return tuple(float(one) for one in (noise[:, real] / whole[real]).mean(axis=1))
+
+
+__all__ = ["Goal", "Judge", "LossKind", "Metric", "Samples", "Score", "divide", "loss_kind"]

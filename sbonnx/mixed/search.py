@@ -1,0 +1,197 @@
+"""Widths layer by layer: measured alone, chosen together, and held against what was promised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final, cast
+
+from sbonnx import recipe as recipes
+from sbonnx.errors import RecipeError
+from sbonnx.mixed.choices import Choice, Group, with_choices
+from sbonnx.mixed.costs import CostName, Costs, costs_of
+from sbonnx.mixed.front import Front, greedy, join_all
+from sbonnx.mixed.judge import Goal
+from sbonnx.mixed.outcome import Measured, Outcome, Tried
+from sbonnx.mixed.survey import Survey, survey
+from sbonnx.mixed.trials import Trials
+from sbonnx.recipe import Recipe
+
+PRUDENCE: Final = (1.5, 2.0, 3.0)
+"""How many times losses at low widths count in the choices that are measured beside the solver's."""
+
+MOST_MEASURED: Final = 8
+"""Points of the front that are measured end to end for MAX_LOSS."""
+
+MOST_RESIZED: Final = 4
+"""How often a choice is made again because its file is larger than the bytes of its codes promised."""
+
+FRONT_ROWS: Final = 64
+"""Points of the front in the report."""
+
+
+def choose(trials: Trials, recipe: Recipe) -> Outcome:
+    """The recipe with a width for each layer, by its MIXED section.
+
+    Raises:
+        RecipeError: there is nothing to choose, or the budget is less than the cheapest choice costs.
+    """
+    here = survey(trials, recipe)
+    if recipe.mixed.max_loss is not None:
+        return for_loss(trials, here, Goal(recipe.mixed.max_loss, None, trials.judge.kind))
+    name, budget = next((name, value) for name, value in recipe.mixed.budget if value is not None)
+    return for_budget(trials, here, cast(CostName, name), float(budget), recipe.mixed.solver)
+
+
+def for_budget(trials: Trials, here: Survey, name: CostName, budget: float, solver: str) -> Outcome:
+    """The best choice within a budget: the solver's, measured beside more prudent ones and a uniform one.
+
+    Losses of layers add up only where errors are small, so what the solver chose is measured end to end, and so are
+    the others; the best on the feeds held out is taken.
+    """
+    costs = costs_of(name, here.base.graph, here.layers, here.kept, here.recipe, trials.rules)
+    limit = costs.limit(budget)
+    for _ in range(MOST_RESIZED):
+        picks = _picks(here, costs, limit, solver)
+        if not picks:
+            cheapest = costs.figure(sum(float(front.costs[0]) for front in here.fronts(costs)))
+            raise RecipeError(
+                f"MIXED.BUDGET.{name.upper()} is {budget:g}, and the cheapest choice takes {cheapest:.4g}: "
+                "raise it, or name lower widths in MIXED.WEIGHTS"
+            )
+        over = 0.0
+        if name == "size":
+            over = max(0.0, trials.size_ratio(recipes.load(with_choices(here.recipe, picks[0].choices))) - budget)
+        if over == 0.0:
+            break
+        limit -= over * costs.whole
+    tried = [_measured(trials, here, pick) for pick in picks]
+    best = min(tried, key=lambda one: one.score.error)
+    front = join_all(here.fronts(costs))
+    notes = [f"widths by MIXED.BUDGET.{name.upper()}: {best.what}, {costs.figure(best.cost):.4g} of {budget:g}"]
+    return _outcome(trials, here, costs, front, tried, best, notes, target=budget)
+
+
+def _picks(here: Survey, costs: Costs, limit: float, solver: str) -> list[Tried]:
+    """What is worth measuring within a limit: the solver's choice first. Empty where nothing is within it.
+
+    Beside it a uniform one, and choices for which losses of widths below that one count more: what a layer loses at
+    few bits it loses the more where others do as well, and the layers behind make up for less of it.
+    """
+    widths = sorted({bits for layer in here.free for bits in layer.losses if bits})
+    uniform = next(
+        (one for bits in reversed(widths) if (one := _uniform(here, costs, bits)) and one.cost <= limit), None
+    )
+    found = [_pick(here, costs, limit, solver, here.groups, f"{solver} choice")]
+    if uniform is not None and len(widths) > 1:
+        bits = max(bits for _, _, bits in uniform.choices)
+        for factor in PRUDENCE:
+            groups = [_prudent(group, bits, factor) for group in here.groups]
+            what = f"{solver} choice, losses below {bits} bits counted {factor} times"
+            found.append(_pick(here, costs, limit, solver, groups, what))
+    found.append(uniform)
+    some: dict[tuple[Choice, ...], Tried] = {}
+    for one in found:
+        if one is not None:
+            some.setdefault(one.choices, replace(one, predicted=here.predicted(one.choices)))
+    return list(some.values())
+
+
+def _uniform(here: Survey, costs: Costs, bits: int) -> Tried | None:
+    """All weights at one width; None where some layer does not have it."""
+    choices = here.uniform(bits)
+    every = [layer for group in here.groups for layer in group.layers]
+    cost = sum(costs.of(one.counts, next(iter(one.losses)) if one.fixed else bits, here.activation) for one in every)
+    return None if choices is None else Tried(f"{bits} bits everywhere", tuple(choices), cost, None)
+
+
+def _prudent(group: Group, bits: int, factor: float) -> Group:
+    """A group in which the losses of weights of less than so many bits count more."""
+    layers = [
+        replace(layer, losses={b: loss * (factor if 0 < b < bits else 1) for b, loss in layer.losses.items()})
+        for layer in group.layers
+    ]
+    return replace(group, layers=tuple(layers))
+
+
+def _pick(here: Survey, costs: Costs, limit: float, solver: str, groups: Iterable[Group], what: str) -> Tried | None:
+    fronts = replace(here, groups=tuple(groups)).fronts(costs)
+    if solver == "greedy":
+        places = greedy(fronts, limit)
+        if places is None:
+            return None
+        labels = [label for front, place in zip(fronts, places, strict=True) for label in front.labels(place)]
+        pairs = list(zip(fronts, places, strict=True))
+        cost = sum(float(front.costs[place]) for front, place in pairs)
+        return Tried(what, tuple(labels), cost, sum(float(front.losses[place]) for front, place in pairs))
+    whole = join_all(fronts)
+    at = whole.within(limit)
+    return None if at is None else _point(whole, at, what)
+
+
+def _point(front: Front, place: int, what: str) -> Tried:
+    return Tried(what, tuple(front.labels(place)), float(front.costs[place]), float(front.losses[place]))
+
+
+def _measured(trials: Trials, here: Survey, pick: Tried) -> Measured:
+    """A choice, measured end to end."""
+    recipe = recipes.load(with_choices(here.recipe, pick.choices))
+    return Measured(pick.what, recipe, pick.choices, pick.cost, pick.predicted, trials.score(recipe, pick.what))
+
+
+def for_loss(trials: Trials, here: Survey, goal: Goal, *, name: CostName = "bit_operations") -> Outcome:
+    """The cheapest choice on the Pareto front that reaches a goal, measured end to end.
+
+    The front is walked by halves: that a choice loses less than a cheaper one is what it promises, and is measured at
+    each step. Where even the dearest loses too much, the best that was measured is given, and the outcome says so.
+    """
+    costs = costs_of(name, here.base.graph, here.layers, here.kept, here.recipe, trials.rules)
+    front = join_all(here.fronts(costs))
+    places = front.hull()
+    tried = [_measured(trials, here, _point(front, places[-1], "dearest choice"))]
+    low, high = 0, len(places) - 1
+    if goal.reached(tried[0].score):
+        while low < high and len(tried) < MOST_MEASURED:
+            middle = (low + high) // 2
+            what = f"choice {middle + 1} of {len(places)}"
+            tried.append(_measured(trials, here, _point(front, places[middle], what)))
+            low, high = (low, middle) if goal.reached(tried[-1].score) else (middle + 1, high)
+    good = [one for one in tried if goal.reached(one.score)]
+    best = min(good, key=lambda one: one.cost) if good else min(tried, key=lambda one: one.score.error)
+    notes = [
+        f"widths for {goal.text}: {best.what}, {'' if good else 'which is not reached, '}"
+        f"{goal.figures(best.score)}, {costs.figure(best.cost):.4g} of the bit operations of w8a8"
+    ]
+    return _outcome(trials, here, costs, front, tried, best, notes, target=goal.text, met=bool(good))
+
+
+def _outcome(
+    trials: Trials,
+    here: Survey,
+    costs: Costs,
+    front: Front,
+    tried: Sequence[Measured],
+    best: Measured,
+    notes: Sequence[str],
+    *,
+    target: float | str,
+    met: bool = True,
+) -> Outcome:
+    step = max(1, -(-len(front) // FRONT_ROWS))
+    places = sorted({*range(0, len(front), step), len(front) - 1})
+    where = "the network's outputs" if here.network else "each layer's outputs (the network's would have taken long)"
+    return Outcome(
+        recipe=best.recipe,
+        best=best,
+        tried=tuple(tried),
+        unit=costs.name,
+        target=target,
+        met=met,
+        figures=tuple(costs.figure(one.cost) for one in tried),
+        front=tuple((costs.figure(float(front.costs[place])), float(front.losses[place])) for place in places),
+        refusals=(*here.refusals, *costs.refusals),
+        notes=(*notes, f"losses of layers measured on {here.feeds} feeds at {where}"),
+    )
+
+
+__all__ = ["choose", "for_budget", "for_loss"]

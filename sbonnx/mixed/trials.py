@@ -1,0 +1,164 @@
+"""Recipes tried out: calibrated on one part of the feeds, judged on the other, each once."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+from sbonnx import graph as graphs
+from sbonnx import recipe as recipes
+from sbonnx.backends import Backend
+from sbonnx.calib.progress import Progress, Silent
+from sbonnx.errors import DataError, RecipeError
+from sbonnx.mixed.judge import Judge, Metric, Samples, Score, divide, loss_kind
+from sbonnx.pipeline import samples_of, solve
+from sbonnx.plan import Solution
+from sbonnx.prepare import Prepared, Source, prepare, source_of
+from sbonnx.recipe import Recipe
+from sbonnx.recipe.mixed import Auto, Mixed
+from sbonnx.verify import file_bytes
+
+
+def settled(keys: Recipe | dict[str, Any]) -> Recipe:
+    """A recipe in which nothing is left to be searched for: without AUTO and MIXED.
+
+    Raises:
+        RecipeError: the keys are not right.
+    """
+    data = keys.to_dict() if isinstance(keys, Recipe) else dict(keys)
+    return recipes.load({**data, "AUTO": _defaults(Auto()), "MIXED": _defaults(Mixed())})
+
+
+def _defaults(section: Auto | Mixed) -> dict[str, Any]:
+    return section.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def changed(recipe: Recipe, overrides: dict[str, Any]) -> Recipe:
+    """A recipe with other values for some keys, by key path.
+
+    Raises:
+        RecipeError: the keys are not right, or do not go together.
+    """
+    return recipes.load(recipe, overrides=overrides)
+
+
+@final
+class Told:
+    """Tells a `Progress` which trial is at work; is not closed with it."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.what = ""
+
+    def start(self, what: str, total: int | None) -> None:
+        """See `Progress.start`."""
+        self._progress.start(f"{self.what}: {what}" if self.what else what, total)
+
+    def state(self, *, segment: tuple[int, int] | None = None, spilled: int = 0) -> None:
+        """See `Progress.state`."""
+        self._progress.state(segment=segment, spilled=spilled)
+
+    def advance(self, pieces: int = 1) -> None:
+        """See `Progress.advance`."""
+        self._progress.advance(pieces)
+
+    def close(self) -> None:
+        """The next trial goes on with it."""
+
+
+@final
+@dataclass
+class Trials:
+    """Calibrates and judges recipes of one model.
+
+    Attributes:
+        model: the float model.
+        rules: of the backend.
+        samples: the feeds, in two parts.
+        judge: of solutions.
+        told: the progress, with the name of the trial.
+        count: trials so far.
+    """
+
+    model: Source
+    rules: Backend
+    samples: Samples
+    judge: Judge
+    told: Told
+    count: int = 0
+    _known: dict[str, Score] = field(default_factory=dict)
+
+    def trial(self, recipe: Recipe) -> Recipe:
+        """`recipe` for a trial: on the feeds that are given, with nothing to search for."""
+        keys = settled(recipe).to_dict()
+        calibration = {name: value for name, value in keys["CALIBRATION"].items() if name != "CACHE"}
+        keys["CALIBRATION"] = {**calibration, "FEEDBACK": {}, "PICK": "first"}
+        keys.pop("SAMPLES", None)
+        return recipes.load(keys)
+
+    def solve(self, recipe: Recipe, what: str) -> tuple[Prepared, Solution]:
+        """The numbers of a recipe on the feeds to calibrate on.
+
+        Raises: see `sbonnx.pipeline.solve`.
+        """
+        self.told.what = what
+        wishes = self.trial(recipe)
+        prepared, _, solution = solve(self.model, self.samples.fit, wishes, self.rules, split=None, progress=self.told)
+        return prepared, solution
+
+    def score(self, recipe: Recipe, what: str) -> Score:
+        """How good a recipe is on the feeds that are held out. What was tried before is not tried again.
+
+        Raises: see `solve`, `Judge.score`.
+        """
+        digest = self.trial(recipe).digest
+        if digest not in self._known:
+            self.count += 1
+            self._known[digest] = self.judge.score(*self.solve(recipe, what))
+        return self._known[digest]
+
+    def size_ratio(self, recipe: Recipe) -> float:
+        """Bytes of the file that a recipe makes over those of the float model's."""
+        prepared, solution = self.solve(recipe, "the size of the file")
+        source = source_of(self.model)
+        before = len(source) if isinstance(source, bytes) else file_bytes(source)
+        with tempfile.TemporaryDirectory(prefix="sbonnx-") as folder:
+            path = Path(folder) / "sized.onnx"
+            graphs.save(prepared.quantized(solution), path)
+            return file_bytes(path) / before
+
+
+def open_trials(
+    model: Source,
+    data: Any,
+    recipe: Recipe,
+    rules: Backend,
+    *,
+    split: int | None = None,
+    metric: Metric | None = None,
+    progress: Progress | None = None,
+) -> Trials:
+    """Trials of recipes like `recipe`: the feeds divided as it says, the float model ready to be compared with.
+
+    Raises:
+        DataError: there are no feeds.
+        RecipeError: MIXED has several goals.
+        ModelError: the model cannot be used.
+    """
+    if recipe.mixed.contradiction is not None:
+        raise RecipeError(recipe.mixed.contradiction)
+    keys = settled(recipe).to_dict()
+    keys.pop("EQUALIZE")  # with CLIP: relu it changes what is computed
+    base = prepare(model, recipes.load(keys), rules)
+    feeds = None if data is None else samples_of(data, base, split)
+    if feeds is None:
+        raise DataError("AUTO and MIXED judge what they try on samples that are held out: give calibration data")
+    samples = divide(feeds, base.graph, recipe.auto.held_out, recipe.auto.samples)
+    kind = "metric" if metric is not None else loss_kind(recipe.mixed.loss, base.graph)
+    judge = Judge(base.graph, samples.held, kind, recipe.device, metric)
+    return Trials(model, rules, samples, judge, Told(progress or Silent()))
+
+
+__all__ = ["Told", "Trials", "changed", "open_trials", "settled"]

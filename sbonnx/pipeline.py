@@ -1,0 +1,377 @@
+"""The pipeline: load, simplify, fuse, plan, calibrate, insert, legalise, save, verify. One function an arrow."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from sbonnx import graph as graphs
+from sbonnx import precision, profile
+from sbonnx import verify as proof
+from sbonnx.backends import Backend
+from sbonnx.backends.tensorrt import ROUNDS_BIASES
+from sbonnx.calib import data as datasets
+from sbonnx.calib import trt_cache as trt
+from sbonnx.calib import walk
+from sbonnx.calib.extremes import with_magnitudes
+from sbonnx.calib.feedback import unroll
+from sbonnx.calib.progress import Progress
+from sbonnx.calib.solve import weights_alone
+from sbonnx.calib.tuning import tune_norms
+from sbonnx.errors import DataError, ModelError
+from sbonnx.graph import Graph, query
+from sbonnx.graph.staging import staged
+from sbonnx.plan import Plan, Solution
+from sbonnx.prepare import Prepared, Source, prepare, source_of
+from sbonnx.recipe import Recipe
+from sbonnx.recipe.limits import FLOAT
+from sbonnx.report import Refusal, Report
+from sbonnx.spec import Bounds
+
+OLDEST_OPSET = 7
+"""onnxruntime has no kernels for older versions of the operators."""
+
+COUNTED = "onnxruntime"
+"""The backend whose kernels verification counts: what it leaves float is said. For others the count is a figure."""
+
+FUSES_PAIRS = ("QDQSelectorActionTransformer", "ReluQuantRewrite", "ClipQuantRewrite")
+"""onnxruntime's rewrites of pairs and what stands between. Up to 1.31 they take fp8 for integers: QLinearConv and its
+kin, which have no fp8, are made of fp8 pairs, and a Relu is dropped because a zero point of 0 were the lowest code."""
+
+FUSES_BLOCKS = FUSES_PAIRS[0]
+"""The one of them that makes MatMulNBits of weights in blocks: in float16 at the level "extended", onnxruntime 1.31
+computes something else with it than at any other."""
+
+NO_FP8 = (
+    "onnxruntime's rewrites take fp8 pairs for integers and refuse the file, or compute something else: it was "
+    "compared without them, and is for TensorRT alone"
+)
+
+UNCOMPARED = "no data was given: the file was checked and opened at every level, and not compared with float"
+"""Said in the report of a mode that needs no data, and had none."""
+
+PROFILE_FEEDS = 8
+"""Feeds on which the error of each layer is measured for the report."""
+
+
+def run(
+    model: Source,
+    data: Any,
+    wishes: Recipe,
+    rules: Backend,
+    *,
+    output: str | os.PathLike[str] | None = None,
+    force: bool = False,
+    verify: bool = True,
+    split: int | None = None,
+    progress: Progress | None = None,
+    trt_cache: str | os.PathLike[str] | None = None,
+) -> Report:
+    """Quantize a model by a recipe in which nothing is left to be found out, and prove the result.
+
+    Args: see `sbonnx.quantize`.
+
+    Raises:
+        SbonnxError: one of its kinds, for anything the user can mend. Nothing is left half-written.
+    """
+    target = None if output is None else Path(output)
+    if target is not None:
+        graphs.check_target(target, inputs=_files(model, data), force=force)
+    if trt_cache is not None:
+        graphs.check_target(Path(trt_cache), inputs=[*_files(model, data), *_files(output)], force=force)
+    prepared, samples, solution = solve(model, data, wishes, rules, split=split, progress=progress)
+    if trt_cache is not None:
+        trt.write_calibration_cache(trt_cache, _ranges(prepared.plan, solution), force=force)
+    quantized, unwritten = prepared.written(solution)
+    report = _report(model, target, prepared, solution, quantized)
+    report = replace(report, refusals=(*report.refusals, *unwritten))
+    if verify and samples is None:
+        report = replace(report, notes=(*report.notes, UNCOMPARED))
+    with _place(target, prepared.graph.info.files, force) as path:
+        graphs.save(quantized, path)
+        if target is None:
+            report = replace(report, quantized=onnx.load(str(path)))
+        if verify:
+            with _reference(model, prepared) as source:
+                report = _proved(report, source, path, samples, prepared, solution, quantized)
+    return report
+
+
+def solve(
+    model: Source, data: Any, wishes: Recipe, rules: Backend, *, split: int | None, progress: Progress | None
+) -> tuple[Prepared, datasets.Dataset | None, Solution]:
+    """How far `run` gets before it writes: the prepared graph, its feeds (None: none needed), the numbers."""
+    prepared = prepare(model, wishes, rules)
+    _limits(wishes).check_outputs([output.name for output in prepared.graph.outputs])
+    samples = samples_of(data, prepared, split)
+    prepared = prepared.equalized(samples, progress)
+    solution = prepared.corrected(_calibrated(prepared, samples, progress))
+    return prepared, samples, _tuned(prepared, samples, solution, progress)
+
+
+def samples_of(data: Any, prepared: Prepared, split: int | None) -> datasets.Dataset | None:
+    """The feeds that the recipe asks for, complete: with the states of a recurrent model. None where none are needed.
+
+    Raises:
+        DataError: there are none and the recipe measures.
+    """
+    recipe, wishes = prepared.recipe, prepared.recipe.calibration
+    if data is None:
+        if prepared.needs_data:
+            why = "HIGH_PRECISION wants ranges" if recipe.mode != "static" else "MODE: static measures activations"
+            raise DataError(f"calibration data is missing: {why}. Give some; MODE: weight_only at fp32 needs none")
+        return None
+    if not wishes.feedback:
+        return datasets.read(
+            data, prepared.graph, split=split, limit=recipe.samples, pick=wishes.pick, seed=wishes.seed
+        )
+    return unroll(
+        data,
+        prepared.graph,
+        wishes.feedback,
+        device=recipe.device,
+        split=split,
+        limit=recipe.samples,
+        pick=wishes.pick,
+        seed=wishes.seed,
+    )
+
+
+def _calibrated(prepared: Prepared, samples: datasets.Dataset | None, progress: Progress | None) -> Solution:
+    """The solution, measured as the recipe asks for."""
+    rounding = prepared.reconstruction
+    if samples is None or not (prepared.needs_data or rounding is not None):
+        return weights_alone(prepared.graph, prepared.plan, prepared.round)
+    wishes = prepared.recipe.calibration
+    solution = walk.calibrate(
+        prepared.graph,
+        prepared.plan,
+        samples,
+        device=prepared.recipe.device,
+        solve=prepared.round,
+        granularity=wishes.granularity,
+        memory=wishes.memory,
+        threads=wishes.threads,
+        workers=wishes.workers,
+        cache=wishes.cache,
+        asym=prepared.asym,
+        rounding=rounding,
+        progress=progress,
+    )
+    return with_magnitudes(
+        solution,
+        prepared.graph,
+        prepared.plan,
+        samples,
+        device=prepared.recipe.device,
+        memory=wishes.memory,
+        threads=wishes.threads,
+        progress=progress,
+    )
+
+
+def _tuned(
+    prepared: Prepared, samples: datasets.Dataset | None, solution: Solution, progress: Progress | None
+) -> Solution:
+    """`solution` with its batch norms tuned, where the recipe asks for that."""
+    recipe = prepared.recipe
+    if not recipe.schedule.bn_tuning:
+        return solution
+    if samples is None:
+        refusal = Refusal("tune batch norms", "SCHEDULE.BN_TUNING", "there are no data to measure their inputs on")
+        return replace(solution, refusals=(*solution.refusals, refusal))
+    return tune_norms(
+        prepared.graph,
+        prepared.plan,
+        solution,
+        samples,
+        device=recipe.device,
+        threads=recipe.calibration.threads,
+        memory=recipe.calibration.memory,
+        progress=progress,
+    )
+
+
+def _ranges(plan: Plan, solution: Solution) -> dict[str, Bounds]:
+    """The range of each quantized activation of the main graph, by tensor: what any of its readers represents."""
+    found: dict[str, Bounds] = {}
+    for site in plan.of_role("activation"):
+        bounds = solution.bounds.get(site.key)
+        if site.fixed is not None:
+            bounds = Bounds(*(np.asarray(end, np.float32) for end in site.fixed))
+        if bounds is not None and not site.scope:
+            found[site.tensor] = found[site.tensor].union(bounds) if site.tensor in found else bounds
+    return found
+
+
+@contextmanager
+def _place(target: Path | None, inputs: Sequence[Path], force: bool) -> Iterator[Path]:
+    """Where the model lies while it is proved: beside its target, or for a while where temporary files lie."""
+    if target is not None:
+        with staged(target, inputs, force=force) as path:
+            yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="sbonnx-") as folder:
+        yield Path(folder) / "quantized.onnx"
+
+
+@contextmanager
+def _reference(model: Source, prepared: Prepared) -> Iterator[Path | bytes]:
+    """What the result is held against: the model itself, or lifted where onnxruntime does not run its opset."""
+    if prepared.graph.info.original_opset >= OLDEST_OPSET:
+        yield source_of(model)
+        return
+    with tempfile.TemporaryDirectory(prefix="sbonnx-") as folder:
+        lifted = Path(folder) / "lifted.onnx"
+        graphs.save(graphs.load(model), lifted)
+        yield lifted
+
+
+def _files(*sources: Any) -> list[Path]:
+    """Those of the sources that are paths."""
+    return [Path(source) for source in sources if isinstance(source, (str, os.PathLike))]
+
+
+def _only_converted(recipe: Recipe) -> bool:
+    """Whether the recipe asks for another float type, and for nothing else."""
+    return recipe.high_precision != "fp32" and recipe.w.quantizer.bit == recipe.a.quantizer.bit == FLOAT
+
+
+def _report(model: Source, target: Path | None, prepared: Prepared, solution: Solution, quantized: Graph) -> Report:
+    plan = prepared.plan
+    solved = [site for site in plan.sites if site.key in solution.qparams or site.key in solution.codes]
+    counts = {
+        "nodes before": prepared.nodes_before,
+        "nodes float": sum(len(body.nodes) for _, body in query.scopes(prepared.graph)),
+        "nodes quantized": sum(len(body.nodes) for _, body in query.scopes(quantized)),
+        "activations": sum(site.role == "activation" for site in solved),
+        "weights": sum(site.role == "weight" for site in solved),
+        "biases": sum(site.role == "bias" for site in solved),
+        "samples": solution.samples,
+    }
+    if not solved and not _only_converted(prepared.recipe):
+        refusals = [*prepared.refusals, *solution.refusals]
+        why = f"; first reason: {refusals[0]}" if refusals else ""
+        problems: tuple[str, ...] = (f"nothing was quantized{why}",)
+    else:
+        problems = ()
+    return Report(
+        model="model in memory" if isinstance(model, onnx.ModelProto) else os.fspath(model),
+        output=None if target is None else os.fspath(target),
+        backend=prepared.backend.name,
+        counts=counts,
+        applied=prepared.applied,
+        refusals=(*prepared.refusals, *solution.refusals),
+        settings=prepared.recipe.to_dict(),
+        notes=(*quantized.info.notes, *solution.notes),
+        problems=problems,
+    )
+
+
+def _proved(
+    report: Report,
+    source: Path | bytes,
+    path: Path,
+    samples: Any,
+    prepared: Prepared,
+    solution: Solution,
+    quantized: Graph,
+) -> Report:
+    """`_verified`; bfloat16, for which onnxruntime has no kernels, is compared as float32 with its rounding."""
+    if prepared.plan.float_type != "bf16":
+        return _verified(report, source, path, samples, prepared, solution)
+    try:
+        onnx.checker.check_model(os.fspath(path), full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ModelError(f"{path} does not pass onnx.checker: {' '.join(str(error).split())}") from error
+    with tempfile.TemporaryDirectory(prefix="sbonnx-") as folder:
+        stand_in = Path(folder) / "emulated.onnx"
+        graphs.save(precision.emulated(quantized), stand_in)
+        report = _verified(report, source, stand_in, samples, prepared, solution, size=proof.file_bytes(path))
+    note = (
+        "onnxruntime's CPU has no kernels for bfloat16: the file was checked and not run; figures are of a copy in "
+        "float32 whose tensors are rounded to bfloat16"
+    )
+    return replace(report, notes=(*report.notes, note))
+
+
+def _verified(
+    report: Report,
+    source: Path | bytes,
+    path: Path,
+    samples: Any,
+    prepared: Prepared,
+    solution: Solution,
+    size: int | None = None,
+) -> Report:
+    """The report with what the proof of the file at `path` says; `size`: bytes of the file that it stands in for."""
+    device = prepared.recipe.device
+    bare = _only_for_another(prepared)
+    without = _left_out(prepared, bare)
+    wishes = prepared.recipe.verify
+    comparison = proof.check(
+        source,
+        path,
+        samples,
+        device=device,
+        limit=wishes.feeds,
+        latency=wishes.latency,
+        without=without,
+        keep_io=prepared.recipe.keep_io or prepared.plan.float_type == "fp32",
+        opens=not bare,
+    )
+    if size is not None:
+        comparison = replace(comparison, bytes_quantized=size)
+    layers: tuple[profile.LayerError, ...] = ()
+    if samples is not None:
+        layers = profile.errors(prepared.graph, prepared.plan, solution, samples, limit=PROFILE_FEEDS, device=device)
+    problems = [*report.problems, *comparison.problems()]
+    if comparison.problems():
+        begin = profile.first_lost(layers)
+        if begin is not None:
+            problems.append(f"it begins at '{begin.tensor}', input of '{begin.node}' ({begin.sqnr_db:.1f} dB)")
+    problems.extend(_limits(prepared.recipe).problems(comparison))
+    left_float = comparison.kernels.refusals() if comparison.kernels and prepared.backend.name == COUNTED else ()
+    return replace(
+        report,
+        metrics=comparison.to_dict(),
+        refusals=(*report.refusals, *left_float),
+        layers=tuple(row.to_dict() for row in profile.worst_first(layers)),
+        problems=tuple(problems),
+        notes=(*report.notes, NO_FP8) if bare else report.notes,
+    )
+
+
+def _left_out(prepared: Prepared, bare: bool) -> tuple[str, ...]:
+    """onnxruntime's rewrites that the result is judged without: those of the backend, and what ruins a type."""
+    half = prepared.plan.float_type == "fp16"
+    ruined: tuple[str, ...] = (ROUNDS_BIASES,) if half else ()
+    if half and any(site.spec.block_size for site in prepared.plan.sites):
+        ruined += (FUSES_BLOCKS,)
+    return tuple(dict.fromkeys((*prepared.backend.judged_without, *ruined, *(FUSES_PAIRS if bare else ()))))
+
+
+def _only_for_another(prepared: Prepared) -> bool:
+    """Whether the file holds pairs that onnxruntime cannot open with all its rewrites: fp8, for another runtime."""
+    return prepared.backend.name != "virtual" and any(site.spec.is_fp8 for site in prepared.plan.sites)
+
+
+def _limits(recipe: Recipe) -> proof.Limits:
+    """What the recipe asks of the result."""
+    wishes = recipe.verify
+    return proof.Limits(
+        min_sqnr_db=wishes.min_sqnr_db,
+        min_cosine=wishes.min_cosine,
+        max_size_ratio=wishes.max_size_ratio,
+        max_latency_ratio=wishes.max_latency_ratio,
+        min_integer=wishes.min_integer,
+        levels_db=wishes.levels_db,
+    )
