@@ -3,11 +3,12 @@
 PYTHON ?= python3
 ARGS ?=
 VENV := .venv
+PEERS ?= .peers
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format coverage train wheel clean
+.PHONY: help demo test check format coverage train wheel peers clean
 
 help:
 	@echo 'make demo      quantize the bundled model for every backend, in a virtual environment of its own'
@@ -17,6 +18,7 @@ help:
 	@echo 'make coverage  run the tests and list the lines they miss'
 	@echo 'make train     train and export the bundled model again (installs torch)'
 	@echo 'make wheel     build the wheel and the source distribution into dist/'
+	@echo 'make peers     an environment for each peer that benchmarks/lowbit.py runs beside ours, in .peers/'
 	@echo 'make clean     remove the virtual environment and everything that was built'
 
 demo: $(VENV)/.run
@@ -45,8 +47,11 @@ train: $(VENV)/.examples
 wheel: $(VENV)/.dev
 	$(BIN)/python -m build
 
+peers:
+	$(PYTHON) -m benchmarks.lowbit_peers.environments --folder $(PEERS) $(ARGS)
+
 clean:
-	rm -rf $(VENV) build dist sbonnx-demo sbonnx.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .peers build dist sbonnx-demo sbonnx.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 # Stamps: a package set is installed again only when what it is made from changed.
 $(VENV)/.made:

@@ -1,0 +1,68 @@
+"""One quantization in a process of its own; the last line on stdout says what it cost.
+
+    python -m benchmarks.lowbit_child '{"model": "m.onnx", "data": "d.npz", "count": 512, "overrides": {...}}'
+
+Other keys: "backend", "output" (none: kept in memory), "gains": the loss of each layer is told too.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from benchmarks.calibration_subjects import Samples, Subject
+from benchmarks.lowbit_peers.measured import cpu_seconds, peak_mb
+
+Told = dict[str, Any]
+
+
+def main() -> int:
+    """Do the job and say how it went."""
+    job = json.loads(sys.argv[1])
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    samples = Subject("", Path(job["model"]), Path(job["data"])).samples(job["count"])
+    print(json.dumps(quantize(job, samples)))
+    return 0
+
+
+def quantize(job: Told, samples: Samples) -> Told:
+    """From the float file to the quantized one, nothing verified: cpu, wall, peak_mb, refusals, gains."""
+    import time
+
+    import onnxruntime  # noqa: F401  # imports are not counted
+
+    import sbonnx
+
+    start, begin = cpu_seconds(), time.perf_counter()
+    wishes: Told = {"backend": job.get("backend", "onnxruntime"), **job["overrides"]}
+    if job.get("gains"):
+        found = _losses(job, samples, wishes)
+    else:
+        report = sbonnx.quantize(job["model"], samples, output=job["output"], force=True, verify=False, **wishes)
+        found = {"refusals": [str(refusal) for refusal in report.refusals if refusal.what in NOT_DONE]}
+    cost = {"cpu": cpu_seconds() - start, "wall": time.perf_counter() - begin, "peak_mb": peak_mb()}
+    return cost | found
+
+
+NOT_DONE = ("round by inputs", "round in blocks")
+"""Refusals that say that a layer was not reconstructed."""
+
+
+def _losses(job: Told, samples: Samples, wishes: Told) -> Told:
+    """What the rounding of each layer left of its error: {layer: [loss, loss of the nearest codes]}."""
+    from sbonnx.prepare import read_recipe
+    from sbonnx.quantize import solve
+
+    backend = wishes.pop("backend")
+    recipe, rules = read_recipe(None, backend, wishes)
+    _, _, solution = solve(job["model"], samples, recipe, rules, split=None, progress=None)
+    return {"gains": {key: [gain.loss, gain.nearest] for key, gain in solution.gains.items()}}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

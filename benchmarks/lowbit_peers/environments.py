@@ -1,0 +1,146 @@
+"""A virtual environment for each peer, which `make peers` runs: `python -m benchmarks.lowbit_peers.environments`.
+
+Needs the standard library only. torch goes in first: what comes after it then asks for no other. A package that names
+one that is not needed and would bring another torch is installed by itself. A peer that cannot be had leaves the
+reason in a file, which the tables show in its place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+FOLDER: Final = ROOT / ".peers"
+TORCH: Final = "torch==2.13.0"
+READY: Final = "ready.txt"
+WHY_NOT: Final = "why-not.txt"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What a peer is installed from.
+
+    Attributes:
+        packages: with all that they need.
+        alone: without.
+        check: a program that shows that it works; what it builds at first use is built then.
+        script: the module that quantizes with it, run by its Python.
+        versions: for the tables.
+    """
+
+    packages: Sequence[str]
+    alone: Sequence[str]
+    check: str
+    script: str
+    versions: str
+
+
+PEERS: Final[Mapping[str, Peer]] = {
+    "aimet": Peer(
+        (
+            *("onnx==1.23.2", "onnxruntime==1.31.1", "onnx_ir", "onnxscript", "numpy", "scipy", "pandas"),
+            *(
+                "scikit-learn",
+                "osqp",
+                "pybind11",
+                "psutil",
+                "Jinja2",
+                "PyYAML",
+                "jsonschema",
+                "bokeh",
+                "hvplot",
+                "tqdm",
+            ),
+        ),
+        # onnx2torch names torchvision, which it needs for two ops of detectors, and that wants a torch of its own.
+        ("onnx2torch", "aimet-onnx==2.42.0"),
+        "import aimet_onnx",
+        "benchmarks.lowbit_peers.aimet",
+        "aimet-onnx 2.42.0, onnx 1.23.2, onnxruntime 1.31.1, torch 2.13.0",
+    ),
+    "quark": Peer(
+        (
+            *("onnx==1.22.0", "onnxruntime==1.28.0", "onnxscript", "onnxslim", "protobuf", "numpy", "scipy", "pandas"),
+            *("ninja", "joblib", "evaluate", "plotly", "psutil", "pydantic", "rich", "sentencepiece", "tqdm"),
+            "zstandard",
+        ),
+        ("amd-quark==0.13",),
+        "import quark.onnx",
+        "benchmarks.lowbit_peers.quark_onnx",
+        "amd-quark 0.13, onnx 1.22.0, onnxruntime 1.28.0, torch 2.13.0",
+    ),
+}
+
+
+def python_of(folder: Path, name: str) -> Path:
+    """The interpreter of a peer's environment."""
+    parts = ("Scripts", "python.exe") if os.name == "nt" else ("bin", "python")
+    return (folder / name).joinpath(*parts)
+
+
+def absent(folder: Path, name: str) -> str | None:
+    """Why a peer cannot be had, None where it can."""
+    place = folder / name
+    if (place / READY).is_file():
+        return None
+    reason = place / WHY_NOT
+    return reason.read_text(encoding="utf-8").strip() if reason.is_file() else "not built: make peers"
+
+
+def steps(peer: Peer, python: Path) -> list[list[str]]:
+    """The commands that fill an empty environment and try it."""
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    return [
+        [*pip, TORCH],
+        [*pip, *peer.packages],
+        [*pip, "--no-deps", *peer.alone],
+        [str(python), "-c", peer.check],
+    ]
+
+
+def build(name: str, folder: Path) -> str | None:
+    """Make a peer's environment, unless it is there as it should be. Why it cannot be had, None where it can."""
+    peer, place = PEERS[name], folder / name
+    if (place / READY).is_file() and (place / READY).read_text(encoding="utf-8").strip() == peer.versions:
+        return None
+    for mark in (READY, WHY_NOT):
+        (place / mark).unlink(missing_ok=True)
+    venv.create(place, with_pip=True)
+    for command in steps(peer, python_of(folder, name)):
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode:
+            said = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+            why = f"`{' '.join(command[1:])[:80]}` fails: {said[-1][:200]}"
+            (place / WHY_NOT).write_text(f"{why}\n", encoding="utf-8")
+            return why
+    (place / READY).write_text(f"{peer.versions}\n", encoding="utf-8")
+    return None
+
+
+def main() -> int:
+    """Build those that are asked for; exit code 1 when one cannot be had."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", default=list(PEERS), help=f"of {', '.join(PEERS)}")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the environments lie")
+    options = parser.parse_args()
+    unknown = sorted(set(options.names) - PEERS.keys())
+    if unknown:
+        parser.error(f"there is no peer '{unknown[0]}': there are {', '.join(PEERS)}")
+    failed = 0
+    for name in options.names:
+        why = build(name, options.folder)
+        print(f"{name}: {why or PEERS[name].versions}", file=sys.stderr if why else sys.stdout)
+        failed += why is not None
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

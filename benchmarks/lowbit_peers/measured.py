@@ -1,0 +1,57 @@
+"""What a peer's script reads and says. Run by the peer's Python, so it imports nothing of ours."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Job = dict[str, Any]
+Feeds = list[dict[str, Any]]
+
+
+def job() -> Job:
+    """The only argument: JSON with model, data, output, method and what the method needs besides."""
+    found = json.loads(sys.argv[1])
+    assert isinstance(found, dict)
+    return found
+
+
+def feeds(wanted: Job) -> Feeds:
+    """The samples in batches of ``wanted["batch"]``: .npz with an array an input, samples along its first axis."""
+    with np.load(wanted["data"]) as held:
+        arrays = {name: held[name] for name in held.files}
+    count, batch = len(next(iter(arrays.values()))), int(wanted["batch"])
+    return [{name: x[at : at + batch] for name, x in arrays.items()} for at in range(0, count - batch + 1, batch)]
+
+
+def cpu_seconds() -> float:
+    """Of all threads of this process and of those that it waited for."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def peak_mb() -> float:
+    """Most memory this process ever had, in units of 10**6 bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024 / 1e6
+    raise SystemExit("/proc/self/status has no VmHWM: memory can be measured on Linux only")
+
+
+def tell(work: Callable[[], None]) -> int:
+    """Do the work and say on the last line of stdout what it cost, imports and samples not counted.
+
+    What the peer itself prints is to be redirected to stderr around this.
+    """
+    start, begin = cpu_seconds(), time.perf_counter()
+    work()
+    cost = {"cpu": cpu_seconds() - start, "wall": time.perf_counter() - begin, "peak_mb": peak_mb()}
+    print(f"\n{json.dumps(cost)}", file=sys.__stdout__, flush=True)
+    return 0

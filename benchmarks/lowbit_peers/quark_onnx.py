@@ -1,0 +1,71 @@
+"""AMD Quark on one model: `python -m benchmarks.lowbit_peers.quark_onnx '{"method": ...}'` by its own Python.
+
+Methods: nearest, adaround, adaquant; 8 bits (it has no 4-bit weights of convolutions), weights a channel, ranges by
+min-max. The result is the Q/DQ file that it writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.lowbit_peers import measured
+
+
+class Reader:
+    """The samples as it wants them."""
+
+    def __init__(self, samples: measured.Feeds) -> None:
+        self._samples = samples
+        self._left: Iterator[dict[str, Any]] = iter(samples)
+
+    def get_next(self) -> dict[str, Any] | None:
+        """The next batch, None at the end."""
+        return next(self._left, None)
+
+    def reset_iter(self) -> None:
+        """From the beginning."""
+        self._left = iter(self._samples)
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        return self._samples[place]
+
+
+def quantize(job: measured.Job, samples: measured.Feeds) -> None:
+    """From the float file to the quantized one."""
+    from onnxruntime.quantization.calibrate import CalibrationDataReader
+    from quark.onnx import AdaQuantConfig, AdaRoundConfig, ModelQuantizer, QConfig, QLayerConfig
+    from quark.onnx.quantization.config.spec import CalibMethod, Int8Spec, QuantGranularity, UInt8Spec
+
+    learned = {"adaround": AdaRoundConfig, "adaquant": AdaQuantConfig}
+    algorithms = []
+    if job["method"] in learned:
+        algorithms = [learned[job["method"]](num_iterations=job["iterations"], batch_size=job["batch"])]
+    config = QConfig(
+        global_config=QLayerConfig(
+            activation=UInt8Spec(calibration_method=CalibMethod.MinMax),
+            weight=Int8Spec(calibration_method=CalibMethod.MinMax, quant_granularity=QuantGranularity.Channel),
+        ),
+        algo_config=algorithms,
+    )
+    reader = type("Samples", (Reader, CalibrationDataReader), {})(samples)
+    ModelQuantizer(config).quantize_model(job["model"], job["output"], reader)
+
+
+def main() -> int:
+    """See the module; what the peer prints goes to stderr."""
+    job = measured.job()
+    samples = measured.feeds(job | {"batch": 1})  # it puts them together itself
+    with contextlib.redirect_stdout(sys.stderr):
+        import quark.onnx  # noqa: F401  # start-up, and at first use the compilation of its operators, are not counted
+
+        return measured.tell(lambda: quantize(job, samples))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,151 @@
+"""Accuracy at low widths as rows: what was reached, what it is to reach, and how the live peers stand beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.accuracy import HEADLINE
+
+HEADER: Final = (
+    "model",
+    "quantizer",
+    "metric 1",
+    "metric 2",
+    "loss",
+    "to reach",
+    "MB",
+    "CPU s",
+    "wall s",
+    "peak MB",
+    "beside the peers",
+)
+A_TENTH: Final = 10.0
+"""How many times the CPU of the peer that is best a row of ours may take the inverse of."""
+
+JUDGED: Final = {"cifar_resnet20": 1}
+"""Which metric counts where it is not the first: the larger, harder set of images."""
+
+RAW: Final = frozenset({"minilm_l6"})
+"""Models whose loss is shown as the difference of the metric, not in points of a hundred."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a run took, imports and reading of samples not counted.
+
+    Attributes:
+        cpu: seconds of all threads.
+        wall: seconds on the clock.
+        peak_mb: most memory of its process, imports and samples included, in units of 10**6 bytes.
+    """
+
+    cpu: float
+    wall: float
+    peak_mb: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """One quantizer on one model.
+
+    Attributes:
+        model, way: what was done to what.
+        scores: metrics 1 and 2 of `HEADLINE`; empty where it failed.
+        cost: of quantizing; None for float and for what failed.
+        size_mb: of the file.
+        note: stands where the metrics would: why it failed.
+        by: "ours", "peer" or "float".
+        main: one of the rows that are held against the goal.
+    """
+
+    model: str
+    way: str
+    scores: tuple[float, ...] = ()
+    cost: Cost | None = None
+    size_mb: float = 0.0
+    note: str = ""
+    by: str = "ours"
+    main: bool = False
+
+
+def lost(line: Line, reference: Line) -> float | None:
+    """How much of the metric that counts is lost against float; None where there is none."""
+    place = JUDGED.get(line.model, 0)
+    if len(line.scores) <= place or len(reference.scores) <= place:
+        return None
+    return reference.scores[place] - line.scores[place]
+
+
+def verdict(line: Line, reference: Line, goals: Mapping[str, float]) -> str:
+    """Whether what is lost is no more than allowed; "" for rows that are not held against a goal."""
+    allowed, loss = goals.get(line.model), lost(line, reference)
+    if allowed is None or not line.main:
+        return ""
+    if loss is None:
+        return f"≤ {shown(line.model, allowed)}: **missed**"
+    return f"≤ {shown(line.model, allowed)}: {'met' if loss <= allowed + 1e-9 else '**missed**'}"
+
+
+def shown(model: str, loss: float) -> str:
+    """A loss in points of a hundred, or as it is."""
+    return f"{loss:.4f}" if model in RAW else f"{100 * loss:.2f}"
+
+
+def best_peer(lines: Sequence[Line], model: str) -> Line | None:
+    """The peer's row with the highest of the metric that counts."""
+    place = JUDGED.get(model, 0)
+    found = [line for line in lines if line.by == "peer" and line.model == model and len(line.scores) > place]
+    return max(found, key=lambda line: line.scores[place], default=None)
+
+
+def beside(line: Line, rival: Line | None) -> str:
+    """Our row against the best of the peers': difference of the metric, and how many times less CPU."""
+    if rival is None or line.by != "ours" or not line.scores or line.cost is None or rival.cost is None:
+        return ""
+    place = JUDGED.get(line.model, 0)
+    gain = line.scores[place] - rival.scores[place]
+    times = rival.cost.cpu / max(line.cost.cpu, 1e-9)
+    text = f"{'+' if gain >= 0 else '-'}{shown(line.model, abs(gain))}, {times:.1f} × less CPU than {rival.way}"
+    if not line.main:
+        return text
+    return f"{text}: {'met' if gain >= -1e-9 and times >= A_TENTH else '**missed**'}"
+
+
+def rows(lines: Sequence[Line], goals: Mapping[str, float]) -> list[list[str]]:
+    """The table, model by model, float first."""
+    floats = {line.model: line for line in lines if line.by == "float"}
+    return [_row(line, floats[line.model], best_peer(lines, line.model), goals) for line in lines]
+
+
+def _row(line: Line, reference: Line, rival: Line | None, goals: Mapping[str, float]) -> list[str]:
+    scores = [f"{score:.4f}" for score in line.scores] or [line.note or "–"]
+    loss = lost(line, reference)
+    cost = line.cost
+    return [
+        line.model,
+        f"**{line.way}**" if line.main else line.way,
+        *(scores + [""] * (2 - len(scores))),
+        "" if loss is None or line.by == "float" else shown(line.model, loss),
+        verdict(line, reference, goals),
+        f"{line.size_mb:.2f}" if line.size_mb else "",
+        *(["", "", ""] if cost is None else [f"{cost.cpu:.1f}", f"{cost.wall:.1f}", f"{cost.peak_mb:.0f}"]),
+        beside(line, rival),
+    ]
+
+
+def metrics(names: Sequence[str]) -> str:
+    """What metrics 1 and 2 are, by model, the one that counts in bold."""
+    parts = []
+    for name in names:
+        both = [
+            f"**{metric}**" if place == JUDGED.get(name, 0) else metric for place, metric in enumerate(HEADLINE[name])
+        ]
+        parts.append(f"{name}: {', '.join(both)}")
+    return "; ".join(parts)
+
+
+def missed(text: str) -> bool:
+    """Whether a table says that something was not reached."""
+    return "**missed**" in text

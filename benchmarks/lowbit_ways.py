@@ -1,0 +1,216 @@
+"""What is compared at each pair of widths: our settings by the name of their row, and what they are to reach."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from benchmarks.accuracy import HEADLINE
+
+Overrides = Mapping[str, Any]
+
+CONVS: Final = ("cifar_resnet20", "squeezenet11", "mobilenetv2_tin200")
+
+
+@dataclass(frozen=True)
+class Way:
+    """One of our settings.
+
+    Attributes:
+        overrides: for `sbonnx.quantize`; "backend" and "recipe" too.
+        main: it is held against the goal.
+        only: models that it is tried on; none: all.
+    """
+
+    overrides: Overrides
+    main: bool = False
+    only: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PeerWay:
+    """One of a peer's settings.
+
+    Attributes:
+        peer: a name of `benchmarks.lowbit_peers.environments.PEERS`.
+        method: of its script.
+        w_bit, a_bit: widths.
+        learns: it takes steps a layer, which large nets cannot be given all samples for.
+    """
+
+    peer: str
+    method: str
+    w_bit: int
+    a_bit: int = 8
+    learns: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table of accuracy.
+
+    Attributes:
+        title: its heading.
+        about: what stands above it.
+        models: of the pack.
+        ways: by name of the row.
+        peers: likewise.
+        goals: the most that may be lost of the metric that counts, by model.
+        ahead: names of two rows of ours, the first of which is to be better than the second on each model.
+    """
+
+    title: str
+    about: str
+    models: tuple[str, ...]
+    ways: Mapping[str, Way]
+    goals: Mapping[str, float]
+    peers: Mapping[str, PeerWay] = field(default_factory=dict)
+    ahead: tuple[str, str] | None = None
+
+
+def _w8a8(backend: str) -> Table:
+    """8 bits for one target; the best of our options is what a user would try next."""
+    start = {"backend": backend}
+    peers = {
+        "Quark min-max": PeerWay("quark", "nearest", 8),
+        "Quark AdaRound": PeerWay("quark", "adaround", 8, learns=True),
+        "Quark AdaQuant": PeerWay("quark", "adaquant", 8, learns=True),
+        "AIMET min-max": PeerWay("aimet", "nearest", 8),
+    }
+    return Table(
+        f"W8A8, {backend}",
+        "Defaults, then what may help: rounding by moments with scales searched, equalization of chained layers, and "
+        '`recipe="auto"`, which tries such things and keeps what does.',
+        tuple(HEADLINE),
+        {
+            "default": Way(start, main=True),
+            "gptq, scales searched": Way({**start, "rounding": "gptq", "weight_scale": "search"}),
+            "equalized": Way({**start, "cross_layer": True}),
+            "auto": Way({**start, "recipe": "auto"}, only=CONVS),
+        },
+        {
+            "cifar_resnet20": 0.005,
+            "mobilenetv2_tin200": 0.005,
+            "squeezenet11": 0.005,
+            "minilm_l6": 0.005,
+            "fastestdet": 0.005,
+        },
+        peers if backend == "onnxruntime" else {},
+    )
+
+
+_W4A8: Final = {"w_bit": 4, "a_bit": 8}
+_NEAREST: Final = {"rounding": "nearest", "BIAS_CORRECTION": "none"}
+_BATCHES: Final = {"rounding": "adaround", "W.ROUNDING.ADAROUND.LOSS": "batches"}
+
+
+def _w4a8() -> Table:
+    """4-bit weights a channel."""
+    return Table(
+        "W4A8, a scale a channel",
+        "gptq stands for gptq with coordinate descent, the default below 8 bits.",
+        CONVS,
+        {
+            "nearest, min-max": Way({**_W4A8, **_NEAREST, "w_observer": "minmax"}),
+            "nearest, mse ranges": Way({**_W4A8, **_NEAREST, "w_observer": "mse"}),
+            "default (gptq)": Way(_W4A8, main=True),
+            "gptq, scales searched": Way({**_W4A8, "rounding": "gptq", "weight_scale": "search"}),
+            "adaround by moments": Way({**_W4A8, "rounding": "adaround"}),
+            "adaround, scales searched": Way({**_W4A8, "rounding": "adaround", "weight_scale": "search"}),
+            "adaquant": Way({**_W4A8, "rounding": "adaquant"}),
+            "adaround on batches, blocks": Way({**_W4A8, **_BATCHES}),
+            "gptq, equalized": Way({**_W4A8, "cross_layer": True}),
+            "gptq, scales searched, equalized": Way({**_W4A8, "weight_scale": "search", "cross_layer": True}),
+            "gptq, batch norms tuned": Way({**_W4A8, "bn_tuning": True}),
+            "auto": Way({**_W4A8, "recipe": "auto"}),
+        },
+        {"cifar_resnet20": 0.006, "squeezenet11": 0.015, "mobilenetv2_tin200": 0.025},
+        {
+            "AIMET min-max": PeerWay("aimet", "nearest", 4),
+            "AIMET SeqMSE": PeerWay("aimet", "seqmse", 4, learns=True),
+            "AIMET AdaRound": PeerWay("aimet", "adaround", 4, learns=True),
+        },
+    )
+
+
+_BLOCKS: Final = {"MODE": "weight_only", "w_bit": 4, "block_size": 32}
+
+
+def _weight_only() -> Table:
+    """4-bit weights in blocks, activations float."""
+    symmetric = {"w_qscheme": "per-channel-symmetric"}
+    return Table(
+        "W4 weight-only, blocks of 32",
+        "Activations stay float32. The default has a zero point a block. The peers that run here on a CPU have no "
+        "rounding of blocks of a MatMul by data.",
+        ("minilm_l6",),
+        {
+            "nearest, min-max": Way({**_BLOCKS, "rounding": "nearest", "w_observer": "minmax"}),
+            "nearest, mse ranges": Way({**_BLOCKS, "rounding": "nearest", "w_observer": "mse"}),
+            "nearest, mse ranges, symmetric": Way({**_BLOCKS, **symmetric, "rounding": "nearest", "w_observer": "mse"}),
+            "hqq": Way({**_BLOCKS, "rounding": "nearest", "weight_scale": "hqq"}),
+            "nearest, awq": Way({**_BLOCKS, "rounding": "nearest", "awq": True}),
+            "default (gptq)": Way(_BLOCKS, main=True),
+            "gptq, scales searched": Way({**_BLOCKS, "weight_scale": "search"}),
+            "gptq, symmetric": Way({**_BLOCKS, **symmetric}),
+            "gptq, awq": Way({**_BLOCKS, "awq": True}),
+        },
+        {"minilm_l6": 0.005},
+    )
+
+
+_W4A4: Final = {"w_bit": 4, "a_bit": 4}
+_EDGES: Final = {"FIRST_BITS": 8, "LAST_BITS": 8}
+
+
+def _w4a4() -> Table:
+    """Both sides at 4 bits."""
+    blocks = {**_W4A4, **_BATCHES}
+    by_layer = {**blocks, "W.ROUNDING.ADAROUND.SCOPE": "layer", "W.ROUNDING.ADAROUND.DROP": 0.0}
+    return Table(
+        "W4A4",
+        "All layers at 4 bits, but for the rows that say that the first and the last have 8, as the papers do.",
+        ("cifar_resnet20",),
+        {
+            "nearest, min-max": Way({**_W4A4, **_NEAREST, "w_observer": "minmax"}),
+            "gptq": Way(_W4A4),
+            "adaround by moments": Way({**_W4A4, "rounding": "adaround"}),
+            "adaround on batches, layers": Way(by_layer),
+            "adaround on batches, blocks": Way({**blocks, "W.ROUNDING.ADAROUND.DROP": 0.0}),
+            "adaround on batches, blocks, QDrop": Way(blocks, main=True),
+            "gptq, ends 8 bits": Way({**_W4A4, **_EDGES}),
+            "adaround on batches, blocks, QDrop, ends 8 bits": Way({**blocks, **_EDGES}, main=True),
+        },
+        {"cifar_resnet20": 0.04},
+        {"AIMET AdaRound": PeerWay("aimet", "adaround", 4, 4, learns=True)},
+    )
+
+
+def _mixed() -> Table:
+    """As many bits on average, in other places."""
+    wishes = {"MIXED.BUDGET.BITS": 4, "MIXED.WEIGHTS": [2, 4, 8]}
+    return Table(
+        "Mixed widths",
+        "Weights of 2, 4 and 8 bits, 4 on average over all weights, beside 4 everywhere; activations of 8 bits. "
+        "Better: less lost of the metric that counts.",
+        (*CONVS, "minilm_l6"),
+        {
+            "4 bits": Way(_W4A8),
+            "2, 4 and 8 bits": Way({**_W4A8, **wishes}),
+            "4 bits, scales searched": Way({**_W4A8, "weight_scale": "search"}),
+            "2, 4 and 8 bits, scales searched": Way({**_W4A8, **wishes, "weight_scale": "search"}),
+        },
+        {},
+        ahead=("2, 4 and 8 bits", "4 bits"),
+    )
+
+
+ACCURACY: Final[Mapping[str, Table]] = {
+    "w8a8": _w8a8("onnxruntime"),
+    "w8a8-tensorrt": _w8a8("tensorrt"),
+    "w4a8": _w4a8(),
+    "weight-only": _weight_only(),
+    "w4a4": _w4a4(),
+    "mixed": _mixed(),
+}

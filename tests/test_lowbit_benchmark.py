@@ -1,0 +1,228 @@
+"""The benchmark of low bits: its tables, its children, and AdaRound on batches beside what its paper says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from benchmarks import lowbit_adaround, lowbit_effort
+from benchmarks.calibration_subjects import save_feeds
+from benchmarks.lowbit import ahead_text
+from benchmarks.lowbit_peers import environments, measured
+from benchmarks.lowbit_runs import Bench, Effort, fewer_samples, run
+from benchmarks.lowbit_table import HEADER, Cost, Line, beside, best_peer, lost, rows, verdict
+from benchmarks.lowbit_ways import ACCURACY, PeerWay, Table, Way
+from sbonnx.prepare import prepare, read_recipe
+
+CIFAR = "cifar_resnet20"
+FLOAT = Line(CIFAR, "float", (0.91, 0.80), by="float")
+OURS = Line(CIFAR, "default", (0.90, 0.797), Cost(10.0, 6.0, 200.0), main=True)
+PEER = Line(CIFAR, "AIMET AdaRound", (0.95, 0.796), Cost(200.0, 150.0, 700.0), by="peer")
+
+MODEL = """
+<ir_version: 8, opset_import: ["" : 17]>
+small (float[N, 3, 8, 8] image) => (float[N, 4, 1, 1] y)
+<float[6, 3, 3, 3] w, float[4, 6, 1, 1] v>
+{
+    c = Conv <pads = [1, 1, 1, 1]> (image, w)
+    r = Relu (c)
+    d = Conv (r, v)
+    y = GlobalAveragePool (d)
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small net and eight samples: small.onnx, small.npz."""
+    folder = tmp_path_factory.mktemp("small")
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model(MODEL)
+    for name, shape in (("w", (6, 3, 3, 3)), ("v", (4, 6, 1, 1))):
+        tensor = onnx.numpy_helper.from_array(rng.normal(size=shape).astype(np.float32), name)
+        model.graph.initializer.append(tensor)
+    onnx.save(model, str(folder / "small.onnx"))
+    save_feeds(folder / "small.npz", [{"image": x} for x in rng.normal(size=(8, 1, 3, 8, 8)).astype(np.float32)])
+    return folder
+
+
+def test_the_metric_that_counts_is_lost_against_float() -> None:
+    assert lost(OURS, FLOAT) == pytest.approx(0.003)  # of the JPEG set, the second metric
+    other = Line("squeezenet11", "default", (0.58, 0.78))
+    assert lost(other, Line("squeezenet11", "float", (0.60, 0.79), by="float")) == pytest.approx(0.02)
+    assert lost(replace(OURS, scores=()), FLOAT) is None
+
+
+@pytest.mark.parametrize(("allowed", "said"), [(0.006, "≤ 0.60: met"), (0.002, "≤ 0.20: **missed**")])
+def test_a_loss_is_held_against_its_goal(allowed: float, said: str) -> None:
+    assert verdict(OURS, FLOAT, {CIFAR: allowed}) == said
+    assert verdict(replace(OURS, main=False), FLOAT, {CIFAR: allowed}) == ""
+    assert verdict(OURS, FLOAT, {}) == ""
+    assert "**missed**" in verdict(replace(OURS, scores=(), note="fails"), FLOAT, {CIFAR: allowed})
+
+
+def test_a_spearman_correlation_is_not_in_points() -> None:
+    line = Line("minilm_l6", "default", (0.804, 0.99), main=True)
+    reference = Line("minilm_l6", "float", (0.8085,), by="float")
+    assert verdict(line, reference, {"minilm_l6": 0.005}) == "≤ 0.0050: met"
+
+
+def test_the_peer_that_counts_is_the_most_accurate_one() -> None:
+    worse = replace(PEER, way="AIMET min-max", scores=(0.99, 0.70), cost=Cost(1.0, 1.0, 1.0))
+    failed = replace(PEER, way="AIMET SeqMSE", scores=(), note="fails")
+    assert best_peer([OURS, worse, PEER, failed], CIFAR) is PEER
+    assert best_peer([OURS], CIFAR) is None
+
+
+def test_beside_the_peer_both_accuracy_and_time_count() -> None:
+    assert beside(OURS, PEER) == "+0.10, 20.0 × less CPU than AIMET AdaRound: met"
+    assert beside(replace(OURS, scores=(0.9, 0.79)), PEER) == "-0.60, 20.0 × less CPU than AIMET AdaRound: **missed**"
+    assert "**missed**" in beside(replace(OURS, cost=Cost(30.0, 20.0, 200.0)), PEER)
+    assert "met" not in beside(replace(OURS, main=False), PEER)
+    assert beside(PEER, PEER) == beside(OURS, None) == ""
+
+
+def test_rows_have_a_cell_a_column() -> None:
+    failed = Line(CIFAR, "broken", note="fails: no such thing")
+    found = rows([FLOAT, OURS, failed, PEER], {CIFAR: 0.006})
+    assert {len(row) for row in found} == {len(HEADER)}
+    assert found[1][1:6] == ["**default**", "0.9000", "0.7970", "0.30", "≤ 0.60: met"]
+    assert found[2][2] == "fails: no such thing"
+
+
+def test_one_row_is_to_be_better_than_another_on_each_model() -> None:
+    table = Table("", "", (CIFAR,), {}, {}, ahead=("mixed", "plain"))
+    plain, mixed = replace(OURS, way="plain"), replace(OURS, way="mixed", scores=(0.9, 0.799))
+    assert "loses 0.10, plain 0.30: met" in ahead_text([FLOAT, plain, mixed], table)
+    assert "**missed**" in ahead_text([FLOAT, plain, replace(plain, way="mixed")], table)
+    assert "**missed**" in ahead_text([FLOAT, plain, replace(mixed, scores=())], table)
+
+
+@pytest.mark.parametrize("which", ACCURACY)
+def test_every_setting_is_a_recipe(which: str) -> None:
+    for way in ACCURACY[which].ways.values():
+        overrides = dict(way.overrides)
+        backend, recipe = overrides.pop("backend", "onnxruntime"), overrides.pop("recipe", None)
+        found, _ = read_recipe(recipe, backend, overrides)
+        assert found.w.quantizer.bit == overrides.get("w_bit", 8)
+    assert set(ACCURACY[which].goals) <= set(ACCURACY[which].models)
+
+
+def test_peers_that_learn_get_fewer_samples_of_large_nets_only() -> None:
+    learns = PeerWay("aimet", "adaround", 4, learns=True)
+    assert fewer_samples(CIFAR, learns) == (None, 32)
+    assert fewer_samples("squeezenet11", learns)[0] is not None
+    assert fewer_samples("squeezenet11", replace(learns, learns=False))[0] is None
+
+
+def test_a_child_quantizes_and_says_what_it_cost(small: Path) -> None:
+    bench = _bench(small)
+    line = bench.ours("small", "nearest", Way({"w_bit": 4, "rounding": "nearest"}))
+    assert line.note == "" and line.cost is not None and line.size_mb > 0
+    assert line.scores == (1.0, 2.0)
+    assert 0 < line.cost.cpu < 60 and line.cost.peak_mb > 20
+    assert bench.ours("small", "wrong", Way({"rounding": "magic"})).note.startswith("fails: ")
+
+
+def test_losses_by_layer_are_told(small: Path) -> None:
+    told = lowbit_effort.child(_bench(small), "small", {**lowbit_effort.FLOAT_INPUTS, "rounding": "gptq"}, gains=True)
+    assert len(told["gains"]) == 2
+    assert all(loss <= nearest for loss, nearest in told["gains"].values())
+
+
+def test_losses_of_other_inputs_are_not_compared() -> None:
+    ours = {"a": [1.0, 4.0], "b": [2.0, 4.0]}
+    assert lowbit_effort.compared(ours, {"a": [1.5, 4.0], "b": [2.0, 4.0]}).startswith("2 of 2: met; largest ÷ 1.000")
+    assert "1 of 2: **missed**" in lowbit_effort.compared(ours, {"a": [0.5, 4.0], "b": [2.0, 4.0]})
+    with pytest.raises(ValueError, match="same inputs"):
+        lowbit_effort.compared(ours, {"a": [1.0, 4.0], "b": [2.0, 5.0]})
+
+
+def test_both_forms_of_adaround_find_better_codes_than_the_nearest(small: Path) -> None:
+    pytest.importorskip("torch")
+    recipe, backend = read_recipe(None, "onnxruntime", {"w_bit": 3, "rounding": "adaround"})
+    made = prepare(small / "small.onnx", recipe, backend)
+    with np.load(small / "small.npz") as held:
+        feeds = [{"image": x} for x in held["image"]]
+    found = list(lowbit_adaround.cases(made, feeds, None))
+    assert [layer.node.op for layer, *_ in found] == ["Conv", "Conv"]
+    for case in found:
+        pair = lowbit_adaround.both("small", *case, 80)
+        assert pair.moments.error < 1 and pair.batches.error < 1
+        assert pair.sums <= pair.moments.seconds
+        assert len(lowbit_adaround.row(pair)) == 10
+
+
+def test_a_peer_that_is_not_there_says_why(tmp_path: Path) -> None:
+    assert environments.absent(tmp_path, "aimet") == "not built: make peers"
+    (tmp_path / "aimet").mkdir()
+    (tmp_path / "aimet" / environments.WHY_NOT).write_text("`pip` fails: no such wheel\n")
+    bench = replace(_bench(tmp_path), effort=Effort(peers=tmp_path))
+    line = bench.peer(CIFAR, "AIMET AdaRound", PeerWay("aimet", "adaround", 4, learns=True))
+    assert line.note == "cannot be had: `pip` fails: no such wheel" and line.by == "peer"
+    (tmp_path / "aimet" / environments.READY).write_text("")
+    assert environments.absent(tmp_path, "aimet") is None
+
+
+@pytest.mark.parametrize("name", environments.PEERS)
+def test_torch_is_installed_before_all_else_and_nothing_names_another(name: str) -> None:
+    peer = environments.PEERS[name]
+    commands = environments.steps(peer, Path("python"))
+    assert commands[0][-1] == environments.TORCH
+    assert not any(word.startswith("torch") for word in [*peer.packages, *peer.alone])
+    assert "--no-deps" in commands[2] and commands[2][-1] in peer.alone
+
+
+def test_what_a_child_prints_before_its_last_line_does_not_matter() -> None:
+    assert run([sys.executable, "-c", "print('hello'); print('{\"cpu\": 1}')"], None) == {"cpu": 1}
+    with pytest.raises(ChildProcessError, match="gone wrong"):
+        run([sys.executable, "-c", "raise SystemExit('gone wrong')"], None)
+    with pytest.raises(ChildProcessError, match="more than"):
+        run([sys.executable, "-c", "import time; time.sleep(20)"], 0.2)
+
+
+def test_a_peer_is_told_what_it_cost_apart_from_what_it_prints(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", x=np.zeros((7, 2), np.float32))
+    assert [len(feed["x"]) for feed in measured.feeds({"data": tmp_path / "d.npz", "batch": 3})] == [3, 3]
+    script = (
+        "import contextlib, sys; from benchmarks.lowbit_peers import measured\n"
+        "with contextlib.redirect_stdout(sys.stderr): measured.tell(lambda: print('noise'))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=environments.ROOT
+    )
+    assert done.stderr == "noise\n"
+    assert json.loads(done.stdout).keys() == {"cpu", "wall", "peak_mb"}
+
+
+class _Pack:
+    """As much of the pack as is needed, around one small net."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def model_path(self, name: str) -> str:
+        return str(self.folder / f"{name}.onnx")
+
+    def load_calib(self, name: str, limit: int | None = None) -> list[dict[str, np.ndarray]]:
+        with np.load(self.folder / f"{name}.npz") as held:
+            return [{"image": x} for x in held["image"][:limit]]
+
+
+def _bench(folder: Path) -> Bench:
+    return _SmallBench(_Pack(folder), folder, Effort(count=4, peers=None))
+
+
+class _SmallBench(Bench):
+    """Scores that say no more than that a file was evaluated."""
+
+    def scores(self, name: str, path: Path | None) -> tuple[float, ...]:
+        assert path is None or onnx.load(str(path)).graph.node
+        return (1.0, 2.0)
