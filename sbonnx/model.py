@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,6 +21,7 @@ from sbonnx.calib.forward import Forward
 from sbonnx.calib.kept import Kept
 from sbonnx.calib.progress import Silent
 from sbonnx.calib.solve import weights_alone
+from sbonnx.calib.tuning import Reference, tune_norms
 from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.mermaid import mermaid
 from sbonnx.ops import QDQ
@@ -77,6 +79,7 @@ class QuantModel:
         self.solution: Solution | None = None
         self._calibrator: Calibrator | None = None
         self._fed: Kept | None = None
+        self._tuning: Kept | None = None
         self._quant = (False, False)
         self._forward: Forward | None = None
 
@@ -99,6 +102,9 @@ class QuantModel:
         if self._fed is not None:
             self._fed.close()
             self._fed = None
+        if self._tuning is not None:
+            self._tuning.close()
+            self._tuning = None
 
     def _feeds(self, feeds: Feeds) -> dict[str, Array]:
         return next(iter(datasets.read([feeds], self.prepared.graph)))
@@ -119,6 +125,19 @@ class QuantModel:
         )
         self._fed = Kept(self.prepared.graph)
 
+    def _equalize(self, fed: Kept, calibrator: Calibrator) -> Calibrator:
+        """What EQUALIZE asks for on what was fed; then ranges are those of the new graph, and measured again."""
+        equalized = self.prepared.equalized(fed.dataset())
+        if equalized is self.prepared:
+            return calibrator
+        calibrator.close()
+        self.prepared, recipe = equalized, equalized.recipe
+        self._calibrator = Calibrator(
+            equalized.graph, equalized.plan, device=recipe.device, memory=recipe.calibration.memory
+        )
+        self._calibrator.observe_all(fed.dataset(), Silent())
+        return self._calibrator
+
     def calc_qparams(self, asym: bool = False, w_quant: bool = False, a_quant: bool = False) -> Solution:
         """Turn what was fed into scales, zero points and codes.
 
@@ -133,19 +152,25 @@ class QuantModel:
             DataError: nothing was fed.
             NumericError: NaN or Inf in an activation or weight.
         """
-        if not self.prepared.needs_data:
+        if not self.prepared.needs_data and (self._fed is None or not self._fed.count):
             self.close()
-            self.solution = weights_alone(self.prepared.graph, self.prepared.plan, self.prepared.round)
+            made = weights_alone(self.prepared.graph, self.prepared.plan, self.prepared.round)
+            self.solution = self.prepared.corrected(made)
             return self.solution
         if self._calibrator is None or self._fed is None:
             raise LifeCycleError("call prepare_calibration() and run some samples before calc_qparams()")
+        calibrator = self._equalize(self._fed, self._calibrator)
         solve = self.prepared.round
-        if asym:
-            wishes = self.prepared.recipe.calibration.asym
-            chosen = Asym(weights=w_quant, activations=a_quant, ranges=wishes.ranges, rounding=wishes.rounding)
-            solution = self._calibrator.finish_asym(chosen, self._fed.dataset(), solve, Silent())
+        wishes = self.prepared.recipe.calibration.asym
+        chosen = Asym(weights=w_quant, activations=a_quant, ranges=wishes.ranges, rounding=wishes.rounding)
+        rounding = self.prepared.reconstruction
+        if rounding is not None:
+            stream = chosen if asym else self.prepared.asym
+            solution = calibrator.finish_rounding(rounding, stream, self._fed.dataset(), solve, Silent())
+        elif asym:
+            solution = calibrator.finish_asym(chosen, self._fed.dataset(), solve, Silent())
         else:
-            solution = self._calibrator.finish(solve)
+            solution = calibrator.finish(solve)
         recipe = self.prepared.recipe
         solution = with_magnitudes(
             solution,
@@ -156,8 +181,50 @@ class QuantModel:
             memory=recipe.calibration.memory,
         )
         self.close()
-        self.solution = solution
+        self.solution = self.prepared.corrected(solution)
         return self.solution
+
+    @contextmanager
+    def batchnorm_tuning(self, reference: Reference = "float") -> Iterator[None]:
+        """Batch norms get the statistics of the quantized network on what is fed inside, when it is left.
+
+            with model.batchnorm_tuning():
+                for feeds in samples:
+                    model(feeds)
+
+        Everything before a batch norm is quantized and tuned when it is measured, whatever `set_quant` says. Scales of
+        weights and biases change, codes of weights do not. Nothing changes where the block is left by an exception.
+
+        Args:
+            reference: "float": tensors get the mean and variance that they have in the float network on the same
+                feeds; "norm": those that gamma and beta stand for, as in the ancestor, which takes how the feeds
+                differ from the training data for an error as well.
+
+        Raises:
+            LifeCycleError: there are no scales yet.
+            DataError: nothing was fed.
+            NumericError: see `tune_norms`.
+        """
+        solution = self._solved("batchnorm_tuning")
+        self._tuning = kept = Kept(self.prepared.graph)
+        try:
+            yield
+            recipe = self.prepared.recipe
+            made = tune_norms(
+                self.prepared.graph,
+                self.prepared.plan,
+                solution,
+                kept.dataset(),
+                reference=reference,
+                device=recipe.device,
+                threads=recipe.calibration.threads,
+                memory=recipe.calibration.memory,
+            )
+        finally:
+            kept.close()
+            self._tuning = None
+        self.solution = made
+        self.set_quant(*self._quant)
 
     # --- running ------------------------------------------------------------------------------------
 
@@ -184,6 +251,8 @@ class QuantModel:
             DataError: the feeds do not fit the model.
         """
         values = self._feeds(feeds)
+        if self._tuning is not None:
+            self._tuning.add(values)
         if self._calibrator is not None and self._fed is not None:
             outputs = dict(self._calibrator.observe(values))
             self._fed.add(values)
@@ -208,28 +277,68 @@ class QuantModel:
     # --- looking ------------------------------------------------------------------------------------
 
     def get_quantization_error(
-        self, data: Any, checker: Callable[[Array, Array], float] = mse, is_async: bool = True
+        self,
+        data: Any,
+        checker: profile.Checker = mse,
+        is_async: bool = True,
+        *,
+        part: profile.Part = "both",
     ) -> dict[str, float]:
-        """Error of each quantized node's output against float: by node name.
+        """Error of each quantized node's output against float: by node name, branches of If included.
 
         Args:
             data: feeds, any reader.
-            checker: any function of (quantized output, float output).
+            checker: any function of (quantized output, float output), called a feed and averaged; or the name of a
+                measure over all feeds: "mse", "sqnr" (decibel), "cosine", "max", "kl".
             is_async: each node alone; else with all the error gathered before it.
+            part: "both", "weights" or "activations": what is quantized. Nodes that have none of it are left out.
 
         Raises:
             LifeCycleError: there are no scales yet.
+            RecipeError: there is no such measure.
         """
         solution = self._solved("get_quantization_error")
         samples = datasets.read(data, self.prepared.graph)
         graph, plan = self.prepared.graph, self.prepared.plan
         device = self.prepared.recipe.device
-        return profile.node_errors(graph, plan, solution, samples, checker=checker, alone=is_async, device=device)
+        return profile.node_errors(
+            graph, plan, solution, samples, checker=checker, alone=is_async, part=part, device=device
+        )
 
-    def dump_mermaid(self, path: str | os.PathLike[str]) -> None:
-        """Write the graph as a Mermaid flow chart: the quantized one once there are scales."""
+    def profile(self, data: Any, checker: profile.Checker = "sqnr", *, limit: int | None = None) -> profile.Profile:
+        """What each node loses alone, by its weights, by its activations, and with all that was lost before it.
+
+        Args:
+            data: feeds, any reader; the first `limit` are used.
+            checker: see `get_quantization_error`.
+
+        Raises:
+            LifeCycleError: there are no scales yet.
+            RecipeError: there is no such measure.
+        """
+        solution = self._solved("profile")
+        samples = datasets.read(data, self.prepared.graph)
+        recipe = self.prepared.recipe
+        return profile.losses(
+            self.prepared.graph,
+            self.prepared.plan,
+            solution,
+            samples,
+            checker=checker,
+            limit=limit,
+            device=recipe.device,
+            memory=recipe.calibration.memory,
+        )
+
+    def dump_mermaid(self, path: str | os.PathLike[str], losses: Mapping[str, float] | None = None) -> None:
+        """Write the graph as a Mermaid flow chart: the quantized one once there are scales.
+
+        Args:
+            losses: by node name, such as `get_quantization_error` gives them with a measure of which more is worse,
+                or ``model.profile(data).losses()``: those nodes are coloured from white (0) to red (the largest).
+        """
         graph = self.prepared.graph if self.solution is None else self.prepared.quantized(self.solution)
-        graphs.write_text(Path(path), mermaid(graph))
+        graphs.write_text(Path(path), mermaid(graph, losses))
 
     # --- export -------------------------------------------------------------------------------------
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnx
@@ -16,13 +16,23 @@ from sbonnx import graph as graphs
 from sbonnx import recipe as recipes
 from sbonnx.backends import Backend, backend_for
 from sbonnx.backends.tensorrt_profiles import VERSIONS
+from sbonnx.calib import peaks
+from sbonnx.calib.analytic import correct_analytically
+from sbonnx.calib.asym import Asym
+from sbonnx.calib.aware import scale_by_activations
+from sbonnx.calib.data import Dataset
+from sbonnx.calib.layers import looks_at_inputs
 from sbonnx.calib.observers import OBSERVERS
+from sbonnx.calib.progress import Progress
+from sbonnx.calib.reconstruct import Reconstruction
+from sbonnx.correct import give_biases, own_statistics, record_normals
+from sbonnx.equalize import Equalization, equalize, equalize_measured, wanted_ranges
 from sbonnx.errors import ModelError
 from sbonnx.graph import Graph, edit, query
 from sbonnx.plan import Plan, Site, Solution, make
 from sbonnx.recipe import Recipe
 from sbonnx.report import Fired, Refusal
-from sbonnx.rounding import ROUNDERS
+from sbonnx.rounding import make_rounder
 from sbonnx.spec import Array, QParams
 
 Source = str | os.PathLike[str] | onnx.ModelProto
@@ -48,6 +58,7 @@ class Prepared:
         nodes_before: number of nodes in the file, branches included.
         applied: patterns that fired.
         refusals: what patterns and planning declined.
+        measured: whether the graph went through `equalized` already.
     """
 
     graph: Graph
@@ -57,15 +68,107 @@ class Prepared:
     nodes_before: int
     applied: tuple[Fired, ...]
     refusals: tuple[Refusal, ...]
+    measured: bool = False
 
     @property
     def needs_data(self) -> bool:
         """Whether anything is measured. Not where weights say all by themselves, and what is float keeps its type."""
         return self.recipe.mode == "static" or bool(self.plan.of_role("activation")) or self.plan.float_type != "fp32"
 
+    @property
+    def reconstruction(self) -> Reconstruction | None:
+        """How weights are rounded by what their layers meet; None where no rounding looks at that."""
+        wishes = self.recipe.calibration.moments
+        correct = self.recipe.corrects_biases
+        if not correct and not any(looks_at_inputs(site) for site in self.plan.of_role("weight")):
+            return None
+        return Reconstruction(
+            wishes.inputs == "quantized", wishes.share, wishes.rows, correct, self.recipe.calibration.seed
+        )
+
+    @property
+    def asym(self) -> Asym | None:
+        """How activations are measured behind quantized layers; None: in the float network.
+
+        Where weights are rounded behind quantized layers the data go that way anyway, and ranges are seen there unless
+        the recipe says no.
+        """
+        wishes, rounding = self.recipe.calibration.asym, self.reconstruction
+        on = wishes.enable if wishes.enable is not None else rounding is not None and rounding.quantized
+        return Asym(ranges=wishes.ranges, rounding=wishes.rounding) if on else None
+
     def round(self, site: Site, weight: Array, qparams: QParams) -> Array:
         """Codes of a weight, by the rounding that its site names."""
-        return ROUNDERS[site.rounding].round(weight, qparams)
+        choice = site.rounding
+        return make_rounder(choice.name, choice.arguments).round(weight, qparams).codes
+
+    def corrected(self, solution: Solution) -> Solution:
+        """`solution` with its biases corrected by what batch norms say, where the recipe asks for that."""
+        if self.recipe.bias_correction != "analytic":
+            return solution
+        return correct_analytically(self.graph, self.plan, solution)
+
+    def equalized(self, samples: Dataset | None, progress: Progress | None = None) -> Prepared:
+        """In place. The graph goes through what EQUALIZE asks for that wants data; with a new plan.
+
+        The old value is not to be used any more where anything is asked: its plan is of the graph as it was.
+
+        Raises: see `channel_ranges`.
+        """
+        settings = equalization_of(self.recipe)
+        if self.measured:
+            return self
+        if not settings.needs_ranges:
+            return self._scaled(samples, progress)
+        wanted = wanted_ranges(self.graph, settings)
+        if samples is None:
+            refusal = Refusal("equalize", "EQUALIZE", "there are no data to measure the ranges of channels on")
+            return replace(self, refusals=(*self.refusals, refusal))
+        wishes = self.recipe.calibration
+        ranges = peaks.channel_ranges(
+            self.graph,
+            wanted,
+            samples,
+            device=self.recipe.device,
+            memory=wishes.memory,
+            threads=wishes.threads,
+            progress=progress,
+        )
+        done = equalize_measured(self.graph, settings, ranges)
+        plan = make(self.graph, self.recipe, self.backend, observers=frozenset(OBSERVERS))
+        known = [refusal for refusal in self.refusals if refusal not in self.plan.refusals]
+        return replace(
+            self,
+            measured=True,
+            plan=plan,
+            applied=(*self.applied, *done.fired),
+            refusals=(*known, *done.refusals, *plan.refusals),
+        )._scaled(samples, progress)
+
+    def _scaled(self, samples: Dataset | None, progress: Progress | None) -> Prepared:
+        """`equalized`, the part of it that is for weights to be rounded: EQUALIZE.AWQ. The plan stays good."""
+        if not self.recipe.equalize.awq:
+            return self
+        if samples is None:
+            refusal = Refusal("scale by activations", "EQUALIZE.AWQ", "there are no data to see what products meet")
+            return replace(self, refusals=(*self.refusals, refusal))
+        wishes = self.recipe.calibration
+        done, refusals = scale_by_activations(
+            self.graph,
+            self.plan,
+            samples,
+            device=self.recipe.device,
+            threads=wishes.threads,
+            memory=wishes.memory,
+            progress=progress,
+        )
+        fired = [Fired("awq_mul" if one.multiplied else "awq", one.tensor) for one in done]
+        if done:
+            least, most = min(one.share for one in done), max(one.share for one in done)
+            text = f"inputs of products scaled by what they meet: output errors {least:.0%} to {most:.0%} of before"
+            self.graph.info.notes.append(text)
+        told = (*self.refusals, *refusals)
+        return replace(self, measured=True, applied=(*self.applied, *fired), refusals=told)
 
     def quantized(self, solution: Solution) -> Graph:
         """The quantized graph: a copy of `graph` with the pairs of `solution`, made legal for the backend.
@@ -142,18 +245,27 @@ def _prepare(model: Source, recipe: Recipe, backend: Backend, opset: int) -> Pre
     names = [(node.name, node.op) for _, body in query.scopes(graph) for node in body.nodes]
     tensors = list(query.tensors_by_name(graph))
     applied: list[Fired] = []
-    if recipe.schedule.bn_tuning:
-        why = "batch norms cannot be tuned yet: they are folded with the statistics that they have"
-        refusals.append(Refusal("tune batch norms", "SCHEDULE.BN_TUNING", why))
-    steps = (patterns.SIMPLIFY if recipe.simplify else (), _fusions(recipe))
-    for step in steps:
+    fusions = _fusions(recipe)
+    for step in (patterns.SIMPLIFY if recipe.simplify else (), fusions):
+        if step is fusions:
+            record_normals(graph)
         done = patterns.apply(graph, step)
         applied.extend(done.fired)
         refusals.extend(done.refusals)
+    if recipe.corrects_biases or recipe.bias_correction == "analytic" or recipe.schedule.bn_tuning:
+        give_biases(graph)
+    if recipe.schedule.bn_tuning:
+        own_statistics(graph)
+    equalized = equalize(graph, equalization_of(recipe))
+    applied.extend(equalized.fired)
+    refusals.extend(equalized.refusals)
     edit.sort(graph)
     recipe.unmatched(names, tensors)
     plan = make(graph, recipe, backend, observers=frozenset(OBSERVERS))
     _note_half_precision(graph, plan)
+    if recipe.auto.enable or recipe.mixed.wanted:
+        why = "only sbonnx.quantize and the verb quantize try recipes: this is the one that they begin with"
+        refusals.append(Refusal("search", "AUTO" if recipe.auto.enable else "MIXED", why))
     return Prepared(
         graph=graph,
         plan=plan,
@@ -162,6 +274,26 @@ def _prepare(model: Source, recipe: Recipe, backend: Backend, opset: int) -> Pre
         nodes_before=nodes_before,
         applied=tuple(applied),
         refusals=(*refusals, *plan.refusals),
+    )
+
+
+SMOOTH: Final = (0.3, 0.5)
+"""EQUALIZE.SMOOTH_QUANT: true, of convolutions and of matrix products. Measured: MobileNetV2, MiniLM."""
+
+
+def equalization_of(recipe: Recipe) -> Equalization:
+    """What the recipe asks for before planning."""
+    wishes = recipe.equalize
+    strength = wishes.smooth_quant
+    smooth = SMOOTH if strength is True else None if strength is False else (float(strength), float(strength))
+    return Equalization(
+        cross_layer=wishes.cross_layer,
+        clips=wishes.clip,
+        absorb_bias=wishes.absorb_bias,
+        smooth=smooth,
+        split=wishes.split_channels,
+        per_channel=recipe.w.qscheme.startswith("per-channel-"),
+        bits=recipe.w.quantizer.bit,
     )
 
 

@@ -47,6 +47,7 @@ class Report:
         settings: the resolved recipe.
         notes: what loading changed in the model (lifted opset, inlined functions, ...).
         quantized: the model itself where no output was asked for (left out of `to_dict`).
+        search: what AUTO and MIXED tried, see `sbonnx.auto.Found`; empty where nothing was to be found out.
         problems: what makes the result worse than asked (empty when all is well).
     """
 
@@ -61,6 +62,7 @@ class Report:
     settings: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    search: dict[str, Any] = field(default_factory=dict)
     quantized: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -16,7 +16,8 @@ from sbonnx.plan import Solution
 from tests.models import residual
 
 IMAGES = np.random.default_rng(4).standard_normal((6, 3, 8, 8)).astype(np.float32)
-FOUR = {"bits": "w4a4", "backend": "virtual"}
+PLAIN: dict[str, Any] = {"rounding": "nearest", "bias_correction": "none"}
+FOUR: dict[str, Any] = {"bits": "w4a4", "backend": "virtual", **PLAIN}
 
 
 def fed(asym: bool, *, config: Any = None, size: int = 1, **flags: bool) -> Solution:
@@ -94,7 +95,7 @@ def test_asym_by_the_recipe() -> None:
     with QuantModel(residual(opset=21), **FOUR) as one:
         graph, plan = one.prepared.graph, one.prepared.plan
         plain, expected = (calibrate(graph, plan, [{"x": IMAGES}], asym=asym) for asym in (None, Asym()))
-    report = quantize(residual(opset=21), [{"x": IMAGES}], backend="virtual", bits="w4a4", asym=True)
+    report = quantize(residual(opset=21), [{"x": IMAGES}], backend="virtual", bits="w4a4", asym=True, **PLAIN)
     assert report.quantized is not None
     written = {x.name: x for x in report.quantized.graph.initializer}
     key = max(scales(plain), key=lambda name: abs(scales(plain)[name] - scales(expected)[name]))

@@ -17,14 +17,19 @@ ROOT = Path(__file__).resolve().parents[1]
 FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"__init__", "__main__"}),
     frozenset({"cli"}),
-    frozenset({"model", "batch"}),
-    frozenset({"quantize"}),
+    frozenset({"model", "batch", "quantize"}),
+    frozenset({"auto"}),
+    frozenset({"mixed"}),
+    frozenset({"pipeline"}),
     frozenset({"prepare", "verify", "profile", "qat", "lint"}),
     frozenset({"calib", "qdq", "export", "precision", "sparse"}),
-    frozenset({"plan"}),
-    frozenset({"patterns", "backends", "mermaid", "calib.observers"}),
+    frozenset({"plan", "correct", "equalize"}),
+    frozenset({"patterns", "backends", "mermaid", "torchnet", "calib.observers"}),
     frozenset({"graph", "recipe", "rounding", "metrics", "report", "calib.sketches"}),
-    frozenset({"spec", "ops", "moments", "runtime", "cpu", "assets", "backends.tensorrt_profiles"}),
+    frozenset({"moments"}),
+    frozenset({"unfold"}),
+    frozenset({"layout"}),
+    frozenset({"spec", "ops", "runtime", "cpu", "assets", "backends.tensorrt_profiles"}),
     frozenset({"errors", "version"}),
 )
 FLOOR_OF = {unit: len(FLOORS) - 1 - depth for depth, units in enumerate(FLOORS) for unit in units}
@@ -48,7 +53,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
             "lint.ort_kernels",
         }
     ),
-    "torch": frozenset({"qat", "rounding.adaround", "calib.device"}),
+    "torch": frozenset({"qat", "torchnet", "rounding.adaround", "calib.device", "moments.products"}),
     "xxhash": frozenset({"graph.digests"}),
     "networkx": frozenset({"plan.paying"}),
     "pydantic": frozenset({"recipe"}),

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -20,7 +20,8 @@ from sbonnx import graph as graphs
 from sbonnx import qdq, verify
 from sbonnx.assets import digits
 from sbonnx.errors import ModelError, OutputError
-from sbonnx.rounding import ROUNDERS, Rounder
+from sbonnx.moments import Moments
+from sbonnx.rounding import ROUNDERS, Grid, Rounder, make_rounder
 from sbonnx.spec import Array, QParams
 from tests.models import model, residual, run
 
@@ -305,18 +306,23 @@ def test_a_model_older_than_onnxruntime_runs_is_compared_with_itself_lifted() ->
 def test_a_rounding_of_the_table_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line in `ROUNDERS` is all it takes, for `quantize` and `QuantModel` alike."""
 
-    class Even(Rounder):
-        def round(self, weight: Array, qparams: QParams) -> Array:
-            return (qparams.quantize(weight) // 2 * 2).astype(qparams.spec.dtype)
+    class Careful(Rounder):
+        seen: ClassVar[list[tuple[int, ...]]] = []
 
-    monkeypatch.setitem(ROUNDERS, "even", Even())
-    recipe = {"BACKEND": "virtual", "W": {"SPECIFIC": [{"conv1": ["QUANTIZER.TYPE", "even"]}]}}
+        def solve(self, grid: Grid, moments: Moments, qparams: QParams) -> tuple[Array, QParams]:
+            self.seen.append(moments.layout.shape)
+            return make_rounder("gptq", {}).solve(grid, moments, qparams)
+
+    monkeypatch.setitem(ROUNDERS, "careful", Careful)
+    recipe = {"BACKEND": "virtual", "W": {"SPECIFIC": [{"conv1": ["ROUNDING.TYPE", "careful"]}]}}
     report = sbonnx.quantize(residual(), feeds(), recipe=recipe, verify=False)
     assert report.quantized is not None
     held = {t.name: numpy_helper.to_array(t) for t in report.quantized.graph.initializer}
-    assert not (held["w1_quantized"] % 2).any()
-    assert (held["w2_quantized"] % 2).any()
+    assert Careful.seen == [held["w1_quantized"].shape]
     with sbonnx.QuantModel(residual(), recipe) as made:
         made.prepare_calibration()
-        made(feeds()[0])
-        assert not (made.calc_qparams().codes["w1"] % 2).any()
+        for feed in feeds():
+            made(feed)
+        solution = made.calc_qparams()
+        assert {gain.rounding for gain in solution.gains.values()} == {"careful"}
+        np.testing.assert_array_equal(solution.codes["w1"], held["w1_quantized"])

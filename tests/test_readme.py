@@ -17,7 +17,7 @@ import pytest
 from sbonnx.assets import digits
 
 ROOT = Path(__file__).resolve().parents[1]
-SKIPPED_FOLDERS = {".venv", ".git", "build", "dist", "node_modules"}
+SKIPPED_FOLDERS = {".venv", ".peers", ".git", "build", "dist", "node_modules"}
 CONSOLE = "import sys; from sbonnx.cli import main; sys.exit(main())"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

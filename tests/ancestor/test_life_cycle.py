@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from sbonnx.errors import DataError
+from sbonnx.errors import DataError, RecipeError
 from sbonnx.metrics import sqnr_db
 from sbonnx.model import LifeCycleError, QuantModel
 from sbonnx.spec import Array
@@ -26,12 +26,16 @@ INPUT_PAIR = "x"
 NODES = ["/conv1/Conv", "/conv2/Conv", "/skip/Conv", "/Add", "/gap/GlobalAveragePool", "/fc/Gemm"]
 
 
+PLAIN: dict[str, Any] = {"rounding": "nearest", "bias_correction": "none"}
+"""Each layer for itself: no rounding that makes up for what was lost before it."""
+
+
 def block(folder: Path, bits: int = 8, **wishes: Any) -> QuantModel:
     return QuantModel(residual_block(), written(folder, virtual(bits, qadd=True)), **wishes)
 
 
-def calibrated(folder: Path, bits: int = 8) -> QuantModel:
-    one = block(folder, bits)
+def calibrated(folder: Path, bits: int = 8, **wishes: Any) -> QuantModel:
+    one = block(folder, bits, **wishes)
     one.prepare_calibration()
     one(IMAGES)
     one.calc_qparams()
@@ -169,7 +173,7 @@ def test_many_batches_are_one_calibration(tmp_path: Path) -> None:
 def test_set_quant_switches_weights_and_activations(tmp_path: Path) -> None:
     """Off is the float model; weights alone, activations alone and both are three errors, the last the largest."""
     (expected,) = run(residual_block(), {"x": IMAGES}).values()
-    with calibrated(tmp_path, bits=4) as one:
+    with calibrated(tmp_path, bits=4, **PLAIN) as one:
         assert output(one) == pytest.approx(expected, rel=1e-4, abs=1e-4), "off until asked for"
         found = {}
         for w_quant, a_quant in ((True, False), (False, True), (True, True), (False, False)):
@@ -222,7 +226,7 @@ def test_exporting_does_not_change_the_model(tmp_path: Path) -> None:
 
 def test_quantization_error_of_every_node(tmp_path: Path) -> None:
     """Alone: the error of rounding this node's inputs and weight. In sequence: with all that came before."""
-    with calibrated(tmp_path, bits=4) as one:
+    with calibrated(tmp_path, bits=4, **PLAIN) as one:
         alone = one.get_quantization_error([IMAGES], is_async=True)
         gathered = one.get_quantization_error([IMAGES], is_async=False)
         one.set_quant(w_quant=True, a_quant=True)
@@ -247,6 +251,36 @@ def test_quantization_error_by_a_function_of_the_user(tmp_path: Path) -> None:
         squared = one.get_quantization_error([IMAGES[:4], IMAGES[4:]])
     assert len(calls) == 2 * len(NODES), "once a batch"
     assert all(alone[name] ** 2 > squared[name] for name in NODES)
+
+
+def test_quantization_error_by_name_and_part(tmp_path: Path) -> None:
+    """Named measures; weights and activations apart: their squared errors add up to both, but for what they share."""
+    with calibrated(tmp_path, bits=4, **PLAIN) as one:
+        both, weights, activations = (
+            one.get_quantization_error([IMAGES[:3], IMAGES[3:]], "mse", part=part)
+            for part in ("both", "weights", "activations")
+        )
+        ratio = one.get_quantization_error([IMAGES], "sqnr")
+        assert one.get_quantization_error([IMAGES], "mse", False, part="weights")["/fc/Gemm"] < both["/fc/Gemm"] * 10
+        with pytest.raises(RecipeError, match="there is no measure 'psnr'"):
+            one.get_quantization_error([IMAGES], "psnr")
+    assert set(activations) == set(NODES) and set(weights) < set(NODES)
+    for name in weights:
+        assert both[name] == pytest.approx(weights[name] + activations[name], rel=0.2)
+    assert sorted(both, key=lambda name: ratio[name])[0] in sorted(both, key=lambda name: -both[name])[:3]
+
+
+def test_the_profile_of_every_node(tmp_path: Path) -> None:
+    with calibrated(tmp_path, bits=4, **PLAIN) as one:
+        found = one.profile([IMAGES], "mse")
+        assert {row.node: row.alone for row in found.layers} == one.get_quantization_error([IMAGES], "mse")
+        assert {row.node: row.gathered for row in found.layers} == one.get_quantization_error([IMAGES], "mse", False)
+        one.dump_mermaid(tmp_path / "loss.md", found.losses("gathered"))
+    chart = (tmp_path / "loss.md").read_text()
+    worst = found.worst_first("gathered")[0]
+    (box,) = re.findall(rf'^(n\d+)\["{re.escape(worst.node)}<br/>', chart, re.MULTILINE)
+    assert f"style {box} fill:#e53935,color:#000000" in chart, "the worst is red"
+    assert len(re.findall(r"^style n\d+ fill:#\w{6},", chart, re.MULTILINE)) == len(NODES)
 
 
 def test_mermaid(tmp_path: Path) -> None:
