@@ -31,7 +31,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/test_floors.py tests/test_tiny.py
+	$(BIN)/python -m pytest -q -m "not slow" tests/test_floors.py tests/test_tiny.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix-only

@@ -241,6 +241,7 @@ for module in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="forks, to load the third parties once")
 def test_each_module_imports_alone_and_light() -> None:
     """In a fresh interpreter, whichever comes first; neither onnxruntime nor torch is loaded."""
