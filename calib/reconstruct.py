@@ -25,7 +25,7 @@ from sbonnx.calib.observe import wishes_of
 from sbonnx.calib.progress import Progress
 from sbonnx.calib.runner import LayerRunner
 from sbonnx.calib.segments import Segment
-from sbonnx.calib.sketches import Panel, Sketch
+from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.store import TensorStore
 from sbonnx.calib.threads import in_order
 from sbonnx.calib.unit import Unit
@@ -198,7 +198,6 @@ class _Stages:
         segment, walk = self.segments[number], self.walk
         wishes = wishes_of([site for some in sites.values() for site in some])
         sketches = {key: wish.sketch(key[1]) for key, wish in wishes.items()}
-        panel = Panel(list(sketches.values()))
         wanted = list(dict.fromkeys([*(one.tensor for one in sums), *(name for name, _ in sketches)]))
         places = []
         model = partial(quantized, graph=walk.graph, numbers=walk.fit.numbers, uses=self.uses)
@@ -228,11 +227,10 @@ class _Stages:
                 for one in sums:
                     if one.name in fed:
                         one.add(plain[one.tensor], fed[one.name], unit.index)
-                if sketches:
-                    panel.observe([rounded[name] for name, _ in sketches], unit.index, unit.samples)
+                for key, sketch in sketches.items():
+                    sketch.observe(rounded[key[0]], unit.index, unit.samples)
                 places.append(Unit(unit.index, unit.where, {}, unit.samples, unit.closes))
                 progress.advance(int(unit.closes))
-        panel.settle()
         self._measure(sketches, sites)
         return places
 
