@@ -24,7 +24,10 @@ from sbonnx.spec import Array, QParams
 Source = str | os.PathLike[str] | onnx.ModelProto
 
 SAME_WEIGHT: Final = 0.5
-"""Largest energy of the rounding of a weight, against its own: a float weight further away is another one."""
+"""Least cosine of a weight and its rounding, and least ratio of their norms: below, it is another weight.
+
+Rounding by what a layer meets moves weights far where its inputs do not vary: by half of their energy at 4 bits.
+"""
 
 CORRECTED: Final = "_corrected"
 """Ending of the name of a constant that calibration gave another value."""
@@ -168,8 +171,10 @@ def _names(name: str) -> tuple[str, ...]:
 def _is_near(value: Array, rounded: Array) -> bool:
     if value.shape != rounded.shape or value.dtype.kind != "f":
         return False
-    wide = value.astype(np.float64)
-    return float(((wide - rounded) ** 2).sum()) <= SAME_WEIGHT * float((wide**2).sum())
+    wide, other = value.astype(np.float64), rounded.astype(np.float64)
+    ours, theirs = float((wide**2).sum()), float((other**2).sum())
+    alike = float((wide * other).sum()) >= SAME_WEIGHT * np.sqrt(ours * theirs)
+    return alike and min(ours, theirs) >= SAME_WEIGHT**2 * max(ours, theirs)
 
 
 class _Made:

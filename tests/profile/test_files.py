@@ -158,3 +158,41 @@ def test_blocks(tmp_path: Path) -> None:
     subject = subject_of(proto, path)
     (again,) = losses(subject.graph, subject.plan, subject.solution, feeds).layers
     assert again.weights == pytest.approx(expected, abs=0.01)
+
+
+def test_weights_that_rounding_moved_far_are_found(tmp_path: Path) -> None:
+    """The inputs of the second layer vary in one direction: its rounded weights are far from float, and still its own.
+
+    The file beside it has the weight before the batch norm was folded in, which lies nearer to them.
+    """
+    rng = np.random.default_rng(3)
+    bn: dict[str, Any] = {
+        "gamma": np.full(8, 1.8, np.float32),
+        "beta": np.zeros(8, np.float32),
+        "mean": np.zeros(8, np.float32),
+        "var": np.ones(8, np.float32),
+    }
+    weight = rng.standard_normal((8, 8, 3, 3)).astype(np.float32)
+    proto = model(
+        """agraph (float[N,8,6,6] x) => (float[N,8,4,4] y) {
+            c = Conv (x, w)
+            y = BatchNormalization (c, gamma, beta, mean, var)
+        }""",
+        w=weight,
+        **bn,
+    )
+    direction = rng.standard_normal((1, 8, 6, 6)).astype(np.float32)
+    feeds = [{"x": direction * scale} for scale in np.linspace(-2, 2, 12, dtype=np.float32)]
+    recipe, rules = read_recipe(None, "virtual", {"bits": "w2a8"})
+    prepared, _, solution = solve(proto, feeds, recipe, rules, split=None, progress=None)
+    path, source = tmp_path / "q.onnx", tmp_path / "f.onnx"
+    graphs.save(prepared.quantized(solution), path)
+    onnx.save(proto, source)
+    (folded,) = (site for site in prepared.plan.of_role("weight"))
+    kept = graphs.query.constant(graphs.query.tensors_by_name(prepared.graph)[folded.tensor])
+    subject = subject_of(source, path)
+    (site,) = subject.plan.of_role("weight")
+    found = graphs.query.constant(graphs.query.tensors_by_name(subject.graph)[site.tensor])
+    assert kept is not None and found is not None
+    np.testing.assert_array_equal(found, kept)
+    assert same_model(subject, source, feeds) == ()
