@@ -11,7 +11,7 @@ from sbonnx.calib.numbers import Numbers, RoundSite, Walked
 from sbonnx.calib.observe import Observation, wishes_of
 from sbonnx.calib.pairs import Uses, quantize_reads
 from sbonnx.calib.progress import Progress
-from sbonnx.calib.segments import Segment, needed, produced, reads_of
+from sbonnx.calib.segments import Segment, inputs_of, needed, produced, reads_of
 from sbonnx.calib.solve import Solve
 from sbonnx.calib.store import TensorStore
 from sbonnx.calib.unit import Unit
@@ -177,7 +177,7 @@ def staged(graph: Graph, observed: Sequence[str], quantized: Collection[Reader])
         ready.update((tensor.name, at) for tensor in node.outputs)
         pieces.extend([] for _ in range(at + 1 - len(pieces)))
         pieces[at].append(node)
-    inputs = [_inputs(piece, makers, untyped) for piece in pieces]
+    inputs = [inputs_of(piece, makers, untyped) for piece in pieces]
     last = {name: number for number, names in enumerate(inputs) for name in names}
     segments = []
     for number, piece in enumerate(pieces):
@@ -195,19 +195,3 @@ def _names_read(node: Node, uses: Collection[Reader]) -> set[str]:
     return {
         tensor.name for each in inside for index, tensor in enumerate(each.inputs) if Reader(each.name, index) in uses
     }
-
-
-def _inputs(piece: Sequence[Node], makers: Mapping[str, Node], untyped: Collection[str]) -> tuple[str, ...]:
-    """What a piece reads from before; of what has no type, that which it is computed from."""
-    made = {tensor.name for node in piece for tensor in node.outputs}
-    found: dict[str, None] = {}
-    stack = [name for node in reversed(piece) for name in reversed(reads_of(node))]
-    while stack:
-        name = stack.pop()
-        if name in found or name in made:
-            continue
-        if name in untyped:
-            stack.extend(reversed(reads_of(makers[name])))
-        else:
-            found[name] = None
-    return tuple(found)

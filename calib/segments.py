@@ -71,6 +71,22 @@ def reads_of(node: Node) -> list[str]:
     return [tensor.name for tensor in dependencies(node) if tensor.name and isinstance(tensor, Variable)]
 
 
+def inputs_of(piece: Sequence[Node], makers: Mapping[str, Node], untyped: Collection[str]) -> tuple[str, ...]:
+    """What a piece reads from before; of what has no type, that which it is computed from."""
+    made = {tensor.name for node in piece for tensor in node.outputs}
+    found: dict[str, None] = {}
+    stack = [name for node in reversed(piece) for name in reversed(reads_of(node))]
+    while stack:
+        name = stack.pop()
+        if name in found or name in made:
+            continue
+        if name in untyped:
+            stack.extend(reversed(reads_of(makers[name])))
+        else:
+            found[name] = None
+    return tuple(found)
+
+
 def bytes_of(body: Body, dims: Mapping[str, int]) -> dict[str, int]:
     """Bytes of each tensor that a graph or body computes; unknown dimensions count as `dims` says, else as 1."""
     sizes = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from sbonnx.calib.branches import PICKED_BY
-from sbonnx.calib.segments import needed, reads_of
+from sbonnx.calib.segments import inputs_of, needed
 from sbonnx.graph import Body, Constant, Graph, Node
 from sbonnx.graph.query import bodies, captured, dtype, scopes
 
@@ -140,18 +140,7 @@ def _inputs(draft: _Draft, makers: Mapping[str, Node], untyped: Collection[str])
         ends = [tensor for _, branch in bodies(draft.choice) for tensor in branch.outputs]
         names = [tensor.name for tensor in ends if not isinstance(tensor, Constant)]
         return tuple(dict.fromkeys([draft.choice.inputs[0].name, *names]))
-    made = {tensor.name for node in draft.nodes for tensor in node.outputs}
-    found: dict[str, None] = {}
-    stack = [name for node in reversed(draft.nodes) for name in reversed(reads_of(node))]
-    while stack:
-        name = stack.pop()
-        if name in found or name in made:
-            continue
-        if name in untyped:
-            stack.extend(reversed(reads_of(makers[name])))
-        else:
-            found[name] = None
-    return tuple(found)
+    return inputs_of(draft.nodes, makers, untyped)
 
 
 def _step(draft: _Draft, reads: tuple[str, ...], outputs: tuple[str, ...]) -> Step:

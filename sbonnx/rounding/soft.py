@@ -13,20 +13,12 @@ from typing import Any, Final, Literal, final
 import numpy as np
 
 from sbonnx.moments import Moments
+from sbonnx.rounding.adaround import GAMMA, MARGIN, ZETA, Ramp, Start
 from sbonnx.rounding.base import Grid, Rounder
 from sbonnx.rounding.gptq import Gptq
 from sbonnx.spec import Array, QParams
 
-Ramp = Literal["cosine", "linear"]
 Scope = Literal["block", "layer"]
-Start = Literal["gptq", "nearest"]
-
-ZETA: Final = 1.1
-GAMMA: Final = -0.1
-"""How far the sigmoid is stretched beyond 1 and 0 before it is cut off there. Source: AdaRound, section 3.2."""
-
-MARGIN: Final = 0.01
-"""How near 0 or 1 a weight may begin: where the sigmoid is cut off it has no gradient to leave by."""
 
 LEAN: Final = 0.49
 """How far from its code, in codes, a weight may begin: at half a code the other one would be as near."""

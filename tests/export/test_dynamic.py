@@ -147,7 +147,8 @@ def test_no_data_is_needed_and_the_report_says_what_was_not_compared(tmp_path: P
     assert any("not compared with float" in note for note in report.notes)
     assert any("4 MatMulInteger" in note for note in report.notes)
     assert not report.metrics["outputs"]
-    feeds = [{"x": RNG.standard_normal((1, 7, 128)).astype(np.float32)} for _ in range(3)]
+    rng = np.random.default_rng(0)  # of its own: on some draws the attention of random weights tips over
+    feeds = [{"x": rng.standard_normal((1, 7, 128)).astype(np.float32)} for _ in range(3)]
     compared = sbonnx.quantize(attention(), feeds, mode="dynamic", output=tmp_path / "p.onnx")
     assert compared.ok and compared.metrics["outputs"][0]["sqnr_db"] > 30
     assert (tmp_path / "p.onnx").read_bytes() == (tmp_path / "q.onnx").read_bytes()
