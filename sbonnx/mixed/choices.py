@@ -14,6 +14,7 @@ from sbonnx.plan import Plan, Site
 from sbonnx.profile import Candidate, Sensitivities, Sensitivity
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.limits import FLOAT
+from sbonnx.recipe.rounding import AUTO
 
 SPECIAL: Final = re.compile(r"[*?\[\]]")
 """Characters that mean more than themselves in a pattern."""
@@ -210,7 +211,7 @@ def with_choices(recipe: Recipe, choices: Iterable[Choice]) -> dict[str, Any]:
             continue
         kind = "node" if side == WEIGHT else "tensor"
         change: dict[str, Any] = {"QUANTIZER": {"BIT": bits}}
-        if side == WEIGHT and FLOAT < bits < SEARCHED_BELOW and recipe.w.rounding.scale == "observer":
+        if side == WEIGHT and FLOAT < bits < SEARCHED_BELOW and recipe.w.rounding.scale == AUTO:
             change["ROUNDING"] = {"SCALE": "search"}
         entries[side].extend({pattern_of(name, kind): change} for name in names)
     for side, some in entries.items():

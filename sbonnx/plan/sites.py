@@ -23,7 +23,7 @@ CHANNEL_AXIS = {"NCHW": 1, "NLC": 2}
 def rounding_of(settings: Settings) -> RoundingChoice:
     """How a weight becomes codes, as the recipe says or by its width."""
     name = settings.rounding_name
-    return RoundingChoice(name, {} if name == NEAREST else settings.rounding_arguments, settings.rounding_scale)
+    return RoundingChoice(name, {} if name == NEAREST else settings.rounding_arguments, settings.scale_name)
 
 
 def weight_draft(place: Place, index: int, spec: QuantSpec, settings: Settings, why: str, rule: str) -> Draft:

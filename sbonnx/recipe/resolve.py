@@ -10,7 +10,7 @@ from typing import Any, Final
 from sbonnx.recipe.limits import FLOAT, STATIC, check_bits, check_scheme
 from sbonnx.recipe.matching import Matcher, matcher
 from sbonnx.recipe.problem import UNSAID, Path, Wrong, key_path, likest, nearest, one_of
-from sbonnx.recipe.rounding import AUTO, ScaleName
+from sbonnx.recipe.rounding import AUTO, ScaleName, ScaleWish
 from sbonnx.recipe.sections import (
     ActivationChange,
     ActivationObserver,
@@ -52,7 +52,7 @@ class Settings:
         block_size: how many values along the summed axis share a scale, or None.
         rounding: name of the rounding of a weight, or "auto".
         rounding_arguments: keyword arguments for it, or for the one that "auto" may choose.
-        rounding_scale: where the scales of a weight come from.
+        rounding_scale: where the scales of a weight come from, or "auto".
     """
 
     enabled: bool
@@ -69,12 +69,12 @@ class Settings:
     block_size: int | None = None
     rounding: str = AUTO
     rounding_arguments: Mapping[str, float | str | bool] = field(default_factory=dict)
-    rounding_scale: ScaleName = "observer"
+    rounding_scale: ScaleWish = AUTO
 
     @property
     def rounds_by_inputs(self) -> bool:
         """Whether the rounding of a weight looks at what its layer meets: by name, or by width with "auto"."""
-        return self.rounding_scale == "search" or self.rounding_name != NEAREST
+        return self.scale_name == "search" or self.rounding_name != NEAREST
 
     @property
     def rounding_name(self) -> str:
@@ -82,6 +82,14 @@ class Settings:
         if self.rounding != AUTO:
             return self.rounding
         return "gptq" if self.bits < FULL_BITS and self.rounding_scale != "hqq" else NEAREST
+
+    @property
+    def scale_name(self) -> ScaleName:
+        """Where the scales of a weight come from, "auto" decided: blocks gained nothing by a search."""
+        if self.rounding_scale != AUTO:
+            return self.rounding_scale
+        searched = self.bits < FULL_BITS and self.block_size is None and self.rounding_name != NEAREST
+        return "search" if searched else "observer"
 
     def off(self, why: str) -> Settings:
         """The same, left float because of the key `why`."""

@@ -11,6 +11,7 @@ from sbonnx.recipe import values
 from sbonnx.recipe.keys import Section, key
 
 ScaleName = Literal["observer", "search", "hqq"]
+ScaleWish = Literal["auto", "observer", "search", "hqq"]
 Order = Literal["pivot", "activation", "none"]
 Start = Literal["gptq", "nearest"]
 Ramp = Literal["linear", "cosine"]
@@ -21,7 +22,7 @@ AUTO: Final = "auto"
 """The rounding that is chosen by width and by whether there are data."""
 
 
-SCALES: Final[tuple[str, ...]] = get_args(ScaleName)
+SCALES: Final[tuple[str, ...]] = get_args(ScaleWish)
 ORDERS: Final[tuple[str, ...]] = get_args(Order)
 STARTS: Final[tuple[str, ...]] = get_args(Start)
 RAMPS: Final[tuple[str, ...]] = get_args(Ramp)
@@ -31,7 +32,7 @@ SCOPES: Final[tuple[str, ...]] = get_args(Scope)
 BLOCKS: Final = "blocks"
 """What ADAROUND with LOSS: batches is called in a plan: another rounding, with the same arguments and more."""
 
-ScaleChoice = Annotated[ScaleName, BeforeValidator(values.choice(SCALES)), values.schema(SCALES)]
+ScaleChoice = Annotated[ScaleWish, BeforeValidator(values.choice(SCALES)), values.schema(SCALES)]
 OrderChoice = Annotated[Order, BeforeValidator(values.choice(ORDERS)), values.schema(ORDERS)]
 StartChoice = Annotated[Start, BeforeValidator(values.choice(STARTS)), values.schema(STARTS)]
 RampChoice = Annotated[Ramp, BeforeValidator(values.choice(RAMPS)), values.schema(RAMPS)]
@@ -134,9 +135,10 @@ class Rounding(Section):
         "new",
     )
     scale: ScaleChoice = key(
-        "observer",
+        AUTO,
         "where scales of weights come from: W.OBSERVER, least error of the layer's output, or half-quadratic search",
-        "observer, search, hqq",
+        "auto (search below 8 bits where the rounding looks at inputs, but for blocks, else observer), observer, "
+        "search, hqq",
         "new",
     )
     gptq: Gptq = Gptq()

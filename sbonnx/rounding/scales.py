@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Literal, final
@@ -33,6 +34,9 @@ DAMPING: Final = 0.01
 
 BLOCK: Final = 64
 """Columns that are rounded one by one before the others follow."""
+
+AT_ONCE: Final = 1 << 19
+"""Weights that are rounded at a time: so many candidates, or one at least."""
 
 Shares = tuple[Array, Array]
 """Of ``lo`` and of ``hi``, each float64, shape of the bounds."""
@@ -83,21 +87,29 @@ def search_bounds(
     index = moments.layout.spread(np.arange(start.scale.size).reshape(start.scale.shape), start)
     parts = [_Part.of(weight, start, moments, chosen, by) for chosen in _classes(index)]
 
-    def cost(shares: Shares) -> Array:
-        qparams = make(_scaled(bounds, shares))
-        total = np.zeros(start.scale.size)
-        for part in parts:
-            spent = part.cost(qparams, moments.layout)
-            total += np.bincount(part.own(index).ravel(), spent.ravel(), total.size)
-        return total.reshape(start.scale.shape)
+    def costs(tried: Sequence[Shares]) -> list[Array]:
+        some = [make(_scaled(bounds, shares)) for shares in tried]
+        return _summed([(part.own(index), part.costs(some, moments.layout)) for part in parts], start.scale.shape)
 
-    found = _scaled(bounds, _least(cost, start.scale.shape, candidates, one_sided=not spec.symmetric))
+    found = _scaled(bounds, _least(costs, start.scale.shape, candidates, one_sided=not spec.symmetric))
     if by != "gptq" or sum(len(part.chosen) for part in parts) == 1:
         return found
     whole = _Part.of(weight, start, moments, np.arange(moments.layout.inputs)[None], by)
-    worse = _worse(whole.cost(start, moments.layout), whole.cost(make(found), moments.layout), index)
+    before, after = whole.costs([start, make(found)], moments.layout)
+    worse = _worse(before, after, index)
     back = worse.reshape(start.scale.shape)
     return Bounds(np.where(back, bounds.lo, found.lo), np.where(back, bounds.hi, found.hi))
+
+
+def _summed(parts: Sequence[tuple[Array, Iterator[Array]]], shape: tuple[int, ...]) -> list[Array]:
+    """What each scale costs (`shape`), for each candidate: whose the costs of a part are, and those by candidate."""
+    totals = []
+    for spent in zip(*(costs for _, costs in parts), strict=True):
+        total = np.zeros(math.prod(shape))
+        for (own, _), one in zip(parts, spent, strict=True):
+            total += np.bincount(own.ravel(), one.ravel(), total.size)
+        totals.append(total.reshape(shape))
+    return totals
 
 
 def _check(moments: Moments, candidates: int) -> None:
@@ -129,28 +141,28 @@ def _scaled(bounds: Bounds, shares: Shares) -> Bounds:
     return Bounds(lo, hi)
 
 
-def _least(cost: Callable[[Shares], Array], shape: tuple[int, ...], candidates: int, one_sided: bool) -> Shares:
-    """The shares of least `cost`: of both ends alike, then, where `one_sided`, of each alone."""
+def _least(
+    costs: Callable[[Sequence[Shares]], Sequence[Array]], shape: tuple[int, ...], candidates: int, one_sided: bool
+) -> Shares:
+    """The shares of least cost: of both ends alike, then, where `one_sided`, of each alone."""
     best = (np.ones(shape), np.ones(shape))
-    least = cost(best)
+    least = costs([best])[0]
     step = (WIDEST - NARROWEST) / (candidates - 1)
 
-    def attempt(tried: Shares) -> None:
+    def attempt(tried: Sequence[Shares]) -> None:
         nonlocal best, least
-        spent = cost(tried)
-        better = spent < least
-        best = (np.where(better, tried[0], best[0]), np.where(better, tried[1], best[1]))
-        least = np.where(better, spent, least)
+        for one, spent in zip(tried, costs(tried), strict=True):
+            better = spent < least
+            best = (np.where(better, one[0], best[0]), np.where(better, one[1], best[1]))
+            least = np.where(better, spent, least)
 
     for moves in ((1.0, 1.0), (1.0, 0.0), (0.0, 1.0)) if one_sided else ((1.0, 1.0),):
         centre = best
-        for share in np.linspace(NARROWEST, WIDEST, candidates):
-            attempt(_towards(centre, moves, share))
+        attempt([_towards(centre, moves, share) for share in np.linspace(NARROWEST, WIDEST, candidates)])
         for halving in range(1, HALVINGS + 1):
             centre = best
-            for sign in (-1, 1):
-                offset = sign * step / 2**halving
-                attempt((centre[0] + moves[0] * offset, centre[1] + moves[1] * offset))
+            offsets = (-step / 2**halving, step / 2**halving)
+            attempt([(centre[0] + moves[0] * offset, centre[1] + moves[1] * offset) for offset in offsets])
     return best
 
 
@@ -206,21 +218,39 @@ class _Part:
         """Whose cost it is: the scales (G * classes, O) of `index` (G, O, K)."""
         return _take(index, self.chosen)[:, :, 0]
 
-    def cost(self, qparams: QParams, layout: Layout) -> Array:
-        """The squared output error (G * classes, O) with the scales of `qparams`, up to a constant of the layer."""
-        scale, zero = (
-            _take(layout.spread(each.astype(np.float64), qparams), self.chosen)
-            for each in (qparams.scale, qparams.zero_point)
-        )
-        qmin, qmax = qparams.spec.qmin, qparams.spec.qmax
+    def costs(self, some: Sequence[QParams], layout: Layout) -> Iterator[Array]:
+        """The squared output error (G * classes, O) with the scales of each of `some`, up to a constant of the layer.
+
+        As many at a time, side by side as if they were outputs, as a search takes the time of one: small layers wait
+        for Python, not for arithmetic.
+        """
+        step = max(AT_ONCE // self.weight.size, 1)
+        for first in range(0, len(some), step):
+            taken = some[first : first + step]
+            scale, zero = (
+                np.concatenate([_take(layout.spread(each, one), self.chosen) for each, one in pairs], axis=1)
+                for pairs in (
+                    [(one.scale.astype(np.float64), one) for one in taken],
+                    [(one.zero_point.astype(np.float64), one) for one in taken],
+                )
+            )
+            found = self._cost(scale, zero, taken[0].spec)
+            yield from np.split(found, len(taken), axis=1)
+
+    def _cost(self, scale: Array, zero: Array, spec: QuantSpec) -> Array:
+        """Likewise with `scale` and `zero` (G * classes, n * O, B): the outputs n times over."""
+        times = scale.shape[1] // self.weight.shape[1]
         if self.planes is not None and self.order is not None:
             scale, zero = (columns(each, self.order).astype(np.float32) for each in (scale, zero))
-            return search(replace(self.planes, scale=scale, zero=zero), 1, BLOCK)[1].astype(np.float64)
-        found = (np.clip(np.rint(self.weight / scale + zero), qmin, qmax) - zero) * scale
+            weight, target = (np.tile(each, (1, times, 1)) for each in (self.planes.weight, self.planes.target))
+            planes = replace(self.planes, weight=weight, target=target, scale=scale, zero=zero)
+            return search(planes, 1, BLOCK)[1].astype(np.float64)
+        weight = np.tile(self.weight, (1, times, 1))
+        found = (np.clip(np.rint(weight / scale + zero), spec.qmin, spec.qmax) - zero) * scale
         if self.by == "nearest":
-            error: Array = self.moments.error(self.weight, found)
+            error: Array = self.moments.error(weight, found)
             return error
-        return np.asarray(np.einsum("gok,gkk->go", np.square(found - self.weight), self.moments.a))
+        return np.asarray(np.einsum("gok,gkk->go", np.square(found - weight), self.moments.a))
 
 
 def _take(matrices: Array, chosen: Array) -> Array:

@@ -164,3 +164,22 @@ def test_patterns_that_mean_nothing(source: dict[str, Any], message: str) -> Non
     with pytest.raises(RecipeError) as caught:
         load(source).unmatched(NODES, TENSORS)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("weights", "rounding", "scale"),
+    [
+        ({"QUANTIZER": {"BIT": 8}}, "nearest", "observer"),
+        ({"QUANTIZER": {"BIT": 8}, "ROUNDING": "gptq"}, "gptq", "observer"),
+        ({"QUANTIZER": {"BIT": 4}}, "gptq", "search"),
+        ({"QUANTIZER": {"BIT": 4}, "ROUNDING": "nearest"}, "nearest", "observer"),
+        ({"QUANTIZER": {"BIT": 4}, "ROUNDING": {"SCALE": "observer"}}, "gptq", "observer"),
+        ({"QUANTIZER": {"BIT": 4}, "ROUNDING": {"SCALE": "hqq"}}, "nearest", "hqq"),
+        ({"QUANTIZER": {"BIT": 4}, "BLOCK_SIZE": 32}, "gptq", "observer"),
+        ({"QUANTIZER": {"BIT": 4, "TYPE": "adaround"}}, "adaround", "search"),
+    ],
+)
+def test_roundings_and_scales_by_width(weights: dict[str, Any], rounding: str, scale: str) -> None:
+    found = on({"BACKEND": "virtual", "W": weights}, side="w")
+    assert (found.rounding_name, found.scale_name) == (rounding, scale)
+    assert found.rounds_by_inputs is (rounding != "nearest" or scale == "search")
