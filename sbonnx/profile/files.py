@@ -133,23 +133,31 @@ class _Floats:
         """Whether the float model, simplified and fused, has a node of that name."""
         return node in self._nodes[0]
 
-    def near(self, name: str, reader: Reader, rounded: Array) -> Array | None:
-        """The float constant that was rounded to `rounded`, or None."""
-        return next((value for value in self._candidates(name, reader) if _is_near(value, rounded)), None)
+    def near(self, name: str, reader: Reader, rounded: Array) -> tuple[Array, Node | None] | None:
+        """The float constant that was rounded to `rounded`, and the node that alone reads it; None for no constant."""
+        for tensor, value in self._candidates(name, reader):
+            if _is_near(value, rounded):
+                uses = query.readers(tensor)
+                return value, uses[0][0] if len(uses) == 1 else None
+        return None
 
-    def bias(self, name: str, reader: Reader, shape: tuple[int, ...]) -> Array | None:
+    def bias(self, name: str, reader: Reader, shape: tuple[int, ...], layer: Node | None) -> Array | None:
         """The bias of a node whose weight was found, zeros where it has none; None where that is not known.
 
-        How far it was moved when it was corrected says nothing: names and places do.
+        How far it was moved when it was corrected says nothing: names and places do, and `layer`, which reads the
+        weight in the float model: an integer operator has another name.
         """
-        for value in self._candidates(name, reader):
+        own = [] if layer is None else list(layer.inputs)[reader.index : reader.index + 1]
+        there = [value for tensor in own if (value := query.constant(tensor)) is not None]
+        for value in (*there, *(value for _, value in self._candidates(name, reader))):
             if value.shape == shape and value.dtype.kind == "f":
                 return value
         known = [nodes[reader.node] for nodes in self._nodes if reader.node in nodes]
+        known += [] if layer is None else [layer]
         bare = any(len(node.inputs) <= reader.index or not node.inputs[reader.index].name for node in known)
         return np.zeros(shape, np.float32) if bare else None
 
-    def _candidates(self, name: str, reader: Reader) -> Iterator[Array]:
+    def _candidates(self, name: str, reader: Reader) -> Iterator[tuple[Tensor, Array]]:
         """Constants of the same name, and the same input of the node of the same name."""
         for tensors, nodes in zip(self._tensors, self._nodes, strict=True):
             node = nodes.get(reader.node)
@@ -157,7 +165,7 @@ class _Floats:
             for tensor in (*same, *(tensors.get(each) for each in _names(name))):
                 value = query.constant(tensor)
                 if value is not None:
-                    yield value
+                    yield tensor, value
 
 
 def _names(name: str) -> tuple[str, ...]:
@@ -192,6 +200,7 @@ class _Made:
         self._gone: list[str] = []
         self._unknown: list[str] = []
         self._matched: set[Reader] = set()
+        self._layers: dict[str, Node | None] = {}  # of the float model, by name of the node here
 
     def add(self, reader: Reader, qparams: QParams) -> None:
         """One quantized read."""
@@ -222,7 +231,7 @@ class _Made:
             tensor = node.inputs[place.index] if place.index < len(node.inputs) else None
             if isinstance(tensor, Constant) and len(query.readers(tensor)) == 1:
                 rounded = _value(tensor)
-                value = self._floats.bias(tensor.name, place, rounded.shape)
+                value = self._floats.bias(tensor.name, place, rounded.shape, self._layers.get(place.node))
                 if value is not None and not np.array_equal(value, rounded):
                     made = self._constant(tensor, value)
                     self._constants[made.name] = rounded
@@ -250,10 +259,11 @@ class _Made:
 
     def _weight(self, tensor: Constant, reader: Reader) -> Constant:
         """The float weight; the rounded one where there is none."""
-        value = self._floats.near(tensor.name, reader, _value(tensor))
-        if value is None:
+        found = self._floats.near(tensor.name, reader, _value(tensor))
+        if found is None:
             self._unknown.append(reader.node)
             return tensor
+        value, self._layers[reader.node] = found
         return self._constant(tensor, value)
 
     def _constant(self, tensor: Constant, value: Array) -> Constant:
