@@ -72,7 +72,8 @@ def scale_by_activations(
     units = partial(_units, graph, data, device)
     for number, some in enumerate(_passes(layers, budget)):
         progress.start(f"scaling by activations, pass {number + 1}", data.count)
-        sums = watched(some, two_streams=False, rows=lambda layer: ROWS, seed=0)
+        seen = watched(some, two_streams=False, rows=lambda layer: ROWS, seed=0)
+        sums = [one for one in seen if isinstance(one, Watched)]
         _run(graph, units(), sums, device, workers, progress)
         aware = {layer.node.name: _aware(one, layer, plan.scale_rule) for one in sums for layer in one.layers}
         done, declined = awq(graph, aware, multiply=not plan.of_role("activation"))

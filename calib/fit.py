@@ -8,13 +8,13 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.calib.layers import WHAT, Layer, Watched, watched
+from sbonnx.calib.layers import WHAT, Layer, Seen, Watched, WatchedMeans, watched
 from sbonnx.calib.numbers import Numbers
 from sbonnx.calib.scales import limits_for
 from sbonnx.calib.solve import scale_type
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
-from sbonnx.moments import Moments, share_of
+from sbonnx.moments import Means, Moments, share_of
 from sbonnx.plan.types import Gain, Plan, RoundingChoice, Site
 from sbonnx.report import Refusal
 from sbonnx.rounding import ROUNDERS, make_rounder
@@ -89,7 +89,7 @@ class Fitter:
         self.numbers = Numbers(self.graph, self.plan, self.floats, self._round)
         self._moments: dict[str, Moments] = {}  # by key of the weight's site, of layers at hand
 
-    def watch(self, layers: Sequence[Layer]) -> list[Watched]:
+    def watch(self, layers: Sequence[Layer]) -> list[Seen]:
         """What sums the moments of these layers, one for all that read the same thing the same way."""
         return watched(
             layers,
@@ -106,22 +106,33 @@ class Fitter:
         wanted = max(self.options.rows * layer.layout.inputs, LEAST_ROWS)
         return -(-wanted // max(self.samples, 1))
 
-    def take(self, sums: Sequence[Watched]) -> None:
-        """Round the weights of layers whose moments are complete."""
+    def take(self, sums: Sequence[Seen]) -> None:
+        """Round the weights of layers whose moments are complete, and correct their biases."""
         for one in sums:
             for layer in one.layers:
                 try:
-                    fit, held = one.parts(layer)
-                    moments = fit if held is None else fit.merged(held)
-                    if moments.rows == 0:
-                        raise NumericError("its inputs were never computed")
-                    self._moments[layer.site.key] = self._judged(layer, moments, fit, held)
-                    self.numbers.codes_of(layer.site)
-                    self._correct(layer, moments)
+                    self._take(one, layer)
                 except NumericError as error:
                     why = f"{error}: its weight goes to the nearest codes"
                     self.refusals.append(Refusal(WHAT, layer.node.name, why))
                 self._moments.pop(layer.site.key, None)
+
+    def _take(self, one: Seen, layer: Layer) -> None:
+        """One layer."""
+        if isinstance(one, WatchedMeans):
+            means = one.means(layer)
+        else:
+            fit, held = one.parts(layer)
+            moments = fit if held is None else fit.merged(held)
+            means = moments.means
+        if means.rows == 0:
+            raise NumericError("its inputs were never computed")
+        if not (np.isfinite(means.mean).all() and np.isfinite(means.mean_quantized).all()):
+            raise NumericError("its inputs hold NaN or infinite values")
+        if isinstance(one, Watched):
+            self._moments[layer.site.key] = self._judged(layer, moments, fit, held)
+        self.numbers.codes_of(layer.site)
+        self._correct(layer, means)
 
     def _judged(self, layer: Layer, moments: Moments, fit: Moments, held: Moments | None) -> Moments:
         """What a weight is rounded by: centred where a bias takes up the mean, the float stream by a share."""
@@ -169,14 +180,14 @@ class Fitter:
             least=limits_for(self.plan, tensor).least,
         )
 
-    def _correct(self, layer: Layer, moments: Moments) -> None:
+    def _correct(self, layer: Layer, means: Means) -> None:
         """The bias takes up the mean error of the layer's output."""
         codes, qparams = self.numbers.codes.get(layer.site.key), self.numbers.params(layer.site)
         if layer.bias is None or codes is None or qparams is None:
             return
-        layout = moments.layout
+        layout = means.layout
         float_weight = layout.matrices(self.numbers.weight(layer.site))
-        shift = moments.mean_error(float_weight, layout.matrices(qparams.dequantize(codes))).reshape(-1)
+        shift = means.mean_error(float_weight, layout.matrices(qparams.dequantize(codes))).reshape(-1)
         values = np.asarray(layer.bias.values)
         self.numbers.constants[layer.bias.name] = (
             (values.reshape(-1) + shift).reshape(values.shape).astype(values.dtype)

@@ -10,7 +10,7 @@ from sbonnx.correct.biases import biases_of
 from sbonnx.graph import Constant, Graph, Node
 from sbonnx.graph.query import constant, scopes
 from sbonnx.layout import Layout, layout_of
-from sbonnx.moments import Moments, MomentSums, bytes_for
+from sbonnx.moments import Means, MeanSums, Moments, MomentSums, bytes_for
 from sbonnx.ops import CONVOLUTIONS, LINEAR
 from sbonnx.plan.types import Plan, Reader, Site
 from sbonnx.report import Refusal
@@ -35,6 +35,7 @@ class Layer:
         tensor: the name of that.
         reads: the site through which it is read, or None where it stays float.
         layout, geometry: how the node multiplies.
+        rounds: the rounding looks at what it meets; else only its bias is corrected by that.
         bias: the constant that can take up a mean error, or None.
     """
 
@@ -45,10 +46,13 @@ class Layer:
     reads: Site | None
     layout: Layout
     geometry: Geometry
+    rounds: bool = True
     bias: Constant | None = field(default=None, compare=False)
 
     def bytes_of_moments(self, *, two_streams: bool, hold_out: bool = False) -> int:
-        """What its moments take while they are summed."""
+        """What its moments take while they are summed; next to nothing where only means are."""
+        if not self.rounds:
+            return 0
         return bytes_for(self.layout, two_streams) * (1 + hold_out)
 
 
@@ -103,7 +107,7 @@ def _layer(node: Node, site: Site, index: int, read: dict[Reader, Site], bias: C
     if layout is None or geometry is None:
         return None
     reads = read.get(Reader(node.name, index))
-    return Layer(node, site, index, node.inputs[index].name, reads, layout, geometry, bias)
+    return Layer(node, site, index, node.inputs[index].name, reads, layout, geometry, looks_at_inputs(site), bias)
 
 
 def in_budget(
@@ -160,6 +164,28 @@ class Watched:
         return replace(self.sums.moments(), layout=layer.layout), held
 
 
+@dataclass
+class WatchedMeans:
+    """Likewise for layers whose biases alone are corrected by what they meet."""
+
+    name: str
+    tensor: str
+    site: Site | None
+    layers: list[Layer]
+    sums: MeanSums
+
+    def add(self, value: Array, quantized: Array | None, sample: int) -> None:
+        """One sample."""
+        self.sums.add(value, quantized, sample=sample)
+
+    def means(self, layer: Layer) -> Means:
+        """Of one of the layers."""
+        return replace(self.sums.means(), layout=layer.layout)
+
+
+Seen = Watched | WatchedMeans
+
+
 def watched(
     layers: Sequence[Layer],
     *,
@@ -167,23 +193,27 @@ def watched(
     rows: Callable[[Layer], int | None],
     seed: int,
     hold_out: bool = False,
-) -> list[Watched]:
+) -> list[Seen]:
     """One sum for all layers that read the same tensor through the same site with the same geometry.
 
     Args:
         rows: how many rows of a sample a layer sees; None: all.
         hold_out: some samples are summed apart.
     """
-    found: dict[object, Watched] = {}
+    found: dict[object, Seen] = {}
     for layer in layers:
         reads = None if layer.reads is None else layer.reads.key
-        key = (layer.tensor, reads, replace(layer.geometry, layout=_same_for(layer.layout)))
-        if key not in found:
+        key = (layer.tensor, reads, layer.rounds, replace(layer.geometry, layout=_same_for(layer.layout)))
+        name = f"{layer.tensor}/{len(found)}"
+        if key not in found and not layer.rounds:
+            means = MeanSums(layer.layout, layer.geometry, two_streams=two_streams)
+            found[key] = WatchedMeans(name, layer.tensor, layer.reads, [], means)
+        elif key not in found:
             sums = [
                 MomentSums(layer.layout, layer.geometry, two_streams=two_streams, rows_a_sample=rows(layer), seed=seed)
                 for _ in range(1 + hold_out)
             ]
-            found[key] = Watched(f"{layer.tensor}/{len(found)}", layer.tensor, layer.reads, [], *sums)
+            found[key] = Watched(name, layer.tensor, layer.reads, [], *sums)
         found[key].layers.append(layer)
     return list(found.values())
 
@@ -194,4 +224,4 @@ def _same_for(layout: Layout) -> Layout:
     return Layout(layout.op, shape, layout.groups, 1, layout.inputs, (), ())
 
 
-__all__ = ["Layer", "Watched", "in_budget", "layers_of", "looks_at_inputs", "watched"]
+__all__ = ["Layer", "Seen", "Watched", "WatchedMeans", "in_budget", "layers_of", "looks_at_inputs", "watched"]

@@ -19,7 +19,7 @@ import numpy as np
 from sbonnx.calib.asym import Asym, measured_sites, quantized, quantized_reads, staged, uses_of
 from sbonnx.calib.fit import Fitter, Reconstruction
 from sbonnx.calib.keeping import Keeper
-from sbonnx.calib.layers import Layer, Watched, in_budget, layers_of
+from sbonnx.calib.layers import Layer, Seen, in_budget, layers_of
 from sbonnx.calib.numbers import RoundSite, Walked
 from sbonnx.calib.observe import wishes_of
 from sbonnx.calib.progress import Progress
@@ -27,7 +27,7 @@ from sbonnx.calib.runner import LayerRunner
 from sbonnx.calib.segments import Segment
 from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.store import TensorStore
-from sbonnx.calib.threads import in_order
+from sbonnx.calib.threads import in_order, one_blas_thread
 from sbonnx.calib.unit import Unit
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
@@ -36,6 +36,9 @@ from sbonnx.spec import Array, Bounds
 
 Units = Callable[[], Iterator[Unit]]
 """Begins the samples anew."""
+
+WORTH_THREADS: Final = 0.002
+"""Seconds of a sample in a stage, both streams, from which threads gain more than Python makes them wait. Measured."""
 
 LEAST_MEMORY: Final = 256 << 20
 """Bytes that the moments of a layer may take whatever the budget."""
@@ -79,10 +82,11 @@ def walk_rounding(
     )
     fit = Fitter(graph, plan, floats, options, samples)
     walk = _Walk(fit, layers, device, threads, memory)
-    if options.quantized:
-        walk.through_stages(units, asym, progress, count)
-    else:
-        walk.in_float(units, progress, count)
+    with one_blas_thread():
+        if options.quantized:
+            walk.through_stages(units, asym, progress, count)
+        else:
+            walk.in_float(units, progress, count)
     found = fit.numbers
     declined = (*refusals, *large, *fit.refusals)
     return Walked(found.bounds, found.codes, found.scales, found.moved, found.constants, fit.gains, declined)
@@ -190,7 +194,7 @@ class _Stages:
         number: int,
         keepers: tuple[Keeper, Keeper],
         units: Iterator[Unit],
-        sums: Sequence[Watched],
+        sums: Sequence[Seen],
         sites: Mapping[str, Sequence[Site]],
         progress: Progress,
     ) -> list[Unit]:
@@ -222,7 +226,7 @@ class _Stages:
                 }
                 return [plain, rounded, fed]
 
-            for unit, (plain, rounded, fed) in in_order(work, units, walk.threads):
+            for unit, (plain, rounded, fed) in in_order(work, units, walk.threads, least=WORTH_THREADS):
                 _check_finite(rounded, wanted, unit)
                 for one in sums:
                     if one.name in fed:

@@ -58,6 +58,7 @@ class Prepared:
         nodes_before: number of nodes in the file, branches included.
         applied: patterns that fired.
         refusals: what patterns and planning declined.
+        corrects: biases take up mean errors that are measured.
         measured: whether the graph went through `equalized` already.
     """
 
@@ -68,6 +69,7 @@ class Prepared:
     nodes_before: int
     applied: tuple[Fired, ...]
     refusals: tuple[Refusal, ...]
+    corrects: bool = False
     measured: bool = False
 
     @property
@@ -79,7 +81,7 @@ class Prepared:
     def reconstruction(self) -> Reconstruction | None:
         """How weights are rounded by what their layers meet; None where no rounding looks at that."""
         wishes = self.recipe.calibration.moments
-        correct = self.recipe.corrects_biases
+        correct = self.corrects
         if not correct and not any(looks_at_inputs(site) for site in self.plan.of_role("weight")):
             return None
         return Reconstruction(
@@ -252,7 +254,9 @@ def _prepare(model: Source, recipe: Recipe, backend: Backend, opset: int) -> Pre
         done = patterns.apply(graph, step)
         applied.extend(done.fired)
         refusals.extend(done.refusals)
-    if recipe.corrects_biases or recipe.bias_correction == "analytic" or recipe.schedule.bn_tuning:
+    depthwise = any(query.is_depthwise(node) for _, body in query.scopes(graph) for node in body.nodes)
+    corrects = recipe.corrects_biases(depthwise=depthwise)
+    if corrects or recipe.bias_correction == "analytic" or recipe.schedule.bn_tuning:
         give_biases(graph)
     if recipe.schedule.bn_tuning:
         own_statistics(graph)
@@ -274,6 +278,7 @@ def _prepare(model: Source, recipe: Recipe, backend: Backend, opset: int) -> Pre
         nodes_before=nodes_before,
         applied=tuple(applied),
         refusals=(*refusals, *plan.refusals),
+        corrects=corrects,
     )
 
 

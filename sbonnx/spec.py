@@ -244,11 +244,18 @@ class QParams:
             with np.errstate(over="ignore", invalid="ignore"):
                 ratio = x / self.along(self.scale, x.shape)
                 return np.asarray(np.clip(ratio, self.spec.qmin, self.spec.qmax).astype(self.spec.dtype))
+        return self._whole_codes(x).astype(self.spec.dtype)
+
+    def _whole_codes(self, x: Array) -> Array:
+        """Codes of `x` (float32) as float32, a new array; not of fp8."""
         scale, zero = self.along(self.scale, x.shape), self.along(self.zero_point, x.shape).astype(np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
-            q = np.rint(x / scale) + zero
-        q = np.where(np.isnan(q), zero, q)
-        return np.asarray(np.clip(q, self.spec.qmin, self.spec.qmax), self.spec.dtype)
+            q = np.asarray(x / scale)
+            np.rint(q, out=q)
+            q += zero
+        if q.size and np.isnan(q.min()):
+            q = np.asarray(np.where(np.isnan(q), zero, q))
+        return np.clip(q, self.spec.qmin, self.spec.qmax, out=q)
 
     def dequantize(self, codes: Array) -> Array:
         """float32 values of `codes`: ``(q - zero_point) * scale``."""
@@ -259,7 +266,12 @@ class QParams:
 
     def fake_quant(self, x: Array) -> Array:
         """`x` after a trip through the codes: ``dequantize(quantize(x))``."""
-        return self.dequantize(self.quantize(x))
+        if self.spec.is_fp8 or self.spec.bits == BIAS_BITS:
+            return self.dequantize(self.quantize(x))
+        q = self._whole_codes(np.asarray(x, np.float32))  # no smaller type on the way: codes are exact in float32
+        q -= self.along(self.zero_point, q.shape).astype(np.float32)
+        q *= self.along(self.scale, q.shape)
+        return q
 
     @property
     def limits(self) -> Bounds:

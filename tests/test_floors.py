@@ -56,6 +56,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "torch": frozenset({"qat", "torchnet", "rounding.adaround", "calib.device", "moments.products"}),
     "xxhash": frozenset({"graph.digests"}),
     "networkx": frozenset({"plan.paying"}),
+    "threadpoolctl": frozenset({"calib.threads"}),
     "pydantic": frozenset({"recipe"}),
     "yaml": frozenset({"recipe", "cli"}),
     "typer": frozenset({"cli"}),

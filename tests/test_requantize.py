@@ -131,7 +131,7 @@ def test_our_own_dynamic_and_blocked_products(mode: str) -> None:
     again = sbonnx.quantize(made, data, verify=False, requantize=True).quantized
     assert again is not None
     expected = run(product(2048), data[0])["y"]
-    least = sqnr_db(expected, run(made, data[0])["y"]) - 3  # four bits, by default, where weights stand alone
+    least = sqnr_db(expected, run(made, data[0])["y"]) - 4  # four bits, by default, where weights stand alone
     assert sqnr_db(expected, run(again, data[0])["y"]) > least
 
 

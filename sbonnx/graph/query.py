@@ -87,6 +87,13 @@ def shape(tensor: Tensor) -> tuple[int | str | None, ...] | None:
     return None if tensor.shape is None else tuple(tensor.shape)
 
 
+def is_depthwise(node: Node) -> bool:
+    """Whether a node is a Conv with a filter of its own for each channel."""
+    weight = shape(node.inputs[1]) if node.op == "Conv" and len(node.inputs) > 1 else None
+    group = int(node.attrs.get("group", 1))
+    return weight is not None and group > 1 and group == weight[0] and weight[1] == 1
+
+
 def rank(tensor: Tensor) -> int | None:
     """Number of dimensions, None when not known."""
     return None if tensor.shape is None else len(tensor.shape)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sbonnx.layout import Layout
+from sbonnx.moments.means import Means
 from sbonnx.spec import Array
 
 
@@ -94,10 +95,10 @@ class Moments:
             total += np.einsum("gok,gok->go", v @ self.a, v)
         return np.asarray(np.maximum(total, 0.0) / max(self.rows, 1))
 
-    def mean_error(self, weight: Array, quantized: Array) -> Array:
-        """Mean over rows of W x - V x', float64 (G, O): what a bias must gain to take it up."""
-        w, v = weight.astype(np.float64), quantized.astype(np.float64)
-        return np.asarray(np.einsum("gok,gk->go", w, self.mean) - np.einsum("gok,gk->go", v, self.mean_quantized))
+    @property
+    def means(self) -> Means:
+        """The means alone."""
+        return Means(self.layout, self.rows, self.mean, self.mean_quantized)
 
 
 def _less(total: Array, rows: int, one: Array, other: Array) -> Array:

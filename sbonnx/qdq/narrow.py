@@ -35,7 +35,7 @@ def narrow(graph: Graph, convs: Iterable[Node]) -> int:
     leaving = {id(tensor) for _, body in query.scopes(graph) for tensor in body.outputs}
     seen: set[int] = set()
     for node in known.values():
-        if not _depthwise(node) or id(node) in seen:
+        if not query.is_depthwise(node) or id(node) in seen:
             continue
         region = _region(node, known, leaving)
         if region is None:
@@ -89,12 +89,6 @@ class Region:
     readers: dict[int, Node] = field(default_factory=dict)
 
 
-def _depthwise(node: Node) -> bool:
-    weight = query.shape(node.inputs[1])
-    group = int(node.attrs.get("group", 1))
-    return node.op == "Conv" and weight is not None and group > 1 and group == weight[0] and weight[1] == 1
-
-
 def _region(start: Node, known: dict[int, Node], leaving: set[int]) -> Region | None:
     """What has the width of a depthwise convolution, or None where other ops read or write it."""
     region = Region()
@@ -112,15 +106,15 @@ def _region(start: Node, known: dict[int, Node], leaving: set[int]) -> Region | 
             waiting.append(writer.inputs[0])
         elif id(writer) in known:
             region.writers[id(writer)] = writer
-            waiting += [writer.inputs[0]] if _depthwise(writer) else []
+            waiting += [writer.inputs[0]] if query.is_depthwise(writer) else []
         else:
             return None
         for node, index in ends:
             if index == 0 and node.op in RECTIFIERS:
                 waiting.append(node.outputs[0])
-            elif index == 0 and id(node) in known and (_depthwise(node) or node.attrs.get("group", 1) == 1):
+            elif index == 0 and id(node) in known and (query.is_depthwise(node) or node.attrs.get("group", 1) == 1):
                 region.readers[id(node)] = node
-                waiting += [node.outputs[0]] if _depthwise(node) else []
+                waiting += [node.outputs[0]] if query.is_depthwise(node) else []
             else:
                 return None
     return region
@@ -139,7 +133,7 @@ def _dead(node: Node) -> int:
 
 def _cut(graph: Graph, region: Region, by: int) -> int:
     for node in region.writers.values():
-        if _depthwise(node):
+        if query.is_depthwise(node):
             node.attrs["group"] = int(node.attrs["group"]) - by
         for index in range(1, len(node.inputs)):
             if not node.inputs[index].is_empty():

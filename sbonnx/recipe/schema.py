@@ -184,7 +184,8 @@ class Recipe(Section):
     bias_correction: BiasCorrection = key(
         "auto",
         "what the rounding of weights and inputs shifts an output by on average, taken off its bias",
-        "auto (empirical where a rounding sees inputs), none, empirical (measured), analytic (from batch norms)",
+        "auto (empirical where a rounding sees inputs, and in static networks with depthwise convolutions, else none), "
+        "none, empirical (measured), analytic (from batch norms)",
         "new",
     )
     auto: Auto = Auto()
@@ -248,10 +249,16 @@ class Recipe(Section):
         wished += [replace(wished[0], bits=bits, enabled=bits != limits.FLOAT) for bits in ends]
         return any(one.enabled and one.rounds_by_inputs for one in wished)
 
-    @property
-    def corrects_biases(self) -> bool:
-        """Whether biases take up mean errors that are measured."""
-        return self.bias_correction == "empirical" or (self.bias_correction == "auto" and self.rounds_by_inputs)
+    def corrects_biases(self, *, depthwise: bool) -> bool:
+        """Whether biases take up mean errors that are measured.
+
+        Args:
+            depthwise: the network has depthwise convolutions, whose few weights an output shift its mean the most.
+        """
+        if self.bias_correction != "auto":
+            return self.bias_correction == "empirical"
+        measured = self.mode == "static" and self._parts[0].settings.enabled
+        return self.rounds_by_inputs or (depthwise and measured)
 
     def settings(self, side: names.SideName, *, node: str, op: str, tensor: str, place: names.Place = "") -> Settings:
         """What the recipe says of `tensor`, as weight ("w") or activation ("a") of one node that reads it.

@@ -38,11 +38,11 @@ def test_against_rows(sizes: tuple[int, int, int, int], two: bool, seed: int) ->
     assert found.is_one_stream is not two
     gap = x @ weight.swapaxes(1, 2) - quantized @ other.swapaxes(1, 2)
     np.testing.assert_allclose(found.error(weight, other), (gap**2).mean(axis=1), rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(found.mean_error(weight, other), gap.mean(axis=1), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(found.means.mean_error(weight, other), gap.mean(axis=1), rtol=1e-9, atol=1e-9)
     centred = found.centred()
     assert centred.is_one_stream is not two
     np.testing.assert_allclose(centred.error(weight, other), gap.var(axis=1), rtol=1e-9, atol=1e-9)
-    assert not centred.mean_error(weight, other).any()
+    assert not centred.means.mean_error(weight, other).any()
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])

@@ -63,7 +63,7 @@ def check_against_onnxruntime(case: Linear, way: str, seed: int) -> None:
         energy += float((y**2 + gap**2).sum())
         sums.add(x, other, sample=sample)
     found, matrices = sums.moments(), (case.layout.matrices(weight), case.layout.matrices(quantized))
-    total, mean = found.error(*matrices) * found.rows, found.mean_error(*matrices) * found.rows
+    total, mean = found.error(*matrices) * found.rows, found.means.mean_error(*matrices) * found.rows
     if case.op == "Gather":
         total, mean = total.sum(axis=0, keepdims=True), mean.sum(axis=0, keepdims=True)
     np.testing.assert_allclose(total, squares, rtol=1e-4, atol=1e-5 * energy)
