@@ -11,6 +11,8 @@ from benchmarks.accuracy import HEADLINE
 Overrides = Mapping[str, Any]
 
 CONVS: Final = ("cifar_resnet20", "squeezenet11", "mobilenetv2_tin200")
+DEPTHWISE: Final = ("mobilenetv2_tin200", "fastestdet", "ultraface_rfb320")
+OTHERS: Final = ("cifar_resnet20", "squeezenet11", "minilm_l6")
 
 
 @dataclass(frozen=True)
@@ -80,13 +82,16 @@ def _w8a8(backend: str) -> Table:
     }
     return Table(
         f"W8A8, {backend}",
-        "Defaults, then what may help: rounding by moments with scales searched, equalization of chained layers, and "
-        '`recipe="auto"`, which tries such things and keeps what does.',
+        "Defaults (where there are depthwise convolutions, with biases corrected and ranges seen behind quantized "
+        'layers), then without that, then what may help: rounding by moments, SmoothQuant, and `recipe="auto"`, which '
+        "tries such things and keeps what does.",
         tuple(HEADLINE),
         {
             "default": Way(start, main=True),
-            "gptq, scales searched": Way({**start, "rounding": "gptq", "weight_scale": "search"}),
-            "equalized": Way({**start, "cross_layer": True}),
+            "nearest, no correction": Way({**start, "BIAS_CORRECTION": "none"}, only=DEPTHWISE),
+            "biases corrected": Way({**start, "BIAS_CORRECTION": "empirical"}, only=OTHERS),
+            "gptq": Way({**start, "rounding": "gptq"}, only=CONVS),
+            "gptq, SmoothQuant": Way({**start, "rounding": "gptq", "smooth_quant": True}, only=CONVS),
             "auto": Way({**start, "recipe": "auto"}, only=CONVS),
         },
         {
@@ -109,20 +114,20 @@ def _w4a8() -> Table:
     """4-bit weights a channel."""
     return Table(
         "W4A8, a scale a channel",
-        "gptq stands for gptq with coordinate descent, the default below 8 bits.",
+        "gptq stands for gptq with coordinate descent, the default below 8 bits; scales by search where the row does "
+        "not say otherwise.",
         CONVS,
         {
             "nearest, min-max": Way({**_W4A8, **_NEAREST, "w_observer": "minmax"}),
             "nearest, mse ranges": Way({**_W4A8, **_NEAREST, "w_observer": "mse"}),
             "default (gptq)": Way(_W4A8, main=True),
-            "gptq, scales searched": Way({**_W4A8, "rounding": "gptq", "weight_scale": "search"}),
+            "gptq, ranges of the observer": Way({**_W4A8, "weight_scale": "observer"}),
+            "gptq, a zero point a channel": Way({**_W4A8, "w_qscheme": "per-channel-affine"}),
             "adaround by moments": Way({**_W4A8, "rounding": "adaround"}),
-            "adaround, scales searched": Way({**_W4A8, "rounding": "adaround", "weight_scale": "search"}),
             "adaquant": Way({**_W4A8, "rounding": "adaquant"}),
-            "adaround on batches, blocks": Way({**_W4A8, **_BATCHES}),
+            "adaround on batches, blocks": Way({**_W4A8, **_BATCHES}, only=("cifar_resnet20",)),
             "gptq, equalized": Way({**_W4A8, "cross_layer": True}),
-            "gptq, scales searched, equalized": Way({**_W4A8, "weight_scale": "search", "cross_layer": True}),
-            "gptq, batch norms tuned": Way({**_W4A8, "bn_tuning": True}),
+            "gptq, batch norms tuned": Way({**_W4A8, "bn_tuning": True}, only=("cifar_resnet20",)),
             "auto": Way({**_W4A8, "recipe": "auto"}),
         },
         {"cifar_resnet20": 0.006, "squeezenet11": 0.015, "mobilenetv2_tin200": 0.025},
@@ -198,8 +203,7 @@ def _mixed() -> Table:
         {
             "4 bits": Way(_W4A8),
             "2, 4 and 8 bits": Way({**_W4A8, **wishes}),
-            "4 bits, scales searched": Way({**_W4A8, "weight_scale": "search"}),
-            "2, 4 and 8 bits, scales searched": Way({**_W4A8, **wishes, "weight_scale": "search"}),
+            "2, 3, 4, 5, 6 and 8 bits": Way({**_W4A8, **wishes, "MIXED.WEIGHTS": [2, 3, 4, 5, 6, 8]}, only=CONVS),
         },
         {},
         ahead=("2, 4 and 8 bits", "4 bits"),
