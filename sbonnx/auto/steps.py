@@ -25,17 +25,20 @@ class Situation:
         recipe: what is asked for.
         batch_norms: whether the file has batch norms of its own.
         products: whether it has matrix products.
+        depthwise: whether it has depthwise convolutions.
     """
 
     recipe: Recipe
     batch_norms: bool
     products: bool
+    depthwise: bool = False
 
     @staticmethod
     def of(recipe: Recipe, graph: Graph) -> Situation:
         """That of a recipe for a model as it lies in the file."""
         ops = {node.op for node in query.all_nodes(graph)}
-        return Situation(recipe, BATCH_NORM in ops, bool(ops & MATRIX_PRODUCTS))
+        depthwise = any(query.is_depthwise(node) for node in query.all_nodes(graph))
+        return Situation(recipe, BATCH_NORM in ops, bool(ops & MATRIX_PRODUCTS), depthwise)
 
     @property
     def weights(self) -> bool:
@@ -46,6 +49,16 @@ class Situation:
     def low(self) -> bool:
         """Whether weights have so few bits that their rounding decides."""
         return self.weights and self.recipe.w.quantizer.bit < FULL_BITS
+
+    @property
+    def searched(self) -> bool:
+        """Whether scales of weights are searched already where the recipe says nothing."""
+        return self.low and self.recipe.w.block_size is None
+
+    @property
+    def corrected(self) -> bool:
+        """Whether biases are corrected already where the recipe says nothing, behind quantized layers."""
+        return self.recipe.corrects_biases(depthwise=self.depthwise)
 
     @property
     def inputs(self) -> bool:
@@ -81,14 +94,18 @@ def _by_inputs(here: Situation) -> bool:
 STEPS: Final = (
     Step("ranges of activations: min-max", {"A.OBSERVER.TYPE": "minmax"}, lambda here: here.inputs),
     Step("ranges of activations: percentile", {"A.OBSERVER.TYPE": "percentile"}, lambda here: here.inputs),
-    Step("ranges of weights: least error of the output", {"W.ROUNDING.SCALE": "search"}, _by_inputs),
+    Step(
+        "ranges of weights: least error of the output",
+        {"W.ROUNDING.SCALE": "search"},
+        lambda here: _by_inputs(here) and not here.searched,
+    ),
     Step("gptq at 8 bits", {"W.ROUNDING.TYPE": "gptq"}, lambda here: _by_inputs(here) and not here.low),
     Step(
         "bias correction: measured",
         {"BIAS_CORRECTION": "empirical"},
-        lambda here: _by_inputs(here) and not here.low,
+        lambda here: _by_inputs(here) and not here.corrected,
     ),
-    Step("bias correction: none", {"BIAS_CORRECTION": "none"}, lambda here: here.low),
+    Step("bias correction: none", {"BIAS_CORRECTION": "none"}, lambda here: here.weights and here.corrected),
     Step(
         "cross-layer equalization",
         {"EQUALIZE.CROSS_LAYER": True},
@@ -117,7 +134,7 @@ STEPS: Final = (
     Step(
         "ranges behind quantized layers",
         {"CALIBRATION.ASYM.ENABLE": True},
-        lambda here: here.inputs and here.weights,
+        lambda here: here.inputs and here.weights and not here.corrected,
     ),
     Step(
         "adaquant",
