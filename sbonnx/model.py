@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,7 +21,6 @@ from sbonnx.calib.extremes import with_magnitudes
 from sbonnx.calib.forward import Forward
 from sbonnx.calib.kept import Kept
 from sbonnx.calib.progress import Silent
-from sbonnx.calib.solve import weights_alone
 from sbonnx.calib.tuning import Reference, tune_norms
 from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.mermaid import mermaid
@@ -154,8 +154,9 @@ class QuantModel:
         """
         if not self.prepared.needs_data and (self._fed is None or not self._fed.count):
             self.close()
-            made = weights_alone(self.prepared.graph, self.prepared.plan, self.prepared.round)
-            self.solution = self.prepared.corrected(made)
+            told = self.prepared.equalized(None)  # says what it would have measured
+            self.prepared = replace(told, refusals=tuple(dict.fromkeys(told.refusals)))
+            self.solution = self.prepared.corrected(self.prepared.without_data())
             return self.solution
         if self._calibrator is None or self._fed is None:
             raise LifeCycleError("call prepare_calibration() and run some samples before calc_qparams()")

@@ -24,7 +24,6 @@ from sbonnx.calib import walk
 from sbonnx.calib.extremes import with_magnitudes
 from sbonnx.calib.feedback import unroll
 from sbonnx.calib.progress import Progress
-from sbonnx.calib.solve import weights_alone
 from sbonnx.calib.tuning import tune_norms
 from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import Graph, query
@@ -57,9 +56,6 @@ NO_FP8 = (
 
 UNCOMPARED = "no data was given: the file was checked and opened at every level, and not compared with float"
 """Said in the report of a mode that needs no data, and had none."""
-
-UNSEEN = "no data was given: weights go to the nearest codes, and their rounding did not see what layers meet"
-"""Said where the rounding of weights looks at inputs, and there were none."""
 
 PROFILE_FEEDS = 8
 """Feeds on which the error of each layer is measured for the report."""
@@ -152,8 +148,7 @@ def _calibrated(prepared: Prepared, samples: datasets.Dataset | None, progress: 
     """The solution, measured as the recipe asks for."""
     rounding = prepared.reconstruction
     if samples is None or not (prepared.needs_data or rounding is not None):
-        solution = weights_alone(prepared.graph, prepared.plan, prepared.round)
-        return solution if rounding is None else replace(solution, notes=(*solution.notes, UNSEEN))
+        return prepared.without_data()
     wishes = prepared.recipe.calibration
     solution = walk.calibrate(
         prepared.graph,

@@ -25,6 +25,7 @@ from sbonnx.calib.layers import looks_at_inputs
 from sbonnx.calib.observers import OBSERVERS
 from sbonnx.calib.progress import Progress
 from sbonnx.calib.reconstruct import Reconstruction
+from sbonnx.calib.solve import weights_alone
 from sbonnx.correct import give_biases, own_statistics, record_normals
 from sbonnx.equalize import Equalization, equalize, equalize_measured, wanted_ranges
 from sbonnx.errors import ModelError
@@ -45,6 +46,10 @@ BASE_OPSET = 13
 
 BATCH_NORM = "fuse_bn"
 """Patterns whose name begins so act only when the recipe folds batch norms."""
+
+
+UNSEEN = "no data was given: weights go to the nearest codes, and their rounding did not see what layers meet"
+"""Said where the rounding of weights looks at inputs, and there were none."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,11 @@ class Prepared:
         """Codes of a weight, by the rounding that its site names."""
         choice = site.rounding
         return make_rounder(choice.name, choice.arguments).round(weight, qparams).codes
+
+    def without_data(self) -> Solution:
+        """The solution of weights alone, where nothing is measured; with a note where their rounding would look."""
+        found = weights_alone(self.graph, self.plan, self.round)
+        return found if self.reconstruction is None else replace(found, notes=(*found.notes, UNSEEN))
 
     def corrected(self, solution: Solution) -> Solution:
         """`solution` with its biases corrected by what batch norms say, where the recipe asks for that."""

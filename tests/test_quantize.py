@@ -326,3 +326,16 @@ def test_a_rounding_of_the_table_is_used(monkeypatch: pytest.MonkeyPatch) -> Non
         solution = made.calc_qparams()
         assert {gain.rounding for gain in solution.gains.values()} == {"careful"}
         np.testing.assert_array_equal(solution.codes["w1"], held["w1_quantized"])
+
+
+def test_a_model_by_hand_without_data_says_what_was_not_seen() -> None:
+    """Weights alone need no data; a rounding and a scaling that would look at some are told, once."""
+    wishes: dict[str, Any] = {"MODE": "weight_only", "w_bit": 4, "awq": True}
+    text = "agraph (float[n,64] x) => (float[n,8] y) { y = MatMul (x, w) }"
+    with sbonnx.QuantModel(model(text, w=(64, 8)), None, backend="onnxruntime", **wishes) as quant:
+        for _ in range(2):
+            solution = quant.calc_qparams()
+            assert any("their rounding did not see what layers meet" in note for note in solution.notes)
+            assert [str(one) for one in quant.prepared.refusals if "EQUALIZE.AWQ" in str(one)] == [
+                "scale by activations: not at EQUALIZE.AWQ: there are no data to see what products meet"
+            ]
