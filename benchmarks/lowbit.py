@@ -19,7 +19,7 @@ from typing import Final
 from benchmarks import lowbit_adaround, lowbit_effort
 from benchmarks.accuracy import HEADLINE, load_pack
 from benchmarks.lowbit_peers import environments
-from benchmarks.lowbit_runs import FEWER, Bench, Effort
+from benchmarks.lowbit_runs import FEWER, STEPPED, Bench, Effort
 from benchmarks.lowbit_table import HEADER, RAW, Line, lost, metrics, missed, rows, shown
 from benchmarks.lowbit_ways import ACCURACY, Table
 from benchmarks.results import arguments, table, write_section
@@ -36,8 +36,8 @@ are held against what is to be reached."""
 
 PEERS: Final = """ Beside the peers: our metric less that of the best of theirs, and how many times our CPU seconds \
 its own are; in bold rows that is to be no less, and at least 10 times. {versions}. Those that learn layer by layer \
-run {iterations:,} iterations a layer; on {fewer} they are given fewer samples than we are, for each run would \
-otherwise take them far more than ten minutes."""
+run {iterations:,} iterations a layer, on {learners}; on {fewer} they are given fewer samples than we are, for each \
+run would otherwise take them far more than ten minutes."""
 
 
 def accuracy_text(bench: Bench, one: Table, names: Sequence[str]) -> str:
@@ -53,7 +53,10 @@ def accuracy_text(bench: Bench, one: Table, names: Sequence[str]) -> str:
     text += ABOUT.format(metrics=metrics(shown_models), raw=", ".join(sorted(RAW)))
     if one.peers and bench.effort.peers is not None:
         text += PEERS.format(
-            versions=versions(bench.effort.peers), iterations=bench.effort.iterations, fewer=" and ".join(FEWER)
+            versions=versions(bench.effort.peers),
+            iterations=bench.effort.iterations,
+            fewer=" and ".join(FEWER),
+            learners=", ".join(bench.effort.learn_on),
         )
     text += "\n\n" + table(HEADER, rows(lines, one.goals))
     return text + ahead_text(lines, one)
@@ -107,12 +110,17 @@ def main() -> int:
     parser.add_argument("--peers", type=Path, default=environments.FOLDER, help="folder of the peers' environments")
     parser.add_argument("--no-peers", action="store_true", help="leave the peers out")
     parser.add_argument("--peer-minutes", type=float, default=20.0, help="the longest that one run of a peer may take")
+    parser.add_argument(
+        "--learn-on", nargs="*", default=list(STEPPED), choices=STEPPED, help="models on which peers learn by layer"
+    )
     parser.add_argument("--quick", action="store_true", help="does it run at all: few samples and iterations")
     options = parser.parse_args()
     if options.quick and options.write:
         parser.error("--quick shows that the benchmark runs; its figures are not worth writing down")
     peers = None if options.no_peers else options.peers
-    effort = Effort(repeats=options.repeats, minutes=options.peer_minutes, peers=peers)
+    effort = Effort(
+        repeats=options.repeats, minutes=options.peer_minutes, peers=peers, learn_on=tuple(options.learn_on)
+    )
     if options.quick:
         effort = replace(effort, count=16, limit=64, repeats=1, iterations=20)
     bad = False

@@ -25,6 +25,9 @@ FEWER: Final = {"squeezenet11": (48, 8), "mobilenetv2_tin200": (64, 8)}
 """Samples, and samples a step, of peers that learn layer by layer, on nets that take them far longer than ten minutes
 otherwise: they run the whole net over all samples for each layer."""
 
+STEPPED: Final = ("cifar_resnet20", *FEWER)
+"""Models on which peers learn."""
+
 STEP: Final = {"aimet": 32, "quark": 8}
 """Samples a step elsewhere."""
 
@@ -40,6 +43,7 @@ class Effort:
         iterations: of AdaRound and its kin in peers, and where it is timed.
         minutes: the longest that one run of a peer may take.
         peers: the folder of their environments; None: they are left out.
+        learn_on: models on which peers run that learn layer by layer.
     """
 
     count: int | None = None
@@ -48,6 +52,7 @@ class Effort:
     iterations: int = ITERATIONS
     minutes: float = 20.0
     peers: Path | None = environments.FOLDER
+    learn_on: tuple[str, ...] = STEPPED
 
 
 @dataclass
@@ -92,7 +97,7 @@ class Bench:
                 if not way.only or name in way.only:
                     yield self.ours(name, who, way)
             for who, peer in table.peers.items() if self.effort.peers is not None else ():
-                if name in STEPPED or not peer.learns:
+                if name in self.effort.learn_on or not peer.learns:
                     yield self.peer(name, who, peer)
 
     def float_line(self, name: str) -> Line:
@@ -162,10 +167,6 @@ class Bench:
         """Metrics 1 and 2 of a file, None: of the float model."""
         found = self.pack.evaluate(name, None if path is None else str(path), limit=self.effort.limit)
         return tuple(float(found[metric]) for metric in HEADLINE[name] if metric in found)
-
-
-STEPPED: Final = ("cifar_resnet20", *FEWER)
-"""Models on which peers learn."""
 
 
 def fewer_samples(name: str, way: PeerWay) -> tuple[int | None, int]:
