@@ -76,6 +76,7 @@ class QuantModel:
             why = "the scales of activations are computed as the exported file runs"
             raise RecipeError(f"QuantModel cannot simulate MODE: dynamic, {why}. Use sbonnx.quantize, run its result")
         self.prepared = prepare(model, recipe, rules)
+        self._model = model
         self.solution: Solution | None = None
         self._calibrator: Calibrator | None = None
         self._fed: Kept | None = None
@@ -276,6 +277,20 @@ class QuantModel:
         )
 
     # --- looking ------------------------------------------------------------------------------------
+
+    def init_QAT(self, weights: str | None = None, activations: str | None = None, *, device: str = "cpu") -> Any:
+        """The calibrated network as a `torch.nn.Module` to train, for `sbonnx.qat.export`; see `sbonnx.qat.prepare`.
+
+        Raises:
+            LifeCycleError: `calc_qparams` was not called.
+            ModelError, RecipeError, DeviceError: see `sbonnx.qat.prepare`.
+        """
+        from sbonnx.qat.api import from_calibration
+
+        solution = self._solved("init_QAT")
+        return from_calibration(
+            self.prepared, solution, self._model, weights=weights, activations=activations, device=device
+        )
 
     def get_quantization_error(
         self,

@@ -74,9 +74,7 @@ def run(
     progress: Progress | None = None,
     trt_cache: str | os.PathLike[str] | None = None,
 ) -> Report:
-    """Quantize a model by a recipe in which nothing is left to be found out, and prove the result.
-
-    Args: see `sbonnx.quantize`.
+    """Quantize a model by a recipe in which nothing is left to be found out, and prove it. Args: see `sbonnx.quantize`.
 
     Raises:
         SbonnxError: one of its kinds, for anything the user can mend. Nothing is left half-written.
@@ -89,6 +87,31 @@ def run(
     prepared, samples, solution = solve(model, data, wishes, rules, split=split, progress=progress)
     if trt_cache is not None:
         trt.write_calibration_cache(trt_cache, _ranges(prepared.plan, solution), force=force)
+    return write(model, prepared, samples, solution, target, force=force, verify=verify)
+
+
+def write(
+    model: Source,
+    prepared: Prepared,
+    samples: datasets.Dataset | None,
+    solution: Solution,
+    target: Path | None,
+    *,
+    force: bool = False,
+    verify: bool = True,
+) -> Report:
+    """What is left to do when all numbers are known: insert, legalise, save, and prove the file beside `model`.
+
+    Args:
+        model: the float model that the file is held against.
+        prepared, solution: of one calibration.
+        samples: to compare on; None: the file is checked and opened.
+        target: where it goes; None: into the report.
+        force, verify: see `sbonnx.quantize`.
+
+    Raises:
+        SbonnxError: one of its kinds. Nothing is left half-written.
+    """
     quantized, unwritten = prepared.written(solution)
     report = _report(model, target, prepared, solution, quantized)
     report = replace(report, refusals=(*report.refusals, *unwritten))

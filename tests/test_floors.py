@@ -20,8 +20,9 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"model", "batch", "quantize"}),
     frozenset({"auto"}),
     frozenset({"mixed"}),
+    frozenset({"qat"}),
     frozenset({"pipeline"}),
-    frozenset({"prepare", "verify", "profile", "qat", "lint"}),
+    frozenset({"prepare", "verify", "profile", "lint"}),
     frozenset({"calib", "qdq", "export", "precision", "sparse"}),
     frozenset({"plan", "correct", "equalize"}),
     frozenset({"patterns", "backends", "mermaid", "torchnet", "calib.observers"}),
@@ -66,6 +67,8 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
 }
 INSIDE_FUNCTIONS = frozenset({"onnxruntime", "torch"})
 """Imported when they are needed: torch is an extra, and onnxruntime takes its time."""
+ON_TORCH = frozenset({"qat"})
+"""Made of torch's modules: nothing imports these but who wants to train."""
 ONLY_FOR_TYPES = frozenset({"typing_extensions"})
 """Under `if TYPE_CHECKING:`: mypy has it, users need not."""
 
@@ -190,6 +193,8 @@ def test_third_parties_stay_in_their_places() -> None:
             wrong.append(f"{found}: only {sorted(places)} may")
         if top in ("onnx", "onnx_graphsurgeon") and unit is not None and FLOOR_OF[unit] < FIRST_ONNX_FLOOR:
             wrong.append(f"{found}: the lowest floor does not know ONNX files")
+        if top == "torch" and unit in ON_TORCH:
+            continue
         if top in INSIDE_FUNCTIONS and not (found.in_function or found.for_types):
             wrong.append(f"{found}: inside the function that needs it, please")
     assert not wrong, "\n".join(wrong)
@@ -246,7 +251,7 @@ for module in sys.argv[1:]:
 @pytest.mark.skipif(sys.platform == "win32", reason="forks, to load the third parties once")
 def test_each_module_imports_alone_and_light() -> None:
     """In a fresh interpreter, whichever comes first; neither onnxruntime nor torch is loaded."""
-    names = [name for name in MODULES if not name.endswith("__main__")]
+    names = [name for name in MODULES if not name.endswith("__main__") and unit_of(name) not in ON_TORCH]
     command = [sys.executable, "-W", "ignore", "-c", IMPORT_EACH, *names]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

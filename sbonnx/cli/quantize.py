@@ -72,14 +72,14 @@ def run(
     flags = options.overrides(flags, average_bits=None if average_bits is None else str(average_bits))
     wishes, _ = read_recipe(recipe, backend, flags)
     source = options.required(data) if wishes.mode == "static" else data
-    _check_report(report_file, [model, target, *([source] if source else [])], force=force)
+    check_report(report_file, [model, target, *([source] if source else [])], force=force)
     how = {"output": target, "force": force, "verify": not no_verify, "split": split, "trt_cache": trt_cache}
     how["save_recipe"] = save_recipe
     report = _made(model, source, recipe=wishes, quiet=quiet, as_json=json_progress, **how)
-    return _said(Show(as_json=as_json, quiet=quiet), report, report_file)
+    return said(Show(as_json=as_json, quiet=quiet), report, report_file)
 
 
-def _check_report(file: Path | None, taken: Sequence[Path], *, force: bool) -> None:
+def check_report(file: Path | None, taken: Sequence[Path], *, force: bool) -> None:
     """Refuse a report file that cannot be written, before the work begins."""
     from sbonnx import graph as graphs
 
@@ -99,7 +99,7 @@ def _made(model: Path, source: Path | None, *, quiet: bool, as_json: bool, **how
         progress.close()
 
 
-def _said(show: Show, report: Report, file: Path | None) -> int:
+def said(show: Show, report: Report, file: Path | None) -> int:
     """Print the report, and write it where asked for; the exit code."""
     from sbonnx import graph as graphs
 

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from sbonnx.torchnet.call import Call, Function, Unfit, torch_module
+from sbonnx.torchnet.call import Call, Function, Unfit, compute, torch_module
 from sbonnx.torchnet.net import Hook, TorchNet, as_tensor, lacking
-from sbonnx.torchnet.table import FUNCTIONS
+from sbonnx.torchnet.table import FUNCTIONS, NUMBERS
 
-__all__ = ["FUNCTIONS", "Call", "Function", "Hook", "TorchNet", "Unfit", "as_tensor", "lacking", "torch_module"]
+__all__ = [
+    "FUNCTIONS",
+    "NUMBERS",
+    "Call",
+    "Function",
+    "Hook",
+    "TorchNet",
+    "Unfit",
+    "as_tensor",
+    "compute",
+    "lacking",
+    "torch_module",
+]

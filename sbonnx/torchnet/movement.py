@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
 
 import numpy as np
 
-from sbonnx.torchnet.call import Call, Tensor, Unfit, axis_of, ints
+from sbonnx.torchnet.call import Call, Tensor, Unfit, axis_of, ints, number
 
 
 def reshape(call: Call, x: Tensor, shape: Tensor | None = None) -> Tensor:
@@ -21,8 +21,7 @@ def flatten(call: Call, x: Tensor) -> Tensor:
     """ONNX Flatten: all before the axis by all from it on."""
     axis = call.integer("axis", 1)
     axis = axis + x.dim() if axis < 0 else axis
-    rows = int(np.prod(x.shape[:axis], dtype=np.int64))
-    return x.reshape(rows, int(np.prod(x.shape[axis:], dtype=np.int64)))
+    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
 def transpose(call: Call, x: Tensor) -> Tensor:
@@ -136,7 +135,8 @@ def space_to_depth(call: Call, x: Tensor) -> Tensor:
     """ONNX SpaceToDepth."""
     n, c, h, w = x.shape
     block = call.integer("blocksize", 1)
-    y = x.reshape(n, c, h // block, block, w // block, block).permute(0, 3, 5, 1, 2, 4)
+    order = (0, 3, 5, 1, 2, 4) if call.text("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    y = x.reshape(n, c, h // block, block, w // block, block).permute(order)
     return y.reshape(n, c * block**2, h // block, w // block)
 
 
@@ -153,7 +153,7 @@ def pad(
     half = len(given) // 2
     sides = {axis: (given[at], given[at + half]) for at, axis in enumerate(along)}
     mode = call.text("mode", "constant")
-    fill = call.number("value", 0.0) if value is None else value.reshape(()).item()
+    fill = call.number("value", 0.0) if value is None else number(value)
     for axis, (before, after) in sides.items():
         size = x.shape[axis]
         x = x.narrow(axis, max(-before, 0), size - max(-before, 0) - max(-after, 0))
@@ -205,6 +205,7 @@ def constant_of_shape(call: Call, wanted: Tensor) -> Tensor:
 
 
 def range_(call: Call, start: Tensor, limit: Tensor, step: Tensor) -> Tensor:
-    """ONNX Range."""
-    values: list[Any] = [end.reshape(()).item() for end in (start, limit, step)]
-    return call.torch.arange(*values, dtype=start.dtype)
+    """ONNX Range. Of plain numbers the attribute dtype, torch's name of a type, says what they are."""
+    kind = call.attributes.get("dtype") or (start.dtype if hasattr(start, "dtype") else None)
+    kind = getattr(call.torch, kind) if isinstance(kind, str) else kind
+    return call.torch.arange(number(start), number(limit), number(step), dtype=kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from sbonnx.graph import Constant, Graph, Node
 from sbonnx.graph.query import attribute, bodies, constant
 from sbonnx.ops import STANDARD_DOMAINS
 from sbonnx.spec import Array
-from sbonnx.torchnet.call import Call, Function, Tensor, Unfit, torch_module
+from sbonnx.torchnet.call import Call, Function, Tensor, Unfit, compute, torch_module
 from sbonnx.torchnet.table import FUNCTIONS
 
 Hook = Callable[..., Any]
@@ -38,11 +38,24 @@ def as_tensor(torch: Any, values: Array, device: str) -> Tensor:
     Raises:
         Unfit: torch has no such type.
     """
+    name = values.dtype.name
+    if name in PACKED:
+        values = values.astype(PACKED[name])
     try:
-        made = torch.from_numpy(np.array(values, order="C"))
+        if name in OF_TORCH:  # numpy has them from ml_dtypes, of which torch knows nothing
+            plain = np.array(values, order="C").view(np.dtype(f"int{8 * values.dtype.itemsize}"))
+            made = torch.from_numpy(plain).view(getattr(torch, name))
+        else:
+            made = torch.from_numpy(np.array(values, order="C"))
     except TypeError as error:
         raise Unfit(f"torch has no type {values.dtype}") from error
     return made.to(device) if made.dtype.is_floating_point or made.numel() > 1024 else made
+
+
+PACKED: Final = {"int4": "int8", "uint4": "uint8", "int2": "int8", "uint2": "uint8"}
+"""Integers that torch does not have, and the smallest that it computes with."""
+
+OF_TORCH: Final = frozenset({"bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
 
 
 @dataclass(frozen=True)
@@ -105,16 +118,10 @@ class TorchNet:
 
     def _compute(self, step: _Step, given: list[Tensor | None]) -> Any:
         """One node."""
-        call = step.call
-        try:
-            if step.function is None:
-                return self.hooks[call.name](*given)
-            return step.function(call, *given)
-        except Unfit as error:
-            raise ModelError(f"torch cannot evaluate node '{call.name}' ({call.op}): {error}") from error
-        except (RuntimeError, IndexError, TypeError, ValueError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ModelError(f"torch fails at node '{call.name}' ({call.op}): {reason}") from error
+        if step.function is None:
+            hook = self.hooks[step.call.name]
+            return compute(lambda _, *inputs: hook(*inputs), step.call, given)
+        return compute(step.function, step.call, given)
 
     def _prepare(self, graph: Graph) -> list[_Step]:
         """The steps in order."""

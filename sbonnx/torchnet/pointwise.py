@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
-import onnx
 
-from sbonnx.torchnet.call import Call, Function, Tensor, Unfit
+from sbonnx.torchnet.call import Call, Function, Tensor, Unfit, number
 
 
 def plain(name: str) -> Function:
@@ -49,6 +48,8 @@ def mod(call: Call, a: Tensor, b: Tensor) -> Tensor:
 
 def power(call: Call, a: Tensor, b: Tensor) -> Tensor:
     """ONNX Pow: of the type of the base; a square is a product, which has a gradient everywhere."""
+    if not hasattr(b, "dim"):
+        return a * a if number(b) == 2.0 else call.torch.pow(a, number(b)).to(a.dtype)
     if b.numel() == 1 and not b.requires_grad and float(b) == 2.0:
         return a * a if b.dim() <= a.dim() else (a * a).reshape([1] * (b.dim() - a.dim()) + list(a.shape))
     return call.torch.pow(a, b).to(a.dtype)
@@ -61,9 +62,12 @@ def relu(call: Call, x: Tensor) -> Tensor:
 
 def clip(call: Call, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
     """ONNX Clip, limits as attributes before opset 11."""
-    least = call.attributes.get("min") if low is None else low.to(x.device)
-    most = call.attributes.get("max") if high is None else high.to(x.device)
-    return x if least is None and most is None else call.torch.clamp(x, least, most)
+    least = call.attributes.get("min") if low is None else low
+    most = call.attributes.get("max") if high is None else high
+    for limit, clamp in ((least, call.torch.clamp_min), (most, call.torch.clamp_max)):
+        if limit is not None:
+            x = clamp(x, limit.to(x.device) if hasattr(limit, "device") else limit)
+    return x
 
 
 def leaky_relu(call: Call, x: Tensor) -> Tensor:
@@ -132,15 +136,36 @@ def softsign(call: Call, x: Tensor) -> Tensor:
     return call.torch.nn.functional.softsign(x)
 
 
-def identity(call: Call, x: Tensor, *others: Tensor) -> Tensor:
-    """Identity, and Dropout at inference.
+def identity(call: Call, x: Tensor, *others: Tensor) -> Any:
+    """Identity, and Dropout at inference, whose mask is all true.
 
     Raises:
-        Unfit: of a Dropout that gives its mask or drops.
+        Unfit: of a Dropout that drops.
     """
-    if call.outputs > 1 or (len(others) > 1 and others[1] is not None and bool(others[1])):
+    if len(others) > 1 and others[1] is not None and bool(number(others[1])):
         raise Unfit(f"{call.op} drops values")
-    return x
+    return (x, call.torch.ones_like(x, dtype=call.torch.bool)) if call.outputs > 1 else x
+
+
+def shrink(call: Call, x: Tensor) -> Tensor:
+    """ONNX Shrink: towards 0 by the bias outside of lambd, 0 inside."""
+    torch, limit, bias = call.torch, call.number("lambd", 0.5), call.number("bias", 0.0)
+    outside = torch.where(x > limit, x - bias, torch.zeros_like(x))
+    return torch.where(x < -limit, x + bias, outside).to(x.dtype)
+
+
+def is_inf(call: Call, x: Tensor) -> Tensor:
+    """ONNX IsInf, of one sign where that is asked for."""
+    infinite = call.torch.isinf(x)
+    if not call.integer("detect_negative", 1):
+        infinite = infinite & (x > 0)
+    return infinite if call.integer("detect_positive", 1) else infinite & (x < 0)
+
+
+def bit_shift(call: Call, x: Tensor, count: Tensor) -> Tensor:
+    """ONNX BitShift."""
+    left = call.text("direction", "LEFT") == "LEFT"
+    return call.torch.bitwise_left_shift(x, count) if left else call.torch.bitwise_right_shift(x, count)
 
 
 def cast(call: Call, x: Tensor) -> Tensor:
@@ -164,8 +189,16 @@ def torch_type(torch: Any, kind: Any) -> Any:
     Raises:
         Unfit: torch has none.
     """
-    name = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(kind) if isinstance(kind, int) else kind).name
+    name = TYPES.get(int(kind), f"number {kind} of ONNX") if isinstance(kind, int) else np.dtype(kind).name
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
         raise Unfit(f"torch has no type {name}")
     return found
+
+
+TYPES: Final = {
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16",
+    11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128", 16: "bfloat16",
+    17: "float8_e4m3fn", 18: "float8_e4m3fnuz", 19: "float8_e5m2", 20: "float8_e5m2fnuz",
+}  # fmt: skip
+"""torch's names of ONNX's types. As a table here, for torch.compile does not look into onnx."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sbonnx.torchnet.call import Call, Function, Tensor, Unfit, axis_of
 
 
@@ -39,8 +41,20 @@ def reduce_prod(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
 
 
 def arg_max(call: Call, x: Tensor) -> Tensor:
-    """ONNX ArgMax, the first of equals."""
-    return call.torch.argmax(x, dim=call.integer("axis", 0), keepdim=bool(call.integer("keepdims", 1)))
+    """ONNX ArgMax, the first or last of equals."""
+    return _best(call, x, "argmax")
+
+
+def arg_min(call: Call, x: Tensor) -> Tensor:
+    """ONNX ArgMin, likewise."""
+    return _best(call, x, "argmin")
+
+
+def _best(call: Call, x: Tensor, name: str) -> Tensor:
+    """Where the largest or smallest value is."""
+    axis, last = axis_of(call.integer("axis", 0), x.dim()), bool(call.integer("select_last_index", 0))
+    found = getattr(call.torch, name)(x.flip(axis) if last else x, dim=axis, keepdim=bool(call.integer("keepdims", 1)))
+    return x.shape[axis] - 1 - found if last else found
 
 
 def softmax(call: Call, x: Tensor) -> Tensor:
@@ -65,17 +79,16 @@ def batch_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor,
     return call.torch.nn.functional.batch_norm(x, mean, variance, scale, bias, False, 0.0, epsilon)
 
 
-def layer_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    """ONNX LayerNormalization over all axes from the given one on.
-
-    Raises:
-        Unfit: it gives mean and deviation as well.
-    """
-    if call.outputs > 1:
-        raise Unfit("LayerNormalization gives its mean as well")
-    axis = axis_of(call.integer("axis", -1), x.dim())
-    normal = call.torch.nn.functional.layer_norm(x, list(x.shape[axis:]), eps=call.number("epsilon", 1e-5))
-    return normal * scale if bias is None else normal * scale + bias
+def layer_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Any:
+    """ONNX LayerNormalization over all axes from the given one on → Y, and the mean and 1 / deviation if asked for."""
+    axis, epsilon = axis_of(call.integer("axis", -1), x.dim()), call.number("epsilon", 1e-5)
+    normal = call.torch.nn.functional.layer_norm(x, list(x.shape[axis:]), eps=epsilon)
+    y = normal * scale if bias is None else normal * scale + bias
+    if call.outputs == 1:
+        return y
+    axes = list(range(axis, x.dim()))
+    mean = x.mean(dim=axes, keepdim=True)
+    return y, mean, call.torch.rsqrt(((x - mean) ** 2).mean(dim=axes, keepdim=True) + epsilon)
 
 
 def rms_norm(call: Call, x: Tensor, scale: Tensor) -> Tensor:

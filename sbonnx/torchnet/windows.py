@@ -34,9 +34,12 @@ def conv_transpose(call: Call, x: Tensor, w: Tensor, b: Tensor | None = None) ->
         (size - 1) * stride + (k - 1) * dilation + 1 + add
         for size, stride, k, dilation, add in zip(x.shape[2:], strides, kernel, dilations, extra, strict=True)
     ]
-    full = call.torch.nn.functional.pad(full, _flat([(0, n - m) for n, m in zip(lengths, full.shape[2:], strict=True)]))
-    for axis, (begin, end) in enumerate(_transposed_pads(call, x.shape[2:], lengths, strides)):
-        full = full.narrow(axis + 2, begin, full.shape[axis + 2] - begin - end)
+    if any(extra):
+        full = call.torch.nn.functional.pad(
+            full, flat_pads([(0, n - m) for n, m in zip(lengths, full.shape[2:], strict=True)])
+        )
+    cut = [(-begin, -end) for begin, end in _transposed_pads(call, x.shape[2:], lengths, strides)]
+    full = call.torch.nn.functional.pad(full, flat_pads(cut)) if any(map(any, cut)) else full
     return full if b is None else full + b.reshape([1, -1] + [1] * rank)
 
 
@@ -53,7 +56,10 @@ def _transposed_pads(
         return list(zip(pads[: len(lengths)], pads[len(lengths) :], strict=True))
     found = []
     for length, target in zip(lengths, wanted[-len(lengths) :], strict=True):
-        total = max(length - target, 0)
+        total = length - target
+        if total < 0:  # longer than what the windows reach: zeros at the end
+            found.append((0, total))
+            continue
         small = total // 2
         found.append((small, total - small) if auto == "SAME_UPPER" else (total - small, small))
     return found
@@ -75,16 +81,30 @@ def matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
 
 def max_pool(call: Call, x: Tensor) -> Any:
     """ONNX MaxPool."""
-    if call.outputs > 1:
-        raise Unfit("MaxPool gives indices as well")
     kernel, rank = call.integers("kernel_shape") or [], _positions(x)
-    strides, dilations = _each(call, "strides", rank), _each(call, "dilations", rank)
-    pads = _pads(call, x.shape[2:], kernel, strides, dilations)
-    if call.integer("ceil_mode", 0):
-        pads = _ceiled(x.shape[2:], kernel, strides, dilations, pads)
-    x = call.torch.nn.functional.pad(x, _flat(pads), value=-math.inf)
+    strides, dilations, pads = window_pads(call, x.shape[2:], kernel)
     function = getattr(call.torch.nn.functional, f"max_pool{FUNCTIONAL[rank]}")
-    return function(x, kernel, strides, 0, dilations)
+    if all(begin == end and 2 * begin <= k for (begin, end), k in zip(pads, kernel, strict=True)):
+        made = function(x, kernel, strides, [begin for begin, _ in pads], dilations, return_indices=call.outputs > 1)
+        return (made[0], _flat_places(call, x, made[1])) if call.outputs > 1 else made
+    if call.outputs > 1:
+        raise Unfit("MaxPool gives indices, and pads one side more than the other")
+    if not x.dtype.is_floating_point:
+        raise Unfit("MaxPool pads integers on one side")
+    return function(call.torch.nn.functional.pad(x, flat_pads(pads), value=-math.inf), kernel, strides, 0, dilations)
+
+
+def _flat_places(call: Call, x: Tensor, places: Tensor) -> Tensor:
+    """Indices within a plane as ONNX has them: within the whole tensor; the last axis may run slowest."""
+    plane = math.prod(x.shape[2:])
+    if call.integer("storage_order", 0):
+        rest, result, step = places, call.torch.zeros_like(places), plane
+        for size in reversed(x.shape[2:]):
+            step = step // size
+            result, rest = result + rest % size * step, rest // size
+        places = result
+    planes = call.torch.arange(x.shape[0] * x.shape[1], device=x.device).reshape(*x.shape[:2], *[1] * (x.dim() - 2))
+    return places + planes * plane
 
 
 def average_pool(call: Call, x: Tensor) -> Tensor:
@@ -92,17 +112,25 @@ def average_pool(call: Call, x: Tensor) -> Tensor:
     functional, torch = call.torch.nn.functional, call.torch
     kernel, rank = call.integers("kernel_shape") or [], _positions(x)
     strides, dilations = _each(call, "strides", rank), _each(call, "dilations", rank)
-    if any(dilation != 1 for dilation in dilations):
-        raise Unfit("AveragePool has dilations")
     pads = _pads(call, x.shape[2:], kernel, strides, dilations)
     beyond = _ceiled(x.shape[2:], kernel, strides, dilations, pads) if call.integer("ceil_mode", 0) else pads
-    function = getattr(functional, f"avg_pool{FUNCTIONAL[rank]}")
-    y = function(functional.pad(x, _flat(beyond)), kernel, strides)
+    average = getattr(functional, f"avg_pool{FUNCTIONAL[rank]}")
+    if beyond == pads and not any(side for pair in pads for side in pair) and set(dilations) == {1}:
+        return average(x, kernel, strides)
+
+    def function(values: Tensor, kernel: Sequence[int], strides: Sequence[int]) -> Tensor:
+        if set(dilations) == {1}:
+            return average(values, kernel, strides)
+        ones = values.new_full((values.shape[1], 1, *kernel), 1 / math.prod(kernel))
+        spread = getattr(functional, f"conv{FUNCTIONAL[rank]}")
+        return spread(values, ones, None, strides, 0, dilations, values.shape[1])
+
+    y = function(functional.pad(x, flat_pads(beyond)), kernel, strides)
     ones = torch.ones([1, 1, *x.shape[2:]], dtype=x.dtype, device=x.device)
     if call.integer("count_include_pad", 0):
-        ones = functional.pad(ones, _flat(pads), value=1.0)
+        ones = functional.pad(ones, flat_pads(pads), value=1.0)
         beyond = [(b - p, e - q) for (b, e), (p, q) in zip(beyond, pads, strict=True)]
-    return y / function(functional.pad(ones, _flat(beyond)), kernel, strides)
+    return y / function(functional.pad(ones, flat_pads(beyond)), kernel, strides)
 
 
 def global_average_pool(call: Call, x: Tensor) -> Tensor:
@@ -172,9 +200,22 @@ def _even(call: Call, x: Tensor, pads: Sequence[tuple[int, int]], value: float) 
     """The input and the padding that torch's own function can do: the same at both ends, else done here."""
     if all(begin == end for begin, end in pads):
         return x, [begin for begin, _ in pads]
-    return call.torch.nn.functional.pad(x, _flat(pads), value=value), [0] * len(pads)
+    return call.torch.nn.functional.pad(x, flat_pads(pads), value=value), [0] * len(pads)
 
 
-def _flat(pads: Sequence[tuple[int, int]]) -> list[int]:
+def window_pads(
+    call: Call, sizes: Sequence[int], kernel: Sequence[int]
+) -> tuple[list[int], list[int], list[tuple[int, int]]]:
+    """(strides, dilations, padding with what ceil_mode adds) of a pool."""
+    strides, dilations = _each(call, "strides", len(kernel)), _each(call, "dilations", len(kernel))
+    pads = _pads(call, sizes, kernel, strides, dilations)
+    return (
+        strides,
+        dilations,
+        _ceiled(sizes, kernel, strides, dilations, pads) if call.integer("ceil_mode", 0) else pads,
+    )
+
+
+def flat_pads(pads: Sequence[tuple[int, int]]) -> list[int]:
     """As torch's pad takes them: the last axis first."""
     return [side for pair in reversed(pads) for side in pair]

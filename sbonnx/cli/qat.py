@@ -1,0 +1,136 @@
+"""``sbonnx qat``: a float model and unlabelled data in, a trained quantized model out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from sbonnx.cli import options
+from sbonnx.cli.quantize import check_report, said
+from sbonnx.cli.show import Show
+from sbonnx.errors import RecipeError
+
+if TYPE_CHECKING:
+    from sbonnx.calib.progress import Progress
+    from sbonnx.report import Report
+
+HELP: Final = (
+    "Quantize a float model, then train it to give what the float model gives on the same data; no labels are needed. "
+    "Needs torch: pip install 'sbonnx[qat]'."
+)
+
+Method = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        metavar="lsq|lsq+|pact|dorefa|uniform",
+        help="What learns scales; pact clips activations, and weights get lsq beside it. The recipe's, or lsq.",
+        show_default=False,
+    ),
+]
+Epochs = Annotated[int, typer.Option("--epochs", metavar="N", help="Times that all samples are seen.")]
+Batch = Annotated[int, typer.Option("--batch", metavar="N", help="Samples a step.")]
+Rate = Annotated[float, typer.Option("--lr", metavar="X", help="By how much a step changes a layer, about.")]
+ScaleRate = Annotated[float, typer.Option("--quant-lr", metavar="X", help="That of scales, in parts of their size.")]
+Average = Annotated[float, typer.Option("--ema", metavar="X", help="Decay of the moving average of weights; 0: none.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of the order of samples.")]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option("--checkpoint", metavar="FILE", help="Written as it goes; goes on from it.", show_default=False),
+]
+TrainData = Annotated[
+    Path | None,
+    typer.Option("--train-data", metavar="DATA", help="To train on; without it: --data.", show_default=False),
+]
+
+
+def run(
+    model: options.Model,
+    data: options.Data = None,
+    train_data: TrainData = None,
+    output: options.Output = None,
+    backend: options.Backend = None,
+    recipe: options.RecipePath = None,
+    bits: options.Bits = None,
+    method: Method = None,
+    epochs: Epochs = 10,
+    batch: Batch = 32,
+    lr: Rate = 5e-3,
+    quant_lr: ScaleRate = 1e-3,
+    ema: Average = 0.0,
+    seed: Seed = 0,
+    checkpoint: Checkpoint = None,
+    sets: options.Sets = None,
+    split: options.Split = None,
+    samples: options.Samples = None,
+    device: options.Device = None,
+    no_verify: options.NoVerify = False,
+    report_file: options.ReportFile = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
+    json_progress: options.JsonProgress = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> int:
+    """See `HELP`."""
+    from sbonnx import graph as graphs
+    from sbonnx.calib.progress import make_progress
+
+    target, source = options.output_of(output), options.required(data)
+    check_report(report_file, [model, target, source], force=force)
+    graphs.check_target(target, inputs=[model], force=force)
+    flags = options.overrides(sets, bits=bits, samples=samples)
+    settings = {"epochs": epochs, "batch": batch, "lr": lr, "quant_lr": quant_lr, "ema": ema, "seed": seed}
+    report = _made(
+        model,
+        source,
+        train_data or source,
+        target,
+        how={"recipe": recipe, "backend": backend, "flags": flags, "split": split, "method": method, "device": device},
+        settings=settings,
+        checkpoint=checkpoint,
+        told=make_progress(quiet=quiet, as_json=json_progress),
+        write={"force": force, "verify": not no_verify},
+    )
+    return said(Show(as_json=as_json, quiet=quiet), report, report_file)
+
+
+def _made(
+    model: Path,
+    source: Path,
+    train_data: Path,
+    target: Path,
+    *,
+    how: dict[str, Any],
+    settings: dict[str, Any],
+    checkpoint: Path | None,
+    told: Progress,
+    write: dict[str, bool],
+) -> Report:
+    """Calibrate, train, write."""
+    from sbonnx import qat
+    from sbonnx.prepare import read_recipe
+
+    try:
+        chosen = qat.Settings(**settings)
+    except ValueError as error:
+        raise RecipeError(f"--{str(error).replace('_', '-')}") from error
+    wishes, _ = read_recipe(how["recipe"], how["backend"], how["flags"])
+    method, split = how["method"], how["split"]
+    try:
+        module = qat.prepare(
+            model,
+            source,
+            wishes,
+            weights="lsq" if method == "pact" else method,
+            activations=method,
+            device=how["device"] or "cpu",
+            split=split,
+            progress=told,
+        )
+        qat.train(module, train_data, chosen, checkpoint=checkpoint, split=split, progress=told)
+    finally:
+        told.close()
+    return qat.export(module, target, source, split=split, **write)

@@ -1,0 +1,36 @@
+"""Quantization-aware training on torch (extra `qat`): a calibrated ONNX graph as a module, and back into that graph.
+
+module = sbonnx.qat.prepare("resnet.onnx", "calibration/", bits="w4a4")
+sbonnx.qat.train(module, "calibration/")              # or any loop of your own
+sbonnx.qat.export(module, "resnet_w4a4.onnx", "calibration/")
+"""
+
+from __future__ import annotations
+
+from sbonnx.torchnet import torch_module
+
+torch_module()  # where torch is missing, all that follows would say so at length
+
+from sbonnx.qat.api import export, prepare, train  # noqa: E402
+from sbonnx.qat.fakequant import METHODS, quant_parameters  # noqa: E402
+from sbonnx.qat.loop import Trained  # noqa: E402
+from sbonnx.qat.losses import distillation  # noqa: E402
+from sbonnx.qat.module import float_twin, trainable  # noqa: E402
+from sbonnx.qat.reimport import parameter_name, reimport, site_of  # noqa: E402
+from sbonnx.qat.settings import Settings  # noqa: E402
+
+__all__ = [
+    "METHODS",
+    "Settings",
+    "Trained",
+    "distillation",
+    "export",
+    "float_twin",
+    "parameter_name",
+    "prepare",
+    "quant_parameters",
+    "reimport",
+    "site_of",
+    "train",
+    "trainable",
+]

@@ -1,0 +1,219 @@
+"""Quantization-aware training from file to file: `prepare`, a loop, `export`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from sbonnx import graph as graphs
+from sbonnx import pipeline
+from sbonnx.calib import data as datasets
+from sbonnx.calib.progress import Progress
+from sbonnx.errors import RecipeError
+from sbonnx.graph.query import shape
+from sbonnx.plan import Solution
+from sbonnx.prepare import Prepared, Source, read_recipe
+from sbonnx.qat import loop
+from sbonnx.qat.agreement import disagreements
+from sbonnx.qat.export import learned
+from sbonnx.qat.fakequant import METHODS, quant_parameters
+from sbonnx.qat.loop import Augment, Trained
+from sbonnx.qat.losses import Loss, distillation
+from sbonnx.qat.module import float_twin, keep_source, origin_of, source_of, trainable
+from sbonnx.qat.settings import Settings
+from sbonnx.report import Report
+
+DEFAULT: Final = "lsq"
+"""The method where neither the call nor the recipe names one."""
+
+COMPARED: Final = 8
+"""Feeds on which the file is held against the module."""
+
+
+def prepare(
+    model: Source,
+    data: Any,
+    recipe: Any = None,
+    *,
+    backend: str | None = None,
+    weights: str | None = None,
+    activations: str | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    device: str = "cpu",
+    split: int | None = None,
+    progress: Progress | None = None,
+    **overrides: Any,
+) -> fx.GraphModule:
+    """Calibrate a float model, and give it as a module to be trained, which begins where calibration ended.
+
+        module = sbonnx.qat.prepare("resnet.onnx", "calibration/", bits="w4a4")
+        sbonnx.qat.train(module, "calibration/")
+        sbonnx.qat.export(module, "resnet_w4a4.onnx", "calibration/")
+
+    Args:
+        model: path or ModelProto.
+        data: what is calibrated on; see `sbonnx.quantize`, as for `recipe`, `backend`, `split` and `overrides`.
+        weights, activations: methods of `METHODS`; None: W.QUANTIZER.TYPE and A.QUANTIZER.TYPE of the recipe where
+            they name one that learns, else "lsq".
+        options: of methods, by their name.
+        device: torch's name of where the module lies; "auto": "cuda" where torch has one.
+
+    Raises:
+        SbonnxError: one of its kinds; see `sbonnx.quantize` and `trainable`.
+    """
+    wishes, rules = read_recipe(recipe, backend, overrides)
+    if wishes.mode != "static":
+        raise RecipeError(f"MODE: {wishes.mode} has no ranges of activations to train: leave MODE out")
+    prepared, _, solution = pipeline.solve(model, data, wishes, rules, split=split, progress=progress)
+    return from_calibration(
+        prepared, solution, model, weights=weights, activations=activations, options=options, device=device
+    )
+
+
+def from_calibration(
+    prepared: Prepared,
+    solution: Solution,
+    model: Source,
+    *,
+    weights: str | None = None,
+    activations: str | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    device: str = "cpu",
+) -> fx.GraphModule:
+    """`prepare`, where calibration is done: `QuantModel.init_QAT`.
+
+    Args:
+        prepared, solution: of one calibration.
+        model: the float model that the file will be held against.
+        weights, activations, options, device: see `prepare`.
+    """
+    kinds = prepared.recipe.w.quantizer.type, prepared.recipe.a.quantizer.type
+    module = trainable(
+        prepared,
+        solution,
+        weights=weights or _by_recipe(kinds[0]),
+        activations=activations or _by_recipe(kinds[1]),
+        options=options,
+        device=_placed(device),
+    )
+    keep_source(module, model)
+    return module
+
+
+def _placed(device: str) -> str:
+    """torch's name for a device."""
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _by_recipe(kind: str) -> str:
+    """The method that a recipe's quantizer type stands for: what does not learn is the default."""
+    return kind if kind in METHODS and kind != "uniform" else DEFAULT
+
+
+def train(
+    module: nn.Module,
+    data: Any,
+    settings: Settings | None = None,
+    *,
+    loss: Loss = distillation,
+    augment: Augment | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    split: int | None = None,
+    progress: Progress | None = None,
+    **wishes: Any,
+) -> Trained:
+    """Train `module`, in place, to give what its float network gives on `data`; see `sbonnx.qat.loop.train`.
+
+    Args:
+        module: of `prepare`.
+        data: as for `sbonnx.quantize`; held in memory.
+        settings: see `Settings`.
+        loss, augment, checkpoint, progress: see `sbonnx.qat.loop.train`.
+        split: cut each feed into pieces of so many samples before they are read.
+        wishes: single settings, such as ``epochs=20``, over `settings`.
+
+    Raises:
+        SbonnxError: one of its kinds.
+    """
+    chosen = replace(settings or Settings(), **wishes)
+    prepared = origin_of(module).prepared
+    if fixed_batch(prepared) is not None:
+        chosen = replace(chosen, batch=1)
+    twin = float_twin(module, device=str(next(iter(module.parameters())).device))
+    quant: list[Tensor] = [parameter for _, parameter in quant_parameters(module)]
+    feeds = datasets.read(data, prepared.graph, split=split)
+    return loop.train(
+        module,
+        _by_python_names(module, feeds),
+        twin,
+        chosen,
+        quant=quant,
+        loss=loss,
+        augment=augment,
+        checkpoint=checkpoint,
+        progress=progress,
+    )
+
+
+def fixed_batch(prepared: Prepared) -> int | None:
+    """The size of the leading axis of the inputs where the model fixes it; its feeds are batches then."""
+    for tensor in prepared.graph.inputs:
+        known = shape(tensor)
+        if known and isinstance(known[0], int):
+            return known[0]
+    return None
+
+
+def _by_python_names(module: nn.Module, feeds: datasets.Dataset) -> list[dict[str, Any]]:
+    """The feeds by the names of the module's inputs."""
+    names = origin_of(module).inputs
+    return [{names.get(name, name): value for name, value in feed.items()} for feed in feeds]
+
+
+def export(
+    module: nn.Module,
+    path: str | os.PathLike[str],
+    data: Any = None,
+    *,
+    force: bool = False,
+    verify: bool = True,
+    split: int | None = None,
+) -> Report:
+    """Write what `module` has learned into the graph that it came from, and prove the file as `sbonnx.quantize` does.
+
+    Names, structure and metadata are those that calibration alone would have written. With data, the file is also
+    held against the module itself: see `sbonnx.qat.agreement`.
+
+    Args:
+        module: of `prepare`, trained or not; what wraps it (DistributedDataParallel) is looked through.
+        path: where the file goes.
+        data: to compare on; None: the file is checked and opened.
+        force: write over a file that is there.
+        verify: prove the file.
+        split: see `sbonnx.quantize`.
+
+    Raises:
+        SbonnxError: one of its kinds. Nothing is left half-written.
+    """
+    target, origin, model = Path(path), origin_of(module), source_of(module)
+    taken = [Path(model)] if isinstance(model, (str, os.PathLike)) else []
+    graphs.check_target(target, inputs=taken, force=force)
+    prepared, solution = learned(module)
+    samples = None if data is None else datasets.read(data, prepared.graph, split=split)
+    report = pipeline.write(model, prepared, samples, solution, target, force=force, verify=verify)
+    if not verify or samples is None:
+        return report
+    feeds: Sequence[Mapping[str, np.ndarray[Any, Any]]] = list(islice(samples, COMPARED))
+    with torch.no_grad():
+        found = disagreements(module, origin, solution, target, feeds)
+    return replace(report, problems=(*report.problems, *found))

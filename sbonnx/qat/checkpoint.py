@@ -1,0 +1,68 @@
+"""Checkpoints of training: written whole or not at all, and read only by the run that they are of."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sbonnx.errors import DataError, OutputError
+
+
+def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a state to a temporary file beside `path`, then rename it.
+
+    Raises:
+        OutputError: it cannot be written; an older checkpoint stays as it is.
+    """
+    name = ""
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            name = file.name
+            torch.save(dict(state), file)
+        os.replace(name, path)
+    except (OSError, RuntimeError) as error:  # RuntimeError: torch's name for a full disk
+        Path(name).unlink(missing_ok=True) if name else None
+        raise OutputError(f"{path}: the checkpoint cannot be written: {str(error).splitlines()[0]}") from error
+
+
+def read_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The state that was written to `path`.
+
+    Args:
+        identity: of the run that would go on; see the "identity" of the state.
+
+    Raises:
+        DataError: the file is no checkpoint, or one of another run; it says of what.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        known = state["identity"]
+    except (OSError, RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
+        raise DataError(f"{path} is no checkpoint of a training: delete it, or name another file") from error
+    for key, wanted in identity.items():
+        if known.get(key) != wanted:
+            raise DataError(
+                f"{path} is a checkpoint of other {key}{_example(known.get(key), wanted)}: delete it to begin anew, "
+                "or name another file"
+            )
+    found: dict[str, Any] = state
+    return found
+
+
+def _example(known: object, wanted: object) -> str:
+    """Where two values differ, the first place."""
+    if not isinstance(known, Mapping) or not isinstance(wanted, Mapping):
+        return f" ({known}, not {wanted})"
+    for name in dict.fromkeys([*wanted, *known]):
+        if known.get(name) != wanted.get(name):
+            return f" ({name}: {known.get(name)}, not {wanted.get(name)})"
+    return ""
+
+
+__all__ = ["read_checkpoint", "write_checkpoint"]

@@ -1,0 +1,102 @@
+"""The way back: what was learned, written into the graph that the module came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from torch import fx, nn
+
+from sbonnx import graph as graphs
+from sbonnx.calib.corrected import with_corrections
+from sbonnx.graph import Constant, Graph
+from sbonnx.graph.edit import Names, add_constant, replace_input
+from sbonnx.graph.query import constant, node_by_name, readers, tensors_by_name
+from sbonnx.plan import Solution
+from sbonnx.prepare import Prepared
+from sbonnx.qat.fakequant import FakeQuant
+from sbonnx.qat.module import KEPT, Origin, origin_of, set_values, weight_parameter
+from sbonnx.spec import Array, QParams
+
+MEAN_INPUT: Final = 3
+"""Of BatchNormalization; the variance is the next."""
+
+
+def learned(module: nn.Module) -> tuple[Prepared, Solution]:
+    """What `module` has learned, as a graph with its plan and its numbers: all that insertion needs.
+
+    The graph is a copy of the one that was calibrated, with the values of weights, biases, norms and statistics that
+    the module has now, under their old names.
+
+    Raises:
+        ModelError: the module is none of `sbonnx.qat`'s.
+        NumericError: training made a scale or a weight NaN or infinite; named.
+    """
+    origin, inner = origin_of(module), _inner(module)
+    graph = graphs.copy(origin.prepared.graph)
+    prepared = replace(origin.prepared, graph=graph)
+    tensors = tensors_by_name(graph)
+    for name, values in _values(inner):
+        tensor = tensors.get(name)
+        if isinstance(tensor, Constant) and _differ(np.asarray(constant(tensor)), values):
+            set_values(tensor, values)
+    qparams, codes = dict(origin.solution.qparams), dict(origin.solution.codes)
+    _write_statistics(graph, inner)
+    for site_key, numbers, found, value in _quantized(inner, origin):
+        qparams[site_key] = numbers
+        if found is not None and value is not None:
+            codes[site_key] = found
+            set_values(tensors[origin.prepared.plan.by_key()[site_key].tensor], value)
+    solution = replace(origin.solution, qparams=qparams, codes=codes, constants={})
+    return prepared, with_corrections(prepared.plan, tensors, solution, {})
+
+
+def _inner(module: nn.Module) -> fx.GraphModule:
+    """The module itself, out of what wraps it."""
+    found: fx.GraphModule = getattr(module, "module", module)
+    return found
+
+
+def _values(module: fx.GraphModule) -> Iterator[tuple[str, Array]]:
+    """Parameters by the name of the initializer that each stands for."""
+    state = module.state_dict()
+    for parameter, initializer in module.meta[KEPT]["parameters"].items():
+        if parameter in state:
+            yield initializer, state[parameter].detach().float().cpu().numpy()
+
+
+def _write_statistics(graph: Graph, module: fx.GraphModule) -> None:
+    """In place. Mean and variance of batch norms, which every node has for itself."""
+    state, nodes, names = module.state_dict(), node_by_name(graph), Names(graph)
+    for node_name, buffers in module.meta[KEPT]["statistics"].items():
+        node = nodes[node_name]
+        for index, buffer in enumerate(buffers, MEAN_INPUT):
+            values, tensor = state[buffer].float().cpu().numpy(), node.inputs[index]
+            known = np.asarray(constant(tensor))
+            if not _differ(known, values):
+                continue
+            if len(readers(tensor)) == 1:
+                set_values(tensor, values)
+            else:
+                own = add_constant(graph, f"{tensor.name}_{node_name}", values.astype(known.dtype), names)
+                replace_input(node, index, own)
+
+
+def _differ(known: Array, values: Array) -> bool:
+    return known.shape != values.shape or not np.array_equal(known.astype(np.float32), values)
+
+
+def _quantized(module: fx.GraphModule, origin: Origin) -> Iterator[tuple[str, QParams, Array | None, Array | None]]:
+    """Key of each site with a fake-quant module, its numbers, and the codes and float values of a weight."""
+    for name, sites in origin.sites.items():
+        fake_quant = module.get_submodule(name)
+        assert isinstance(fake_quant, FakeQuant)
+        numbers = fake_quant.qparams()
+        for site in sites:
+            if site.role == "weight":
+                weight = weight_parameter(module, site)
+                yield site.key, numbers, fake_quant.codes(weight), fake_quant.export_weight(weight)
+            else:
+                yield site.key, numbers, None, None

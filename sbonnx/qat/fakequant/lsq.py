@@ -1,0 +1,56 @@
+"""Learned step size: the scale is a parameter of the network."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from sbonnx.qat.fakequant.base import FakeQuant, Role, start_tensors
+from sbonnx.qat.fakequant.functions import fake_quantize_learned, positive
+from sbonnx.spec import ANY_SCALE, QParams, QuantSpec, ScaleLimits
+
+
+@final
+class Lsq(FakeQuant):
+    """LSQ: learns the scale, in every scheme; the zero point of an affine one stays where the calibration put it.
+
+        scale = clamp(|parameter|, least, most),   its gradient times 1 / sqrt(n * qmax)
+
+    Data to start from gives ``scale = 2 mean|x| / sqrt(qmax)``; see `FakeQuant.by_magnitude`.
+
+    Source: Esser et al. 2020, "Learned Step Size Quantization", sections 2.1 and 2.2, equation 3.
+    """
+
+    def __init__(
+        self,
+        spec: QuantSpec,
+        qparams: QParams,
+        *,
+        name: str,
+        role: Role = "activation",
+        limits: ScaleLimits = ANY_SCALE,
+    ) -> None:
+        super().__init__(spec, qparams, name=name, role=role, limits=limits)
+        scale, zero_point = start_tensors(qparams)
+        self.scale = nn.Parameter(scale)
+        self.register_buffer("zero_point", zero_point)
+
+    def quantized(self, x: Tensor) -> Tensor:
+        """See `FakeQuant.quantized`."""
+        factor = self.gradient_factor(x, self.scale.numel())
+        scale = positive(self.scale, self.limits.least, self.limits.most, factor)
+        spread = self.spread(scale, x), self.spread(self.zero_point, x)
+        return fake_quantize_learned(x, *spread, self._qmin, self._qmax)
+
+    def grid(self) -> tuple[Tensor, Tensor]:
+        """See `FakeQuant.grid`."""
+        return positive(self.scale.detach(), self.limits.least, self.limits.most), self.zero_point
+
+    def init_from(self, x: Tensor) -> None:
+        """``scale = 2 mean|x| / sqrt(qmax)``. See `FakeQuant.init_from`."""
+        scale, zero_point = self.by_magnitude(self.checked(x))
+        with torch.no_grad():
+            self.scale.copy_(scale)
+            self.zero_point.copy_(zero_point)

@@ -1,0 +1,90 @@
+"""LSQ+: scale and zero point are parameters of the network."""
+
+from __future__ import annotations
+
+from typing import Final, final
+
+import torch
+from torch import Tensor, nn
+
+from sbonnx.qat.fakequant.base import FakeQuant, Role, start_tensors
+from sbonnx.qat.fakequant.functions import fake_quantize_learned, positive, whole
+from sbonnx.qat.fakequant.groups import mean_and_deviation
+from sbonnx.spec import ANY_SCALE, UNUSED_SCALE, QParams, QuantSpec, ScaleLimits, ScaleRule
+
+DEVIATIONS: Final = 3.0
+"""How far from its mean a weight is covered. Source: the paper, equation 11."""
+
+
+@final
+class LsqPlus(FakeQuant):
+    """LSQ+: learns the scale and, in an affine scheme, the zero point; any scheme, activations and weights.
+
+        scale = clamp(|parameter|, least, most),  zero_point = clamp(round(parameter), qmin, qmax)
+
+    both gradients times 1 / sqrt(n * qmax). The zero point is kept as a fraction and rounded straight through, where
+    the paper learns the offset ``-zero_point * scale``: the file has whole zero points.
+
+    Data to start from gives a weight the range of three standard deviations beside its mean (n - 1), of a symmetric
+    scheme ``scale = 2 max(|mean - 3 sd|, |mean + 3 sd|) / (qmax - qmin)``, and an activation the range of its values.
+
+    Args:
+        scale_rule: see `sbonnx.spec.params_from_bounds`, for `init_from` of activations.
+        others: see `FakeQuant`.
+
+    Source: Bhalgat et al. 2020, "LSQ+: Improving low-bit quantization through learnable offsets and better
+    initialization", equations 5, 6 and 11.
+    """
+
+    def __init__(
+        self,
+        spec: QuantSpec,
+        qparams: QParams,
+        *,
+        name: str,
+        role: Role = "activation",
+        limits: ScaleLimits = ANY_SCALE,
+        scale_rule: ScaleRule = "exact",
+    ) -> None:
+        super().__init__(spec, qparams, name=name, role=role, limits=limits)
+        self.scale_rule: ScaleRule = scale_rule
+        scale, zero_point = start_tensors(qparams)
+        self.scale = nn.Parameter(scale)
+        if spec.symmetric:
+            self.register_buffer("zero_point", zero_point)
+        else:
+            self.zero_point = nn.Parameter(zero_point)
+
+    def quantized(self, x: Tensor) -> Tensor:
+        """See `FakeQuant.quantized`."""
+        factor = self.gradient_factor(x, self.scale.numel())
+        scale = positive(self.scale, self.limits.least, self.limits.most, factor)
+        zero_point = whole(self.zero_point, self._qmin, self._qmax, factor)
+        spread = self.spread(scale, x), self.spread(zero_point, x)
+        return fake_quantize_learned(x, *spread, self._qmin, self._qmax)
+
+    def grid(self) -> tuple[Tensor, Tensor]:
+        """See `FakeQuant.grid`."""
+        scale = positive(self.scale.detach(), self.limits.least, self.limits.most)
+        return scale, whole(self.zero_point.detach(), self._qmin, self._qmax)
+
+    def init_from(self, x: Tensor) -> None:
+        """By mean and deviation (weights) or the range (activations). See `FakeQuant.init_from`."""
+        scale, zero_point = (
+            self._by_deviation(self.checked(x))
+            if self.role == "weight"
+            else self.covering_all(self.checked(x), self.scale_rule)
+        )
+        with torch.no_grad():
+            self.scale.copy_(scale)
+            self.zero_point.copy_(zero_point)
+
+    def _by_deviation(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Scale and zero point for three standard deviations on either side of the mean."""
+        mean, deviation = (each.cpu() for each in mean_and_deviation(x, self.spec))
+        low, high = mean - DEVIATIONS * deviation, mean + DEVIATIONS * deviation
+        if not self.spec.symmetric:
+            return self.covering(low, high)
+        scale = 2.0 * torch.maximum(low.abs(), high.abs()) / (self._qmax - self._qmin)
+        scale = torch.where(scale == 0.0, UNUSED_SCALE, scale.clamp(self.limits.least, self.limits.most))
+        return scale.float(), torch.full(scale.shape, float(self.spec.centre))

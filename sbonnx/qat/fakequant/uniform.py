@@ -1,0 +1,59 @@
+"""Fixed scale and zero point; only the network learns."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor
+
+from sbonnx.qat.fakequant.base import FakeQuant, Role, start_tensors
+from sbonnx.qat.fakequant.functions import fake_quantize
+from sbonnx.spec import ANY_SCALE, QParams, QuantSpec, ScaleLimits, ScaleRule
+
+
+@final
+class Uniform(FakeQuant):
+    """Straight-through fake quantization with the scale and zero point of the calibration.
+
+    Data to start from sets the range from its least to its largest value.
+
+    Args:
+        scale_rule: see `sbonnx.spec.params_from_bounds`, for `init_from`.
+        others: see `FakeQuant`.
+
+    Source: Jacob et al. 2018, "Quantization and Training of Neural Networks", section 3; the straight-through
+    estimator is of Bengio et al. 2013.
+    """
+
+    def __init__(
+        self,
+        spec: QuantSpec,
+        qparams: QParams,
+        *,
+        name: str,
+        role: Role = "activation",
+        limits: ScaleLimits = ANY_SCALE,
+        scale_rule: ScaleRule = "exact",
+    ) -> None:
+        super().__init__(spec, qparams, name=name, role=role, limits=limits)
+        self.scale_rule: ScaleRule = scale_rule
+        scale, zero_point = start_tensors(qparams)
+        self.register_buffer("scale", scale)
+        self.register_buffer("zero_point", zero_point)
+
+    def quantized(self, x: Tensor) -> Tensor:
+        """See `FakeQuant.quantized`."""
+        scale, zero_point = self.spread(self.scale, x), self.spread(self.zero_point, x)
+        return fake_quantize(x, scale, zero_point, self._qmin, self._qmax)
+
+    def grid(self) -> tuple[Tensor, Tensor]:
+        """See `FakeQuant.grid`."""
+        return self.scale, self.zero_point
+
+    def init_from(self, x: Tensor) -> None:
+        """Cover every value of `x`. See `FakeQuant.init_from`."""
+        scale, zero_point = self.covering_all(self.checked(x), self.scale_rule)
+        with torch.no_grad():
+            self.scale.copy_(scale)
+            self.zero_point.copy_(zero_point)

@@ -1,0 +1,260 @@
+"""`trainable`: a calibrated plan as a torch module, with a fake-quant module where the file will have a Q/DQ pair."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import fx, nn
+
+from sbonnx import graph as graphs
+from sbonnx.calib.scales import limits_for
+from sbonnx.errors import ModelError
+from sbonnx.graph import Constant, Graph
+from sbonnx.graph.query import constant, tensors_by_name
+from sbonnx.plan import Site, Solution
+from sbonnx.prepare import Prepared, Source
+from sbonnx.qat.biases import BiasCodes
+from sbonnx.qat.fakequant import FakeQuant, make_fake_quant
+from sbonnx.qat.reimport import parameter_name, reimport, site_of
+from sbonnx.spec import Array, QParams
+
+KEPT: Final = "sbonnx"
+"""Key of ``module.meta`` under which all of this package lies."""
+
+ORIGIN: Final = "origin"
+SOURCE: Final = "source"
+
+QUANTIZERS: Final = "quantizers"
+"""Name of the submodule that holds the fake-quant modules."""
+
+INSIDE: Final = 0.1
+"""How far from its code, in codes, a weight may begin that was rounded elsewhere than to its nearest: at half a code
+the first step of training would round it back, and with all others what the rounding had gained."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a module comes from, and so where it goes back to. Copies of the module share it.
+
+    Attributes:
+        prepared: graph and plan, as calibrated.
+        solution: what calibration found.
+        sites: the sites that have a fake-quant module, by its name among the modules; several where they share a scale.
+        inputs: what the module calls each input of the graph.
+    """
+
+    prepared: Prepared
+    solution: Solution
+    sites: Mapping[str, tuple[Site, ...]]
+    inputs: Mapping[str, str]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Origin:
+        return self
+
+
+def trainable(
+    prepared: Prepared,
+    solution: Solution,
+    *,
+    weights: str = "lsq",
+    activations: str = "lsq",
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    device: str = "cpu",
+) -> fx.GraphModule:
+    """The float graph in torch, and a fake-quant module in front of every read that the plan quantizes.
+
+    It begins where calibration ended: at its scales and zero points, its corrected biases, and its codes. A weight
+    that was rounded to another code than the nearest begins at the value within that code which is nearest to it.
+
+    Args:
+        prepared, solution: of one calibration; not changed.
+        weights, activations: a method of `sbonnx.qat.fakequant.METHODS` each.
+        options: of methods, by their name.
+        device: torch's name.
+
+    Raises:
+        ModelError: an op that torch cannot compute here, a branch that is not decided, or a read that the plan
+            quantizes and the reimported graph does not have; named.
+        RecipeError: a method that there is not, or one that does not take such a tensor.
+    """
+    graph = graphs.copy(prepared.graph)
+    begin_at(graph, prepared, solution)
+    module = reimport(graph, device=device)
+    tensors = tensors_by_name(prepared.graph)
+    module.add_submodule(QUANTIZERS, nn.ModuleDict())
+    shared: dict[tuple[str, str], str] = {}
+    sites: dict[str, tuple[Site, ...]] = {}
+    for site in prepared.plan.sites:
+        qparams = solution.qparams.get(site.key)
+        if site.role == "bias" or qparams is None:
+            continue
+        method = weights if site.role == "weight" else activations
+        key = (site.group, qparams.spec.label())
+        if key not in shared:
+            shared[key] = f"{QUANTIZERS}.{_plain(site.key, len(shared))}"
+            made = make_fake_quant(
+                method,
+                qparams.spec,
+                qparams,
+                name=site.key,
+                role="weight" if site.role == "weight" else "activation",
+                limits=limits_for(prepared.plan, tensors[site.tensor]),
+                **dict((options or {}).get(method, {})),
+            )
+            module.add_submodule(shared[key], made.to(device))
+        sites[shared[key]] = (*sites.get(shared[key], ()), site)
+        _read_through(module, site, shared[key], solution)
+    _with_biases(module, prepared, solution, sites)
+    module.graph.lint()
+    module.recompile()
+    _begin_latent(module, sites)
+    inputs = {source: name for name, source in module.meta[KEPT]["inputs"].items()}
+    module.meta[KEPT][ORIGIN] = Origin(prepared, solution, sites, inputs)
+    return module.eval()
+
+
+def keep_source(module: fx.GraphModule, model: Source) -> None:
+    """Remember the float model that a file is to be held against."""
+    module.meta[KEPT][SOURCE] = model
+
+
+def source_of(module: nn.Module) -> Source:
+    """The float model that was remembered.
+
+    Raises:
+        ModelError: none was, or the module is none of `trainable`'s.
+    """
+    origin_of(module)
+    held = getattr(module, "module", module).meta[KEPT]
+    if SOURCE not in held:
+        raise ModelError("the module does not know its float model: make it with sbonnx.qat.prepare, or keep_source")
+    found: Source = held[SOURCE]
+    return found
+
+
+def origin_of(module: nn.Module) -> Origin:
+    """Where a module comes from; wrappers such as DistributedDataParallel are looked through.
+
+    Raises:
+        ModelError: it is none of `trainable`'s.
+    """
+    inner = getattr(module, "module", module)
+    held = getattr(inner, "meta", {}).get(KEPT, {})
+    if ORIGIN not in held:
+        raise ModelError("this module was not made by sbonnx.qat: there is no graph to write it back into")
+    found: Origin = held[ORIGIN]
+    return found
+
+
+def float_twin(module: nn.Module, *, device: str = "cpu") -> fx.GraphModule:
+    """The float network that `module` is quantized from, for its outputs to be learned from; in eval mode."""
+    twin = reimport(origin_of(module).prepared.graph, device=device).eval()
+    return twin.requires_grad_(False)
+
+
+def weight_parameter(module: fx.GraphModule, site: Site) -> torch.Tensor:
+    """The parameter that stands for the weight of `site`."""
+    found: torch.Tensor = module.get_parameter(parameter_name(module, site.tensor))
+    return found
+
+
+def _plain(key: str, number: int) -> str:
+    """A name that torch takes, unique by its number."""
+    return f"{''.join(letter if letter.isalnum() else '_' for letter in key)}_{number}"
+
+
+def _read_through(module: fx.GraphModule, site: Site, name: str, solution: Solution) -> None:
+    """Put a call of the fake-quant module `name` between the tensor of `site` and its readers."""
+    reads: list[tuple[fx.Node, int]] = [
+        site_of(module, reader.node, reader.index) for reader in site.readers if reader not in solution.unread
+    ]
+    sources: dict[fx.Node, list[tuple[fx.Node, int]]] = {}
+    for node, place in reads:
+        source = node.args[place]
+        if not isinstance(source, fx.Node):
+            raise ModelError(f"'{site.tensor}' is quantized where torch has a number in its place: exclude that node")
+        sources.setdefault(source, []).append((node, place))
+    order = {node: number for number, node in enumerate(module.graph.nodes)}
+    for source, uses in sources.items():
+        first = min((node for node, _ in uses), key=order.__getitem__)
+        with module.graph.inserting_before(first):
+            call = module.graph.call_module(name, (source,))
+        for node, place in uses:
+            node.update_arg(place, call)
+
+
+def _with_biases(
+    module: fx.GraphModule, prepared: Prepared, solution: Solution, sites: Mapping[str, Sequence[Site]]
+) -> None:
+    """Biases that the file will have as codes are rounded to them in eval mode."""
+    names = {site.key: name for name, some in sites.items() for site in some}
+    for number, site in enumerate(prepared.plan.of_role("bias")):
+        if site.key not in solution.bias_scales or site.follows is None:
+            continue
+        activation, weight = (module.get_submodule(names[key]) for key in site.follows)
+        assert isinstance(activation, FakeQuant) and isinstance(weight, FakeQuant)
+        name = f"{QUANTIZERS}.{_plain(site.key, len(sites) + number)}"
+        module.add_submodule(name, BiasCodes(activation, weight))
+        _read_through(module, site, name, solution)
+
+
+def _begin_latent(module: fx.GraphModule, sites: Mapping[str, Sequence[Site]]) -> None:
+    """Weights of methods that reshape them begin where their reshaped values are the float ones."""
+    with torch.no_grad():
+        for name, some in sites.items():
+            fake_quant = module.get_submodule(name)
+            assert isinstance(fake_quant, FakeQuant)
+            for site in some:
+                if site.role == "weight":
+                    weight = weight_parameter(module, site)
+                    weight.copy_(fake_quant.latent_weight(weight))
+
+
+def begin_at(graph: Graph, prepared: Prepared, solution: Solution) -> None:
+    """In place. The constants of `graph` take the values that training begins at."""
+    tensors = tensors_by_name(graph)
+    for name, values in solution.constants.items():
+        set_values(tensors[name], values)
+    for site in prepared.plan.of_role("weight"):
+        codes, qparams = solution.codes.get(site.key), solution.qparams.get(site.key)
+        if codes is not None and qparams is not None:
+            tensor = tensors[site.tensor]
+            value = np.asarray(constant(tensor))
+            set_values(tensor, within_codes(value, codes, qparams))
+
+
+def within_codes(weight: Array, codes: Array, qparams: QParams) -> Array:
+    """The value nearest to each weight that is rounded to its code: the weight itself where that is its nearest code.
+
+    Args:
+        weight: float; `codes`: of its shape.
+    """
+    near = qparams.quantize(weight) == codes
+    middle = qparams.dequantize(codes).astype(np.float64)
+    reach = INSIDE * qparams.along(qparams.scale, weight.shape).astype(np.float64)
+    inside = np.clip(weight.astype(np.float64), middle - reach, middle + reach)
+    return np.where(near, weight, inside).astype(weight.dtype)
+
+
+def set_values(tensor: Any, values: Array) -> None:
+    """In place. A constant takes other values, of its own type and shape."""
+    if not isinstance(tensor, Constant):
+        raise ModelError(f"'{getattr(tensor, 'name', tensor)}' is no constant of the graph: nothing to write into")
+    known = np.asarray(constant(tensor))
+    tensor.values = np.asarray(values, known.dtype).reshape(known.shape)
+
+
+__all__ = [
+    "Origin",
+    "float_twin",
+    "keep_source",
+    "origin_of",
+    "source_of",
+    "trainable",
+    "weight_parameter",
+    "within_codes",
+]

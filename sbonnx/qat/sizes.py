@@ -1,0 +1,189 @@
+"""Arithmetic with sizes: integers and short vectors of them, as Python numbers.
+
+A graph that takes any batch and any length computes shapes from shapes. Done with tensors, every such step is a
+small kernel, and its values must be read back before a tensor can have that shape. Done with Python numbers it costs
+nothing, and under torch.compile the sizes stay symbols.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import onnx
+
+from sbonnx.torchnet import Call
+
+LONGEST: Final = 32
+"""Longer vectors of sizes are tensors."""
+
+Value = Any
+"""An int (a symbol of torch.compile, a bool) for rank 0, a tuple of them for rank 1."""
+
+
+def tuple_of(x: Value) -> tuple[Any, ...]:
+    """A vector as it is, a number as a vector of one."""
+    return x if isinstance(x, tuple) else (x,)
+
+
+def _shape(call: Call, x: Value) -> Value:
+    """Of a tensor, or of sizes."""
+    found = tuple(x.shape) if hasattr(x, "shape") else ((len(x),) if isinstance(x, tuple) else ())
+    return found[call.integer("start", 0) : call.attributes.get("end")]
+
+
+def _size(call: Call, x: Value) -> Value:
+    """Of a tensor, or of sizes."""
+    return math.prod(x.shape) if hasattr(x, "shape") else len(tuple_of(x))
+
+
+def _gather(call: Call, x: Value, picks: Value) -> Value:
+    """ONNX Gather of a vector."""
+    return tuple(x[pick] for pick in picks) if isinstance(picks, tuple) else x[picks]
+
+
+def _slice(call: Call, x: Value, begin: Value, end: Value, axes: Value = None, steps: Value = None) -> Value:
+    """ONNX Slice of a vector; a backward step past the front ends there."""
+    step = 1 if steps is None else tuple_of(steps)[0]
+    start, stop = tuple_of(begin)[0], tuple_of(end)[0]
+    return x[slice(start, None if step < 0 and stop < -len(x) else stop, step)]
+
+
+def _concat(call: Call, *parts: Value) -> Value:
+    """ONNX Concat of vectors."""
+    return tuple(value for part in parts for value in part)
+
+
+def _squeeze(call: Call, x: Value, axes: Value = None) -> Value:
+    """ONNX Squeeze: a vector of one becomes a number."""
+    return x[0] if isinstance(x, tuple) and len(x) == 1 else x
+
+
+def _unsqueeze(call: Call, x: Value, axes: Value = None) -> Value:
+    """ONNX Unsqueeze of a number."""
+    return (x,)
+
+
+def _reshape(call: Call, x: Value, shape: Value) -> Value:
+    """ONNX Reshape to a vector or a number."""
+    return tuple_of(x) if len(shape) else tuple_of(x)[0]
+
+
+def _identity(call: Call, x: Value) -> Value:
+    """ONNX Identity."""
+    return x
+
+
+def _cast(call: Call, x: Value) -> Value:
+    """ONNX Cast between integers and truth values."""
+    if int(call.attributes["to"]) == onnx.TensorProto.BOOL:
+        return _each(lambda value: value != 0, x)
+    return _each(lambda value: int(value) if isinstance(value, bool) else value, x)
+
+
+def _each(function: Callable[..., Any], *inputs: Value) -> Value:
+    """A function of numbers on numbers and vectors, which are broadcast."""
+    length = max((len(x) for x in inputs if isinstance(x, tuple)), default=None)
+    if length is None:
+        return function(*inputs)
+    if any(isinstance(x, tuple) and not x for x in inputs):
+        return ()
+    wide = [x if isinstance(x, tuple) and len(x) == length else tuple_of(x)[:1] * length for x in inputs]
+    return tuple(function(*values) for values in zip(*wide, strict=True))
+
+
+def _elementwise(function: Callable[..., Any]) -> Callable[..., Value]:
+    """A row of the table for a function of numbers."""
+
+    def row(call: Call, *inputs: Value) -> Value:
+        return _each(function, *inputs)
+
+    return row
+
+
+def _folded(function: Callable[[Any, Any], Any]) -> Callable[..., Value]:
+    """A function of two numbers on any count of inputs."""
+
+    def row(call: Call, *inputs: Value) -> Value:
+        result = inputs[0]
+        for other in inputs[1:]:
+            result = _each(function, result, other)
+        return result
+
+    return row
+
+
+def _div(a: Any, b: Any) -> Any:
+    """Towards zero, as ONNX divides integers."""
+    return a // b if (a >= 0) == (b > 0) else -(-a // b)
+
+
+def _mod(call: Call, a: Value, b: Value) -> Value:
+    """ONNX Mod: the sign of the divisor, or of the dividend with fmod."""
+    if call.integer("fmod", 0):
+        return _each(lambda x, y: x - _div(x, y) * y, a, b)
+    return _each(operator.mod, a, b)
+
+
+def _where(condition: Any, a: Any, b: Any) -> Any:
+    return a if condition else b
+
+
+def _constant_of_shape(call: Call, shape: Value) -> Value:
+    """ONNX ConstantOfShape of a vector or a number of integers."""
+    value = call.attributes.get("value")
+    filled = np.zeros(1) if value is None else np.asarray(value)
+    one = filled.reshape(-1)[0].item()
+    return (one,) * shape[0] if len(shape) else one
+
+
+def _reduced(function: Callable[[Any], Any]) -> Callable[..., Value]:
+    """A vector as one number."""
+
+    def row(call: Call, x: Value, axes: Value = None) -> Value:
+        found = function(tuple_of(x))
+        return (found,) if isinstance(x, tuple) and call.integer("keepdims", 1) else found
+
+    return row
+
+
+SIZES: Final[dict[str, Callable[..., Value]]] = {
+    "Shape": _shape,
+    "Size": _size,
+    "Gather": _gather,
+    "Slice": _slice,
+    "Concat": _concat,
+    "Squeeze": _squeeze,
+    "Unsqueeze": _unsqueeze,
+    "Reshape": _reshape,
+    "Identity": _identity,
+    "Cast": _cast,
+    "Add": _elementwise(operator.add),
+    "Sub": _elementwise(operator.sub),
+    "Mul": _elementwise(operator.mul),
+    "Div": _elementwise(_div),
+    "Mod": _mod,
+    "Neg": _elementwise(operator.neg),
+    "Abs": _elementwise(abs),
+    "Max": _folded(max),
+    "Min": _folded(min),
+    "Sum": _folded(operator.add),
+    "Equal": _elementwise(operator.eq),
+    "Less": _elementwise(operator.lt),
+    "LessOrEqual": _elementwise(operator.le),
+    "Greater": _elementwise(operator.gt),
+    "GreaterOrEqual": _elementwise(operator.ge),
+    "Not": _elementwise(operator.not_),
+    "And": _elementwise(lambda a, b: a and b),
+    "Or": _elementwise(lambda a, b: a or b),
+    "Where": _elementwise(_where),
+    "ConstantOfShape": _constant_of_shape,
+    "ReduceProd": _reduced(math.prod),
+    "ReduceSum": _reduced(sum),
+    "ReduceMax": _reduced(max),
+    "ReduceMin": _reduced(min),
+}
+"""What can be done with sizes. A node that reads sizes and is not here gets them as a tensor."""

@@ -1,0 +1,228 @@
+"""LSTM, GRU and RNN: one layer, one or two directions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sbonnx.torchnet.call import Call, Tensor, Unfit
+
+Activation = Callable[[Tensor], Tensor]
+
+GATES: Final = {"LSTM": 4, "GRU": 3, "RNN": 1}
+DEFAULTS: Final = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
+FUSED_ORDER: Final = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
+"""Where torch's gates stand among ONNX's: i f c o of i o f c, and r z h of z r h."""
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Of one direction: W (gates H, inputs), R (gates H, H), their biases (gates H,), peepholes (3 H,) or None."""
+
+    w: Tensor
+    r: Tensor
+    wb: Tensor
+    rb: Tensor
+    p: Tensor | None
+
+
+def lstm(
+    call: Call,
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None = None,
+    lengths: Tensor | None = None,
+    h: Tensor | None = None,
+    c: Tensor | None = None,
+    p: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """ONNX LSTM → Y, Y_h, Y_c."""
+    return _layer(call, x, w, r, b, lengths, h, c, p)
+
+
+def gru(
+    call: Call,
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None = None,
+    lengths: Tensor | None = None,
+    h: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """ONNX GRU → Y, Y_h."""
+    return _layer(call, x, w, r, b, lengths, h, None, None)[:2]
+
+
+def rnn(
+    call: Call,
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None = None,
+    lengths: Tensor | None = None,
+    h: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """ONNX RNN → Y, Y_h."""
+    return _layer(call, x, w, r, b, lengths, h, None, None)[:2]
+
+
+def _layer(
+    call: Call,
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None,
+    lengths: Tensor | None,
+    h: Tensor | None,
+    c: Tensor | None,
+    p: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(Y (T, D, N, H), last states (D, N, H) twice), of x (T, N, inputs); with layout 1 the batch stands first."""
+    batch_first = bool(call.integer("layout", 0))
+    if batch_first:
+        x = x.transpose(0, 1)
+        h, c = (None if one is None else one.transpose(0, 1) for one in (h, c))
+    hidden, directions = r.shape[2], r.shape[0]
+    empty = x.new_zeros(directions, x.shape[1], hidden)
+    h, c = (empty if one is None else one for one in (h, c))
+    b = w.new_zeros(directions, 2 * w.shape[1]) if b is None else b
+    half = w.shape[1]
+    weights = [_Weights(w[d], r[d], b[d, :half], b[d, half:], None if p is None else p[d]) for d in range(directions)]
+    if lengths is None and p is None and _is_plain(call):
+        y, h_last, c_last = _fused(call, x, weights, h, c)
+    else:
+        y, h_last, c_last = _stepped(call, x, weights, lengths, h, c)
+    if batch_first:
+        return y.permute(2, 0, 1, 3), h_last.transpose(0, 1), c_last.transpose(0, 1)
+    return y, h_last, c_last
+
+
+def _is_plain(call: Call) -> bool:
+    """Whether torch's own layer computes the same. It knows no reverse direction alone."""
+    count = 2 if call.text("direction", "forward") == "bidirectional" else 1
+    given = call.attributes.get("activations") or DEFAULTS[call.op] * count
+    names = tuple(one.decode() if isinstance(one, bytes) else str(one) for one in given)
+    default = tuple(name.lower() for name in names) == tuple(name.lower() for name in DEFAULTS[call.op] * count)
+    reset = call.op != "GRU" or bool(call.integer("linear_before_reset", 0))
+    return (
+        default
+        and reset
+        and call.attributes.get("clip") is None
+        and not call.integer("input_forget", 0)
+        and call.text("direction", "forward") != "reverse"
+    )
+
+
+def _fused(call: Call, x: Tensor, weights: Sequence[_Weights], h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """By the layer of torch."""
+    torch, order, hidden = call.torch, FUSED_ORDER[call.op], h.shape[2]
+    flat = [
+        torch.cat([part[gate * hidden : (gate + 1) * hidden] for gate in order])
+        for one in weights
+        for part in (one.w, one.r, one.wb, one.rb)
+    ]
+    both = len(weights) == 2
+    if call.op == "LSTM":
+        y, h_last, c_last = torch.lstm(x, (h, c), flat, True, 1, 0.0, False, both, False)
+    else:
+        function = torch.gru if call.op == "GRU" else torch.rnn_tanh
+        y, h_last = function(x, h, flat, True, 1, 0.0, False, both, False)
+        c_last = h_last
+    return y.reshape(*y.shape[:2], len(weights), hidden).permute(0, 2, 1, 3), h_last, c_last
+
+
+def _stepped(
+    call: Call, x: Tensor, weights: Sequence[_Weights], lengths: Tensor | None, h: Tensor, c: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Step by step: other activations, peepholes, clipping, sequences of several lengths."""
+    torch, steps = call.torch, x.shape[0]
+    activations = _activations(call, len(weights))
+    at = torch.arange(steps, device=x.device)[:, None]
+    ends = torch.full_like(at, steps) if lengths is None else lengths.to(x.device).to(torch.int64)[None, :]
+    valid = (at < ends).expand(steps, x.shape[1])
+    backwards = torch.where(valid, ends - 1 - at, at.expand_as(valid))[..., None]
+    results = []
+    for d, one in enumerate(weights):
+        reverse = d == 1 or call.text("direction", "forward") == "reverse"
+        seen = x.gather(0, backwards.expand(*valid.shape, x.shape[2])) if reverse else x
+        projected = seen @ one.w.transpose(0, 1) + one.wb
+        state, cell, made = h[d], c[d], []
+        for step in range(steps):
+            new, new_cell = _step(call, projected[step], state, cell, one, activations[d])
+            keep = valid[step][:, None]
+            state, cell = torch.where(keep, new, state), torch.where(keep, new_cell, cell)
+            made.append(torch.where(keep, new, torch.zeros_like(new)))
+        y = torch.stack(made) if made else x.new_zeros(0, *h[d].shape)
+        y = y.gather(0, backwards.expand(*valid.shape, h.shape[2])) if reverse else y
+        results.append((y, state, cell))
+    ys, states, cells = zip(*results, strict=True)
+    return torch.stack(ys, dim=1), torch.stack(states), torch.stack(cells)
+
+
+def _step(
+    call: Call, x: Tensor, h: Tensor, c: Tensor, weights: _Weights, activations: Sequence[Activation]
+) -> tuple[Tensor, Tensor]:
+    """(new state, new cell). `x` (N, gates H) is projected already. Source: the equations of ONNX LSTM, GRU, RNN."""
+    limit = call.attributes.get("clip")
+
+    def clip(value: Tensor) -> Tensor:
+        return value if limit is None else value.clamp(-float(limit), float(limit))
+
+    if call.op == "RNN":
+        return activations[0](clip(x + h @ weights.r.transpose(0, 1) + weights.rb)), c
+    if call.op == "GRU":
+        size = h.shape[1]
+        xz, xr, xh = x.split(size, dim=1)
+        r_z, r_r, r_h = weights.r.split(size)
+        b_z, b_r, b_h = weights.rb.split(size)
+        z = activations[0](clip(xz + h @ r_z.transpose(0, 1) + b_z))
+        reset = activations[0](clip(xr + h @ r_r.transpose(0, 1) + b_r))
+        if call.integer("linear_before_reset", 0):
+            inner = reset * (h @ r_h.transpose(0, 1) + b_h)
+        else:
+            inner = (reset * h) @ r_h.transpose(0, 1) + b_h
+        return (1 - z) * activations[1](clip(xh + inner)) + z * h, c
+    i, o, f, g = (x + h @ weights.r.transpose(0, 1) + weights.rb).split(h.shape[1], dim=1)
+    p_i, p_o, p_f = (0.0, 0.0, 0.0) if weights.p is None else weights.p.split(h.shape[1])
+    gate_i = activations[0](clip(i + p_i * c))
+    gate_f = 1 - gate_i if call.integer("input_forget", 0) else activations[0](clip(f + p_f * c))
+    cell = gate_f * c + gate_i * activations[1](clip(g))
+    gate_o = activations[0](clip(o + p_o * cell))
+    return gate_o * activations[2](cell), cell
+
+
+def _activations(call: Call, directions: int) -> list[list[Activation]]:
+    """The functions of each direction; alphas and betas go in order to those that take them."""
+    names = call.attributes.get("activations") or DEFAULTS[call.op] * directions
+    alphas = list(call.attributes.get("activation_alpha") or ())
+    betas = list(call.attributes.get("activation_beta") or ())
+    made = []
+    for given in names:
+        name = (given.decode() if isinstance(given, bytes) else str(given)).lower()
+        if name not in _ACTIVATIONS:
+            raise Unfit(f"it has the activation '{name}'")
+        default_alpha, default_beta, make = _ACTIVATIONS[name]
+        alpha = alphas.pop(0) if default_alpha is not None and alphas else default_alpha
+        beta = betas.pop(0) if default_beta is not None and betas else default_beta
+        made.append(make(call.torch, alpha, beta))
+    each = len(DEFAULTS[call.op])
+    return [made[d * each : (d + 1) * each] for d in range(directions)]
+
+
+_Row = tuple[float | None, float | None, Callable[[Any, Any, Any], Activation]]
+_ACTIVATIONS: Final[dict[str, _Row]] = {
+    "relu": (None, None, lambda torch, a, b: torch.relu),
+    "tanh": (None, None, lambda torch, a, b: torch.tanh),
+    "sigmoid": (None, None, lambda torch, a, b: torch.sigmoid),
+    "softsign": (None, None, lambda torch, a, b: torch.nn.functional.softsign),
+    "softplus": (None, None, lambda torch, a, b: torch.nn.functional.softplus),
+    "affine": (1.0, 0.0, lambda torch, a, b: lambda x: a * x + b),
+    "leakyrelu": (0.01, None, lambda torch, a, b: lambda x: torch.where(x < 0, a * x, x)),
+    "thresholdedrelu": (1.0, None, lambda torch, a, b: lambda x: torch.where(x > a, x, torch.zeros_like(x))),
+    "scaledtanh": (1.0, 1.0, lambda torch, a, b: lambda x: a * torch.tanh(b * x)),
+    "hardsigmoid": (0.2, 0.5, lambda torch, a, b: lambda x: (a * x + b).clamp(0.0, 1.0)),
+    "elu": (1.0, None, lambda torch, a, b: lambda x: torch.nn.functional.elu(x, a)),
+}
+"""Name → (default alpha, default beta, maker); None where it takes none. Source: ONNX LSTM."""

@@ -1,0 +1,52 @@
+"""`sbonnx qat`: one line from a float model and unlabelled data to a trained file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from sbonnx.assets import digits
+from sbonnx.cli import main
+
+pytest.importorskip("torch")
+
+MODEL = str(digits().model)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    np.savez("data.npz", image=np.load(digits().calib)["image"][:64])
+    return tmp_path
+
+
+def test_trains_and_writes(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Interrupted or not: a checkpoint that is complete goes straight to the file."""
+    line = ["qat", MODEL, "--data", "data.npz", "--split", "16", "-o", "q.onnx", "--bits", "w4a8"]
+    line += ["--epochs", "2", "--batch", "16", "--checkpoint", "run.pt", "--json", "--quiet"]
+    assert main(line) == 0
+    report = json.loads(capfd.readouterr().out)
+    assert report["output"] == "q.onnx" and report["metrics"]["outputs"][0]["sqnr_db"] > 20
+    first = onnx.load("q.onnx").SerializeToString()
+    assert main([*line, "--force"]) == 0
+    assert onnx.load("q.onnx").SerializeToString() == first
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--method", "best"], "there are: uniform, lsq"),
+        (["--epochs", "0"], "--epochs must be 1 or more, got 0"),
+        (["--quant-lr", "-1"], "--quant-lr must be 0 or more"),
+        (["--set", "mode=dynamic"], "MODE: dynamic has no ranges of activations to train"),
+    ],
+)
+def test_mistakes_are_one_line(flags: list[str], said: str, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["qat", MODEL, "--data", "data.npz", "--split", "16", "-o", "q.onnx", *flags]) == 2
+    error = capfd.readouterr().err
+    assert said in error and "Traceback" not in error
+    assert sorted(path.name for path in place.iterdir()) == ["data.npz"]

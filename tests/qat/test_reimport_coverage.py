@@ -1,0 +1,48 @@
+"""The table of what can be reimported agrees with ONNX's schemas and with what is there."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from sbonnx.graph.opset import newest  # noqa: E402
+from sbonnx.qat.coverage import INLINED, LIMITS, UNWRITTEN, WHY, coverage  # noqa: E402
+from sbonnx.qat.sizes import SIZES  # noqa: E402
+from sbonnx.torchnet import FUNCTIONS, NUMBERS  # noqa: E402
+
+
+def test_every_op_of_every_opset_has_a_row() -> None:
+    rows = {(row.op, row.opset) for row in coverage()}
+    for opset in range(13, newest() + 1):
+        for schema in onnx.defs.get_all_schemas_with_history():
+            if not schema.domain and schema.since_version <= opset:
+                found = onnx.defs.get_schema(schema.name, opset, "")
+                assert ((schema.name, opset) in rows) != found.deprecated
+
+
+def test_a_row_says_what_is_there() -> None:
+    for row in coverage([13, 23]):
+        assert row.since <= row.opset
+        assert (row.state == "supported") == (row.op in FUNCTIONS)
+        assert (row.state == "inlined") == (row.op in INLINED)
+        assert row.state == "supported" or row.why
+
+
+def test_up_to_opset_23_every_gap_has_its_reason() -> None:
+    assert not [row for row in coverage(range(13, 24)) if row.why == UNWRITTEN]
+
+
+def test_the_lists_name_ops_of_onnx() -> None:
+    known = {schema.name for schema in onnx.defs.get_all_schemas_with_history() if not schema.domain}
+    assert {*FUNCTIONS, *NUMBERS, *SIZES, *LIMITS, *WHY, *INLINED} <= known
+    assert NUMBERS.keys() <= FUNCTIONS.keys()
+    assert SIZES.keys() <= FUNCTIONS.keys()
+    assert not WHY.keys() & FUNCTIONS.keys()
+    assert LIMITS.keys() <= FUNCTIONS.keys()
+
+
+def test_most_of_what_networks_are_made_of_is_there() -> None:
+    rows = coverage([17])
+    assert sum(row.state == "supported" for row in rows) > 0.75 * len(rows)
