@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from sbonnx.report import Report
 
 HELP: Final = (
-    "Quantize a float model, then train it to give what the float model gives on the same data; no labels are needed. "
-    "Needs torch: pip install 'sbonnx[qat]'."
+    "Quantize a float model, and train it without labels. It learns to give what the float model gives on the same "
+    "data. Needs torch: pip install 'sbonnx[qat]'."
 )
 
 Method = Annotated[

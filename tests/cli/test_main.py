@@ -19,7 +19,7 @@ NAMES = [verb.__name__.rpartition(".")[2] for verb in VERBS]
 
 
 def test_the_verbs() -> None:
-    assert NAMES == ["quantize", "simplify", "inspect", "plan", "lint", "recipe", "compare", "profile", "demo"]
+    assert NAMES == ["quantize", "qat", "simplify", "inspect", "plan", "lint", "recipe", "compare", "profile", "demo"]
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
