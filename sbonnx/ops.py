@@ -182,4 +182,28 @@ SUMS: Final = POOLS | {"ReduceMean"}
 SUMS_SQUARES: Final = frozenset({"ReduceL2", "LpNormalization", "LRN", "GlobalLpPool", "LpPool"})
 """Ops that sum squares on the way."""
 
+MAKES_TENSORS: Final = frozenset(
+    {"Cast", "ConstantOfShape", "Range", "Shape", "Size", "EyeLike", "OneHot", "DequantizeLinear", "RandomNormal"}
+    | {"RandomUniform", "HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix", "NonZero"}
+)
+"""Ops of which neither device nor type follow from those of what they read."""
+
+TAKES_NUMBERS: Final = frozenset(
+    {"Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Sum", "Mean", "Mod", "Where", "Clip", "Pad", "Equal", "Less"}
+    | {"LessOrEqual", "Greater", "GreaterOrEqual", "Expand", "CastLike"}
+)
+"""Ops of which a single constant number is no weight: a half, an epsilon, a temperature."""
+
+TEXTS: Final = frozenset({"RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer"})
+"""Ops on text."""
+
+LISTS: Final = frozenset(
+    {"Optional", "OptionalGetElement", "OptionalHasElement", "SequenceAt", "SequenceConstruct", "SequenceEmpty"}
+    | {"SequenceErase", "SequenceInsert", "SequenceLength", "SequenceMap", "ConcatFromSequence", "SplitToSequence"}
+)
+"""Ops on sequences and optionals."""
+
+SIGNALS: Final = frozenset({"BlackmanWindow", "DFT", "HammingWindow", "HannWindow", "MelWeightMatrix", "STFT"})
+"""Ops that prepare signals."""
+
 STANDARD_DOMAINS: Final = frozenset({"", "ai.onnx"})

@@ -10,15 +10,10 @@ import torch
 from sbonnx.errors import ModelError
 from sbonnx.graph import Node, Tensor
 from sbonnx.graph.query import readers
+from sbonnx.ops import TAKES_NUMBERS
 from sbonnx.qat.sizes import LONGEST
 from sbonnx.spec import Array
 from sbonnx.torchnet import Unfit, as_tensor
-
-ELEMENTWISE: Final = frozenset(
-    {"Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Sum", "Mean", "Mod", "Where", "Clip", "Pad", "Equal", "Less"}
-    | {"LessOrEqual", "Greater", "GreaterOrEqual", "Expand", "CastLike"}
-)
-"""Ops of which a single number is no weight: a half, an epsilon, a temperature."""
 
 VALUES: Final = {"Resize": (1, 2), "OneHot": (2,), "QuantizeLinear": (1,), "DequantizeLinear": (1,), "Where": (1, 2)}
 """Inputs that are no weights, whatever their size."""
@@ -61,7 +56,7 @@ def is_weight(tensor: Tensor, values: Array) -> bool:
     if not (values.dtype.kind == "f" or values.dtype.name == "bfloat16") or values.ndim == 0 or not values.size:
         return False
     uses = readers(tensor)
-    if values.size == 1 and all(node.op in ELEMENTWISE for node, _ in uses):
+    if values.size == 1 and all(node.op in TAKES_NUMBERS for node, _ in uses):
         return False
     if all(index in VALUES.get(node.op, ()) for node, index in uses):
         return False

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 import onnx
 
+from sbonnx.ops import LISTS, RANDOM, SIGNALS, TEXTS
 from sbonnx.torchnet import FUNCTIONS
 
 State = Literal["supported", "inlined", "missing"]
@@ -49,19 +50,11 @@ _SIGNAL = "is preparation of signals: do it before the model"
 WHY: Final = {
     "Loop": "repeats a body: unroll it in the export, or leave it out of the model to train",
     "Scan": "repeats a body: unroll it in the export, or leave it out of the model to train",
-    **dict.fromkeys(
-        ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"), _RANDOM
-    ),
-    **dict.fromkeys(
-        ("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer", "ImageDecoder"), _TEXT
-    ),
-    **dict.fromkeys(("Optional", "OptionalGetElement", "OptionalHasElement", "SequenceAt", "SequenceConstruct"), _LIST),
-    **dict.fromkeys(("SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceLength", "SequenceMap"), _LIST),
-    **dict.fromkeys(("ConcatFromSequence", "SplitToSequence"), _LIST),
+    **dict.fromkeys(sorted(RANDOM - {"Dropout"}), _RANDOM),
+    **dict.fromkeys(sorted(TEXTS), _TEXT),
+    **dict.fromkeys(sorted(LISTS), _LIST),
     **dict.fromkeys(("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), _LOSS),
-    **dict.fromkeys(
-        ("BlackmanWindow", "DFT", "HammingWindow", "HannWindow", "MelWeightMatrix", "STFT"), _SIGNAL
-    ),
+    **dict.fromkeys(sorted(SIGNALS), _SIGNAL),
     "ImageDecoder": "decodes files: do it before the model",
     "MaxRoiPool": "has no use in models of today: RoiAlign takes its place",
     "MaxUnpool": "puts values where a MaxPool found them: rare, and not written",

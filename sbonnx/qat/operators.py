@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from sbonnx.qat.sizes import SIZES
 from sbonnx.torchnet import FUNCTIONS, Call, compute
-
-PLACED: Final = frozenset(
-    {"Cast", "ConstantOfShape", "Range", "Shape", "Size", "EyeLike", "OneHot", "DequantizeLinear", "RandomNormal"}
-    | {"RandomUniform", "HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix", "NonZero"}
-)
-"""Ops of which neither device nor type follow from those of a parameter: they follow the module's own."""
 
 
 class Op(nn.Module):  # type: ignore[misc]

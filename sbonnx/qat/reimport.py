@@ -13,15 +13,18 @@ from torch import fx, nn
 from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph, Node, Tensor
 from sbonnx.graph.query import attribute, bodies, constant, dtype, ordered, readers, shape
-from sbonnx.ops import STANDARD_DOMAINS
+from sbonnx.ops import MAKES_TENSORS, STANDARD_DOMAINS
 from sbonnx.qat.constants import as_numbers, is_short, is_weight, made_of, plain
 from sbonnx.qat.naming import PythonNames
 from sbonnx.qat.norms import BatchNorm
-from sbonnx.qat.operators import PLACED, AsTensor, Op, Placed, Sizes
+from sbonnx.qat.operators import AsTensor, Op, Placed, Sizes
 from sbonnx.qat.settle import require_settled, settle
 from sbonnx.qat.sizes import LONGEST, SIZES
 from sbonnx.spec import Array
 from sbonnx.torchnet import FUNCTIONS, NUMBERS, Call, compute
+
+CALLED: Final = "call_module"
+"""torch's name of nodes that call a submodule."""
 
 META: Final = "sbonnx"
 """Key of what `reimport` says of a module, in `module.meta`."""
@@ -129,7 +132,7 @@ def site_of(module: fx.GraphModule, node_name: str, input_index: int) -> Read:
         ModelError: there is no such node, or this input is no tensor (left out, or a shape in the code).
     """
     for node in module.graph.nodes:
-        if node.op != "call_module":
+        if node.op != CALLED:
             continue
         target = module.get_submodule(str(node.target))
         if isinstance(target, Op) and target.call.name == node_name:
@@ -302,7 +305,7 @@ class _Importer:
         """The module for a node."""
         if node.op == "BatchNormalization":
             return BatchNorm(call, kept=all(isinstance(node.inputs[index], Constant) for index in (3, 4)))
-        return (Placed if node.op in PLACED else Op)(call, single=call.outputs == 1)
+        return (Placed if node.op in MAKES_TENSORS else Op)(call, single=call.outputs == 1)
 
     def _call(self, stem: str, module: nn.Module, arguments: tuple[Any, ...]) -> fx.Node:
         """Adds a module and a call of it."""
