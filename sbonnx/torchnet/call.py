@@ -28,7 +28,9 @@ def torch_module() -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise DeviceError("torch is not installed: pip install 'sbonnx[qat]', or learn from moments only") from error
+        raise DeviceError(
+            "torch is not installed: pip install 'sbonnx[qat]' (rounding by moments needs none)"
+        ) from error
     except (ImportError, OSError) as error:  # OSError: its libraries do not load
         raise DeviceError(f"torch is installed but does not load: {str(error).splitlines()[0]}") from error
     module: ModuleType = torch
