@@ -37,6 +37,8 @@ def quantize(job: Told, samples: Samples) -> Told:
     import onnxruntime  # noqa: F401  # imports are not counted
 
     import sbonnx
+    import sbonnx.pipeline
+    import sbonnx.prepare
 
     start, begin = cpu_seconds(), time.perf_counter()
     wishes: Told = {"backend": job.get("backend", "onnxruntime"), **job["overrides"]}

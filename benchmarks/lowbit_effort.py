@@ -25,8 +25,8 @@ ROUNDINGS: Final[Mapping[str, Overrides]] = {
     "adaround by moments": {"rounding": "adaround"},
     "adaround on batches, blocks": {"rounding": "adaround", "W.ROUNDING.ADAROUND.LOSS": "batches"},
 }
-MEMORY: Final = "16 MiB"
-"""Less than the activations of the fewest samples: what is kept in memory on purpose is the same for all."""
+MEMORY: Final = "4 MiB"
+"""Less than half of one tensor of the fewest samples: what is kept in memory on purpose is the same for all."""
 FLAT: Final = 1.1
 """Peak with most samples over that with the fewest that still counts as flat: peaks of equal processes lie a few
 percent apart."""

@@ -17,7 +17,6 @@ from sbonnx import graph as graphs
 from sbonnx import precision, profile
 from sbonnx import verify as proof
 from sbonnx.backends import Backend
-from sbonnx.backends.tensorrt import ROUNDS_BIASES
 from sbonnx.calib import data as datasets
 from sbonnx.calib import trt_cache as trt
 from sbonnx.calib import walk
@@ -28,6 +27,7 @@ from sbonnx.calib.tuning import tune_norms
 from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import Graph, query
 from sbonnx.graph.staging import staged
+from sbonnx.judged import Judged
 from sbonnx.plan import Plan, Solution
 from sbonnx.prepare import Prepared, Source, prepare, source_of
 from sbonnx.recipe import Recipe
@@ -40,19 +40,6 @@ OLDEST_OPSET = 7
 
 COUNTED = "onnxruntime"
 """The backend whose kernels verification counts: what it leaves float is said. For others the count is a figure."""
-
-FUSES_PAIRS = ("QDQSelectorActionTransformer", "ReluQuantRewrite", "ClipQuantRewrite")
-"""onnxruntime's rewrites of pairs and what stands between. Up to 1.31 they take fp8 for integers: QLinearConv and its
-kin, which have no fp8, are made of fp8 pairs, and a Relu is dropped because a zero point of 0 were the lowest code."""
-
-FUSES_BLOCKS = FUSES_PAIRS[0]
-"""The one of them that makes MatMulNBits of weights in blocks: in float16 at the level "extended", onnxruntime 1.31
-computes something else with it than at any other."""
-
-NO_FP8 = (
-    "onnxruntime's rewrites take fp8 pairs for integers and refuse the file, or compute something else: it was "
-    "compared without them, and is for TensorRT alone"
-)
 
 UNCOMPARED = "no data was given: the file was checked and opened at every level, and not compared with float"
 """Said in the report of a mode that needs no data, and had none."""
@@ -336,8 +323,7 @@ def _verified(
 ) -> Report:
     """The report with what the proof of the file at `path` says; `size`: bytes of the file that it stands in for."""
     device = prepared.recipe.device
-    bare = _only_for_another(prepared)
-    without = _left_out(prepared, bare)
+    judged = Judged.of(prepared.plan, prepared.backend)
     wishes = prepared.recipe.verify
     comparison = proof.check(
         source,
@@ -346,9 +332,9 @@ def _verified(
         device=device,
         limit=wishes.feeds,
         latency=wishes.latency,
-        without=without,
+        without=judged.without,
         keep_io=prepared.recipe.keep_io or prepared.plan.float_type == "fp32",
-        opens=not bare,
+        opens=judged.opens,
     )
     if size is not None:
         comparison = replace(comparison, bytes_quantized=size)
@@ -368,22 +354,8 @@ def _verified(
         refusals=(*report.refusals, *left_float),
         layers=tuple(row.to_dict() for row in profile.worst_first(layers)),
         problems=tuple(problems),
-        notes=(*report.notes, NO_FP8) if bare else report.notes,
+        notes=(*report.notes, *judged.notes),
     )
-
-
-def _left_out(prepared: Prepared, bare: bool) -> tuple[str, ...]:
-    """onnxruntime's rewrites that the result is judged without: those of the backend, and what ruins a type."""
-    half = prepared.plan.float_type == "fp16"
-    ruined: tuple[str, ...] = (ROUNDS_BIASES,) if half else ()
-    if half and any(site.spec.block_size for site in prepared.plan.sites):
-        ruined += (FUSES_BLOCKS,)
-    return tuple(dict.fromkeys((*prepared.backend.judged_without, *ruined, *(FUSES_PAIRS if bare else ()))))
-
-
-def _only_for_another(prepared: Prepared) -> bool:
-    """Whether the file holds pairs that onnxruntime cannot open with all its rewrites: fp8, for another runtime."""
-    return prepared.backend.name != "virtual" and any(site.spec.is_fp8 for site in prepared.plan.sites)
 
 
 def _limits(recipe: Recipe) -> proof.Limits:

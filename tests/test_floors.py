@@ -17,16 +17,17 @@ ROOT = Path(__file__).resolve().parents[1]
 FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"__init__", "__main__"}),
     frozenset({"cli"}),
-    frozenset({"model", "batch", "quantize"}),
+    frozenset({"batch"}),
+    frozenset({"model", "quantize"}),
     frozenset({"auto"}),
     frozenset({"mixed"}),
     frozenset({"qat"}),
     frozenset({"pipeline"}),
-    frozenset({"prepare", "verify", "profile", "lint"}),
+    frozenset({"prepare", "judged", "verify", "profile", "lint"}),
     frozenset({"calib", "qdq", "export", "precision", "sparse"}),
     frozenset({"plan", "correct", "equalize"}),
     frozenset({"patterns", "backends", "mermaid", "torchnet", "calib.observers"}),
-    frozenset({"graph", "recipe", "rounding", "metrics", "report", "calib.sketches"}),
+    frozenset({"graph", "recipe", "rounding", "metrics", "report", "pages", "calib.sketches"}),
     frozenset({"moments"}),
     frozenset({"unfold"}),
     frozenset({"layout"}),
@@ -58,14 +59,18 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "xxhash": frozenset({"graph.digests"}),
     "networkx": frozenset({"plan.paying"}),
     "threadpoolctl": frozenset({"calib.threads"}),
-    "pydantic": frozenset({"recipe"}),
-    "yaml": frozenset({"recipe", "cli"}),
+    "pydantic": frozenset({"recipe", "batch.jobfile"}),
+    "yaml": frozenset({"recipe", "cli", "batch.jobfile"}),
     "typer": frozenset({"cli"}),
-    "rich": frozenset({"cli", "calib.progress"}),
+    "rich": frozenset({"cli", "calib.progress", "batch.watch"}),
+    "jinja2": frozenset({"pages"}),
+    "psutil": frozenset({"batch"}),
+    "distributed": frozenset({"batch.cluster"}),
+    "fsspec": frozenset({"batch.remote"}),
     # protobuf, which onnx brings: the errors that it raises on a bad or too large model
     "google": frozenset({"graph", "patterns.simplify.infer"}),
 }
-INSIDE_FUNCTIONS = frozenset({"onnxruntime", "torch"})
+INSIDE_FUNCTIONS = frozenset({"onnxruntime", "torch", "distributed", "fsspec"})
 """Imported when they are needed: torch is an extra, and onnxruntime takes its time."""
 ON_TORCH = frozenset({"qat"})
 """Made of torch's modules: nothing imports these but who wants to train."""
