@@ -65,7 +65,7 @@ $(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.made pyproject.toml constraints.txt
-	$(PIP) -e '.[cpu,dev]'
+	$(PIP) -e '.[cpu,qat,cluster,dev]'
 	@touch $(VENV)/.run $@
 
 $(VENV)/.examples: $(VENV)/.made pyproject.toml constraints.txt

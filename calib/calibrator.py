@@ -15,6 +15,7 @@ import numpy as np
 
 from sbonnx.calib.asym import Asym, walk_quantized
 from sbonnx.calib.blockwise import walk_blocks, wants_blocks
+from sbonnx.calib.counted import count as counted
 from sbonnx.calib.cutting import branches_of, course_of
 from sbonnx.calib.data import Dataset
 from sbonnx.calib.fit import said
@@ -126,9 +127,11 @@ class Calibrator:
             with TensorStore(self._memory) as store:
                 for _ in observation.layerwise(units, store, progress):
                     pass
+            counted(observation.samples)
             return
         with self._streaming(observation, count) as stream:
             for unit, _ in stream(units):
+                counted(unit.samples)
                 progress.advance(int(unit.closes))
 
     @contextmanager
@@ -154,6 +157,7 @@ class Calibrator:
             with TensorStore(self._memory) as store:
                 for done in observation.layerwise(units, store, progress):
                     recall.keep({key: sketch for key, sketch in observation.found().items() if key[0] in done})
+            counted(observation.samples)
         else:
             first, sketches = recall.resume(wishes)
             observation.add(sketches)
@@ -174,6 +178,7 @@ class Calibrator:
         while True:
             last = None
             for last, _ in stream(_until(units, time.monotonic() + CHECKPOINT_EVERY)):
+                counted(last.samples)
                 progress.advance(int(last.closes))
             following = None if last is None else next(units, None)
             if last is None or following is None:

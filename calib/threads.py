@@ -74,3 +74,8 @@ def one_blas_thread() -> Iterator[None]:
     """
     with threadpool_limits(limits=1, user_api="blas"):
         yield
+
+
+def limit_threads(count: int) -> None:
+    """From now on BLAS and OpenMP of this process use at most `count` threads."""
+    threadpool_limits(limits=count)

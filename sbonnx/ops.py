@@ -133,6 +133,12 @@ RESIZES: Final = frozenset({"Resize", "Upsample"})
 
 CONTROL_FLOW: Final = frozenset({"If", "Loop", "Scan"})
 
+REPEATED: Final = frozenset({"Loop", "Scan", "SequenceMap"})
+"""Ops that repeat a body."""
+
+ENDS_BLOCKS: Final = frozenset({"Relu", "LeakyRelu", "PRelu", "Clip", "HardSwish", "LayerNormalization"})
+"""What still belongs to a residual block where nothing else reads its sum."""
+
 QUANTIZE: Final = frozenset({"QuantizeLinear"})
 DEQUANTIZE: Final = frozenset({"DequantizeLinear"})
 QDQ: Final = QUANTIZE | DEQUANTIZE

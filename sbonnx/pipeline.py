@@ -28,7 +28,7 @@ from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import Graph, query
 from sbonnx.graph.staging import staged
 from sbonnx.judged import Judged
-from sbonnx.plan import Plan, Solution
+from sbonnx.plan import Plan, Site, Solution
 from sbonnx.prepare import Prepared, Source, prepare, source_of
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.limits import FLOAT
@@ -277,12 +277,25 @@ def _report(model: Source, target: Path | None, prepared: Prepared, solution: So
         output=None if target is None else os.fspath(target),
         backend=prepared.backend.name,
         counts=counts,
+        sites=tuple(map(_said, solved)),
         applied=prepared.applied,
         refusals=(*prepared.refusals, *solution.refusals),
         settings=prepared.recipe.to_dict(),
         notes=(*quantized.info.notes, *solution.notes),
         problems=problems,
     )
+
+
+def _said(site: Site) -> dict[str, Any]:
+    """A site for the report, in plain values."""
+    node = site.readers[0].node if site.readers else ""
+    return {
+        "tensor": site.tensor,
+        "role": site.role,
+        "label": site.spec.label(),
+        "bits": site.spec.bits,
+        "node": node,
+    }
 
 
 def _proved(

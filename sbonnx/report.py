@@ -42,7 +42,8 @@ class Report:
         model, output, backend: what was quantized, where it lies, for which runtime.
         counts: nodes before and after, sites by role, refusals.
         metrics: end-to-end figures (per output error, sizes, latency), see `sbonnx.verify`.
-        layers: one row a quantized tensor, worst first.
+        layers: one row a quantized activation, worst first.
+        sites: all that is quantized, in the order of the network: its tensor, role, type, bits and first reader.
         applied, refusals: what patterns and planning did and did not do.
         settings: the resolved recipe.
         notes: what loading changed in the model (lifted opset, inlined functions, ...).
@@ -57,6 +58,7 @@ class Report:
     counts: dict[str, int] = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     layers: tuple[dict[str, Any], ...] = ()
+    sites: tuple[dict[str, Any], ...] = ()
     applied: tuple[Fired, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)

@@ -53,6 +53,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
             "backends.ort",
             "patterns.simplify.fold",
             "lint.ort_kernels",
+            "batch.cluster_tasks",
         }
     ),
     "torch": frozenset({"qat", "torchnet", "rounding.adaround", "calib.device", "moments.products"}),
@@ -65,10 +66,10 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "rich": frozenset({"cli", "calib.progress", "batch.watch"}),
     "jinja2": frozenset({"pages"}),
     "psutil": frozenset({"batch"}),
-    "distributed": frozenset({"batch.cluster"}),
-    "fsspec": frozenset({"batch.remote"}),
+    "distributed": frozenset({"batch.cluster", "batch.cluster_check", "batch.cluster_tasks"}),
+    "fsspec": frozenset({"batch.remote", "batch.urls"}),
     # protobuf, which onnx brings: the errors that it raises on a bad or too large model
-    "google": frozenset({"graph", "patterns.simplify.infer"}),
+    "google": frozenset({"graph", "patterns.simplify.infer", "batch.remote"}),
 }
 INSIDE_FUNCTIONS = frozenset({"onnxruntime", "torch", "distributed", "fsspec"})
 """Imported when they are needed: torch is an extra, and onnxruntime takes its time."""

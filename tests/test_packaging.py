@@ -31,6 +31,13 @@ DATA = (
     "assets/digits_calib.npz",
     "assets/digits_eval.npz",
     "backends/ort_costs.json",
+    "pages/base.html.j2",
+    "pages/batch.html.j2",
+    "pages/chart.html.j2",
+    "pages/network.html.j2",
+    "pages/page.css",
+    "pages/page.js",
+    "pages/single.html.j2",
 )
 SOURCES = ("sbonnx/calib/sketches/_kernels.c",)
 """What is compiled, where there is a compiler, and not handed out itself."""
@@ -138,6 +145,15 @@ def test_every_dependency_is_pinned() -> None:
     not_pinned = {requirement_name(line) for line in named} - pins().keys()
     assert not_pinned == {"onnxruntime-gpu"}, "the one that CI has no device for"
     assert pins()["torch"] == ["torch==2.13.0"]
+
+
+def test_what_make_installs_runs_every_test() -> None:
+    """Without torch, the tests of training and of rounding by gradients would be skipped, and nobody would see."""
+    (line,) = re.findall(
+        r"^\$\(VENV\)/\.dev:.*\n\t\$\(PIP\) -e '\.\[([a-z,]+)\]'$", (ROOT / "Makefile").read_text(), re.M
+    )
+    assert set(line.split(",")) == {"cpu", "qat", "cluster", "dev"}
+    assert f"-c constraints.txt -e '.[{line}]'" in (ROOT / "constraints.txt").read_text()
 
 
 def test_pins_are_exact_and_name_no_machine() -> None:

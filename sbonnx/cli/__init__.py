@@ -12,11 +12,11 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from sbonnx.cli import compare, demo, inspect, lint, plan, profile, qat, quantize, recipe, simplify
+from sbonnx.cli import batch, compare, demo, inspect, lint, plan, profile, qat, quantize, recipe, simplify
 from sbonnx.cli.faults import DONE, INTERRUPTED, MENDABLE, guard, one_line, report
 from sbonnx.version import __version__
 
-VERBS: Final = (quantize, qat, simplify, inspect, plan, lint, recipe, compare, profile, demo)
+VERBS: Final = (quantize, batch, qat, simplify, inspect, plan, lint, recipe, compare, profile, demo)
 
 NAME: Final = "sbonnx"
 HELP: Final = "Any float ONNX model in, a verified quantized ONNX model out."

@@ -142,7 +142,13 @@ Output = Annotated[
 ]
 NoVerify = Annotated[bool, typer.Option("--no-verify", help="Do not compare the result with float.")]
 ReportFile = Annotated[
-    Path | None, typer.Option("--report", metavar="FILE.json", help="Write the whole report.", show_default=False)
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="FILE.json|FILE.html",
+        help="Write the whole report: for programs, or as a page for people.",
+        show_default=False,
+    ),
 ]
 Requantize = Annotated[
     bool, typer.Option("--requantize", help="Take the pairs of a model that is quantized already out first.")

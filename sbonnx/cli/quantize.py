@@ -11,11 +11,16 @@ from sbonnx.cli import options
 from sbonnx.cli.figures import OUTPUT_COLUMNS, measured, output_rows
 from sbonnx.cli.searched import show_search
 from sbonnx.cli.show import Show, to_json
+from sbonnx.errors import OutputError
 
 if TYPE_CHECKING:
     from sbonnx.report import Report
 
 HELP: Final = "Quantize a float model and prove the result. It is compared with float in onnxruntime."
+
+JSON: Final = ".json"
+PAGES: Final = (".html", ".htm")
+"""Endings of a report's name, which say how it is written."""
 
 WORST: Final = 5
 """Layers shown in the table; all of them are in the JSON."""
@@ -80,10 +85,16 @@ def run(
 
 
 def check_report(file: Path | None, taken: Sequence[Path], *, force: bool) -> None:
-    """Refuse a report file that cannot be written, before the work begins."""
+    """Refuse a report file that cannot be written, before the work begins.
+
+    Raises:
+        OutputError: its name says neither JSON nor a page, or it cannot be written there.
+    """
     from sbonnx import graph as graphs
 
     if file is not None:
+        if file.suffix.lower() not in (JSON, *PAGES):
+            raise OutputError(f"--report {file}: its name says what is written: end it in .json or .html")
         graphs.check_target(file, inputs=taken, force=force)
 
 
@@ -104,11 +115,20 @@ def said(show: Show, report: Report, file: Path | None) -> int:
     from sbonnx import graph as graphs
 
     if file is not None:
-        graphs.write_text(file, to_json(report.to_dict()) + "\n")
+        graphs.write_text(file, _written(report, file))
     code = show.problems(report.problems)
     show.value(report.to_dict())
     _tables(show, report)
     return code
+
+
+def _written(report: Report, file: Path) -> str:
+    """The report as the name of its file wants it."""
+    if file.suffix.lower() == JSON:
+        return to_json(report.to_dict()) + "\n"
+    from sbonnx.pages import single_page
+
+    return single_page(report.to_dict())
 
 
 def _tables(show: Show, report: Report) -> None:

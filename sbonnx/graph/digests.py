@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +16,9 @@ from sbonnx.graph.model import Body, Constant, Graph, Node, Tensor
 from sbonnx.graph.query import Array, all_tensors, bodies, dtype, ordered, shape
 from sbonnx.graph.weights import Weights, array_chunks
 from sbonnx.ops import RANDOM
+
+PIECE: Final = 1 << 22
+"""Bytes of a file that are read at a time."""
 
 HEX_DIGITS: Final = 32
 """Digests are given as the first half of a sha256: 128 bits."""
@@ -29,6 +33,19 @@ def combined(tag: str, *parts: bytes) -> bytes:
 def text(digest: bytes) -> str:
     """A digest as it is written down: 32 hexadecimal digits."""
     return digest.hex()[:HEX_DIGITS]
+
+
+def file_digest(path: Path) -> bytes:
+    """xxh3 of a file's bytes: 128 bits, to know a file again by. Not against forgers.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    total = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while piece := file.read(PIECE):
+            total.update(piece)
+    return bytes(total.digest())
 
 
 def array_digests(arrays: Iterable[Array | Weights]) -> Iterator[bytes]:

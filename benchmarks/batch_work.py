@@ -1,0 +1,31 @@
+"""Work for the batch engine that takes no time: what remains is the engine's own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sbonnx.batch.job import Job, Outcome, Places, Step, Tell
+from sbonnx.batch.outcomes import FILE, now, to_json
+from sbonnx.batch.plan import Wish
+
+
+def noop(step: Step, places: Places, tell: Tell, threads: int) -> Outcome:
+    """Leave a folder with an outcome, as all steps do."""
+    outcome = Outcome(step.key, "done", finished=now())
+    hidden = places.made(step.key).with_name(f".{step.key}.{os.getpid()}")
+    hidden.mkdir(parents=True)
+    (hidden / FILE).write_text(to_json(outcome))
+    os.rename(hidden, places.made(step.key))
+    return outcome
+
+
+def nowhere(step: Step, places: Places) -> None:
+    """Nothing is to be published."""
+
+
+def wish_of(count: int, folder: Path) -> Wish:
+    """So many steps that wait for nobody."""
+    jobs = tuple(Job(f"n{n}", "m.onnx", None, "onnxruntime", str(folder / f"n{n}.onnx")) for n in range(count))
+    steps = tuple(Step(f"key-{job.name}", "quantize", job.name, (job,)) for job in jobs)
+    return Wish("no-op", Places(folder), jobs, jobs, steps)

@@ -1,0 +1,145 @@
+"""Digests of files and folders, remembered while they do not change: a second run reads none of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from sbonnx.errors import ModelError
+from sbonnx.graph.digests import combined, file_digest, text
+from sbonnx.graph.source import open_model
+
+FILE: Final = "digests.json"
+"""In the state folder: [size, time of change in ns, inode, digest] by path."""
+
+SETTLED_NS: Final = 2_000_000_000
+"""A file that changed less than this before it was read may change once more without its time saying so."""
+
+MISSING: Final = "missing"
+"""The digest of what is not there: the step says so."""
+
+NEWEST: Final = 20_000
+"""Files that are remembered; the oldest entries go."""
+
+
+class Digests:
+    """Digests by path. Writes what it learned with `save`; several at once do no harm.
+
+    Args:
+        state: folder to remember in; None: nothing is remembered.
+    """
+
+    def __init__(self, state: Path | None = None) -> None:
+        self._file = None if state is None else state / FILE
+        self._known: dict[str, list[Any]] = self._read()
+        self._fresh = False
+        self.read = 0
+        """Files whose bytes were read."""
+
+    def of(self, path: Path) -> str:
+        """The digest of a file's bytes, or of a folder: of the names and bytes of all visible files in it.
+
+        `MISSING` where nothing is there, or it cannot be read.
+        """
+        try:
+            if path.is_dir():
+                parts = [f"{one.relative_to(path).as_posix()} {self._of_file(one)}" for one in _files(path)]
+                return text(combined("folder", *(part.encode("utf-8", "surrogateescape") for part in parts)))
+            return self._of_file(path) if path.exists() else MISSING
+        except OSError:
+            return MISSING
+
+    def of_model(self, path: Path) -> str:
+        """The same of a model with the data files that it names; what is no model counts by its bytes."""
+        own = self.of(path)
+        if own == MISSING or path.is_dir():
+            return own
+        beside = self._beside(path, own)
+        parts = [f"{name} {self.of(path.parent / name)}" for name in beside]
+        return text(combined("model", own.encode(), *(part.encode("utf-8", "surrogateescape") for part in parts)))
+
+    def save(self) -> None:
+        """Remember. A folder that cannot be written to costs time at the next run and nothing else."""
+        if self._file is None or not self._fresh:
+            return
+        kept = dict(list(self._known.items())[-NEWEST:])
+        temporary = self._file.with_name(f".{FILE}.{secrets.token_hex(4)}.tmp")
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(kept))
+            os.replace(temporary, self._file)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+        self._fresh = False
+
+    def _read(self) -> dict[str, list[Any]]:
+        if self._file is None:
+            return {}
+        try:
+            found = json.loads(self._file.read_bytes())
+        except (OSError, ValueError):  # not there yet, or cut short: everything is read once more
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _of_file(self, path: Path) -> str:
+        stamp = _stamp(path)
+        entry = self._entry(path, stamp)
+        if entry is not None:
+            return str(entry[3])
+        total = file_digest(path)
+        self.read += 1
+        digest = total.hex()
+        if stamp == _stamp(path) and time.time_ns() - stamp[1] > SETTLED_NS:
+            self._keep(path, [*stamp, digest])
+        return digest
+
+    def _beside(self, path: Path, own: str) -> list[str]:
+        """Names of the data files of a model, by its digest: the model is parsed once."""
+        entry = self._entry(path, _stamp(path))
+        if entry is not None and len(entry) > 4:
+            return [str(name) for name in entry[4]]
+        names = sorted(set(_external(path)))
+        if entry is not None and entry[3] == own:
+            self._keep(path, [*entry[:4], names])
+        return names
+
+    def _entry(self, path: Path, stamp: list[int]) -> list[Any] | None:
+        found = self._known.get(str(path.absolute()))
+        return found if isinstance(found, list) and len(found) >= 4 and found[:3] == stamp else None
+
+    def _keep(self, path: Path, entry: list[Any]) -> None:
+        self._known.pop(str(path.absolute()), None)  # to the end: the oldest go first
+        self._known[str(path.absolute())] = entry
+        self._fresh = True
+
+
+def _stamp(path: Path) -> list[int]:
+    """What changes when a file does."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
+
+
+def _files(folder: Path) -> list[Path]:
+    """Visible files of a folder and of those in it."""
+    found = [path for path in folder.rglob("*") if path.is_file()]
+    return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+
+
+def _external(path: Path) -> Iterator[str]:
+    """Names of the files that a model keeps its weights in; none of what cannot be read as a model."""
+    try:
+        opened = open_model(path)
+    except ModelError:
+        return
+    folder = path.parent.resolve()
+    for file in opened.files:
+        if file != path:
+            yield os.path.relpath(file, folder)
+
+
+__all__ = ["MISSING", "Digests"]

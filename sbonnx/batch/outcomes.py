@@ -1,0 +1,56 @@
+"""Outcomes as JSON: what a step's process says over its pipe, and what lies in the folder of what it made."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from datetime import datetime, timezone
+from typing import Any, Final
+
+from sbonnx.batch.job import Outcome, Places
+
+FILE: Final = "outcome.json"
+"""In the folder of what a step has made."""
+
+_NAMES: Final = frozenset(one.name for one in fields(Outcome))
+
+
+def to_json(outcome: Outcome) -> str:
+    """`outcome` on one line."""
+    return json.dumps({name: getattr(outcome, name) for name in sorted(_NAMES)}, separators=(",", ":"), default=_plain)
+
+
+def from_json(text: str | bytes) -> Outcome:
+    """What `to_json` wrote. Keys that a later version added are left out.
+
+    Raises:
+        ValueError: it is no outcome.
+    """
+    values = json.loads(text)
+    if not isinstance(values, dict) or not {"key", "status"} <= values.keys():
+        raise ValueError("not an outcome")
+    known: dict[str, Any] = {name: value for name, value in values.items() if name in _NAMES}
+    known["accepted"] = tuple((row[0], float(row[1]), float(row[2]), bool(row[3])) for row in known.get("accepted", ()))
+    return Outcome(**known)
+
+
+def read_made(places: Places, key: str) -> Outcome | None:
+    """The outcome of what a step has made; None where it has made nothing that can be read."""
+    try:
+        return from_json((places.made(key) / FILE).read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, TypeError, KeyError, IndexError):  # cut short by a loss of power: as if it were not there
+        return None
+
+
+def now() -> str:
+    """The time, UTC, ISO 8601."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy as Python's, tuples and paths as JSON has them."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return str(value)

@@ -1,0 +1,383 @@
+"""What happens inside a step's process: statistics for all targets of a model, or one quantized file."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from sbonnx.backends import backend_for
+from sbonnx.batch.accept import Judged, both, judge
+from sbonnx.batch.digests import Digests
+from sbonnx.batch.hidden import Hider, reveal_job
+from sbonnx.batch.job import Job, Outcome, Places, Step, Tell
+from sbonnx.batch.outcomes import FILE, now, read_made, to_json
+from sbonnx.batch.publish import FILES, publish
+from sbonnx.batch.remote import localized
+from sbonnx.batch.steps import Given, calibrate_key, file_name, look_at, quantize_key, recipe_of, sketches_digest
+from sbonnx.calib.counted import counting
+from sbonnx.calib.data import Dataset
+from sbonnx.calib.union import Course, Courses, observe_courses
+from sbonnx.errors import DataError, SbonnxError
+from sbonnx.graph import Graph
+from sbonnx.graph.digests import combined, text
+from sbonnx.graph.files import write_bytes
+from sbonnx.pipeline import samples_of
+from sbonnx.prepare import Prepared, prepare
+from sbonnx.quantize import quantize
+from sbonnx.recipe import Recipe, load
+from sbonnx.report import Report
+from sbonnx.version import __version__
+
+PLANS: Final = "plans"
+"""Folder beside the statistics of a model: a file for each plan that was measured, with the name of its graph."""
+
+SAYS_SO: Final = "was changed while the batch ran: run the batch again"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A job as its step's process sees it.
+
+    Attributes:
+        job: as it was written.
+        real: with local paths, and the values of the environment filled in.
+        given: what its files are.
+        key: of its quantize step.
+        shared: see `sketches_digest`.
+    """
+
+    job: Job
+    real: Job
+    given: Given
+    key: str
+    shared: str | None
+
+    @property
+    def plan(self) -> str:
+        """Name of its plan: equal ones are of equal graphs, and wish for the same."""
+        return text(combined("plan", __version__.encode(), self.job.backend.encode(), self.given.wishes.encode()))
+
+
+def run_step(step: Step, places: Places, tell: Tell, threads: int = 1) -> Outcome:
+    """Do a step, in this process. What it made appears as `places.made(step.key)`, and its file at the jobs' outputs.
+
+    Who was refused leaves nothing there. An exception that is none of sbonnx's own is the outcome "failed", with its
+    traceback on stderr. What ${NAME} stands for is in no outcome, and not in the log.
+
+    Args:
+        step: of `steps_of`.
+        tell: told where it is.
+        threads: samples to run at a time, where the recipe does not say.
+    """
+    began = time.monotonic()
+    hider = Hider.of(step.jobs)
+    try:
+        outcome = _done_before(step, places)
+        if outcome is None:
+            with _workplace(step, places) as folder:
+                work = _calibrate if step.kind == "calibrate" else _quantize
+                made = work(step, places, folder, tell, threads)
+                outcome = _hidden(replace(made, seconds=time.monotonic() - began, finished=now()), hider)
+                (folder / FILE).write_text(to_json(outcome))
+                outcome = _move(folder, step, places) or outcome
+            publish(step, places)
+    except SbonnxError as error:
+        outcome = Outcome(step.key, "refused", str(error), error=type(error).__name__)
+    except Exception as error:
+        print(hider.text(traceback.format_exc()), file=sys.stderr)
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        outcome = Outcome(step.key, "failed", reason, error=type(error).__name__)
+    if not outcome.finished:
+        outcome = replace(outcome, seconds=time.monotonic() - began, finished=now())
+    _clean_log(places.log(step.key), hider)
+    return _hidden(outcome, hider)
+
+
+def _done_before(step: Step, places: Places) -> Outcome | None:
+    """What the step, or another of its key, has made already, put in its place."""
+    found = read_made(places, step.key)
+    if found is not None:
+        publish(step, places)
+    return found
+
+
+@contextmanager
+def _workplace(step: Step, places: Places) -> Iterator[Path]:
+    """A folder beside that of what the step will have made; nothing of it stays."""
+    made = places.made(step.key)
+    folder = made.with_name(f".{step.key}.{os.getpid()}")
+    made.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _move(folder: Path, step: Step, places: Places) -> Outcome | None:
+    """Let it appear. Where somebody else was quicker, what that one made."""
+    made = places.made(step.key)
+    try:
+        os.rename(folder, made)
+        return None
+    except OSError:
+        found = read_made(places, step.key)
+        if found is None:
+            raise
+        return found
+
+
+def _wanted(job: Job, places: Places) -> Wanted:
+    """A job as it is now."""
+    digests = Digests(places.state)
+    real = localized(reveal_job(job), places.state / "remote")
+    given = look_at(job, digests, places.state)
+    return Wanted(job, real, given, quantize_key(job, given, digests), sketches_digest(job, given))
+
+
+# --- calibrate ----------------------------------------------------------------------------------------
+
+
+def _calibrate(step: Step, places: Places, folder: Path, tell: Tell, threads: int) -> Outcome:
+    """All statistics that the plans of the step's jobs wish for.
+
+    A job that cannot be prepared, or whose statistics cannot be had, is left out: its own step says why.
+    """
+    rows = [_wanted(job, places) for job in step.jobs]
+    shared = rows[0].shared
+    if shared is None or calibrate_key(shared, [(row.job, row.given) for row in rows]) != step.key:
+        raise DataError(f"the model, the data or a recipe of '{rows[0].job.name}' {SAYS_SO}")
+    root = places.sketches(shared)
+    root.mkdir(parents=True, exist_ok=True)
+    courses = Courses()
+    by_graph: dict[int, Prepared] = {}
+    names: dict[str, str] = {}
+    for number, row in enumerate(rows):
+        if row.plan in names or (places.made(row.key).exists() and (root / PLANS / row.plan).exists()):
+            continue  # nothing is left to be looked up
+        tell("prepare", number, len(rows))
+        prepared = _prepared(row)
+        if prepared is not None:
+            names[row.plan] = courses.add(prepared.graph, prepared.plan)
+            by_graph.setdefault(id(courses.found[names[row.plan]].graph), prepared)
+    with counting() as runs:
+        lost = _observed(list(courses.found.values()), by_graph, rows[0].real, root, threads, tell) if names else {}
+    (root / PLANS).mkdir(exist_ok=True)
+    for plan, name in names.items():
+        if name not in lost:
+            write_bytes(root / PLANS / plan, name.encode())
+    return Outcome(step.key, "done", counters={"runs": runs.samples, "graphs": len(courses.found) - len(lost)})
+
+
+def _prepared(row: Wanted) -> Prepared | None:
+    """The graph and the plan of a job; None where there is nothing to measure, or the job cannot be."""
+    try:
+        recipe = recipe_of(row.real)
+        prepared = prepare(row.real.model, recipe, backend_for(recipe.backend, recipe.version))
+    except SbonnxError:
+        return None
+    return prepared if prepared.plan.of_role("activation") else None
+
+
+def _observed(
+    courses: list[Course], by_graph: Mapping[int, Prepared], real: Job, root: Path, threads: int, tell: Tell
+) -> dict[str, SbonnxError]:
+    """Fill the caches; the courses that it cannot be done for, and why."""
+    sets: dict[int, Dataset] = {}
+
+    def data(graph: Graph) -> Dataset:
+        prepared = by_graph[id(graph)]
+        if id(graph) not in sets:
+            found = samples_of(real.data, prepared, real.split)
+            if found is None:
+                raise DataError(f"'{real.name}' has no calibration data")
+            sets[id(graph)] = found
+        return sets[id(graph)]
+
+    def observe(some: list[Course]) -> None:
+        recipe = by_graph[id(some[0].graph)].recipe
+        wishes = recipe.calibration
+        observe_courses(
+            some,
+            data,
+            root,
+            device=recipe.device,
+            granularity=wishes.granularity,
+            memory=wishes.memory,
+            threads=wishes.threads or threads,
+            workers=wishes.workers,
+            progress=Told(tell),
+        )
+
+    try:
+        observe(courses)
+        return {}
+    except SbonnxError as error:
+        if len(courses) == 1:
+            return {courses[0].name: error}
+    lost: dict[str, SbonnxError] = {}
+    for course in courses:  # what one cannot have, others may
+        try:
+            observe([course])
+        except SbonnxError as error:
+            lost[course.name] = error
+    return lost
+
+
+# --- quantize -----------------------------------------------------------------------------------------
+
+
+def _quantize(step: Step, places: Places, folder: Path, tell: Tell, threads: int) -> Outcome:
+    """One quantized file, proved and judged."""
+    row = _wanted(step.jobs[0], places)
+    if row.key != step.key:
+        raise DataError(f"the model, the data or the recipe of '{row.job.name}' {SAYS_SO}")
+    real = row.real
+    wishes = recipe_of(real)
+    target = folder / FILES / file_name(row.job)
+    target.parent.mkdir()
+    with counting() as runs, _in_words_of(target, row.job):
+        report = quantize(
+            real.model,
+            real.data,
+            recipe=_with(wishes, real, _sketches(row, places), threads),
+            output=target,
+            split=real.split,
+            progress=Told(tell),
+        )
+    judged = Judged()
+    if real.accept != type(real.accept)():
+        tell("judge")
+        with _in_words_of(target, row.job):
+            own = both(real.accept.metric, Path(real.model), target, places) if real.accept.metric else None
+        judged = judge(real.accept, report.to_dict()["metrics"], own)
+    reasons = [*report.problems, *judged.reasons]
+    return Outcome(
+        step.key,
+        "unaccepted" if reasons else "done",
+        reason=_renamed("; ".join(reasons), target, row.job),
+        report=_plain_report(report, judged, row.job, wishes, target),
+        accepted=judged.rows,
+        counters={"runs": runs.samples},
+    )
+
+
+def _sketches(row: Wanted, places: Places) -> Path | None:
+    """The cache with what was measured for a plan; None where it was not: the step does it, and comes out the same."""
+    if row.shared is None:
+        return None
+    root = places.sketches(row.shared)
+    try:
+        found = root / (root / PLANS / row.plan).read_text()
+    except (OSError, ValueError):
+        return None
+    return found if found.is_dir() and found.parent == root else None
+
+
+def _with(wishes: Recipe, job: Job, cache: Path | None, threads: int) -> Recipe:
+    """The recipe with what the batch adds: none of it changes the file."""
+    more: dict[str, Any] = {}
+    if cache is not None:
+        more["CALIBRATION.CACHE"] = str(cache)
+    if wishes.calibration.threads is None:
+        more["CALIBRATION.THREADS"] = threads
+    if job.accept.max_latency_ratio is not None and not wishes.verify.latency:
+        more["VERIFY.LATENCY"] = True
+    return load(wishes, overrides=more) if more else wishes
+
+
+@contextmanager
+def _in_words_of(target: Path, job: Job) -> Iterator[None]:
+    """Errors that name the file where it is made name it where it will be."""
+    try:
+        yield
+    except SbonnxError as error:
+        raise type(error)(_renamed(str(error), target, job)) from error
+
+
+def _renamed(text: str, target: Path, job: Job) -> str:
+    return text.replace(str(target), job.output)
+
+
+def _plain_report(report: Report, judged: Judged, job: Job, wishes: Recipe, target: Path) -> dict[str, Any]:
+    """The report as JSON holds it, in words of the job: its output, its own recipe, its metrics."""
+    told = replace(report, model=job.model, output=job.output, settings=wishes.to_dict())
+    values = told.to_dict()
+    values["metrics"] = {**values["metrics"], "own": [dict(one) for one in judged.metrics]}
+    found: dict[str, Any] = _plain(values, (str(target), job.output))
+    return found
+
+
+def _plain(value: Any, renamed: tuple[str, str]) -> Any:
+    """Values as JSON holds them; numbers that are not finite become the text "inf", "-inf" or "nan"."""
+    if isinstance(value, str):
+        return value.replace(*renamed)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner, renamed) for key, inner in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(inner, renamed) for inner in value]
+    if hasattr(value, "tolist"):
+        return _plain(value.tolist(), renamed)
+    return value if value is None or isinstance(value, (bool, int)) else str(value)
+
+
+# --- what is said -------------------------------------------------------------------------------------
+
+
+class Told:
+    """A `Progress` that tells."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+        self._what = "quantize"
+        self._done = 0
+        self._total: int | None = None
+
+    def start(self, what: str, total: int | None) -> None:
+        """See `Progress`."""
+        self._what, self._done, self._total = what, 0, total
+        self._tell(what, 0, total)
+
+    def state(self, *, segment: tuple[int, int] | None = None, spilled: int = 0) -> None:
+        """See `Progress`."""
+        if segment is not None:
+            self._done = 0
+
+    def advance(self, pieces: int = 1) -> None:
+        """See `Progress`."""
+        self._done += pieces
+        self._tell(self._what, self._done, self._total)
+
+    def close(self) -> None:
+        """See `Progress`."""
+
+
+def _hidden(outcome: Outcome, hider: Hider) -> Outcome:
+    """The outcome without what ${NAME} stands for."""
+    return replace(outcome, reason=hider.text(outcome.reason), report=hider.plain(outcome.report))
+
+
+def _clean_log(log: Path, hider: Hider) -> None:
+    """The same of what libraries have printed."""
+    sys.stderr.flush()
+    if not hider or not log.is_file():
+        return
+    found = log.read_bytes()
+    clean = hider.text(found.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+    if clean != found:
+        log.write_bytes(clean)
+
+
+__all__ = ["Told", "run_step"]

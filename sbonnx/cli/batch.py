@@ -1,0 +1,146 @@
+"""``sbonnx batch``: many models for many targets from one job file."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from textwrap import shorten
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from sbonnx.cli import options
+from sbonnx.cli.faults import DONE, one_line
+from sbonnx.cli.show import Show, megabytes
+
+if TYPE_CHECKING:
+    from sbonnx.batch.job import BatchReport, JobResult
+    from sbonnx.batch.plan import Wish
+
+HELP: Final = "Quantize many models for many targets. What is done is not done again; what crashes costs only itself."
+
+COLUMNS: Final = ("job", "status", "least sqnr dB", "size", "seconds", "reason")
+
+REASON_WIDTH: Final = 100
+"""Characters of a reason in the table; whole, it is on stderr and in the report."""
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOBS", help="The job file: YAML.", show_default=False)]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", metavar="N", help="Jobs at a time; one for every two processors.", show_default=False),
+]
+Only = Annotated[
+    str | None, typer.Option("--only", metavar="GLOB", help="Only jobs of such names.", show_default=False)
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show the jobs, what is up to date, and how long it will take.")
+]
+Again = Annotated[bool, typer.Option("--force", help="Do again what is done.")]
+Scheduler = Annotated[
+    str | None,
+    typer.Option(
+        "--scheduler", metavar="ADDRESS", help="Run on the workers of this Dask scheduler.", show_default=False
+    ),
+]
+
+
+def run(
+    jobs: JobFile,
+    workers: Workers = None,
+    only: Only = None,
+    dry_run: DryRun = False,
+    force: Again = False,
+    scheduler: Scheduler = None,
+    as_json: options.Json = False,
+    json_progress: options.JsonProgress = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> int:
+    """See `HELP`."""
+    from sbonnx.batch.api import fulfil, plain
+    from sbonnx.batch.plan import wish
+    from sbonnx.batch.state import past
+    from sbonnx.batch.watch import make_watch
+
+    show = Show(as_json=as_json, quiet=quiet)
+    wished = wish(jobs, only=only)
+    if dry_run:
+        return _preview(show, wished, workers, force=force)
+    watch = make_watch(quiet=quiet, as_json=json_progress, expected=past(wished.places))
+    report = fulfil(wished, workers=workers, force=force, scheduler=scheduler, watch=watch)
+    for row in report.rows:
+        # others were said as they happened; where that goes out as JSON nothing else may stand between
+        if row.outcome.status != "done" and (quiet or row.up_to_date) and not json_progress:
+            print(one_line(f"{row.job.name}: {row.outcome.status}: {row.outcome.reason}"), file=sys.stderr)
+    show.value(plain(report))
+    show.table(f"{report.title}", COLUMNS, [_row(row) for row in report.rows])
+    show.line(_summary(report))
+    show.line(f"report: {wished.places.output / 'report.html'}")
+    return report.exit_code
+
+
+def _preview(show: Show, wished: Wish, workers: int | None, *, force: bool) -> int:
+    """What a run would do."""
+    from sbonnx.batch.api import look
+    from sbonnx.batch.engine import default_workers
+    from sbonnx.batch.watch import clock
+
+    left = look(wished, force=force)
+    run = {step.key for step in left.steps}
+    rows = []
+    for step in wished.steps:
+        if step.kind == "calibrate":
+            if step.key in run:
+                rows.append((step.title, f"for {len(step.jobs)} jobs", "to be run", left.seconds.get(step.key), ""))
+            continue
+        for job in step.jobs:
+            state = "to be run" if step.key in run else f"up to date ({left.settled[step.key].status})"
+            rows.append((job.name, job.backend, state, left.seconds.get(step.key), job.output))
+    wall = left.wall(default_workers() if workers is None else workers)
+    steps = [
+        {
+            "key": step.key,
+            "kind": step.kind,
+            "title": step.title,
+            "jobs": [job.name for job in step.jobs],
+            "to_be_run": step.key in run,
+            "seconds": left.seconds.get(step.key),
+        }
+        for step in wished.steps
+        if step.key in run or step.kind == "quantize"
+    ]
+    jobs = [
+        {"name": job.name, "model": job.model, "backend": job.backend, "output": job.output} for job in wished.chosen
+    ]
+    show.value({"title": wished.title, "jobs": jobs, "steps": steps, "seconds": wall})
+    columns = ("job", "for", "state", "seconds the last time", "output")
+    show.table(f"{wished.title}: {len(wished.chosen)} jobs", columns, rows)
+    took = "" if wall is None else f", about {clock(wall)} by what such steps took before"
+    show.line(f"{len(run)} steps to be run{took}")
+    return DONE
+
+
+def _row(row: JobResult) -> tuple[object, ...]:
+    """A row of the table of jobs."""
+    report: dict[str, Any] = row.outcome.report or {}
+    metrics: dict[str, Any] = report.get("metrics") or {}
+    outputs = metrics.get("outputs") or ()
+    signals = [one["sqnr_db"] for one in outputs if isinstance(one.get("sqnr_db"), float)]
+    size = metrics.get("bytes_quantized")
+    return (
+        row.job.name,
+        f"{row.outcome.status}{', up to date' if row.up_to_date else ''}",
+        min(signals, default=None),
+        megabytes(size) if isinstance(size, int) else None,
+        None if row.up_to_date else round(row.outcome.seconds, 1),
+        shorten(row.outcome.reason, REASON_WIDTH, placeholder=" …"),
+    )
+
+
+def _summary(report: BatchReport) -> str:
+    """How many jobs ended how, in a line."""
+    counts = Counter(row.outcome.status for row in report.rows)
+    fresh = sum(not row.up_to_date for row in report.rows)
+    ends = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    return f"{len(report.rows)} jobs: {ends}; {fresh} of them run now"

@@ -1,0 +1,103 @@
+"""A batch as JUnit XML: a test case a job, as Jenkins, GitLab, GitHub and Maven's tools read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+from xml.etree import ElementTree
+
+from sbonnx.pages.accepted import held_of
+from sbonnx.pages.figures import address, number, text
+
+WRONG: Final = {"unaccepted": "failure", "refused": "failure", "skipped": "skipped"}
+"""What a status is to a CI; what is in no row here and not done is an error.
+
+failure: it was held against what was asked for, and is not it. error: something broke.
+"""
+
+COUNTED: Final = {"failure": "failures", "error": "errors", "skipped": "skipped"}
+"""The attribute of a suite that counts them."""
+
+
+def junit(report: Mapping[str, Any]) -> str:
+    """The batch as one test suite.
+
+    A step that jobs share and that did not end well is a case too where no job shows it: a CI is red where the exit
+    code is not 0.
+
+    Args:
+        report: `dataclasses.asdict` of a `sbonnx.batch.job.BatchReport`, or that read back from JSON.
+
+    Returns:
+        The text of an XML file, with its declaration.
+    """
+    name = text(report.get("title")) or "batch"
+    cases = [*_jobs(report, name), *_steps(report, name)]
+    counts = {kind: sum(case.find(kind) is not None for case in cases) for kind in COUNTED}
+    total = f"{sum(float(case.get('time', '0')) for case in cases):.3f}"
+    whole = {"tests": str(len(cases)), "failures": str(counts["failure"]), "errors": str(counts["error"])}
+    root = ElementTree.Element("testsuites", {"name": name, **whole, "time": total})
+    suite = ElementTree.SubElement(
+        root, "testsuite", {"name": name, **whole, "skipped": str(counts["skipped"]), "time": total}
+    )
+    started = text(report.get("started"))
+    if started:
+        suite.set("timestamp", started[: len("2000-01-01T00:00:00")])  # without a zone: so the schemas want it
+    properties = ElementTree.SubElement(suite, "properties")
+    known = {"sbonnx.version": report.get("version"), "finished": report.get("finished")}
+    for key, value in known.items():
+        ElementTree.SubElement(properties, "property", {"name": key, "value": text(value)})
+    suite.extend(cases)
+    ElementTree.indent(root)
+    body = ElementTree.tostring(root, encoding="unicode")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}\n'
+
+
+def _jobs(report: Mapping[str, Any], suite: str) -> Iterable[ElementTree.Element]:
+    for row in report.get("rows") or ():
+        job, outcome = row["job"], row["outcome"]
+        case = _case(text(job.get("name")), f"{suite}.{_stem(job.get('model'))}", outcome)
+        if row.get("up_to_date"):
+            case.set("time", "0.000")  # what it took another day is not what this run took
+        case.append(_said(job, outcome, bool(row.get("up_to_date"))))
+        yield case
+
+
+def _steps(report: Mapping[str, Any], suite: str) -> Iterable[ElementTree.Element]:
+    """Steps that ended badly, and that no job names as what became of it."""
+    shown = {row["outcome"].get("key") for row in report.get("rows") or ()}
+    titles = report.get("titles") or {}
+    for key, outcome in (report.get("steps") or {}).items():
+        if key not in shown and outcome.get("status") not in ("done", "skipped"):
+            yield _case(text(titles.get(key) or key), f"{suite}.shared", outcome)
+
+
+def _case(name: str, group: str, outcome: Mapping[str, Any]) -> ElementTree.Element:
+    took = number(outcome.get("seconds")) or 0.0
+    case = ElementTree.Element("testcase", {"name": name or "unnamed", "classname": group, "time": f"{took:.3f}"})
+    status = text(outcome.get("status"))
+    if status != "done":
+        held = [str(one) for one in held_of(outcome) if not one.met]
+        reason = address(outcome.get("reason")) or "; ".join(held) or status
+        kind = WRONG.get(status, "error")
+        wrong = ElementTree.SubElement(case, kind, {"message": reason, "type": status or "unknown"})
+        wrong.text = "\n".join([f"{status}: {reason}", *held])
+    return case
+
+
+def _said(job: Mapping[str, Any], outcome: Mapping[str, Any], up_to_date: bool) -> ElementTree.Element:
+    """What a person who reads the case wants to know."""
+    lines = [f"model: {address(job.get('model'))}", f"target: {text(job.get('backend'))}"]
+    lines.append(f"output: {address(job.get('output'))}")
+    lines += [f"{one}: {'met' if one.met else 'not met'}" for one in held_of(outcome)]
+    if up_to_date:
+        lines.append("up to date: nothing was to be done")
+    out = ElementTree.Element("system-out")
+    out.text = "\n".join(lines)
+    return out
+
+
+def _stem(path: object) -> str:
+    """A model's name for a class name: dots would make packages of it."""
+    name = address(path).rstrip("/").rpartition("/")[2].partition("?")[0]
+    return name.removesuffix(".onnx").replace(".", "_") or "model"

@@ -1,0 +1,146 @@
+"""Plain values as short texts: numbers in a readable length, nothing that a page or XML cannot hold."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+NOTHING: Final = "–"
+"""Where there is no figure."""
+
+MINUS: Final = "\u2212"
+
+_ILLEGAL: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What XML 1.0 has no way to write (section 2.2); a browser replaces most of it too."""
+
+_LOGIN: Final = re.compile(r"(?<=://)[^/\s?#@]*@")
+_SIGNED: Final = re.compile(
+    r"([?&][^=&#\s]*(?:sig|token|key|secret|password|credential)[^=&#\s]*=)[^&#\s]+", re.IGNORECASE
+)
+
+_STEP: Final = 1000
+_MINUTE: Final = 60
+_LONGEST: Final = 4
+"""Digits of a number that is shown; beyond, it is as exact as nobody needs."""
+
+
+def text(value: object) -> str:
+    """`value` as text that HTML and XML can hold; "" for None."""
+    return "" if value is None else _ILLEGAL.sub("\ufffd", str(value))
+
+
+def address(value: object) -> str:
+    """A path or URL as text, without the login or the signed keys that a URL may carry."""
+    return _SIGNED.sub(r"\1***", _LOGIN.sub("***@", text(value)))
+
+
+def number(value: object) -> float | None:
+    """A number, also where JSON had to say "inf" or "nan"; None for what is none."""
+    if value is None or isinstance(value, bool):
+        return None
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+
+
+def plain(value: object, digits: int = _LONGEST) -> str:
+    """A number in at most so many digits: ``0.00016``, ``43.14``, ``∞``; `NOTHING` where there is none."""
+    found = number(value)
+    if found is None:
+        return NOTHING
+    if math.isnan(found):
+        return "not a number"
+    if math.isinf(found):
+        return "∞" if found > 0 else f"{MINUS}∞"
+    if found == int(found) and abs(found) < 10**digits:
+        return count(found)
+    return f"{found:.{digits}g}".replace("-", MINUS)
+
+
+def raw(value: object) -> str:
+    """A number to sort by, for a script; "" where there is none."""
+    found = number(value)
+    return "" if found is None else f"{found:.7g}"
+
+
+def fixed(value: object, places: int) -> str:
+    """A number with so many decimals, so that a column of them lines up."""
+    found = number(value)
+    return plain(found) if found is None or not math.isfinite(found) else f"{found:.{places}f}".replace("-", MINUS)
+
+
+def decibel(value: object) -> str:
+    """Signal to noise in dB, the unit left to the column."""
+    return fixed(value, 1)
+
+
+def ratio(value: object) -> str:
+    """A share of float: ``0.35``."""
+    return fixed(value, 2)
+
+
+def percent(value: object) -> str:
+    """A share, 0 to 1, in percent; what is not all is not rounded up to it."""
+    found = number(value)
+    if found is None or not math.isfinite(found):
+        return plain(found)
+    if found == 1:
+        return "100 %"
+    share = f"{100 * found:.2f}"
+    return f"{'99.99' if share == '100.00' and found < 1 else share} %"
+
+
+def count(value: object) -> str:
+    """A whole number, with thin gaps between thousands."""
+    found = number(value)
+    if found is None or not math.isfinite(found):
+        return plain(found)
+    return f"{round(found):,}".replace(",", "\u202f").replace("-", MINUS)
+
+
+def size(value: object) -> str:
+    """A number of bytes: ``237 kB``, ``1.42 MB``."""
+    found = number(value)
+    if found is None or not math.isfinite(found):
+        return plain(found)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(found) < _STEP:
+            return f"{found:.3g} {unit}"
+        found /= _STEP
+    return f"{found:.4g} TB"
+
+
+def seconds(value: object) -> str:
+    """A time in s: ``0.42 s``, ``12.3 s``, ``3 min 20 s``, ``1 h 05 min``."""
+    found = number(value)
+    if found is None or not math.isfinite(found):
+        return plain(found)
+    if round(found) < _MINUTE:
+        return f"{found:.2f} s" if found < 10 else f"{found:.1f} s"  # two or three digits say enough
+    minutes, rest = divmod(round(found), _MINUTE)
+    if minutes < _MINUTE:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // _MINUTE} h {minutes % _MINUTE:02d} min"
+
+
+def shortened(name: str, most: int) -> str:
+    """A name with its middle left out where it has more than `most` characters: both ends tell layers apart."""
+    if len(name) <= most:
+        return name
+    tail = (most - 1) * 3 // 5
+    return f"{name[: most - 1 - tail]}…{name[-tail:]}"
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Key paths of nested settings with their values as YAML reads them: (``W.QUANTIZER.BIT``, ``8``)."""
+    for name, value in settings.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{path}.")
+        else:
+            said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+            yield text(path), address(said)

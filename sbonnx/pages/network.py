@@ -1,0 +1,253 @@
+"""What a page says of one quantized network, out of the plain values of its report."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sbonnx.pages import figures
+from sbonnx.pages.figures import number, text
+from sbonnx.pages.layers import Layers, layers_of
+
+PLACES: Final = 1500
+"""Names of nodes listed for all reasons, and for all patterns; further ones are counted."""
+
+ALL_ROWS: Final = 4000
+"""Layers in the table of a page of one network: more would only make it slow; all are in the JSON."""
+
+FP8: Final = "fp8"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure to be seen first: its name, the value as text, one more line."""
+
+    name: str
+    value: str
+    more: str = ""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Something of the float and the quantized model, side by side: texts."""
+
+    name: str
+    float_: str
+    quantized: str
+    ratio: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """What was done, or not, for one reason: how often, and where (the first of them)."""
+
+    what: str
+    why: str
+    count: int
+    where: tuple[str, ...]
+
+    @property
+    def further(self) -> int:
+        """How many places are not listed."""
+        return self.count - len(self.where)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The most frequent groups, of how many, and how often all of them."""
+
+    rows: tuple[Group, ...]
+    total: int
+    times: int
+
+
+@dataclass(frozen=True)
+class Network:
+    """One quantized network, ready for the template.
+
+    Attributes:
+        model, output, backend, bits: texts.
+        ok, problems, notes: see `sbonnx.report.Report`.
+        headline: figures to be seen first.
+        pairs: float against quantized.
+        outputs, levels: rows of the comparison, as they are in the report.
+        kernels: (name, text) of what runs in integers.
+        layers: see there.
+        refused, applied: grouped.
+        settings: (key, value), flat.
+        search: what was tried, as in the report; {} where nothing was.
+        counts: (name, text).
+    """
+
+    model: str
+    output: str
+    backend: str
+    bits: str
+    ok: bool
+    problems: tuple[str, ...]
+    notes: tuple[str, ...]
+    headline: tuple[Figure, ...]
+    pairs: tuple[Pair, ...]
+    outputs: tuple[Mapping[str, Any], ...]
+    levels: tuple[Mapping[str, Any], ...]
+    kernels: tuple[tuple[str, str], ...]
+    layers: Layers
+    refused: Groups
+    applied: Groups
+    settings: tuple[tuple[str, str], ...]
+    search: Mapping[str, Any]
+    counts: tuple[tuple[str, str], ...]
+
+
+def network_of(
+    report: Mapping[str, Any],
+    *,
+    rows: int = ALL_ROWS,
+    places: int = PLACES,
+    without: frozenset[tuple[str, str]] = frozenset(),
+) -> Network:
+    """The view of one report.
+
+    Args:
+        report: of `sbonnx.report.Report.to_dict`, or that read back from JSON.
+        rows, places: how many layers, and places of refusals and of patterns, are listed.
+        without: settings that are shown elsewhere.
+    """
+    metrics = report.get("metrics") or {}
+    refusals = [
+        (text(one.get("what")), text(one.get("why")), text(one.get("where"))) for one in _all(report, "refusals")
+    ]
+    applied = [(text(one.get("pattern")), "", text(one.get("node"))) for one in _all(report, "applied")]
+    return Network(
+        model=figures.address(report.get("model")),
+        output=figures.address(report.get("output")),
+        backend=text(report.get("backend")),
+        bits=bits_of(report),
+        ok=bool(report.get("ok", not report.get("problems"))),
+        problems=tuple(map(text, _all(report, "problems"))),
+        notes=tuple(map(text, _all(report, "notes"))),
+        headline=tuple(_headline(report, metrics)),
+        pairs=tuple(_pairs(report, metrics)),
+        outputs=tuple(metrics.get("outputs") or ()),
+        levels=tuple(metrics.get("levels") or ()),
+        kernels=tuple(_kernels(metrics.get("kernels"))),
+        layers=layers_of(report, rows),
+        refused=_grouped(refusals, places),
+        applied=_grouped(applied, places),
+        settings=tuple(pair for pair in figures.flat(report.get("settings") or {}) if pair not in without),
+        search=report.get("search") or {},
+        counts=tuple((text(name), figures.count(value)) for name, value in (report.get("counts") or {}).items()),
+    )
+
+
+def _all(report: Mapping[str, Any], key: str) -> Sequence[Any]:
+    return report.get(key) or ()
+
+
+def bits_of(report: Mapping[str, Any]) -> str:
+    """Widths of weights and activations: ``w8a8``, ``w3-8a8`` where layers differ, ``fp8``; "" where it is not said."""
+    settings = report.get("settings") or {}
+    if not settings:
+        return ""
+    weights, activations = _width(report, "W", "weight"), _width(report, "A", "activation")
+    if weights == activations == FP8:
+        return FP8
+    if settings.get("MODE") == "weight_only" or not activations:
+        return f"w{weights}" if weights else ""
+    return f"w{weights}a{activations}"
+
+
+def _width(report: Mapping[str, Any], side: str, role: str) -> str:
+    """Of one side: what was chosen a layer, or what the recipe says for all."""
+    quantizer = (report["settings"].get(side) or {}).get("QUANTIZER") or {}
+    if quantizer.get("DTYPE") == FP8:
+        return FP8
+    sites = [number(site.get("bits")) for site in report.get("sites") or () if site.get("role") == role]
+    mixed = (report.get("search") or {}).get("mixed") or {}
+    chosen = sites or [number(width) for width in (mixed.get(f"{role}s") or {}).values()]
+    widths = sorted({int(width) for width in chosen if width is not None and math.isfinite(width)})
+    if len(widths) > 1:
+        return f"{widths[0]}-{widths[-1]}"
+    return text(quantizer.get("BIT"))
+
+
+def least(outputs: Iterable[Mapping[str, Any]], key: str) -> float | None:
+    """The lowest figure of any output; None where none has it."""
+    found = [value for value in (number(row.get(key)) for row in outputs) if value is not None]
+    return min(found) if found else None
+
+
+def _headline(report: Mapping[str, Any], metrics: Mapping[str, Any]) -> Iterable[Figure]:
+    outputs = metrics.get("outputs") or ()
+    sqnr, agreement = least(outputs, "sqnr_db"), least(outputs, "agreement")
+    several = f"worst of {len(outputs)} outputs" if len(outputs) > 1 else "signal to noise of the output"
+    if sqnr is not None:
+        yield Figure("SQNR", f"{figures.decibel(sqnr)} dB", several)
+    if agreement is not None:
+        yield Figure("Agreement", figures.percent(agreement), "same best class as float")
+    if metrics.get("size_ratio") is not None:
+        sizes = f"{figures.size(metrics.get('bytes_float'))} → {figures.size(metrics.get('bytes_quantized'))}"
+        yield Figure("Size", f"{figures.ratio(metrics['size_ratio'])} ×", sizes)
+    if metrics.get("latency_ratio") is not None:
+        times = " → ".join(figures.plain(metrics.get(f"median_ms_{side}"), 3) for side in ("float", "quantized"))
+        where = "Latency" if report.get("backend") == "onnxruntime" else "Latency in onnxruntime"
+        yield Figure(where, f"{figures.ratio(metrics['latency_ratio'])} ×", f"{times} ms")
+    counts = report.get("counts") or {}
+    if "weights" in counts:
+        tensors = sum(int(counts.get(role, 0)) for role in ("activations", "weights", "biases"))
+        named = ", ".join(f"{figures.count(counts.get(role, 0))} {role}" for role in ("activations", "weights"))
+        yield Figure("Quantized", f"{figures.count(tensors)} tensors", named)
+
+
+def _pairs(report: Mapping[str, Any], metrics: Mapping[str, Any]) -> Iterable[Pair]:
+    counts = report.get("counts") or {}
+    if counts.get("nodes before") is not None:
+        before, after = counts["nodes before"], counts.get("nodes quantized")
+        yield Pair("nodes", figures.count(before), figures.count(after), "")
+    if metrics.get("bytes_float") is not None:
+        sizes = (figures.size(metrics.get(f"bytes_{side}")) for side in ("float", "quantized"))
+        yield Pair("size of the file", next(sizes), next(sizes), figures.ratio(metrics.get("size_ratio")))
+    for name, key in (("time of a run, median", "median_ms"), ("time of a run, best", "ms")):
+        pair = [number(metrics.get(f"{key}_{side}")) for side in ("float", "quantized")]
+        if pair[0] is not None and pair[1] is not None:
+            share = metrics.get("latency_ratio") if key == "median_ms" else pair[1] / pair[0] if pair[0] else None
+            texts = [f"{figures.plain(value, 3)} ms" for value in pair]
+            yield Pair(name, texts[0], texts[1], figures.ratio(share))
+    for own in metrics.get("own") or ():
+        float_, quantized = number(own.get("float")), number(own.get("quantized"))
+        share = quantized / float_ if quantized is not None and float_ else None
+        yield Pair(
+            f"metric {text(own.get('name'))}", figures.plain(float_), figures.plain(quantized), figures.fixed(share, 3)
+        )
+
+
+def _kernels(kernels: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
+    if not kernels:
+        return
+    if kernels.get("skipped"):
+        yield "not counted", text(kernels["skipped"])
+        return
+    planned = (number(kernels.get("planned")) or 0) - (number(kernels.get("folded")) or 0)
+    yield "planned ops in integers", f"{figures.count(kernels.get('in_integers'))} of {figures.count(planned)}"
+    if kernels.get("weights_in_integers") is not None:
+        yield "weights in integers", figures.percent(kernels["weights_in_integers"])
+    for name, key in (("integer kernels", "integer"), ("float kernels", "floating")):
+        most = sorted((kernels.get(key) or {}).items(), key=lambda pair: -pair[1])
+        if most:
+            yield name, ", ".join(f"{text(op)} {times}" for op, times in most)
+
+
+def _grouped(rows: Sequence[tuple[str, str, str]], places: int) -> Groups:
+    """Rows (what, why, where) by what and why, most frequent first; so many places in all, and one a group."""
+    counts = Counter((what, why) for what, why, _ in rows)
+    most = counts.most_common(places)
+    each = max(1, places // max(len(most), 1))
+    where: dict[tuple[str, str], list[str]] = {key: [] for key, _ in most}
+    for what, why, place in rows:
+        if (what, why) in where and len(where[what, why]) < each:
+            where[what, why].append(place)
+    groups = (Group(what, why, times, tuple(where[what, why])) for (what, why), times in most)
+    return Groups(tuple(groups), len(counts), len(rows))

@@ -1,0 +1,79 @@
+"""Pages out of templates: one file each, with its style and script inside, that fetches nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from sbonnx.pages import accepted, figures
+from sbonnx.pages.network import network_of
+from sbonnx.pages.overview import COLUMNS, FIGURES, overview_of
+from sbonnx.version import __version__
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def single_page(report: Mapping[str, Any]) -> str:
+    """A page of one quantized model.
+
+    Args:
+        report: of `sbonnx.report.Report.to_dict`, or that read back from JSON.
+
+    Returns:
+        The text of an HTML file. It opens from anywhere, also where scripts are off.
+    """
+    network = network_of(report)
+    return _environment().get_template("single.html.j2").render(network=network, version=__version__)
+
+
+def batch_page(report: Mapping[str, Any]) -> str:
+    """A page of a batch: an overview, and a section a job.
+
+    Args:
+        report: `dataclasses.asdict` of a `sbonnx.batch.job.BatchReport`, or that read back from JSON.
+
+    Returns:
+        The text of an HTML file, as of `single_page`.
+    """
+    view = overview_of(report)
+    template = _environment().get_template("batch.html.j2")
+    return template.render(batch=view, columns=COLUMNS, figures=FIGURES, version=view.version or __version__)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    """Templates of this package. All that they write is escaped; a name that they do not know is an error."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    made = Environment(
+        loader=FunctionLoader(_packed),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: figures.text(value) if type(value) is str else value,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    for name in ("plain", "decibel", "ratio", "percent", "count", "size", "seconds", "raw"):
+        made.filters[name] = getattr(figures, name)
+    made.globals["summary"] = accepted.summary
+    for name in ("style", "script"):
+        content = _packed(f"page.{'css' if name == 'style' else 'js'}").strip()
+        made.globals[name] = content
+        made.globals[f"{name}_hash"] = _hashed(content)
+    return made
+
+
+def _packed(name: str) -> str:
+    """A file that lies beside this one, zipped or not."""
+    return resources.files("sbonnx.pages").joinpath(name).read_text(encoding="utf-8")
+
+
+def _hashed(content: str) -> str:
+    """What a content security policy calls a text that may stand in the page."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()

@@ -1,0 +1,399 @@
+"""The batch as a whole: what is done once, what is not done again, what is reported, what is left when it is ended."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import sbonnx
+from sbonnx.batch import api
+from sbonnx.batch.api import batch, fulfil, look
+from sbonnx.batch.engine import LocalEngine
+from sbonnx.batch.job import BatchReport, Job, Outcome, Places, Step
+from sbonnx.batch.plan import Wish, wish
+from sbonnx.batch.state import State
+from sbonnx.errors import OutputError, RecipeError
+from tests.batch import works
+from tests.models import residual
+
+ROOT = Path(__file__).resolve().parents[2]
+FAST = (("ROUNDING", "nearest"), ("BIAS_CORRECTION", "none"))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model and data."""
+    onnx.save(residual(), str(tmp_path / "m.onnx"))
+    np.savez(tmp_path / "d.npz", x=np.random.default_rng(0).standard_normal((8, 3, 8, 8)).astype(np.float32))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def job(place: Path, name: str, backend: str = "onnxruntime", **more: Any) -> Job:
+    """A job on that model."""
+    fields: dict[str, Any] = {
+        "name": name,
+        "model": str(place / "m.onnx"),
+        "data": str(place / "d.npz"),
+        "split": 2,
+        "backend": backend,
+        "output": str(place / "out" / f"{name}.onnx"),
+        "overrides": FAST,
+    }
+    return Job(**{**fields, **more})
+
+
+def statuses(report: BatchReport) -> dict[str, str]:
+    """How each job has ended, by name."""
+    return {row.job.name: row.outcome.status for row in report.rows}
+
+
+def runs(report: BatchReport) -> dict[str, int]:
+    """Samples that each step took through the float model for statistics, by its title."""
+    return {report.titles[key]: one.counters.get("runs", 0) for key, one in report.steps.items()}
+
+
+class Begun:
+    """A watch that keeps the titles of what was begun."""
+
+    def __init__(self) -> None:
+        self.titles: list[str] = []
+        self.settled = 0
+        self.closed = 0
+
+    def begin(self, steps: Sequence[Step], settled: Mapping[str, Outcome]) -> None:
+        """See `Watch`."""
+        self.settled = len(settled)
+
+    def started(self, step: Step, attempt: int, where: str) -> None:
+        """See `Watch`."""
+        self.titles.append(step.title)
+
+    def told(self, step: Step, stage: str, done: int, total: int | None, memory: int) -> None:
+        """See `Watch`."""
+
+    def ended(self, step: Step, outcome: Outcome, *, again: bool) -> None:
+        """See `Watch`."""
+
+    def close(self) -> None:
+        """See `Watch`."""
+        self.closed += 1
+
+
+def test_the_whole_of_it(place: Path) -> None:
+    """The files are those of `sbonnx.quantize`, byte for byte; measured once; nothing the second time; one recipe
+    changed: its job only, and without the float model."""
+    jobs = [
+        job(place, "ort"),
+        job(place, "trt", "tensorrt"),
+        job(place, "w4", "virtual", overrides=(*FAST, ("BITS", "w4a8"))),
+    ]
+    first = Begun()
+    report = batch(jobs, workers=2, output=place / "out", watch=first)
+    assert statuses(report) == {"ort": "done", "trt": "done", "w4": "done"}
+    assert (report.ok, report.exit_code, first.closed) == (True, 0, 1)
+    assert [row.up_to_date for row in report.rows] == [False] * 3
+    counted = runs(report)
+    assert sum(counted[title] for title in counted if title.startswith("calibrate")) > 0
+    assert [counted[title] for title in counted if title.startswith("quantize")] == [0, 0, 0]
+    for one in jobs:
+        alone = place / f"alone-{one.name}.onnx"
+        sets: dict[str, Any] = {key.lower(): value for key, value in one.overrides}
+        sbonnx.quantize(one.model, one.data, backend=one.backend, output=alone, split=2, **sets)
+        assert Path(one.output).read_bytes() == alone.read_bytes(), one.name
+
+    stamps = {path: path.stat().st_mtime_ns for path in (place / "out").glob("*.onnx")}
+    second = Begun()
+    again = batch(jobs, workers=2, output=place / "out", watch=second)
+    assert second.titles == []
+    assert second.settled == len(report.steps)
+    assert [row.up_to_date for row in again.rows] == [True] * 3
+    assert [row.outcome for row in again.rows] == [row.outcome for row in report.rows]
+    assert stamps == {path: path.stat().st_mtime_ns for path in (place / "out").glob("*.onnx")}
+
+    other = dataclasses.replace(jobs[0], overrides=(*FAST, ("OBSERVER", "percentile")))
+    third = Begun()
+    changed = batch([other, *jobs[1:]], workers=2, output=place / "out", watch=third)
+    assert [title for title in third.titles if title.startswith("quantize")] == ["quantize ort"]
+    assert [row.up_to_date for row in changed.rows] == [False, True, True]
+    new = [one for key, one in changed.steps.items() if key not in report.steps]
+    assert len(new) == 2
+    assert [one.counters.get("runs") for one in new] == [0, 0], "the sketches suffice"
+
+
+def test_only_some_and_the_rest_later(place: Path) -> None:
+    """What is shared is measured as for all of them, so that the rest finds it."""
+    jobs = [job(place, "a-ort"), job(place, "b-trt", "tensorrt")]
+    report = batch(jobs, only="a-*", output=place / "out")
+    assert statuses(report) == {"a-ort": "done"}
+    assert not (place / "out" / "b-trt.onnx").exists()
+    rest = Begun()
+    whole = batch(jobs, output=place / "out", watch=rest)
+    assert rest.titles == ["quantize b-trt"]
+    assert statuses(whole) == {"a-ort": "done", "b-trt": "done"}
+    with pytest.raises(RecipeError, match="no job's name matches 'c-\\*'"):
+        batch(jobs, only="c-*", output=place / "out")
+
+
+def test_a_refusal_is_remembered_and_force_tries_again(place: Path) -> None:
+    (place / "bad.onnx").write_bytes(b"no model")
+    jobs = [job(place, "good"), job(place, "bad", model=str(place / "bad.onnx"))]
+    report = batch(jobs, output=place / "out")
+    assert statuses(report) == {"good": "done", "bad": "refused"}
+    assert (report.ok, report.exit_code) == (False, 1)
+    assert "bad.onnx" in report.rows[1].outcome.reason
+    seen = Begun()
+    assert statuses(batch(jobs, output=place / "out", watch=seen)) == statuses(report)
+    assert seen.titles == []
+    before = (place / "out" / "good.onnx").read_bytes()
+    forced = Begun()
+    assert statuses(batch(jobs, output=place / "out", watch=forced, force=True)) == statuses(report)
+    assert {"quantize good", "quantize bad", "calibrate m.onnx"} <= set(forced.titles)
+    assert (place / "out" / "good.onnx").read_bytes() == before
+    (place / "bad.onnx").write_bytes((place / "m.onnx").read_bytes())
+    assert statuses(batch(jobs, output=place / "out"))["bad"] == "done"
+
+
+def test_corrupt_data_costs_its_own_job(place: Path) -> None:
+    (place / "corrupt.npz").write_bytes((place / "d.npz").read_bytes()[:500])
+    jobs = [job(place, "good"), job(place, "bad", data=str(place / "corrupt.npz"))]
+    report = batch(jobs, output=place / "out")
+    assert statuses(report) == {"good": "done", "bad": "refused"}
+    assert "corrupt.npz" in report.rows[1].outcome.reason
+
+
+def test_an_output_that_was_removed_or_changed_comes_back(place: Path) -> None:
+    jobs = [job(place, "a")]
+    batch(jobs, output=place / "out")
+    target = place / "out" / "a.onnx"
+    before = target.read_bytes()
+    for other in (None, b"other"):
+        target.unlink()
+        if other is not None:
+            target.write_bytes(other)
+        seen = Begun()
+        assert batch(jobs, output=place / "out", watch=seen).ok
+        assert target.read_bytes() == before
+        assert seen.titles == []
+
+
+def test_an_output_that_cannot_be_written_is_said_and_tried_again(place: Path) -> None:
+    jobs = [job(place, "a")]
+    (place / "out" / "a.onnx").mkdir(parents=True)
+    report = batch(jobs, output=place / "out")
+    assert statuses(report) == {"a": "refused"}
+    assert "is a folder" in report.rows[0].outcome.reason
+    (place / "out" / "a.onnx").rmdir()
+    assert statuses(batch(jobs, output=place / "out")) == {"a": "done"}
+
+
+def test_the_reports(place: Path) -> None:
+    """All three say the same of each job, and nothing in JSON is beyond JSON."""
+    (place / "bad.onnx").write_bytes(b"no model")
+    batch([job(place, "good"), job(place, "bad", model=str(place / "bad.onnx"))], output=place / "out")
+
+    def refuse(text: str) -> float:
+        raise AssertionError(text)
+
+    values = json.loads((place / "out" / "report.json").read_text(), parse_constant=refuse)
+    assert (values["ok"], values["exit_code"], values["title"]) == (False, 1, "batch")
+    assert [(row["job"]["name"], row["outcome"]["status"]) for row in values["rows"]] == [
+        ("good", "done"),
+        ("bad", "refused"),
+    ]
+    page = (place / "out" / "report.html").read_text()
+    assert "good" in page
+    assert "refused" in page
+    suite = ET.parse(place / "out" / "report.xml").getroot()
+    assert len(list(suite.iter("testcase"))) >= 2
+    assert len(list(suite.iter("failure"))) + len(list(suite.iter("error"))) >= 1
+
+
+def test_a_dry_run_does_nothing(place: Path) -> None:
+    jobs = [job(place, "a"), job(place, "b", "tensorrt")]
+    batch(jobs, only="a", output=place / "out")
+    files = {path: path.stat().st_mtime_ns for path in (place / "out").rglob("*") if path.is_file()}
+    report = batch(jobs, dry_run=True, output=place / "out")
+    assert statuses(report) == {"a": "done", "b": "skipped"}
+    assert report.rows[1].outcome.reason == api.WOULD
+    changed = {
+        path.name
+        for path in (place / "out").rglob("*")
+        if path.is_file() and files.get(path) != path.stat().st_mtime_ns
+    }
+    assert changed <= {"state.sqlite-shm", "state.sqlite-wal", "digests.json"}
+    left = look(wish(jobs, output=place / "out"))
+    assert [step.title for step in left.steps] == ["quantize b"]
+    forced = look(wish(jobs, output=place / "out"), force=True)
+    assert {step.title for step in forced.steps} == {"calibrate m.onnx", "quantize a", "quantize b"}
+
+
+def test_jobs_that_cannot_be_a_batch(place: Path) -> None:
+    with pytest.raises(RecipeError, match="has no folder: give output="):
+        batch([job(place, "a")])
+    with pytest.raises(RecipeError, match="has no jobs"):
+        batch([], output=place / "out")
+    with pytest.raises(RecipeError, match="two jobs have the name 'a'"):
+        batch([job(place, "a"), job(place, "a", output="x.onnx")], output=place / "out")
+    with pytest.raises(RecipeError, match="two jobs have the output"):
+        batch([job(place, "a"), job(place, "b", output=job(place, "a").output)], output=place / "out")
+    with pytest.raises(RecipeError, match="give scheduler or cluster, not both"):
+        batch([job(place, "a")], output=place / "out", scheduler="tcp://localhost:1", cluster=object())
+
+
+def test_a_batch_beside_another(place: Path) -> None:
+    with State(Places(place / "out")):
+        with pytest.raises(OutputError, match="a batch is at work in"):
+            batch([job(place, "a")], output=place / "out")
+        assert batch([job(place, "a")], output=place / "out", dry_run=True).rows[0].outcome.status == "skipped"
+
+
+# --- with steps that do as their titles say ---------------------------------------------------------
+
+
+def wished(output: Path, *steps: Step) -> Wish:
+    """A wish for all of them."""
+    jobs = tuple(one.jobs[0] for one in steps if one.kind == "quantize")
+    return Wish("tests", Places(output), jobs, jobs, steps)
+
+
+def play(one: Wish, watch: Begun | None = None, workers: int = 2) -> BatchReport:
+    """The batch of those steps."""
+    engine = LocalEngine(workers, work=works.work, publish=works.publish)
+    return fulfil(one, engine=engine, publish=works.publish, watch=watch)
+
+
+def test_every_attempt_is_written_down(tmp_path: Path) -> None:
+    one = wished(tmp_path, works.step_of("once", tmp_path, retries=1), works.step_of("refuse", tmp_path, retries=3))
+    assert statuses(play(one)) == {"once": "done", "refuse": "refused"}
+    db = sqlite3.connect(one.places.database)
+    rows = db.execute("SELECT key, number, status FROM attempts ORDER BY key, number").fetchall()
+    db.close()
+    assert rows == [("k-once", 1, "crashed"), ("k-once", 2, "done"), ("k-refuse", 1, "refused")]
+
+
+def test_the_reason_is_that_of_the_step_that_was_lost(tmp_path: Path) -> None:
+    first = works.step_of("segfault", tmp_path, kind="calibrate")
+    report = play(wished(tmp_path, first, works.step_of("a", tmp_path, after=(first.key,))))
+    (row,) = report.rows
+    assert (row.outcome.status, row.outcome.key) == ("crashed", first.key)
+    assert report.steps["k-a"].status == "skipped"
+    assert report.exit_code == 1
+
+
+def test_what_crashed_is_tried_again_by_the_next_run(tmp_path: Path) -> None:
+    one = wished(tmp_path, works.step_of("once", tmp_path), works.step_of("a", tmp_path))
+    assert statuses(play(one)) == {"once": "crashed", "a": "done"}
+    seen = Begun()
+    assert statuses(play(one, seen)) == {"once": "done", "a": "done"}
+    assert seen.titles == ["once"]
+
+
+def test_nobody_measures_what_nobody_will_read(tmp_path: Path) -> None:
+    """The calibration has another key, since a job is new; but those that are left do not wait for it."""
+    a = works.step_of("a", tmp_path, after=("k-c",))
+    play(wished(tmp_path, works.step_of("c", tmp_path, kind="calibrate"), a))
+    other = works.step_of("c", tmp_path, kind="calibrate", key="k-other")
+    seen = Begun()
+    play(wished(tmp_path, other, dataclasses.replace(a, after=("k-other",))), seen)
+    assert seen.titles == []
+
+
+def test_killed_while_it_published(tmp_path: Path) -> None:
+    """Made, and the name beside the output is still there: nothing is to be run, and it goes all the same."""
+    one = wished(tmp_path, works.step_of("a", tmp_path))
+    play(one)
+    (tmp_path / "a.onnx").unlink()
+    (tmp_path / ".a.onnx.4711.tmp").write_text("half")
+    seen = Begun()
+    assert play(one, seen).ok
+    assert seen.titles == []
+    assert (tmp_path / "a.onnx").read_bytes() == works.content(one.steps[0])
+    assert not (tmp_path / ".a.onnx.4711.tmp").exists()
+
+
+def test_what_nobody_asks_for_any_more_goes_in_time(tmp_path: Path) -> None:
+    """After a month without use; what is used stays however old it is, and so do outputs."""
+    a, b = works.step_of("a", tmp_path), works.step_of("b", tmp_path)
+    play(wished(tmp_path, a, b))
+    places = Places(tmp_path)
+    for key in ("k-a", "k-b"):
+        os.utime(places.made(key), (time.time() - 31 * 86400,) * 2)
+    seen = Begun()
+    play(wished(tmp_path, a), seen)
+    assert seen.titles == []
+    assert places.made("k-a").is_dir()
+    assert not places.made("k-b").exists()
+    assert sorted(path.name for path in (tmp_path / ".sbonnx" / "steps").iterdir()) == ["k-a", "k-a.lock"]
+    assert (tmp_path / "b.onnx").read_bytes() == works.content(b)
+    os.utime(places.made("k-a"), (time.time() - 29 * 86400,) * 2)
+    play(wished(tmp_path, b))
+    assert places.made("k-a").is_dir()
+
+
+def test_large_models_begin_first(place: Path) -> None:
+    (place / "large.onnx").write_bytes(bytes(3_000_000))
+    small, large = works.step_of("small", place), works.step_of("large", place)
+    step = dataclasses.replace(large, jobs=(dataclasses.replace(large.jobs[0], model=str(place / "large.onnx")),))
+    near = dataclasses.replace(small, jobs=(dataclasses.replace(small.jobs[0], model=str(place / "m.onnx")),))
+    assert (api.guess(step) or 0) > 3.9 > (api.guess(near) or 9)
+    assert api.guess(dataclasses.replace(small, jobs=(job(place, "x", model="s3://bucket/m.onnx"),))) is None
+    assert api.guess(dataclasses.replace(small, jobs=(job(place, "x", model="nowhere.onnx"),))) is None
+
+
+INTERRUPTED = """
+import sys
+from pathlib import Path
+from sbonnx.cli.faults import guard
+from tests.batch import works
+from tests.batch.test_api import play, wished
+
+def run() -> int:
+    output = Path(sys.argv[1])
+    names = ["a", "hang", "z"]
+    return play(wished(output, *(works.step_of(name, output) for name in names)), workers=1).exit_code
+
+sys.exit(guard(run)())
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_polite_end(number: int, tmp_path: Path) -> None:
+    """One line that says how far it is; no process stays; the state is good."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    begin = "import signal; signal.signal(signal.SIGTERM, signal.default_int_handler)"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", begin + INTERRUPTED, tmp_path], stderr=subprocess.PIPE, cwd=ROOT, env=environment
+    )
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "hang.pid").exists():
+        assert time.monotonic() < deadline
+        assert parent.poll() is None
+        time.sleep(0.02)
+    parent.send_signal(number)
+    _, said = parent.communicate(timeout=20)
+    assert parent.returncode == 2
+    assert said.decode() == "interrupted; 1 of 3 jobs are done, and the same command goes on from there\n"
+    pid = int((tmp_path / "hang.pid").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    with State(Places(tmp_path)):
+        pass
+    db = sqlite3.connect(tmp_path / ".sbonnx" / "state.sqlite")
+    rows = db.execute("SELECT key, status FROM attempts ORDER BY id").fetchall()
+    db.close()
+    assert rows == [("k-a", "done"), ("k-hang", "cut off")]

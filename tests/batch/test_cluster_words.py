@@ -1,0 +1,162 @@
+"""What a cluster refuses, and where steps go on it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbonnx.batch import cluster, cluster_check, cluster_tasks, sharding
+from sbonnx.batch.job import Job, Limits, Places, Step
+from sbonnx.calib.sketch_files import save_packed
+from sbonnx.errors import DeviceError
+from tests.batch import works
+from tests.batch.clusters import (
+    GIB,
+    Cluster,
+    Seen,
+    bytes_in,
+    distributed,
+    engine,
+)
+
+
+def test_steps_go_where_their_resources_are(both: Cluster, tmp_path: Path) -> None:
+    """A recipe for CUDA runs on the worker with the GPU, a step that needs more memory than the other has there too."""
+    gpu = works.step_of("gpu", tmp_path)
+    gpu = replace(gpu, jobs=(replace(gpu.jobs[0], overrides=(("device", "cuda"),)),))
+    large = works.step_of("large", tmp_path, memory=GIB + GIB // 2)
+    seen = Seen()
+    found = engine(both.client).run([gpu, large], Places(tmp_path), seen)
+    assert {one.status for one in found.values()} == {"done"}
+    assert {where for _, _, where in seen.begun} == {both.address_of("graphic")}
+    huge = works.step_of("huge", tmp_path, memory=3 * GIB)
+    needs = works.step_of("needs", tmp_path, after=("k-huge",))
+    found = engine(both.client).run([huge, needs], Places(tmp_path), Seen())
+    assert found["k-huge"].status == "refused" and "no worker has more than" in found["k-huge"].reason
+    assert found["k-needs"].status == "skipped"
+
+
+def test_no_worker_with_a_gpu_is_said() -> None:
+    job = Job("j", "m.onnx", None, "onnxruntime", "q.onnx", overrides=(("device", "cuda"),))
+    step = Step("k", "quantize", "j", (job,), limits=Limits(memory=5))
+    wanted, why = cluster_check.needed(step, cluster_check.Offer({"h": 1}, False, None), Path())
+    assert wanted == {"GPU": 1} and "start one with --resources 'GPU=1'" in str(why)
+    wanted, why = cluster_check.needed(step, cluster_check.Offer({"h": 1}, True, None), Path())
+    assert (wanted, why) == ({"GPU": 1}, None)  # nobody says what memory there is: nobody is asked for it
+
+
+def test_a_worker_of_another_version_is_refused(both: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = cluster_tasks.installed()
+    monkeypatch.setattr(cluster_check, "installed", lambda: {**found, "onnxruntime": "0.1"})
+    with pytest.raises(DeviceError) as caught:
+        engine(both.client).run([works.step_of("good", tmp_path)], Places(tmp_path), Seen())
+    assert str(caught.value) == (
+        f"worker {min(both.client.run(os.getpid))} has onnxruntime {found['onnxruntime']} (here: 0.1): install "
+        "the same versions on all workers and here (1 more workers are unfit)"
+    )
+    monkeypatch.undo()
+    monkeypatch.setattr(cluster, "installed", lambda: {**found, "sbonnx": "9"})  # of a worker that joins later
+    late = engine(both.client).run([works.step_of("good", tmp_path)], Places(tmp_path), Seen())
+    assert late["k-good"].status == "refused" and "has sbonnx" in late["k-good"].reason
+
+
+def test_a_file_that_workers_do_not_see_is_said(tmp_path: Path) -> None:
+    """Before anything runs, and once; what is not here either is left to its step."""
+    model = tmp_path / "m.onnx"
+    model.write_bytes(b"x")
+    job = Job("j", str(model), "s3://bucket/data", "onnxruntime", str(tmp_path / "gone" / "q.onnx"))
+    asked: list[list[str]] = []
+
+    class Client:
+        def run(self, function: Any, paths: list[str]) -> dict[str, list[str]]:
+            asked.append(paths)
+            return {"tcp://a:1": function(paths), "tcp://b:1": [str(model)]}
+
+    with pytest.raises(DeviceError, match=r"worker tcp://b:1 does not see '.*m.onnx': put what jobs read"):
+        cluster_check.check_paths(Client(), [job, replace(job, recipe=str(tmp_path / "none.yaml"))], shared=True)
+    assert asked == [[str(model)]]
+
+
+def test_one_worker_that_does_not_see_the_folder_is_enough(tmp_path: Path) -> None:
+    """To have what is made travel back; nothing of the question stays."""
+
+    class Client:
+        def run(self, function: Any, path: str, word: str) -> dict[str, bool]:
+            return {"tcp://a:1": function(path, word), "tcp://b:1": function(path + "-elsewhere", word)}
+
+    places = Places(tmp_path)
+    places.state.mkdir()
+    assert not cluster_check.is_shared(Client(), places)
+    one = Client()
+    one.run = lambda function, path, word: {"tcp://a:1": function(path, word)}  # type: ignore[method-assign]
+    assert cluster_check.is_shared(one, places)
+    assert list(places.state.iterdir()) == []
+
+
+def test_relative_paths_mean_the_same_on_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = Job("j", "m.onnx", "s3://b/d", "onnxruntime", "out/q.onnx", recipe="auto")
+    found = cluster_check.absolute(job)
+    assert (found.model, found.data, found.output) == (str(tmp_path / "m.onnx"), job.data, str(tmp_path / "out/q.onnx"))
+    assert found.recipe == "auto" and cluster_check.absolute(found) == found
+
+
+def test_no_cluster_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = [works.step_of("good", tmp_path)]
+    for wrong in ("tcp://127.0.0.1:9", 3):
+        with pytest.raises(DeviceError, match=f"there is no scheduler at {wrong!r}"):
+            engine(wrong, patience=1.0).run(steps, Places(tmp_path), Seen())
+    with pytest.raises(DeviceError, match="at least one piece, got shards=0"):
+        engine("tcp://127.0.0.1:9", shards=0)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(DeviceError, match=r"distributed, which is not installed: pip install 'sbonnx\[cluster\]'"):
+        engine("tcp://127.0.0.1:9").run(steps, Places(tmp_path), Seen())
+
+
+@pytest.mark.slow
+def test_a_cluster_without_workers_is_said(tmp_path: Path) -> None:
+    (tmp_path / "cluster").mkdir()
+    made = Cluster(tmp_path / "cluster")
+    try:
+        with pytest.raises(DeviceError, match="had no workers for 1 s: start some with 'dask worker"):
+            engine(made.client, patience=1.0).run([works.step_of("good", tmp_path)], Places(tmp_path), Seen())
+    finally:
+        made.close()
+
+
+@pytest.mark.slow
+def test_a_cluster_object_will_do(tmp_path: Path) -> None:
+    """Its workers are children of a nanny, which may have none of their own as multiprocessing has it."""
+    with distributed.LocalCluster(
+        n_workers=1,
+        threads_per_worker=1,
+        processes=True,
+        dashboard_address=":0",
+        local_directory=str(tmp_path / "dask"),
+    ) as made:
+        found = engine(made).run([works.step_of("good", tmp_path)], Places(tmp_path), Seen())
+    assert found["k-good"].status == "done" and (tmp_path / "good.onnx").exists()
+
+
+def test_what_only_one_part_has_is_left_out(alone: Path, tmp_path: Path) -> None:
+    """It is measured by who looks it up; what the cache knows already stays as it is."""
+    root = alone / ".sbonnx" / "sketches"
+    header = min(root.rglob("cache.json"))
+    place = header.parent.relative_to(root)
+    parts = [tmp_path / "a", tmp_path / "b"]
+    stem, (head, entries) = next(iter(sharding._entries(header.parent).items()))
+    keys = list(entries)
+    for part, kept in zip(parts, (keys, keys[1:]), strict=True):
+        (part / place).mkdir(parents=True)
+        (part / place / "cache.json").write_bytes(header.read_bytes())
+        save_packed(part / place, stem, head, {key: entries[key] for key in kept})
+    sharding.merge_caches(parts, tmp_path / "whole")
+    (found,) = sharding._entries(tmp_path / "whole" / place).values()
+    assert set(found[1]) == set(keys[1:])
+    before = bytes_in(tmp_path / "whole")
+    sharding.merge_caches(parts, tmp_path / "whole")
+    assert bytes_in(tmp_path / "whole") == before

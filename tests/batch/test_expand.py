@@ -1,0 +1,205 @@
+"""Globs, the matrix, names, outputs, and what must not be seen."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbonnx.batch.expand import selected
+from sbonnx.batch.hidden import Hider, names_in, reveal_job
+from sbonnx.batch.job import Job
+from sbonnx.batch.jobfile import read_jobs
+from sbonnx.errors import RecipeError
+
+
+def jobs_of(folder: Path, text: str) -> tuple[Job, ...]:
+    """The jobs of a file in `folder`."""
+    (folder / "jobs.yaml").write_text(text)
+    return read_jobs(folder / "jobs.yaml")[2]
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A folder with models in two folders."""
+    for name in ("a.onnx", "b.onnx", "deep/c.onnx", "notes.txt"):
+        path = tmp_path / "models" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"m")
+    return tmp_path
+
+
+def test_globs_and_the_matrix(models: Path) -> None:
+    """Every file with every combination, in order."""
+    jobs = jobs_of(
+        models,
+        "output: o\nmatrix: {backend: [onnxruntime, tensorrt], bits: [w8a8, w4a8]}\njobs: [{model: 'models/*.onnx'}]",
+    )
+    expected = [
+        f"{model}-{backend}-{bits}"
+        for model in "ab"
+        for backend in ("onnxruntime", "tensorrt")
+        for bits in ("w8a8", "w4a8")
+    ]
+    assert [job.name for job in jobs] == expected
+    assert {Path(job.output) for job in jobs} == {models / "o" / f"{name}.onnx" for name in expected}
+
+
+def test_globs_go_deep(models: Path) -> None:
+    """Two stars: all folders below."""
+    jobs = jobs_of(models, "output: o\nnaming: '{folder}_{model}'\njobs: [{model: 'models/**/*.onnx'}]")
+    assert [job.name for job in jobs] == ["models_a", "models_b", "deep_c"]
+
+
+def test_a_folder_with_wildcards_in_its_name(tmp_path: Path) -> None:
+    """The folder of the job file is no glob."""
+    odd = tmp_path / "night [1]"
+    odd.mkdir()
+    (odd / "m[x].onnx").write_bytes(b"m")
+    assert [job.name for job in jobs_of(odd, "output: o\njobs: [{model: '*.onnx'}]")] == ["m[x]-onnxruntime"]
+    assert [job.name for job in jobs_of(odd, "output: o\njobs: [{model: 'm[x].onnx'}]")] == ["m[x]-onnxruntime"]
+
+
+def test_an_entry_goes_before_the_matrix(models: Path) -> None:
+    """Its own lists, whole."""
+    text = """
+output: o
+matrix: {backend: [onnxruntime, tensorrt], bits: [w8a8]}
+jobs:
+  - {model: models/a.onnx, backend: virtual, bits: [w4a8, w8a8]}
+  - {model: models/b.onnx}
+"""
+    names = [job.name for job in jobs_of(models, text)]
+    assert names == ["a-virtual-w4a8", "a-virtual-w8a8", "b-onnxruntime-w8a8", "b-tensorrt-w8a8"]
+
+
+def test_exclude(models: Path) -> None:
+    """All keys of an entry must match; an empty entry matches nothing."""
+    text = """
+output: o
+matrix: {backend: [onnxruntime, tensorrt], bits: [w8a8, w4a8]}
+exclude: [{backend: tensorrt*, bits: w4*}, {}]
+jobs: [{model: models/a.onnx, exclude: [{bits: w8a8, backend: onnx*}]}]
+"""
+    assert [job.name for job in jobs_of(models, text)] == ["a-onnxruntime-w4a8", "a-tensorrt-w8a8"]
+    with pytest.raises(RecipeError, match="makes no job"):
+        jobs_of(models, "output: o\nexclude: [{model: a}]\njobs: [{model: models/a.onnx}]")
+
+
+def test_a_model_that_is_not_there_costs_its_own_job(models: Path) -> None:
+    """Where it is named and no glob, its job is made: the others run."""
+    jobs = jobs_of(models, "output: o\njobs: [{model: models/late.onnx}, {model: models/a.onnx}]")
+    assert [Path(job.model).name for job in jobs] == ["late.onnx", "a.onnx"]
+
+
+REFUSED = {
+    "two of a name": ("jobs: [{model: models/a.onnx}, {model: models/a.onnx}]", "second job of the name"),
+    "two outputs": (
+        "jobs: [{model: models/a.onnx, backend: [virtual, tensorrt], output: x.onnx}]",
+        "two jobs write",
+    ),
+    "one output in two spellings": (
+        "jobs: [{model: models/a.onnx, output: x.onnx}, {model: models/b.onnx, output: d/../x.onnx}]",
+        "two jobs write",
+    ),
+    "over an input": (
+        "jobs: [{model: models/a.onnx, output: ../models/b.onnx}, {model: models/b.onnx}]",
+        "an input of",
+    ),
+    "a name that leads out": ("naming: ../{model}\njobs: [{model: models/a.onnx}]", "a file in the output folder"),
+    "over a report": ("jobs: [{model: models/a.onnx, output: report.json}]", "the batch itself writes"),
+    "into the state": ("jobs: [{model: models/a.onnx, output: .sbonnx/x.onnx}]", "the batch itself writes"),
+    "an unknown field": ("naming: '{modle}'\njobs: [{model: models/a.onnx}]", "Did you mean {model}"),
+    "a field without a value": ("naming: '{model}{bits}'\njobs: [{model: models/a.onnx}]", "the job has no bits"),
+    "a folder as output": ("jobs: [{model: models/a.onnx, output: x/}]", "must name a file"),
+}
+
+
+@pytest.mark.parametrize("text, said", REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be(models: Path, text: str, said: str) -> None:
+    """Before anything runs."""
+    with pytest.raises(RecipeError, match=said):
+        jobs_of(models, f"output: o\n{text}")
+
+
+def test_only(models: Path) -> None:
+    """A glob of names; one that matches nothing says what is near."""
+    jobs = jobs_of(models, "output: o\njobs: [{model: 'models/*.onnx'}]")
+    assert [job.name for job in selected(jobs, "b*")] == ["b-onnxruntime"]
+    assert selected(jobs, None) == jobs
+    with pytest.raises(RecipeError, match="no job's name matches 'c-onn\\*'; near it: "):
+        selected(jobs, "c-onn*")
+
+
+def test_urls(models: Path) -> None:
+    """They stay as they are; the name is that of the file."""
+    jobs = jobs_of(
+        models, "output: o\njobs: [{model: 's3://b/net.onnx', data: 's3://b/d', output: 's3://o/{model}.q'}]"
+    )
+    job = jobs[0]
+    assert (job.name, job.model, job.data) == ("net-onnxruntime", "s3://b/net.onnx", "s3://b/d")
+    assert job.output == "s3://o/net.q"
+    with pytest.raises(RecipeError, match=r"'output' .*must be a folder"):
+        jobs_of(models, "output: s3://x/y\njobs: [{model: models/a.onnx}]")
+
+
+SECRET = "hunter2-hunter2"
+
+
+def test_what_the_environment_says_is_not_in_a_job(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """${NAME} is filled in where it is used; globs that go through it are hidden again."""
+    secret = models / SECRET
+    (models / "models").rename(secret)
+    monkeypatch.setenv("VAULT", SECRET)
+    monkeypatch.setenv("TOKEN", SECRET)
+    text = """
+output: o
+jobs:
+  - {model: '${VAULT}/*.onnx', data: '${VAULT}/d', backend: virtual, set: {EXCLUDE: ['${TOKEN}']}}
+  - {model: 's3://${TOKEN}@b/m.onnx', output: 's3://${TOKEN}@b/q.onnx'}
+"""
+    jobs = jobs_of(models, text)
+    assert SECRET not in str([asdict(job) for job in jobs])
+    assert set(names_in(jobs)) == {"VAULT", "TOKEN"}
+    real = reveal_job(jobs[0])
+    assert Path(real.model) == secret / "a.onnx"
+    assert real.overrides == (("EXCLUDE", f'["{SECRET}"]'),)
+    assert reveal_job(jobs[-1]).output == f"s3://{SECRET}@b/q.onnx"
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("output: o\njobs: [{model: '${NO_SUCH_NAME}/a.onnx'}]", "no NO_SUCH_NAME: set it"),
+        ("output: o\njobs: [{model: '${SHORT}/a.onnx'}]", "fewer than 4 characters"),
+        ("output: '${TOKEN}'\njobs: [{model: models/a.onnx}]", "'output' .*write it out"),
+        ("output: o\nnaming: '${TOKEN}'\njobs: [{model: models/a.onnx}]", "'naming' .*write it out"),
+        ("output: o\njobs: [{model: models/a.onnx, output: '${TOKEN}.onnx'}]", "'jobs.0.output' .*write it out"),
+    ],
+)
+def test_secrets_that_cannot_be_kept(models: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
+    """They are refused, and not said."""
+    monkeypatch.setenv("TOKEN", SECRET)
+    monkeypatch.setenv("SHORT", "abc")
+    with pytest.raises(RecipeError, match=said) as caught:
+        jobs_of(models, text)
+    assert SECRET not in str(caught.value)
+
+
+def test_no_error_shows_a_secret(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor those about paths that are made with it."""
+    monkeypatch.setenv("TOKEN", SECRET)
+    for line in ("model: '${TOKEN}/x*.onnx'", "model: models/a.onnx, recipe: '${TOKEN}.yaml'"):
+        with pytest.raises(RecipeError) as caught:
+            jobs_of(models, f"output: o\njobs: [{{{line}}}]")
+        assert SECRET not in str(caught.value)
+
+
+def test_the_hider_takes_the_longest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value within another, in keys and lists as well."""
+    monkeypatch.setenv("ONE", "alpha")
+    monkeypatch.setenv("TWO", "alphabet")
+    found: Any = Hider(["ONE", "TWO"]).plain({"alphabet": ["x alpha", ("alphabets", 3)]})
+    assert found == {"${TWO}": ["x ${ONE}", ("${TWO}s", 3)]}

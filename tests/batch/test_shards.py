@@ -1,0 +1,208 @@
+"""A calibration cut into shards of samples gives bit for bit what one process gives."""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sbonnx.batch import sharding, shards
+from sbonnx.batch.job import Job, Places, Step
+from sbonnx.batch.steps import steps_of
+from sbonnx.batch.work import run_step
+from sbonnx.calib.calibrator import Calibrator
+from sbonnx.calib.data import read
+from sbonnx.calib.progress import Silent
+from sbonnx.calib.recall import Recall
+from sbonnx.calib.runner import settings
+from sbonnx.calib.walk import calibrate
+from sbonnx.errors import NumericError
+from sbonnx.plan.types import Solution
+from sbonnx.prepare import Prepared, prepare, read_recipe
+
+ASSETS = Path(__file__).resolve().parents[2] / "sbonnx" / "assets"
+MODEL, DATA = ASSETS / "digits.onnx", ASSETS / "digits_calib.npz"
+
+
+def prepared_for(**overrides: Any) -> Prepared:
+    wishes, rules = read_recipe(None, None, overrides)
+    return prepare(MODEL, wishes, rules)
+
+
+def data_of(prepared: Prepared, limit: int = 24, split: int | None = None) -> Any:
+    with np.load(DATA) as held:
+        feeds = {name: held[name][:limit] for name in held.files}
+    return read(feeds, prepared.graph, split=split)
+
+
+def seen(prepared: Prepared, data: Any, of: int) -> list[shards.Seen]:
+    """All shards, each through a pickle, as they travel."""
+    sites = shards.sites_of(prepared.plan)
+    parts = [
+        shards.observe(prepared.graph, sites, data, shards.Shard(number, of), threads=1 + number % 2)
+        for number in range(of)
+    ]
+    return [pickle.loads(pickle.dumps(part)) for part in parts]
+
+
+def assert_same(one: Solution, two: Solution) -> None:
+    assert one.qparams.keys() == two.qparams.keys() and one.qparams
+    for key, own in one.qparams.items():
+        other = two.qparams[key]
+        assert own.scale.tobytes() == other.scale.tobytes() and own.zero_point.tobytes() == other.zero_point.tobytes()
+
+
+@pytest.mark.parametrize("of", [1, 2, 3, 5])
+def test_merged_shards_are_the_sketches_of_one_process(of: int, tmp_path: Path) -> None:
+    """Every array of every sketch, places of samples included; in any order of merging."""
+    prepared = prepared_for()
+    data = data_of(prepared)
+    parts = seen(prepared, data, of)
+    merged, samples = shards.merge(reversed(parts))
+    assert samples == 24 and [part.samples for part in parts] == [len(range(n, 24, of)) for n in range(of)]
+    with Calibrator(prepared.graph, prepared.plan, cache=tmp_path / "cache") as alone:
+        alone.observe_all(data, Silent())
+        expected = alone.sketches()
+    assert merged.keys() == expected.keys() and len(merged) > 3
+    for key, sketch in expected.items():
+        mine, theirs = merged[key].to_arrays(), sketch.to_arrays()
+        assert mine.keys() == theirs.keys() and "track" in mine
+        assert all(mine[name].tobytes() == theirs[name].tobytes() for name in mine), key
+
+
+@pytest.mark.parametrize("observer", ["minmax", "percentile", "mse", "kl_histogram", "moving_average", "aciq"])
+def test_from_shards_in_a_cache_come_the_same_scales(
+    observer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A calibration over the cache then runs nothing, and its scales are those without shards and without a cache."""
+    prepared = prepared_for(**{"a.observer.type": observer})
+    data = data_of(prepared)
+    expected = calibrate(prepared.graph, prepared.plan, data)
+    merged, _ = shards.merge(seen(prepared, data, 3))
+    Recall(tmp_path / "cache", prepared.graph, data, settings("cpu")).keep(merged)
+    monkeypatch.setattr("sbonnx.calib.observe.Observation.stream", _never)
+    assert_same(expected, calibrate(prepared.graph, prepared.plan, data, cache=tmp_path / "cache"))
+
+
+def _never(*_: Any, **__: Any) -> Any:
+    raise AssertionError("the float model ran though all was known")
+
+
+def test_batches_of_any_size(tmp_path: Path) -> None:
+    prepared = prepared_for()
+    whole, _ = shards.merge(seen(prepared, data_of(prepared), 2))
+    cut, _ = shards.merge(seen(prepared, data_of(prepared, split=5), 3))
+    for key, sketch in whole.items():
+        mine, theirs = sketch.to_arrays(), cut[key].to_arrays()
+        assert all(mine[name].tobytes() == theirs[name].tobytes() for name in mine)
+
+
+def test_more_shards_than_samples() -> None:
+    prepared = prepared_for()
+    data = data_of(prepared, limit=2)
+    parts = seen(prepared, data, 4)
+    assert [part.samples for part in parts] == [1, 1, 0, 0]
+    expected = calibrate(prepared.graph, prepared.plan, data)
+    merged, _ = shards.merge(parts)
+    bounds = {site.key: merged[site.tensor, site.spec.axis] for site in shards.sites_of(prepared.plan)}
+    assert all(sketch.samples == 2 for sketch in bounds.values()) and expected.samples == 2
+
+
+def test_progress_counts_every_feed_once_a_shard() -> None:
+    prepared = prepared_for()
+    told: list[int] = []
+    shards.observe(
+        prepared.graph,
+        shards.sites_of(prepared.plan),
+        data_of(prepared, split=4),
+        shards.Shard(1, 2),
+        advance=told.append,
+    )
+    assert sum(told) == 6
+
+
+def test_a_sample_that_is_not_finite_is_refused_by_its_shard_alone() -> None:
+    prepared = prepared_for()
+    data = data_of(prepared)
+    huge = np.concatenate([feed[data.inputs[0].name] for feed in data])
+    huge[5] = 3e38
+    broken = read({data.inputs[0].name: huge}, prepared.graph)
+    sites = shards.sites_of(prepared.plan)
+    assert shards.observe(prepared.graph, sites, broken, shards.Shard(0, 2)).samples == 12
+    with pytest.raises(NumericError, match="sample 5"):
+        shards.observe(prepared.graph, sites, broken, shards.Shard(1, 2))
+
+
+def test_what_cannot_be_cut_says_why() -> None:
+    def why(**overrides: Any) -> str:
+        return str(shards.shardable(read_recipe(None, None, overrides)[0]))
+
+    assert why() == "None"
+    assert "holds out" in why(max_loss="1%")
+    assert "one store" in why(**{"calibration.granularity": "layer"})
+    assert "equalization" in why(**{"equalize.smooth_quant": True})
+    assert "hands on" in why(**{"calibration.feedback": {"h_out": "h_in"}})
+
+
+def test_parts_that_do_not_belong_together() -> None:
+    prepared = prepared_for()
+    one, two = seen(prepared, data_of(prepared, limit=2), 2)
+    fewer = shards.Seen(dict(list(two.sketches.items())[1:]), two.samples)
+    with pytest.raises(ValueError, match="different tensors"):
+        shards.merge([one, fewer])
+    with pytest.raises(ValueError, match="no shards"):
+        shards.merge([])
+    with pytest.raises(ValueError, match="no shard 2 of 2"):
+        shards.Shard(2, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cifar_resnet20", "silero_vad"])
+def test_a_calibrate_step_of_a_real_model_in_parts(name: str, pack: Path, tmp_path: Path) -> None:
+    """Three targets of two opsets; the second model has branches. The caches hold the same bytes under the same names,
+    whether one process filled them or three parts were merged, and every sample ran once."""
+    spec = importlib.util.spec_from_file_location("pack_eval", pack / "eval.py")
+    assert spec is not None and spec.loader is not None
+    evaluation = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(evaluation)
+    data = tmp_path / "data"
+    data.mkdir()
+    for number, feed in enumerate(evaluation.load_calib(name, batch=1, limit=12)):
+        np.savez(data / f"{number:03d}.npz", **feed)
+
+    def step_in(place: str) -> tuple[Step, Places]:
+        places = Places(tmp_path / place)
+        rows = [("onnxruntime", "w8a8"), ("onnxruntime", "w4a8"), ("tensorrt", "w8a8")]
+        jobs = [
+            Job(f"{to}-{bits}", str(evaluation.model_path(name)), str(data), to, f"{to}-{bits}.onnx", None, None, over)
+            for to, bits in rows
+            for over in [(("bits", bits),)]
+        ]
+        return steps_of(jobs, places.state)[0], places
+
+    step, places = step_in("alone")
+    alone = run_step(step, places, _quiet, 1)
+    assert (alone.status, alone.counters["runs"]) == ("done", 12)
+    expected = _files(places.state / "sketches")
+    step, places = step_in("parts")
+    keys = sharding.part_keys(step.key, 3)
+    for number, key in enumerate(keys):
+        part = sharding.run_part(replace(step, key=key), places, _quiet, 1, shard=shards.Shard(number, 3))
+        assert (part.status, part.counters["runs"]) == ("done", 4)
+    whole = sharding.run_merged(step, places, _quiet, 1, parts=keys)
+    assert (whole.status, whole.counters["runs"]) == ("done", 12)
+    assert _files(places.state / "sketches") == expected and len(expected) >= 2
+
+
+def _quiet(stage: str, done: int = 0, total: int | None = None) -> None:
+    """Says nothing."""
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    """Finished sketches below a folder."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("sketches-*.bin")}

@@ -1,0 +1,201 @@
+"""Steps for tests, by title: what a process may do well or badly. The part of `work` that the engine is given."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from sbonnx.batch.job import Job, Limits, Outcome, Places, Step, Tell
+from sbonnx.batch.outcomes import now, to_json
+from sbonnx.errors import ModelError
+
+
+def step_of(
+    name: str,
+    output: Path,
+    *,
+    after: tuple[str, ...] = (),
+    kind: Any = "quantize",
+    key: str | None = None,
+    **limits: Any,
+) -> Step:
+    """A step of that name. What comes before "-" is what it does: see `work`."""
+    job = Job(name=name, model="m.onnx", data=None, backend="onnxruntime", output=str(output / f"{name}.onnx"))
+    return Step(
+        key=key or f"k-{name}",
+        kind=kind,
+        title=name,
+        jobs=(job,),
+        after=after,
+        limits=Limits(**{"retries": 0, **limits}),
+    )
+
+
+def content(step: Step) -> bytes:
+    """What `work` makes of a step: it depends on the key, and on nothing else."""
+    return (f"{step.key}\n" * 20_000).encode()
+
+
+def work(step: Step, places: Places, tell: Tell, threads: int) -> Outcome:
+    """Do what the step's title says."""
+    what = step.title.partition("-")[0]
+    tell(what, 0, 2)
+    found = DO[what](step, places, tell, threads) if what in DO else None
+    if isinstance(found, Outcome):
+        return found
+    return make(step, places, {"threads": threads})
+
+
+def make(step: Step, places: Places, counters: dict[str, int]) -> Outcome:
+    """Write a file in pieces, as a step does: hidden, renamed, published. Counts itself in `ran`."""
+    outcome = Outcome(step.key, "done", seconds=0.0, finished=now(), counters=counters)
+    hidden = places.made(step.key).with_name(f".{step.key}.{os.getpid()}")
+    hidden.mkdir(parents=True)
+    data = content(step)
+    with open(hidden / "model.onnx", "wb") as file:
+        for start in range(0, len(data), 65536):
+            file.write(data[start : start + 65536])
+    (hidden / "outcome.json").write_text(to_json(outcome))
+    os.rename(hidden, places.made(step.key))
+    with open(places.output / "ran.txt", "a") as file:
+        file.write(f"{step.key}\n")
+    publish(step, places)
+    return outcome
+
+
+def publish(step: Step, places: Places) -> None:
+    """Put the file where its job wants it, whole."""
+    if step.kind != "quantize":
+        return
+    made = places.made(step.key) / "model.onnx"
+    for job in step.jobs:
+        target = Path(job.output)
+        if target.exists() and target.read_bytes() == made.read_bytes():
+            continue
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        temporary.write_bytes(made.read_bytes())
+        os.replace(temporary, target)
+
+
+def _refuse(step: Step, places: Places, tell: Tell, threads: int) -> None:
+    raise ModelError(f"'{step.title}' is no model: give another")
+
+
+def _fail(step: Step, places: Places, tell: Tell, threads: int) -> None:
+    raise KeyError("no such thing")
+
+
+def _segfault(step: Step, places: Places, tell: Tell, threads: int) -> None:
+    ctypes.string_at(0)
+
+
+def _suicide(step: Step, places: Places, tell: Tell, threads: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _leave(step: Step, places: Places, tell: Tell, threads: int) -> None:
+    os._exit(3)
+
+
+def _eat(step: Step, places: Places, tell: Tell, threads: int) -> None:
+    held = []
+    while True:  # 20 MB each 20 ms, touched
+        held.append(bytearray(os.urandom(1024)) * 20_000)
+        time.sleep(0.02)
+
+
+def _eat_in_child(step: Step, places: Places, tell: Tell, threads: int) -> None:
+    """The memory is a grandchild's, which says who it is."""
+    script = "import time; x = b'x' * 300_000_000; time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", script])
+    (places.output / "grandchild.txt").write_text(str(child.pid))
+    child.wait()
+
+
+def _hang(step: Step, places: Places, tell: Tell, threads: int) -> None:
+    (places.output / f"{step.title}.pid").write_text(str(os.getpid()))
+    time.sleep(60)
+
+
+def _hang_deaf(step: Step, places: Places, tell: Tell, threads: int) -> None:
+    """Holds Python's lock: no thread of this process runs any more."""
+    (places.output / f"{step.title}.pid").write_text(str(os.getpid()))
+    ctypes.PyDLL(None).sleep(60)
+
+
+def _hang_after(step: Step, places: Places, tell: Tell, threads: int) -> None:
+    """Dies between the rename and the word to the parent."""
+    make(step, places, {})
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_before_publishing(step: Step, places: Places, tell: Tell, threads: int) -> None:
+    make(step, places, {})
+    Path(step.jobs[0].output).unlink()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _once(step: Step, places: Places, tell: Tell, threads: int) -> None:
+    """Crashes the first time."""
+    mark = places.output / f"{step.title}.tried"
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def _look(step: Step, places: Places, tell: Tell, threads: int) -> Outcome:
+    """What the process finds around itself."""
+    print("said on stdout")
+    print("said on stderr", file=sys.stderr)
+    import tempfile
+
+    from sbonnx.calib.threads import cores
+
+    temporary = Path(tempfile.gettempdir())
+    (temporary / "left").write_text("behind")
+    report = {
+        "threads": threads,
+        "cores": cores(),
+        "omp": os.environ["OMP_NUM_THREADS"],
+        "mark": os.environ.get("MARK_OF_THE_TEST", ""),
+        "temporary": str(temporary),
+        "group": os.getpgrp() == os.getpid(),
+        "main": str(getattr(sys.modules["__main__"], "__file__", "")),
+        "stdin": sys.stdin.read() if sys.stdin else "",
+    }
+    return Outcome(step.key, "done", report=report)
+
+
+def _slow(step: Step, places: Places, tell: Tell, threads: int) -> None:
+    for done in range(10):
+        tell("counting", done, 10)
+        time.sleep(0.02)
+
+
+def _sleep(step: Step, places: Places, tell: Tell, threads: int) -> None:
+    time.sleep(float(step.title.split("-")[1]))
+
+
+DO: dict[str, Any] = {
+    "refuse": _refuse,
+    "fail": _fail,
+    "segfault": _segfault,
+    "suicide": _suicide,
+    "leave": _leave,
+    "eat": _eat,
+    "eat_in_child": _eat_in_child,
+    "hang": _hang,
+    "hang_deaf": _hang_deaf,
+    "hang_after": _hang_after,
+    "unpublished": _die_before_publishing,
+    "once": _once,
+    "look": _look,
+    "slow": _slow,
+    "sleep": _sleep,
+}

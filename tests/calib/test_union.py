@@ -1,0 +1,193 @@
+"""Several plans, one walk: what each looks up is what it would have measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from sbonnx import graph as graphs
+from sbonnx.calib.alike import Alike, alike
+from sbonnx.calib.counted import counting
+from sbonnx.calib.data import Dataset, read
+from sbonnx.calib.peaks import channel_ranges
+from sbonnx.calib.union import Courses, observe_courses
+from sbonnx.calib.walk import calibrate
+from sbonnx.errors import NumericError
+from sbonnx.graph import Graph
+from sbonnx.plan import Plan, Site
+from sbonnx.spec import QuantSpec
+
+SAMPLES = 6
+DATA = [{"x": x} for x in np.random.default_rng(5).normal(size=(SAMPLES, 1, 4, 5)).astype(np.float32)]
+
+
+def model_of(nodes: list[NodeProto], opset: int, **weights: np.ndarray) -> Graph:
+    """A graph of one input x and one output y."""
+    made = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4, 5])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
+    )
+    return graphs.load(helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=8), opset=13)
+
+
+def chain(opset: int = 13, slope: float = 0.1) -> Graph:
+    """A Relu; and beside it a leaky one with a product behind."""
+    weight = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], "relu"),
+        helper.make_node("LeakyRelu", ["x"], ["b"], "leaky", alpha=slope),
+        helper.make_node("MatMul", ["b", "w"], ["y"], "product"),
+    ]
+    return model_of(nodes, opset, w=weight)
+
+
+def branched(opset: int = 13) -> Graph:
+    """An If whose condition holds for no sample: its first branch never runs."""
+    branches = {
+        name: helper.make_graph(
+            [
+                helper.make_node(op, ["x"], [f"{name}_r"], f"{name}_op"),
+                helper.make_node("Neg", [f"{name}_r"], [f"{name}_y"]),
+            ],
+            name,
+            [],
+            [helper.make_tensor_value_info(f"{name}_y", TensorProto.FLOAT, None)],
+        )
+        for name, op in (("yes", "Relu"), ("no", "Sigmoid"))
+    }
+    nodes = [
+        helper.make_node("ReduceMax", ["x"], ["top"], "top", keepdims=0),
+        helper.make_node("Greater", ["top", "much"], ["c"], "more"),
+        helper.make_node("If", ["c"], ["y"], "if", then_branch=branches["yes"], else_branch=branches["no"]),
+    ]
+    return model_of(nodes, opset, much=np.float32(1e9))
+
+
+def plan_of(*tensors: str, scope: Mapping[str, str] | None = None) -> Plan:
+    """A plan that observes some tensors."""
+    places = scope or {}
+    return Plan(tuple(Site(t, t, "activation", QuantSpec(), (), "a test", t, scope=places.get(t, "")) for t in tensors))
+
+
+def data(graph: Graph) -> Dataset:
+    """The samples."""
+    return read(DATA, graph)
+
+
+def cached(graph: Graph, plan: Plan, folder: Path) -> int:
+    """Samples that a calibration behind a cache runs."""
+    with counting() as runs:
+        behind = calibrate(graph, plan, data(graph), cache=folder)
+    alone = calibrate(graph, plan, data(graph))
+    assert {key: (float(one.lo), float(one.hi)) for key, one in behind.bounds.items()} == {
+        key: (float(one.lo), float(one.hi)) for key, one in alone.bounds.items()
+    }
+    return runs.samples
+
+
+def test_plans_of_one_graph(tmp_path: Path) -> None:
+    """One folder, one walk; both plans look everything up."""
+    courses = Courses()
+    first, second = plan_of("x", "a"), plan_of("a", "b")
+    names = [courses.add(chain(), first), courses.add(chain(), second)]
+    assert names[0] == names[1]
+    with counting() as runs:
+        observe_courses(courses.found.values(), data, tmp_path)
+    assert runs.samples == SAMPLES
+    assert cached(chain(), first, tmp_path / names[0]) == 0
+    assert cached(chain(), second, tmp_path / names[1]) == 0
+
+
+def test_graphs_of_two_opsets(tmp_path: Path) -> None:
+    """Two folders, one walk, since the numbers are the same."""
+    courses = Courses()
+    old, new = chain(13), chain(17)
+    names = [courses.add(old, plan_of("x", "a")), courses.add(new, plan_of("x", "a", "b"))]
+    assert names[0] != names[1]
+    with counting() as runs:
+        observe_courses(courses.found.values(), data, tmp_path)
+    assert runs.samples == SAMPLES
+    assert [cached(old, plan_of("x", "a"), tmp_path / names[0]), cached(new, plan_of("b"), tmp_path / names[1])] == [
+        0,
+        0,
+    ]
+
+
+def test_numbers_that_differ_are_measured_apart(tmp_path: Path) -> None:
+    """Tensors of one name that hold something else: never taken for one another."""
+    courses = Courses()
+    one, other = chain(slope=-1.0), chain(slope=0.5)
+    names = [courses.add(one, plan_of("x", "a", "b")), courses.add(other, plan_of("b", "y"))]
+    with counting() as runs:
+        observe_courses(courses.found.values(), data, tmp_path)
+    assert cached(one, plan_of("x", "a", "b"), tmp_path / names[0]) == 0
+    assert cached(other, plan_of("b", "y"), tmp_path / names[1]) == 0
+    assert runs.samples == 2 * SAMPLES
+
+
+def test_a_second_time_nothing_runs(tmp_path: Path) -> None:
+    """And of a further plan, only if it asks for more tensors."""
+    for wanted, expected in ((("x", "a"), SAMPLES), (("x", "a"), 0), (("a",), 0), (("b",), SAMPLES)):
+        courses = Courses()
+        courses.add(chain(), plan_of(*wanted))
+        with counting() as runs:
+            observe_courses(courses.found.values(), data, tmp_path)
+        assert runs.samples == expected
+
+
+def test_branches(tmp_path: Path) -> None:
+    """What no sample reached in one graph, none reached in the other."""
+    scopes = {"yes_r": "if/then_branch", "no_r": "if/else_branch"}
+    plan = plan_of("yes_r", "no_r", scope=scopes)
+    old, new = branched(13), branched(17)
+    found = alike(old, new, ["yes_r", "no_r", "x", "nothing"], data(old), device="cpu", budget=1 << 20)
+    assert found == Alike(frozenset({"no_r", "x"}), frozenset({"yes_r"}))
+    courses = Courses()
+    names = [courses.add(graph, plan) for graph in (old, new)]
+    with counting() as runs:
+        observe_courses(courses.found.values(), data, tmp_path)
+    assert runs.samples == SAMPLES
+    assert [cached(old, plan, tmp_path / names[0]), cached(new, plan, tmp_path / names[1])] == [0, 0]
+
+
+def test_little_memory_compares_piece_by_piece() -> None:
+    """The same answer whatever fits at a time."""
+    old, new = chain(13), chain(17)
+    names = ["x", "a", "b", "y"]
+    for budget in (1, 1 << 30):
+        assert alike(old, new, names, data(old), device="cpu", budget=budget).same == set(names)
+
+
+def test_counting() -> None:
+    """Whoever counts sees what runs meanwhile, within one another; ranges of channels count as well."""
+    graph = chain()
+    with counting() as outer:
+        channel_ranges(graph, {"b": 1}, data(graph))
+        with counting() as inner:
+            calibrate(graph, plan_of("x"), data(graph))
+    calibrate(graph, plan_of("x"), data(graph))
+    assert (inner.samples, outer.samples) == (SAMPLES, 2 * SAMPLES)
+
+
+@pytest.mark.parametrize("granularity", ["whole", "layer"])
+def test_any_granularity_counts(granularity: str) -> None:
+    """Layer by layer a sample is one sample."""
+    with counting() as runs:
+        calibrate(chain(), plan_of("a", "b", "y"), data(chain()), granularity=granularity)  # type: ignore[arg-type]
+    assert runs.samples == SAMPLES
+
+
+def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
+    """As by a calibration of its own."""
+    nodes = [helper.make_node("Log", ["x"], ["a"], "log"), helper.make_node("Relu", ["a"], ["y"], "relu")]
+    courses = Courses()
+    courses.add(model_of(nodes, 13), plan_of("a"))
+    with pytest.raises(NumericError, match="'log'"):
+        observe_courses(courses.found.values(), data, tmp_path)

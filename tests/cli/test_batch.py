@@ -1,0 +1,141 @@
+"""``batch``: tables, JSON, exit codes, and what is said where."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from sbonnx.cli import main
+from tests.models import residual
+
+JOBS = """
+title: nightly
+output: out
+defaults:
+  data: d.npz
+  split: 2
+  set: {rounding: nearest, bias_correction: none}
+matrix:
+  backend: [onnxruntime, tensorrt]
+jobs:
+  - model: m.onnx
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model, data and a job file."""
+    onnx.save(residual(), str(tmp_path / "m.onnx"))
+    np.savez(tmp_path / "d.npz", x=np.random.default_rng(0).standard_normal((8, 3, 8, 8)).astype(np.float32))
+    (tmp_path / "jobs.yaml").write_text(JOBS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_tables(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What will be done, what is done, and that there is nothing left to do."""
+    assert main(["batch", "jobs.yaml", "--dry-run"]) == 0
+    seen = capfd.readouterr()
+    assert "nightly: 2 jobs" in seen.out
+    assert "calibrate m.onnx" in seen.out
+    assert seen.out.count("to be run") >= 4
+    assert not (place / "out" / "report.json").exists()
+    assert list((place / "out").glob("*.onnx")) == []
+
+    assert main(["batch", "jobs.yaml", "--workers", "2"]) == 0
+    seen = capfd.readouterr()
+    rows = [line.split() for line in seen.out.splitlines() if line.startswith("m-")]
+    assert [(row[0], row[1]) for row in rows] == [("m-onnxruntime", "done"), ("m-tensorrt", "done")]
+    assert all(float(row[2]) > 10 for row in rows), "signal to noise"
+    assert "2 jobs: 2 done; 2 of them run now" in seen.out
+    assert f"report: {place / 'out' / 'report.html'}" in seen.out
+    lines = seen.err.splitlines()
+    assert lines[0] == "3 steps, 0 up to date"
+    assert lines[1].startswith("[1/3] calibrate m.onnx: done (")
+    assert lines[-1].startswith("3 of 3 steps, in ")
+    assert sorted(path.name for path in (place / "out").iterdir()) == [
+        ".sbonnx",
+        *("m-onnxruntime.onnx", "m-tensorrt.onnx", "report.html", "report.json", "report.xml"),
+    ]
+
+    assert main(["batch", "jobs.yaml"]) == 0
+    seen = capfd.readouterr()
+    assert "2 jobs: 2 done; 0 of them run now" in seen.out
+    assert seen.err.splitlines()[0] == "3 steps, 3 up to date"
+    assert main(["batch", "jobs.yaml", "--dry-run", "--force"]) == 0
+    assert "3 steps to be run, about " in capfd.readouterr().out
+
+
+def test_json(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["batch", "jobs.yaml", "--json", "--json-progress", "--only", "*-tensorrt"]) == 0
+    seen = capfd.readouterr()
+    report = json.loads(seen.out)
+    assert (report["ok"], report["exit_code"], report["title"]) == (True, 0, "nightly")
+    assert [row["job"]["name"] for row in report["rows"]] == ["m-tensorrt"]
+    assert json.loads((place / "out" / "report.json").read_text()) == report
+    events = [json.loads(line) for line in seen.err.splitlines()]
+    assert events[0]["event"] == "begin"
+    assert events[-1]["event"] == "end"
+    assert [one["status"] for one in events if one["event"] == "ended"] == ["done", "done"]
+    assert {one["stage"] for one in events if one["event"] == "told"} - {"starting"}
+
+    assert main(["batch", "jobs.yaml", "--json", "--dry-run"]) == 0
+    plan = json.loads(capfd.readouterr().out)
+    assert [(one["jobs"], one["to_be_run"]) for one in plan["steps"]] == [
+        (["m-onnxruntime"], True),
+        (["m-tensorrt"], False),
+    ]
+    assert [one["name"] for one in plan["jobs"]] == ["m-onnxruntime", "m-tensorrt"]
+
+
+def test_one_that_is_refused(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Exit code 1, and the reason once; the other is done."""
+    (place / "bad.onnx").write_bytes(b"no model")
+    (place / "jobs.yaml").write_text(JOBS.replace("[onnxruntime, tensorrt]", "onnxruntime") + "  - model: bad.onnx\n")
+    for flags in ([], ["--quiet"], []):
+        assert main(["batch", "jobs.yaml", *flags]) == 1
+        seen = capfd.readouterr()
+        assert sum("bad-onnxruntime: refused" in line or "bad: refused" in line for line in seen.err.splitlines()) == 1
+        assert "bad.onnx" in seen.err
+        assert bool(seen.out) is not bool(flags)
+    assert len(list((place / "out").glob("m*.onnx"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("output: out\njobs: []\n", "jobs"),
+        ("output: out\njob: [{model: m.onnx}]\n", "Did you mean jobs?"),
+        ("output: out\njobs: [{model: 'none*.onnx', data: d.npz}]\n", "none*.onnx"),
+        ("output: [\n", "jobs.yaml"),
+    ],
+)
+def test_a_job_file_that_cannot_be_used(text: str, said: str, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (place / "jobs.yaml").write_text(text)
+    assert main(["batch", "jobs.yaml"]) == 2
+    seen = capfd.readouterr()
+    assert seen.out == ""
+    assert len(seen.err.splitlines()) == 1
+    assert said in seen.err
+    assert not (place / "out" / "report.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--only", "nothing*"], "no job's name matches 'nothing*'"),
+        (["--workers", "0"], "at least one worker"),
+    ],
+)
+def test_flags_that_cannot_be_used(flags: list[str], said: str, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["batch", "jobs.yaml", *flags]) == 2
+    assert said in capfd.readouterr().err
+
+
+def test_no_such_job_file(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["batch", "none.yaml"]) == 2
+    assert "none.yaml" in capfd.readouterr().err

@@ -1,0 +1,149 @@
+"""Reports to make pages of: small ones by hand, large ones by rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+EVIL = (
+    "</script><script>document.title='taken'</script>",
+    '"><img src=x onerror="document.title=\'taken\'">',
+    "'onmouseover='alert(1)",
+    "{{ 7 * 7 }}{% raw %}",
+    "</style></svg></title><b>bold</b>",
+    "a&amp;b <i>&lt;",
+    "\x00\x07\x1b[31m\ud800\ufffe",
+    "名前/ÄÖ/🙂",
+    "a" * 300,
+)
+"""Names that a node may have."""
+
+
+def layer(name: str, alone: Any = 40.0, gathered: Any = 30.0) -> dict[str, Any]:
+    return {
+        "node": name,
+        "tensor": f"{name}_output_0",
+        "label": "uint8",
+        "alone_db": alone,
+        "sqnr_db": gathered,
+        "scale": 0.0125,
+    }
+
+
+def sites_of(layers: list[dict[str, Any]], label: str = "int4 axis 0") -> list[dict[str, Any]]:
+    """An activation and a weight a layer, in the order given."""
+    found = []
+    for row in layers:
+        found.append(
+            {"tensor": row["tensor"], "role": "activation", "label": row["label"], "bits": 8, "node": row["node"]}
+        )
+        weight = {"tensor": f"{row['node']}.weight", "role": "weight", "label": label, "bits": 4, "node": row["node"]}
+        found.append(weight)
+    return found
+
+
+def network(layers: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """A report as `Report.to_dict` gives it."""
+    output = {"name": "y", "mse": 1e-4, "max_abs": 0.1, "sqnr_db": 31.25, "cosine": 0.9999, "agreement": 0.975}
+    metrics = {
+        "outputs": [{**output, "low": -2.0, "high": 5.0}],
+        "feeds": 1,
+        "bytes_float": 1_000_000,
+        "bytes_quantized": 260_000,
+        "size_ratio": 0.26,
+        "ms_float": 2.0,
+        "ms_quantized": 1.0,
+        "median_ms_float": 2.5,
+        "median_ms_quantized": 1.5,
+        "latency_ratio": 0.6,
+        "levels": [{"level": "all", "output": "y", "sqnr_db": 31.25, "off_db": float("inf"), "max_abs": 0.0}],
+        "kernels": None,
+    }
+    report: dict[str, Any] = {
+        "ok": True,
+        "problems": (),
+        "model": "m.onnx",
+        "output": "q.onnx",
+        "backend": "onnxruntime",
+        "counts": {"nodes before": 9, "nodes quantized": 20, "activations": 3, "weights": 2, "biases": 1, "samples": 8},
+        "metrics": metrics,
+        "layers": tuple(layers),
+        "applied": ({"pattern": "fuse_bn", "node": "bn_0"}, {"pattern": "fuse_bn", "node": "bn_1"}),
+        "refusals": ({"what": "quantize weight", "where": "/gather", "why": "it is shared"},),
+        "settings": {"BACKEND": "onnxruntime", "W": {"QUANTIZER": {"BIT": 4}}, "A": {"QUANTIZER": {"BIT": 8}}},
+        "notes": ("opset lifted from 17 to 21",),
+        "search": {},
+    }
+    return {**report, **more}
+
+
+def job(name: str, status: str = "done", *, up_to_date: bool = False, **outcome: Any) -> dict[str, Any]:
+    """A row of a batch: a job with its outcome."""
+    made = {
+        "key": f"key of {name}",
+        "status": status,
+        "reason": "",
+        "seconds": 2.5,
+        "peak_bytes": 300_000_000,
+        "attempts": 1,
+        "report": None,
+        "accepted": (),
+        "counters": {},
+        "finished": "2026-11-21T02:10:00+00:00",
+        **outcome,
+    }
+    asked = {
+        "name": name,
+        "model": "models/mobilenet.v2.onnx",
+        "data": "data/net.npz",
+        "backend": "tensorrt@10",
+        "output": f"out/{name}.onnx",
+        "split": None,
+        "recipe": None,
+        "overrides": (("bits", "w8a8"),),
+        "accept": {},
+        "limits": {"memory": 2_000_000_000, "seconds": 600.0, "retries": 1},
+    }
+    return {"job": asked, "outcome": made, "up_to_date": up_to_date}
+
+
+def batch(rows: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """A report as `asdict` gives it of a `BatchReport`; steps are those of the rows."""
+    steps = {row["outcome"]["key"]: row["outcome"] for row in rows}
+    return {
+        "title": "nightly",
+        "version": "1.2.3",
+        "started": "2026-11-21T02:00:00.125+00:00",
+        "finished": "2026-11-21T03:05:09+00:00",
+        "rows": rows,
+        "steps": steps,
+        "titles": {key: f"quantize {key}" for key in steps},
+        **more,
+    }
+
+
+def one_of_each() -> dict[str, Any]:
+    """A batch in which everything happens."""
+    layers = [layer("conv1", 50.0, float("inf")), layer("conv2", 40.0, 25.5)]
+    accepted = (
+        ("min_sqnr", 31.25, 20.0, True),
+        ("min_agreement", 0.975, 0.98, False),
+        ("min_metric.size of faces", 0.71, 0.7, True),
+    )
+    rows = [
+        job("a-done", report=network(layers)),
+        job("b-fresh", up_to_date=True, report=network(layers)),
+        job(
+            "c-below", "unaccepted", reason="agreement 97.5 % is below 98 %", accepted=accepted, report=network(layers)
+        ),
+        job("d-refused", "refused", reason="TensorRT has no such kernels"),
+        job("e-failed", "failed", reason="ValueError: no"),
+        job("f-crashed", "crashed", reason="it died by SIGSEGV", attempts=2),
+        job("g-memory", "out of memory", reason="it held 3 GB of 2 GB"),
+        job("h-time", "timed out", reason="it took longer than 600 s"),
+        job("i-skipped", "skipped", reason="its calibration failed"),
+    ]
+    whole = batch(rows)
+    calibrated = job("calibrated", seconds=60.0, counters={"runs": 512})["outcome"]
+    whole["steps"]["c"] = calibrated
+    whole["titles"]["c"] = "calibrate net"
+    return whole
