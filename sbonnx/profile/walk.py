@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ import numpy as np
 
 from sbonnx.calib.runner import CPU, providers
 from sbonnx.calib.store import TensorStore
+from sbonnx.calib.threads import cores
 from sbonnx.errors import DataError
 from sbonnx.graph import Constant, Graph, Node, Tensor
 from sbonnx.graph.query import constant, node_by_name, tensors_by_name
@@ -95,7 +95,7 @@ class Walk(Generic[T]):
         self.feeds = 0
         self._layers, self._reads, self._replaced = frozenset(layers), reads, frozenset(replaced)
         self._device, self._memory = device, memory
-        self._threads = (threads or os.cpu_count() or 1) if providers(device) == [CPU] else 1
+        self._threads = (threads or cores()) if providers(device) == [CPU] else 1
         self._wanted = tuple(wanted)
         self._later = _read_later(self.steps, self.index)
         self._dirty = self._reached() if quantized is not None else frozenset()

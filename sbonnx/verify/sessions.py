@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,7 @@ import onnx
 from sbonnx.calib.bound import reason
 from sbonnx.calib.runner import providers
 from sbonnx.calib.session import LEVELS
+from sbonnx.calib.threads import cores
 from sbonnx.errors import DataError, ModelError
 from sbonnx.runtime import onnxruntime
 from sbonnx.spec import Array
@@ -54,6 +56,8 @@ def session(
     options = runtime.SessionOptions()
     options.log_severity_level = 4
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if cores() < (os.cpu_count() or 1):  # onnxruntime does not ask which processors the process may use
+        options.intra_op_num_threads = cores()
     options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, LEVELS[level])
     if write is not None:
         options.optimized_model_filepath = str(write)
