@@ -15,8 +15,10 @@ import numpy as np
 from benchmarks.accuracy import HEADLINE
 from benchmarks.calibration_subjects import save_feeds
 from benchmarks.lowbit_peers import environments
+from benchmarks.lowbit_peers.measured import NUMBER
 from benchmarks.lowbit_table import Cost, Line
 from benchmarks.lowbit_ways import PeerWay, Table, Way
+from sbonnx.spec import Array
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 ITERATIONS: Final = 1000
@@ -140,7 +142,7 @@ class Bench:
         """What a peer's script is told; its samples in a file of their own."""
         data, count = self.data(name)
         with np.load(data) as held:
-            arrays: dict[str, Any] = {key: np.concatenate(list(held[key][:fewer])) for key in held.files}
+            arrays: dict[str, Any] = dict(_flat(key, held[key][:fewer]) for key in held.files)
         flat = self.folder / f"{name}.flat.npz"
         np.savez(flat, **arrays)
         return {
@@ -195,3 +197,10 @@ def run(command: Sequence[str], seconds: float | None) -> dict[str, Any]:
     found = json.loads(said[-1])
     assert isinstance(found, dict)
     return found
+
+
+def _flat(name: str, samples: Array) -> tuple[str, Array]:
+    """Samples (N, 1, ...) of an input without the axis between; of one that is a number, under a name that says so."""
+    if samples.ndim == 1:
+        return f"{name}{NUMBER}", samples
+    return name, np.concatenate(list(samples))

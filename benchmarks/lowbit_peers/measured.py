@@ -8,12 +8,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 Job = dict[str, Any]
 Feeds = list[dict[str, Any]]
+
+NUMBER: Final = "|number"
 
 
 def job() -> Job:
@@ -24,11 +26,20 @@ def job() -> Job:
 
 
 def feeds(wanted: Job) -> Feeds:
-    """The samples in batches of ``wanted["batch"]``: .npz with an array an input, samples along its first axis."""
+    """The samples in batches of ``wanted["batch"]``: .npz with an array an input, samples along its first axis.
+
+    An input that is a number has `NUMBER` behind its name, and no batches: it is the first one's in each.
+    """
     with np.load(wanted["data"]) as held:
         arrays = {name: held[name] for name in held.files}
     count, batch = len(next(iter(arrays.values()))), int(wanted["batch"])
-    return [{name: x[at : at + batch] for name, x in arrays.items()} for at in range(0, count - batch + 1, batch)]
+    return [
+        {
+            name.removesuffix(NUMBER): np.asarray(x[at]) if name.endswith(NUMBER) else x[at : at + batch]
+            for name, x in arrays.items()
+        }
+        for at in range(0, count - batch + 1, batch)
+    ]
 
 
 def cpu_seconds() -> float:
