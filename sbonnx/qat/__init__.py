@@ -11,21 +11,38 @@ from sbonnx.torchnet import torch_module
 
 torch_module()  # where torch is missing, all that follows would say so at length
 
+from sbonnx.qat.adapters import (  # noqa: E402
+    Adapters,
+    adapter_parameters,
+    adapter_state,
+    add_adapters,
+    load_adapters,
+)
 from sbonnx.qat.api import export, prepare, train  # noqa: E402
+from sbonnx.qat.augment import make_augment  # noqa: E402
 from sbonnx.qat.fakequant import METHODS, quant_parameters  # noqa: E402
 from sbonnx.qat.loop import Trained  # noqa: E402
-from sbonnx.qat.losses import distillation  # noqa: E402
+from sbonnx.qat.losses import distillation, with_divergence  # noqa: E402
+from sbonnx.qat.merging import Merged, merge  # noqa: E402
 from sbonnx.qat.module import float_twin, trainable  # noqa: E402
 from sbonnx.qat.reimport import parameter_name, reimport, site_of  # noqa: E402
 from sbonnx.qat.settings import Settings  # noqa: E402
 
 __all__ = [
     "METHODS",
+    "Adapters",
+    "Merged",
     "Settings",
     "Trained",
+    "adapter_parameters",
+    "adapter_state",
+    "add_adapters",
     "distillation",
     "export",
     "float_twin",
+    "load_adapters",
+    "make_augment",
+    "merge",
     "parameter_name",
     "prepare",
     "quant_parameters",
@@ -33,4 +50,5 @@ __all__ = [
     "site_of",
     "train",
     "trainable",
+    "with_divergence",
 ]

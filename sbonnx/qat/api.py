@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from sbonnx import graph as graphs
 from sbonnx import pipeline
@@ -22,11 +22,14 @@ from sbonnx.graph.query import shape
 from sbonnx.plan import Solution
 from sbonnx.prepare import Prepared, Source, read_recipe
 from sbonnx.qat import loop
+from sbonnx.qat.adapters import Adapters, add_adapters
 from sbonnx.qat.agreement import disagreements
+from sbonnx.qat.augment import Augment, make_augment, names_of
 from sbonnx.qat.export import learned
 from sbonnx.qat.fakequant import METHODS, quant_parameters
-from sbonnx.qat.loop import Augment, Trained
-from sbonnx.qat.losses import Loss, distillation
+from sbonnx.qat.inner import BLOCKS, Taps, inner_tensors, with_inner
+from sbonnx.qat.loop import Trained
+from sbonnx.qat.losses import Loss, distillation, with_divergence
 from sbonnx.qat.module import float_twin, keep_source, origin_of, source_of, trainable
 from sbonnx.qat.settings import Settings
 from sbonnx.report import Report
@@ -47,6 +50,9 @@ def prepare(
     weights: str | None = None,
     activations: str | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
+    adapters: Adapters | int | None = None,
+    fixed: Mapping[str, Any] | None = None,
+    shapes: Mapping[str, Sequence[int | str | None]] | None = None,
     device: str = "cpu",
     split: int | None = None,
     progress: Progress | None = None,
@@ -64,17 +70,32 @@ def prepare(
         weights, activations: methods of `METHODS`; None: W.QUANTIZER.TYPE and A.QUANTIZER.TYPE of the recipe where
             they name one that learns, else "lsq".
         options: of methods, by their name.
+        adapters: low-rank adapters, or their rank, to be trained in place of the weights; see `Adapters`.
+        fixed: values of inputs that are the same in training whatever the feed, so that an If on one is settled.
+        shapes: sizes of inputs that the model leaves open and that an If asks for.
         device: torch's name of where the module lies; "auto": "cuda" where torch has one.
 
     Raises:
-        SbonnxError: one of its kinds; see `sbonnx.quantize` and `trainable`.
+        SbonnxError: one of its kinds; see `sbonnx.quantize`, `trainable` and `add_adapters`.
     """
     wishes, rules = read_recipe(recipe, backend, overrides)
     if wishes.mode != "static":
-        raise RecipeError(f"MODE: {wishes.mode} has no ranges of activations to train: leave MODE out")
+        raise RecipeError(
+            f"MODE: {wishes.mode} has no ranges of activations to train: leave MODE out, and say bits: w4a0 for "
+            "weights alone"
+        )
     prepared, _, solution = pipeline.solve(model, data, wishes, rules, split=split, progress=progress)
     return from_calibration(
-        prepared, solution, model, weights=weights, activations=activations, options=options, device=device
+        prepared,
+        solution,
+        model,
+        weights=weights,
+        activations=activations,
+        options=options,
+        adapters=adapters,
+        fixed=fixed,
+        shapes=shapes,
+        device=device,
     )
 
 
@@ -86,6 +107,9 @@ def from_calibration(
     weights: str | None = None,
     activations: str | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
+    adapters: Adapters | int | None = None,
+    fixed: Mapping[str, Any] | None = None,
+    shapes: Mapping[str, Sequence[int | str | None]] | None = None,
     device: str = "cpu",
 ) -> fx.GraphModule:
     """`prepare`, where calibration is done: `QuantModel.init_QAT`.
@@ -93,7 +117,7 @@ def from_calibration(
     Args:
         prepared, solution: of one calibration.
         model: the float model that the file will be held against.
-        weights, activations, options, device: see `prepare`.
+        weights, activations, options, adapters, fixed, shapes, device: see `prepare`.
     """
     kinds = prepared.recipe.w.quantizer.type, prepared.recipe.a.quantizer.type
     module = trainable(
@@ -102,9 +126,13 @@ def from_calibration(
         weights=weights or _by_recipe(kinds[0]),
         activations=activations or _by_recipe(kinds[1]),
         options=options,
+        fixed=fixed,
+        shapes=shapes,
         device=_placed(device),
     )
     keep_source(module, model)
+    if adapters is not None:
+        add_adapters(module, adapters)
     return module
 
 
@@ -126,7 +154,8 @@ def train(
     settings: Settings | None = None,
     *,
     loss: Loss = distillation,
-    augment: Augment | None = None,
+    inner: str | Sequence[str] | None = None,
+    augment: Augment | str | Sequence[str] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     split: int | None = None,
     progress: Progress | None = None,
@@ -138,7 +167,13 @@ def train(
         module: of `prepare`.
         data: as for `sbonnx.quantize`; held in memory.
         settings: see `Settings`.
-        loss, augment, checkpoint, progress: see `sbonnx.qat.loop.train`.
+        loss, checkpoint, progress: see `sbonnx.qat.loop.train`.
+        inner: tensors inside the network that are to agree too, beside the outputs, with the weight
+            ``settings.inner_weight``: their names in the graph, or "blocks" for the ends of its blocks (see
+            `sbonnx.qat.inner.inner_tensors`). None: "blocks" with a loss of this package, none with one of your
+            own. (): none.
+        augment: changes each batch before both networks see it: a function, or names of
+            `sbonnx.qat.augment.AUGMENTATIONS`, such as "flip,shift".
         split: cut each feed into pieces of so many samples before they are read.
         wishes: single settings, such as ``epochs=20``, over `settings`.
 
@@ -150,19 +185,25 @@ def train(
     if fixed_batch(prepared) is not None:
         chosen = replace(chosen, batch=1)
     twin = float_twin(module, device=str(next(iter(module.parameters())).device))
-    quant: list[Tensor] = [parameter for _, parameter in quant_parameters(module)]
+    if inner is None:
+        inner = BLOCKS if loss in (distillation, with_divergence) else ()
+    names = inner_tensors(prepared.graph, inner) if chosen.inner_weight else ()
+    changed = augment if augment is None or callable(augment) else make_augment(augment)
     feeds = datasets.read(data, prepared.graph, split=split)
-    return loop.train(
-        module,
-        _by_python_names(module, feeds),
-        twin,
-        chosen,
-        quant=quant,
-        loss=loss,
-        augment=augment,
-        checkpoint=checkpoint,
-        progress=progress,
-    )
+    with Taps(module, prepared.graph, names) as tapped, Taps(twin, prepared.graph, names) as teacher:
+        return loop.train(
+            module,
+            _by_python_names(module, feeds),
+            teacher,
+            chosen,
+            quant=[parameter for _, parameter in quant_parameters(module)],
+            loss=with_inner(loss, names, chosen.inner_weight) if names else loss,
+            forward=tapped,
+            augment=changed,
+            checkpoint=checkpoint,
+            agree={"inner tensors": list(names), "augmentations": names_of(changed)},
+            progress=progress,
+        )
 
 
 def fixed_batch(prepared: Prepared) -> int | None:
@@ -176,8 +217,8 @@ def fixed_batch(prepared: Prepared) -> int | None:
 
 def _by_python_names(module: nn.Module, feeds: datasets.Dataset) -> list[dict[str, Any]]:
     """The feeds by the names of the module's inputs."""
-    names = origin_of(module).inputs
-    return [{names.get(name, name): value for name, value in feed.items()} for feed in feeds]
+    origin = origin_of(module)
+    return [origin.feed(feed) for feed in feeds]
 
 
 def export(

@@ -13,7 +13,10 @@ from torch import Tensor, nn
 class Average:
     """Mean of the parameters of a module over its steps, newer ones counting more; buffers as they are at the end.
 
-        average <- decay * average + (1 - decay) * parameter,   divided by 1 - decay^t when it is read
+        average <- average + (1 - decay) / (1 - decay^t) * (parameter - average)   at step t
+
+    which is the average with decay, divided by what its weights add up to; a parameter that stays where it is, is its
+    own average bit for bit.
 
     Args:
         module: whose parameters.
@@ -24,31 +27,32 @@ class Average:
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         self._decay, self._steps = decay, 0
-        self._sums = {name: torch.zeros_like(value) for name, value in _learned(module).items()}
+        self._means = {name: torch.zeros_like(value) for name, value in _learned(module).items()}
 
     def add(self, module: nn.Module) -> None:
         """One step was made."""
         self._steps += 1
+        weight = (1.0 - self._decay) / (1.0 - self._decay**self._steps)
         for name, value in _learned(module).items():
-            self._sums[name].lerp_(value.detach(), 1.0 - self._decay)
+            self._means[name].lerp_(value.detach(), weight)
 
     def load_into(self, module: nn.Module) -> None:
         """The averages become the parameters of `module`; nothing where no step was made."""
         with torch.no_grad():
             for name, value in _learned(module).items() if self._steps else ():
-                value.copy_(self._sums[name] / (1.0 - self._decay**self._steps))
+                value.copy_(self._means[name])
 
     def state(self) -> dict[str, object]:
         """For a checkpoint."""
-        return {"steps": self._steps, "sums": self._sums}
+        return {"steps": self._steps, "means": self._means}
 
     def restore(self, state: Mapping[str, object]) -> None:
         """From a checkpoint."""
-        steps, sums = state["steps"], state["sums"]
-        assert isinstance(steps, int) and isinstance(sums, dict)
+        steps, means = state["steps"], state["means"]
+        assert isinstance(steps, int) and isinstance(means, dict)
         self._steps = steps
-        for name, value in sums.items():
-            self._sums[name].copy_(value)
+        for name, value in means.items():
+            self._means[name].copy_(value)
 
 
 def _learned(module: nn.Module) -> dict[str, Tensor]:

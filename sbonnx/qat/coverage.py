@@ -1,4 +1,7 @@
-"""Which operators of ONNX can be reimported: read from the schemas of the installed onnx."""
+"""Which operators of ONNX can be reimported: read from the schemas of the installed onnx.
+
+python -m sbonnx.qat.coverage > docs/qat_operators.md
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,19 @@ from typing import Final, Literal
 
 import onnx
 
-from sbonnx.ops import LISTS, RANDOM, SIGNALS, TEXTS
+from sbonnx.ops import LISTS, RANDOM, REPEATED, SIGNALS, TEXTS
 from sbonnx.torchnet import FUNCTIONS
 
 State = Literal["supported", "inlined", "missing"]
 
 FIRST: Final = 13
 """`sbonnx.graph.load` lifts older models to this opset."""
+
+LAST: Final = 23
+"""Where the page ends; `coverage` knows newer ones."""
+
+MARKS: Final = {"supported": "+", "inlined": "o", "missing": "-"}
+"""On the page; nothing where an opset does not have the op."""
 
 INLINED: Final = {
     "Constant": "a constant of the graph",
@@ -30,6 +39,7 @@ LIMITS: Final = {
     "Conv": "over one to three axes",
     "ConvTranspose": "over one to three axes",
     "DequantizeLinear": "of integers",
+    "DeformConv": "over two axes",
     "Dropout": "does nothing, as at inference; a training_mode that is set is refused",
     "GridSample": "cubic over two axes only",
     "LpPool": "over one to three axes",
@@ -42,23 +52,21 @@ LIMITS: Final = {
 }
 """What a supported op does not do, or does in a way of its own."""
 
+_BODY = "repeats a body: unroll it in the export, or leave it out of the model to train"
 _RANDOM = "draws random numbers: training would not compute what the model does"
 _TEXT = "works on text, which torch has no tensors of"
-_LIST = "works on sequences or optionals, which are no tensors"
+_LIST = "may be nothing at all, which torch has no value for"
 _LOSS = "is a loss: training brings its own"
-_SIGNAL = "is preparation of signals: do it before the model"
+_SIGNAL = "makes a constant of its arguments: export it as one"
 WHY: Final = {
-    "Loop": "repeats a body: unroll it in the export, or leave it out of the model to train",
-    "Scan": "repeats a body: unroll it in the export, or leave it out of the model to train",
+    **dict.fromkeys(sorted(REPEATED), _BODY),
     **dict.fromkeys(sorted(RANDOM - {"Dropout"}), _RANDOM),
     **dict.fromkeys(sorted(TEXTS), _TEXT),
-    **dict.fromkeys(sorted(LISTS), _LIST),
+    **dict.fromkeys(sorted(LISTS - FUNCTIONS.keys() - {"SequenceMap"}), _LIST),
     **dict.fromkeys(("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), _LOSS),
-    **dict.fromkeys(sorted(SIGNALS), _SIGNAL),
+    **dict.fromkeys(sorted(SIGNALS - FUNCTIONS.keys()), _SIGNAL),
     "ImageDecoder": "decodes files: do it before the model",
     "MaxRoiPool": "has no use in models of today: RoiAlign takes its place",
-    "MaxUnpool": "puts values where a MaxPool found them: rare, and not written",
-    "DeformConv": "reads positions that are computed: torch itself has no such function",
     "Scatter": "is deprecated: ScatterElements takes its place",
 }  # fmt: skip
 """Why an op is missing."""
@@ -112,3 +120,34 @@ def _since(op: str, opset: int) -> int | None:
     except onnx.defs.SchemaError:
         return None
     return None if schema.deprecated else int(schema.since_version)
+
+
+def page() -> str:
+    """The table as a page of the documentation, for opsets `FIRST` to `LAST`."""
+    opsets = range(FIRST, LAST + 1)
+    rows: dict[str, list[Coverage]] = {}
+    for row in coverage(opsets):
+        rows.setdefault(row.op, []).append(row)
+    states = [found[-1].state for found in rows.values()]
+    lines = [
+        "# Operators that can be trained",
+        "",
+        f"Written by `python -m sbonnx.qat.coverage` from the schemas of onnx {onnx.__version__}.",
+        "",
+        f"Of {len(rows)} operators of opsets {FIRST} to {LAST}, {states.count('supported')} are computed by a module "
+        f"of their own (+), {states.count('inlined')}",
+        f"are gone before there are modules (o), {states.count('missing')} are missing (-). Empty: the opset does not "
+        "have it. A missing operator is one",
+        f"error that names the node. Older models are lifted to opset {FIRST} when they are read.",
+        "",
+        f"| operator | {' | '.join(map(str, opsets))} | what is not done, or why it is missing |",
+        f"|---{'|---' * len(opsets)}|---|",
+    ]
+    for op, found in rows.items():
+        marks = {row.opset: MARKS[row.state] for row in found}
+        lines.append(f"| {op} | {' | '.join(marks.get(opset, '') for opset in opsets)} | {found[-1].why} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -11,13 +11,15 @@ from torch import fx, nn
 
 from sbonnx import graph as graphs
 from sbonnx.calib.corrected import with_corrections
+from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph
 from sbonnx.graph.edit import Names, add_constant, replace_input
 from sbonnx.graph.query import constant, node_by_name, readers, tensors_by_name
 from sbonnx.plan import Solution
 from sbonnx.prepare import Prepared
 from sbonnx.qat.fakequant import FakeQuant
-from sbonnx.qat.module import KEPT, Origin, origin_of, set_values, weight_parameter
+from sbonnx.qat.low_rank import Outside, low_ranks, weight_as_read
+from sbonnx.qat.module import KEPT, Origin, origin_of, set_values, unwrapped, weight_parameter
 from sbonnx.spec import Array, QParams
 
 MEAN_INPUT: Final = 3
@@ -31,10 +33,11 @@ def learned(module: nn.Module) -> tuple[Prepared, Solution]:
     the module has now, under their old names.
 
     Raises:
-        ModelError: the module is none of `sbonnx.qat`'s.
+        ModelError: the module is none of `sbonnx.qat`'s, or has adapters outside the rounding, which no file has.
         NumericError: training made a scale or a weight NaN or infinite; named.
     """
-    origin, inner = origin_of(module), _inner(module)
+    origin, inner = origin_of(module), unwrapped(module)
+    _require_merged(inner)
     graph = graphs.copy(origin.prepared.graph)
     prepared = replace(origin.prepared, graph=graph)
     tensors = tensors_by_name(graph)
@@ -53,10 +56,14 @@ def learned(module: nn.Module) -> tuple[Prepared, Solution]:
     return prepared, with_corrections(prepared.plan, tensors, solution, {})
 
 
-def _inner(module: nn.Module) -> fx.GraphModule:
-    """The module itself, out of what wraps it."""
-    found: fx.GraphModule = getattr(module, "module", module)
-    return found
+def _require_merged(module: fx.GraphModule) -> None:
+    """Nothing, where a file can have all that the module has; see `learned`."""
+    outside = [name for name, one in low_ranks(module).items() if isinstance(one, Outside)]
+    if outside:
+        raise ModelError(
+            f"{len(outside)} adapters stand outside the rounding, the first at '{outside[0]}', and a file has no such "
+            f"branches: fold them into the weights with sbonnx.qat.merge(module)"
+        )
 
 
 def _values(module: fx.GraphModule) -> Iterator[tuple[str, Array]]:
@@ -96,7 +103,7 @@ def _quantized(module: fx.GraphModule, origin: Origin) -> Iterator[tuple[str, QP
         numbers = fake_quant.qparams()
         for site in sites:
             if site.role == "weight":
-                weight = weight_parameter(module, site)
+                weight = weight_as_read(module, site.tensor, weight_parameter(module, site))
                 yield site.key, numbers, fake_quant.codes(weight), fake_quant.export_weight(weight)
             else:
                 yield site.key, numbers, None, None

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sbonnx.calib.progress import Progress, Silent
 from sbonnx.errors import DataError, NumericError
+from sbonnx.qat.augment import Augment
 from sbonnx.qat.average import Average
 from sbonnx.qat.batches import Batches
 from sbonnx.qat.checkpoint import read_checkpoint, write_checkpoint
@@ -23,9 +24,6 @@ from sbonnx.qat.losses import Loss, distillation
 from sbonnx.qat.norms import BatchNorm
 from sbonnx.qat.settings import MOMENTUM, Settings
 from sbonnx.spec import Array
-
-Augment = Callable[[dict[str, Tensor], torch.Generator], dict[str, Tensor]]
-"""(a batch, where its chance comes from) → the batch that is trained on; the float network sees the same."""
 
 
 @dataclass
@@ -51,8 +49,10 @@ def train(
     *,
     quant: Iterable[Tensor] = (),
     loss: Loss = distillation,
+    forward: Callable[..., Mapping[str, Tensor]] | None = None,
     augment: Augment | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
+    agree: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Trained:
     """Train `module` in place, on whatever device it is; in the end it is in eval mode.
@@ -67,8 +67,10 @@ def train(
         settings: see `Settings`.
         quant: parameters of `module` that are scales, zero points or clips.
         loss: of the outputs against those of the teacher.
+        forward: called in the place of `module`, for a loss that wants more than its outputs; see `inner.Taps`.
         augment: changes each batch before both networks see it.
         checkpoint: a file that training writes as it goes, and goes on from where it is there.
+        agree: what a checkpoint must agree with beside settings, data and network; plain values by what they are.
         progress: told of each step.
 
     Raises:
@@ -78,7 +80,8 @@ def train(
     """
     settings, progress = settings or Settings(), progress or Silent()
     device = next(iter(module.parameters())).device
-    run = _Run(module, Batches(data, settings.batch, settings.seed), settings, tuple(quant), loss, augment, device)
+    ways = _Ways(forward or module, teacher, loss, augment, dict(agree or {}))
+    run = _Run(module, Batches(data, settings.batch, settings.seed), settings, tuple(quant), ways, device)
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None and path.exists():
         run.restore(read_checkpoint(path, run.identity))
@@ -87,7 +90,7 @@ def train(
     try:
         while run.done.steps < run.steps:
             for batch in run.rest_of_epoch():
-                run.step(batch, teacher)
+                run.step(batch)
                 progress.advance()
                 if path is not None and run.is_due:
                     write_checkpoint(path, run.state())
@@ -101,6 +104,22 @@ LEAST_SIZE: Final = 1e-3
 """The size that a parameter is taken to have at least: biases may all be 0 at the start."""
 
 
+OF_BIASES: Final = 0.1
+"""Of the learning rate, with "adam", that of biases and norms: all of their steps reach an output, while those of its
+weights go different ways and reach it in part."""
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """What a step is made of; see `train`."""
+
+    forward: Callable[..., Mapping[str, Tensor]]
+    teacher: Callable[..., Mapping[str, Tensor]]
+    loss: Loss
+    augment: Augment | None
+    agree: Mapping[str, Any]
+
+
 class _Run:
     """A run of training, and all that a checkpoint must hold of it."""
 
@@ -110,12 +129,11 @@ class _Run:
         batches: Batches,
         settings: Settings,
         quant: tuple[Tensor, ...],
-        loss: Loss,
-        augment: Augment | None,
+        ways: _Ways,
         device: torch.device,
     ) -> None:
         self.module, self.batches, self.settings = module, batches, settings
-        self.loss, self.augment, self.device = loss, augment, device
+        self.ways, self.device = ways, device
         self.steps = settings.epochs * len(batches)
         self.done = Trained()
         self._optimizer = _optimizer(module, settings, {id(one) for one in quant})
@@ -126,7 +144,8 @@ class _Run:
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must agree with."""
         shapes = {name: tuple(value.shape) for name, value in self.module.state_dict().items() if _is_tensor(value)}
-        return {"settings": asdict(self.settings), "samples": self.batches.samples, "shapes": shapes}
+        known = {"settings": asdict(self.settings), "samples": self.batches.samples, "shapes": shapes}
+        return {**known, **self.ways.agree}
 
     @property
     def is_due(self) -> bool:
@@ -141,7 +160,7 @@ class _Run:
             if number >= seen:
                 yield batch
 
-    def step(self, batch: dict[str, Tensor], teacher: Callable[..., Mapping[str, Tensor]]) -> None:
+    def step(self, batch: dict[str, Tensor]) -> None:
         """One step."""
         number = self.done.steps
         pace = self.settings.pace(number, self.steps)
@@ -149,13 +168,13 @@ class _Run:
             group["lr"] = group["highest"] * pace
         self.module.train()
         freeze_norms(self.module, frozen=number >= self.settings.freeze_norms * self.steps)
-        if self.augment is not None:
+        if self.ways.augment is not None:
             chance = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + number)
-            batch = self.augment(batch, chance)
+            batch = self.ways.augment(batch, chance)
         with torch.no_grad():
-            targets = teacher(**batch)
+            targets = self.ways.teacher(**batch)
         self._optimizer.zero_grad(set_to_none=True)
-        value = self.loss(self.module(**batch), targets)
+        value = self.ways.loss(self.ways.forward(**batch), targets)
         value.backward()
         if self.settings.clip:
             nn.utils.clip_grad_norm_(self.module.parameters(), self.settings.clip)
@@ -241,8 +260,9 @@ def _optimizer(module: nn.Module, settings: Settings, quant: set[int]) -> torch.
         rate = settings.quant_lr if learns_codes else settings.lr
         if adam or learns_codes:
             rate *= max(float(parameter.detach().abs().mean()), LEAST_SIZE)
-        if adam and not learns_codes and parameter.dim() > 1:
-            rate *= (parameter.numel() / max(parameter.shape[0], 1)) ** -0.5
+        if adam and not learns_codes:
+            wide = parameter.dim() > 1
+            rate *= (parameter.numel() / max(parameter.shape[0], 1)) ** -0.5 if wide else OF_BIASES
         decay = settings.weight_decay if parameter.dim() > 1 and not learns_codes else 0.0
         groups.append({"params": [parameter], "highest": rate, "weight_decay": decay})
     if not groups:

@@ -15,28 +15,47 @@ Loss = Callable[[Outputs, Outputs], Tensor]
 
 
 def distillation(outputs: Outputs, targets: Outputs) -> Tensor:
-    """Mean over float outputs of how far they are from the targets.
+    """Mean over float outputs of their squared error over the target's squared deviation from its mean.
 
-    An output (N, C) with more than one class: Kullback-Leibler divergence of its softmax from that of the target
-    (Hinton et al. 2015, equation 2 at temperature 1), and half the relative squared error below, without which all
-    that softmax does not see is free to drift. Any other: squared error over the target's squared deviation from its
-    mean.
+    Class scores too: with few samples, of which the float network is sure, the divergence of probabilities says next to
+    nothing of most classes, and matching scores learns more from them (Kim et al. 2021, "Comparing Kullback-Leibler
+    divergence and mean squared error loss in knowledge distillation").
+
+    Raises:
+        DataError: there is no float output to compare.
+    """
+    return torch.stack([relative_error(*pair) for pair in _compared(outputs, targets)]).mean()
+
+
+def with_divergence(outputs: Outputs, targets: Outputs) -> Tensor:
+    """`distillation` by probabilities where an output is class scores, (N, C) with C > 1.
+
+    Of such an output the Kullback-Leibler divergence of its softmax from that of the target (Hinton et al. 2015,
+    equation 2 at temperature 1), and half its relative squared error, without which all that softmax does not see is
+    free to drift. Of any other as `distillation`.
 
     Raises:
         DataError: there is no float output to compare.
     """
     terms = []
-    for name, target in targets.items():
-        if not target.is_floating_point():
-            continue
-        output, wanted = outputs[name].float(), target.float()
-        error = relative_error(output, wanted)
-        if wanted.dim() == 2 and wanted.shape[1] > 1:
-            error = 0.5 * error + divergence(output, wanted)
+    for output, target in _compared(outputs, targets):
+        error = relative_error(output, target)
+        if target.dim() == 2 and target.shape[1] > 1:
+            error = 0.5 * error + divergence(output, target)
         terms.append(error)
-    if not terms:
-        raise DataError("the model has no float output to learn from: give train() a loss of your own")
     return torch.stack(terms).mean()
+
+
+def _compared(outputs: Outputs, targets: Outputs) -> list[tuple[Tensor, Tensor]]:
+    """Float outputs beside their targets, in float32.
+
+    Raises:
+        DataError: there are none.
+    """
+    found = [(outputs[name].float(), target.float()) for name, target in targets.items() if target.is_floating_point()]
+    if not found:
+        raise DataError("the model has no float output to learn from: give train() a loss of your own")
+    return found
 
 
 def relative_error(output: Tensor, target: Tensor) -> Tensor:

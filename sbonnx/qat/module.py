@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 import numpy as np
+import onnx
 import torch
 from torch import fx, nn
 
 from sbonnx import graph as graphs
 from sbonnx.calib.scales import limits_for
-from sbonnx.errors import ModelError
+from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import Constant, Graph
 from sbonnx.graph.query import constant, tensors_by_name
+from sbonnx.ops import STANDARD_DOMAINS
 from sbonnx.plan import Site, Solution
 from sbonnx.prepare import Prepared, Source
 from sbonnx.qat.biases import BiasCodes
-from sbonnx.qat.fakequant import FakeQuant, make_fake_quant
+from sbonnx.qat.fakequant import FakeQuant, Role, make_fake_quant
+from sbonnx.qat.operators import Op
 from sbonnx.qat.reimport import parameter_name, reimport, site_of
-from sbonnx.spec import Array, QParams
+from sbonnx.spec import Array, QParams, ScaleLimits
 
 KEPT: Final = "sbonnx"
 """Key of ``module.meta`` under which all of this package lies."""
@@ -44,16 +47,42 @@ class Origin:
         prepared: graph and plan, as calibrated.
         solution: what calibration found.
         sites: the sites that have a fake-quant module, by its name among the modules; several where they share a scale.
-        inputs: what the module calls each input of the graph.
+        inputs: what the module calls each input of the graph; not those that are fixed.
+        settled: what `reimport` was told beside the graph: `fixed` and `shapes`.
     """
 
     prepared: Prepared
     solution: Solution
     sites: Mapping[str, tuple[Site, ...]]
     inputs: Mapping[str, str]
+    settled: Mapping[str, Any] = field(default_factory=dict)
+
+    def feed(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What the module takes of a feed: by its own names, without what is fixed.
+
+        Raises:
+            DataError: an input that is fixed has another value.
+        """
+        for name, value in (self.settled.get("fixed") or {}).items():
+            if name in values and not np.array_equal(np.asarray(values[name]), np.asarray(value)):
+                raise DataError(f"'{name}' is fixed to {value}, and a feed has {values[name]}: leave such feeds out")
+        return {self.inputs[name]: value for name, value in values.items() if name in self.inputs}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Origin:
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The graph as bytes: its weights may lie mapped in a file."""
+        model = graphs.to_proto(self.prepared.graph).SerializeToString()
+        rest = {each.name: getattr(self.prepared, each.name) for each in fields(Prepared) if each.name != "graph"}
+        return _unpacked, (model, rest, self.solution, self.sites, self.inputs, self.settled)
+
+
+def _unpacked(model: bytes, rest: Mapping[str, Any], *others: Any) -> Origin:
+    """An origin from what was pickled of it."""
+    proto = onnx.ModelProto.FromString(model)
+    own = next(entry.version for entry in proto.opset_import if entry.domain in STANDARD_DOMAINS)
+    return Origin(Prepared(graph=graphs.load(proto, opset=own), **rest), *others)
 
 
 def trainable(
@@ -64,6 +93,8 @@ def trainable(
     activations: str = "lsq",
     options: Mapping[str, Mapping[str, Any]] | None = None,
     device: str = "cpu",
+    fixed: Mapping[str, Any] | None = None,
+    shapes: Mapping[str, Sequence[int | str | None]] | None = None,
 ) -> fx.GraphModule:
     """The float graph in torch, and a fake-quant module in front of every read that the plan quantizes.
 
@@ -75,6 +106,8 @@ def trainable(
         weights, activations: a method of `sbonnx.qat.fakequant.METHODS` each.
         options: of methods, by their name.
         device: torch's name.
+        fixed, shapes: values and shapes of inputs, which decide branches: see `settle`. What is quantized in a branch
+            that is not taken stays as calibrated.
 
     Raises:
         ModelError: an op that torch cannot compute here, a branch that is not decided, or a read that the plan
@@ -83,12 +116,14 @@ def trainable(
     """
     graph = graphs.copy(prepared.graph)
     begin_at(graph, prepared, solution)
-    module = reimport(graph, device=device)
+    settled = {"fixed": fixed, "shapes": shapes}
+    module = reimport(graph, device=device, **settled)
+    planned = _still_read(prepared.plan.sites, module) if fixed or shapes else prepared.plan.sites
     tensors = tensors_by_name(prepared.graph)
     module.add_submodule(QUANTIZERS, nn.ModuleDict())
     shared: dict[tuple[str, str], str] = {}
     sites: dict[str, tuple[Site, ...]] = {}
-    for site in prepared.plan.sites:
+    for site in planned:
         qparams = solution.qparams.get(site.key)
         if site.role == "bias" or qparams is None:
             continue
@@ -96,25 +131,24 @@ def trainable(
         key = (site.group, qparams.spec.label())
         if key not in shared:
             shared[key] = f"{QUANTIZERS}.{_plain(site.key, len(shared))}"
-            made = make_fake_quant(
-                method,
-                qparams.spec,
-                qparams,
-                name=site.key,
-                role="weight" if site.role == "weight" else "activation",
-                limits=limits_for(prepared.plan, tensors[site.tensor]),
-                **dict((options or {}).get(method, {})),
-            )
+            limits = limits_for(prepared.plan, tensors[site.tensor])
+            made = _made(site, qparams, method, limits, (options or {}).get(method, {}))
             module.add_submodule(shared[key], made.to(device))
         sites[shared[key]] = (*sites.get(shared[key], ()), site)
         _read_through(module, site, shared[key], solution)
-    _with_biases(module, prepared, solution, sites)
+    _with_biases(module, [site for site in planned if site.role == "bias"], solution, sites)
     module.graph.lint()
     module.recompile()
     _begin_latent(module, sites)
     inputs = {source: name for name, source in module.meta[KEPT]["inputs"].items()}
-    module.meta[KEPT][ORIGIN] = Origin(prepared, solution, sites, inputs)
+    module.meta[KEPT][ORIGIN] = Origin(prepared, solution, sites, inputs, settled)
     return module.eval()
+
+
+def _made(site: Site, qparams: QParams, method: str, limits: ScaleLimits, options: Mapping[str, Any]) -> FakeQuant:
+    """The fake-quant module that a site begins with."""
+    role: Role = "weight" if site.role == "weight" else "activation"
+    return make_fake_quant(method, qparams.spec, qparams, name=site.key, role=role, limits=limits, **options)
 
 
 def keep_source(module: fx.GraphModule, model: Source) -> None:
@@ -128,31 +162,41 @@ def source_of(module: nn.Module) -> Source:
     Raises:
         ModelError: none was, or the module is none of `trainable`'s.
     """
-    origin_of(module)
-    held = getattr(module, "module", module).meta[KEPT]
+    held = unwrapped(module).meta[KEPT]
     if SOURCE not in held:
         raise ModelError("the module does not know its float model: make it with sbonnx.qat.prepare, or keep_source")
     found: Source = held[SOURCE]
     return found
 
 
+def unwrapped(module: nn.Module) -> fx.GraphModule:
+    """The module that `trainable` made, out of what wraps it: DistributedDataParallel, AveragedModel, torch.compile.
+
+    Raises:
+        ModelError: there is none inside.
+    """
+    inner = module
+    while hasattr(inner, "_orig_mod") or ORIGIN not in getattr(inner, "meta", {}).get(KEPT, {}):
+        inner = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)  # a compiled one lends its meta
+        if inner is None:
+            raise ModelError("this module was not made by sbonnx.qat: there is no graph to write it back into")
+    return inner
+
+
 def origin_of(module: nn.Module) -> Origin:
-    """Where a module comes from; wrappers such as DistributedDataParallel are looked through.
+    """Where a module comes from; wrappers are looked through.
 
     Raises:
         ModelError: it is none of `trainable`'s.
     """
-    inner = getattr(module, "module", module)
-    held = getattr(inner, "meta", {}).get(KEPT, {})
-    if ORIGIN not in held:
-        raise ModelError("this module was not made by sbonnx.qat: there is no graph to write it back into")
-    found: Origin = held[ORIGIN]
+    found: Origin = unwrapped(module).meta[KEPT][ORIGIN]
     return found
 
 
 def float_twin(module: nn.Module, *, device: str = "cpu") -> fx.GraphModule:
     """The float network that `module` is quantized from, for its outputs to be learned from; in eval mode."""
-    twin = reimport(origin_of(module).prepared.graph, device=device).eval()
+    origin = origin_of(module)
+    twin = reimport(origin.prepared.graph, device=device, **origin.settled).eval()
     return twin.requires_grad_(False)
 
 
@@ -165,6 +209,13 @@ def weight_parameter(module: fx.GraphModule, site: Site) -> torch.Tensor:
 def _plain(key: str, number: int) -> str:
     """A name that torch takes, unique by its number."""
     return f"{''.join(letter if letter.isalnum() else '_' for letter in key)}_{number}"
+
+
+def _still_read(sites: Sequence[Site], module: fx.GraphModule) -> list[Site]:
+    """The sites as far as they have readers in the module: a branch that is not taken has none."""
+    here = {part.call.name for part in module.modules() if isinstance(part, Op)}
+    left = [replace(site, readers=tuple(reader for reader in site.readers if reader.node in here)) for site in sites]
+    return [site for site in left if site.readers]
 
 
 def _read_through(module: fx.GraphModule, site: Site, name: str, solution: Solution) -> None:
@@ -188,11 +239,11 @@ def _read_through(module: fx.GraphModule, site: Site, name: str, solution: Solut
 
 
 def _with_biases(
-    module: fx.GraphModule, prepared: Prepared, solution: Solution, sites: Mapping[str, Sequence[Site]]
+    module: fx.GraphModule, biases: Sequence[Site], solution: Solution, sites: Mapping[str, Sequence[Site]]
 ) -> None:
     """Biases that the file will have as codes are rounded to them in eval mode."""
     names = {site.key: name for name, some in sites.items() for site in some}
-    for number, site in enumerate(prepared.plan.of_role("bias")):
+    for number, site in enumerate(biases):
         if site.key not in solution.bias_scales or site.follows is None:
             continue
         activation, weight = (module.get_submodule(names[key]) for key in site.follows)
@@ -255,6 +306,7 @@ __all__ = [
     "origin_of",
     "source_of",
     "trainable",
+    "unwrapped",
     "weight_parameter",
     "within_codes",
 ]

@@ -26,6 +26,9 @@ from sbonnx.torchnet import FUNCTIONS, NUMBERS, Call, compute
 CALLED: Final = "call_module"
 """torch's name of nodes that call a submodule."""
 
+HELD: Final = "get_attr"
+"""torch's name of nodes that read a parameter or a buffer."""
+
 META: Final = "sbonnx"
 """Key of what `reimport` says of a module, in `module.meta`."""
 
@@ -288,7 +291,7 @@ class _Importer:
         else:
             self.root.register_buffer(name, made)
             self.meta["buffers"][name] = tensor.name
-        return self.graph.create_node("get_attr", name, name=name)
+        return self.graph.create_node(HELD, name, name=name)
 
     def _statistic(self, node: Node, index: int, tensor: Tensor) -> fx.Node:
         """A running mean or variance: of this node alone, for simplification lets equal constants be one."""
@@ -299,7 +302,7 @@ class _Importer:
         self.root.register_buffer(name, made_of(tensor.name, values, node))
         self.meta["buffers"][name] = tensor.name
         self.meta["statistics"].setdefault(node.name, []).append(name)
-        return self.graph.create_node("get_attr", name, name=name)
+        return self.graph.create_node(HELD, name, name=name)
 
     def _operator(self, node: Node, call: Call) -> Op:
         """The module for a node."""

@@ -23,11 +23,13 @@ class Settings:
         lr: learning rate of weights, biases and norms at its highest. With "adam" it is by how much, at most about, a
             step changes what a layer gives: a weight moves by ``lr * mean|w| / sqrt(inputs of an output)``, for the
             steps of all inputs of an output may well go the same way, and Adam's know nothing of how small weights
-            are. Biases and norms move by ``lr * mean|b|``.
+            are. Biases and norms move by ``0.1 * lr * mean|b|``.
         quant_lr: that of scales, zero points and clips, in parts of their mean magnitude.
         warmup: share of the steps in which the learning rate rises to its highest; then it falls by half a cosine.
         last_lr: share of the highest that is left at the end.
         weight_decay: of weights of two axes and more; biases, norms, scales and zero points have none.
+        inner_weight: of the mean relative squared error of inner tensors, beside the loss of the outputs, where there
+            are such tensors; 0: the outputs alone.
         freeze_norms: share of the steps after which batch norms keep the statistics that they have.
         ema: decay of the moving average of all parameters that is what training gives; 0: the last parameters.
         clip: norm to which gradients are cut; 0: they are not.
@@ -38,14 +40,15 @@ class Settings:
         ValueError: a number that makes no sense, named.
     """
 
-    epochs: int = 10
+    epochs: int = 40
     batch: int = 32
     optimizer: Optimizer = "adam"
-    lr: float = 5e-3
-    quant_lr: float = 1e-3
+    lr: float = 0.15
+    quant_lr: float = 5e-3
     warmup: float = 0.1
     last_lr: float = 0.0
     weight_decay: float = 0.0
+    inner_weight: float = 0.3
     freeze_norms: float = 0.5
     ema: float = 0.0
     clip: float = 0.0
@@ -56,7 +59,7 @@ class Settings:
         for name in ("epochs", "batch", "check_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
-        for name in ("lr", "quant_lr", "weight_decay", "clip"):
+        for name in ("lr", "quant_lr", "weight_decay", "inner_weight", "clip"):
             if not getattr(self, name) >= 0 or math.isinf(getattr(self, name)):
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
         for name in ("warmup", "last_lr", "freeze_norms"):

@@ -27,7 +27,7 @@ class _Weights:
     p: Tensor | None
 
 
-def lstm(
+def layer(
     call: Call,
     x: Tensor,
     w: Tensor,
@@ -38,48 +38,10 @@ def lstm(
     c: Tensor | None = None,
     p: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """ONNX LSTM → Y, Y_h, Y_c."""
-    return _layer(call, x, w, r, b, lengths, h, c, p)
+    """ONNX LSTM → Y (T, D, N, H), Y_h and Y_c (D, N, H), of x (T, N, inputs); GRU and RNN → Y, Y_h.
 
-
-def gru(
-    call: Call,
-    x: Tensor,
-    w: Tensor,
-    r: Tensor,
-    b: Tensor | None = None,
-    lengths: Tensor | None = None,
-    h: Tensor | None = None,
-) -> tuple[Tensor, ...]:
-    """ONNX GRU → Y, Y_h."""
-    return _layer(call, x, w, r, b, lengths, h, None, None)[:2]
-
-
-def rnn(
-    call: Call,
-    x: Tensor,
-    w: Tensor,
-    r: Tensor,
-    b: Tensor | None = None,
-    lengths: Tensor | None = None,
-    h: Tensor | None = None,
-) -> tuple[Tensor, ...]:
-    """ONNX RNN → Y, Y_h."""
-    return _layer(call, x, w, r, b, lengths, h, None, None)[:2]
-
-
-def _layer(
-    call: Call,
-    x: Tensor,
-    w: Tensor,
-    r: Tensor,
-    b: Tensor | None,
-    lengths: Tensor | None,
-    h: Tensor | None,
-    c: Tensor | None,
-    p: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(Y (T, D, N, H), last states (D, N, H) twice), of x (T, N, inputs); with layout 1 the batch stands first."""
+    Those have no cell `c` and no peepholes `p`. With layout 1 the batch stands first.
+    """
     batch_first = bool(call.integer("layout", 0))
     if batch_first:
         x = x.transpose(0, 1)
@@ -95,16 +57,20 @@ def _layer(
     else:
         y, h_last, c_last = _stepped(call, x, weights, lengths, h, c)
     if batch_first:
-        return y.permute(2, 0, 1, 3), h_last.transpose(0, 1), c_last.transpose(0, 1)
-    return y, h_last, c_last
+        y, h_last, c_last = y.permute(2, 0, 1, 3), h_last.transpose(0, 1), c_last.transpose(0, 1)
+    return (y, h_last, c_last) if call.op == "LSTM" else (y, h_last)
+
+
+def _named(call: Call, directions: int) -> list[str]:
+    """The activations of all directions, in small letters."""
+    given = call.attributes.get("activations") or DEFAULTS[call.op] * directions
+    return [(one.decode() if isinstance(one, bytes) else str(one)).lower() for one in given]
 
 
 def _is_plain(call: Call) -> bool:
     """Whether torch's own layer computes the same. It knows no reverse direction alone."""
-    count = 2 if call.text("direction", "forward") == "bidirectional" else 1
-    given = call.attributes.get("activations") or DEFAULTS[call.op] * count
-    names = tuple(one.decode() if isinstance(one, bytes) else str(one) for one in given)
-    default = tuple(name.lower() for name in names) == tuple(name.lower() for name in DEFAULTS[call.op] * count)
+    directions = 2 if call.text("direction", "forward") == "bidirectional" else 1
+    default = _named(call, directions) == [name.lower() for name in DEFAULTS[call.op] * directions]
     reset = call.op != "GRU" or bool(call.integer("linear_before_reset", 0))
     return (
         default
@@ -195,12 +161,10 @@ def _step(
 
 def _activations(call: Call, directions: int) -> list[list[Activation]]:
     """The functions of each direction; alphas and betas go in order to those that take them."""
-    names = call.attributes.get("activations") or DEFAULTS[call.op] * directions
     alphas = list(call.attributes.get("activation_alpha") or ())
     betas = list(call.attributes.get("activation_beta") or ())
     made = []
-    for given in names:
-        name = (given.decode() if isinstance(given, bytes) else str(given)).lower()
+    for name in _named(call, directions):
         if name not in _ACTIVATIONS:
             raise Unfit(f"it has the activation '{name}'")
         default_alpha, default_beta, make = _ACTIVATIONS[name]

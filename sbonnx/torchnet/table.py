@@ -7,6 +7,7 @@ from typing import Final
 from sbonnx.torchnet import (
     algebra,
     attention,
+    deformed,
     indexing,
     movement,
     pointwise,
@@ -15,6 +16,8 @@ from sbonnx.torchnet import (
     reductions,
     resizing,
     sampling,
+    sequences,
+    signals,
     windows,
 )
 from sbonnx.torchnet.call import Function
@@ -25,7 +28,9 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "ConvTranspose": windows.conv_transpose,
     "Gemm": windows.gemm,
     "MatMul": windows.matmul,
+    "DeformConv": deformed.deform_conv,
     "MaxPool": windows.max_pool,
+    "MaxUnpool": deformed.max_unpool,
     "AveragePool": windows.average_pool,
     "GlobalAveragePool": windows.global_average_pool,
     "GlobalMaxPool": windows.global_max_pool,
@@ -33,12 +38,14 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "GlobalLpPool": algebra.global_lp_pool,
     "Einsum": algebra.einsum,
     "Det": algebra.det,
+    "DFT": signals.dft,
+    "STFT": signals.stft,
     "Attention": attention.attention,
     "RotaryEmbedding": attention.rotary_embedding,
     # recurrent layers
-    "LSTM": recurrent.lstm,
-    "GRU": recurrent.gru,
-    "RNN": recurrent.rnn,
+    "LSTM": recurrent.layer,
+    "GRU": recurrent.layer,
+    "RNN": recurrent.layer,
     # quantized models
     "QuantizeLinear": quantized.quantize_linear,
     "DequantizeLinear": quantized.dequantize_linear,
@@ -185,6 +192,15 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "Size": movement.size,
     "ConstantOfShape": movement.constant_of_shape,
     "Range": movement.range_,
+    # sequences
+    "SequenceConstruct": sequences.construct,
+    "SequenceEmpty": sequences.empty,
+    "SequenceAt": sequences.at,
+    "SequenceInsert": sequences.insert,
+    "SequenceErase": sequences.erase,
+    "SequenceLength": sequences.length,
+    "SplitToSequence": sequences.split,
+    "ConcatFromSequence": sequences.concat,
 }
 
 NUMBERS: Final[dict[str, tuple[int, ...]]] = {
@@ -212,6 +228,13 @@ NUMBERS: Final[dict[str, tuple[int, ...]]] = {
     "Col2Im": (1, 2),
     "CenterCropPad": (1,),
     "NonMaxSuppression": (2, 3, 4),
+    "MaxUnpool": (2,),
+    "DFT": (1, 2),
+    "STFT": (1, 3),
+    "SequenceAt": (1,),
+    "SequenceInsert": (2,),
+    "SequenceErase": (1,),
+    "SplitToSequence": (1,),
     **dict.fromkeys([op for op in FUNCTIONS if op.startswith("Reduce")], (1,)),
 }
 """Inputs that functions read as Python numbers (sizes, axes, counts, limits), and may get as such."""

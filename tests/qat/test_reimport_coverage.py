@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import onnx
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from sbonnx.graph.opset import newest  # noqa: E402
-from sbonnx.qat.coverage import INLINED, LIMITS, UNWRITTEN, WHY, coverage  # noqa: E402
+from sbonnx.qat.coverage import INLINED, LIMITS, UNWRITTEN, WHY, coverage, page  # noqa: E402
 from sbonnx.qat.sizes import SIZES  # noqa: E402
 from sbonnx.torchnet import FUNCTIONS, NUMBERS  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_every_op_of_every_opset_has_a_row() -> None:
@@ -46,3 +52,22 @@ def test_the_lists_name_ops_of_onnx() -> None:
 def test_most_of_what_networks_are_made_of_is_there() -> None:
     rows = coverage([17])
     assert sum(row.state == "supported" for row in rows) > 0.75 * len(rows)
+
+
+def test_the_page_is_what_is_written() -> None:
+    """By the command that the page names."""
+    found = (ROOT / "docs" / "qat_operators.md").read_text()
+    if f" onnx {onnx.__version__}." not in found:
+        pytest.skip(f"the page is of another onnx than {onnx.__version__}")
+    command = [sys.executable, "-m", "sbonnx.qat.coverage"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == page() == found, "write it again: python -m sbonnx.qat.coverage > docs/qat_operators.md"
+
+
+def test_the_page_has_every_op_and_every_gap() -> None:
+    lines = [line.split(" | ") for line in page().splitlines() if line.startswith("| ")][1:]
+    rows = {line[0].removeprefix("| "): line[1:] for line in lines}
+    for row in coverage(range(13, 24)):
+        mark = rows[row.op][row.opset - 13].strip()
+        assert mark == {"supported": "+", "inlined": "o", "missing": "-"}[row.state]
+        assert row.why in rows[row.op][-1]

@@ -24,6 +24,7 @@ SMOOTH = (
     *("LayerNormalization", "InstanceNormalization", "GroupNormalization", "RMSNormalization", "LpNormalization"),
     *("Attention", "RotaryEmbedding", "LSTM", "GRU", "RNN", "Resize", "GridSample", "RoiAlign"),
     *("Slice", "Gather", "GatherND", "ScatterND", "ScatterElements", "Pad", "Concat", "Split", "Trilu", "CumSum"),
+    *("DeformConv", "MaxUnpool", "DFT", "STFT", "SplitToSequence", "ConcatFromSequence"),
 )
 """Ops whose gradients training relies on."""
 

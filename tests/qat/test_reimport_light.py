@@ -14,7 +14,10 @@ from tests.qat.test_reimport_real import TOLERANCE, errors  # noqa: E402
 
 torch.set_num_threads(1)
 
-HEAVY = {"light_vgg19", "light_bvlc_alexnet", "light_zfnet512"}
+HEAVY = {
+    *("light_vgg19", "light_bvlc_alexnet", "light_zfnet512"),
+    *("light_resnet50", "light_inception_v2", "light_densenet121"),
+}
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def real_feeds(pack: Path, name: str) -> Any:
     return (dict(feeds) for feeds in reader.load_calib(name))
 
 
-@pytest.mark.parametrize("form", ["as it is", "simplified", "fused"])
+@pytest.mark.parametrize("form", ["as it is", pytest.param("simplified", marks=pytest.mark.slow), "fused"])
 @pytest.mark.parametrize("name", TRAINED)
 def test_trained_models(pack: Path, name: str, form: str) -> None:
     graph = graphs.load(pack / "models" / f"{name}.onnx")

@@ -6,6 +6,7 @@ from typing import Any
 
 X = "float[2,4,6,5] x"
 SMALL = "float[3,4] x"
+ROWS = "float[2,6,5] x"
 RECURRENT = "float[5,2,3] x, float[1,{0},4] w, float[1,{0},4] r"
 TWO_WAYS = "float[5,2,3] x, float[2,{0},3] w, float[2,{0},4] r, float[2,{1}] b"
 
@@ -14,6 +15,42 @@ MORE: dict[str, tuple[int, list[Any]]] = {
     "GlobalLpPool": (17, [(X, "y = GlobalLpPool <p=3> (x)")]),
     "Einsum": (17, [("float[2,3,4] x, float[2,4,5] w", "y = Einsum <equation='bij, bjk -> bik'> (x, w)")]),
     "Det": (17, [("float[2,3,3] x", "y = Det (x)")]),
+    "DFT": (
+        20,
+        [
+            ("float[2,6,5,1] x", "y = DFT <onesided=1> (x, c, d)", 8, 1),
+            ("float[2,6,5,2] x", "y = DFT <inverse=1> (x, , c)", -2),
+            ("float[2,6,5,1] x", "y = DFT (x, c, d)", 4, -3),
+        ],
+    ),
+    "STFT": (
+        17,
+        [
+            ("float[2,32,1] x, float[8] w", "y = STFT (x, c, w)", 4),
+            ("float[2,32,1] x", "y = STFT <onesided=0> (x, c, , d)", 5, 16),
+        ],
+    ),
+    "DeformConv": (
+        19,
+        [
+            (
+                "float[2,4,7,6] x, float[4,2,3,2] w, float[2,24,4,3] o, float[4] b, float[2,12,4,3] m",
+                "y = DeformConv <group=2, offset_group=2, strides=[2,2], pads=[1,0,1,1], dilations=[1,2]> "
+                "(x, w, o, b, m)",
+            ),
+            ("float[1,2,5,4] x, float[3,2,2,2] w, float[1,8,4,3] o", "y = DeformConv (x, w, o)"),
+        ],
+    ),
+    "MaxUnpool": (
+        11,
+        [
+            (
+                "float[2,3,8,6] x",
+                "m, i = MaxPool <kernel_shape=[2,3], strides=[2,3]> (x) "
+                "y = MaxUnpool <kernel_shape=[2,3], strides=[2,3]> (m, i)",
+            )
+        ],
+    ),
     "Attention": (
         23,
         [
@@ -35,6 +72,47 @@ MORE: dict[str, tuple[int, list[Any]]] = {
             ),
         ],
     ),
+    "SplitToSequence": (
+        17,
+        [
+            (ROWS, "s = SplitToSequence <axis=1> (x, c) y = SequenceAt (s, d)", 4, -1),
+            (ROWS, "s = SplitToSequence <axis=-1> (x, c) y = SequenceAt (s, d)", [2, 0, 3], 2),
+            (ROWS, "s = SplitToSequence (x) y = SequenceAt (s, c)", 1),
+        ],
+    ),
+    "SequenceAt": (17, [(ROWS, "s = SplitToSequence <axis=1, keepdims=0> (x) y = SequenceAt (s, c)", -2)]),
+    "SequenceConstruct": (
+        17, [(ROWS, "s = SequenceConstruct (x, x) y = ConcatFromSequence <axis=-1, new_axis=1> (s)")]
+    ),
+    "ConcatFromSequence": (17, [(ROWS, "s = SequenceConstruct (x, x) y = ConcatFromSequence <axis=1> (s)")]),
+    "SequenceEmpty": (
+        17, [(ROWS, "e = SequenceEmpty () s = SequenceInsert (e, x) y = ConcatFromSequence <axis=0> (s)")]
+    ),
+    "SequenceInsert": (
+        17,
+        [
+            (
+                ROWS,
+                "n = Neg (x) s = SequenceConstruct (x, x) t = SequenceInsert (s, n, c) "
+                "y = ConcatFromSequence <axis=0> (t)",
+                at,
+            )
+            for at in (-1, 0)
+        ],
+    ),
+    "SequenceErase": (
+        17,
+        [
+            (
+                ROWS,
+                "n = Neg (x) s = SequenceConstruct (n, x, x) t = SequenceErase (s, c) "
+                "u = SequenceErase (t) y = ConcatFromSequence <axis=0> (u)",
+                at,
+            )
+            for at in (-1, 0)
+        ],
+    ),
+    "SequenceLength": (17, [(ROWS, "s = SequenceConstruct (x, x, x) y = SequenceLength (s)")]),
     "LSTM": (
         14,
         [

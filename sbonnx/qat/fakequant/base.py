@@ -184,9 +184,17 @@ class FakeQuant(nn.Module, ABC):  # type: ignore[misc]
         """
         zero_point = self.covering_all(x)[1]
         codes = codes_beside(zero_point, self.spec).double()
-        scale = 2.0 * mean_magnitude(x, self.spec).cpu() / codes.sqrt()
-        scale = torch.where(scale == 0.0, UNUSED_SCALE, scale.clamp(self.limits.least, self.limits.most))
-        return scale.float(), zero_point
+        return self.usable(2.0 * mean_magnitude(x, self.spec).cpu() / codes.sqrt()), zero_point
+
+    def usable(self, scale: Tensor) -> Tensor:
+        """A scale within the limits, float32; that of values that are all 0 is `UNUSED_SCALE`."""
+        return torch.where(scale == 0.0, UNUSED_SCALE, scale.clamp(self.limits.least, self.limits.most)).float()
+
+    def begin_at(self, scale: Tensor, zero_point: Tensor) -> None:
+        """In place, for modules that hold both: `init_from` has found where to begin."""
+        with torch.no_grad():
+            self.scale.copy_(scale)
+            self.zero_point.copy_(zero_point)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """`nn.Module._apply`, the way of every ``.to()``; casts to 16-bit floats move the scales and no more."""

@@ -98,7 +98,4 @@ class DoReFa(FakeQuant):
 
     def init_from(self, x: Tensor) -> None:
         """Cover every value of the reshaped `x`. See `FakeQuant.init_from`."""
-        scale, zero_point = self.covering_all(self.reshaped(self.checked(x)), self.scale_rule)
-        with torch.no_grad():
-            self.scale.copy_(scale)
-            self.zero_point.copy_(zero_point)
+        self.begin_at(*self.covering_all(self.reshaped(self.checked(x)), self.scale_rule))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import final
 
-import torch
 from torch import Tensor, nn
 
 from sbonnx.qat.fakequant.base import FakeQuant, Role, start_tensors
@@ -50,7 +49,4 @@ class Lsq(FakeQuant):
 
     def init_from(self, x: Tensor) -> None:
         """``scale = 2 mean|x| / sqrt(qmax)``. See `FakeQuant.init_from`."""
-        scale, zero_point = self.by_magnitude(self.checked(x))
-        with torch.no_grad():
-            self.scale.copy_(scale)
-            self.zero_point.copy_(zero_point)
+        self.begin_at(*self.by_magnitude(self.checked(x)))

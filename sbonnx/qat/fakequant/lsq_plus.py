@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from sbonnx.qat.fakequant.base import FakeQuant, Role, start_tensors
 from sbonnx.qat.fakequant.functions import fake_quantize_learned, positive, whole
 from sbonnx.qat.fakequant.groups import mean_and_deviation
-from sbonnx.spec import ANY_SCALE, UNUSED_SCALE, QParams, QuantSpec, ScaleLimits, ScaleRule
+from sbonnx.spec import ANY_SCALE, QParams, QuantSpec, ScaleLimits, ScaleRule
 
 DEVIATIONS: Final = 3.0
 """How far from its mean a weight is covered. Source: the paper, equation 11."""
@@ -70,14 +70,8 @@ class LsqPlus(FakeQuant):
 
     def init_from(self, x: Tensor) -> None:
         """By mean and deviation (weights) or the range (activations). See `FakeQuant.init_from`."""
-        scale, zero_point = (
-            self._by_deviation(self.checked(x))
-            if self.role == "weight"
-            else self.covering_all(self.checked(x), self.scale_rule)
-        )
-        with torch.no_grad():
-            self.scale.copy_(scale)
-            self.zero_point.copy_(zero_point)
+        x = self.checked(x)
+        self.begin_at(*(self._by_deviation(x) if self.role == "weight" else self.covering_all(x, self.scale_rule)))
 
     def _by_deviation(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Scale and zero point for three standard deviations on either side of the mean."""
@@ -85,6 +79,5 @@ class LsqPlus(FakeQuant):
         low, high = mean - DEVIATIONS * deviation, mean + DEVIATIONS * deviation
         if not self.spec.symmetric:
             return self.covering(low, high)
-        scale = 2.0 * torch.maximum(low.abs(), high.abs()) / (self._qmax - self._qmin)
-        scale = torch.where(scale == 0.0, UNUSED_SCALE, scale.clamp(self.limits.least, self.limits.most))
-        return scale.float(), torch.full(scale.shape, float(self.spec.centre))
+        scale = self.usable(2.0 * torch.maximum(low.abs(), high.abs()) / (self._qmax - self._qmin))
+        return scale, torch.full(scale.shape, float(self.spec.centre))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import final
 
-import torch
 from torch import Tensor
 
 from sbonnx.qat.fakequant.base import FakeQuant, Role, start_tensors
@@ -53,7 +52,4 @@ class Uniform(FakeQuant):
 
     def init_from(self, x: Tensor) -> None:
         """Cover every value of `x`. See `FakeQuant.init_from`."""
-        scale, zero_point = self.covering_all(self.checked(x), self.scale_rule)
-        with torch.no_grad():
-            self.scale.copy_(scale)
-            self.zero_point.copy_(zero_point)
+        self.begin_at(*self.covering_all(self.checked(x), self.scale_rule))
