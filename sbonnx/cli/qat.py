@@ -35,6 +35,28 @@ Batch = Annotated[int, typer.Option("--batch", metavar="N", help="Samples a step
 Rate = Annotated[float, typer.Option("--lr", metavar="X", help="By how much a step changes a layer, about.")]
 ScaleRate = Annotated[float, typer.Option("--quant-lr", metavar="X", help="That of scales, in parts of their size.")]
 Average = Annotated[float, typer.Option("--ema", metavar="X", help="Decay of the moving average of weights; 0: none.")]
+Augment = Annotated[
+    str | None,
+    typer.Option(
+        "--augment",
+        metavar="flip,shift,cutmix,mixup",
+        help="How images are changed before both networks see them, in this order; none without it.",
+        show_default=False,
+    ),
+]
+Inner = Annotated[
+    float,
+    typer.Option("--inner-weight", metavar="X", help="Weight of tensors inside, beside the outputs; 0: outputs alone."),
+]
+Rank = Annotated[
+    int | None,
+    typer.Option(
+        "--adapters",
+        metavar="RANK",
+        help="Train low-rank adapters in place of the weights; without it the weights themselves.",
+        show_default=False,
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of the order of samples.")]
 Checkpoint = Annotated[
     Path | None,
@@ -55,11 +77,14 @@ def run(
     recipe: options.RecipePath = None,
     bits: options.Bits = None,
     method: Method = None,
-    epochs: Epochs = 10,
+    epochs: Epochs = 40,
     batch: Batch = 32,
-    lr: Rate = 5e-3,
-    quant_lr: ScaleRate = 1e-3,
+    lr: Rate = 0.15,
+    quant_lr: ScaleRate = 5e-3,
     ema: Average = 0.0,
+    augment: Augment = None,
+    inner_weight: Inner = 0.3,
+    adapters: Rank = None,
     seed: Seed = 0,
     checkpoint: Checkpoint = None,
     sets: options.Sets = None,
@@ -83,13 +108,17 @@ def run(
     graphs.check_target(target, inputs=[model], force=force)
     flags = options.overrides(sets, bits=bits, samples=samples)
     settings = {"epochs": epochs, "batch": batch, "lr": lr, "quant_lr": quant_lr, "ema": ema, "seed": seed}
+    settings["inner_weight"] = inner_weight
     report = _made(
         model,
         source,
         train_data or source,
         target,
-        how={"recipe": recipe, "backend": backend, "flags": flags, "split": split, "method": method, "device": device},
+        device=device or "cpu",
+        adapters=adapters,
+        how={"recipe": recipe, "backend": backend, "flags": flags, "split": split, "method": method},
         settings=settings,
+        augment=augment,
         checkpoint=checkpoint,
         told=make_progress(quiet=quiet, as_json=json_progress),
         write={"force": force, "verify": not no_verify},
@@ -105,6 +134,9 @@ def _made(
     *,
     how: dict[str, Any],
     settings: dict[str, Any],
+    device: str,
+    adapters: int | None,
+    augment: str | None,
     checkpoint: Path | None,
     told: Progress,
     write: dict[str, bool],
@@ -112,11 +144,13 @@ def _made(
     """Calibrate, train, write."""
     from sbonnx import qat
     from sbonnx.prepare import read_recipe
+    from sbonnx.qat.augment import make_augment
 
     try:
         chosen = qat.Settings(**settings)
     except ValueError as error:
         raise RecipeError(f"--{str(error).replace('_', '-')}") from error
+    changed = None if augment is None else make_augment(augment)
     wishes, _ = read_recipe(how["recipe"], how["backend"], how["flags"])
     method, split = how["method"], how["split"]
     try:
@@ -126,11 +160,12 @@ def _made(
             wishes,
             weights="lsq" if method == "pact" else method,
             activations=method,
-            device=how["device"] or "cpu",
+            adapters=adapters,
+            device=device,
             split=split,
             progress=told,
         )
-        qat.train(module, train_data, chosen, checkpoint=checkpoint, split=split, progress=told)
+        qat.train(module, train_data, chosen, augment=changed, checkpoint=checkpoint, split=split, progress=told)
     finally:
         told.close()
     return qat.export(module, target, source, split=split, **write)

@@ -19,7 +19,8 @@ NAMES = [verb.__name__.rpartition(".")[2] for verb in VERBS]
 
 
 def test_the_verbs() -> None:
-    assert NAMES == ["quantize", "qat", "simplify", "inspect", "plan", "lint", "recipe", "compare", "profile", "demo"]
+    rest = ["simplify", "inspect", "plan", "lint", "recipe", "compare", "profile", "demo"]
+    assert NAMES == ["quantize", "batch", "qat", *rest]
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])

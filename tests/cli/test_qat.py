@@ -27,7 +27,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_trains_and_writes(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Interrupted or not: a checkpoint that is complete goes straight to the file."""
     line = ["qat", MODEL, "--data", "data.npz", "--split", "16", "-o", "q.onnx", "--bits", "w4a8"]
-    line += ["--epochs", "2", "--batch", "16", "--checkpoint", "run.pt", "--json", "--quiet"]
+    line += ["--epochs", "2", "--batch", "16", "--lr", "0.01", "--checkpoint", "run.pt", "--json", "--quiet"]
     assert main(line) == 0
     report = json.loads(capfd.readouterr().out)
     assert report["output"] == "q.onnx" and report["metrics"]["outputs"][0]["sqnr_db"] > 20
@@ -41,6 +41,7 @@ def test_trains_and_writes(place: Path, capfd: pytest.CaptureFixture[str]) -> No
     [
         (["--method", "best"], "there are: uniform, lsq"),
         (["--epochs", "0"], "--epochs must be 1 or more, got 0"),
+        (["--augment", "shift,rotate"], "augment: there is no 'rotate'; there are: flip, shift, cutmix, mixup"),
         (["--quant-lr", "-1"], "--quant-lr must be 0 or more"),
         (["--set", "mode=dynamic"], "MODE: dynamic has no ranges of activations to train"),
     ],
@@ -50,3 +51,30 @@ def test_mistakes_are_one_line(flags: list[str], said: str, place: Path, capfd: 
     error = capfd.readouterr().err
     assert said in error and "Traceback" not in error
     assert sorted(path.name for path in place.iterdir()) == ["data.npz"]
+
+
+def test_defaults_are_those_of_settings() -> None:
+    """Said twice, for `--help` must not wait for torch."""
+    import inspect
+
+    from sbonnx.cli import qat as command
+    from sbonnx.qat import Settings
+
+    said = inspect.signature(command.run).parameters
+    for name in ("epochs", "batch", "lr", "quant_lr", "ema", "inner_weight", "seed"):
+        assert said[name].default == getattr(Settings(), name), name
+
+
+def test_augment(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    line = ["qat", MODEL, "--data", "data.npz", "--split", "16", "-o", "q.onnx", "--bits", "w4a8", "--quiet"]
+    assert main([*line, "--epochs", "1", "--augment", "shift,mixup", "--checkpoint", "run.pt", "--no-verify"]) == 0
+    assert main([*line, "--epochs", "1", "--augment", "shift", "--checkpoint", "run.pt", "--force"]) != 0
+    assert "checkpoint of other augmentations" in capfd.readouterr().err
+
+
+def test_adapters_train_in_place_of_the_weights(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    line = ["qat", MODEL, "--data", "data.npz", "--split", "16", "-o", "a.onnx", "--bits", "w4a8", "--adapters", "2"]
+    assert main([*line, "--epochs", "1", "--batch", "16", "--lr", "0.01", "--json", "--quiet"]) == 0
+    assert json.loads(capfd.readouterr().out)["metrics"]["outputs"][0]["sqnr_db"] > 20
+    assert main([*line[:-1], "0", "--force", "--quiet"]) == 2
+    assert "rank" in capfd.readouterr().err
