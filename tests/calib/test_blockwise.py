@@ -40,8 +40,8 @@ CHAIN = """agraph (float[N,4,8,8] x) => (float[N,3] y) {
     a = Conv <pads = [1, 1, 1, 1]> (x, w1, b1)
     b = Relu(a)
     c = Conv <pads = [1, 1, 1, 1]> (b, w2)
-    p, i = MaxPool <kernel_shape = [1, 1]> (c)
-        d = MaxUnpool <kernel_shape = [1, 1]> (p, i)
+    r = Constant <value = float[1,5] {0, 0, 0, 7, 7}> ()
+    d = MaxRoiPool <pooled_shape = [4, 4]> (c, r)
     e = Conv (d, w3)
     f = GlobalAveragePool(e)
     g = Flatten(f)
@@ -161,7 +161,7 @@ def test_a_block_that_torch_cannot_evaluate_is_refused_by_name() -> None:
     ready = prepared(proto, iterations=40)
     found, plain = walked(ready), walked(ready, learn=False)
     (refusal,) = found.refusals
-    assert refusal.what == "round in blocks" and refusal.where == "w2" and "MaxUnpool" in refusal.why
+    assert refusal.what == "round in blocks" and refusal.where == "w2" and "MaxRoiPool" in refusal.why
     nearest = Numbers(ready.graph, ready.plan, plain.bounds, plainly(None))
     (site,) = (site for site in ready.plan.of_role("weight") if site.tensor == "w2")
     np.testing.assert_array_equal(found.codes[site.key], nearest.codes_of(site))
