@@ -26,6 +26,11 @@ NO_CHANNELS = (
     "to such kernels, and sessions that read it must leave them out as well"
 )
 
+NO_BIASES = (
+    f"onnxruntime's rewrite {ROUNDS_BIASES} gives float biases the scale of input times weight, which is coarse below "
+    f"8 bits: the file was compared without it; open it with disabled_optimizers=['{ROUNDS_BIASES}']"
+)
+
 
 @dataclass(frozen=True)
 class Judged:
@@ -47,10 +52,12 @@ class Judged:
         half = plan.float_type == "fp16"
         fp8 = backend.name != "virtual" and any(site.spec.is_fp8 for site in plan.sites)
         channels = any(site.role == "activation" and site.spec.axis is not None for site in plan.sites)
-        without = [*backend.judged_without, *([ROUNDS_BIASES] if half else [])]
+        coarse = backend.name == "virtual" and any(site.role != "bias" and site.spec.bits < 8 for site in plan.sites)
+        without = [*backend.judged_without, *([ROUNDS_BIASES] if half or coarse else [])]
         if half and any(site.spec.block_size for site in plan.sites):
             without.append(FUSES_BLOCKS)
         if fp8 or channels:
             without.extend(FUSES_PAIRS)
-        notes = (*([NO_FP8] if fp8 else []), *([NO_CHANNELS] if channels else []))
+        said = {NO_FP8: fp8, NO_CHANNELS: channels, NO_BIASES: coarse}
+        notes = tuple(note for note, applies in said.items() if applies)
         return cls(tuple(dict.fromkeys(without)), opens=not fp8, notes=notes)
