@@ -166,9 +166,9 @@ class Bench:
         return Line(name, who, scores, cost, size, "", by, main)
 
     def scores(self, name: str, path: Path | None) -> tuple[float, ...]:
-        """Metrics 1 and 2 of a file, None: of the float model."""
+        """Metrics 1 and 2 of a file, None: of the float model. What compares with that is 1 of itself."""
         found = self.pack.evaluate(name, None if path is None else str(path), limit=self.effort.limit)
-        return tuple(float(found[metric]) for metric in HEADLINE[name] if metric in found)
+        return tuple(float(found.get(metric, 1.0)) for metric in HEADLINE[name])
 
 
 def fewer_samples(name: str, way: PeerWay) -> tuple[int | None, int]:
