@@ -59,7 +59,7 @@ def batch(
 
     Args:
         jobs: a job file, or jobs.
-        workers: jobs at a time on this machine; None: one for every two processors.
+        workers: jobs at a time on this machine; None: one for every two processors, two at least where there are two.
         only: glob of the names of jobs; others are left as they are, and out of the report.
         force: do again what is done.
         dry_run: find out only what is to be done: such rows are "skipped", with the reason `WOULD`.

@@ -28,7 +28,9 @@ REASON_WIDTH: Final = 100
 JobFile = Annotated[Path, typer.Argument(metavar="JOBS", help="The job file: YAML.", show_default=False)]
 Workers = Annotated[
     int | None,
-    typer.Option("--workers", metavar="N", help="Jobs at a time; one for every two processors.", show_default=False),
+    typer.Option(
+        "--workers", metavar="N", help="Jobs at a time; one for every two processors, two at least.", show_default=False
+    ),
 ]
 Only = Annotated[
     str | None, typer.Option("--only", metavar="GLOB", help="Only jobs of such names.", show_default=False)
