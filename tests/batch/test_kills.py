@@ -215,9 +215,11 @@ def test_real_jobs(tmp_path: Path) -> None:
     for name in ("calm", "wild"):
         place(tmp_path / name)
     calm = Killer([sys.executable, "-c", REAL, str(tmp_path / "calm")], random.Random(0))
+    began = time.monotonic()
     calm.complete()
+    took = time.monotonic() - began  # a fast machine is to be killed sooner: all may be done before the fifth
     wild = Killer([sys.executable, "-c", REAL, str(tmp_path / "wild")], random.Random(3))
-    wild.torment(20, (0.0, 3.0))
+    wild.torment(20, (0.0, took / 8))
     wild.complete()
     files = sorted(path.name for path in (tmp_path / "calm" / "out").glob("*.onnx"))
     assert len(files) == 12
@@ -227,4 +229,4 @@ def test_real_jobs(tmp_path: Path) -> None:
         assert ours.read_bytes() == theirs.read_bytes(), name
     assert hidden(tmp_path / "wild" / "out") == []
     assert max(done_attempts(Places(tmp_path / "wild" / "out")).values()) == 1
-    assert wild.kills["worker"] + wild.kills["parent"] >= 5
+    assert wild.kills.total() >= 5, f"{took:.1f} s undisturbed"
