@@ -23,7 +23,7 @@ from benchmarks.lowbit_runs import FEWER, STEPPED, Bench, Effort
 from benchmarks.lowbit_table import HEADER, RAW, Line, lost, metrics, missed, rows, shown
 from benchmarks.lowbit_ways import ACCURACY, Table
 from benchmarks.results import arguments, table, write_section
-from sbonnx.calib.threads import cores
+from sbonnx.cpu import cores
 
 TABLES: Final = (*ACCURACY, "time", "adaround", "memory")
 TITLE: Final = "## Low bits: {}\n\n`python -m benchmarks.lowbit --tables {} --write`.\n\n"

@@ -18,8 +18,9 @@ from sbonnx.calib.runner import CPU, LayerRunner, providers
 from sbonnx.calib.segments import Segment
 from sbonnx.calib.solve import weight_bounds
 from sbonnx.calib.store import parse_size
-from sbonnx.calib.threads import cores, in_order
+from sbonnx.calib.threads import in_order
 from sbonnx.calib.unit import Unit
+from sbonnx.cpu import cores
 from sbonnx.equalize.awq import Aware, Scaled, awq
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name

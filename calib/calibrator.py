@@ -33,7 +33,7 @@ from sbonnx.calib.shards import Shards, one_process
 from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.solve import Solve, solution_of
 from sbonnx.calib.store import TensorStore, parse_size
-from sbonnx.calib.threads import cores
+from sbonnx.cpu import cores
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,13 +17,6 @@ TRIED: Final = 8
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-def cores() -> int:
-    """Processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def chunks(items: Iterator[T], size: int) -> Iterator[list[T]]:

@@ -33,9 +33,10 @@ from sbonnx.calib.runner import CPU, LayerRunner, providers
 from sbonnx.calib.segments import Segment, cut
 from sbonnx.calib.spread import Spread
 from sbonnx.calib.store import TensorStore, parse_size
-from sbonnx.calib.threads import cores, in_order
+from sbonnx.calib.threads import in_order
 from sbonnx.calib.tunable import CHANNELS, Tunable, tunables
 from sbonnx.calib.unit import Unit
+from sbonnx.cpu import cores
 from sbonnx.errors import NumericError
 from sbonnx.graph import Constant, Graph, Node, Variable
 from sbonnx.graph.edit import Names, add_constant, replace_input

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 from typing import Final
 
 CPU_FLAGS: Final = Path("/proc/cpuinfo")
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def has_dot_product() -> bool:

@@ -39,7 +39,7 @@ DATA = (
     "pages/page.js",
     "pages/single.html.j2",
 )
-SOURCES = ("sbonnx/calib/sketches/_kernels.c",)
+SOURCES = ("sbonnx/calib/sketches/_kernels.c", "sbonnx/rounding/_search.c")
 """What is compiled, where there is a compiler, and not handed out itself."""
 JUNK = {"__pycache__", ".mypy_cache", ".ruff_cache"}
 BUILT = {".pyc", ".so", ".pyd"}
@@ -65,7 +65,8 @@ def packed_files(wheel: Path) -> set[str]:
     compiled = {name for name in names if Path(name).suffix in BUILT}
     has_compiler = shutil.which("cc") is not None
     assert len(compiled) == (len(SOURCES) if has_compiler else 0)
-    assert all(re.fullmatch(r"sbonnx/calib/sketches/_kernels\.abi3\.(so|pyd)", name) for name in compiled)
+    stems = "|".join(re.escape(source.removesuffix(".c")) for source in SOURCES)
+    assert all(re.fullmatch(rf"({stems})\.abi3\.(so|pyd)", name) for name in compiled)
     return set(names) - compiled
 
 

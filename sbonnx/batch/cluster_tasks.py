@@ -25,7 +25,7 @@ from sbonnx.batch.process import run_isolated
 from sbonnx.batch.remote import FOLDER
 from sbonnx.batch.sharding import run_merged
 from sbonnx.batch.steps import file_name
-from sbonnx.calib.threads import cores
+from sbonnx.cpu import cores
 from sbonnx.errors import OutputError
 
 TELL_EVERY: Final = 0.5

@@ -14,7 +14,7 @@ from sbonnx.batch.job import AGAIN, FINE, Outcome, Places, Step, Watch
 from sbonnx.batch.outcomes import now
 from sbonnx.batch.process import LOOK_EVERY, Isolated
 from sbonnx.batch.sweep import sweep
-from sbonnx.calib.threads import cores
+from sbonnx.cpu import cores
 from sbonnx.errors import DeviceError
 
 Expected = Callable[[Step], "float | None"]

@@ -22,7 +22,7 @@ from sbonnx.calib.runner import CPU, providers
 from sbonnx.calib.segments import Granularity
 from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.store import parse_size
-from sbonnx.calib.threads import cores
+from sbonnx.cpu import cores
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph
 from sbonnx.plan.types import Plan, Site

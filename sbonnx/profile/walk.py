@@ -14,7 +14,7 @@ import numpy as np
 
 from sbonnx.calib.runner import CPU, providers
 from sbonnx.calib.store import TensorStore
-from sbonnx.calib.threads import cores
+from sbonnx.cpu import cores
 from sbonnx.errors import DataError
 from sbonnx.graph import Constant, Graph, Node, Tensor
 from sbonnx.graph.query import constant, node_by_name, tensors_by_name

@@ -54,8 +54,8 @@ class Gptq(Section):
         "new",
     )
     beams: values.Count = key(8, "choices of codes that each output keeps in play; 1 is plain GPTQ", "1 or more", "new")
-    passes: values.CountOrNone = key(
-        4, "passes over sets of codes that are rounded anew afterwards, while they gain", "0 or more", "new"
+    steps: values.CountOrNone = key(
+        8, "steps of tabu search afterwards, of one code each, for each input of an output", "0 or more", "new"
     )
     sweeps: values.CountOrNone = key(
         20, "passes of coordinate descent over the codes afterwards, while any changes", "0 or more", "new"

@@ -12,7 +12,7 @@ from sbonnx.rounding.base import Grid, Rounder
 from sbonnx.rounding.beam import Planes, columns, search, shift
 from sbonnx.rounding.descent import descend
 from sbonnx.rounding.factor import Order, ordered_factor
-from sbonnx.rounding.neighbourhood import redo
+from sbonnx.rounding.tabu import tabu
 from sbonnx.spec import Array, QParams
 
 AT_ONCE: Final = 1 << 24
@@ -25,7 +25,7 @@ MORE: Final = 8
 
 @final
 class Gptq(Rounder):
-    """GPTQ's closed form with a beam of choices, then descent on the same objective: by sets of codes, by single ones.
+    """GPTQ's closed form with a beam of choices, then tabu search and descent on the same objective.
 
     Columns are rounded one after another; the error made so far is taken up by what is still free. With the factor
     ``A + damping * mean(diag A) = M M'``, M upper triangular, of the moments in the order of the columns, the squared
@@ -42,7 +42,7 @@ class Gptq(Rounder):
         order: of the columns, see `ordered_factor`.
         beams: choices of codes that each output keeps in play, up to eight times as many in layers with few inputs;
             1 is plain GPTQ.
-        passes: at most so many over the columns in sets that are rounded anew, see `sbonnx.rounding.neighbourhood`.
+        steps: of tabu search for each column, see `sbonnx.rounding.tabu`.
         block: columns that are kept in step one by one, the others by a product of matrices after each block.
         sweeps: at most so many of coordinate descent afterwards.
 
@@ -55,16 +55,16 @@ class Gptq(Rounder):
         damping: float = 0.01,
         order: Order = "pivot",
         beams: int = 8,
-        passes: int = 4,
+        steps: int = 8,
         block: int = 64,
         sweeps: int = 20,
     ) -> None:
-        if damping < 0 or beams < 1 or passes < 0 or block < 1 or sweeps < 0:
-            raise ValueError("damping, passes and sweeps must be >= 0, beams and block >= 1")
+        if damping < 0 or beams < 1 or steps < 0 or block < 1 or sweeps < 0:
+            raise ValueError("damping, steps and sweeps must be >= 0, beams and block >= 1")
         self.damping = damping
         self.order: Order = order
         self.beams = beams
-        self.passes = passes
+        self.steps = steps
         self.block = block
         self.sweeps = sweeps
 
@@ -81,7 +81,7 @@ class Gptq(Rounder):
         found = self._search(Planes.of(grid, order, factor, shift(grid, moments)), beams)
         del factor
         codes = columns(found, np.argsort(order, axis=1))
-        codes = redo(grid, codes, moments, beams, self.passes)
+        codes = tabu(grid, codes, moments, self.steps)
         return descend(grid, codes, moments, self.sweeps), qparams
 
     def _beams(self, inputs: int) -> int:

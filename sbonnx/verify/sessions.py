@@ -13,7 +13,7 @@ import onnx
 from sbonnx.calib.bound import reason
 from sbonnx.calib.runner import providers
 from sbonnx.calib.session import LEVELS
-from sbonnx.calib.threads import cores
+from sbonnx.cpu import cores
 from sbonnx.errors import DataError, ModelError
 from sbonnx.runtime import onnxruntime
 from sbonnx.spec import Array

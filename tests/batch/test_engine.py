@@ -19,7 +19,7 @@ from sbonnx.batch.engine import LocalEngine, default_workers
 from sbonnx.batch.job import Outcome, Places, Step
 from sbonnx.batch.process import Isolated
 from sbonnx.batch.sweep import scratch_of
-from sbonnx.calib.threads import cores
+from sbonnx.cpu import cores
 from sbonnx.errors import DeviceError
 from tests.batch import works
 

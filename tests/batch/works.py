@@ -155,7 +155,7 @@ def _look(step: Step, places: Places, tell: Tell, threads: int) -> Outcome:
     print("said on stderr", file=sys.stderr)
     import tempfile
 
-    from sbonnx.calib.threads import cores
+    from sbonnx.cpu import cores
 
     temporary = Path(tempfile.gettempdir())
     (temporary / "left").write_text("behind")

@@ -18,7 +18,7 @@ from sbonnx.rounding.gptq import Gptq
 from sbonnx.spec import Array, QuantSpec
 from tests.rounding.layers import CASES, CHANNELS, Case, Layer, layer
 
-PLAIN = Gptq(order="activation", beams=1, passes=0, sweeps=0)
+PLAIN = Gptq(order="activation", beams=1, steps=0, sweeps=0)
 WIDE = Case("Gemm", (5, 90), CHANNELS, {"transB": 1})
 
 
@@ -46,7 +46,7 @@ def test_one_beam_is_the_papers_algorithm(order: Order, block: int) -> None:
     one = layer(WIDE)
     square = np.diagonal(one.moments.a[0])
     columns = np.argsort(-square, kind="stable") if order == "activation" else np.arange(90)
-    rounder = Gptq(order=order, beams=1, passes=0, sweeps=0, block=block)
+    rounder = Gptq(order=order, beams=1, steps=0, sweeps=0, block=block)
     grid = Grid.of(one.weight, one.qparams, one.layout)
     codes, qparams = rounder.solve(grid, one.moments, one.qparams)
     np.testing.assert_array_equal(codes[0], by_the_paper(one, columns, 0.01))
@@ -104,12 +104,12 @@ def share(one: Layer, rounder: Gptq) -> float:
 
 
 def test_each_part_gains() -> None:
-    """Over many layers: descent, beams and passes each lessen the error."""
+    """Over many layers: descent, beams and tabu search each lessen the error."""
     layers = [layer(Case("Gemm", (8, 250), CHANNELS, {"transB": 1}, two=bool(seed % 2)), seed) for seed in range(4)]
     steps = [
         PLAIN,
-        Gptq(order="activation", beams=1, passes=0),
-        Gptq(passes=0),
+        Gptq(order="activation", beams=1, steps=0),
+        Gptq(steps=0),
         Gptq(),
     ]
     shares = [float(np.mean([share(one, rounder) for one in layers])) for rounder in steps]
@@ -139,10 +139,10 @@ def test_parts_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs or groups are rounded a part at a time where there are many: the same codes."""
     for case in ("conv", "depthwise", "conv, groups"):
         one = layer(CASES[case])
-        whole = Gptq(passes=0).round(one.weight, one.qparams, one.moments)
+        whole = Gptq(steps=0).round(one.weight, one.qparams, one.moments)
         with monkeypatch.context() as patch:
             patch.setattr("sbonnx.rounding.gptq.AT_ONCE", 1)
-            parts = Gptq(passes=0).round(one.weight, one.qparams, one.moments)
+            parts = Gptq(steps=0).round(one.weight, one.qparams, one.moments)
         np.testing.assert_array_equal(whole.codes, parts.codes)
 
 

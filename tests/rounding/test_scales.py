@@ -94,7 +94,7 @@ def test_by_gptq_suits_gptq(spec: QuantSpec) -> None:
 @pytest.mark.parametrize("case", ["matmul, blocks", "matmul, affine blocks", "matmul, a scale an input"])
 def test_blocks_no_worse_together(case: str) -> None:
     """Scales of one output are found one by one, and kept where they gain together, by plain GPTQ's codes."""
-    plain = Gptq(order="pivot", beams=1, passes=0, sweeps=0)
+    plain = Gptq(order="pivot", beams=1, steps=0, sweeps=0)
     gained = []
     for seed in range(5):
         one = layer(CASES[case], seed)

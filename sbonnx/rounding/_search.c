@@ -1,0 +1,151 @@
+/* Tabu search over codes, one output after another: tabu.py says the same in numpy and gives the same numbers, bit for
+ * bit, for which no product may be fused with a sum (-ffp-contract=off). It is what runs where this file was not
+ * compiled.
+ *
+ * Arrays come as addresses: the stable ABI of Python 3.10 has no buffers. tabu.py checks types and sizes. */
+
+#define Py_LIMITED_API 0x030A0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__)
+#define FASTEST __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define FASTEST
+#endif
+
+enum { LANES = 16 }; /* rows are padded to a multiple of it */
+
+static const float BARRED = 3e38f;
+
+/* One output. All but `codes` and `best` are padded. */
+typedef struct {
+    float *rest, *slope, *curve, *up, *down; /* half gradient; 2 scale; scale^2 A_kk; what bars a step, 0 or BARRED */
+    int32_t *codes, *best, *barred;          /* barred: the steps that may not be taken back yet, 2 k + went up */
+} Row;
+
+/* rest += t * line, then the cheapest step: its column, and its cost in `cost`. Of equals, the first. */
+FASTEST static Py_ssize_t cheapest(const Row *row, const float *line, float t, Py_ssize_t padded, float *cost)
+{
+    float *restrict rest = row->rest;
+    const float *restrict slope = row->slope, *restrict curve = row->curve;
+    const float *restrict up = row->up, *restrict down = row->down;
+    float least[LANES];
+    int32_t at[LANES];
+    for (int lane = 0; lane < LANES; lane++) {
+        least[lane] = BARRED;
+        at[lane] = lane;
+    }
+    for (Py_ssize_t k = 0; k < padded; k += LANES)
+        for (int lane = 0; lane < LANES; lane++) {
+            float moved = rest[k + lane] + t * line[k + lane];
+            float tilt = slope[k + lane] * moved;
+            float above = curve[k + lane] + tilt + up[k + lane];
+            float below = curve[k + lane] - tilt + down[k + lane];
+            float lower = above < below ? above : below;
+            rest[k + lane] = moved;
+            at[lane] = lower < least[lane] ? (int32_t)k + lane : at[lane];
+            least[lane] = lower < least[lane] ? lower : least[lane];
+        }
+    int first = 0;
+    for (int lane = 1; lane < LANES; lane++)
+        if (least[lane] < least[first] || (least[lane] == least[first] && at[lane] < at[first]))
+            first = lane;
+    *cost = least[first];
+    return at[first];
+}
+
+/* Leaves the best codes that were met in row->best. */
+static void search_row(const Row *row, const float *a, const float *zeros, Py_ssize_t columns, Py_ssize_t padded,
+                       int qmin, int qmax, Py_ssize_t steps, Py_ssize_t tenure)
+{
+    int32_t *codes = row->codes;
+    const float *line = zeros;
+    double error = 0.0, least = 0.0; /* against the codes that it began with */
+    float t = 0.0f, cost;
+    memcpy(row->best, codes, columns * sizeof *codes);
+    for (Py_ssize_t i = 0; i < tenure; i++)
+        row->barred[i] = -1;
+    for (Py_ssize_t step = 0; step < steps; step++) {
+        const Py_ssize_t k = cheapest(row, line, t, padded, &cost);
+        if (!(cost < BARRED))
+            break; /* every step is barred */
+        const float tilt = row->slope[k] * row->rest[k];
+        const int went_up = row->curve[k] + tilt + row->up[k] <= row->curve[k] - tilt + row->down[k];
+        int32_t *place = row->barred + step % tenure;
+        if (*place >= 0) {
+            const int32_t freed = *place >> 1;
+            if (*place & 1)
+                row->down[freed] = codes[freed] > qmin ? 0.0f : BARRED;
+            else
+                row->up[freed] = codes[freed] < qmax ? 0.0f : BARRED;
+        }
+        codes[k] += went_up ? 1 : -1;
+        row->up[k] = went_up && codes[k] < qmax ? 0.0f : BARRED;
+        row->down[k] = !went_up && codes[k] > qmin ? 0.0f : BARRED;
+        *place = (int32_t)(2 * k + went_up);
+        t = 0.5f * (went_up ? row->slope[k] : -row->slope[k]);
+        line = a + k * padded;
+        error += cost;
+        if (error < least) {
+            least = error;
+            memcpy(row->best, codes, columns * sizeof *codes);
+        }
+    }
+}
+
+#define AT(type, name) ((type *)(uintptr_t)(name))
+
+/* search(a, rest, scale, dead, codes, outputs, columns, padded, first, last, qmin, qmax, steps, tenure)
+ *
+ * a: float32 (groups, columns, padded). rest, scale: float32 (groups, outputs, padded). dead: float32 (groups, padded),
+ * 0 or BARRED. codes: int32 (groups, outputs, columns), changed in place. Rows first to last of groups x outputs. */
+static PyObject *search(PyObject *self, PyObject *args)
+{
+    unsigned long long a, rest, scale, dead, codes;
+    Py_ssize_t outputs, columns, padded, first, last, steps, tenure;
+    int qmin, qmax;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "KKKKKnnnnniinn", &a, &rest, &scale, &dead, &codes, &outputs, &columns, &padded, &first,
+                          &last, &qmin, &qmax, &steps, &tenure))
+        return NULL;
+    float *space = PyMem_Malloc((5 * padded + columns + tenure) * sizeof *space);
+    if (!space)
+        return PyErr_NoMemory();
+    Py_BEGIN_ALLOW_THREADS
+    float *zeros = space + 4 * padded;
+    memset(zeros, 0, padded * sizeof *zeros);
+    for (Py_ssize_t i = first; i < last; i++) {
+        const Py_ssize_t group = i / outputs;
+        const float *matrix = AT(const float, a) + group * columns * padded;
+        const float *size = AT(const float, scale) + i * padded, *off = AT(const float, dead) + group * padded;
+        Row row = {AT(float, rest) + i * padded,   space, space + padded, space + 2 * padded, space + 3 * padded,
+                   AT(int32_t, codes) + i * columns, (int32_t *)(space + 5 * padded),
+                   (int32_t *)(space + 5 * padded) + columns};
+        for (Py_ssize_t k = 0; k < padded; k++) {
+            const int there = k < columns && off[k] == 0.0f;
+            row.slope[k] = 2.0f * size[k];
+            row.curve[k] = there ? size[k] * size[k] * matrix[k * padded + k] : 0.0f;
+            row.up[k] = there && row.codes[k] < qmax ? 0.0f : BARRED;
+            row.down[k] = there && row.codes[k] > qmin ? 0.0f : BARRED;
+        }
+        search_row(&row, matrix, zeros, columns, padded, qmin, qmax, steps, tenure);
+        memcpy(row.codes, row.best, columns * sizeof *row.codes);
+    }
+    Py_END_ALLOW_THREADS
+    PyMem_Free(space);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"search", search, METH_VARARGS,
+     "search(a, rest, scale, dead, codes, outputs, columns, padded, first, last, qmin, qmax, steps, tenure)"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_search", "Compiled loop of rounding.", -1, methods,
+                                    NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__search(void) { return PyModule_Create(&module); }
