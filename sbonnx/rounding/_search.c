@@ -1,12 +1,13 @@
-/* Tabu search over codes, one output after another: tabu.py says the same in numpy and gives the same numbers, bit for
- * bit, for which no product may be fused with a sum (-ffp-contract=off). It is what runs where this file was not
- * compiled.
+/* The two loops of rounding, one output after another: the columns of a block with a beam of choices, and tabu search.
+ * beam.py and tabu.py say the same in numpy and give the same numbers, bit for bit, for which no product may be fused
+ * with a sum (-ffp-contract=off). They are what runs where this file was not compiled.
  *
- * Arrays come as addresses: the stable ABI of Python 3.10 has no buffers. tabu.py checks types and sizes. */
+ * Arrays come as addresses: the stable ABI of Python 3.10 has no buffers. The callers see to types and sizes. */
 
 #define Py_LIMITED_API 0x030A0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -98,11 +99,11 @@ static void search_row(const Row *row, const float *a, const float *zeros, Py_ss
 
 #define AT(type, name) ((type *)(uintptr_t)(name))
 
-/* search(a, rest, scale, dead, codes, outputs, columns, padded, first, last, qmin, qmax, steps, tenure)
+/* tabu(a, rest, scale, dead, codes, outputs, columns, padded, first, last, qmin, qmax, steps, tenure)
  *
  * a: float32 (groups, columns, padded). rest, scale: float32 (groups, outputs, padded). dead: float32 (groups, padded),
  * 0 or BARRED. codes: int32 (groups, outputs, columns), changed in place. Rows first to last of groups x outputs. */
-static PyObject *search(PyObject *self, PyObject *args)
+static PyObject *tabu(PyObject *self, PyObject *args)
 {
     unsigned long long a, rest, scale, dead, codes;
     Py_ssize_t outputs, columns, padded, first, last, steps, tenure;
@@ -139,13 +140,139 @@ static PyObject *search(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* One output in a block of columns. */
+typedef struct {
+    Py_ssize_t beams, width;
+    int qmin, qmax;
+    const float *weight, *scale, *zero, *pivot, *triangle; /* (width,), but the last: (width, width) */
+    float *free, *next;                                    /* (beams, width): where weights would best be */
+    float *cost, *costs, *choices;                         /* (beams,), (2 beams,), (2 beams,) */
+    int32_t *order, *parents;                              /* (beams,), (width, beams) */
+    float *codes;                                          /* (width, beams) */
+} Beam;
+
+/* The `beams` cheapest of twice as many, cheapest first; of equals, the first. What is no number is dearest. */
+static void cheapest_few(const Beam *b)
+{
+    Py_ssize_t kept = 0;
+    for (Py_ssize_t i = 0; i < 2 * b->beams; i++) {
+        const float cost = b->costs[i];
+        Py_ssize_t at = kept < b->beams ? kept++ : b->beams;
+        for (; at > 0 && (cost < b->costs[b->order[at - 1]] || (isnan(b->costs[b->order[at - 1]]) && !isnan(cost))); at--)
+            if (at < b->beams)
+                b->order[at] = b->order[at - 1];
+        if (at < b->beams)
+            b->order[at] = (int32_t)i;
+    }
+}
+
+static inline float within(float code, const Beam *b)
+{
+    code = code < (float)b->qmin ? (float)b->qmin : code;
+    return code > (float)b->qmax ? (float)b->qmax : code;
+}
+
+FASTEST static void carry(const float *restrict from, float *restrict to, float lost, const float *restrict line,
+                          Py_ssize_t first, Py_ssize_t width)
+{
+    for (Py_ssize_t j = first; j < width; j++)
+        to[j] = from[j] + lost * line[j];
+}
+
+/* What the nearest and the second nearest code of one column cost on top of each choice so far. */
+FASTEST static void price(const Beam *b, Py_ssize_t k)
+{
+    const Py_ssize_t beams = b->beams, width = b->width;
+    const float scale = b->scale[k], zero = b->zero[k], each = scale * scale * b->pivot[k];
+    for (Py_ssize_t i = 0; i < beams; i++) {
+        const float ratio = b->free[i * width + k] / scale + zero, near = rintf(ratio), first = within(near, b);
+        const float second = within(near + (ratio > near ? 1.0f : -1.0f), b);
+        const float here = ratio - first, there = ratio - second;
+        b->choices[i] = first;
+        b->choices[beams + i] = second;
+        b->costs[i] = b->cost[i] + each * (here * here);
+        b->costs[beams + i] = first == second ? INFINITY : b->cost[i] + each * (there * there);
+    }
+}
+
+static void round_column(Beam *b, Py_ssize_t k)
+{
+    const Py_ssize_t beams = b->beams, width = b->width;
+    const float scale = b->scale[k], zero = b->zero[k];
+    price(b, k);
+    if (beams == 1)
+        b->order[0] = 0;
+    else
+        cheapest_few(b);
+    for (Py_ssize_t i = 0; i < beams; i++) {
+        const int32_t pick = b->order[i], parent = pick < beams ? pick : pick - (int32_t)beams;
+        const float code = b->choices[pick];
+        b->cost[i] = b->costs[pick];
+        b->codes[k * beams + i] = code;
+        b->parents[k * beams + i] = parent;
+        carry(b->free + parent * width, b->next + i * width, b->weight[k] - (code - zero) * scale,
+              b->triangle + k * width, k + 1, width);
+    }
+    float *free = b->free;
+    b->free = b->next;
+    b->next = free;
+}
+
+/* beam(free, weight, scale, zero, pivots, triangle, cost, codes, began, outputs, beams, width, first, last, qmin, qmax)
+ *
+ * float32: free (rows, beams, width), used up; weight, scale, zero (rows, width); pivots (groups, width); triangle
+ * (groups, width, width); cost (rows, beams), changed in place; codes (rows, beams, width), out. began: int64 (rows,
+ * beams), out: the beam of all rows' beams that each goes back to. Rows first to last of groups x outputs. */
+static PyObject *beam(PyObject *self, PyObject *args)
+{
+    unsigned long long free, weight, scale, zero, pivots, triangle, cost, codes, began;
+    Py_ssize_t outputs, beams, width, first, last;
+    int qmin, qmax;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "KKKKKKKKKnnnnnii", &free, &weight, &scale, &zero, &pivots, &triangle, &cost, &codes,
+                          &began, &outputs, &beams, &width, &first, &last, &qmin, &qmax))
+        return NULL;
+    float *space = PyMem_Malloc((3 * beams * width + 5 * beams) * sizeof *space);
+    if (!space)
+        return PyErr_NoMemory();
+    Py_BEGIN_ALLOW_THREADS
+    float *next = space, *steps = space + beams * width, *pair = space + 3 * beams * width;
+    for (Py_ssize_t row = first; row < last; row++) {
+        const Py_ssize_t group = row / outputs;
+        Beam b = {beams, width, qmin, qmax,
+                  AT(const float, weight) + row * width, AT(const float, scale) + row * width,
+                  AT(const float, zero) + row * width, AT(const float, pivots) + group * width,
+                  AT(const float, triangle) + group * width * width,
+                  AT(float, free) + row * beams * width, next,
+                  AT(float, cost) + row * beams, pair, pair + 2 * beams,
+                  (int32_t *)(pair + 4 * beams), (int32_t *)(steps + beams * width), steps};
+        for (Py_ssize_t k = 0; k < width; k++)
+            round_column(&b, k);
+        for (Py_ssize_t i = 0; i < beams; i++) {
+            Py_ssize_t at = i;
+            float *made = AT(float, codes) + (row * beams + i) * width;
+            for (Py_ssize_t k = width - 1; k >= 0; k--) {
+                made[k] = b.codes[k * beams + at];
+                at = b.parents[k * beams + at];
+            }
+            AT(int64_t, began)[row * beams + i] = row * beams + at;
+        }
+    }
+    Py_END_ALLOW_THREADS
+    PyMem_Free(space);
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
-    {"search", search, METH_VARARGS,
-     "search(a, rest, scale, dead, codes, outputs, columns, padded, first, last, qmin, qmax, steps, tenure)"},
+    {"beam", beam, METH_VARARGS,
+     "beam(free, weight, scale, zero, pivots, triangle, cost, codes, began, outputs, beams, width, first, last, qmin, "
+     "qmax)"},
+    {"tabu", tabu, METH_VARARGS,
+     "tabu(a, rest, scale, dead, codes, outputs, columns, padded, first, last, qmin, qmax, steps, tenure)"},
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_search", "Compiled loop of rounding.", -1, methods,
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_search", "Compiled loops of rounding.", -1, methods,
                                     NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit__search(void) { return PyModule_Create(&module); }

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sbonnx.moments import Moments
+from sbonnx.rounding import native
 from sbonnx.rounding.base import Grid
 from sbonnx.rounding.factor import back_substitute
+from sbonnx.rounding.native import address, over_rows
 from sbonnx.spec import Array
 
 
@@ -172,12 +174,15 @@ class _Beams:
             the codes of the beams that are left, (G, O * beams, B), and the rows (G * O * beams,) they began from.
         """
         width = free.shape[2]
-        triangle = planes.factor[:, part, part]
+        triangle = np.ascontiguousarray(planes.factor[:, part, part])
+        pivots = np.ascontiguousarray(planes.pivots[:, part])
         weight, scale, zero = (
-            np.ascontiguousarray(np.moveaxis(each[:, :, part], 2, 0)).reshape(width, -1, 1)
-            for each in (planes.weight, planes.scale, planes.zero)
+            np.ascontiguousarray(each[:, :, part]) for each in (planes.weight, planes.scale, planes.zero)
         )
-        pivots = np.repeat(planes.pivots[:, part].T, self.outputs, axis=1)[:, :, None]
+        if native.loops is not None:
+            return self._compiled(free, (weight, scale, zero, pivots, triangle), planes.qmin, planes.qmax)
+        weight, scale, zero = (np.moveaxis(each, 2, 0).reshape(width, -1, 1) for each in (weight, scale, zero))
+        pivots = np.repeat(pivots.T, self.outputs, axis=1)[:, :, None]
         free = free.reshape(-1, width)
         steps: list[tuple[Array, Array]] = []
         for k in range(width):
@@ -192,6 +197,17 @@ class _Beams:
             wide += lost * triangle[:, k, None, k + 1 :]
             free[:, k + 1 :] = rest
         return self._trace(steps)
+
+    def _compiled(
+        self, free: Array, block: tuple[Array, Array, Array, Array, Array], qmin: int, qmax: int
+    ) -> tuple[Array, Array]:
+        """What `round_block` does below, for each output on its own."""
+        codes, began = np.empty_like(free), np.empty(self.cost.size, np.int64)
+        rows, width = len(self.cost), free.shape[2]
+        arrays = tuple(address(each) for each in (free, *block, self.cost, codes, began))
+        before = (*arrays, self.outputs, self.beams, width)
+        over_rows("beam", before, rows, (qmin, qmax), rows * self.beams * width * width // 2)
+        return codes, began
 
     def _choose(
         self, free: Array, scale: Array, zero: Array, pivot: Array, qmin: int, qmax: int
@@ -208,7 +224,7 @@ class _Beams:
         second = np.clip(near + np.where(ratio > near, 1, -1).astype(np.float32), qmin, qmax)
         worse = np.where(first == second, np.inf, self.cost + weight * np.square(ratio - second))
         costs = np.concatenate([better, worse], axis=1)
-        picks = costs.argpartition(self.beams - 1, axis=1)[:, : self.beams]
+        picks = costs.argsort(axis=1, kind="stable")[:, : self.beams]
         self.cost = np.take_along_axis(costs, picks, axis=1)
         code = np.take_along_axis(np.concatenate([first, second], axis=1), picks, axis=1)
         return code, (picks % self.beams + self.first).reshape(-1)

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib import import_module
-from types import ModuleType
 from typing import Final
 
 import numpy as np
 
-from sbonnx.cpu import cores
 from sbonnx.moments import Moments
+from sbonnx.rounding import native
 from sbonnx.rounding.base import Grid
 from sbonnx.rounding.descent import alive
+from sbonnx.rounding.native import address, over_rows
 from sbonnx.spec import Array
-
-try:
-    native: ModuleType | None = import_module("sbonnx.rounding._search")
-except ImportError:  # installed where there was no C compiler
-    native = None
 
 LANES: Final = 16
 """Rows are padded to a multiple of it."""
@@ -34,9 +26,6 @@ MOST: Final = 1 << 22
 
 PART: Final = 1 << 24
 """Weights that are searched at a time: five arrays of that many numbers of four bytes."""
-
-WORTH: Final = 1 << 22
-"""Where fewer numbers are read by all steps of all outputs, one thread does it all."""
 
 
 def tenure(columns: int) -> int:
@@ -123,23 +112,15 @@ class _Problem:
     def search(self, steps: int) -> None:
         """Leaves the best codes in `codes`."""
         groups, outputs, columns = self.codes.shape
-        if native is None:
+        if native.loops is None:
             for group in range(groups):
                 _Walk.of(self, group).go(steps, tenure(columns))
             return
-        arrays = [address(each) for each in (self.a, self.rest, self.scale, self.dead, self.codes)]
-        shape = outputs, columns, self.a.shape[2]
-        limits = self.qmin, self.qmax, steps, tenure(columns)
+        arrays = (address(each) for each in (self.a, self.rest, self.scale, self.dead, self.codes))
+        before = (*arrays, outputs, columns, self.a.shape[2])
+        after = (self.qmin, self.qmax, steps, tenure(columns))
         rows = groups * outputs
-        threads = min(cores(), rows) if rows * steps * columns >= WORTH else 1
-        edges = [rows * i // threads for i in range(threads + 1)]
-        with ThreadPoolExecutor(threads, thread_name_prefix="sbonnx-tabu") as pool:
-            parts = [
-                pool.submit(native.search, *(*arrays, *shape, first, last, *limits))
-                for first, last in itertools.pairwise(edges)
-            ]
-        for part in parts:
-            part.result()
+        over_rows("tabu", before, rows, after, rows * steps * columns)
 
 
 @dataclass
@@ -210,12 +191,6 @@ class _Walk:
         slope = self.slope[rows, k]
         half = np.float32(0.5) * np.where(went_up, slope, -slope)
         self.rest[rows] += half[:, None] * self.a[k]
-
-
-def address(x: Array) -> int:
-    """Where the values of an array begin."""
-    place: int = x.__array_interface__["data"][0]
-    return place
 
 
 def _padded(rows: Array) -> Array:

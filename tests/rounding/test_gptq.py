@@ -10,7 +10,7 @@ import pytest
 
 from sbonnx.errors import NumericError
 from sbonnx.moments import Moments
-from sbonnx.rounding import Rounded
+from sbonnx.rounding import Rounded, native
 from sbonnx.rounding.base import Grid
 from sbonnx.rounding.beam import Planes, search, shift
 from sbonnx.rounding.factor import Order, ordered_factor
@@ -144,6 +144,23 @@ def test_parts_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setattr("sbonnx.rounding.gptq.AT_ONCE", 1)
             parts = Gptq(steps=0).round(one.weight, one.qparams, one.moments)
         np.testing.assert_array_equal(whole.codes, parts.codes)
+
+
+@pytest.mark.skipif(native.loops is None, reason="not compiled: no C compiler where it was installed")
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("beams", [1, 3, 8])
+def test_compiled_as_in_numpy(case: str, beams: int) -> None:
+    """Bit for bit, codes and costs; with threads too."""
+    one = layer(CASES[case])
+    grid = Grid.of(one.weight, one.qparams, one.layout)
+    order, factor = ordered_factor(one.moments.a, 0.01, "pivot")
+    planes = Planes.of(grid, order, factor, shift(grid, one.moments))
+    found = search(planes, beams, 5)
+    for name, value in (("loops", None), ("WORTH", 0)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native, name, value)
+            for ours, theirs in zip(found, search(planes, beams, 5), strict=True):
+                np.testing.assert_array_equal(ours, theirs)
 
 
 def test_what_cannot_be() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbonnx.moments import Moments
+from sbonnx.rounding import native
 from sbonnx.rounding import tabu as module
 from sbonnx.rounding.base import Grid
 from sbonnx.rounding.descent import descend
@@ -20,7 +21,7 @@ from sbonnx.spec import Array, QuantSpec
 from tests.rounding.layers import CASES, CHANNELS, Case, Layer, layer
 
 WIDE = Case("Gemm", (9, 70), CHANNELS, {"transB": 1}, two=True)
-compiled = pytest.mark.skipif(module.native is None, reason="not compiled: no C compiler where it was installed")
+compiled = pytest.mark.skipif(native.loops is None, reason="not compiled: no C compiler where it was installed")
 
 
 def grid_of(one: Layer) -> Grid:
@@ -61,7 +62,7 @@ def test_compiled_as_in_numpy(seed: int, steps: int, case: str) -> None:
     before = begin.copy()
     found = tabu(grid, begin, one.moments, steps)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "native", None)
+        patch.setattr(native, "loops", None)
         np.testing.assert_array_equal(found, tabu(grid, begin, one.moments, steps))
     np.testing.assert_array_equal(begin, before)
     assert found.min() >= grid.qmin and found.max() <= grid.qmax
@@ -90,8 +91,8 @@ def test_parts_and_threads_change_nothing(case: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(module, "PART", 1)
     np.testing.assert_array_equal(tabu(grid, nearest(grid), one.moments, 20), whole)
     monkeypatch.undo()
-    monkeypatch.setattr(module, "WORTH", 0)
-    monkeypatch.setattr(module, "cores", lambda: 3)
+    monkeypatch.setattr(native, "WORTH", 0)
+    monkeypatch.setattr(native, "cores", lambda: 3)
     np.testing.assert_array_equal(tabu(grid, nearest(grid), one.moments, 20), whole)
 
 
@@ -118,10 +119,10 @@ def test_dead_inputs_keep_their_codes() -> None:
 
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
-@pytest.mark.parametrize("native", [module.native, None])
-def test_numbers_beyond_float32_end_the_search(native: object, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("loops", [native.loops, None])
+def test_numbers_beyond_float32_end_the_search(loops: object, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs of 1e30: nothing that the search computes is finite, and the codes stay."""
-    monkeypatch.setattr(module, "native", native)
+    monkeypatch.setattr(native, "loops", loops)
     one = layer(CASES["conv"])
     grid = grid_of(one)
     huge: Moments = replace(one.moments, a=one.moments.a * 1e60, b=one.moments.b * 1e60)
