@@ -53,7 +53,9 @@ class Gptq(Section):
         "pivot, activation, none",
         "new",
     )
-    beams: values.Count = key(8, "choices of codes that each output keeps in play; 1 is plain GPTQ", "1 or more", "new")
+    beams: values.Count = key(
+        16, "choices of codes that each output keeps in play; 1 is plain GPTQ", "1 or more", "new"
+    )
     steps: values.CountOrNone = key(
         8, "steps of tabu search afterwards, of one code each, for each input of an output", "0 or more", "new"
     )

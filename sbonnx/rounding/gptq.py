@@ -19,7 +19,7 @@ AT_ONCE: Final = 1 << 24
 """Weights times beams that are rounded together: four arrays of that many float32 at most."""
 
 FEW: Final = 512
-MORE: Final = 8
+MORE: Final = 4
 """With fewer inputs than this, beams are as many times as many as they go into it, up to so many times."""
 
 
@@ -40,7 +40,7 @@ class Gptq(Rounder):
     Args:
         damping: added to the diagonal, as a share of its mean; ten times as much, again, while the factor fails.
         order: of the columns, see `ordered_factor`.
-        beams: choices of codes that each output keeps in play, up to eight times as many in layers with few inputs;
+        beams: choices of codes that each output keeps in play, up to four times as many in layers with few inputs;
             1 is plain GPTQ.
         steps: of tabu search for each column, see `sbonnx.rounding.tabu`.
         block: columns that are kept in step one by one, the others by a product of matrices after each block.
@@ -54,7 +54,7 @@ class Gptq(Rounder):
         self,
         damping: float = 0.01,
         order: Order = "pivot",
-        beams: int = 8,
+        beams: int = 16,
         steps: int = 8,
         block: int = 64,
         sweeps: int = 20,
