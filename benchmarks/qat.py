@@ -48,8 +48,9 @@ ABOUT: Final = """Top-1 and, in brackets, the SQNR of class scores against the f
 neither calibration nor training has seen. Training sees {images} unlabelled images, those of calibration, and learns \
 from the float network: {settings}. Torch: the module in eval mode; file: the exported file in onnxruntime, without \
 its rewrite of float biases to integers, which is far too coarse below 8 bits (default: with it). Seconds are those of \
-training on {threads} threads. One seed. Training is to better top-1 on the last set, the largest. The default settings of training were chosen by runs on these models that \
-were judged by these same unseen images, so the figures of trained networks are somewhat flattered."""
+training on {threads} threads. One seed. Training is to better top-1 on the last set, the largest. The default \
+settings of training were chosen by runs on these models that were judged by these same unseen images, so the figures \
+of trained networks are somewhat flattered."""
 
 HEADER: Final = ("network", "set", "torch", "file", "default", "loss, points", "seconds")
 
