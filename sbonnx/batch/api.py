@@ -222,7 +222,7 @@ def _left(wished: Wish, state: State, publish: Publish | None, *, force: bool) -
                 put(step, wished.places)
             except SbonnxError:  # its process tries as well, and says what is wrong
                 del settled[step.key]
-            used(wished.places, step.key)
+            used(wished.places.made(step.key))
     return todo(wished, settled, past(wished.places))
 
 

@@ -61,20 +61,29 @@ def sweep(places: Places, steps: Iterable[Step]) -> None:
 
 
 def prune(places: Places, days: float = UNUSED_DAYS) -> None:
-    """Remove what steps have made, with their locks and logs, that no batch has asked for in so many days (see
-    `used`): each night's new models would fill the disk. What lies at the outputs stays."""
+    """Remove what steps have made, with their locks and logs, that no batch has asked for in so many days, and
+    statistics that no step has (see `used`): each night's new models would fill the disk. What lies at the outputs
+    stays."""
     oldest = time.time() - days * 86400
-    for path in list((places.state / "steps").iterdir()):
-        if path.name.startswith(".") or not path.is_dir() or path.stat().st_mtime >= oldest:
-            continue
+    for path in _folders(places.state / "sketches", oldest):
+        remove(path)
+    for path in _folders(places.state / "steps", oldest):
         _unless_at_work(places, path.name, [path, lock_path(places, path.name), places.log(path.name)])
 
 
-def used(places: Places, key: str) -> None:
-    """A batch has asked for what this step has made."""
+def _folders(root: Path, oldest: float) -> list[Path]:
+    """Those of `root` that were used before `oldest`, and are not temporary."""
+    if not root.is_dir():
+        return []
+    found = [path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    return [path for path in found if path.stat().st_mtime < oldest]
+
+
+def used(made: Path) -> None:
+    """Somebody has asked for this folder: `prune` lets it live."""
     try:
-        os.utime(places.made(key))
-    except OSError:  # it was refused, and has made nothing
+        os.utime(made)
+    except OSError:  # its step was refused, and has made nothing
         return
 
 

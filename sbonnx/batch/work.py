@@ -23,6 +23,7 @@ from sbonnx.batch.outcomes import FILE, now, read_made, to_json
 from sbonnx.batch.publish import FILES, publish
 from sbonnx.batch.remote import localized
 from sbonnx.batch.steps import Given, calibrate_key, file_name, look_at, quantize_key, recipe_of, sketches_digest
+from sbonnx.batch.sweep import used
 from sbonnx.calib.counted import counting
 from sbonnx.calib.data import Dataset
 from sbonnx.calib.union import Course, Courses, observe_courses
@@ -159,6 +160,7 @@ def _calibrate(step: Step, places: Places, folder: Path, tell: Tell, threads: in
         raise DataError(f"the model, the data or a recipe of '{rows[0].job.name}' {SAYS_SO}")
     root = places.sketches(shared)
     root.mkdir(parents=True, exist_ok=True)
+    used(root)
     courses = Courses()
     by_graph: dict[int, Prepared] = {}
     names: dict[str, str] = {}
@@ -281,6 +283,7 @@ def _sketches(row: Wanted, places: Places) -> Path | None:
         found = root / (root / PLANS / row.plan).read_text()
     except (OSError, ValueError):
         return None
+    used(root)
     return found if found.is_dir() and found.parent == root else None
 
 

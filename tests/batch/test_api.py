@@ -127,12 +127,16 @@ def test_the_whole_of_it(place: Path) -> None:
 
     other = dataclasses.replace(jobs[0], overrides=(*FAST, ("OBSERVER", "percentile")))
     third = Begun()
+    sketches = list((place / "out" / ".sbonnx" / "sketches").iterdir())
+    for path in sketches:
+        os.utime(path, (time.time() - 60 * 86400,) * 2)
     changed = batch([other, *jobs[1:]], workers=2, output=place / "out", watch=third)
     assert [title for title in third.titles if title.startswith("quantize")] == ["quantize ort"]
     assert [row.up_to_date for row in changed.rows] == [False, True, True]
     new = [one for key, one in changed.steps.items() if key not in report.steps]
     assert len(new) == 2
     assert [one.counters.get("runs") for one in new] == [0, 0], "the sketches suffice"
+    assert sketches and all(path.stat().st_mtime > time.time() - 86400 for path in sketches), "used, and kept"
 
 
 def test_only_some_and_the_rest_later(place: Path) -> None:
@@ -333,9 +337,13 @@ def test_what_nobody_asks_for_any_more_goes_in_time(tmp_path: Path) -> None:
     places = Places(tmp_path)
     for key in ("k-a", "k-b"):
         os.utime(places.made(key), (time.time() - 31 * 86400,) * 2)
+    for name, days in (("old", 31), ("new", 29)):
+        places.sketches(name).mkdir(parents=True)
+        os.utime(places.sketches(name), (time.time() - days * 86400,) * 2)
     seen = Begun()
     play(wished(tmp_path, a), seen)
     assert seen.titles == []
+    assert [path.name for path in places.sketches("new").parent.iterdir()] == ["new"]
     assert places.made("k-a").is_dir()
     assert not places.made("k-b").exists()
     assert sorted(path.name for path in (tmp_path / ".sbonnx" / "steps").iterdir()) == ["k-a", "k-a.lock"]
