@@ -24,7 +24,7 @@ BARRED: Final = np.float32(3e38)
 MOST: Final = 1 << 22
 """Numbers that an output's steps may read in all: layers with over 700 inputs get fewer steps an input."""
 
-PART: Final = 1 << 24
+PART: Final = 1 << 22
 """Weights that are searched at a time: five arrays of that many numbers of four bytes."""
 
 
