@@ -151,8 +151,8 @@ def cifar_lines(reference: Reference, folder: Path, settings: Settings) -> list[
         told(lines, Line(f"{bits} nearest", calibrated(reference, folder, {**recipe, **NEAREST})))
         start, end = trained(reference, folder, recipe, "lsq", settings, AUGMENT)
         told(lines, Line(f"{bits} calibrated", start))
-        points = POINTS if bits == "w4a4" else None
-        told(lines, Line(f"{bits} trained (lsq)", end, None if points else start, points, MINUTES["cifar"]))
+        points = POINTS if bits == "w4a4" else None  # below that it is reported
+        told(lines, Line(f"{bits} trained (lsq)", end, None, points, MINUTES["cifar"]))
     return lines
 
 
