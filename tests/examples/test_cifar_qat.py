@@ -42,7 +42,7 @@ def test_one_epoch(example: ModuleType, pack: Path, tmp_path: Path, capsys: pyte
     assert re.search(r"^epoch 1: loss \d\.\d{4}$", said, re.MULTILINE) and "trained.onnx: " in said
     unseen = example.normalised(np.load(pack / "data" / "cifar_eval.npz")["X"][:100], example.MEAN, example.STD)
     found, wanted = scores(out, unseen), scores(model, unseen)
-    assert (found.argmax(1) == wanted.argmax(1)).mean() > 0.8
+    assert (found.argmax(1) == wanted.argmax(1)).mean() > 0.7
     assert not np.allclose(found, wanted, atol=1e-3)
 
 
