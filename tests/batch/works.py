@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sbonnx.batch.job import Job, Limits, Outcome, Places, Step, Tell
+from sbonnx.batch.job import BatchReport, Job, Limits, Outcome, Places, Step, Tell
 from sbonnx.batch.outcomes import now, to_json
 from sbonnx.errors import ModelError
 
@@ -199,3 +200,35 @@ DO: dict[str, Any] = {
     "slow": _slow,
     "sleep": _sleep,
 }
+
+
+class Begun:
+    """A watch that keeps the titles of what was begun."""
+
+    def __init__(self) -> None:
+        self.titles: list[str] = []
+        self.settled = 0
+        self.closed = 0
+
+    def begin(self, steps: Sequence[Step], settled: Mapping[str, Outcome]) -> None:
+        """See `Watch`."""
+        self.settled = len(settled)
+
+    def started(self, step: Step, attempt: int, where: str) -> None:
+        """See `Watch`."""
+        self.titles.append(step.title)
+
+    def told(self, step: Step, stage: str, done: int, total: int | None, memory: int) -> None:
+        """See `Watch`."""
+
+    def ended(self, step: Step, outcome: Outcome, *, again: bool) -> None:
+        """See `Watch`."""
+
+    def close(self) -> None:
+        """See `Watch`."""
+        self.closed += 1
+
+
+def statuses(report: BatchReport) -> dict[str, str]:
+    """How each job has ended, by name."""
+    return {row.job.name: row.outcome.status for row in report.rows}

