@@ -90,7 +90,7 @@ def _w8a8(backend: str) -> Table:
             "default": Way(start, main=True),
             "nearest, no correction": Way({**start, "BIAS_CORRECTION": "none"}, only=DEPTHWISE),
             "biases corrected": Way({**start, "BIAS_CORRECTION": "empirical"}, only=OTHERS),
-            "gptq": Way({**start, "rounding": "gptq"}, only=CONVS),
+            "gptq": Way({**start, "rounding": "gptq"}, main=True, only=CONVS),
             "gptq, SmoothQuant": Way({**start, "rounding": "gptq", "smooth_quant": True}, only=CONVS),
             "auto": Way({**start, "recipe": "auto"}, only=CONVS),
         },
