@@ -119,7 +119,7 @@ def _run(
         for unit, known in in_order(work, units, threads):
             for one in sums:
                 if one.tensor in known:
-                    one.add(np.asarray(known[one.tensor]), None, unit.index)
+                    one.add(np.asarray(known[one.tensor]), None, [unit.index])
             progress.advance(int(unit.closes))
 
 

@@ -148,10 +148,21 @@ class Watched:
     sums: MomentSums
     held: MomentSums | None = None
 
-    def add(self, value: Array, quantized: Array | None, sample: int) -> None:
-        """One sample."""
-        sums = self.held if self.held is not None and sample % HELD == HELD - 1 else self.sums
-        sums.add(value, quantized, sample=sample)
+    def add(self, value: Array, quantized: Array | None, samples: Sequence[int]) -> None:
+        """One sample, or several that lie along the leading axis."""
+        if self.held is None:
+            self.sums.add(value, quantized, sample=samples)
+            return
+        for sums, held in ((self.sums, False), (self.held, True)):
+            at = [place for place, sample in enumerate(samples) if (sample % HELD == HELD - 1) is held]
+            if at:
+                some = [samples[place] for place in at]
+                whole = len(some) == len(samples)
+                sums.add(
+                    value if whole else value[at],
+                    quantized if whole or quantized is None else quantized[at],
+                    sample=some,
+                )
 
     def moments(self, layer: Layer) -> Moments:
         """Of one of the layers, on all samples."""
@@ -174,9 +185,9 @@ class WatchedMeans:
     layers: list[Layer]
     sums: MeanSums
 
-    def add(self, value: Array, quantized: Array | None, sample: int) -> None:
-        """One sample."""
-        self.sums.add(value, quantized, sample=sample)
+    def add(self, value: Array, quantized: Array | None, samples: Sequence[int]) -> None:
+        """One sample, or several that lie along the leading axis."""
+        self.sums.add(value, quantized, sample=samples)
 
     def means(self, layer: Layer) -> Means:
         """Of one of the layers."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from sbonnx.calib.asym import Asym, measured_sites, quantized, quantized_reads, staged, uses_of
 from sbonnx.calib.fit import Fitter, Reconstruction
+from sbonnx.calib.grouped import grouped, width_for
 from sbonnx.calib.keeping import Keeper
 from sbonnx.calib.layers import Layer, Seen, in_budget, layers_of
 from sbonnx.calib.numbers import RoundSite, Walked
@@ -129,7 +130,7 @@ class _Walk:
         for unit in units if sums else ():
             for one in sums:
                 value = np.asarray(unit.feed[one.tensor])
-                one.add(value, self.fit.fake_quant(one.site, value), unit.index)
+                one.add(value, self.fit.fake_quant(one.site, value), [unit.index])
         self.fit.take(sums)
 
     # --- one stream --------------------------------------------------------------------------------
@@ -151,7 +152,7 @@ class _Walk:
                 for unit, known in in_order(work, units(), self.threads):
                     for one in sums:
                         if one.tensor in known:
-                            one.add(np.asarray(known[one.tensor]), None, unit.index)
+                            one.add(np.asarray(known[one.tensor]), None, [unit.index])
                     progress.advance(int(unit.closes))
             self.fit.take(sums)
 
@@ -176,6 +177,7 @@ class _Stages:
         with TensorStore(half) as floats, TensorStore(half) as codes:
             keepers = Keeper(self.segments, floats), Keeper(self.segments, codes)
             places: list[Unit] = []
+            width = width_for(self.walk.graph, self._looked_at(), units(), self.walk.device, self.walk.memory)
             for number, segment in enumerate(self.segments):
                 progress.state(
                     segment=(number + 1, len(self.segments)),
@@ -183,11 +185,15 @@ class _Stages:
                 )
                 sums = self.walk.fit.watch([one for one in self.walk.layers if one.tensor in segment.observed])
                 here = {name: sites[name] for name in segment.observed if name in sites}
-                some = units() if number == 0 else iter(places)
+                some = grouped(units(), width) if number == 0 else iter(places)
                 seen = self._stage(number, keepers, some, sums, here, progress)
                 if number == 0:
                     places = seen
                 self.walk.fit.take(sums)
+
+    def _looked_at(self) -> list[str]:
+        """Everything that stages look at."""
+        return list(dict.fromkeys(name for segment in self.segments for name in segment.observed))
 
     def _stage(
         self,
@@ -230,11 +236,12 @@ class _Stages:
                 _check_finite(rounded, wanted, unit)
                 for one in sums:
                     if one.name in fed:
-                        one.add(plain[one.tensor], fed[one.name], unit.index)
+                        one.add(plain[one.tensor], fed[one.name], [part.index for part in unit.members])
                 for key, sketch in sketches.items():
-                    sketch.observe(rounded[key[0]], unit.index, unit.samples)
-                places.append(Unit(unit.index, unit.where, {}, unit.samples, unit.closes))
-                progress.advance(int(unit.closes))
+                    for part, value in _by_sample(rounded[key[0]], unit):
+                        sketch.observe(value, part.index, part.samples)
+                places.append(unit.bare)
+                progress.advance(sum(part.closes for part in unit.members))
         self._measure(sketches, sites)
         return places
 
@@ -245,12 +252,21 @@ class _Stages:
                 self.walk.fit.numbers.measure(site, sketches[site.tensor, site.spec.axis])
 
 
+def _by_sample(value: Array, unit: Unit) -> Iterator[tuple[Unit, Array]]:
+    """Each sample of a unit, and its part of a tensor."""
+    if not unit.parts:
+        yield unit, value
+    for place, part in enumerate(unit.parts):
+        yield part, value[place : place + 1]
+
+
 def _check_finite(values: Mapping[str, Array], names: Sequence[str], unit: Unit) -> None:
     """Guard for what quantization broke."""
     for name in names:
         if name in values and values[name].dtype.kind == "f" and not np.isfinite(values[name]).all():
+            where = next(part.where for part, value in _by_sample(values[name], unit) if not np.isfinite(value).all())
             raise NumericError(
-                f"with everything before it quantized, '{name}' holds NaN or Inf on {unit.where}: "
+                f"with everything before it quantized, '{name}' holds NaN or Inf on {where}: "
                 "give the layers before it more bits, or round without inputs (W.ROUNDING: nearest)"
             )
 

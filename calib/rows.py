@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -65,12 +65,23 @@ class Rows:
     def _try(self, feed: Feed) -> bool:
         """Whether two rows together give what they give apart."""
         with LayerRunner(self._graph, device=self._device, threads=1) as run:
-            both = run({name: x[:2] for name, x in feed.items()})
-            try:
-                each = [run({name: x[row : row + 1] for name, x in feed.items()}) for row in (0, 1)]
-            except DataError:  # a batch of one does not run: the axis is no batch
-                return False
-        return all(_same(both[name], [part[name] for part in each]) for name in both)
+            return treats_apart(run, [{name: x[row : row + 1] for name, x in feed.items()} for row in (0, 1)])
+
+
+def treats_apart(run: LayerRunner, feeds: Sequence[Feed], names: Sequence[str] | None = None) -> bool:
+    """Whether single samples together, along the leading axis, give what they give apart.
+
+    Args:
+        feeds: of samples of one size.
+        names: outputs to look at; None: all.
+    """
+    together = {name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0]}
+    try:
+        both = run.run(together, names)
+        each = [run.run(feed, names) for feed in feeds]
+    except DataError:  # one of them does not run: the axis is no batch
+        return False
+    return all(_same(both[name], [part[name] for part in each]) for name in both)
 
 
 def _same(both: object, parts: list[object]) -> bool:
@@ -92,4 +103,4 @@ def _leading(feed: Feed) -> int:
     return next((int(x.shape[0]) for x in feed.values() if x.ndim), 1)
 
 
-__all__ = ["SAME", "Rows", "Unit"]
+__all__ = ["SAME", "Rows", "Unit", "treats_apart"]

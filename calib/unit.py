@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sbonnx.calib.readers import Feed
 
@@ -17,6 +17,7 @@ class Unit:
         feed: arrays by input name.
         samples: how many samples it holds.
         closes: whether it is the last of its feed.
+        parts: the samples of a group, without their feeds; see `sbonnx.calib.grouped`.
     """
 
     index: int
@@ -24,3 +25,14 @@ class Unit:
     feed: Feed
     samples: int = 1
     closes: bool = True
+    parts: tuple[Unit, ...] = ()
+
+    @property
+    def members(self) -> tuple[Unit, ...]:
+        """The samples of a group; of any other unit, itself."""
+        return self.parts or (self,)
+
+    @property
+    def bare(self) -> Unit:
+        """The same without its feed."""
+        return replace(self, feed={})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -54,13 +55,13 @@ class MeanSums:
         self._planes: list[Array] = []
         self._count = 0
 
-    def add(self, x: Array, quantized: Array | None = None, *, sample: int) -> None:
-        """Take in what the op reads for one sample. The arrays may be reused afterwards.
+    def add(self, x: Array, quantized: Array | None = None, *, sample: int | Sequence[int]) -> None:
+        """Take in what the op reads for one sample, or several. The arrays may be reused afterwards.
 
         Args:
             x: the op's input in the float network, of any float type; ids for an embedding.
             quantized: the same in the quantized network, where there are two streams.
-            sample: its number, which means do not depend on.
+            sample: its number, or theirs, which means do not depend on.
 
         Raises:
             ValueError: one stream in place of two or two of one, streams of two shapes, or an input that the op

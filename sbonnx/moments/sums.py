@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, final
 
@@ -59,13 +60,13 @@ class MomentSums:
         self._count = 0
         self._moments: Moments | None = None
 
-    def add(self, x: Array, quantized: Array | None = None, *, sample: int) -> None:
-        """Take in what the op reads for one sample. The arrays may be reused afterwards.
+    def add(self, x: Array, quantized: Array | None = None, *, sample: int | Sequence[int]) -> None:
+        """Take in what the op reads for one sample, or several. The arrays may be reused afterwards.
 
         Args:
             x: the op's input in the float network, of any float type; ids for an embedding.
             quantized: the same in the quantized network, where there are two streams.
-            sample: number of the sample, for the picks.
+            sample: number of the sample, for the picks; or those of samples that lie along the leading axis.
 
         Raises:
             ValueError: one stream in place of two or two of one, streams of two shapes, an input that the op cannot
@@ -75,7 +76,7 @@ class MomentSums:
         if self._moments is not None or len(streams) != self._streams or streams[-1].shape != x.shape:
             raise ValueError(f"{[stream.shape for stream in streams]} do not fit these moments, or these were taken")
         count = self._geometry.count(x.shape)
-        picks = self._picks(count, sample)
+        picks = self._picks(count, [sample] if isinstance(sample, int) else sample)
         if self._layout.op not in EMBEDDING and self._by_lags(x.shape, count if picks is None else len(picks)):
             self._count += count
             self._slide(tuple(np.asarray(stream, np.float32) for stream in streams))
@@ -121,12 +122,14 @@ class MomentSums:
             self._moments = Moments(self._layout, self._count, a, b, c, means[0], means[-1])
         return self._moments
 
-    def _picks(self, count: int, sample: int) -> Array | None:
-        """Indices of the rows wanted, rising; None where all are."""
-        if self._rows_a_sample is None or self._rows_a_sample >= count:
+    def _picks(self, count: int, samples: Sequence[int]) -> Array | None:
+        """Indices of the rows wanted among `count`, rising; None where all are."""
+        each = count // len(samples)
+        wanted = self._rows_a_sample
+        if wanted is None or wanted >= each:
             return None
-        generator = np.random.default_rng((self._seed, sample))
-        return np.sort(generator.choice(count, self._rows_a_sample, replace=False, shuffle=False))
+        found = [_picked(each, wanted, self._seed, sample) for sample in samples]
+        return np.concatenate([some + number * each for number, some in enumerate(found)])
 
     def _by_lags(self, shape: tuple[int, ...], rows: int) -> bool:
         """Whether sums by lags over all of an input are no more work than products of so many of its rows."""
@@ -176,6 +179,15 @@ def bytes_for(layout: Layout, two_streams: bool) -> int:
     places = 3 * 8 * math.prod(layout.shape[2:]) if layout.op in CONVOLUTIONS else 0
     rows = 4 * width * rows_at_once(width, WAITING) + (3 * 4 * width + places) * rows_at_once(width)
     return matrix * (6 if two_streams else 2) + rows * (2 if two_streams else 1)
+
+
+@lru_cache(maxsize=2048)
+def _picked(count: int, wanted: int, seed: int, sample: int) -> Array:
+    """Indices of the rows of one sample, rising: the same for all layers with as many."""
+    generator = np.random.default_rng((seed, sample))
+    found = np.sort(generator.choice(count, wanted, replace=False, shuffle=False))
+    found.setflags(write=False)
+    return found
 
 
 @lru_cache(maxsize=64)

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sbonnx.moments import Moments, MomentSums, bytes_for, products
@@ -139,6 +139,25 @@ def test_picks(case: Linear, rows: int, seed: int) -> None:
     assert found.rows == 3 * min(rows, count)
     np.testing.assert_allclose(found.b, x.swapaxes(1, 2) @ quantized, rtol=0, atol=1e-5 * max(np.abs(found.b).max(), 1))
     np.testing.assert_allclose(found.mean, x.mean(axis=1), rtol=0, atol=1e-5)
+
+
+@settings(max_examples=40)
+@given(linear_ops(), st.sampled_from([None, 1, 3]))
+def test_samples_side_by_side(case: Linear, rows: int | None) -> None:
+    """Samples that lie along the leading axis are taken as if they came one by one, with the same picks."""
+    samples = [inputs_of(case, i) for i in range(3)]
+    assume(case.op in ("Conv", "ConvTranspose", "Gemm") and not case.geometry.transposed)
+    apart, together = (sums_of(case, "by rows", rows_a_sample=rows, seed=1) for _ in range(2))
+    for number, sample in enumerate(samples):
+        apart.add(*sample, sample=number)
+    together.add(*(np.concatenate([sample[i] for sample in samples]) for i in (0, 1)), sample=[0, 1, 2])
+    one, other = apart.moments(), together.moments()
+    assert one.rows == other.rows
+    for name in ("a", "b", "c", "mean", "mean_quantized"):
+        expected = getattr(one, name)
+        np.testing.assert_allclose(
+            getattr(other, name), expected, rtol=1e-5, atol=1e-5 * max(np.abs(expected).max(), 1)
+        )
 
 
 def test_all_rows_are_taken_where_lags_are_less_work_than_a_few() -> None:
