@@ -148,6 +148,12 @@ INTEGER_OPS: Final = frozenset(
 )
 """Ops of a model that was quantized before, in a form without Q/DQ."""
 
+INTEGER_CONVOLUTIONS: Final = frozenset({"QLinearConv", "ConvInteger"})
+"""Of those, the ones whose weight has its output channels first; the others have them last."""
+
+UNPACKS: Final = frozenset({"Cast", "Sub"})
+"""What makes codes of bytes of constants stored in fewer bits; runtimes compute it once, as they open the file."""
+
 INTEGER_ON_CPU: Final = (
     (frozenset(LINEAR) - {"ConvTranspose"})
     | (MOVES_DATA - {"SpaceToDepth", "GatherND", "Expand", "Identity"})

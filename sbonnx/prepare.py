@@ -32,6 +32,7 @@ from sbonnx.errors import ModelError
 from sbonnx.graph import Graph, edit, query
 from sbonnx.plan import Plan, Site, Solution, make
 from sbonnx.recipe import Recipe
+from sbonnx.recipe.schemes import is_per_channel
 from sbonnx.report import Fired, Refusal
 from sbonnx.rounding import make_rounder
 from sbonnx.spec import Array, QParams
@@ -307,7 +308,7 @@ def equalization_of(recipe: Recipe) -> Equalization:
         absorb_bias=wishes.absorb_bias,
         smooth=smooth,
         split=wishes.split_channels,
-        per_channel=recipe.w.qscheme.startswith("per-channel-"),
+        per_channel=is_per_channel(recipe.w.qscheme),
         bits=recipe.w.quantizer.bit,
     )
 

@@ -24,6 +24,12 @@ Kind = Literal["int", "fp8"]
 MIN_SCALE: Final = float(np.float32(2.0**-126))
 """Smallest normal float32: a smaller scale would be a denormal, which runtimes flush to 0."""
 
+PAIR_LIMIT: Final = (1 << 15) - 1
+"""Where VPMADDUBSW saturates: the sum of two products of neighbours."""
+
+SAFE_CODE: Final = PAIR_LIMIT // (2 * 255)
+"""The largest weight code with which no two neighbours can pass `PAIR_LIMIT`: 64, what reduce_range keeps to."""
+
 MIN_SCALE_FP16: Final = 2.0**-14
 """Smallest normal float16, the floor where the scale is stored in half precision."""
 

@@ -10,7 +10,7 @@ from sbonnx.graph import Graph, query
 from sbonnx.ops import MATRIX_PRODUCTS
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.limits import FLOAT
-from sbonnx.recipe.resolve import FULL_BITS
+from sbonnx.recipe.schemes import FULL_BITS, is_per_channel
 
 BATCH_NORM: Final = "BatchNormalization"
 LOW_BITS: Final = 4
@@ -69,7 +69,7 @@ class Situation:
     @property
     def per_channel(self) -> bool:
         """Whether weights have a scale a channel."""
-        return self.recipe.w.qscheme.startswith("per-channel-")
+        return is_per_channel(self.recipe.w.qscheme)
 
 
 @dataclass(frozen=True)

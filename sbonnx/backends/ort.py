@@ -16,6 +16,7 @@ from sbonnx.backends.ort_codes import pad_codes
 from sbonnx.backends.ort_costs import load_costs
 from sbonnx.backends.ort_stems import widen_stems
 from sbonnx.backends.ort_sums import write_sums
+from sbonnx.backends.ort_zeros import centre_weights
 from sbonnx.graph import Graph, Node, query
 from sbonnx.ops import ADDS, CONCATS, MULTIPLIES, PADS, PICKS_MAX, POOLS, RECTIFIERS, RESIZES
 from sbonnx.runtime import version
@@ -123,7 +124,8 @@ def has_two_bits() -> bool:
 
 def legalise(graph: Graph) -> list[str]:
     """Rewrite what onnxruntime runs slowly, with the same numbers. In place; returns what was done."""
-    return [*clip_codes(graph), *pad_codes(graph), *align(graph), *widen_stems(graph), *write_sums(graph)]
+    steps = (centre_weights, clip_codes, pad_codes, align, widen_stems, write_sums)
+    return [change for step in steps for change in step(graph)]
 
 
 def no_kernel(node: Node) -> str | None:

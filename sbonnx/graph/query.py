@@ -11,6 +11,7 @@ import onnx
 
 from sbonnx.errors import ModelError
 from sbonnx.graph.model import Body, Constant, Node, Tensor, Variable
+from sbonnx.ops import UNPACKS
 
 Array = npt.NDArray[Any]
 
@@ -59,6 +60,31 @@ def constant(tensor: Tensor | None) -> Array | None:
     stored = tensor._values  # `values` would cache what is loaded in the tensor
     value: Array = stored if isinstance(stored, np.ndarray) else stored.load()
     return value
+
+
+def packed(tensor: Tensor) -> Constant | None:
+    """The constant behind codes that are stored in few bits: past Cast, and past Sub of another constant, or none.
+
+    A tensor that is constant itself is its own.
+    """
+    node = producer(tensor)
+    while node is not None and node.op in UNPACKS and all(packed(one) is not None for one in node.inputs[1:]):
+        tensor = node.inputs[0]
+        node = producer(tensor)
+    return tensor if isinstance(tensor, Constant) else None
+
+
+def unpacked(tensor: Tensor) -> Array | None:
+    """The value of a constant tensor, or of one that Cast and Sub make of constants; None of any other."""
+    node = producer(tensor)
+    if node is None or node.op not in UNPACKS:
+        return constant(tensor)
+    values = [value for value in map(unpacked, node.inputs) if value is not None]
+    if len(values) < len(node.inputs):
+        return None
+    if node.op == "Sub":
+        return np.asarray(values[0] - values[1])
+    return values[0].astype(onnx.helper.tensor_dtype_to_np_dtype(int(node.attrs["to"])))
 
 
 def producer(tensor: Tensor) -> Node | None:

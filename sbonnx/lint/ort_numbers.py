@@ -12,7 +12,7 @@ from sbonnx.graph import query
 from sbonnx.lint import ort_read as read
 from sbonnx.lint.ort_read import Weighted
 from sbonnx.lint.view import Quantizer, View
-from sbonnx.spec import MIN_SCALE, Array
+from sbonnx.spec import MIN_SCALE, SAFE_CODE, Array
 
 Found = Iterator[tuple[str, str, str]]
 
@@ -20,12 +20,6 @@ BIAS_TOLERANCE: Final = 1e-3
 """How far a bias scale may be from the product of the other two, relative: what float16 keeps."""
 
 EIGHT_BITS: Final = frozenset({"int8", "uint8"})
-
-PAIR_LIMIT: Final = (1 << 15) - 1
-"""Where VPMADDUBSW saturates: the sum of two products of neighbours."""
-
-SAFE_CODE: Final = PAIR_LIMIT // (2 * 255)
-"""The largest weight code with which no two neighbours can pass `PAIR_LIMIT`: 64, what reduce_range keeps to."""
 
 
 def bad_scale(view: View) -> Found:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from sbonnx.graph import Body, Constant, Graph, Node, Tensor, query
-from sbonnx.ops import DEQUANTIZE, LINEAR, MOVES_DATA, PICKS_MAX, QDQ, QUANTIZE
+from sbonnx.ops import DEQUANTIZE, LINEAR, MOVES_DATA, PICKS_MAX, QDQ, QUANTIZE, UNPACKS
 from sbonnx.spec import Array
 
 COMMUTES: Final = MOVES_DATA | PICKS_MAX
@@ -215,13 +215,13 @@ class View:
         )
 
     def value(self, tensor: Tensor | None) -> Array | None:
-        """The values of a constant, looked at through one Cast or Identity; None where it is computed."""
+        """The values of a constant, looked at through one Identity, Cast and Sub; None where it is computed."""
         if tensor is None:
             return None
         node = query.producer(tensor)
-        if node is not None and node.op in RENAMES and node.inputs:
+        if node is not None and node.op == "Identity":
             tensor = node.inputs[0]
-        return query.constant(tensor)
+        return query.unpacked(tensor)
 
     def producer(self, tensor: Tensor) -> Node | None:
         """The node that computes a tensor."""
@@ -273,7 +273,7 @@ class View:
         if isinstance(tensor, Constant):
             return True
         node = query.producer(tensor)
-        if node is None or node.op not in QDQ | COMMUTES | RENAMES:
+        if node is None or node.op not in QDQ | COMMUTES | RENAMES | UNPACKS:
             return False
         needed = node.inputs[:1] if node.op in QDQ else [one for one in node.inputs if not one.is_empty()]
         return bool(needed) and all(self.is_constant(one) for one in needed)

@@ -16,8 +16,9 @@ from sbonnx.plan.survey import Survey
 from sbonnx.plan.types import Plan, Site
 from sbonnx.plan.wishes import Wishes
 from sbonnx.recipe import Recipe
-from sbonnx.recipe.resolve import UNIFORM, tensor_hit
+from sbonnx.recipe.resolve import tensor_hit
 from sbonnx.recipe.rounding import AUTO
+from sbonnx.recipe.schemes import UNIFORM
 from sbonnx.report import Refusal
 from sbonnx.rounding import ROUNDERS
 

@@ -32,6 +32,7 @@ from sbonnx.qat.loop import Trained
 from sbonnx.qat.losses import Loss, distillation, with_divergence
 from sbonnx.qat.module import float_twin, keep_source, origin_of, source_of, trainable
 from sbonnx.qat.settings import Settings
+from sbonnx.recipe.names import BY_WIDTH
 from sbonnx.report import Report
 
 DEFAULT: Final = "lsq"
@@ -79,6 +80,8 @@ def prepare(
         SbonnxError: one of its kinds; see `sbonnx.quantize`, `trainable` and `add_adapters`.
     """
     wishes, rules = read_recipe(recipe, backend, overrides)
+    if wishes.w.qscheme == BY_WIDTH:  # what learns scales learns them about 0
+        wishes, rules = read_recipe(wishes, None, {"w_qscheme": "per-channel-symmetric"})
     if wishes.mode != "static":
         raise RecipeError(
             f"MODE: {wishes.mode} has no ranges of activations to train: leave MODE out, and say bits: w4a0 for "

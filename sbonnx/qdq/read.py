@@ -72,6 +72,21 @@ def _spec(zero: Array, node: Node, axis: int | None, scheme: str | None) -> Quan
     return QuantSpec(bits=bits, signed=signed, symmetric=symmetric, axis=axis, block_size=block)
 
 
+def _untaken(codes: Array | None, zero: Array, spec: QuantSpec) -> Array:
+    """The zero points that were taken into stored codes (`sbonnx.backends.ort_zeros`); `zero` where none were.
+
+    Any with which the codes fit the width mean the same values: those with which each channel begins at the lowest.
+    """
+    if codes is None or spec.block_size or not codes.size:
+        return zero
+    others = tuple(axis for axis in range(codes.ndim) if axis != spec.axis)
+    low, high = (np.asarray(end(codes, axis=others), np.int64).reshape(zero.shape) for end in (np.min, np.max))
+    beyond = (low < spec.qmin) | (high > spec.qmax)
+    if not beyond.any() or (high - low > spec.qmax - spec.qmin).any():
+        return zero
+    return np.where(beyond, spec.qmin - low, 0).astype(spec.dtype)
+
+
 def _read_one(node: Node, scheme: str | None) -> Pair | None:
     numbers = _numbers(node)
     kind = "" if numbers is None else str(numbers[1].dtype)
@@ -86,6 +101,8 @@ def _read_one(node: Node, scheme: str | None) -> Pair | None:
     spec = _spec(zero, node, axis, scheme)
     zero_point = zero.astype(spec.dtype).reshape(scale.shape)
     tensor, codes = source_of(node)
+    if codes and not spec.symmetric and not zero.any():
+        zero_point = _untaken(query.unpacked(node.inputs[0]), zero_point, spec)
     return Pair(
         node=node.name,
         source=tensor.name,

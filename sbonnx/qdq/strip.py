@@ -21,9 +21,10 @@ STORED = ("_quantized", "_rounded")
 def source_of(dequantize: Node) -> tuple[Tensor, bool]:
     """The tensor a pair starts from, past its QuantizeLinear and our clip, and whether it holds codes."""
     tensor = dequantize.inputs[0]
+    stored = query.packed(tensor)
+    if stored is not None:
+        return stored, True
     producer = query.producer(tensor)
-    if producer is not None and producer.op == "Cast" and isinstance(producer.inputs[0], Constant):
-        return producer.inputs[0], True  # codes of few bits, stored in fewer
     if producer is not None and producer.op in BOUNDS and BITS in producer.attrs:
         producer = query.producer(producer.inputs[0])
     if producer is None or producer.op not in QUANTIZE:
@@ -96,7 +97,7 @@ class _Strip:
         """What the readers of a DequantizeLinear read instead, or None where it has to stay."""
         tensor, codes = source_of(node)
         if codes:
-            value = query.constant(tensor)
+            value = query.unpacked(node.inputs[0])
             floats = None if value is None else dequantized(node, value)
             return None if floats is None else self.constant(node, tensor, floats)
         if isinstance(tensor, Constant):

@@ -9,6 +9,7 @@ from sbonnx.spec import Kind
 
 Backend = Literal["virtual", "onnxruntime", "tensorrt"]
 Scheme = Literal["per-tensor-symmetric", "per-tensor-affine", "per-channel-symmetric", "per-channel-affine"]
+WeightScheme = Literal["auto", Scheme]
 SideName = Literal["w", "a"]
 Place = Literal["", "first", "last"]
 Granularity = Literal["auto", "whole", "budget", "layer"]
@@ -25,6 +26,10 @@ VERSIONED: Final = tuple(f"tensorrt@{version}" for version in VERSIONS)
 
 DTYPES: Final[tuple[Kind, ...]] = get_args(Kind)
 SCHEMES: Final[tuple[str, ...]] = get_args(Scheme)
+BY_WIDTH: Final = "auto"
+"""The scheme of weights that goes by their width: see `sbonnx.recipe.resolve.Settings.of_bits`."""
+
+WEIGHT_SCHEMES: Final = (*SCHEMES, BY_WIDTH)
 
 QUANTIZERS: Final = ("uniform", "dorefa", "lsq", "lsq+", "pact", "adaround")
 """The ancestor's quantizer types. Others may be plugged in: `Recipe.check_types` knows what exists."""

@@ -9,8 +9,10 @@ from typing import Any, Final
 
 from sbonnx.recipe.limits import FLOAT, STATIC, check_bits, check_scheme
 from sbonnx.recipe.matching import Matcher, matcher
+from sbonnx.recipe.names import BY_WIDTH
 from sbonnx.recipe.problem import UNSAID, Path, Wrong, key_path, likest, nearest, one_of
 from sbonnx.recipe.rounding import AUTO, ScaleName, ScaleWish
+from sbonnx.recipe.schemes import FULL_BITS, UNIFORM, is_per_channel, is_symmetric
 from sbonnx.recipe.sections import (
     ActivationChange,
     ActivationObserver,
@@ -26,12 +28,6 @@ from sbonnx.spec import Kind
 Observer = WeightObserver | ActivationObserver
 
 NEAREST: Final = "nearest"
-
-FULL_BITS: Final = 8
-"""From this width on the nearest codes are good: below, roundings that see inputs are the default."""
-
-UNIFORM: Final = "uniform"
-"""The ancestor's name of plain quantization, whose rounding is W.ROUNDING's."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +49,7 @@ class Settings:
         rounding: name of the rounding of a weight, or "auto".
         rounding_arguments: keyword arguments for it, or for the one that "auto" may choose.
         rounding_scale: where the scales of a weight come from, or "auto".
+        by_width: `symmetric` goes by the width.
     """
 
     enabled: bool
@@ -70,6 +67,12 @@ class Settings:
     rounding: str = AUTO
     rounding_arguments: Mapping[str, float | str | bool] = field(default_factory=dict)
     rounding_scale: ScaleWish = AUTO
+    by_width: bool = False
+
+    def of_bits(self, bits: int, why: str) -> Settings:
+        """The same at another width, 0 for float, because of the key `why`."""
+        symmetric = is_symmetric(BY_WIDTH, bits, self.quantizer) if self.by_width else self.symmetric
+        return replace(self, bits=bits, enabled=bits != FLOAT, why=why, dtype="int", symmetric=symmetric)
 
     @property
     def rounds_by_inputs(self) -> bool:
@@ -204,8 +207,8 @@ class Part:
         return Settings(
             enabled=not self.is_float,
             bits=keys.quantizer.bit,
-            symmetric=keys.qscheme.endswith("-symmetric"),
-            per_channel=keys.qscheme.startswith("per-channel-"),
+            symmetric=is_symmetric(keys.qscheme, keys.quantizer.bit, keys.quantizer.type),
+            per_channel=is_per_channel(keys.qscheme),
             quantizer=keys.quantizer.type,
             observer=keys.observer.type,
             observer_arguments={} if arguments is None else arguments(keys.observer),
@@ -214,6 +217,7 @@ class Part:
             layout=keys.observer.layout if isinstance(keys.observer, ActivationObserver) else "NCHW",
             dtype=keys.quantizer.dtype,
             block_size=_block_size(keys),
+            by_width=keys.qscheme == BY_WIDTH,
             **_rounding(keys),
         )
 

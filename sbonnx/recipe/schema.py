@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal, final
 
@@ -29,6 +28,7 @@ from sbonnx.recipe.resolve import (
     tensor_hit,
     unmatched_problems,
 )
+from sbonnx.recipe.schemes import is_per_channel
 from sbonnx.recipe.sections import (
     Activations,
     QuantizeInputsOf,
@@ -227,7 +227,7 @@ class Recipe(Section):
         yield from limits.check_ends(self.backend, "LAST_BITS", self.last_bits, self.mode)
         yield from limits.check_precision(self.backend, self.version, self.high_precision)
         yield from types.problems(self, self._parts)
-        if self.schedule.bn_tuning and not self.w.qscheme.startswith("per-channel-"):
+        if self.schedule.bn_tuning and not is_per_channel(self.w.qscheme):
             wanted = "must be per-channel-symmetric or per-channel-affine when SCHEDULE.BN_TUNING is true"
             yield Wrong(wanted, path=("W", "QSCHEME"), value=self.w.qscheme)
 
@@ -246,7 +246,7 @@ class Recipe(Section):
         """Whether the rounding of some weight looks at what its layer meets."""
         wished = [part.settings for part in self._parts if part.side == "W"]
         ends = [ends.w for ends in (self.first_bits, self.last_bits) if ends.w is not None]
-        wished += [replace(wished[0], bits=bits, enabled=bits != limits.FLOAT) for bits in ends]
+        wished += [wished[0].of_bits(bits, wished[0].why) for bits in ends]
         return any(one.enabled and one.rounds_by_inputs for one in wished)
 
     def corrects_biases(self, *, depthwise: bool) -> bool:
@@ -289,7 +289,7 @@ class Recipe(Section):
         if bits is None or whole.is_float:
             return whole.settings
         why = f"{place.upper()}_BITS.{whole.side}"
-        return replace(whole.settings, bits=bits, enabled=bits != limits.FLOAT, why=why, dtype="int")
+        return whole.settings.of_bits(bits, why)
 
     def fixed_range(self, tensor: str) -> tuple[float, float] | None:
         """The range of `tensor` fixed in RANGES, or None. The first pattern that matches wins."""

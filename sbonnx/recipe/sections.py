@@ -139,10 +139,13 @@ _SPECIFIC = ("other values for some nodes or tensors; the first match wins", "li
 class _WeightSettings(Section):
     """What can be said of all weights or of some."""
 
-    qscheme: values.SchemeName = key(
+    qscheme: values.WeightSchemeName = key(
         "per-channel-symmetric",
         _SCHEME,
-        "per-channel-symmetric, per-channel-affine, per-tensor-symmetric, per-tensor-affine; tensorrt: symmetric ones",
+        "per-channel-symmetric, per-channel-affine, per-tensor-symmetric, per-tensor-affine; tensorrt: symmetric ones; "
+        "onnxruntime: auto: per-channel-affine below 8 bits (but for quantizers that learn), else "
+        "per-channel-symmetric",
+        shown="per-channel-symmetric; onnxruntime: auto",
     )
     block_size: values.BlockSize = key(
         values.NO_BLOCKS,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sbonnx.backends.tensorrt_profiles import INT4_BITS, INT4_BLOCKS, PROFILES, VERSIONS
 from sbonnx.recipe import names
 from sbonnx.recipe.problem import Path, Wrong, one_of
+from sbonnx.recipe.schemes import is_per_channel
 from sbonnx.spec import FP8, FP8_BITS
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def _blocks(part: Part, recipe: Recipe) -> Iterator[Wrong]:
         yield Wrong("is for weights of 4 bits on tensorrt: use none, or BIT: 4", path=path, value=size)
     elif recipe.backend == TENSORRT and size not in INT4_BLOCKS:
         yield Wrong(f"must be {one_of(map(str, INT4_BLOCKS))} for the backend tensorrt", path=path, value=size)
-    elif not part.keys.qscheme.startswith("per-channel-"):
+    elif not is_per_channel(part.keys.qscheme):
         text = "must be per-channel-symmetric or per-channel-affine with BLOCK_SIZE"
         yield Wrong(text, path=(*part.path, "QSCHEME"), value=part.keys.qscheme)
 

@@ -344,6 +344,9 @@ BlockSize = Annotated[
 ]
 BackendName = Annotated[names.Backend, BeforeValidator(choice(names.BACKENDS)), schema(names.BACKENDS)]
 SchemeName = Annotated[names.Scheme, BeforeValidator(choice(names.SCHEMES)), schema(names.SCHEMES)]
+WeightSchemeName = Annotated[
+    names.WeightScheme, BeforeValidator(choice(names.WEIGHT_SCHEMES)), schema(names.WEIGHT_SCHEMES)
+]
 Distribution = Annotated[str, BeforeValidator(choice(names.DISTRIBUTIONS)), schema(names.DISTRIBUTIONS)]
 Layout = Annotated[str, BeforeValidator(choice(names.LAYOUTS)), schema(names.LAYOUTS)]
 Device = Annotated[

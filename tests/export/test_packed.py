@@ -15,7 +15,9 @@ from onnx import TensorProto, numpy_helper
 from sbonnx import graph as graphs
 from sbonnx import qdq
 from sbonnx.export.packed import WORTH, pack
-from sbonnx.graph import query
+from sbonnx.graph import Node, query
+from sbonnx.ops import DEQUANTIZE, INTEGER_OPS
+from sbonnx.plan import Solution
 from sbonnx.prepare import Prepared
 from sbonnx.spec import Array
 from tests.export.writing import kernels, ops, prepared, solved, sqnr, written
@@ -41,12 +43,11 @@ def net(opset: int = 17) -> onnx.ModelProto:
     return model(NET, opset=opset, **shapes)
 
 
-def made(**wishes: object) -> tuple[Prepared, dict[str, Array], onnx.ModelProto]:
-    """What was planned, the codes of the weights by key, and the file."""
+def made(**wishes: object) -> tuple[Prepared, Solution, onnx.ModelProto]:
+    """What was planned, the numbers, and the file."""
     ready = prepared(net(), **{"w.rounding.type": "nearest", "kernel_costs": "none", **wishes})
     solution = solved(ready, DATA)
-    codes = {site.key: solution.codes[site.key] for site in ready.plan.of_role("weight")}
-    return ready, codes, written(ready, solution)[0]
+    return ready, solution, written(ready, solution)[0]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_integer_kernels_at_every_width(bits: str, scheme: str) -> None:
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 8])
 def test_the_file_holds_the_codes_in_few_bits(bits: int) -> None:
-    ready, codes, proto = made(bits=f"w{bits}a8")
+    ready, solution, proto = made(bits=f"w{bits}a8", w_qscheme="per-channel-symmetric")
     stored = {tensor.name: tensor for tensor in proto.graph.initializer if "_packed" in tensor.name}
     assert len(stored) == (2 if bits <= 4 else 0)  # the classifier's 320 weights are not worth a Cast
     assert all(tensor.data_type == TensorProto.INT4 for tensor in stored.values())
@@ -75,19 +76,62 @@ def test_the_file_holds_the_codes_in_few_bits(bits: int) -> None:
     for site in ready.plan.of_role("weight"):
         (pair,) = (pair for name, pair in pairs.items() if name.startswith(site.tensor))
         values = {tensor.name: tensor for tensor in proto.graph.initializer}[pair.source]
-        np.testing.assert_array_equal(numpy_helper.to_array(values).astype(np.int8), codes[site.key].astype(np.int8))
+        wanted = solution.codes[site.key].astype(np.int8)
+        np.testing.assert_array_equal(numpy_helper.to_array(values).astype(np.int8), wanted)
         assert pair.qparams.spec.bits == bits
 
 
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+def test_zero_points_go_into_codes_and_out_of_what_is_stored(bits: int, form: str) -> None:
+    ready, solution, proto = made(bits=f"w{bits}a8", format=form)
+    stored = [tensor for tensor in proto.graph.initializer if "_packed" in tensor.name]
+    assert [tensor.data_type for tensor in stored] == [TensorProto.INT4] * (2 if bits <= 4 else 0)
+    graph, readers = graphs.load(proto), DEQUANTIZE | INTEGER_OPS
+    read = [query.unpacked(tensor) for node in graph.nodes if node.op in readers for tensor in node.inputs]
+    for site in (site for site in ready.plan.of_role("weight") if site.tensor in ("w1", "w2")):
+        zeros = solution.qparams[site.key].zero_point
+        assert zeros.any()
+        about_zero = solution.codes[site.key].astype(np.int8) - zeros.reshape(-1, 1, 1, 1)
+        assert any(one is not None and np.array_equal(one, about_zero) for one in read), site.key
+
+
+@pytest.mark.parametrize("form", ["qdq", "qoperator"])
+@pytest.mark.parametrize("bits", [2, 4, 6])
+def test_what_is_read_back_has_the_width_and_the_values(bits: int, form: str) -> None:
+    ready, solution, proto = made(bits=f"w{bits}a8", format=form)
+    graph = graphs.load(proto)
+    qdq.unfold(graph)
+    pairs = {pair.node: pair for pair in qdq.read(graph) if pair.codes}
+    nodes = query.node_by_name(graph)
+    values = {name: values_of(nodes[name]) for name in pairs}
+    for site in (site for site in ready.plan.of_role("weight") if site.tensor in ("w1", "w2")):
+        wanted = solution.qparams[site.key].dequantize(solution.codes[site.key])
+        (name,) = (name for name, found in values.items() if np.array_equal(found, wanted))
+        qparams = pairs[name].qparams
+        if form == "qdq":  # integer ops say no width
+            assert qparams.spec.bits == bits and not qparams.spec.symmetric
+        np.testing.assert_array_equal(qparams.dequantize(qparams.quantize(wanted)), wanted)
+
+
+def values_of(node: Node) -> Array:
+    """What a DequantizeLinear of constants gives."""
+    codes, scale, zero = (query.unpacked(tensor) for tensor in node.inputs)
+    assert codes is not None and scale is not None and zero is not None
+    shape = [-1] + [1] * (codes.ndim - 1) if scale.ndim else []
+    steps = (codes.astype(np.int32) - zero.astype(np.int32).reshape(shape)).astype(np.float32)
+    return np.asarray(steps * scale.reshape(shape))
+
+
 def test_strip_finds_the_weights_behind_a_cast() -> None:
-    ready, codes, proto = made(bits="w4a4")
+    ready, solution, proto = made(bits="w4a4")
     graph = graphs.load(proto)
     assert qdq.strip(graph)
     assert not any(node.op in ("Cast", "Clip", "QuantizeLinear", "DequantizeLinear") for node in graph.nodes)
     assert sorted(node.op for node in graph.nodes) == sorted(node.op for node in ready.graph.nodes)
     weight = query.constant(query.tensors_by_name(graph)["w2"])
-    assert weight is not None and len(np.unique(weight[0])) <= 15
-    assert set(codes) >= {"w2"}
+    assert weight is not None and len(np.unique(weight[0])) <= 16
+    assert "w2" in solution.codes
 
 
 @pytest.mark.parametrize("bits", ["w8a16", "w4a16"])
@@ -102,9 +146,17 @@ def test_activations_of_two_bytes_run_in_float(bits: str) -> None:
 def test_integer_ops_read_packed_codes_too() -> None:
     _, _, proto = made(bits="w4a8", format="qoperator")
     found = ops(proto)
-    assert found["QLinearConv"] == 2 and found["Cast"] == 2
+    assert found["QLinearConv"] == 2 and found["Sub"] == 2 and found["Cast"] == 4
     assert kernels(proto)["Cast"] == 0
     np.testing.assert_array_equal(run(proto, DATA[0])["y"], run(proto, DATA[0], level="all")["y"])
+
+
+@pytest.mark.parametrize("bits", [7, 8])
+def test_zero_points_stay_where_codes_about_0_would_be_too_large(bits: int) -> None:
+    _, solution, proto = made(bits=f"w{bits}a8", w_qscheme="per-channel-affine")
+    zeros = [numpy_helper.to_array(one) for one in proto.graph.initializer if one.name == "w2_zero_point"]
+    np.testing.assert_array_equal(zeros[0], solution.qparams["w2"].zero_point)
+    assert zeros[0].any()
 
 
 def test_newer_files_hold_two_bits_in_two() -> None:
@@ -130,7 +182,8 @@ def test_packing_changes_no_number(low: int, high: int, unsigned: bool, rows: in
     proto = dequantized(codes, 21)
     graph = graphs.load(proto)
     limits = ml_dtypes.iinfo(ml_dtypes.uint4 if unsigned else ml_dtypes.int4)  # type: ignore[no-untyped-call]
-    fits = limits.min <= codes.min() and codes.max() <= limits.max and codes.size >= WORTH
+    fits = limits.min <= codes.min() and codes.max() <= limits.max
+    fits = codes.size >= WORTH and (fits or np.ptp(codes.astype(int), axis=0).max() <= limits.max - limits.min)
     assert pack(graph) == int(fits)
     after = graphs.to_proto(graph)
     onnx.checker.check_model(after, full_check=True)

@@ -37,6 +37,8 @@ def made(folder: Path, backend: str, **wishes: Any) -> tuple[Path, Any]:
 
 WISHES: dict[str, dict[str, Any]] = {
     "onnxruntime w8a8": {"backend": "onnxruntime"},
+    "onnxruntime w4a8": {"backend": "onnxruntime", "bits": "w4a8"},
+    "onnxruntime w6a8, nearest": {"backend": "onnxruntime", "bits": "w6a8", "rounding": "nearest"},
     "tensorrt w8a8": {"backend": "tensorrt"},
     "virtual w4a8, biases corrected": {"backend": "virtual", "bits": "w4a8"},
     "virtual w3a6": {"backend": "virtual", "bits": "w3a6", "rounding": "nearest"},

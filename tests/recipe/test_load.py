@@ -14,18 +14,18 @@ from sbonnx.recipe import Recipe, load, parse_qconfig
 
 
 @pytest.mark.parametrize(
-    ("backend", "activations"),
+    ("backend", "weights", "activations"),
     [
-        ("virtual", "per-tensor-affine"),
-        ("onnxruntime", "per-tensor-affine"),
-        ("tensorrt", "per-tensor-symmetric"),
+        ("virtual", "per-channel-symmetric", "per-tensor-affine"),
+        ("onnxruntime", "auto", "per-tensor-affine"),
+        ("tensorrt", "per-channel-symmetric", "per-tensor-symmetric"),
     ],
 )
 @pytest.mark.parametrize("source", [None, "auto", "AUTO"])
-def test_defaults_by_backend(source: str | None, backend: str, activations: str) -> None:
+def test_defaults_by_backend(source: str | None, backend: str, weights: str, activations: str) -> None:
     recipe = load(source, backend=backend)
     assert (recipe.backend, recipe.schedule.fuse_bn) == (backend, True)
-    assert (recipe.w.qscheme, recipe.a.qscheme) == ("per-channel-symmetric", activations)
+    assert (recipe.w.qscheme, recipe.a.qscheme) == (weights, activations)
     assert (recipe.w.quantizer.bit, recipe.a.quantizer.bit) == (8, 8)
     nearest = "minmax" if backend == "virtual" else "mse"
     assert (recipe.w.observer.type, recipe.a.observer.type) == ("minmax", nearest)

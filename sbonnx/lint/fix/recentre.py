@@ -10,13 +10,13 @@ import numpy as np
 
 from sbonnx.cpu import has_dot_product
 from sbonnx.graph import Tensor, edit, query
-from sbonnx.lint import ort_numbers, ort_read
+from sbonnx.lint import ort_read
 from sbonnx.lint.fix.bench import Bench, code_type
 from sbonnx.lint.fix.types import Fixed
 from sbonnx.lint.view import Quantizer
 from sbonnx.ops import DEQUANTIZE
 from sbonnx.qdq.values import Numbers, is_integer, limits
-from sbonnx.spec import Array
+from sbonnx.spec import SAFE_CODE, Array
 
 SIGNED: Final = {"uint8": "int8", "int8": "int8", "uint4": "int4", "int4": "int4"}
 """The signed type of the same width, of types that have one that runtimes take."""
@@ -220,7 +220,7 @@ def _would_saturate(bench: Bench, one: Quantizer) -> bool:
     if has_dot_product():
         return False
     steps = ort_read.steps(bench.view, one)
-    return steps is None or bool((np.abs(steps) > ort_numbers.SAFE_CODE).any())
+    return steps is None or bool((np.abs(steps) > SAFE_CODE).any())
 
 
 def _weights(bench: Bench) -> Iterator[tuple[str, Quantizer]]:
