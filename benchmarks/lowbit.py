@@ -35,9 +35,10 @@ process each: from the file to the quantized file, imports not counted in second
 are held against what is to be reached."""
 
 PEERS: Final = """ Beside the peers: our metric less that of the best of theirs, and how many times our CPU seconds \
-its own are; in bold rows that is to be no less, and at least 10 times. {versions}. Those that learn layer by layer \
-run {iterations:,} iterations a layer, on {learners}; on {fewer} they are given fewer samples than we are, for each \
-run would otherwise take them far more than ten minutes."""
+its own are; for the quick rows, which get as many samples as the peers that learn, that is to be no less, and at \
+least 10 times. {versions}. Those that learn layer by layer run {iterations:,} iterations a layer, on {learners}; on \
+{fewer} they are given fewer samples than our other rows, for each run would otherwise take them far more than ten \
+minutes."""
 
 
 def accuracy_text(bench: Bench, one: Table, names: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,6 +84,8 @@ class Bench:
     def job(self, name: str, way: Way, output: Path) -> dict[str, Any]:
         """What the child is told."""
         data, count = self.data(name)
+        if way.rival and name in FEWER:
+            count = min(count, FEWER[name][0])
         overrides = dict(way.overrides)
         backend = overrides.pop("backend", "onnxruntime")
         wishes = {"overrides": overrides, "backend": backend, "output": str(output)}
@@ -114,11 +116,14 @@ class Bench:
         try:
             told = run([sys.executable, "-m", "benchmarks.lowbit_child", json.dumps(self.job(name, way, output))], None)
         except ChildProcessError as error:
-            return Line(name, who, note=f"fails: {error}", main=way.main)
+            return Line(name, who, note=f"fails: {error}", main=way.main, rival=way.rival)
         refusals = told.get("refusals", [])
         if refusals:
             print(f"    {name}, {who}: {len(refusals)} layers not reconstructed, {refusals[0]}", file=sys.stderr)
-        return self._line(name, who, told, output, by="ours", main=way.main)
+        if way.rival and name in FEWER:
+            who += f", {FEWER[name][0]} samples"
+        found = self._line(name, who, told, output, by="ours")
+        return replace(found, main=way.main, rival=way.rival)
 
     def peer(self, name: str, who: str, way: PeerWay) -> Line:
         """One of a peer's settings, or why there is none."""
@@ -136,7 +141,7 @@ class Bench:
             told = run([str(python), "-m", script, json.dumps(job)], 60 * self.effort.minutes)
         except ChildProcessError as error:
             return Line(name, text, note=f"fails: {error}", by="peer")
-        return self._line(name, text, told, output, by="peer")
+        return replace(self._line(name, text, told, output, by="peer"), learns=way.learns)
 
     def _peer_job(self, name: str, way: PeerWay, batch: int, fewer: int | None) -> dict[str, Any]:
         """What a peer's script is told; its samples in a file of their own."""
@@ -155,15 +160,15 @@ class Bench:
             "iterations": self.effort.iterations,
         }
 
-    def _line(self, name: str, who: str, told: dict[str, Any], output: Path, *, by: str, main: bool = False) -> Line:
+    def _line(self, name: str, who: str, told: dict[str, Any], output: Path, *, by: str) -> Line:
         cost = Cost(told["cpu"], told["wall"], told["peak_mb"])
         size = output.stat().st_size / 1e6
         try:
             scores = self.scores(name, output)
         except Exception as error:  # whatever a file that a runtime does not take makes it raise
             note = f"onnxruntime does not run the file: {' '.join(str(error).split())[:100]}"
-            return Line(name, who, (), cost, size, note, by, main)
-        return Line(name, who, scores, cost, size, "", by, main)
+            return Line(name, who, (), cost, size, note, by)
+        return Line(name, who, scores, cost, size, "", by)
 
     def scores(self, name: str, path: Path | None) -> tuple[float, ...]:
         """Metrics 1 and 2 of a file, None: of the float model. What compares with that is 1 of itself."""

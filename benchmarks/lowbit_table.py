@@ -58,6 +58,8 @@ class Line:
         note: stands where the metrics would: why it failed.
         by: "ours", "peer" or "float".
         main: one of the rows that are held against the goal.
+        rival: one of those that are held against the best of the peers, where that learns.
+        learns: a peer that takes steps a layer.
     """
 
     model: str
@@ -68,6 +70,8 @@ class Line:
     note: str = ""
     by: str = "ours"
     main: bool = False
+    rival: bool = False
+    learns: bool = False
 
 
 def lost(line: Line, reference: Line) -> float | None:
@@ -108,7 +112,7 @@ def beside(line: Line, rival: Line | None) -> str:
     gain = line.scores[place] - rival.scores[place]
     times = rival.cost.cpu / max(line.cost.cpu, 1e-9)
     text = f"{'+' if gain >= 0 else '-'}{shown(line.model, abs(gain))}, {times:.1f} × less CPU than {rival.way}"
-    if not line.main:
+    if not line.rival or not rival.learns:
         return text
     return f"{text}: {'met' if gain >= -1e-9 and times >= A_TENTH else '**missed**'}"
 
@@ -125,7 +129,7 @@ def _row(line: Line, reference: Line, rival: Line | None, goals: Mapping[str, fl
     cost = line.cost
     return [
         line.model,
-        f"**{line.way}**" if line.main else line.way,
+        f"**{line.way}**" if line.main or line.rival else line.way,
         *(scores + [""] * (2 - len(scores))),
         "" if loss is None or line.by == "float" else shown(line.model, loss),
         verdict(line, reference, goals),

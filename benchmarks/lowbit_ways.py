@@ -12,6 +12,7 @@ Overrides = Mapping[str, Any]
 
 CONVS: Final = ("cifar_resnet20", "squeezenet11", "mobilenetv2_tin200")
 DEPTHWISE: Final = ("mobilenetv2_tin200", "fastestdet", "ultraface_rfb320")
+DETECTORS: Final = ("fastestdet", "ultraface_rfb320")
 OTHERS: Final = ("cifar_resnet20", "squeezenet11", "minilm_l6")
 
 
@@ -22,11 +23,13 @@ class Way:
     Attributes:
         overrides: for `sbonnx.quantize`; "backend" and "recipe" too.
         main: it is held against the goal.
+        rival: it is held against the best of the peers, and is given as many samples as those that learn.
         only: models that it is tried on; none: all.
     """
 
     overrides: Overrides
     main: bool = False
+    rival: bool = False
     only: tuple[str, ...] = ()
 
 
@@ -71,6 +74,10 @@ class Table:
     ahead: tuple[str, str] | None = None
 
 
+QUICK: Final = {"weight_scale": "observer", "W.ROUNDING.GPTQ.BEAMS": 1, "W.ROUNDING.GPTQ.STEPS": 0}
+"""One candidate in place of sixteen, no search after it but coordinate descent, ranges as they were observed."""
+
+
 def _w8a8(backend: str) -> Table:
     """8 bits for one target; the best of our options is what a user would try next."""
     start = {"backend": backend}
@@ -80,6 +87,7 @@ def _w8a8(backend: str) -> Table:
         "Quark AdaQuant": PeerWay("quark", "adaquant", 8, learns=True),
         "AIMET min-max": PeerWay("aimet", "nearest", 8),
     }
+    quick = {"gptq, quick": Way({**start, **QUICK, "rounding": "gptq"}, rival=True, only=CONVS[:1])}
     return Table(
         f"W8A8, {backend}",
         "Defaults (where there are depthwise convolutions, with biases corrected and ranges seen behind quantized "
@@ -91,8 +99,10 @@ def _w8a8(backend: str) -> Table:
             "nearest, no correction": Way({**start, "BIAS_CORRECTION": "none"}, only=DEPTHWISE),
             "biases corrected": Way({**start, "BIAS_CORRECTION": "empirical"}, only=OTHERS),
             "gptq": Way({**start, "rounding": "gptq"}, main=True, only=CONVS),
+            **(quick if backend == "onnxruntime" else {}),
             "gptq, SmoothQuant": Way({**start, "rounding": "gptq", "smooth_quant": True}, only=CONVS),
-            "auto": Way({**start, "recipe": "auto"}, only=CONVS),
+            "SmoothQuant": Way({**start, "smooth_quant": True}, main=True, only=DETECTORS),
+            "auto": Way({**start, "recipe": "auto"}, only=(*CONVS, *DETECTORS)),
         },
         {
             "cifar_resnet20": 0.005,
@@ -113,16 +123,17 @@ _BATCHES: Final = {"rounding": "adaround", "W.ROUNDING.ADAROUND.LOSS": "batches"
 def _w4a8() -> Table:
     """4-bit weights a channel."""
     return Table(
-        "W4A8, a scale a channel",
-        "gptq stands for gptq with coordinate descent, the default below 8 bits; scales by search where the row does "
-        "not say otherwise.",
+        "W4A8, a scale and a zero point a channel",
+        "gptq stands for gptq with tabu search and coordinate descent, the default below 8 bits; scales by search "
+        "where the row does not say otherwise; quick: one candidate, ranges of the observer, coordinate descent alone.",
         CONVS,
         {
             "nearest, min-max": Way({**_W4A8, **_NEAREST, "w_observer": "minmax"}),
             "nearest, mse ranges": Way({**_W4A8, **_NEAREST, "w_observer": "mse"}),
             "default (gptq)": Way(_W4A8, main=True),
             "gptq, ranges of the observer": Way({**_W4A8, "weight_scale": "observer"}),
-            "gptq, a zero point a channel": Way({**_W4A8, "w_qscheme": "per-channel-affine"}),
+            "gptq, quick": Way({**_W4A8, **QUICK}, rival=True),
+            "gptq, zero points of 0": Way({**_W4A8, "w_qscheme": "per-channel-symmetric"}),
             "adaround by moments": Way({**_W4A8, "rounding": "adaround"}),
             "adaquant": Way({**_W4A8, "rounding": "adaquant"}),
             "adaround on batches, blocks": Way({**_W4A8, **_BATCHES}, only=("cifar_resnet20",)),
@@ -180,6 +191,7 @@ def _w4a4() -> Table:
         {
             "nearest, min-max": Way({**_W4A4, **_NEAREST, "w_observer": "minmax"}),
             "gptq": Way(_W4A4),
+            "gptq, quick": Way({**_W4A4, **QUICK}, rival=True),
             "adaround by moments": Way({**_W4A4, "rounding": "adaround"}),
             "adaround on batches, layers": Way(by_layer),
             "adaround on batches, blocks": Way({**blocks, "W.ROUNDING.ADAROUND.DROP": 0.0}),

@@ -23,8 +23,8 @@ from sbonnx.prepare import prepare, read_recipe
 
 CIFAR = "cifar_resnet20"
 FLOAT = Line(CIFAR, "float", (0.91, 0.80), by="float")
-OURS = Line(CIFAR, "default", (0.90, 0.797), Cost(10.0, 6.0, 200.0), main=True)
-PEER = Line(CIFAR, "AIMET AdaRound", (0.95, 0.796), Cost(200.0, 150.0, 700.0), by="peer")
+OURS = Line(CIFAR, "default", (0.90, 0.797), Cost(10.0, 6.0, 200.0), main=True, rival=True)
+PEER = Line(CIFAR, "AIMET AdaRound", (0.95, 0.796), Cost(200.0, 150.0, 700.0), by="peer", learns=True)
 
 MODEL = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -85,7 +85,8 @@ def test_beside_the_peer_both_accuracy_and_time_count() -> None:
     assert beside(OURS, PEER) == "+0.10, 20.0 × less CPU than AIMET AdaRound: met"
     assert beside(replace(OURS, scores=(0.9, 0.79)), PEER) == "-0.60, 20.0 × less CPU than AIMET AdaRound: **missed**"
     assert "**missed**" in beside(replace(OURS, cost=Cost(30.0, 20.0, 200.0)), PEER)
-    assert "met" not in beside(replace(OURS, main=False), PEER)
+    assert "met" not in beside(replace(OURS, rival=False), PEER)
+    assert "met" not in beside(OURS, replace(PEER, learns=False))
     assert beside(PEER, PEER) == beside(OURS, None) == ""
 
 
