@@ -17,6 +17,7 @@ from benchmarks.lowbit_runs import Bench
 from benchmarks.results import table
 from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data import read
+from sbonnx.calib.grouped import MOST
 from sbonnx.calib.layers import Layer, layers_of
 from sbonnx.calib.numbers import Numbers
 from sbonnx.calib.progress import Silent
@@ -156,8 +157,9 @@ def both(model: str, layer: Layer, inputs: Sequence[Array], weight: Array, qpara
     """The two forms; errors of both by the same moments of all rows."""
     start = time.perf_counter()
     sums = MomentSums(layer.layout, layer.geometry, two_streams=False)
-    for number, x in enumerate(inputs):
-        sums.add(x, sample=number)
+    for first in range(0, len(inputs), MOST):
+        some = inputs[first : first + MOST]
+        sums.add(np.concatenate(some), sample=range(first, first + len(some)))
     moments = sums.moments()
     summed = time.perf_counter() - start
     codes = AdaRound(iterations=iterations, start="nearest").round(weight, qparams, moments).codes

@@ -263,10 +263,14 @@ static PyObject *beam(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+PyObject *learn(PyObject *self, PyObject *args); /* _learn.c */
+
 static PyMethodDef methods[] = {
     {"beam", beam, METH_VARARGS,
      "beam(free, weight, scale, zero, pivots, triangle, cost, codes, began, outputs, beams, width, first, last, qmin, "
      "qmax)"},
+    {"learn", learn, METH_VARARGS,
+     "learn(panels, rest, curve, ratio, u, schedule, outputs, columns, padded, first, last, steps)"},
     {"tabu", tabu, METH_VARARGS,
      "tabu(a, rest, scale, dead, codes, outputs, columns, padded, first, last, qmin, qmax, steps, tenure)"},
     {NULL, NULL, 0, NULL},

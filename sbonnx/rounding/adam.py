@@ -14,6 +14,12 @@ TINY: Final = 1e-8
 """The paper's numbers, which are torch's too."""
 
 
+def factors(rate: float, steps: int) -> Array:
+    """What each step multiplies by: ``rate / (1 - 0.9^t)`` and ``1 / (1 - 0.999^t)``, t from 1 on, (steps, 2)."""
+    t = np.arange(1.0, steps + 1.0)
+    return np.stack([rate / (1.0 - DECAY**t), 1.0 / (1.0 - DECAY_SQUARE**t)], axis=1)
+
+
 @final
 class Adam:
     """Steps along a gradient, each number's in units of how large its gradient has been.

@@ -10,8 +10,8 @@ import numpy as np
 
 from sbonnx.errors import NumericError
 from sbonnx.moments import Moments
-from sbonnx.rounding.adam import Adam
 from sbonnx.rounding.base import Grid, Rounder
+from sbonnx.rounding.choices import learn_choices
 from sbonnx.rounding.descent import alive, descend
 from sbonnx.rounding.gptq import Gptq
 from sbonnx.spec import Array, QParams
@@ -19,15 +19,8 @@ from sbonnx.spec import Array, QParams
 Start = Literal["gptq", "nearest"]
 Ramp = Literal["cosine", "linear"]
 
-ZETA: Final = 1.1
-GAMMA: Final = -0.1
-"""How far the sigmoid is stretched beyond 1 and 0 before it is cut off there. Source: the paper, section 3.2."""
-
 MARGIN: Final = 0.01
 """How near 0 or 1 a weight may begin: where the sigmoid is cut off it has no gradient to leave by."""
-
-LOOK: Final = 25
-"""Every so many steps it is asked whether any weight is still between two codes."""
 
 
 @final
@@ -100,12 +93,9 @@ class AdaRound(Rounder):
         # The same weights with 0 and 1 for the two codes.
         choice = replace(grid, zero=grid.zero - low, qmin=0, qmax=1)
         share = np.clip(value - low, MARGIN, 1.0 - MARGIN)
-        soft = _Soft(choice, moments, share)
-        for step in range(self.iterations):
-            soft.step(self.lr, self.weight, self.beta(step))
-            if step % LOOK == 0 and soft.is_settled():
-                break
-        codes = low + descend(choice, soft.choices(), moments, self.sweeps)
+        betas = [self.beta(step) for step in range(self.iterations)]
+        chosen = learn_choices(choice, moments, share, self.lr, self.weight, betas)
+        codes = low + descend(choice, chosen, moments, self.sweeps)
         if self.start == "nearest":
             return codes, qparams
         before, after = (moments.error(grid.weight, grid.values(each)) for each in (first, codes))
@@ -151,82 +141,3 @@ def lower_codes(grid: Grid, codes: Array, value: Array) -> Array:
     """The lower one of the two codes beside `value` of which one is `codes`; both within the grid. (G, O, K)."""
     low = np.where(value < codes, codes - 1, codes)
     return np.clip(low, grid.qmin, grid.qmax - 1)
-
-
-@final
-class _Soft:
-    """The soft choices of one layer, h(u) between codes 0 and 1, and their descent; float32, (G, O, K).
-
-    Rows are divided by their own magnitude and each weight's gradient by the curvature c_k: Adam's steps do not
-    depend on it, and the numbers stay near 1.
-    """
-
-    def __init__(self, choice: Grid, moments: Moments, share: Array) -> None:
-        square = np.einsum("gkk->gk", moments.a)
-        moves = alive(square)
-        size = np.maximum(square.max(axis=1), np.finfo(np.float32).tiny)[:, None, None]
-        # Without a divisor of its own the gradient of a dead input is 0, and so is its pull.
-        curve = np.where(moves, size[:, :, 0] / np.where(moves, square, 1.0), 0.0)[:, None, :]
-        rest = choice.values(np.zeros_like(share)) @ moments.a - choice.weight @ moments.b
-        first = choice.scale[:, :, :1]
-        ratio = choice.scale / first
-        self._a = (2.0 * moments.a / size).astype(np.float32)
-        self._rest = (2.0 * rest / size / first).astype(np.float32)
-        self._ratio = None if (ratio == 1.0).all() else ratio.astype(np.float32)
-        self._curve = (curve / ratio).astype(np.float32)
-        self._moves = moves.astype(np.float32)[:, None, :]
-        spread = ZETA - GAMMA
-        self._u = (-np.log(spread / (share - GAMMA) - 1.0)).astype(np.float32)
-        self._adam = Adam(share.shape)
-        self._sigmoid, self._h, self._gradient, self._part = (np.empty(share.shape, np.float32) for _ in range(4))
-
-    def step(self, rate: float, weight: float, beta: float | None) -> None:
-        """One step of Adam, with the pull's exponent `beta`, or without it."""
-        h, gradient, part = self._h, self._gradient, self._part
-        self._look()
-        if self._ratio is None:
-            np.matmul(h, self._a, out=gradient)
-        else:
-            np.matmul(h * self._ratio, self._a, out=gradient)
-        gradient += self._rest
-        gradient *= self._curve
-        if beta is not None:
-            self._pull(weight, beta)
-        # h'(u) = 1.2 sigmoid (1 - sigmoid), and 0 where h is cut off.
-        np.subtract(1.0, self._sigmoid, out=part)
-        part *= self._sigmoid
-        part *= ZETA - GAMMA
-        gradient *= part
-        np.multiply(gradient, (h > 0.0) & (h < 1.0), out=gradient)
-        self._adam.step(self._u, gradient, rate)
-
-    def is_settled(self) -> bool:
-        """Whether every weight was at one of its codes in the last step."""
-        return not bool(((self._h > 0.0) & (self._h < 1.0)).any())
-
-    def choices(self) -> Array:
-        """0 or 1, the nearer one, (G, O, K)."""
-        return (self._u >= 0.0).astype(np.float64)
-
-    def _look(self) -> None:
-        """h and the sigmoid of u."""
-        np.negative(self._u, out=self._sigmoid)
-        np.exp(self._sigmoid, out=self._sigmoid)
-        self._sigmoid += 1.0
-        np.reciprocal(self._sigmoid, out=self._sigmoid)
-        np.multiply(self._sigmoid, ZETA - GAMMA, out=self._h)
-        self._h += GAMMA
-        np.clip(self._h, 0.0, 1.0, out=self._h)
-
-    def _pull(self, weight: float, beta: float) -> None:
-        """Adds the gradient of ``weight * (1 - |2 h - 1|^beta)``: ``-2 weight beta |2 h - 1|^(beta - 1) sign``."""
-        part = self._part
-        np.multiply(self._h, 2.0, out=part)
-        part -= 1.0
-        sign = np.sign(part)
-        np.abs(part, out=part)
-        np.power(part, np.float32(beta - 1.0), out=part)
-        part *= sign
-        part *= self._moves
-        part *= 2.0 * weight * beta
-        self._gradient -= part

@@ -32,19 +32,21 @@ def address(x: Array) -> int:
     return place
 
 
-def over_rows(name: str, before: tuple[int, ...], rows: int, after: tuple[int, ...], reads: int) -> None:
-    """The loop `name` called with ``(*before, first, last, *after)`` for parts of the rows.
+def over_rows(
+    name: str, before: tuple[int, ...], rows: int, after: tuple[int, ...], reads: int, *, first: int = 0
+) -> None:
+    """The loop `name` called with ``(*before, first, last, *after)`` for parts of the rows from `first` to `rows`.
 
     Args:
         reads: how many numbers are read in all.
     """
     loop = getattr(loops, name)
-    threads = min(cores(), rows) if reads >= WORTH else 1
+    threads = min(cores(), rows - first) if reads >= WORTH else 1
     if threads == 1:
-        loop(*before, 0, rows, *after)
+        loop(*before, first, rows, *after)
         return
-    edges = [rows * i // threads for i in range(threads + 1)]
+    edges = [first + (rows - first) * i // threads for i in range(threads + 1)]
     with ThreadPoolExecutor(threads, thread_name_prefix="sbonnx-rounding") as pool:
-        parts = [pool.submit(loop, *(*before, first, last, *after)) for first, last in itertools.pairwise(edges)]
+        parts = [pool.submit(loop, *(*before, begin, end, *after)) for begin, end in itertools.pairwise(edges)]
     for part in parts:
         part.result()

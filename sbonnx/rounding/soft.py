@@ -13,8 +13,9 @@ from typing import Any, Final, Literal, final
 import numpy as np
 
 from sbonnx.moments import Moments
-from sbonnx.rounding.adaround import GAMMA, MARGIN, ZETA, Ramp, Start
+from sbonnx.rounding.adaround import MARGIN, Ramp, Start
 from sbonnx.rounding.base import Grid, Rounder
+from sbonnx.rounding.choices import GAMMA, ZETA
 from sbonnx.rounding.gptq import Gptq
 from sbonnx.spec import Array, QParams
 

@@ -1,0 +1,361 @@
+/* AdaRound's steps, one output after another: choices.py says the same in numpy, whose exponentials differ in their
+ * last bits. That is what runs where this file was not compiled.
+ *
+ * A weight that has come to one of its two codes stays there: the choice is cut off, so it has no gradient, and its
+ * momentum leads further out. So all outputs of a block take their steps side by side until few of an output's weights
+ * are left, and then that output goes on alone with the rows and columns of those. Numbers of an output do not depend on
+ * the others: neither on the block nor on threads. */
+
+#define Py_LIMITED_API 0x030A0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__)
+#define FASTEST __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define FASTEST
+#endif
+
+#define ZETA 1.1f
+#define GAMMA -0.1f
+#define SPREAD (ZETA - GAMMA) /* as in choices.py */
+
+enum {
+    WIDE = 32,  /* columns of a panel */
+    TALL = 8,   /* outputs that are multiplied at a time */
+    BLOCK = 64, /* outputs that step side by side, for which a panel is read once */
+    LANES = 16, /* rows of an output that goes on alone are padded to a multiple of it */
+    LOOK = 25,  /* every so many steps weights are counted */
+    ALONE = 3   /* what a product of an output alone takes against one beside others */
+};
+
+/* Of all outputs of a group. */
+typedef struct {
+    Py_ssize_t columns, padded, steps;
+    const float *panels;   /* (padded / WIDE, columns, WIDE) */
+    const float *schedule; /* (steps, 4): exponent and strength of the pull, rate, what squares are multiplied by */
+} Task;
+
+/* One output. `value` is the choice in units of the output's first scale. */
+typedef struct {
+    float *u, *mean, *square, *sigmoid, *value, *product, *rest, *curve, *ratio;
+} Row;
+
+/* An output alone: its weights that are between their codes, `left` of them, and their lines of the matrix. */
+typedef struct {
+    Py_ssize_t left, width;
+    Row row;         /* (width,) */
+    float *lines;    /* (left, width) */
+    int32_t *places; /* in the output, (left,) */
+} Few;
+
+/* e^x for x <= 88; below -87 about e^-87. Relative error 2e-7. */
+static inline float exponential(float x)
+{
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to whole numbers */
+    x = x < -87.0f ? -87.0f : x;
+    x = x > 88.0f ? 88.0f : x;
+    const float n = (x * 1.44269504f + magic) - magic;
+    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.0f / 720;
+    p = p * r + 1.0f / 120;
+    p = p * r + 1.0f / 24;
+    p = p * r + 1.0f / 6;
+    p = p * r + 0.5f;
+    p = p * r + 1.0f;
+    p = p * r + 1.0f;
+    const int32_t bits = ((int32_t)n + 127) << 23;
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    return p * power;
+}
+
+/* The natural logarithm of x in [0, 1]; about -88 for 0. */
+static inline float logarithm(float x)
+{
+    int32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    const int32_t shifted = bits - 0x3f3504f3; /* so that the mantissa lies within sqrt(1/2) and sqrt(2) */
+    const float n = (float)(shifted >> 23);
+    const int32_t rest = (shifted & 0x007fffff) + 0x3f3504f3;
+    float m;
+    memcpy(&m, &rest, sizeof m);
+    const float s = (m - 1.0f) / (m + 1.0f), z = s * s;
+    return n * 0.693147181f + 2.0f * s * (1.0f + z * (1.0f / 3 + z * (1.0f / 5 + z * (1.0f / 7))));
+}
+
+static inline float choice(float sigmoid)
+{
+    float h = sigmoid * SPREAD + GAMMA;
+    h = h < 0.0f ? 0.0f : h;
+    return h > 1.0f ? 1.0f : h;
+}
+
+/* h of u and its sigmoid. */
+FASTEST static void look_at(const float *restrict u, const float *restrict ratio, float *restrict sigmoid,
+                            float *restrict value, Py_ssize_t count)
+{
+    for (Py_ssize_t k = 0; k < count; k++) {
+        const float s = 1.0f / (1.0f + exponential(-u[k]));
+        sigmoid[k] = s;
+        value[k] = choice(s) * ratio[k];
+    }
+}
+
+/* Of the error and of the pull, along u; in place of the product. */
+FASTEST static void slope_of(float *restrict product, const float *restrict rest, const float *restrict curve,
+                             const float *restrict sigmoid, float exponent, float strength, Py_ssize_t count)
+{
+    for (Py_ssize_t k = 0; k < count; k++) {
+        const float s = sigmoid[k], h = choice(s), off = 2.0f * h - 1.0f;
+        const float size = strength * exponential(exponent * logarithm(fabsf(off)));
+        const float slope = (product[k] + rest[k]) * curve[k] - copysignf(size, off);
+        float tilt = h > 0.0f ? s * (1.0f - s) * SPREAD : 0.0f; /* one condition a line: gcc 12 gives up on `and` */
+        tilt = h < 1.0f ? tilt : 0.0f;
+        tilt = curve[k] != 0.0f ? tilt : 0.0f;
+        product[k] = slope * tilt;
+    }
+}
+
+/* One step of Adam. */
+FASTEST static void step_along(const float *restrict slope, float *restrict u, float *restrict mean,
+                               float *restrict square, float rate, float scale, Py_ssize_t count)
+{
+    for (Py_ssize_t k = 0; k < count; k++) {
+        const float m = mean[k] + 0.1f * (slope[k] - mean[k]);
+        const float v = square[k] + 0.001f * (slope[k] * slope[k] - square[k]);
+        mean[k] = m;
+        square[k] = v;
+        u[k] -= rate * (m / (sqrtf(v * scale) + 1e-8f));
+    }
+}
+
+static void look(const Row *row, Py_ssize_t count) { look_at(row->u, row->ratio, row->sigmoid, row->value, count); }
+
+static void move(const Row *row, Py_ssize_t count, const float *schedule)
+{
+    slope_of(row->product, row->rest, row->curve, row->sigmoid, schedule[0], schedule[1], count);
+    step_along(row->product, row->u, row->mean, row->square, schedule[2], schedule[3], count);
+}
+
+/* The products of TALL outputs with one panel, (columns, WIDE). */
+FASTEST static void multiply(const float *const *values, float *const *products, const float *restrict panel,
+                             Py_ssize_t columns)
+{
+    float sums[TALL][WIDE];
+    memset(sums, 0, sizeof sums);
+    for (Py_ssize_t k = 0; k < columns; k++) {
+        const float *line = panel + k * WIDE;
+        for (int row = 0; row < TALL; row++) {
+            const float value = values[row][k];
+            for (int j = 0; j < WIDE; j++)
+                sums[row][j] += value * line[j];
+        }
+    }
+    for (int row = 0; row < TALL; row++)
+        memcpy(products[row], sums[row], sizeof sums[row]);
+}
+
+/* Products of some outputs with all of the matrix. */
+static void multiply_all(const Task *task, Row *const *rows, Py_ssize_t count)
+{
+    float spare[WIDE];
+    for (Py_ssize_t column = 0; column < task->padded; column += WIDE)
+        for (Py_ssize_t first = 0; first < count; first += TALL) {
+            const float *values[TALL];
+            float *products[TALL];
+            for (int i = 0; i < TALL; i++) {
+                const int there = first + i < count;
+                values[i] = rows[there ? first + i : first]->value;
+                products[i] = there ? rows[first + i]->product + column : spare;
+            }
+            multiply(values, products, task->panels + column * task->columns, task->columns);
+        }
+}
+
+/* sums += the lines, each times its value. */
+FASTEST static void add_lines(const float *restrict values, const float *restrict lines, float *restrict sums,
+                              Py_ssize_t count, Py_ssize_t width)
+{
+    Py_ssize_t k = 0;
+    for (; k + 4 <= count; k += 4) {
+        const float *a = lines + k * width, *b = a + width, *c = b + width, *d = c + width;
+        const float w = values[k], x = values[k + 1], y = values[k + 2], z = values[k + 3];
+        for (Py_ssize_t j = 0; j < width; j++)
+            sums[j] += (w * a[j] + x * b[j]) + (y * c[j] + z * d[j]);
+    }
+    for (; k < count; k++)
+        for (Py_ssize_t j = 0; j < width; j++)
+            sums[j] += values[k] * lines[k * width + j];
+}
+
+/* Which weights of an output are between their codes: their places, rising; returns how many. */
+static Py_ssize_t between(const Row *row, Py_ssize_t count, int32_t *places)
+{
+    Py_ssize_t found = 0;
+    for (Py_ssize_t k = 0; k < count; k++) {
+        const float h = choice(row->sigmoid[k]);
+        if (row->curve[k] != 0.0f && h > 0.0f && h < 1.0f)
+            places[found++] = (int32_t)k;
+    }
+    return found;
+}
+
+static Py_ssize_t up_to(Py_ssize_t count, Py_ssize_t multiple) { return (count + multiple - 1) / multiple * multiple; }
+
+/* to[i] = from[places[i]] for all that an output keeps between steps; zeros behind. Both may be the same. */
+static void pick(const Row *from, const Row *to, const int32_t *places, Py_ssize_t count, Py_ssize_t width)
+{
+    float *const sources[] = {from->u, from->mean, from->square, from->rest, from->curve, from->ratio};
+    float *const targets[] = {to->u, to->mean, to->square, to->rest, to->curve, to->ratio};
+    for (int each = 0; each < 6; each++)
+        for (Py_ssize_t i = 0; i < width; i++)
+            targets[each][i] = i < count ? sources[each][places[i]] : 0.0f;
+}
+
+/* The weights of an output that are still between their codes; what all others give is in their `rest` from here on. */
+static void begin_few(const Task *task, Row *row, Few *few)
+{
+    const Py_ssize_t width = up_to(few->left, LANES);
+    for (Py_ssize_t i = 0; i < few->left; i++)
+        row->value[few->places[i]] = 0.0f;
+    multiply_all(task, &row, 1);
+    for (Py_ssize_t k = 0; k < task->columns; k++)
+        row->rest[k] += row->product[k];
+    pick(row, &few->row, few->places, few->left, width);
+    for (Py_ssize_t i = 0; i < few->left; i++) {
+        const float *line = task->panels + few->places[i] * WIDE;
+        for (Py_ssize_t j = 0; j < width; j++) {
+            const Py_ssize_t at = j < few->left ? few->places[j] : 0;
+            few->lines[i * width + j] = j < few->left ? line[at / WIDE * task->columns * WIDE + at % WIDE] : 0.0f;
+        }
+    }
+    few->width = width;
+}
+
+/* `left` of them stay, at `places`. In place: everything is read from behind where it is written. */
+static void narrow(Few *few, const int32_t *places, Py_ssize_t left)
+{
+    const Py_ssize_t before = few->width, width = up_to(left, LANES);
+    float *lines = few->lines;
+    for (Py_ssize_t i = 0; i < left; i++)
+        few->row.value[places[i]] = 0.0f;
+    add_lines(few->row.value, lines, few->row.rest, few->left, before);
+    pick(&few->row, &few->row, places, left, width);
+    for (Py_ssize_t i = 0; i < left; i++) {
+        const float *line = lines + places[i] * before;
+        for (Py_ssize_t j = 0; j < width; j++)
+            lines[i * width + j] = j < left ? line[places[j]] : 0.0f;
+        few->places[i] = few->places[places[i]];
+    }
+    few->left = left;
+    few->width = width;
+}
+
+static void put_back(const Few *few, Row *row)
+{
+    for (Py_ssize_t i = 0; i < few->left; i++)
+        row->u[few->places[i]] = few->row.u[i];
+}
+
+/* The steps that are left of an output alone. */
+static void go_alone(const Task *task, Row *row, Few *few, int32_t *spare, Py_ssize_t step)
+{
+    begin_few(task, row, few);
+    for (; step < task->steps; step++) {
+        look(&few->row, few->width);
+        memset(few->row.product, 0, few->width * sizeof *few->row.product);
+        add_lines(few->row.value, few->lines, few->row.product, few->left, few->width);
+        move(&few->row, few->width, task->schedule + 4 * step);
+        if (step % LOOK == LOOK - 1) {
+            const Py_ssize_t left = between(&few->row, few->left, spare);
+            if (left == 0)
+                break;
+            if (8 * left <= 7 * few->left) {
+                put_back(few, row);
+                narrow(few, spare, left);
+            }
+        }
+    }
+    put_back(few, row);
+}
+
+/* All steps of at most BLOCK outputs. */
+static void go_together(const Task *task, Row *rows, Py_ssize_t count, Few *few, int32_t *spare)
+{
+    Row *open[BLOCK];
+    for (Py_ssize_t i = 0; i < count; i++)
+        open[i] = rows + i;
+    for (Py_ssize_t step = 0; step < task->steps && count; step++) {
+        for (Py_ssize_t i = 0; i < count; i++)
+            look(open[i], task->padded);
+        multiply_all(task, open, count);
+        for (Py_ssize_t i = 0; i < count; i++)
+            move(open[i], task->padded, task->schedule + 4 * step);
+        if (step % LOOK != LOOK - 1)
+            continue;
+        Py_ssize_t kept = 0;
+        for (Py_ssize_t i = 0; i < count; i++) {
+            few->left = between(open[i], task->columns, few->places);
+            if (ALONE * few->left * up_to(few->left, LANES) > task->columns * task->padded)
+                open[kept++] = open[i];
+            else if (few->left)
+                go_alone(task, open[i], few, spare, step + 1);
+        }
+        count = kept;
+    }
+}
+
+#define AT(type, name) ((type *)(uintptr_t)(name))
+
+/* Numbers of four bytes that one thread needs: five arrays for each output of a block, nine and the lines for one alone,
+ * and two lists of places. */
+static Py_ssize_t room(Py_ssize_t columns, Py_ssize_t padded)
+{
+    return (5 * BLOCK + 9 + 2) * padded + columns * padded / ALONE;
+}
+
+/* learn(panels, rest, curve, ratio, u, schedule, outputs, columns, padded, first, last, steps)
+ *
+ * float32: panels (groups, padded / 32, columns, 32); rest, curve, ratio and u (groups, outputs, padded), of which u is
+ * changed in place and rest used up; schedule (steps, 4). Rows first to last of groups x outputs. */
+PyObject *learn(PyObject *self, PyObject *args)
+{
+    unsigned long long panels, rest, curve, ratio, u, schedule;
+    Py_ssize_t outputs, columns, padded, first, last, steps;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "KKKKKKnnnnnn", &panels, &rest, &curve, &ratio, &u, &schedule, &outputs, &columns,
+                          &padded, &first, &last, &steps))
+        return NULL;
+    float *space = PyMem_Malloc(room(columns, padded) * sizeof *space);
+    if (!space)
+        return PyErr_NoMemory();
+    Py_BEGIN_ALLOW_THREADS
+    float *own = space + 5 * BLOCK * padded;
+    Few few = {.row = {own, own + padded, own + 2 * padded, own + 3 * padded, own + 4 * padded, own + 5 * padded,
+                       own + 6 * padded, own + 7 * padded, own + 8 * padded},
+               .places = (int32_t *)(own + 9 * padded),
+               .lines = own + 11 * padded};
+    while (first < last) {
+        const Py_ssize_t group = first / outputs, end = (group + 1) * outputs < last ? (group + 1) * outputs : last;
+        const Py_ssize_t count = end - first < BLOCK ? end - first : BLOCK;
+        const Task task = {columns, padded, steps, AT(const float, panels) + group * columns * padded,
+                           AT(const float, schedule)};
+        Row rows[BLOCK];
+        memset(space, 0, 5 * count * padded * sizeof *space);
+        for (Py_ssize_t i = 0; i < count; i++) {
+            const Py_ssize_t at = (first + i) * padded;
+            float *mine = space + 5 * i * padded;
+            rows[i] = (Row){AT(float, u) + at, mine, mine + padded, mine + 2 * padded, mine + 3 * padded,
+                            mine + 4 * padded, AT(float, rest) + at, AT(float, curve) + at, AT(float, ratio) + at};
+        }
+        go_together(&task, rows, count, &few, few.places + padded);
+        first += count;
+    }
+    Py_END_ALLOW_THREADS
+    PyMem_Free(space);
+    Py_RETURN_NONE;
+}
