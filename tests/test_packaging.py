@@ -41,6 +41,7 @@ DATA = (
 )
 SOURCES = {
     "sbonnx.calib.sketches._kernels": ["sbonnx/calib/sketches/_kernels.c"],
+    "sbonnx.moments._lags": ["sbonnx/moments/_lags.c"],
     "sbonnx.rounding._search": ["sbonnx/rounding/_search.c", "sbonnx/rounding/_learn.c"],
 }
 """What is compiled, where there is a compiler, and from which files, which are not handed out."""

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from importlib import import_module
-from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
 
+from sbonnx.loops import address, compiled
 from sbonnx.spec import Array
 
-try:
-    native: ModuleType | None = import_module("sbonnx.calib.sketches._kernels")
-except ImportError:  # installed where there was no C compiler
-    native = None
+native = compiled("sbonnx.calib.sketches._kernels")
 
 PAGES: Final = 512
 """Sign and exponent of a float32 name a page of bins; the leading bits of its mantissa, a bin of the page."""
@@ -27,12 +23,6 @@ CHUNK: Final = 1 << 18
 """Values that numpy counts at a time."""
 
 _local = threading.local()
-
-
-def address(x: Array) -> int:
-    """Where the values of an array begin."""
-    place: int = x.__array_interface__["data"][0]
-    return place
 
 
 def extremes(x: Array) -> tuple[Array, Array, bool]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from sbonnx.calib.sketches import kernels
 from sbonnx.calib.sketches.sketch import MANTISSA, Sketch
+from sbonnx.loops import address
 from sbonnx.spec import Array
 
 JOB: Final = 5
@@ -87,10 +88,10 @@ class Panel:
         self._jobs = np.zeros((count, JOB), np.int64)
         for job, i in zip(self._jobs, ready, strict=True):
             pages = self.sketches[i].pages
-            job[:3] = kernels.address(self._arrays[i]), self._arrays[i].size, -1
+            job[:3] = address(self._arrays[i]), self._arrays[i].size, -1
             if pages is not None:
-                job[2:] = MANTISSA, kernels.address(pages.slots), kernels.address(pages.counts)
-        self._places = kernels.address(self._jobs), tuple(kernels.address(x) for x in self._found)
+                job[2:] = MANTISSA, address(pages.slots), address(pages.counts)
+        self._places = address(self._jobs), tuple(address(x) for x in self._found)
 
     def _is_ready(self, i: int) -> bool:
         """Whether compiled code can take the i-th array."""
@@ -112,7 +113,7 @@ class Panel:
             self.settle()
             self._samples = samples
         jobs, found = self._places
-        kernels.native.panel(jobs, len(self._ready), kernels.address(kernels.table(MANTISSA)), *found)
+        kernels.native.panel(jobs, len(self._ready), address(kernels.table(MANTISSA)), *found)
         lo, hi, status = self._found
         declined = np.flatnonzero(status)
         lo[declined], hi[declined] = np.inf, -np.inf

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias, final
 import numpy as np
 
 from sbonnx.moments.lags import LagPlan, lag_plan, tap_sums
+from sbonnx.moments.planes import Boxes
 from sbonnx.spec import Array
 from sbonnx.unfold import Geometry
 
@@ -162,8 +163,13 @@ class WindowSums:
         channels = geometry.layout.groups * geometry.channels
         self._tables = geometry.sources((1, channels, *space))
         self._plans = [lag_plan(self._tables, space, same=left == right) for left, right in pairs]
+        alone = geometry.channels == 1 and arrays.einsum is np.einsum
+        self._boxes = [Boxes.of(plan, space) if alone else None for plan in self._plans]
         shape = (geometry.layout.groups, geometry.channels, geometry.channels)
-        self._sums = [[arrays.zeros(shape) for _ in plan.pieces] for plan in self._plans]
+        self._sums: list[Any] = [
+            [arrays.zeros(shape) for _ in plan.pieces] if boxes is None else boxes.zeros(channels)
+            for plan, boxes in zip(self._plans, self._boxes, strict=True)
+        ]
         self._planes = [np.zeros((channels, *space)) for _ in range(streams)]
         self._waiting: list[Streams] = []
         self._count = 0
@@ -204,7 +210,10 @@ class WindowSums:
             plane += stream.sum(axis=0, dtype=np.float64) if len(stream) > 1 else stream[0]
         loaded = [self._arrays.load(stream).swapaxes(0, 1) for stream in inputs]
         most = max(rows_at_once(self._planes[0].shape[0]) // len(inputs[0]), 1)
-        for (left, right), plan, sums in zip(self._pairs, self._plans, self._sums, strict=True):
+        for (left, right), plan, boxes, sums in zip(self._pairs, self._plans, self._boxes, self._sums, strict=True):
+            if boxes is not None:
+                boxes.add(sums, inputs[left], inputs[right])
+                continue
             for piece, total in zip(plan.pieces, sums, strict=True):
                 for here, there in piece.slices(most):
                     one, other = loaded[left][_CHANNELS + here], loaded[right][_CHANNELS + there]
@@ -226,7 +235,7 @@ def _fold(plan: LagPlan, sums: Sequence[Any], matrix: Any, *, same: bool) -> Non
 
     A few channels at a time: all pairs of taps write to the same lines of memory.
     """
-    if not sums:  # all that is read lies outside
+    if len(sums) == 0:  # all that is read lies outside
         return
     groups, channels = matrix.shape[0], sums[0].shape[1]
     taps = matrix.shape[1] // channels

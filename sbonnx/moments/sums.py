@@ -11,6 +11,7 @@ import numpy as np
 
 from sbonnx.layout import Layout
 from sbonnx.moments.lags import lag_plan, speed
+from sbonnx.moments.planes import Boxes
 from sbonnx.moments.products import WAITING, Arrays, Pairs, RowSums, Streams, WindowSums, parts, rows_at_once
 from sbonnx.moments.second import Moments
 from sbonnx.ops import CONVOLUTIONS, EMBEDDING
@@ -137,7 +138,7 @@ class MomentSums:
         if not kernel or not 0 < math.prod(kernel) <= MOST_TAPS:
             return False
         groups, inputs = self._layout.groups, self._layout.inputs
-        unfolded = math.prod(kernel) * 10.0 + groups * inputs * (3 + 0.45 * inputs / speed(inputs))
+        unfolded = math.prod(kernel) * 15.0 + groups * inputs * (1.5 + 0.4 * inputs / speed(inputs))
         return _nanoseconds(self._geometry, self._pairs, shape) <= rows * len(self._pairs) * unfolded
 
     def _slide(self, inputs: Streams) -> None:
@@ -195,5 +196,12 @@ def _nanoseconds(geometry: Geometry, pairs: Pairs, shape: tuple[int, ...]) -> fl
     """About what the sums by lags over an input of `shape` take."""
     tables, groups, channels = geometry.sources(shape), geometry.layout.groups, geometry.channels
     share = min(1.0, math.prod(shape[2:]) / WAITING)
-    plans = [lag_plan(tables, shape[2:], same=left == right) for left, right in pairs]
-    return shape[0] * sum(plan.nanoseconds(groups, channels, share) for plan in plans)
+    total = 0.0
+    for left, right in pairs:
+        plan = lag_plan(tables, shape[2:], same=left == right)
+        boxes = Boxes.of(plan, shape[2:]) if channels == 1 else None
+        if boxes is None:
+            total += plan.nanoseconds(groups, channels, share)
+        else:
+            total += boxes.nanoseconds(groups, math.prod(shape[2:]))
+    return shape[0] * total

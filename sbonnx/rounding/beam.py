@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sbonnx.loops import address
 from sbonnx.moments import Moments
 from sbonnx.rounding import native
 from sbonnx.rounding.base import Grid
 from sbonnx.rounding.factor import back_substitute
-from sbonnx.rounding.native import address, over_rows
+from sbonnx.rounding.native import over_rows
 from sbonnx.spec import Array
 
 

@@ -9,12 +9,13 @@ from typing import Final, final
 import numpy as np
 
 from sbonnx.cpu import cores
+from sbonnx.loops import address
 from sbonnx.moments import Moments
 from sbonnx.rounding import native
 from sbonnx.rounding.adam import Adam, factors
 from sbonnx.rounding.base import Grid
 from sbonnx.rounding.descent import alive
-from sbonnx.rounding.native import address, over_rows
+from sbonnx.rounding.native import over_rows
 from sbonnx.spec import Array
 
 ZETA: Final = 1.1

@@ -4,32 +4,15 @@ from __future__ import annotations
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
-from types import ModuleType
 from typing import Final
 
 from sbonnx.cpu import cores
-from sbonnx.spec import Array
+from sbonnx.loops import compiled
 
-try:
-    loops: ModuleType | None = import_module("sbonnx.rounding._search")
-except ImportError:  # installed where there was no C compiler
-    loops = None
+loops = compiled("sbonnx.rounding._search")
 
 WORTH: Final = 1 << 22
 """Numbers to be read below which one thread does it all."""
-
-
-def address(x: Array) -> int:
-    """Where the values of an array begin.
-
-    Raises:
-        ValueError: they are not one after another.
-    """
-    if not x.flags.c_contiguous:
-        raise ValueError("an array for the compiled loops must be contiguous")
-    place: int = x.__array_interface__["data"][0]
-    return place
 
 
 def over_rows(

@@ -8,11 +8,12 @@ from typing import Final
 
 import numpy as np
 
+from sbonnx.loops import address
 from sbonnx.moments import Moments
 from sbonnx.rounding import native
 from sbonnx.rounding.base import Grid
 from sbonnx.rounding.descent import alive
-from sbonnx.rounding.native import address, over_rows
+from sbonnx.rounding.native import over_rows
 from sbonnx.spec import Array
 
 LANES: Final = 16

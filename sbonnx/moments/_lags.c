@@ -1,0 +1,126 @@
+/* Sums of products of a plane with itself, or with another of its size, a lag apart, over boxes: what the moments of a
+ * depthwise convolution follow from. products.py has the same in numpy, for where this file was not compiled.
+ *
+ * Arrays come as addresses: the stable ABI of Python 3.10 has no buffers. The callers see to types and sizes. */
+
+#define Py_LIMITED_API 0x030A0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__)
+#define FASTEST __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define FASTEST
+#endif
+
+#if defined(__GNUC__)
+enum { LANES = 16 };
+typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+#else
+enum { LANES = 1 };
+typedef float Lanes;
+#endif
+
+enum { SHORT = 256 }; /* float32 sums take in so many products a lane at most, and then go into a float64 one */
+
+/* Where in a plane both factors begin, what lies between rows, and how many rows and columns there are. */
+typedef struct {
+    int64_t one, other, stride, rows, columns;
+} Box;
+
+static inline float added(const Lanes *sums)
+{
+    const float *each = (const float *)sums;
+    float sum = 0.0f;
+    for (int lane = 0; lane < LANES; lane++)
+        sum += each[lane];
+    return sum;
+}
+
+/* Reads up to LANES - 1 numbers behind a row, and counts them as nothing. */
+FASTEST static double sum_over(const float *a, const float *b, const Box *box, const float *masks)
+{
+    const int64_t columns = box->columns, whole = columns / LANES * LANES;
+    const Lanes mask = *(const Lanes *)(masks + LANES - columns % LANES);
+    Lanes sums = {0};
+    double total = 0.0;
+    int64_t taken = 0;
+    for (int64_t row = 0; row < box->rows; row++, a += box->stride, b += box->stride) {
+        for (int64_t x = 0; x < whole; x += LANES)
+            sums += *(const Lanes *)(a + x) * *(const Lanes *)(b + x);
+        if (whole < columns)
+            sums += mask * (*(const Lanes *)(a + whole) * *(const Lanes *)(b + whole));
+        taken += columns;
+        if (taken >= SHORT * LANES) {
+            total += added(&sums);
+            sums = (Lanes){0};
+            taken = 0;
+        }
+    }
+    return total + added(&sums);
+}
+
+/* Columns that lie `step` apart become neighbours; a row is (step, each). */
+static void put_side_by_side(const float *from, float *to, int64_t height, int64_t width, int64_t step)
+{
+    const int64_t each = (width + step - 1) / step;
+    if (step == 1) {
+        memcpy(to, from, height * width * sizeof *to);
+        return;
+    }
+    for (int64_t row = 0; row < height; row++, from += width)
+        for (int64_t phase = 0; phase < step; phase++, to += each)
+            for (int64_t x = phase, i = 0; x < width; x += step, i++)
+                to[i] = from[x];
+}
+
+#define AT(type, name) ((type *)(uintptr_t)(name))
+
+/* correlate(one, other, boxes, sums, batch, channels, height, width, step, count)
+ *
+ * one, other: float32 (batch, channels, height, width), one or two arrays. boxes: int64 (count, 5), in planes
+ * whose columns that lie `step` apart were put side by side. sums: float64 (count, channels), added to. */
+static PyObject *correlate(PyObject *self, PyObject *args)
+{
+    unsigned long long one, other, boxes, sums;
+    Py_ssize_t batch, channels, height, width, step, count;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "KKKKnnnnnn", &one, &other, &boxes, &sums, &batch, &channels, &height, &width, &step,
+                          &count))
+        return NULL;
+    const Py_ssize_t each = (width + step - 1) / step, size = height * each * step;
+    float *space = PyMem_Calloc(2 * (size + LANES), sizeof *space);
+    if (!space)
+        return PyErr_NoMemory();
+    Py_BEGIN_ALLOW_THREADS
+    float masks[2 * LANES] = {0};
+    for (int lane = 0; lane < LANES; lane++)
+        masks[lane] = 1.0f;
+    for (Py_ssize_t plane = 0; plane < batch * channels; plane++) {
+        float *mine = space, *second = one == other ? space : space + size + LANES;
+        put_side_by_side(AT(const float, one) + plane * height * width, mine, height, width, step);
+        if (one != other)
+            put_side_by_side(AT(const float, other) + plane * height * width, second, height, width, step);
+        double *total = AT(double, sums) + plane % channels;
+        for (Py_ssize_t i = 0; i < count; i++) {
+            const Box *box = AT(const Box, boxes) + i;
+            total[i * channels] += sum_over(mine + box->one, second + box->other, box, masks);
+        }
+    }
+    Py_END_ALLOW_THREADS
+    PyMem_Free(space);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"correlate", correlate, METH_VARARGS,
+     "correlate(one, other, boxes, sums, batch, channels, height, width, step, count)"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_lags", "Compiled sums of products a lag apart.", -1,
+                                    methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__lags(void) { return PyModule_Create(&module); }
