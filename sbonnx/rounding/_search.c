@@ -1,5 +1,5 @@
-/* The two loops of rounding, one output after another: the columns of a block with a beam of choices, and tabu search.
- * beam.py and tabu.py say the same in numpy and give the same numbers, bit for bit, for which no product may be fused
+/* Loops of rounding, one output after another: the columns of a block with a beam of choices, tabu search, and coordinate
+ * descent. beam.py, tabu.py and descent.py say the same in numpy and give the same numbers, bit for bit, for which no product may be fused
  * with a sum (-ffp-contract=off). They are what runs where this file was not compiled.
  *
  * Arrays come as addresses: the stable ABI of Python 3.10 has no buffers. The callers see to types and sizes. */
@@ -263,12 +263,71 @@ static PyObject *beam(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* rest += t * line */
+FASTEST static void add_line(float *restrict rest, const float *restrict line, float t, Py_ssize_t columns)
+{
+    for (Py_ssize_t k = 0; k < columns; k++)
+        rest[k] += t * line[k];
+}
+
+/* The first column from `k` on whose code is not the best one beside the others, which is left in `best`; or the end. */
+FASTEST static Py_ssize_t next_to_move(const float *codes, const float *rest, const float *step, Py_ssize_t k,
+                                       Py_ssize_t columns, float qmin, float qmax, float *best)
+{
+    for (; k < columns; k++) {
+        float code = rintf(codes[k] + rest[k] * step[k]);
+        code = code < qmin ? qmin : code;
+        code = code > qmax ? qmax : code;
+        if (code != codes[k]) {
+            *best = code;
+            break;
+        }
+    }
+    return k;
+}
+
+/* descend(a, rest, step, scale, codes, outputs, columns, first, last, qmin, qmax, sweeps)
+ *
+ * float32: a (groups, columns, columns); rest, step, scale and codes (groups, outputs, columns), of which rest is used
+ * up and codes are changed in place. Rows first to last of groups x outputs. */
+static PyObject *descend(PyObject *self, PyObject *args)
+{
+    unsigned long long a, rest, step, scale, codes;
+    Py_ssize_t outputs, columns, first, last, sweeps;
+    int qmin, qmax;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "KKKKKnnnniin", &a, &rest, &step, &scale, &codes, &outputs, &columns, &first, &last,
+                          &qmin, &qmax, &sweeps))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t row = first; row < last; row++) {
+        const float *matrix = AT(const float, a) + row / outputs * columns * columns;
+        const Py_ssize_t at = row * columns;
+        float *left = AT(float, rest) + at, *mine = AT(float, codes) + at, best = 0.0f;
+        for (Py_ssize_t sweep = 0, moved = 1; sweep < sweeps && moved; sweep++) {
+            moved = 0;
+            for (Py_ssize_t k = 0;; k++) {
+                k = next_to_move(mine, left, AT(const float, step) + at, k, columns, (float)qmin, (float)qmax, &best);
+                if (k == columns)
+                    break;
+                add_line(left, matrix + k * columns, (best - mine[k]) * AT(const float, scale)[at + k], columns);
+                mine[k] = best;
+                moved = 1;
+            }
+        }
+    }
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 PyObject *learn(PyObject *self, PyObject *args); /* _learn.c */
 
 static PyMethodDef methods[] = {
     {"beam", beam, METH_VARARGS,
      "beam(free, weight, scale, zero, pivots, triangle, cost, codes, began, outputs, beams, width, first, last, qmin, "
      "qmax)"},
+    {"descend", descend, METH_VARARGS,
+     "descend(a, rest, step, scale, codes, outputs, columns, first, last, qmin, qmax, sweeps)"},
     {"learn", learn, METH_VARARGS,
      "learn(panels, rest, curve, ratio, u, schedule, outputs, columns, padded, first, last, steps)"},
     {"tabu", tabu, METH_VARARGS,

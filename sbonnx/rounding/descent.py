@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
+from sbonnx.loops import address
 from sbonnx.moments import Moments
+from sbonnx.rounding import native
 from sbonnx.rounding.base import Grid
+from sbonnx.rounding.native import over_rows
 from sbonnx.spec import Array
-
-BLOCK: Final = 64
-"""Columns that are kept in step one by one; the others follow by one product of matrices a block."""
 
 DEAD: Final = 1e-10
 """An input whose mean square is below this share of the largest one of its group is read as constant 0."""
@@ -38,77 +39,72 @@ def descend(grid: Grid, codes: Array, moments: Moments, sweeps: int) -> Array:
     Returns:
         float64 whole numbers (G, O, K), a new array.
     """
-    codes = np.array(codes, np.float64)
-    if sweeps == 0:
-        return codes
-    rest = grid.values(codes) @ moments.a - grid.weight @ moments.b
+    before = np.array(codes, np.float64)
+    if sweeps == 0 or before.size == 0:
+        return before
+    rest = grid.values(before) @ moments.a - grid.weight @ moments.b
     diagonal = np.einsum("gkk->gk", moments.a)
     moves = alive(diagonal)
     step = np.where(moves, -1.0 / np.where(moves, diagonal, 1.0), 0.0)[:, None, :] / grid.scale
-    state = _State(
-        codes.astype(np.float32),
-        rest.astype(np.float32),
-        step.astype(np.float32),
-        np.ascontiguousarray(grid.scale, np.float32),
-        moments.a.astype(np.float32),
+    before, rest, step, scale, a = (
+        np.ascontiguousarray(each, np.float32) for each in (before, rest, step, grid.scale, moments.a)
     )
-    # Outputs that no longer move are left out: rows where there is one group, else whole groups.
-    axis = 1 if len(codes) == 1 else 0
-    moving = np.arange(codes.shape[axis])
-    for _ in range(sweeps):
-        moved = np.asarray(state.sweep(grid.qmin, grid.qmax).any(axis=1 - axis))
-        codes[(slice(None), moving) if axis else moving] = state.codes
-        if not moved.any():
-            break
-        if moved.mean() < 0.8:
-            state, moving = state.only(moved, axis), moving[moved]
-    return codes
+    state = _State(before, rest, step, scale, a, grid.qmin, grid.qmax)
+    return state.in_numpy(sweeps) if native.loops is None else state.compiled(sweeps)
 
 
+@dataclass(frozen=True)
 class _State:
-    """The codes that still move, and what the next step needs: all float32, (G, O, K), but for `a`, (G, K, K)."""
+    """The codes, and what the next step needs: all float32, (G, O, K), but for `a`, (G, K, K)."""
 
-    def __init__(self, codes: Array, rest: Array, step: Array, scale: Array, a: Array) -> None:
-        self.codes = codes
-        self.rest = rest
-        self.step = step
-        self.scale = scale
-        self.a = a
+    codes: Array
+    rest: Array
+    step: Array
+    scale: Array
+    a: Array
+    qmin: int
+    qmax: int
+
+    def compiled(self, sweeps: int) -> Array:
+        """The codes after so many sweeps, float64; one output after another."""
+        groups, outputs, columns = self.codes.shape
+        arrays = (address(each) for each in (self.a, self.rest, self.step, self.scale, self.codes))
+        rows = groups * outputs
+        over_rows("descend", (*arrays, outputs, columns), rows, (self.qmin, self.qmax, sweeps), rows * columns * sweeps)
+        return self.codes.astype(np.float64)
+
+    def in_numpy(self, sweeps: int) -> Array:
+        """The same, column by column, bit for bit."""
+        # Outputs that no longer move are left out: rows where there is one group, else whole groups.
+        found = self.codes.astype(np.float64)
+        axis = 1 if len(found) == 1 else 0
+        state, moving = self, np.arange(found.shape[axis])
+        for _ in range(sweeps):
+            moved = np.asarray(state.sweep().any(axis=1 - axis))
+            found[(slice(None), moving) if axis else moving] = state.codes
+            if not moved.any():
+                break
+            if moved.mean() < 0.8:
+                state, moving = state.only(moved, axis), moving[moved]
+        return found
 
     def only(self, moved: Array, axis: int) -> _State:
         """The rows (axis 1) or the groups (axis 0) that `moved` says."""
         codes, rest, step, scale = (
             np.compress(moved, part, axis) for part in (self.codes, self.rest, self.step, self.scale)
         )
-        return _State(codes, rest, step, scale, self.a if axis else self.a[moved])
+        return replace(self, codes=codes, rest=rest, step=step, scale=scale, a=self.a if axis else self.a[moved])
 
-    def sweep(self, qmin: int, qmax: int) -> Array:
+    def sweep(self) -> Array:
         """One pass over all columns; which outputs (G, O) changed."""
-        moved = np.zeros(self.codes.shape[:2], bool)
-        for start in range(0, self.codes.shape[2], BLOCK):
-            part = slice(start, start + BLOCK)
-            change = self._block(part, qmin, qmax)
-            if change is not None:
-                moved |= change.any(axis=2)
-                self.rest += change @ self.a[:, part]
-        return moved
-
-    def _block(self, part: slice, qmin: int, qmax: int) -> Array | None:
-        """Moves the codes of the columns `part`; by how much values changed, (G, O, B), or None for nowhere."""
-        rest = self.rest[:, :, part].copy()
-        corner = self.a[:, part, part]
-        change = np.zeros_like(rest)
-        anywhere = False
-        for k in range(rest.shape[2]):
-            at = part.start + k
-            old = self.codes[:, :, at]
-            new = np.clip(np.rint(old + rest[:, :, k] * self.step[:, :, at]), qmin, qmax)
-            delta = (new - old) * self.scale[:, :, at]
+        changed = np.zeros(self.codes.shape[:2], bool)
+        for k in range(self.codes.shape[2]):
+            old = self.codes[:, :, k]
+            new = np.clip(np.rint(old + self.rest[:, :, k] * self.step[:, :, k]), self.qmin, self.qmax)
+            delta = (new - old) * self.scale[:, :, k]
             where = np.nonzero(delta)
-            if where[0].size == 0:
-                continue
-            anywhere = True
-            self.codes[:, :, at] = new
-            change[:, :, k] = delta
-            rest[where] += delta[where][:, None] * corner[where[0], k]
-        return change if anywhere else None
+            if where[0].size:
+                self.codes[:, :, k] = new
+                self.rest[where] += delta[where][:, None] * self.a[where[0], k]
+                changed[where] = True
+        return changed

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sbonnx.rounding import native
 from sbonnx.rounding.base import Grid
 from sbonnx.rounding.descent import descend
 from sbonnx.spec import Array
-from tests.rounding.layers import CASES, Layer, layer
+from tests.rounding.layers import CASES, CHANNELS, Case, Layer, layer
 
 by_case = pytest.mark.parametrize("case", CASES)
 
@@ -50,6 +51,20 @@ def test_each_sweep_is_no_worse(seed: int, sweeps: int, case: str) -> None:
     less, more = (descend(grid, begin, one.moments, count) for count in (sweeps, sweeps + 1))
     np.testing.assert_array_equal(begin, before)
     assert (error(one, grid, more) <= error(one, grid, less) * (1 + 1e-5) + 1e-9).all()
+
+
+@pytest.mark.skipif(native.loops is None, reason="not compiled: no C compiler where it was installed")
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 1000), sweeps=st.integers(1, 6), case=st.sampled_from([*sorted(CASES), ""]))
+def test_compiled_as_in_numpy(seed: int, sweeps: int, case: str) -> None:
+    """Bit for bit, on every kind of layer, from any codes."""
+    one = layer(CASES[case] if case else Case("Gemm", (9, 70), CHANNELS, {"transB": 1}, two=True), seed)
+    grid = Grid.of(one.weight, one.qparams, one.layout)
+    begin = np.random.default_rng(seed).integers(grid.qmin, grid.qmax + 1, grid.weight.shape)
+    ours = descend(grid, begin, one.moments, sweeps)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "loops", None)
+        np.testing.assert_array_equal(ours, descend(grid, begin, one.moments, sweeps))
 
 
 def test_no_sweeps_no_change() -> None:
