@@ -23,6 +23,7 @@ from sbonnx.calib.numbers import Numbers
 from sbonnx.calib.progress import Silent
 from sbonnx.calib.runner import LayerRunner
 from sbonnx.calib.segments import Segment
+from sbonnx.calib.threads import one_blas_thread
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.moments import Moments, MomentSums
 from sbonnx.prepare import Prepared, prepare, read_recipe
@@ -156,13 +157,14 @@ def fits(layer: Layer) -> bool:
 def both(model: str, layer: Layer, inputs: Sequence[Array], weight: Array, qparams: QParams, iterations: int) -> Pair:
     """The two forms; errors of both by the same moments of all rows."""
     start = time.perf_counter()
-    sums = MomentSums(layer.layout, layer.geometry, two_streams=False)
-    for first in range(0, len(inputs), MOST):
-        some = inputs[first : first + MOST]
-        sums.add(np.concatenate(some), sample=range(first, first + len(some)))
-    moments = sums.moments()
-    summed = time.perf_counter() - start
-    codes = AdaRound(iterations=iterations, start="nearest").round(weight, qparams, moments).codes
+    with one_blas_thread():  # as the walk through the layers has it
+        sums = MomentSums(layer.layout, layer.geometry, two_streams=False)
+        for first in range(0, len(inputs), MOST):
+            some = inputs[first : first + MOST]
+            sums.add(np.concatenate(some), sample=range(first, first + len(some)))
+        moments = sums.moments()
+        summed = time.perf_counter() - start
+        codes = AdaRound(iterations=iterations, start="nearest").round(weight, qparams, moments).codes
     taken = time.perf_counter() - start
     nearest = error_of(moments, weight, qparams, qparams.quantize(weight))
     by_moments = Form(taken, error_of(moments, weight, qparams, codes) / nearest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -46,10 +47,8 @@ def descend(grid: Grid, codes: Array, moments: Moments, sweeps: int) -> Array:
     diagonal = np.einsum("gkk->gk", moments.a)
     moves = alive(diagonal)
     step = np.where(moves, -1.0 / np.where(moves, diagonal, 1.0), 0.0)[:, None, :] / grid.scale
-    before, rest, step, scale, a = (
-        np.ascontiguousarray(each, np.float32) for each in (before, rest, step, grid.scale, moments.a)
-    )
-    state = _State(before, rest, step, scale, a, grid.qmin, grid.qmax)
+    short = partial(np.ascontiguousarray, dtype=np.float32)
+    state = _State(short(before), short(rest), short(step), short(grid.scale), short(moments.a), grid.qmin, grid.qmax)
     return state.in_numpy(sweeps) if native.loops is None else state.compiled(sweeps)
 
 
