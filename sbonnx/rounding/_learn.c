@@ -52,12 +52,12 @@ typedef struct {
     int32_t *places; /* in the output, (left,) */
 } Few;
 
-/* e^x for x <= 88; below -87 about e^-87. Relative error 2e-7. */
+/* e^x for x within -87 and 88, and what it is there for others; for no number, at -87. Relative error 2e-7. */
 static inline float exponential(float x)
 {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to whole numbers */
-    x = x < -87.0f ? -87.0f : x;
-    x = x > 88.0f ? 88.0f : x;
+    x = x > -87.0f ? x : -87.0f;
+    x = x < 88.0f ? x : 88.0f;
     const float n = (x * 1.44269504f + magic) - magic;
     const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     float p = 1.0f / 720;
