@@ -14,7 +14,7 @@ from sbonnx.calib.scales import limits_for
 from sbonnx.calib.solve import scale_type
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
-from sbonnx.moments import Means, Moments, share_of
+from sbonnx.moments import Means, Moments, share_of, shrinkage_of
 from sbonnx.plan.types import Gain, Plan, RoundingChoice, Site
 from sbonnx.report import Refusal
 from sbonnx.rounding import ROUNDERS, make_rounder
@@ -135,15 +135,23 @@ class Fitter:
         self._correct(layer, means)
 
     def _judged(self, layer: Layer, moments: Moments, fit: Moments, held: Moments | None) -> Moments:
-        """What a weight is rounded by: centred where a bias takes up the mean, the float stream by a share."""
-        centred = layer.bias is not None
-        share = self.options.share
-        if share is None:
-            share = 0.0
-            if held is not None:
-                weight = moments.layout.matrices(self.numbers.weight(layer.site))
-                share = share_of(weight, *((fit.centred(), held.centred()) if centred else (fit, held)))
-        return (moments.centred() if centred else moments).towards(share)
+        """What a weight is rounded by: centred where a bias takes up the mean, the float stream by a share.
+
+        What ties its inputs together counts as far as samples that were held out bear it out.
+        """
+        share, chance = self.options.share or 0.0, 0.0
+        if held is not None:
+            share, chance = self._trust(layer, fit, held)
+            chance *= fit.rows / moments.rows  # all samples leave less to it than most of them, in proportion
+        centred = moments.centred() if layer.bias is not None else moments
+        return centred.towards(share).shrunk(chance)
+
+    def _trust(self, layer: Layer, fit: Moments, held: Moments) -> tuple[float, float]:
+        """See `share_of` and `shrinkage_of`."""
+        if layer.bias is not None:
+            fit, held = fit.centred(), held.centred()
+        weight = fit.layout.matrices(self.numbers.weight(layer.site))
+        return share_of(weight, fit, held), shrinkage_of(fit, held)
 
     def fake_quant(self, site: Site | None, value: Array) -> Array:
         """An activation as a layer reads it in the quantized stream."""

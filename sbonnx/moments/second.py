@@ -69,6 +69,19 @@ class Moments:
         mean = rest * self.mean_quantized + share * self.mean
         return Moments(self.layout, self.rows, self.a, b, c, mean, self.mean_quantized)
 
+    def shrunk(self, by: float) -> Moments:
+        """Moments in which inputs go together less: what ties one to another, times ``1 - by``.
+
+        The error by them is ``1 - by`` of the error, and ``by`` of what it would be if errors that the inputs bring
+        simply added up.
+        """
+        if by == 0.0:
+            return self
+        a = _untied(self.a, by)
+        one = self.is_one_stream
+        b, c = (a, a) if one else (_untied(self.b, by), _untied(self.c, by))
+        return Moments(self.layout, self.rows, a, b, c, self.mean, self.mean_quantized)
+
     def merged(self, other: Moments) -> Moments:
         """Of the rows of both."""
         rows = self.rows + other.rows
@@ -99,6 +112,14 @@ class Moments:
     def means(self) -> Means:
         """The means alone."""
         return Means(self.layout, self.rows, self.mean, self.mean_quantized)
+
+
+def _untied(total: Array, by: float) -> Array:
+    """(G, K, K) with all but its diagonals times ``1 - by``; a new array."""
+    less = total * (1.0 - by)
+    places = np.arange(total.shape[-1])
+    less[:, places, places] = total[:, places, places]
+    return np.asarray(less)
 
 
 def _less(total: Array, rows: int, one: Array, other: Array) -> Array:

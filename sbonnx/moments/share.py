@@ -1,4 +1,4 @@
-"""How much of the error of its inputs a weight can make up for, judged on samples that it was not fitted to."""
+"""How far moments of few samples are to be trusted, judged on samples that were held out."""
 
 from __future__ import annotations
 
@@ -40,3 +40,31 @@ def share_of(weight: Array, fit: Moments, held: Moments) -> float:
         gained = float(np.einsum("gok,gok->", w @ (held.b - held.a), d))
         moved = float(np.einsum("gok,gok->", d @ held.a, d))
     return float(np.clip(gained / moved, 0.0, 1.0)) if np.isfinite(gained) and 0 < moved < np.inf else 0.0
+
+
+def shrinkage_of(fit: Moments, held: Moments) -> float:
+    """How far the correlations between inputs shrink towards zero on other samples: in [0, 1], for `Moments.shrunk`.
+
+    Of few samples, correlations are chance in part, and a rounding that makes up for one input's error by another's
+    learns that chance. With those of ``fit``, c_kl = A_kl / sqrt(A_kk A_ll), and of ``held``, h_kl, the best guess of
+    h by a multiple of c is
+
+        h ~ s c,   s = sum_{k != l} c_kl h_kl / sum_{k != l} c_kl^2
+
+    and 1 - s of them is chance, whatever the shapes and however alike the rows of one sample are. (Shrinkage of a
+    covariance matrix towards its diagonal, Ledoit & Wolf 2004, with its factor by hold-out.)
+
+    Args:
+        fit, held: of the same layer, on different samples.
+    """
+    if not fit.rows or not held.rows:
+        return 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        own, other = (np.einsum("gkk->gk", each.a) for each in (fit, held))
+        alive = (own > 0) & (other > 0)
+        sizes = [np.where(alive, 1.0 / np.where(alive, size, 1.0), 0.0) for size in (np.sqrt(own * other), own)]
+        shared, mine = (
+            float(np.einsum("gkl,gkl,gk,gl->", fit.a, each, size, size)) - np.count_nonzero(alive)
+            for each, size in zip((held.a, fit.a), sizes, strict=True)
+        )
+    return float(np.clip(1.0 - shared / mine, 0.0, 1.0)) if np.isfinite(shared) and 0 < mine < np.inf else 0.0
