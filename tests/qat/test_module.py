@@ -86,6 +86,15 @@ def test_prepare_and_quantize_calibrate_alike(tmp_path: Path) -> None:
     assert_same_file(tmp_path / "calibrated.onnx", tmp_path / "trained.onnx")
 
 
+def spoil(module: torch.nn.Module) -> None:
+    """Noise on all weights, a third as large as they are."""
+    random = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, value in module.named_parameters():
+            if "quantizers." not in name and value.dim() > 1:
+                value.add_(0.3 * value.std() * torch.randn(value.shape, generator=random))
+
+
 @pytest.mark.parametrize(
     ("method", "backend"),
     [("lsq", "virtual"), ("lsq+", "virtual"), ("pact", "virtual"), ("dorefa", "virtual"), ("lsq", "onnxruntime")],
@@ -93,12 +102,10 @@ def test_prepare_and_quantize_calibrate_alike(tmp_path: Path) -> None:
 def test_training_lowers_the_loss_and_the_file_has_what_was_learned(method: str, backend: str, tmp_path: Path) -> None:
     case = "w4a4" if backend == "virtual" else "onnxruntime w4a8"
     module = module_of(case, "dorefa" if method == "pact" else method, method)
+    spoil(module)  # calibration leaves nothing to gain in a few steps
     before = {name: value.detach().clone() for name, value in module.state_dict().items()}
     done = qat.train(module, FEEDS, epochs=12, batch=8, lr=5e-2, quant_lr=2e-3, inner=())
-    if backend == "virtual":
-        assert done.losses[-1] < 0.99 * done.losses[0]
-    else:  # with 8 bits for activations calibration leaves nothing to gain in a few steps, and nothing may be broken
-        assert done.losses[-1] < 0.01
+    assert done.losses[-1] < 0.4 * done.losses[0]
     moved = [name for name, value in module.state_dict().items() if not torch.equal(before[name], value)]
     assert any("quantizers." in name for name in moved) or method == "dorefa"
     assert any("quantizers." not in name for name in moved)
