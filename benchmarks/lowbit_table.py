@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from benchmarks.accuracy import HEADLINE
@@ -72,6 +72,24 @@ class Line:
     main: bool = False
     rival: bool = False
     learns: bool = False
+
+
+def mean_of(lines: Sequence[Line]) -> Line:
+    """The same row run with several seeds: the mean of its scores, and what the median run took.
+
+    It says from where to where the metric that counts goes.
+
+    Args:
+        lines: with scores and costs; a single one is returned as it is.
+    """
+    if len(lines) == 1:
+        return lines[0]
+    place = JUDGED.get(lines[0].model, 0)
+    judged = [line.scores[place] for line in lines]
+    scores = tuple(sum(line.scores[at] for line in lines) / len(lines) for at in range(len(lines[0].scores)))
+    middle = sorted(lines, key=lambda line: line.cost.cpu if line.cost else 0.0)[len(lines) // 2]
+    apart = f"{lines[0].way}, mean of {len(lines)} seeds ({min(judged):.4f} to {max(judged):.4f})"
+    return replace(middle, way=apart, scores=scores)
 
 
 def lost(line: Line, reference: Line) -> float | None:

@@ -25,12 +25,14 @@ class Way:
         main: it is held against the goal.
         rival: it is held against the best of the peers, and is given as many samples as those that learn.
         only: models that it is tried on; none: all.
+        seeds: with how many of what is picked by chance; the mean counts.
     """
 
     overrides: Overrides
     main: bool = False
     rival: bool = False
     only: tuple[str, ...] = ()
+    seeds: int = 1
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def _w4a8() -> Table:
         {
             "nearest, min-max": Way({**_W4A8, **_NEAREST, "w_observer": "minmax"}),
             "nearest, mse ranges": Way({**_W4A8, **_NEAREST, "w_observer": "mse"}),
-            "default (gptq)": Way(_W4A8, main=True),
+            "default (gptq)": Way(_W4A8, main=True, seeds=5),
             "gptq, ranges of the observer": Way({**_W4A8, "weight_scale": "observer"}),
             "gptq, quick": Way({**_W4A8, **QUICK}, rival=True),
             "gptq, zero points of 0": Way({**_W4A8, "w_qscheme": "per-channel-symmetric"}),

@@ -17,7 +17,7 @@ from benchmarks.calibration_subjects import save_feeds
 from benchmarks.lowbit import ahead_text
 from benchmarks.lowbit_peers import environments, measured
 from benchmarks.lowbit_runs import Bench, Effort, fewer_samples, run
-from benchmarks.lowbit_table import HEADER, Cost, Line, beside, best_peer, lost, rows, verdict
+from benchmarks.lowbit_table import HEADER, Cost, Line, beside, best_peer, lost, mean_of, rows, verdict
 from benchmarks.lowbit_ways import ACCURACY, PeerWay, Table, Way
 from sbonnx.prepare import prepare, read_recipe
 
@@ -106,6 +106,16 @@ def test_one_row_is_to_be_better_than_another_on_each_model() -> None:
     assert "**missed**" in ahead_text([FLOAT, plain, replace(mixed, scores=())], table)
 
 
+def test_several_seeds_count_by_their_mean() -> None:
+    """And are compared with the goal by it: one run is above, one below."""
+    seen = ((0.79, 3.0), (0.80, 1.0), (0.795, 2.0))
+    runs = [replace(OURS, scores=(0.9, score), cost=Cost(cpu, cpu, 100.0)) for score, cpu in seen]
+    found = mean_of(runs)
+    assert found.scores == pytest.approx((0.9, 0.795)) and found.cost == runs[2].cost and found.main
+    assert found.way == "default, mean of 3 seeds (0.7900 to 0.8000)"
+    assert mean_of(runs[:1]) is runs[0]
+
+
 @pytest.mark.parametrize("which", ACCURACY)
 def test_every_setting_is_a_recipe(which: str) -> None:
     for way in ACCURACY[which].ways.values():
@@ -129,7 +139,9 @@ def test_a_child_quantizes_and_says_what_it_cost(small: Path) -> None:
     assert line.note == "" and line.cost is not None and line.size_mb > 0
     assert line.scores == (1.0, 2.0)
     assert 0 < line.cost.cpu < 60 and line.cost.peak_mb > 20
-    assert bench.ours("small", "wrong", Way({"rounding": "magic"})).note.startswith("fails: ")
+    assert bench.ours("small", "wrong", Way({"rounding": "magic"}, seeds=2)).note.startswith("fails: ")
+    twice = bench.ours("small", "gptq", Way({"w_bit": 4, "rounding": "gptq"}, seeds=2))
+    assert twice.way == "gptq, mean of 2 seeds (1.0000 to 1.0000)" and twice.scores == (1.0, 2.0)
 
 
 def test_losses_by_layer_are_told(small: Path) -> None:
