@@ -1,0 +1,65 @@
+"""Long runs of the fuzz suite: ``python -m tests.fuzz --cases 10000 [--seed N] [--part NAME] [--keep FOLDER]``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from tests.fuzz.collecting import Tally, collect
+from tests.fuzz.parts import PARTS
+
+
+def options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--cases", type=int, default=10_000, help="how many, over all parts")
+    parser.add_argument("--seed", type=int, default=0, help="another number draws other cases")
+    parser.add_argument("--part", choices=list(PARTS), action="append", help="only this part; can be repeated")
+    parser.add_argument("--keep", help="folder for one pickled case of every kind of fault")
+    parser.add_argument("--workers", type=int, default=2)
+    return parser.parse_args(arguments)
+
+
+def table(tallies: dict[str, Tally]) -> str:
+    """Classes and counts by part, as Markdown."""
+    names = sorted({name for tally in tallies.values() for name in tally.classes})
+    lines = [f"| part | cases | {' | '.join(names)} |", f"|---|---|{'---|' * len(names)}"]
+    for part, tally in tallies.items():
+        lines.append(f"| {part} | {tally.classes.total()} | {' | '.join(str(tally.classes[name]) for name in names)} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the parts in proportion to their short mode; print classes and faults."""
+    chosen = options(arguments)
+    parts = chosen.part or list(PARTS)
+    weight = sum(PARTS[part][1] for part in parts)
+    if chosen.keep:
+        Path(chosen.keep).mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
+    tallies = {part: Tally() for part in parts}
+    with ProcessPoolExecutor(chosen.workers) as pool:
+        runs = [
+            (part, pool.submit(collect, part, count, chosen.seed * 1000 + index, chosen.keep))
+            for part in parts
+            for count in [max(round(chosen.cases * PARTS[part][1] / weight / chosen.workers), 1)]
+            for index in range(chosen.workers)
+        ]
+        for part, run in runs:
+            tallies[part] += run.result()
+    whole = Tally()
+    for part, tally in tallies.items():
+        whole += tally
+        for kind, text in sorted(tally.faults.items()):
+            print(f"\n{part}: {kind}\n  {text}")
+    print(f"\n{table(tallies)}\n\n{whole.classes.total()} cases, {time.monotonic() - start:.0f} s;", end=" ")
+    print(f"longest {whole.slowest:.1f} s, highest memory {whole.peak >> 20} MiB")
+    return 1 if whole.faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

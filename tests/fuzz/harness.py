@@ -1,0 +1,230 @@
+"""Run a fuzz case in a folder of its own and judge how it ended."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+SECONDS: Final = 60.0
+"""A case that takes longer hangs."""
+
+MEMORY: Final = 1 << 30
+"""Bytes that a command may take beyond the program itself and the size of its input files."""
+
+LINE: Final = 500
+"""Characters of the one line that names a mistake."""
+
+CONTROLS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+OUTPUT: Final = "out"
+"""The folder in which a case writes its files."""
+
+CLASSES: Final = {0: "done", 1: "below quality, reported", 2: "refused in one line"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One command line over the files of one folder.
+
+    Attributes:
+        files: content by path relative to the folder.
+        argv: the command line, without the program's name. Everything that it writes goes to the folder `out`.
+        same: two paths, model and result, that onnxruntime must find to compute the same where the exit code is 0.
+        fifos: paths that are FIFOs; links: targets by path of a symlink.
+    """
+
+    files: Mapping[str, bytes]
+    argv: tuple[str, ...]
+    same: tuple[str, str] | None = None
+    fifos: tuple[str, ...] = ()
+    links: Mapping[str, str] = field(default_factory=dict)
+
+    def lay(self, folder: Path) -> None:
+        """Write the files into `folder`."""
+        (folder / OUTPUT).mkdir()
+        for name, content in self.files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+        for name in self.fifos:
+            os.mkfifo(folder / name)
+        for name, target in self.links.items():
+            (folder / name).symlink_to(target)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a case ended: its class, and every rule that it broke."""
+
+    name: str
+    faults: tuple[str, ...]
+    code: int
+    seconds: float
+    peak: int
+    out: str
+    err: str
+
+
+class Zygote:
+    """The server of `tests.fuzz.zygote`: starts on the first case, and again after it was killed."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._ready = 0
+
+    def __enter__(self) -> Zygote:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the server."""
+        if self._process is not None:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+            self._process.wait(30)
+            self._process = None
+
+    def run(self, case: Case) -> Verdict:
+        """Run `case` in a temporary folder."""
+        with tempfile.TemporaryDirectory(prefix="fuzz-") as place:
+            folder, logs = Path(place, "case"), Path(place, "logs")
+            folder.mkdir()
+            (logs / "tmp").mkdir(parents=True)
+            case.lay(folder)
+            before = state(folder)
+            reply = self.ask(folder, logs, case.argv, same=case.same)
+            out, err = (_text(logs / name) for name in ("out", "err"))
+            left = [str(path.relative_to(logs)) for path in sorted((logs / "tmp").rglob("*"))]
+            verdict = self._judge(case, reply, out, err, before, state(folder), left)
+            shutil.rmtree(logs / "tmp", ignore_errors=True)
+        return verdict
+
+    def ask(
+        self,
+        folder: Path,
+        logs: Path,
+        argv: Sequence[str],
+        *,
+        seconds: float = SECONDS,
+        file_size: int | None = None,
+        same: Sequence[str] | None = None,
+    ) -> dict[str, Any]:
+        """Run a command line in `folder`; stdout and stderr go to `logs`, temporary files to `logs/tmp`.
+
+        Args:
+            seconds: after that long it is killed, and everything it has started.
+            file_size: bytes past which a write fails, as on a full disk.
+        """
+        request = {
+            "argv": list(argv),
+            "folder": str(folder),
+            "logs": str(logs),
+            "seconds": seconds,
+            "file_size": file_size,
+            "same": list(same) if same else None,
+        }
+        if self._process is None or self._process.poll() is not None:
+            environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.fuzz.zygote"],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            assert self._process.stdout is not None
+            self._ready = int(json.loads(self._process.stdout.readline())["ready"])
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        reply: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return reply
+
+    def _judge(
+        self,
+        case: Case,
+        reply: Mapping[str, Any],
+        out: str,
+        err: str,
+        before: Mapping[str, str],
+        after: Mapping[str, str],
+        left: Sequence[str],
+    ) -> Verdict:
+        code = int(reply["code"])
+        faults = []
+        if reply["hung"]:
+            faults.append(f"no end after {SECONDS:g} s")
+        elif code < 0 and not reply["ended"]:
+            faults.append(f"ended by signal {-code}")
+        elif code not in CLASSES and not reply["ended"]:
+            faults.append(f"exit code {code}")
+        if "Traceback" in err or "Traceback" in out:
+            faults.append("a traceback")
+        if "internal error" in err:
+            faults.append("an internal error")
+        size = sum(len(content) for content in case.files.values())
+        if reply["peak"] > self._ready + size + MEMORY:
+            faults.append(f"{reply['peak'] >> 20} MiB of memory for {size} bytes of input")
+        if code == 2:
+            faults += _wrong_line(err)
+        if CONTROLS.search(err) or CONTROLS.search(out):
+            faults.append("control characters on the terminal")
+        changed = sorted(name for name, digest in before.items() if after.get(name) != digest)
+        if changed:
+            faults.append(f"changed its input: {changed}")
+        new = sorted(set(after) - set(before))
+        allowed = () if code == 2 else (f"{OUTPUT}/",)
+        if [name for name in new if not name.startswith(allowed or "\0") or "/." in name]:
+            faults.append(f"left behind: {new}")
+        if left:
+            faults.append(f"left in the temporary folder: {list(left)}")
+        if reply["proof"]:
+            faults.append(f"another result: {reply['proof']}")
+        name = "fault" if faults else CLASSES.get(code, "onnxruntime itself crashes on the original")
+        return Verdict(name, tuple(faults), code, float(reply["seconds"]), int(reply["peak"]), out, err)
+
+
+def _wrong_line(err: str) -> list[str]:
+    lines = err.splitlines()
+    if len(lines) != 1:
+        return [f"{len(lines)} lines for one mistake"]
+    return [f"a line of {len(err)} characters"] if len(err) > LINE + 1 else []
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes().decode("utf-8", "replace") if path.exists() else ""
+
+
+def state(folder: Path) -> dict[str, str]:
+    """Digest of every file below `folder` by relative path; the kind where it is none."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = f"link to {os.readlink(path)}"
+        elif path.is_file():
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        else:
+            found[name] = f"mode {path.lstat().st_mode:o}"
+    return found
+
+
+def describe(case: Case, verdict: Verdict) -> str:
+    """What a person needs to see a fault again."""
+    return (
+        f"{'; '.join(verdict.faults)}\n  sbonnx {' '.join(map(repr, case.argv))}\n"
+        f"  exit code {verdict.code}, {verdict.seconds:.1f} s\n  {verdict.err[-3000:]}"
+    )
