@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from typing import IO, Any, Final
 
 from sbonnx.calib.channel import Job, Tray, receive, send
 from sbonnx.calib.unit import Unit
 from sbonnx.errors import DeviceError
-
-BOOT: Final = (
-    "import json, sys; told = json.loads(sys.argv[1]); sys.path[:] = told['path']; "
-    "from sbonnx.calib.worker import main; main(*told['arguments'])"
-)
-"""What a worker's interpreter runs. It finds modules where this one finds them."""
+from sbonnx.isolation import python_command
 
 ENVIRONMENT: Final = {"OPENBLAS_NUM_THREADS": "1"}
 """numpy's matrix products are not used there, and starting threads for them is a quarter of the start."""
@@ -59,10 +52,9 @@ class Remote:
         answers, outbox = os.pipe()
         files = [models.fileno(), *(tray.fd for tray in self._trays)]
         arguments = [inbox, outbox, files[0], files[1:], os.getpid()]
-        told = json.dumps({"path": [str(place) for place in sys.path], "arguments": arguments})
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", BOOT, told],
+                python_command("sbonnx.calib.worker", "main", *arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[inbox, outbox, *files],
@@ -72,7 +64,9 @@ class Remote:
         except OSError as error:
             os.close(to)
             os.close(answers)
-            raise DeviceError(f"no worker process can be started ({error.strerror}): use fewer workers") from error
+            raise DeviceError(
+                f"no worker process can be started ({error.strerror or error}): use fewer workers"
+            ) from error
         finally:
             os.close(inbox)
             os.close(outbox)

@@ -5,11 +5,20 @@
 The public names are loaded when they are first used: importing the package costs next to nothing.
 """
 
-from __future__ import annotations
+import os
+import sys
+
+# `python -m sbonnx` puts the working folder, which may hold downloaded files, first on the search path; it is removed
+# before anything is imported from there (as `from __future__` would), unless it is where sbonnx itself lies.
+if sys.argv[:1] == ["-m"] and not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
+    # the argument before those of the program: sbonnx, -msbonnx, or the module that imports it
+    _run = next(iter(sys.orig_argv[len(sys.orig_argv) - len(sys.argv) :]), "")
+    if (_run.partition("m")[2] if _run.startswith("-") else _run).partition(".")[0] == "sbonnx":
+        _folder = os.path.realpath(os.path.dirname(os.path.dirname(__file__)))
+        sys.path[:1] = [_place for _place in sys.path[:1] if os.path.realpath(_place) == _folder]
 
 import importlib
 import importlib.util
-import sys
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
