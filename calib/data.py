@@ -102,7 +102,7 @@ class Dataset:
 
     def _cut(self, where: str, raw: Any) -> Iterator[tuple[str, Feed]]:
         """The feeds of one raw feed."""
-        feed = named(without_defaults(raw, self._defaults, where), self.inputs, where)
+        feed = named(without_defaults(raw, self._defaults, where), self.inputs, where, whole=self.split is None)
         return iter([(where, feed)]) if self.split is None else cut(feed, self.split, self.inputs, where)
 
     def _picked(self, places: Sequence[int]) -> Iterator[tuple[str, Feed]]:

@@ -31,7 +31,9 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"moments"}),
     frozenset({"unfold"}),
     frozenset({"layout"}),
-    frozenset({"spec", "ops", "runtime", "cpu", "loops", "assets", "isolation", "backends.tensorrt_profiles"}),
+    frozenset(
+        {"spec", "ops", "runtime", "cpu", "loops", "assets", "isolation", "input_files", "backends.tensorrt_profiles"}
+    ),
     frozenset({"errors", "version"}),
 )
 FLOOR_OF = {unit: len(FLOORS) - 1 - depth for depth, units in enumerate(FLOORS) for unit in units}

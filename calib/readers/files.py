@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import base64
-import binascii
-import io
 import json
+import os
 import re
-import zipfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, Final
 
 from sbonnx.calib.readers.fit import InputSpec
 from sbonnx.calib.readers.lengths import lengths_of_files
 from sbonnx.calib.readers.source import Source, listed
+from sbonnx.calib.readers.stored import StoredArray, open_stored, stored_in
 from sbonnx.errors import DataError
-from sbonnx.spec import Array
+from sbonnx.input_files import check_regular, read_regular
 
 KNOWN = (".npz", ".npy", ".json")
+
+MAX_JSON: Final = 1 << 30
+"""Bytes of a JSON file, which is read whole and kept. Text is no form for more data."""
+
+MAX_PROTO: Final = (1 << 31) - 1
+"""Bytes that protobuf reads."""
 
 
 def open_path(path: Path, inputs: Sequence[InputSpec]) -> Source:
@@ -30,12 +32,16 @@ def open_path(path: Path, inputs: Sequence[InputSpec]) -> Source:
     Raises:
         DataError: it does not exist, or holds nothing that is known, or several kinds.
     """
-    if path.is_dir():
+    if os.path.isdir(path):  # False as well where the system has no such names
         return _open_folder(path, inputs)
-    if not path.exists():
-        raise DataError(f"there is no file or folder '{path}': check the path of the data")
+    try:
+        check_regular(path)
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file or folder '{path}': check the path of the data") from error
+    except OSError as error:
+        raise DataError(f"'{path}' cannot be read: {error.strerror}") from error
     if path.suffix in (".npz", ".npy"):
-        return listed(f"'{path}'", 1, lambda _: (f"'{path}'", _load(path)), lambda: lengths_of_files([path]))
+        return listed(f"'{path}'", 1, lambda _: (f"'{path}'", open_stored(path)), lambda: lengths_of_files([path]))
     if path.suffix == ".json":
         return _polygraphy(path)
     raise DataError(f"'{path}' is no data file: give {', '.join(KNOWN)} or a folder of them")
@@ -43,12 +49,23 @@ def open_path(path: Path, inputs: Sequence[InputSpec]) -> Source:
 
 def natural(path: Path) -> list[Any]:
     """Sort key that puts 2.npz before 10.npz."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", path.name)]
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", path.name)]
 
 
 def _children(folder: Path) -> list[Path]:
-    """Visible entries of a folder, in natural order."""
-    return sorted((entry for entry in folder.iterdir() if not entry.name.startswith(".")), key=natural)
+    """Visible entries of a folder, in natural order.
+
+    Raises:
+        DataError: the folder cannot be read, or a data file in it is none (a link that leads nowhere, a FIFO).
+    """
+    try:
+        entries = sorted((entry for entry in folder.iterdir() if not entry.name.startswith(".")), key=natural)
+        for entry in entries:
+            if entry.suffix in (*KNOWN, ".pb") and not entry.is_dir():
+                check_regular(entry)
+    except OSError as error:
+        raise DataError(f"'{error.filename}' cannot be read: {error.strerror}") from error
+    return entries
 
 
 def _open_folder(folder: Path, inputs: Sequence[InputSpec]) -> Source:
@@ -66,7 +83,7 @@ def _open_folder(folder: Path, inputs: Sequence[InputSpec]) -> Source:
     if test_sets:
         return _of_files(folder, test_sets, lambda path: _load_test_set(path, inputs))
     if files[".npz"] or files[".npy"]:
-        return _of_files(folder, files[".npz"] or files[".npy"], _load)
+        return _of_files(folder, files[".npz"] or files[".npy"], open_stored)
     if files[".json"]:
         sources = [_polygraphy(path) for path in files[".json"]]
         return Source(f"folder '{folder}'", lambda: (pair for source in sources for pair in source.feeds()))
@@ -87,7 +104,7 @@ def _of_files(folder: Path, paths: list[Path], load: Any) -> Source:
     def at(number: int) -> tuple[str, Any]:
         return f"'{paths[number]}'", load(paths[number])
 
-    lengths = None if load is not _load else lambda: lengths_of_files(paths)
+    lengths = None if load is not open_stored else lambda: lengths_of_files(paths)
     return listed(f"folder '{folder}'", len(paths), at, lengths)
 
 
@@ -111,53 +128,21 @@ def _of_input_folders(folder: Path, inputs: Sequence[InputSpec]) -> Source:
     rows = list(zip(*columns.values(), strict=True))
 
     def at(number: int) -> tuple[str, Any]:
-        feed = {name: _load(path) for name, path in zip(columns, rows[number], strict=True)}
+        feed = {name: open_stored(path) for name, path in zip(columns, rows[number], strict=True)}
         return f"'{rows[number][0]}'", feed
 
     return listed(f"folder '{folder}'", len(rows), at, lambda: lengths_of_files([row[0] for row in rows]))
 
 
-def _load(path: Path) -> Any:
-    """The array of a .npy file, or the arrays of a .npz file by name.
-
-    Raises:
-        DataError: unreadable, cut short, pickled.
-    """
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return loaded
-        with loaded:
-            arrays = {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, MemoryError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        if not _is_numpy(path):
-            reason = "it is no .npy or .npz file; save it with np.save or np.savez"
-        elif isinstance(error, (zipfile.BadZipFile, EOFError)):
-            reason = f"it is cut off ({reason}); copy or save it again"
-        elif "allow_pickle" in reason or "pickled" in reason:
-            reason = "it holds pickled objects, which are not read because they may run code; save plain arrays"
-        raise DataError(f"'{path}' cannot be read: {reason}") from error
-    if not arrays:
-        raise DataError(f"'{path}' holds no arrays: save it with np.savez(path, input_name=array)")
-    return arrays
-
-
-def _is_numpy(path: Path) -> bool:
-    """Whether a file begins as one of numpy's does, or cannot be opened at all."""
-    try:
-        with open(path, "rb") as file:
-            start = file.read(6)
-    except OSError:
-        return True
-    return start.startswith((b"\x93NUMPY", b"PK"))
-
-
 def _polygraphy(path: Path) -> Source:
     """Polygraphy's JSON: a list of feeds, each array the base64 text of an .npy file."""
     try:
-        feeds = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        feeds = json.loads(read_regular(path, MAX_JSON))
+    except OSError as error:
+        raise DataError(f"'{path}' cannot be read: {error.strerror}") from error
+    except RecursionError as error:
+        raise DataError(f"'{path}' is nested too deeply to be a list of feeds") from error
+    except ValueError as error:
         raise DataError(f"'{path}' is no readable JSON: {str(error).splitlines()[0]}") from error
     feeds = [feeds] if isinstance(feeds, dict) else feeds
     if not isinstance(feeds, list) or not all(isinstance(feed, dict) for feed in feeds):
@@ -170,7 +155,7 @@ def _polygraphy(path: Path) -> Source:
     return listed(f"'{path}'", len(feeds), at, None)
 
 
-def _decode(value: Any, what: str) -> Array:
+def _decode(value: Any, what: str) -> StoredArray:
     """One array of a Polygraphy file. `{"array": base64 of .npy}`; a LazyArray wraps it once more in `values`."""
     if isinstance(value, dict) and isinstance(value.get("values"), dict):
         value = value["values"]
@@ -178,11 +163,12 @@ def _decode(value: Any, what: str) -> Array:
     if not isinstance(text, str):
         raise DataError(f"{what} is no array in Polygraphy's form: save the feeds with Polygraphy's save_json")
     try:
-        loaded = np.load(io.BytesIO(base64.b64decode(text, validate=True)), allow_pickle=False)
-    except (binascii.Error, OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{what} cannot be decoded: {str(error).splitlines()[0]}") from error
+        content = base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise DataError(f"{what} cannot be decoded: {error}") from error
+    stored = stored_in(content, what)
     # old Polygraphy versions wrote a .npz with one array
-    return loaded if isinstance(loaded, np.ndarray) else np.asarray(loaded[loaded.files[0]])
+    return stored if isinstance(stored, StoredArray) else next(iter(stored.values()))
 
 
 def _load_test_set(folder: Path, inputs: Sequence[InputSpec]) -> dict[str, Any]:
@@ -192,18 +178,22 @@ def _load_test_set(folder: Path, inputs: Sequence[InputSpec]) -> dict[str, Any]:
     feed: dict[str, Any] = {}
     for index, spec in enumerate(inputs):
         path = folder / f"input_{index}.pb"
-        if not path.exists():
-            if spec.optional:
-                continue
-            raise DataError(f"'{folder}' holds no input_{index}.pb for input '{spec.name}'")
         tensor = onnx.TensorProto()
         try:
-            tensor.ParseFromString(path.read_bytes())
+            tensor.ParseFromString(read_regular(path, MAX_PROTO))
             if not tensor.data_type:
                 raise ValueError("it holds no tensor")
+            if tensor.external_data or tensor.data_location == onnx.TensorProto.EXTERNAL:
+                raise ValueError("its values lie in another file, save them in it")
             feed[spec.name] = onnx.numpy_helper.to_array(tensor)
+        except FileNotFoundError as error:
+            if not spec.optional:
+                raise DataError(f"'{folder}' holds no input_{index}.pb for input '{spec.name}'") from error
+        except OSError as error:
+            raise DataError(f"'{path}' cannot be read: {error.strerror}") from error
         except Exception as error:  # protobuf's DecodeError has no common base with the others
-            raise DataError(f"'{path}' is no readable TensorProto: {str(error).splitlines()[0]}") from error
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise DataError(f"'{path}' is no readable TensorProto: {reason}") from error
     if (folder / f"input_{len(inputs)}.pb").exists():
         raise DataError(f"'{folder}' holds more inputs than the model's {len(inputs)}")
     return feed

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sbonnx.calib.readers.stored import StoredArray
 from sbonnx.errors import DataError
 from sbonnx.spec import Array
 
@@ -38,7 +39,7 @@ class InputSpec:
         return f"{kind} ({', '.join('?' if d is None or d == '' else str(d) for d in self.shape)})"
 
 
-def describe(x: Array) -> str:
+def describe(x: Array | StoredArray) -> str:
     """Type and shape of an array, in the form of `InputSpec`'s text."""
     return f"{x.dtype} ({', '.join(str(d) for d in x.shape)})"
 
@@ -47,8 +48,10 @@ def as_array(value: Any, what: str) -> Array:
     """`value` as a numpy array: arrays, torch tensors (not imported, recognised by their methods), numbers, lists.
 
     Raises:
-        DataError: it is none of these.
+        DataError: it is none of these, or stored in a file that cannot be read.
     """
+    if isinstance(value, StoredArray):
+        return value.load()
     try:
         if hasattr(value, "detach"):  # torch: off the tape and off the device
             value = value.detach().cpu()
@@ -63,15 +66,19 @@ def as_array(value: Any, what: str) -> Array:
     return array
 
 
-def named(raw: Any, inputs: Sequence[InputSpec], where: str) -> Feed:
-    """Arrays by input name.
+def named(raw: Any, inputs: Sequence[InputSpec], where: str, *, whole: bool = True) -> Feed:
+    """Arrays by input name. Of arrays in files, types and shapes are checked before the values are read.
 
     A mapping is taken by name (`arr_0`, `arr_1`, ... of an unnamed `np.savez` by position); a list or tuple by
     position, where items past the last input (labels) are left out; anything else is the model's single input.
     By position, as many items as there are inputs that must be fed are those.
 
+    Args:
+        whole: it is one feed; False: it will be cut along the leading axis.
+
     Raises:
-        DataError: a name the model does not have, an input without an array, too few items.
+        DataError: a name the model does not have, an input without an array, too few items, an array in a file that
+            does not fit or cannot be read.
     """
     if isinstance(raw, Mapping):
         pairs = {str(name): value for name, value in raw.items()}
@@ -94,11 +101,11 @@ def named(raw: Any, inputs: Sequence[InputSpec], where: str) -> Feed:
                 f"give a dict with {', '.join(repr(spec.name) for spec in inputs)}"
             )
         pairs = {(needed_names or [inputs[0].name])[0]: raw}
-    return {
-        spec.name: as_array(pairs[spec.name], f"input '{spec.name}' of {where}")
-        for spec in inputs
-        if spec.name in pairs
-    }
+    fed = [spec for spec in inputs if spec.name in pairs]
+    for spec in fed:
+        if isinstance(stored := pairs[spec.name], StoredArray):
+            _check_header(stored, spec, where, whole)
+    return {spec.name: as_array(pairs[spec.name], f"input '{spec.name}' of {where}") for spec in fed}
 
 
 def _by_position(inputs: Sequence[InputSpec], count: int) -> list[str]:
@@ -118,7 +125,9 @@ def without_defaults(raw: Any, defaults: Mapping[str, Callable[[], Array]], wher
     """
     fed = [name for name in raw if name in defaults] if isinstance(raw, Mapping) and defaults else []
     for name in fed:
-        if not _equal(as_array(raw[name], f"input '{name}' of {where}"), defaults[name]()):
+        held, value = defaults[name](), raw[name]
+        same_shape = not isinstance(value, StoredArray) or value.shape == held.shape
+        if not same_shape or not _equal(as_array(value, f"input '{name}' of {where}"), held):
             raise DataError(
                 f"{where} feeds '{name}' other values than its default in the model, which is quantized as a constant: "
                 f"leave '{name}' out, or drop its initializer from the model to make it an input like the others"
@@ -199,21 +208,29 @@ def _fit_array(x: Array, spec: InputSpec, where: str) -> Array:
     """One array in its input's type, checked."""
     found = f"input '{spec.name}' wants {spec}; {where} holds {describe(x)}"
     if spec.shape is not None:
-        _check_shape(x, spec.shape, found)
+        _check_shape(x.shape, spec.shape, found)
     if x.dtype.kind == "f":
         _check_finite(x, f"input '{spec.name}' of {where}")
     return np.ascontiguousarray(_cast(x, spec, found)) if x.ndim else _cast(x, spec, found)
 
 
-def _check_shape(x: Array, shape: tuple[int | str | None, ...], found: str) -> None:
+def _check_header(stored: StoredArray, spec: InputSpec, where: str, whole: bool) -> None:
+    """What `_fit_array` checks, as far as the header tells it."""
+    found = f"input '{spec.name}' wants {spec}; {where} holds {describe(stored)}"
+    if spec.shape is not None:
+        _check_shape(stored.shape, spec.shape if whole else (*(None for _ in spec.shape[:1]), *spec.shape[1:]), found)
+    _check_type(stored.dtype, spec, found)
+
+
+def _check_shape(shape: tuple[int, ...], wanted: tuple[int | str | None, ...], found: str) -> None:
     """Rank and fixed dimensions."""
-    if x.ndim == len(shape) - 1:
+    if len(shape) == len(wanted) - 1:
         raise DataError(f"{found}. Is the batch axis missing? Save x[None]")
-    if x.ndim != len(shape):
+    if len(shape) != len(wanted):
         raise DataError(f"{found}: the number of axes differs")
-    if x.ndim and x.shape[0] == 0 and shape[0] != 0:
+    if shape and shape[0] == 0 and wanted[0] != 0:
         raise DataError(f"{found}: there is no sample in it; leave empty batches out")
-    for axis, (have, want) in enumerate(zip(x.shape, shape, strict=True)):
+    for axis, (have, want) in enumerate(zip(shape, wanted, strict=True)):
         if isinstance(want, int) and have != want:
             mend = "cut the samples into batches with --split" if axis == 0 and want else "resize or transpose the data"
             raise DataError(f"{found}: axis {axis} must be {want}; {mend}")
@@ -231,23 +248,32 @@ def _check_finite(x: Array, what: str) -> None:
 
 def _cast(x: Array, spec: InputSpec, found: str) -> Array:
     """`x` in the type of `spec` where no value is lost beyond float rounding, else an error that says what to do."""
+    _check_type(x.dtype, spec, found)
     want = spec.dtype
     if want is None or x.dtype == want:
         return x
-    have, kind = x.dtype.kind, want.kind
-    if kind == "O" and have in "OUS":
+    if want.kind == "O":
         return x.astype(object)
-    if have == kind == "f":
+    if want.kind == "f":
         with np.errstate(over="ignore"):
             y = x.astype(want)
         if not np.isfinite(y).all():
             raise DataError(f"{found}: its largest value {np.abs(x).max():.4g} does not fit {want}")
         return y
-    if kind in "iu" and have in "iub":
-        limits = np.iinfo(want)
-        if x.size and (int(x.min()) < limits.min or int(x.max()) > limits.max):
-            raise DataError(f"{found}: its values {x.min()} .. {x.max()} do not fit {want}")
-        return x.astype(want)
+    limits = np.iinfo(want)
+    if x.size and (int(x.min()) < limits.min or int(x.max()) > limits.max):
+        raise DataError(f"{found}: its values {x.min()} .. {x.max()} do not fit {want}")
+    return x.astype(want)
+
+
+def _check_type(dtype: np.dtype[Any], spec: InputSpec, found: str) -> None:
+    """Guard for types of which no value, or not every value, means the same in the type of `spec`."""
+    want = spec.dtype
+    if want is None or dtype == want:
+        return
+    have, kind = dtype.kind, want.kind
+    if (kind == "O" and have in "OUS") or have == kind == "f" or (kind in "iu" and have in "iub"):
+        return
     if kind == "f" and have == "u":
         mend = f"preprocess it as for inference (scale, mean, layout) and save as {want}"
     elif kind == "f" and have in "ib":

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
-import numpy as np
+from sbonnx.calib.readers.stored import StoredArray, open_stored
+from sbonnx.errors import DataError
 
 MOST_FILES: Final = 1000
 """Files whose headers are read, a fifth of a millisecond each; how many batches more files make is not told."""
@@ -42,25 +42,8 @@ def _of_feed(feed: Any) -> int | None:
 
 def _of_file(path: Path) -> int | None:
     try:
-        if path.suffix == ".npy":
-            with open(path, "rb") as file:
-                return _leading(file)
-        with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                with archive.open(name) as member:
-                    length = _leading(member)
-                if length is not None:
-                    return length
-    except (OSError, ValueError, zipfile.BadZipFile):  # said in full when it is read
+        stored = open_stored(path)
+        arrays = [stored] if isinstance(stored, StoredArray) else stored.values()
+        return next((array.shape[0] for array in arrays if array.shape), None)
+    except DataError:  # said when it is read
         return None
-    return None
-
-
-def _leading(file: IO[bytes]) -> int | None:
-    """Of the array whose .npy form begins here; None without an axis."""
-    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    version = np.lib.format.read_magic(file)
-    if version not in read:
-        return None
-    shape = read[version](file)[0]
-    return int(shape[0]) if shape else None

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from sbonnx.calib.data import read
 from sbonnx.calib.readers import InputSpec
 from sbonnx.calib.readers.pick import Sampling, _mix, rank
+from sbonnx.calib.readers.stored import StoredArray
 from sbonnx.errors import DataError
+from sbonnx.spec import Array
 from tests.calib.test_data import F32, SOURCES, X, as_loader, sample
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,14 +111,14 @@ def test_picking_counts_batches_after_splitting() -> None:
 def test_only_the_picked_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(30):
         np.savez(tmp_path / f"{number}.npz", x=np.full((1, 1), number, np.float32))
-    loaded: list[Path] = []
-    load = np.load
+    loaded: list[StoredArray] = []
+    load = StoredArray.load
 
-    def counted(path: Path, **more: Any) -> Any:
-        loaded.append(path)
-        return load(path, **more)
+    def counted(array: StoredArray) -> Array:
+        loaded.append(array)
+        return load(array)
 
-    monkeypatch.setattr("numpy.load", counted)
+    monkeypatch.setattr(StoredArray, "load", counted)
     data = read(tmp_path, ONE, limit=3, pick="random", seed=2)
     loaded.clear()
     assert first_values(data) == list(Sampling(3, "random", 2).chosen(30))

@@ -1,0 +1,250 @@
+"""Arrays in .npy and .npz files: type and shape from the header, the values when they are asked for.
+
+A .npz file of 3 MB can hold 3 GB of zeros: what does not fit the model is refused by its header.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
+from math import prod
+from pathlib import Path
+from typing import IO, Any, Final, NamedTuple
+
+import numpy as np
+
+from sbonnx.errors import DataError, SbonnxError
+from sbonnx.input_files import check_regular, open_regular
+from sbonnx.spec import Array
+
+MAX_HEADER: Final = 16 << 10
+"""Bytes in which the header of an array has to end; numpy's own limit is 10,000 characters."""
+
+MAX_MEMBERS: Final = 10_000
+"""Arrays in one .npz file, which is one feed."""
+
+STRING_BYTES: Final = 64
+"""Memory of a short text in an array of Python objects, about."""
+
+REASON_LENGTH: Final = 200
+"""Characters that are shown of what another library says of a damaged file."""
+
+METHODS: Final = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA})
+"""Compressions of zip files that every Python reads."""
+
+_NPY: Final = b"\x93NUMPY"
+_ZIP: Final = (b"PK\x03\x04", b"PK\x05\x06")
+_READ_HEADER: Final[dict[tuple[int, int], Callable[..., Any]]] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+    (3, 0): np.lib.format.read_array_header_2_0,  # as 2.0, but for names of fields
+}
+
+
+class _Header(NamedTuple):
+    """What a .npy header says, and its own length in bytes."""
+
+    shape: tuple[int, ...]
+    fortran_order: bool
+    dtype: np.dtype[Any]
+    length: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the header and the values."""
+        return self.length + _count(self.shape) * self.dtype.itemsize
+
+
+class StoredArray:
+    """An array in a file in .npy form.
+
+    Args:
+        what: what messages call it.
+        start: opens it at its first byte.
+        size: its bytes, with the header, uncompressed.
+    """
+
+    def __init__(self, what: str, start: Callable[[], IO[bytes]], size: int) -> None:
+        self._what = what
+        self._start = start
+        self._size = size
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As the header says.
+
+        Raises:
+            DataError: the header cannot be read, or cannot be true.
+        """
+        return self._header.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """As the header says; raises what `shape` does."""
+        return self._header.dtype
+
+    def load(self) -> Array:
+        """The values.
+
+        Raises:
+            DataError: they cannot be read, or memory is too small for them.
+        """
+        needed = _count(self.shape) * (STRING_BYTES if self.dtype.kind in "SU" else self.dtype.itemsize)
+        if needed > (memory := _machine_memory()):
+            raise DataError(
+                f"{self._what} holds {needed / 2**30:.1f} GiB, more than the memory of this machine "
+                f"({memory / 2**30:.1f} GiB): cut it into several files"
+            )
+        header = self._header
+        with _faults_of(self._what):
+            if header.size <= len(self._head):
+                flat = np.frombuffer(self._head[header.length : header.size], header.dtype)
+                values: Array = flat.reshape(header.shape, order="F" if header.fortran_order else "C").copy()
+            else:
+                with self._start() as file:
+                    values = np.lib.format.read_array(file, allow_pickle=False)
+                    file.read(1)  # the end of a zip member: its checksum is compared there
+        return values
+
+    @cached_property
+    def _head(self) -> bytes:
+        """The first bytes."""
+        with _faults_of(self._what), self._start() as file:
+            return file.read(MAX_HEADER)
+
+    @cached_property
+    def _header(self) -> _Header:
+        header = _read_header(self._head, self._what)
+        self._check(header)
+        return header
+
+    def _check(self, header: _Header) -> None:
+        """Guard for headers that cannot be true, and for what is not read."""
+        shape, dtype = header.shape, header.dtype
+        if dtype.hasobject:
+            reason = "it holds pickled objects, which are not read because they may run code; save plain arrays"
+        elif any(size < 0 for size in shape) or (not dtype.itemsize and _count(shape)):
+            reason = f"its header says {dtype} {shape}, which no array has; save it again"
+        elif header.size > self._size:
+            reason = f"it is cut off ({self._size} bytes, and its header says {header.size}); copy or save it again"
+        else:
+            return
+        raise DataError(f"{self._what} cannot be read: {reason}")
+
+
+def _read_header(head: bytes, what: str) -> _Header:
+    """What the first bytes of a .npy file say.
+
+    Raises:
+        DataError: they are no header, or that of a format which is not known.
+    """
+    file = io.BytesIO(head)
+    try:
+        version = np.lib.format.read_magic(file)
+        if version not in _READ_HEADER:
+            raise ValueError(f"version {version[0]}.{version[1]} of the .npy format is not known")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # headers of Python 2: said when the values are read
+            shape, fortran_order, dtype = _READ_HEADER[version](file)
+    except Exception as error:  # numpy evaluates the text with `ast`: SyntaxError, RecursionError, MemoryError, ...
+        raise DataError(f"{what} cannot be read: its header is damaged ({_reason(error)}); save it again") from error
+    return _Header(tuple(shape), fortran_order, dtype, file.tell())
+
+
+def open_stored(path: Path) -> StoredArray | dict[str, StoredArray]:
+    """The array of a .npy file, or those of a .npz file by name.
+
+    Raises:
+        DataError: it is no such file, is cut off, holds no arrays, or one twice.
+    """
+    what = f"'{path}'"
+    with _faults_of(what):
+        size = check_regular(path)
+        with open_regular(path) as file:
+            magic = file.read(len(_NPY))
+    return _opened(what, magic, path, partial(open_regular, path), size)
+
+
+def stored_in(content: bytes, what: str) -> StoredArray | dict[str, StoredArray]:
+    """As `open_stored`, of the content of such a file."""
+    return _opened(what, content[: len(_NPY)], io.BytesIO(content), lambda: io.BytesIO(content), len(content))
+
+
+def _opened(
+    what: str, magic: bytes, archive: Path | IO[bytes], start: Callable[[], IO[bytes]], size: int
+) -> StoredArray | dict[str, StoredArray]:
+    """The arrays of a file that begins with `magic`."""
+    if magic == _NPY:
+        return StoredArray(what, start, size)
+    if not magic.startswith(_ZIP):
+        cut_off = not magic or _NPY.startswith(magic) or any(known.startswith(magic) for known in _ZIP)
+        reason = "it is empty or cut off" if cut_off else "it is no .npy or .npz file"
+        raise DataError(f"{what} cannot be read: {reason}; save it with np.save or np.savez")
+    with _faults_of(what):
+        return _members(zipfile.ZipFile(archive), what)
+
+
+def _members(archive: zipfile.ZipFile, what: str) -> dict[str, StoredArray]:
+    """The arrays of a zip file, which is closed with the last of them."""
+    if len(archive.infolist()) > MAX_MEMBERS:
+        raise DataError(f"{what} holds {len(archive.infolist())} arrays, and a file is one feed: save one file a feed")
+    arrays: dict[str, StoredArray] = {}
+    for info in archive.infolist():
+        name = info.filename.removesuffix(".npy")
+        if name in arrays:
+            raise DataError(f"{what} holds two arrays '{name}': save it again")
+        arrays[name] = StoredArray(f"array '{name}' of {what}", partial(_open_member, archive, info), info.file_size)
+    if not arrays:
+        raise DataError(f"{what} holds no arrays: save it with np.savez(path, input_name=array)")
+    return arrays
+
+
+def _open_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
+    if info.flag_bits & 1:
+        raise ValueError("it is encrypted; save it without a password")
+    if info.compress_type not in METHODS:
+        raise ValueError(f"it is compressed by method {info.compress_type} of zip; save it with np.savez_compressed")
+    return archive.open(info)
+
+
+@contextlib.contextmanager
+def _faults_of(what: str) -> Iterator[None]:
+    """Turn what reading a damaged file raises (zipfile, its decompressors and numpy have no common base of errors)
+    into one line."""
+    try:
+        yield
+    except SbonnxError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {what}: check the path of the data") from error
+    except Exception as error:
+        raise DataError(f"{what} cannot be read: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for it; cut it into several files"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = (str(error).splitlines() or [type(error).__name__])[0][:REASON_LENGTH]
+    if isinstance(error, (zipfile.BadZipFile, EOFError)) or text.startswith("EOF"):
+        return f"it is cut off or damaged ({text}); copy or save it again"
+    return text
+
+
+def _count(shape: Sequence[int]) -> int:
+    """Values of an array."""
+    return prod(shape)
+
+
+def _machine_memory() -> int:
+    """Bytes of memory that this machine has."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not POSIX
+        return 1 << 62

@@ -1,0 +1,76 @@
+"""Input files are regular files of a bounded size: reading one ends, whatever lies at the path."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import IO, Final
+
+KINDS: Final = {
+    stat.S_IFIFO: "a FIFO (named pipe)",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+"""By `stat.S_IFMT`: what reading would wait for, or read without end."""
+
+_PIECE: Final = 1 << 20
+
+
+def check_regular(path: str | os.PathLike[str]) -> int:
+    """Size in bytes of a regular file, or of the one that a link leads to.
+
+    Raises:
+        OSError: there is no such file, or it is none; `strerror` says why.
+    """
+    try:
+        found = os.stat(path)
+    except ValueError as error:  # a NUL, half a surrogate pair
+        raise OSError(errno.EINVAL, "the system has no such names", os.fspath(path)) from error
+    return _regular_size(found, path)
+
+
+def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a regular file for reading; never waits for a writer.
+
+    Raises:
+        OSError: as `check_regular`, or it cannot be opened.
+    """
+    check_regular(path)  # first: to open a device can do something
+    file = open(path, "rb", opener=_opened_at_once)  # noqa: SIM115
+    try:
+        _regular_size(os.fstat(file.fileno()), path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def read_regular(path: str | os.PathLike[str], largest: int) -> bytes:
+    """Content of a regular file of at most `largest` bytes.
+
+    Raises:
+        OSError: as `open_regular`, or it is larger.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        content = b"" if size > largest else file.read(size)
+        while size <= largest and (more := file.read(_PIECE)):  # it grows, or its system does not tell its size
+            content += more
+            size = len(content)
+    if size > largest:
+        raise OSError(errno.EFBIG, f"it has {size} bytes, and at most {largest} are read", os.fspath(path))
+    return content
+
+
+def _regular_size(found: os.stat_result, path: str | os.PathLike[str]) -> int:
+    if not stat.S_ISREG(found.st_mode):
+        kind = KINDS.get(stat.S_IFMT(found.st_mode), "something else")
+        raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", os.fspath(path))
+    return found.st_size
+
+
+def _opened_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
