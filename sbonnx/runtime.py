@@ -1,21 +1,47 @@
 """The one door to onnxruntime, opened only when something is run.
 
 onnxruntime is an extra (`cpu` or `gpu`, which exclude each other), so importing sbonnx never imports it.
+
+From 1.29 on, onnxruntime's builds for Linux and macOS send telemetry by default: importing it starts an upload thread
+and writes a device id below ~/.cache/Microsoft and a session file to TMPDIR. The environment variable below, read
+once at import, prevents all of that, in child processes too.
 """
 
 from __future__ import annotations
 
+import os
+from functools import cache
 from types import ModuleType
+from typing import Final
 
 from sbonnx.errors import NO_RUNTIME, DeviceError
 
+TELEMETRY_SWITCH: Final = "ORT_DISABLE_TELEMETRY"
+"""Environment variable that turns onnxruntime's telemetry off. A value set by the user is respected, "0" included."""
+
+
+def _set_telemetry_switch() -> None:
+    if not os.environ.get(TELEMETRY_SWITCH):
+        os.environ[TELEMETRY_SWITCH] = "1"
+
+
+_set_telemetry_switch()  # for what imports onnxruntime directly: a preload of worker processes, a user's metric
+
+
+@cache
+def _disable_events(ort: ModuleType) -> None:
+    """Stop telemetry events of an onnxruntime that the calling program imported before, and on Windows (ETW)."""
+    if os.environ[TELEMETRY_SWITCH] != "0" and hasattr(ort, "disable_telemetry_events"):
+        ort.disable_telemetry_events()
+
 
 def onnxruntime() -> ModuleType:
-    """The onnxruntime module.
+    """The onnxruntime module, its telemetry disabled.
 
     Raises:
         DeviceError: it is not installed, or does not load on this machine.
     """
+    _set_telemetry_switch()  # again: the environment may have been replaced since this module was loaded
     try:
         import onnxruntime as ort
     except ModuleNotFoundError as error:
@@ -31,6 +57,7 @@ def onnxruntime() -> ModuleType:
             "pip install --force-reinstall 'sbonnx[cpu]'"
         )
     module: ModuleType = ort
+    _disable_events(module)
     return module
 
 

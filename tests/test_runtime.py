@@ -1,0 +1,65 @@
+"""onnxruntime is loaded without its telemetry: no upload thread, no device id, no session file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sbonnx.runtime import TELEMETRY_SWITCH
+
+ROOT = Path(__file__).resolve().parents[1]
+
+OPEN = """
+import os, sys
+from sbonnx.runtime import onnxruntime
+from sbonnx.assets import digits
+ort = onnxruntime()
+ort.InferenceSession(str(digits().model))
+"""
+
+PRELOADED = """
+from sbonnx.batch.process import PRELOADED
+for name in PRELOADED:
+    __import__(name)
+"""
+
+REPLACED = """
+import os
+import sbonnx.runtime
+kept = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+os.environ.clear()
+os.environ.update(kept)
+sbonnx.runtime.onnxruntime()
+"""
+
+
+@pytest.mark.parametrize(
+    ("home", "script"),
+    [("writable", OPEN), ("a file", OPEN), ("writable", PRELOADED), ("writable", REPLACED)],
+    ids=["session", "no home", "fork server", "other environment"],
+)
+def test_no_telemetry(home: str, script: str, tmp_path: Path) -> None:
+    """Also where HOME cannot be written to, which the device id complains about on stderr otherwise."""
+    (tmp_path / "tmp").mkdir()
+    if home == "writable":
+        (tmp_path / "home").mkdir()
+    else:
+        (tmp_path / "home").write_text("")
+    kept = {name: value for name, value in os.environ.items() if name not in (TELEMETRY_SWITCH, "CI")}
+    environment = {**kept, "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert {path.name for path in tmp_path.rglob("*")} == {"home", "tmp"}
+
+
+def test_a_choice_of_the_user_is_respected() -> None:
+    script = "import os, sbonnx.runtime; sbonnx.runtime.onnxruntime(); print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    environment = {**os.environ, TELEMETRY_SWITCH: "0", "CI": "1"}  # onnxruntime sends nothing in CI either
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "0\n"
