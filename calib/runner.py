@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -16,6 +14,7 @@ from sbonnx.calib.blocked import unblocked, weights_beside
 from sbonnx.calib.session import CPU, CUDA, LEVELS, Session, SessionModel, open_session, session_options
 from sbonnx.errors import DeviceError, ModelError
 from sbonnx.graph import Graph, serialize
+from sbonnx.graph.temporary import temporary_folder
 from sbonnx.runtime import onnxruntime
 
 Optimisation = Literal["off", "basic", "extended", "all"]
@@ -127,8 +126,8 @@ def prepare(
 
 def _blocked(model: bytes, options: Callable[[], Any], outputs: Collection[str], name: str) -> SessionModel:
     """`model` as onnxruntime optimised it, with `outputs` taken before they are put back into the usual order."""
-    with tempfile.TemporaryDirectory(prefix="sbonnx-") as folder:
-        path, beside = Path(folder) / "optimised.onnx", "weights.bin"
+    with temporary_folder() as folder:
+        path, beside = folder / "optimised.onnx", "weights.bin"
         chosen = options()
         chosen.optimized_model_filepath = str(path)
         # the weights are the bulk of it, and are neither packed into protobuf nor read back from there
@@ -137,7 +136,7 @@ def _blocked(model: bytes, options: Callable[[], Any], outputs: Collection[str],
         chosen.add_session_config_entry("session.disable_prepacking", "1")  # this one is not run
         open_session(model, chosen, [CPU], name)
         proto = onnx.load(path, load_external_data=False)
-        weights = weights_beside(proto, Path(folder) / beside)
+        weights = weights_beside(proto, folder / beside)
         content, aliases = unblocked(proto, outputs)
         return SessionModel(content, weights, "kept", aliases)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +26,7 @@ from sbonnx.calib.tuning import tune_norms
 from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import Graph, query
 from sbonnx.graph.staging import staged
+from sbonnx.graph.temporary import temporary_folder
 from sbonnx.judged import Judged
 from sbonnx.plan import Plan, Site, Solution
 from sbonnx.prepare import Prepared, Source, prepare, source_of
@@ -228,8 +228,8 @@ def _place(target: Path | None, inputs: Sequence[Path], force: bool) -> Iterator
         with staged(target, inputs, force=force) as path:
             yield path
         return
-    with tempfile.TemporaryDirectory(prefix="sbonnx-") as folder:
-        yield Path(folder) / "quantized.onnx"
+    with temporary_folder() as folder:
+        yield folder / "quantized.onnx"
 
 
 @contextmanager
@@ -238,8 +238,8 @@ def _reference(model: Source, prepared: Prepared) -> Iterator[Path | bytes]:
     if prepared.graph.info.original_opset >= OLDEST_OPSET:
         yield source_of(model)
         return
-    with tempfile.TemporaryDirectory(prefix="sbonnx-") as folder:
-        lifted = Path(folder) / "lifted.onnx"
+    with temporary_folder() as folder:
+        lifted = folder / "lifted.onnx"
         graphs.save(graphs.load(model), lifted)
         yield lifted
 
@@ -314,8 +314,8 @@ def _proved(
         onnx.checker.check_model(os.fspath(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ModelError(f"{path} does not pass onnx.checker: {' '.join(str(error).split())}") from error
-    with tempfile.TemporaryDirectory(prefix="sbonnx-") as folder:
-        stand_in = Path(folder) / "emulated.onnx"
+    with temporary_folder() as folder:
+        stand_in = folder / "emulated.onnx"
         graphs.save(precision.emulated(quantized), stand_in)
         report = _verified(report, source, stand_in, samples, prepared, solution, size=proof.file_bytes(path))
     note = (

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import secrets
+import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from sbonnx.errors import OutputError
 from sbonnx.graph import wire
+from sbonnx.graph.temporary import temporary_folder
 from sbonnx.graph.write import Skeleton
 
 EXTERNAL_BYTES: Final = 3 << 29
@@ -18,6 +20,14 @@ EXTERNAL_BYTES: Final = 3 << 29
 
 ALIGNMENT: Final = 4096
 """Each tensor of a data file starts at a page, so that runtimes can map it."""
+
+SPECIAL: Final = {
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+    stat.S_IFIFO: "a FIFO (named pipe)",
+    stat.S_IFSOCK: "a socket",
+}
+"""Names of what is never replaced by a file: a rename would remove it, /dev/null too where root does it."""
 
 
 def model_pieces(made: Skeleton) -> Iterator[bytes | memoryview]:
@@ -50,16 +60,16 @@ def write_model(
     with _reporting(path), _temporary(path) as temporary:
         if not external:
             _write(temporary, model_pieces(made))
-            os.replace(temporary, path)
+            move(temporary, path)
             return
         with _temporary(data) as temporary_data:
             places = list(_places(made.sizes()))
             _write(temporary_data, _data_pieces(made, places))
             _write(temporary, [_with_locations(made, data.name, places)])
             new = not data.exists()
-            os.replace(temporary_data, data)
+            move(temporary_data, data)
             try:
-                os.replace(temporary, path)
+                move(temporary, path)
             except BaseException:
                 if new:
                     data.unlink()
@@ -72,37 +82,100 @@ def write_bytes(path: Path, content: bytes | memoryview) -> None:
     Raises:
         OutputError: it cannot be written there.
     """
-    check_target(path, (), force=True)
-    with _reporting(path), _temporary(path) as temporary:
+    with replacing(path) as temporary:
         _write(temporary, [content])
-        os.replace(temporary, path)
 
 
 def write_text(path: Path, text: str) -> None:
-    """`write_bytes` of a text in UTF-8."""
-    write_bytes(path, text.encode())
+    """`write_bytes` of a text in UTF-8; halves of surrogate pairs, which that does not have, as backslash escapes."""
+    write_bytes(path, text.encode(errors="backslashreplace"))
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write to. What was written replaces `path` when the block ends; an exception leaves that as it was.
+
+    Raises:
+        OutputError: it cannot be written there.
+    """
+    check_target(path, (), force=True)
+    with _reporting(path), _temporary(path) as temporary:
+        yield temporary
+        move(temporary, path)
 
 
 def check_target(path: Path, inputs: Iterable[Path], *, force: bool) -> None:
     """That a file may be written here, before the work begins.
 
+    A symlink to a regular file counts as that file; what is written replaces the link, not the file it leads to.
+
     Args:
-        inputs: files that must not be written over.
+        inputs: files that must not be written over, outputs of the same run that are not there yet included.
         force: an existing file may be replaced.
 
     Raises:
-        OutputError: a folder, in no folder, an input, or there already.
+        OutputError: a folder, device, FIFO or socket, or a symlink to one; in no folder, or one that cannot be written
+            to; an input, or there already.
     """
-    if path.is_dir():
-        raise OutputError(f"'{path}' is a folder: give the name of the file to write")
-    if not path.parent.is_dir():
-        raise OutputError(f"there is no folder '{path.parent}' to write '{path.name}' to: make it first")
-    if not path.exists():
-        return
-    if any(given.exists() and path.samefile(given) for given in inputs):
-        raise OutputError(f"'{path}' is an input of this run: give another name for the output")
-    if not force:
+    there = is_replaceable(path)
+    _check_folder(path)
+    if any(_same(path, given) for given in inputs):
+        what = "an input of this run" if there else "another output of this run"
+        raise OutputError(f"'{path}' is {what}: give another name for the output")
+    if there and not force:
         raise OutputError(f"'{path}' exists: give --force (force=True) to replace it")
+
+
+def is_replaceable(path: Path) -> bool:
+    """Whether there is a regular file, or a symlink to one or to nothing; False where there is nothing.
+
+    Raises:
+        OutputError: there is something else, or nothing can be there.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+        if stat.S_ISLNK(mode):
+            with suppress(FileNotFoundError):
+                mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:  # ValueError: a NUL, or half a surrogate pair
+        raise OutputError(f"'{path}' cannot be written: {getattr(error, 'strerror', None) or error}") from error
+    if stat.S_ISDIR(mode):
+        raise OutputError(f"'{path}' is a folder: give the name of the file to write")
+    if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+        kind = SPECIAL.get(stat.S_IFMT(mode), "a special file")
+        raise OutputError(f"'{path}' is {kind}, not a regular file: give the name of a file to write")
+    return True
+
+
+def move(temporary: Path, path: Path) -> None:
+    """Rename a file to its place, over a regular file or nothing.
+
+    Raises:
+        OutputError: something else has come there.
+        OSError: it cannot be renamed.
+    """
+    is_replaceable(path)
+    os.replace(temporary, path)
+
+
+def _check_folder(path: Path) -> None:
+    folder = path.parent
+    if not os.path.isdir(folder):
+        raise OutputError(f"there is no folder '{folder}' to write '{path.name}' to: make it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        read_only = hasattr(os, "statvfs") and os.statvfs(folder).f_flag & os.ST_RDONLY
+        reason = os.strerror(errno.EROFS if read_only else errno.EACCES)
+        raise OutputError(f"'{path}' cannot be written: {reason}: name another folder")
+
+
+def _same(path: Path, other: Path) -> bool:
+    """Whether two names are of one file, also one that is not there yet."""
+    try:
+        return os.path.samefile(path, other)
+    except (OSError, ValueError):
+        return os.path.realpath(path) == os.path.realpath(other)
 
 
 @contextmanager
@@ -111,17 +184,16 @@ def _reporting(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not path.parent.is_dir():
+            raise OutputError(f"'{path}' cannot be written: its folder was removed during the run") from error
         raise OutputError(f"'{path}' cannot be written: {error.strerror or error}") from error
 
 
 @contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
-    """A name beside the file for the time of writing. Whatever happens, nothing of it stays."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        yield temporary
-    finally:
-        temporary.unlink(missing_ok=True)
+    """A place for the file while it is written, on the same file system. Whatever happens, nothing of it stays."""
+    with temporary_folder(beside=path) as folder:
+        yield folder / path.name
 
 
 def _write(path: Path, contents: Iterable[bytes | memoryview]) -> None:

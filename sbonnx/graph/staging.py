@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from sbonnx.errors import OutputError, SbonnxError
-from sbonnx.graph.files import check_target
+from sbonnx.graph.files import check_target, move
+from sbonnx.graph.temporary import MARKER, temporary_folder
 
 
 @contextmanager
@@ -32,21 +30,31 @@ def staged(target: Path, inputs: Iterable[Path] = (), *, force: bool = False) ->
     """
     inputs = list(inputs)
     check_target(target, inputs, force=force)
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    except OSError as error:
-        raise OutputError(f"'{target}' cannot be written: {error.strerror or error}") from error
-    try:
-        yield folder / target.name
-        made = sorted(folder.iterdir(), key=lambda path: path.name == target.name)  # the model last
-        for path in made:
-            check_target(target.parent / path.name, inputs, force=force)
+    with ExitStack() as stack:
         try:
-            for path in made:
-                os.replace(path, target.parent / path.name)
+            folder = stack.enter_context(temporary_folder(beside=target))
         except OSError as error:
             raise OutputError(f"'{target}' cannot be written: {error.strerror or error}") from error
-    except SbonnxError as error:  # in words of the place that the user knows
-        raise type(error)(str(error).replace(str(folder / target.name), str(target))) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            yield folder / target.name
+            _publish(folder, target, inputs, force=force)
+        except (SbonnxError, OSError) as error:
+            if not folder.is_dir():
+                raise OutputError(f"'{target}' cannot be written: its folder was removed during the run") from error
+            if isinstance(error, OSError):
+                raise
+            # in words of the place that the user knows
+            raise type(error)(str(error).replace(str(folder / target.name), str(target))) from error
+
+
+def _publish(folder: Path, target: Path, inputs: Sequence[Path], *, force: bool) -> None:
+    """Move what was made to its place, the model last."""
+    made = [path for path in folder.iterdir() if path.name != MARKER]
+    made.sort(key=lambda path: path.name == target.name)
+    for path in made:
+        check_target(target.parent / path.name, inputs, force=force)
+    try:
+        for path in made:
+            move(path, target.parent / path.name)
+    except OSError as error:
+        raise OutputError(f"'{target}' cannot be written: {error.strerror or error}") from error

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 from weakref import WeakKeyDictionary
 
 from sbonnx import graph as graphs
 from sbonnx.errors import DeviceError, SbonnxError
 from sbonnx.graph import Constant, Graph, Node, query
+from sbonnx.graph.temporary import temporary_folder
 from sbonnx.lint.view import View
 from sbonnx.ops import DEQUANTIZE, QDQ, QUANTIZE
 from sbonnx.runtime import onnxruntime
@@ -55,8 +54,8 @@ def _count(view: View) -> Counted:
     options.log_severity_level = 4
     # Kernels are chosen at this level; the one above it also moves data between layouts, which hides what is float.
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    with tempfile.TemporaryDirectory(prefix="sbonnx-") as folder:
-        source, target = Path(folder) / "model.onnx", Path(folder) / "optimised.onnx"
+    with temporary_folder() as folder:
+        source, target = folder / "model.onnx", folder / "optimised.onnx"
         options.optimized_model_filepath = str(target)
         try:
             graphs.save(view.graph, source)

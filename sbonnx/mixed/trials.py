@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, final
 
 from sbonnx import graph as graphs
@@ -12,6 +10,7 @@ from sbonnx import recipe as recipes
 from sbonnx.backends import Backend
 from sbonnx.calib.progress import Progress, Silent
 from sbonnx.errors import DataError, RecipeError
+from sbonnx.graph.temporary import temporary_folder
 from sbonnx.mixed.judge import Judge, Metric, Samples, Score, divide, loss_kind
 from sbonnx.pipeline import samples_of, solve
 from sbonnx.plan import Solution
@@ -124,8 +123,8 @@ class Trials:
         prepared, solution = self.solve(recipe, "the size of the file")
         source = source_of(self.model)
         before = len(source) if isinstance(source, bytes) else file_bytes(source)
-        with tempfile.TemporaryDirectory(prefix="sbonnx-") as folder:
-            path = Path(folder) / "sized.onnx"
+        with temporary_folder() as folder:
+            path = folder / "sized.onnx"
             graphs.save(prepared.quantized(solution), path)
             return file_bytes(path) / before
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from sbonnx.calib.bound import reason
 from sbonnx.calib.store import TensorStore
 from sbonnx.cpu import has_dot_product
 from sbonnx.errors import DataError, ModelError
+from sbonnx.graph.temporary import temporary_folder
 from sbonnx.metrics import OutputDifference, OutputDifferences
 from sbonnx.verify import levels as by_level
 from sbonnx.verify.comparison import Comparison, LevelDifference
@@ -80,7 +80,7 @@ def compare(
     with ExitStack() as stack:
         folder = None
         if depth.kernels:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sbonnx-")))
+            folder = stack.enter_context(temporary_folder())
         models = Models(float_model, quantized, device, without, together, folder)
         rows = _levels(models, data or (), limit, depth) if depth.levels else ()
         outputs: tuple[OutputDifference, ...] = ()

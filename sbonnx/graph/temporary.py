@@ -1,0 +1,141 @@
+"""Temporary folders that do not outlive a killed process for long: the next run that looks there removes them.
+
+A folder holds a file on which its process has a lock (flock) until it ends, however it ends. Only a folder of this
+user with such a file, and nobody's lock on it, is removed; process ids, which are used again, play no part.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+if sys.platform != "win32":
+    import fcntl
+
+PREFIX: Final = "sbonnx-"
+"""Start of the names in the system's folder for temporary files."""
+
+SUFFIX: Final = ".sbonnx"
+"""End of the names beside outputs, which are hidden."""
+
+MARKER: Final = ".sbonnx-lock"
+MAGIC: Final = b"temporary folder of sbonnx; removed when nobody has a lock on this file\n"
+
+NAME_BYTES: Final = 200
+"""Bytes of an output's name that the name of its temporary folder repeats: file systems allow 255 in all."""
+
+_swept: set[str] = set()
+
+
+@contextmanager
+def temporary_folder(beside: Path | None = None) -> Iterator[Path]:
+    """A new folder, removed with all that is in it when the block ends.
+
+    Args:
+        beside: an output: the folder is hidden beside it, on the same file system. None: where the system keeps
+            temporary files.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if beside is None:
+        parent, prefix, suffix = Path(tempfile.gettempdir()), PREFIX, ""
+    else:
+        short = os.fsencode(beside.name)[:NAME_BYTES].decode(errors="ignore")
+        parent, prefix, suffix = beside.parent, f".{short}.", SUFFIX
+    _sweep_once(parent)
+    folder, lock = _locked_folder(parent, prefix, suffix)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock is not None:
+            os.close(lock)
+
+
+def _locked_folder(parent: Path, prefix: str, suffix: str) -> tuple[Path, int | None]:
+    """A new folder and the lock on it; None where there are no locks, and nothing is swept."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=parent))
+    if sys.platform == "win32":
+        return folder, None
+    try:
+        lock = os.open(folder / MARKER, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(lock, MAGIC)  # only now: a marker that says so and is not locked belongs to nobody any more
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder, lock
+
+
+def sweep(parent: Path) -> None:
+    """Remove the temporary folders in `parent` whose processes are gone. Symlinks are not followed."""
+    if sys.platform == "win32":
+        return
+    try:
+        with os.scandir(parent) as entries:
+            names = [entry.name for entry in entries if _is_our_name(entry.name)]
+    except OSError:  # it is not there or not readable: who writes to it says so
+        return
+    for name in names:
+        _remove_abandoned(os.path.join(parent, name))
+
+
+def _sweep_once(parent: Path) -> None:
+    """`sweep`, once for each folder in a process."""
+    place = os.path.realpath(parent)
+    if place not in _swept:
+        _swept.add(place)
+        sweep(parent)
+
+
+def _is_our_name(name: str) -> bool:
+    return name.startswith(PREFIX) or (name.startswith(".") and name.endswith(SUFFIX))
+
+
+def _remove_abandoned(path: str) -> None:
+    """Remove one folder, should it be ours and nobody's."""
+    if sys.platform == "win32":
+        return
+    user = os.geteuid()
+    with suppress(OSError):  # gone, somebody else's, not a folder, or locked: it stays
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            lock = os.open(MARKER, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                about, whose = os.fstat(lock), os.fstat(folder).st_uid
+                regular = stat.S_ISREG(about.st_mode) and about.st_uid == whose == user
+                if not regular or os.pread(lock, len(MAGIC) + 1, 0) != MAGIC:
+                    return
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _empty(folder)
+                os.unlink(MARKER, dir_fd=folder)
+                os.rmdir(path)
+            finally:
+                os.close(lock)
+        finally:
+            os.close(folder)
+
+
+def _empty(folder: int) -> None:
+    """Remove all but the marker from an open folder, by descriptors: names may be swapped meanwhile."""
+    for root, folders, files, descriptor in os.fwalk(".", topdown=False, dir_fd=folder):
+        for name in files:
+            if root != "." or name != MARKER:
+                os.unlink(name, dir_fd=descriptor)
+        for name in folders:
+            try:
+                os.rmdir(name, dir_fd=descriptor)
+            except NotADirectoryError:  # a symlink to a folder
+                os.unlink(name, dir_fd=descriptor)
+
+
+__all__ = ["MARKER", "PREFIX", "SUFFIX", "sweep", "temporary_folder"]

@@ -1,0 +1,174 @@
+"""What a killed process leaves is removed by the next run, and nothing else is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from sbonnx.graph import files, temporary
+from sbonnx.graph.staging import staged
+from sbonnx.graph.temporary import MAGIC, MARKER, sweep, temporary_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no such locks")
+
+WRITING = """
+import os, sys, time
+from pathlib import Path
+from sbonnx.graph import files
+from sbonnx.graph.staging import staged
+from sbonnx.graph.temporary import temporary_folder
+
+target = Path(sys.argv[1])
+with staged(target) as path, temporary_folder() as scratch, files.replacing(target.with_name("report.json")) as report:
+    for one in (path, path.with_name("q.onnx.data"), scratch / "weights", report):
+        one.write_bytes(b"half")
+    (scratch / "more").mkdir()
+    (scratch / "more" / "file").write_bytes(b"half")
+    (scratch / "link").symlink_to(target.parent)
+    if len(sys.argv) > 2 and os.fork():  # a child that outlives it has the locks as well
+        os._exit(0)
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with `out`, and `tmp` for temporary files, which this process has not looked at."""
+    for name in ("out", "tmp"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "out" / "precious").write_text("mine")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(temporary, "_swept", set())
+    return tmp_path
+
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def writing(place: Path) -> Iterator[Start]:
+    """Starts a process that is writing, and waits until it is."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*more: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", WRITING, str(place / "out" / "q.onnx"), *more]
+        environment = {**os.environ, "TMPDIR": str(place / "tmp"), "PYTHONPATH": str(ROOT)}
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(command, env=environment, stdout=pipe, text=True, start_new_session=True))
+        stdout = started[-1].stdout
+        assert stdout is not None and stdout.readline() == "ready\n"
+        return started[-1]
+
+    yield start
+    for process in started:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its child, too
+        process.communicate()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_leftovers_of_a_killed_process_are_swept_by_the_next(place: Path, writing: Start) -> None:
+    """Not while it lives. Model and data, a report, scratch files; nothing that lies beside or that a link leads to."""
+    process = writing()
+    before = names(place)
+    assert len([name for name in before if name.endswith(MARKER)]) == 3
+    sweep(place / "out")
+    sweep(place / "tmp")
+    assert names(place) == before
+    process.kill()
+    process.wait()
+    assert names(place) == before
+    with staged(place / "out" / "other.onnx") as path, temporary_folder():
+        path.write_bytes(b"model")
+    assert names(place) == ["out", "out/other.onnx", "out/precious", "tmp"]
+
+
+def test_what_a_child_still_uses_stays(place: Path, writing: Start) -> None:
+    process = writing("fork")
+    process.wait()
+    before = names(place)
+    sweep(place / "out")
+    assert names(place) == before
+
+
+def folder(place: Path, name: str = "sbonnx-abcdefgh", content: bytes = MAGIC) -> Path:
+    """What an abandoned folder looks like."""
+    made = place / name
+    made.mkdir()
+    (made / MARKER).write_bytes(content)
+    (made / "file").write_text("file")
+    return made
+
+
+def marked_by_a_link(place: Path) -> None:
+    made = folder(place)
+    (made / MARKER).rename(place / "marker")
+    (made / MARKER).symlink_to(place / "marker")
+
+
+def marked_by_a_fifo(place: Path) -> None:
+    made = folder(place)
+    (made / MARKER).unlink()
+    os.mkfifo(made / MARKER)
+
+
+def of_another_user(place: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root may give files away")
+    os.chown(folder(place), 12345, -1)
+
+
+FOREIGN: dict[str, Callable[[Path], object]] = {
+    "another name": lambda place: folder(place, "other-abcdefgh"),
+    "not hidden": lambda place: folder(place, "q.onnx.abcdefgh.sbonnx"),
+    "another marker": lambda place: folder(place, content=MAGIC + b"2"),
+    "no marker": lambda place: (folder(place) / MARKER).unlink(),
+    "a link as marker": marked_by_a_link,
+    "a fifo as marker": marked_by_a_fifo,
+    "a link": lambda place: (place / "sbonnx-link").symlink_to(folder(place, "elsewhere")),
+    "a file": lambda place: (place / "sbonnx-file").write_text("file"),
+    "another user's": of_another_user,
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_what_is_not_provably_ours_stays(kind: str, tmp_path: Path) -> None:
+    FOREIGN[kind](tmp_path)
+    before = names(tmp_path)
+    sweep(tmp_path)
+    assert names(tmp_path) == before
+
+
+def test_an_abandoned_folder_as_these_tests_make_them(tmp_path: Path) -> None:
+    """Else the test above would prove nothing."""
+    folder(tmp_path)
+    folder(tmp_path, ".q.onnx.abcdefgh.sbonnx")
+    sweep(tmp_path)
+    assert not names(tmp_path)
+
+
+def test_names_are_not_predictable_and_nobody_else_may_look(place: Path) -> None:
+    with temporary_folder() as one, temporary_folder() as other:
+        assert one.name != other.name
+        assert one.stat().st_mode & 0o777 == 0o700
+    files.write_text(place / "out" / "r.json", "text")
+    assert (place / "out" / "r.json").stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
