@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from sbonnx.calib.sketch_files import Packed, load_packed, save_packed, sweep, write_whole
+from sbonnx.calib.sketch_files import Packed, load_packed, read_whole, save_packed, sweep, write_whole
 from sbonnx.calib.sketches import Detail, Sketch
 from sbonnx.calib.sketches.sketch import FORMAT as SKETCH_FORMAT
 from sbonnx.errors import DataError, OutputError
@@ -191,6 +192,7 @@ class SketchCache:
 
     def _begin(self) -> None:
         """Check whose folder it is, or make it ours."""
+        new = not self.folder.exists()
         try:
             self.folder.mkdir(exist_ok=True)
             names = sorted(path.name for path in self.folder.iterdir() if not path.name.startswith("."))
@@ -208,7 +210,13 @@ class SketchCache:
                     "name an empty or a new folder"
                 )
             header = {"kind": KIND, "note": NOTE, "format": FORMAT, **self._identity, "settings": self._settings}
-            write_whole(self.folder / HEADER, [json.dumps(header, indent=1).encode() + b"\n"])
+            try:
+                write_whole(self.folder / HEADER, [json.dumps(header, indent=1).encode() + b"\n"])
+            except BaseException:
+                if new:
+                    with suppress(OSError):  # another process has come here meanwhile
+                        self.folder.rmdir()
+                raise
         self._check_header(header)
 
     def _header(self) -> dict[str, Any] | None:
@@ -219,12 +227,10 @@ class SketchCache:
         """
         path = self.folder / HEADER
         try:
-            header = json.loads(path.read_bytes())
+            header = json.loads(read_whole(path))
         except ValueError:  # cut short: sketches say themselves what they are of
             self.notes.append(f"'{path}' was damaged and is made anew")
             return None
-        except OSError as error:
-            raise DataError(f"'{path}' of the calibration cache cannot be read: {error.strerror or error}") from error
         if not isinstance(header, dict) or header.get("kind") != KIND:
             raise DataError(f"'{path}' is not of a calibration cache: name an empty or a new folder")
         version = header.get("format")

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from typing import IO, Any, Final
 import numpy as np
 
 from sbonnx.errors import DataError, OutputError
+from sbonnx.graph.files import move
 from sbonnx.spec import Array
 
 if sys.platform != "win32":
@@ -115,12 +117,7 @@ def load_packed(path: Path) -> tuple[dict[str, Any], list[tuple[Any, Packed]]] |
         FileNotFoundError: it is not there (any more).
         DataError: the system cannot read it.
     """
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise DataError(f"'{path}' of the calibration cache cannot be read: {error.strerror or error}") from error
+    content = read_whole(path)
     if hashlib.sha256(content).hexdigest()[:CHECK_DIGITS] != path.stem.rpartition("-")[2]:
         return None
     line, _, _ = content.partition(b"\n")
@@ -134,6 +131,25 @@ def load_packed(path: Path) -> tuple[dict[str, Any], list[tuple[Any, Packed]]] |
         entries.append((key, Packed(rows, view[at : at + size])))
         at += size
     return found["head"], entries
+
+
+def read_whole(path: Path) -> bytes:
+    """Content of a file of the cache; opening a FIFO or device in its place could wait for ever.
+
+    Raises:
+        FileNotFoundError: it is not there (any more).
+        DataError: it is no regular file, or the system cannot read it.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise DataError(
+                f"'{path}' of the calibration cache is not a regular file: remove it, or name another folder"
+            )
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DataError(f"'{path}' of the calibration cache cannot be read: {error.strerror or error}") from error
 
 
 def write_whole(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
@@ -167,7 +183,7 @@ def _temporary(path: Path) -> Iterator[IO[bytes]]:
         file.flush()
         if sys.platform == "win32":  # an open file has no other name there, and cannot be removed by a sweep either
             file.close()
-        os.replace(temporary, path)
+        move(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -178,7 +194,7 @@ def _temporary(path: Path) -> Iterator[IO[bytes]]:
 def sweep(folder: Path, prefixes: tuple[str, ...]) -> None:
     """Remove temporary files that killed processes left; those that somebody is writing are locked, and stay."""
     for path in folder.glob(".*.tmp"):
-        if not path.name[1:].startswith(prefixes):
+        if not path.name[1:].startswith(prefixes) or path.is_symlink() or not path.is_file():
             continue
         try:
             with open(path, "rb") as file:

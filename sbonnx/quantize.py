@@ -66,9 +66,10 @@ def quantize(
     if metric is not None and wishes.mixed.max_loss is None:
         raise RecipeError("a metric says what max_loss is of: give max_loss as well")
     inputs = [Path(one) for one in (model, data) if isinstance(one, (str, os.PathLike))]
-    for target, taken in ((output, inputs), (save_recipe, [*inputs, *([] if output is None else [Path(output)])])):
+    for target in (output, save_recipe, trt_cache):
         if target is not None:
-            graphs.check_target(Path(target), inputs=taken, force=force)
+            graphs.check_target(Path(target), inputs=inputs, force=force)
+            inputs.append(Path(target))
     found = None
     if wishes.auto.enable or wishes.mixed.wanted:
         trials = open_trials(model, data, wishes, rules, split=split, metric=metric, progress=progress)

@@ -14,6 +14,7 @@ from sbonnx.batch.remote import upload
 from sbonnx.batch.steps import file_name
 from sbonnx.batch.urls import local_path
 from sbonnx.errors import OutputError
+from sbonnx.graph.files import is_replaceable
 
 FILES: Final = "files"
 """Folder, in that of a step, with the model and its data files."""
@@ -69,8 +70,7 @@ def _put(files: list[Path], job: Job) -> bool:
 
 def _link(source: Path, target: Path) -> bool:
     """One file at its place, over an older one; whether it was not there yet."""
-    if target.is_dir():
-        raise OutputError(f"'{target}' is a folder: give the job another output, or remove it")
+    is_replaceable(target)
     if _same(source, target):
         return False
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")

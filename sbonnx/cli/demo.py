@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -40,13 +39,14 @@ def run(
     """See `HELP`."""
     from sbonnx.assets import digits
     from sbonnx.backends import BACKENDS
+    from sbonnx.graph.files import write_bytes
 
     show = Show(as_json=as_json, quiet=quiet)
     begin = time.perf_counter()
     paths = digits()
     _make(out)
     floats = out / "digits_float.onnx"
-    shutil.copyfile(paths.model, floats)
+    write_bytes(floats, paths.model.read_bytes())
     rows = [{"model": "float", "accuracy": _accuracy(floats, paths), "bytes": floats.stat().st_size, "file": floats}]
     try:
         rows += [_quantized(backend, floats, paths, out / f"digits_{backend}.onnx", quiet) for backend in BACKENDS]

@@ -63,7 +63,7 @@ def run(
     show = Show(as_json=as_json, quiet=quiet)
     rules = rules_for(target)
     if sarif is not None:
-        graphs.check_target(sarif, inputs=[model], force=force)
+        graphs.check_target(sarif, inputs=[model, *([output] if output else [])], force=force)
     rows = _mended(model, target, options.output_of(output), force) if fix else ()
     checked = output if fix and output is not None else model
     findings = sorted(lint(checked, target), key=lambda finding: SEVERITIES.index(finding.severity))

@@ -105,7 +105,9 @@ def run(
 
     target, source = options.output_of(output), options.required(data)
     check_report(report_file, [model, target, source], force=force)
-    graphs.check_target(target, inputs=[model], force=force)
+    graphs.check_target(target, inputs=[model, source], force=force)
+    if checkpoint is not None:
+        graphs.check_target(checkpoint, inputs=[model, source, target], force=True)
     flags = options.overrides(sets, bits=bits, samples=samples)
     settings = {"epochs": epochs, "batch": batch, "lr": lr, "quant_lr": quant_lr, "ema": ema, "seed": seed}
     settings["inner_weight"] = inner_weight

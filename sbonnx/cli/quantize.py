@@ -77,7 +77,8 @@ def run(
     flags = options.overrides(flags, average_bits=None if average_bits is None else str(average_bits))
     wishes, _ = read_recipe(recipe, backend, flags)
     source = options.required(data) if wishes.mode == "static" else data
-    check_report(report_file, [model, target, *([source] if source else [])], force=force)
+    taken = [path for path in (model, target, source, save_recipe, trt_cache) if path is not None]
+    check_report(report_file, taken, force=force)
     how = {"output": target, "force": force, "verify": not no_verify, "split": split, "trt_cache": trt_cache}
     how["save_recipe"] = save_recipe
     report = _made(model, source, recipe=wishes, quiet=quiet, as_json=json_progress, **how)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,22 +10,19 @@ from typing import Any
 import torch
 
 from sbonnx.errors import DataError, OutputError
+from sbonnx.graph.files import replacing
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a state to a temporary file beside `path`, then rename it.
+    """Write a state, whole or not at all.
 
     Raises:
         OutputError: it cannot be written; an older checkpoint stays as it is.
     """
-    name = ""
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            name = file.name
-            torch.save(dict(state), file)
-        os.replace(name, path)
-    except (OSError, RuntimeError) as error:  # RuntimeError: torch's name for a full disk
-        Path(name).unlink(missing_ok=True) if name else None
+        with replacing(path) as temporary:
+            torch.save(dict(state), temporary)
+    except RuntimeError as error:  # torch's name for a full disk
         raise OutputError(f"{path}: the checkpoint cannot be written: {str(error).splitlines()[0]}") from error
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sbonnx.calib.progress import Progress, Silent
 from sbonnx.errors import DataError, NumericError
+from sbonnx.graph import check_target
 from sbonnx.qat.augment import Augment
 from sbonnx.qat.average import Average
 from sbonnx.qat.batches import Batches
@@ -79,10 +80,12 @@ def train(
         OutputError: the checkpoint cannot be written.
     """
     settings, progress = settings or Settings(), progress or Silent()
+    path = None if checkpoint is None else Path(checkpoint)
+    if path is not None:
+        check_target(path, (), force=True)
     device = next(iter(module.parameters())).device
     ways = _Ways(forward or module, teacher, loss, augment, dict(agree or {}))
     run = _Run(module, Batches(data, settings.batch, settings.seed), settings, tuple(quant), ways, device)
-    path = None if checkpoint is None else Path(checkpoint)
     if path is not None and path.exists():
         run.restore(read_checkpoint(path, run.identity))
     progress.start("training", run.steps)
