@@ -71,7 +71,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "distributed": frozenset({"batch.cluster", "batch.cluster_check", "batch.cluster_tasks"}),
     "fsspec": frozenset({"batch.remote", "batch.urls"}),
     # protobuf, which onnx brings: the errors that it raises on a bad or too large model
-    "google": frozenset({"graph", "patterns.simplify.infer", "batch.remote"}),
+    "google": frozenset({"graph", "patterns.simplify.infer"}),
 }
 INSIDE_FUNCTIONS = frozenset({"onnxruntime", "torch", "distributed", "fsspec"})
 """Imported when they are needed: torch is an extra, and onnxruntime takes its time."""

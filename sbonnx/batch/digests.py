@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import stat
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from sbonnx.errors import ModelError
 from sbonnx.graph.digests import combined, file_digest, text
-from sbonnx.graph.source import open_model
+from sbonnx.graph.source import external_names
 
 FILE: Final = "digests.json"
-"""In the state folder: [size, time of change in ns, inode, digest] by path."""
+"""In the state folder: [size, mtime in ns, ctime in ns, inode, digest] by path."""
+
+STAMP: Final = 4
+"""Numbers of an entry before the digest."""
 
 SETTLED_NS: Final = 2_000_000_000
 """A file that changed less than this before it was read may change once more without its time saying so."""
@@ -23,7 +25,7 @@ SETTLED_NS: Final = 2_000_000_000
 MISSING: Final = "missing"
 """The digest of what is not there: the step says so."""
 
-NEWEST: Final = 20_000
+NEWEST: Final = 100_000
 """Files that are remembered; the oldest entries go."""
 
 
@@ -44,14 +46,15 @@ class Digests:
     def of(self, path: Path) -> str:
         """The digest of a file's bytes, or of a folder: of the names and bytes of all visible files in it.
 
-        `MISSING` where nothing is there, or it cannot be read.
+        `MISSING` where nothing is there, it cannot be read, or is no regular file: reading a FIFO or a device may never
+        end.
         """
         try:
             if path.is_dir():
                 parts = [f"{one.relative_to(path).as_posix()} {self._of_file(one)}" for one in _files(path)]
                 return text(combined("folder", *(part.encode("utf-8", "surrogateescape") for part in parts)))
-            return self._of_file(path) if path.exists() else MISSING
-        except OSError:
+            return self._of_file(path)
+        except (OSError, ValueError):  # ValueError: a path that holds a NUL
             return MISSING
 
     def of_model(self, path: Path) -> str:
@@ -60,7 +63,7 @@ class Digests:
         if own == MISSING or path.is_dir():
             return own
         beside = self._beside(path, own)
-        parts = [f"{name} {self.of(path.parent / name)}" for name in beside]
+        parts = [f"{name} {self.of(path.parent / name)}" for name in beside if is_inside(name)]
         return text(combined("model", own.encode(), *(part.encode("utf-8", "surrogateescape") for part in parts)))
 
     def save(self) -> None:
@@ -90,27 +93,27 @@ class Digests:
         stamp = _stamp(path)
         entry = self._entry(path, stamp)
         if entry is not None:
-            return str(entry[3])
+            return str(entry[STAMP])
         total = file_digest(path)
         self.read += 1
         digest = total.hex()
-        if stamp == _stamp(path) and time.time_ns() - stamp[1] > SETTLED_NS:
+        if stamp == _stamp(path) and time.time_ns() - max(stamp[1:3]) > SETTLED_NS:
             self._keep(path, [*stamp, digest])
         return digest
 
     def _beside(self, path: Path, own: str) -> list[str]:
         """Names of the data files of a model, by its digest: the model is parsed once."""
         entry = self._entry(path, _stamp(path))
-        if entry is not None and len(entry) > 4:
-            return [str(name) for name in entry[4]]
-        names = sorted(set(_external(path)))
-        if entry is not None and entry[3] == own:
-            self._keep(path, [*entry[:4], names])
+        if entry is not None and len(entry) > STAMP + 1:
+            return [str(name) for name in entry[STAMP + 1]]
+        names = external_names(path)
+        if entry is not None and entry[STAMP] == own:
+            self._keep(path, [*entry[: STAMP + 1], names])
         return names
 
     def _entry(self, path: Path, stamp: list[int]) -> list[Any] | None:
         found = self._known.get(str(path.absolute()))
-        return found if isinstance(found, list) and len(found) >= 4 and found[:3] == stamp else None
+        return found if isinstance(found, list) and len(found) > STAMP and found[:STAMP] == stamp else None
 
     def _keep(self, path: Path, entry: list[Any]) -> None:
         self._known.pop(str(path.absolute()), None)  # to the end: the oldest go first
@@ -118,10 +121,22 @@ class Digests:
         self._fresh = True
 
 
+def is_inside(name: str) -> bool:
+    """Whether a relative name stays in its folder: not empty or absolute, without ".." and NUL."""
+    pieces = Path(name).parts
+    return bool(pieces) and not Path(name).is_absolute() and ".." not in pieces and "\0" not in name
+
+
 def _stamp(path: Path) -> list[int]:
-    """What changes when a file does."""
+    """Size, mtime, ctime and inode. Programs can set mtime back after a change, but not ctime.
+
+    Raises:
+        OSError: the path names no regular file.
+    """
     status = path.stat()
-    return [status.st_size, status.st_mtime_ns, status.st_ino]
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(f"'{path}' is not a regular file")
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def _files(folder: Path) -> list[Path]:
@@ -130,16 +145,4 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 
 
-def _external(path: Path) -> Iterator[str]:
-    """Names of the files that a model keeps its weights in; none of what cannot be read as a model."""
-    try:
-        opened = open_model(path)
-    except ModelError:
-        return
-    folder = path.parent.resolve()
-    for file in opened.files:
-        if file != path:
-            yield os.path.relpath(file, folder)
-
-
-__all__ = ["MISSING", "Digests"]
+__all__ = ["MISSING", "Digests", "is_inside"]

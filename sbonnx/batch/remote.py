@@ -21,10 +21,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from sbonnx.batch.digests import is_inside
 from sbonnx.batch.job import Job
 from sbonnx.batch.urls import drop, is_url, local_path, opened, parent, protocols, rename, said, shown, stripped
 from sbonnx.errors import DataError, ModelError, OutputError
 from sbonnx.graph.digests import combined, file_digest, text
+from sbonnx.graph.source import external_names
 
 if sys.platform != "win32":
     import fcntl
@@ -240,7 +242,7 @@ def _download(fs: Any, where: str, files: Mapping[str, Mapping[str, Any]], home:
         for part in files:
             source = f"{where.rstrip('/')}/{part}" if part else where
             _get(fs, source, _inside(root, part) if part else root)
-        others = _external(root) if beside and root.is_file() else ()
+        others = external_names(root) if beside and root.is_file() else []
         for part in others:
             _get(fs, f"{parent(where)}/{part}", _inside(root.parent, part))
         version = _version({**files, **_beside(fs, where, others)}) or _content(place / "content")
@@ -265,10 +267,9 @@ def _inside(root: Path, part: str) -> Path:
     Raises:
         ValueError: it leads elsewhere.
     """
-    pieces = Path(part).parts
-    if Path(part).is_absolute() or ".." in pieces or not pieces:
+    if not is_inside(part):
         raise ValueError(f"the name '{part}' leads out of its folder")
-    return root.joinpath(*pieces)
+    return root / part
 
 
 def _content(folder: Path) -> str:
@@ -284,39 +285,6 @@ def _sweep(home: Path) -> None:
     for path in home.iterdir():
         if path.is_dir() and (path.name.startswith(TEMPORARY) or time.time() - path.stat().st_mtime > UNUSED):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _external(path: Path) -> tuple[str, ...]:
-    """Data files that a model names beside itself; none where it is no model, which who loads it says better."""
-    import onnx
-    from google.protobuf.message import DecodeError
-
-    try:
-        model = onnx.load(str(path), load_external_data=False)
-    except DecodeError:
-        return ()
-    found = {
-        entry.value
-        for tensor in _tensors(model.graph)
-        if tensor.data_location == onnx.TensorProto.EXTERNAL
-        for entry in tensor.external_data
-        if entry.key == "location"
-    }
-    return tuple(sorted(found))
-
-
-def _tensors(graph: Any) -> Iterator[Any]:
-    """All tensors of a graph and the graphs in it."""
-    yield from graph.initializer
-    for sparse in graph.sparse_initializer:
-        yield from (sparse.values, sparse.indices)
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
-            for body in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
-                yield from _tensors(body)
 
 
 @contextmanager

@@ -74,6 +74,19 @@ def open_model(source: str | os.PathLike[str] | ModelProto) -> Opened:
     return opened
 
 
+def external_names(path: Path) -> list[str]:
+    """Locations of the external data that a model file names, sorted, whether or not the files are there.
+
+    Empty where the file cannot be read as a model.
+    """
+    try:
+        opened = _parse(Source.map(path), f"'{path}'")
+    except (OSError, ValueError, ModelError):  # ValueError: an empty file cannot be mapped
+        return []
+    rows = [{entry.key: entry.value for entry in tensor.external_data} for tensor, _ in tensor_protos(opened.model)]
+    return sorted({row["location"] for row in rows if row.get("location") and wire.REFERENCE not in row})
+
+
 def _from_proto(model: ModelProto) -> Opened:
     try:
         data = model.SerializeToString()

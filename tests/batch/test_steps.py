@@ -184,8 +184,9 @@ def test_the_widest_limits(place: Path) -> None:
     assert shared.limits == Limits(2 << 30, None, 2)
 
 
-def test_files_are_read_once(place: Path) -> None:
+def test_files_are_read_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A second run reads none; one that was changed is read, whatever its size."""
+    monkeypatch.setattr("sbonnx.batch.digests.SETTLED_NS", 0)
     state = place / "state"
     first = Digests(state)
     found = [first.of_model(place / "m.onnx"), first.of(place / "d.npz"), first.of(place)]
@@ -198,6 +199,25 @@ def test_files_are_read_once(place: Path) -> None:
     (place / "d.npz").write_bytes(data)
     assert again.of(place / "d.npz") != found[1]
     assert again.read == 1
+
+
+def test_a_file_rewritten_in_place_is_digested_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither an equal size nor an mtime that is set back hides new content; equal content gives an equal digest."""
+    monkeypatch.setattr("sbonnx.batch.digests.SETTLED_NS", 0)
+    model, times = place / "m.onnx", os.stat(place / "m.onnx")
+
+    def rewrite(content: bytes) -> str:
+        model.write_bytes(content)
+        os.utime(model, ns=(times.st_atime_ns, times.st_mtime_ns))
+        digests = Digests(place / "state")
+        found = digests.of_model(model)
+        digests.save()
+        return found
+
+    content = model.read_bytes()
+    before = rewrite(content)
+    assert rewrite(content[:-1] + bytes([content[-1] ^ 1])) != before
+    assert rewrite(content) == before
 
 
 def test_a_file_that_was_just_written_is_not_trusted(place: Path) -> None:
@@ -239,6 +259,34 @@ def test_the_data_file_of_a_model_counts(tmp_path: Path) -> None:
     weights[0] ^= 1
     (tmp_path / "m.data").write_bytes(weights)
     assert Digests().of_model(tmp_path / "m.onnx") != before
+
+
+def test_a_data_file_that_is_complete_only_later(tmp_path: Path) -> None:
+    """A first look at an incomplete data file must not hide the file from later looks."""
+    import onnx
+
+    model = onnx.load(str(digits().model))
+    onnx.save(model, str(tmp_path / "m.onnx"), save_as_external_data=True, location="m.data", size_threshold=0)
+    whole = (tmp_path / "m.data").read_bytes()
+    for path in tmp_path.iterdir():
+        age(path)
+    found = set()
+    for content in (whole[:-1], whole, whole[:-1] + bytes([whole[-1] ^ 1])):
+        (tmp_path / "m.data").write_bytes(content)
+        digests = Digests(tmp_path / "state")
+        found.add(digests.of_model(tmp_path / "m.onnx"))
+        digests.save()
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link to a fifo", "device"])
+def test_what_is_no_regular_file_is_not_read(kind: str, tmp_path: Path) -> None:
+    """Reading it could block for ever."""
+    path = Path("/dev/zero") if kind == "device" else tmp_path / "m.onnx"
+    if kind != "device":
+        os.mkfifo(tmp_path / "pipe")
+        path.symlink_to(tmp_path / "pipe")
+    assert Digests().of_model(tmp_path / "pipe" if kind == "fifo" else path) == MISSING
 
 
 def test_estimates(place: Path) -> None:
