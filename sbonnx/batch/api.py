@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, final
 from sbonnx.batch.child import Publish, own_publish
 from sbonnx.batch.engine import LocalEngine
 from sbonnx.batch.hidden import revealed
-from sbonnx.batch.job import FINE, BatchReport, Job, JobResult, Outcome, Places, Step, Watch
+from sbonnx.batch.job import FINE, BatchReport, Job, JobResult, Outcome, Places, Step, Watch, encodable
 from sbonnx.batch.outcomes import now
 from sbonnx.batch.plan import Todo, Wish, todo, wish
 from sbonnx.batch.state import State, past, peek
@@ -278,13 +278,13 @@ def _plain(value: Any) -> Any:
     """Values as JSON holds them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
+    if isinstance(value, (str, Path)):
+        return encodable(str(value))
     if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
+        return {encodable(str(key)): _plain(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(inner) for inner in value]
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
-    return str(value) if isinstance(value, Path) else value
+    return _plain(value.tolist()) if hasattr(value, "tolist") else value
 
 
 __all__ = ["REPORTS", "WOULD", "Engine", "Recorder", "batch", "fulfil", "look", "plain", "write_reports"]

@@ -1,7 +1,8 @@
 """What runs in the process of a step: it dies with its parent, locks the step, works, and says what became of it.
 
 Everything it says goes over a pipe, a line each: ``t["stage", done, total]`` and at last ``o{outcome}``. A line that a
-kill cuts short has no end, and so was not said.
+kill cuts short has no end, and so was not said. Each line begins with a line break: code of a metric may have written
+to the same pipe.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from sbonnx.batch.job import Outcome, Places, Step, Tell
 from sbonnx.batch.outcomes import now, read_made, to_json
@@ -28,6 +29,7 @@ from sbonnx.batch.sole import lock_path, take
 from sbonnx.batch.sweep import remove, unmake
 from sbonnx.calib.threads import limit_threads
 from sbonnx.errors import SbonnxError
+from sbonnx.isolation import leave_safe_start
 
 if sys.platform != "win32":
     import fcntl
@@ -79,6 +81,7 @@ def serve(errand: Errand, sink: Connection, alive: Connection) -> None:
     """Do it. `sink`: where to say what becomes of it; `alive`: ends with the parent."""
     _apart(alive)
     _listen_to_nobody(errand)
+    _close_others(sink.fileno(), alive.fileno())
     _within(errand)
     say = _Say(sink)
     key, places = errand.step.key, errand.places
@@ -155,7 +158,7 @@ class _Say:
             self._write("o" + to_json(outcome))
 
     def _write(self, line: str) -> None:
-        rest = memoryview(line.encode() + b"\n")
+        rest = memoryview(b"\n" + line.encode() + b"\n")
         try:
             while rest:
                 rest = rest[os.write(self._sink.fileno(), rest) :]
@@ -207,6 +210,7 @@ def _listen_to_nobody(errand: Errand) -> None:
     empty, written = os.open(os.devnull, os.O_RDONLY), os.open(log, flags, 0o666)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
+    sys.stdin = os.fdopen(0, closefd=False)  # multiprocessing's has another number
     os.dup2(empty, 0)
     os.dup2(written, 1)
     os.dup2(written, 2)
@@ -217,10 +221,29 @@ def _listen_to_nobody(errand: Errand) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def _close_others(*kept: int) -> None:
+    """Close all open files but the standard streams and `kept`. multiprocessing hands on pipes of the fork server and
+    of the resource tracker, both of which end with a traceback when anything is written to them."""
+    from multiprocessing import forkserver, resource_tracker
+
+    tracker: Any = getattr(resource_tracker, "_resource_tracker", None)
+    server: Any = getattr(forkserver, "_forkserver", None)
+    for owner, names in ((tracker, ("_fd", "_pid")), (server, ("_forkserver_alive_fd", "_inherited_fds"))):
+        for name in names:
+            if hasattr(owner, name):
+                setattr(owner, name, None)  # each is started again when it is used
+    with contextlib.suppress(OSError):  # a system without such a folder
+        for name in os.listdir("/dev/fd"):
+            if int(name) > 2 and int(name) not in kept:
+                with contextlib.suppress(OSError):
+                    os.close(int(name))
+
+
 def _within(errand: Errand) -> None:
     """The caller's environment, the step's share of processors and threads, a place for temporary files."""
     os.environ.clear()
     os.environ.update(errand.environment)
+    leave_safe_start()
     os.environ.update(dict.fromkeys(POOLS, str(errand.threads)))
     if errand.cpus and hasattr(os, "sched_setaffinity"):
         with contextlib.suppress(OSError):  # a processor was taken away meanwhile

@@ -88,6 +88,18 @@ class Job:
     limits: Limits = Limits()
 
 
+def encodable(value: Any) -> Any:
+    """A text that UTF-8 can hold: halves of surrogate pairs, which Python's texts may have, as escapes. Plain values
+    (of JSON) with such texts."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {encodable(key): encodable(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(encodable(inner) for inner in value)
+    return value
+
+
 @dataclass(frozen=True)
 class Step:
     """A piece of work: done once, in one process, for one job or for all that share it.
@@ -111,7 +123,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a step. Plain values: it is written as JSON.
+    """What became of a step. Plain values: it is written as JSON. Texts are made `encodable`.
 
     Attributes:
         key, status: see `Step` and `Status`.
@@ -136,6 +148,10 @@ class Outcome:
     counters: dict[str, int] = field(default_factory=dict)
     finished: str = ""
     error: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("reason", "report", "accepted", "error"):
+            object.__setattr__(self, name, encodable(getattr(self, name)))
 
 
 class Tell(Protocol):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
-from sbonnx.batch.job import Job
+from sbonnx.batch.job import Job, encodable
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import text
 from sbonnx.recipe.names import BACKENDS, SHORT_FORMS, VERSIONED
@@ -263,7 +263,7 @@ def read_jobs(path: str | os.PathLike[str]) -> tuple[str, Path, tuple[Job, ...]]
         raise _error(origin, problems[0], len(problems) - 1) from None
     except Wrong as problem:
         raise _error(origin, problem) from None
-    return found.title or file.stem, output, jobs
+    return encodable(found.title or file.stem), output, jobs
 
 
 def _problem(item: Any) -> Wrong:

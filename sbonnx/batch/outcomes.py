@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from datetime import datetime, timezone
-from typing import Any, Final
+from typing import Any, Final, get_args
 
-from sbonnx.batch.job import Outcome, Places
+from sbonnx.batch.job import Outcome, Places, Status
 
 FILE: Final = "outcome.json"
 """In the folder of what a step has made."""
+
+STATUSES: Final = frozenset(get_args(Status))
+
+_EMPTY: Final[dict[str, Any]] = {"reason": "", "error": "", "finished": "", "counters": {}, "accepted": []}
+"""Values of fields whose types are checked."""
 
 _NAMES: Final = frozenset(one.name for one in fields(Outcome))
 
@@ -27,7 +32,9 @@ def from_json(text: str | bytes) -> Outcome:
         ValueError: it is no outcome.
     """
     values = json.loads(text)
-    if not isinstance(values, dict) or not {"key", "status"} <= values.keys():
+    if not isinstance(values, dict) or not isinstance(values.get("key"), str) or values.get("status") not in STATUSES:
+        raise ValueError("not an outcome")
+    if not all(isinstance(values.get(name, empty), type(empty)) for name, empty in _EMPTY.items()):
         raise ValueError("not an outcome")
     known: dict[str, Any] = {name: value for name, value in values.items() if name in _NAMES}
     known["accepted"] = tuple((row[0], float(row[1]), float(row[2]), bool(row[3])) for row in known.get("accepted", ()))

@@ -20,11 +20,12 @@ from typing import Any, Final
 
 import psutil
 
-from sbonnx.batch.child import Errand, Publish, Work, own_publish, serve
-from sbonnx.batch.job import Outcome, Places, Status, Step, Tell
+from sbonnx.batch.child import POOLS, Errand, Publish, Work, own_publish, serve
+from sbonnx.batch.job import Outcome, Places, Status, Step, Tell, encodable
 from sbonnx.batch.outcomes import from_json, now, read_made
 from sbonnx.batch.sweep import remove, remove_empty, scratch_root
 from sbonnx.calib.progress import size_text
+from sbonnx.isolation import safe_start
 
 PRELOADED: Final = (
     "sbonnx.batch.child",
@@ -34,9 +35,13 @@ PRELOADED: Final = (
     "numpy",
     "onnx",
     "onnx_graphsurgeon",
-    "onnxruntime",
 )
-"""What the server of forks has loaded: a step begins after 20 ms instead of a second. No session is made there."""
+"""Modules that the fork server has loaded: a step begins after 20 ms instead of a second. onnxruntime is not one of
+them: its import starts a thread, and a process that has threads cannot be forked safely. Steps import it in 60 to 120
+ms."""
+
+ONE_THREAD: Final = dict.fromkeys(POOLS, "1")
+"""Environment of the fork server: numpy's BLAS would start threads as well. Each step sets its own number of them."""
 
 HOME: Final = str(Path(__file__).resolve().parents[2])
 """The folder that holds sbonnx."""
@@ -51,6 +56,13 @@ GRACE: Final = 10.0
 """Seconds that a process may take to end after it has said what became of its step."""
 
 TOLD: Final = 1 << 16
+"""Bytes that are read from a process at a time."""
+
+READS: Final = 64
+"""Reads at a time: a process that writes without end must not keep the batch from looking at the others."""
+
+LONGEST: Final = 1 << 26
+"""Bytes of a line. A report of ten thousand layers has a tenth of that."""
 
 _starting = threading.Lock()
 
@@ -101,7 +113,7 @@ class Isolated:
         self._said: Outcome | None = None
         self._said_at = 0.0
         self._killed: tuple[Status, str] | None = None
-        self._unread = b""
+        self._unread = bytearray()
         self._kin: list[psutil.Process] = []
         self._looked = self._kin_looked = 0.0
         self._oom_kills = _oom_kills()
@@ -169,7 +181,10 @@ class Isolated:
         return self.outcome
 
     def _read(self, tell: Tell | None) -> None:
-        while not self._pipe.closed:
+        seen = len(self._unread)
+        for _ in range(READS):
+            if self._pipe.closed:
+                break
             try:
                 got = os.read(self._pipe.fileno(), TOLD)
             except BlockingIOError:
@@ -178,13 +193,24 @@ class Isolated:
                 self._pipe.close()
                 break
             self._unread += got
-        *lines, self._unread = self._unread.split(b"\n")
+        end = self._unread.rfind(b"\n", seen) + 1
+        lines = bytes(self._unread[:end]).split(b"\n")
+        del self._unread[:end]
         for line in lines:  # whole ones: a process that is killed in the middle of one has not said it
+            self._hear(line, tell)
+        if len(self._unread) > LONGEST:
+            self.kill("crashed", f"it wrote more than {size_text(LONGEST)} without a line break to sbonnx's own pipe")
+
+    def _hear(self, line: bytes, tell: Tell | None) -> None:
+        """Take in a line. Code of a metric can write anything to the pipe: what is no message is left out."""
+        try:
             if line.startswith(b"o"):
                 self._said, self._said_at = from_json(line[1:]), time.monotonic()
-            elif tell is not None:
+            elif line.startswith(b"t") and tell is not None:
                 stage, done, total = json.loads(line[1:])
-                tell(stage, done, total)
+                tell(encodable(str(stage)), int(done), None if total is None else int(total))
+        except (ValueError, TypeError, OverflowError, RecursionError):
+            return
 
     def _measure(self) -> None:
         at = time.monotonic()
@@ -323,7 +349,7 @@ def _started(errand: Errand, sink: Connection, alive: Connection, method: str | 
             target=serve, args=(errand, sink, alive), name=f"sbonnx {errand.step.title}"
         )
         try:
-            with _starting, _nothing_of_the_caller():
+            with _starting, safe_start(), _nothing_of_the_caller():
                 process.start()
         except (OSError, EOFError) as error:
             if number + 1 == len(ways):
@@ -338,25 +364,30 @@ def _nothing_of_the_caller() -> Iterator[None]:
     """Processes that are started know nothing of the caller's script, which they would load otherwise: without a
     guard around its batch each would begin one of its own. A caller that is a daemon (a worker of Dask) may start them
     as well: ours end with their parent by themselves. The server of forks, which only looks where the environment
-    says, finds the sbonnx that is running."""
+    says, finds the sbonnx that is running. The working folder, where it is on the search path ("", as in an interactive
+    session), comes last there."""
     main = sys.modules["__main__"]
     config: dict[str, Any] = getattr(multiprocessing.current_process(), "_config", {})
-    daemon, path = config.get("daemon"), os.environ.get("PYTHONPATH")
+    daemon, places, path = config.get("daemon"), os.environ.get("PYTHONPATH"), sys.path
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", *ONE_THREAD)}
     sys.modules["__main__"] = types.ModuleType("__main__")
     config["daemon"] = False
-    os.environ["PYTHONPATH"] = os.pathsep.join([HOME, path] if path else [HOME])
+    os.environ.update(ONE_THREAD, PYTHONPATH=os.pathsep.join([HOME, places] if places else [HOME]))
+    sys.path = sorted(path, key=lambda entry: entry == "")
     try:
         yield
     finally:
+        sys.path = path
         sys.modules["__main__"] = main
         if daemon is None:
             config.pop("daemon", None)
         else:
             config["daemon"] = daemon
-        if path is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = path
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _cause(code: int, oom_kills: int | None, peak: int) -> tuple[Status, str]:

@@ -98,6 +98,8 @@ def test_a_step_that_is_done(places: Places) -> None:
         ("eat", {"memory": 200_000_000}, "out of memory", "over its limit of 200 MB"),
         ("hang", {"seconds": 0.5}, "timed out", "it ran longer than its limit of 0.5 s"),
         ("hang_deaf", {"seconds": 0.5}, "timed out", "it ran longer than its limit of 0.5 s"),
+        ("flood", {"seconds": 20}, "crashed", "it wrote more than 67.1 MB without a line break"),
+        ("surrogate", {}, "failed", "ValueError: half a pair: \\ud800"),
     ],
 )
 def test_how_it_ends(name: str, limits: dict[str, Any], status: str, reason: str, places: Places) -> None:
@@ -117,6 +119,49 @@ def test_the_kinds_of_what_was_raised(places: Places) -> None:
     assert run("fail", places).error == "KeyError"
     assert not places.log("k-refuse").exists(), "nothing was said: no log"
     assert "in _fail" in places.log("k-fail").read_text()
+
+
+def test_code_that_writes_to_every_file(places: Places, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its own result arrives; the fork server and the resource tracker get nothing, and the next step is done."""
+    for name in ("scribble", "slow", "scribble-2"):
+        assert run(name, places).status == "done"
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_the_fork_server_has_one_thread(places: Places) -> None:
+    assert run("threads", places).counters == {"threads": 1}
+
+
+SHADOWED = ("select", "threading", "multiprocessing", "queue", "json", "sitecustomize")
+
+SCRIPT = """
+import sys, select, threading, multiprocessing, queue, json
+from pathlib import Path
+from sbonnx.batch.job import Places
+from sbonnx.batch.process import run_isolated
+from tests.batch import works
+
+sys.path.insert(0, "")  # as in an interactive session
+places = Places(Path("out"))
+step = works.step_of("import", places.output)
+print(run_isolated(step, places, 1, lambda *_: None, work=works.work, method=sys.argv[1]).status)
+"""
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_no_module_of_the_working_folder_is_run(method: str, tmp_path: Path) -> None:
+    """Modules beside downloaded models; the process of a step has imported none of them before."""
+    folder, script = tmp_path / "downloads", tmp_path / "script.py"
+    folder.mkdir()
+    for name in SHADOWED:
+        (folder / f"{name}.py").write_text(f"open({str(folder / name)!r} + '.imported', 'w').close()\n")
+    script.write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(script), method]
+    done = subprocess.run(command, check=False, cwd=folder, env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("done\n", "")
+    assert list(folder.glob("*.imported")) == []
 
 
 def test_a_native_crash_leaves_its_stack(places: Places) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -183,6 +184,40 @@ def _sleep(step: Step, places: Places, tell: Tell, threads: int) -> None:
     time.sleep(float(step.title.split("-")[1]))
 
 
+def _scribble(step: Step, places: Places, tell: Tell, threads: int) -> None:
+    """Writes to every open file."""
+    for number in range(3, 256):
+        for text in (b"scribble", b"o{}\n", b't["\\ud800", "x", []]\n', b't["stage", Infinity, 1]\nohno'):
+            with contextlib.suppress(OSError):
+                os.write(number, text)
+
+
+def _flood(step: Step, places: Places, tell: Tell, threads: int) -> None:
+    """Writes to every open file without end."""
+    while True:
+        for number in range(3, 64):
+            with contextlib.suppress(OSError):
+                os.write(number, b"x" * 65536)
+
+
+def _surrogate(step: Step, places: Places, tell: Tell, threads: int) -> None:
+    """Raises what cannot be encoded."""
+    raise ValueError("half a pair: \ud800")
+
+
+def _threads(step: Step, places: Places, tell: Tell, threads: int) -> Outcome:
+    """Counts the threads of the process that it was forked from."""
+    return Outcome(step.key, "done", counters={"threads": len(os.listdir(f"/proc/{os.getppid()}/task"))})
+
+
+def _import(step: Step, places: Places, tell: Tell, threads: int) -> Outcome:
+    """Imports modules that nothing has imported yet."""
+    import queue
+    import select
+
+    return Outcome(step.key, "done", report={"files": [str(queue.__file__), str(getattr(select, "__file__", ""))]})
+
+
 DO: dict[str, Any] = {
     "refuse": _refuse,
     "fail": _fail,
@@ -199,6 +234,11 @@ DO: dict[str, Any] = {
     "look": _look,
     "slow": _slow,
     "sleep": _sleep,
+    "scribble": _scribble,
+    "flood": _flood,
+    "surrogate": _surrogate,
+    "threads": _threads,
+    "import": _import,
 }
 
 
