@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Final
 
 from sbonnx.backends import Backend
 from sbonnx.cpu import has_dot_product
@@ -16,11 +17,15 @@ from sbonnx.plan.survey import Survey
 from sbonnx.plan.types import Plan, Site
 from sbonnx.plan.wishes import Wishes
 from sbonnx.recipe import Recipe
+from sbonnx.recipe.names import LEARNED
 from sbonnx.recipe.resolve import tensor_hit
 from sbonnx.recipe.rounding import AUTO
 from sbonnx.recipe.schemes import UNIFORM
 from sbonnx.report import Refusal
 from sbonnx.rounding import ROUNDERS
+
+LEARNS: Final = "learn scales"
+"""Title of the refusals for quantizer types that need training."""
 
 
 def make(graph: Graph, recipe: Recipe, backend: Backend, *, observers: frozenset[str]) -> Plan:
@@ -35,7 +40,7 @@ def make(graph: Graph, recipe: Recipe, backend: Backend, *, observers: frozenset
     Raises:
         RecipeError: a pattern matches nothing, or an observer or rounding is not available.
     """
-    recipe.check_types(observers=observers, quantizers={UNIFORM, *ROUNDERS}, roundings={AUTO, *ROUNDERS})
+    recipe.check_types(observers=observers, quantizers={UNIFORM, *LEARNED, *ROUNDERS}, roundings={AUTO, *ROUNDERS})
     survey = Survey(graph)
     if recipe.mode == "static":
         wishes = _placed(survey, recipe, backend)
@@ -91,6 +96,9 @@ def _idle(sites: Sequence[Site], recipe: Recipe, backend: Backend) -> Iterator[R
     if not recipe.schedule.disable_unnecessary_quant and not separates:
         why = f"{backend.name} folds activations into the op before: no pair stands between"
         yield Refusal("quantize before activations", "SCHEDULE.DISABLE_UNNECESSARY_QUANT", why)
+    for key, kind in recipe.learned_types():
+        why = f"{kind} needs training: ranges are those of the observer; to train, use sbonnx qat or init_QAT()"
+        yield Refusal(LEARNS, key, why)
     for pattern in recipe.ranges:
         if not any(tensor_hit((pattern,), site.tensor) for site in sites if site.role != "bias"):
             yield Refusal("fix range", pattern, "it is not quantized, or was fused away")

@@ -20,13 +20,14 @@ from sbonnx.calib.progress import Progress
 from sbonnx.errors import RecipeError
 from sbonnx.graph.query import shape
 from sbonnx.plan import Solution
+from sbonnx.plan.make import LEARNS
 from sbonnx.prepare import Prepared, Source, read_recipe
 from sbonnx.qat import loop
 from sbonnx.qat.adapters import Adapters, add_adapters
 from sbonnx.qat.agreement import disagreements
 from sbonnx.qat.augment import Augment, make_augment, names_of
 from sbonnx.qat.export import learned
-from sbonnx.qat.fakequant import METHODS, quant_parameters
+from sbonnx.qat.fakequant import quant_parameters
 from sbonnx.qat.inner import BLOCKS, Taps, inner_tensors, with_inner
 from sbonnx.qat.loop import Trained
 from sbonnx.qat.losses import Loss, distillation, with_divergence
@@ -34,9 +35,6 @@ from sbonnx.qat.module import float_twin, keep_source, origin_of, source_of, tra
 from sbonnx.qat.settings import Settings
 from sbonnx.recipe.names import BY_WIDTH
 from sbonnx.report import Report
-
-DEFAULT: Final = "lsq"
-"""The method where neither the call nor the recipe names one."""
 
 COMPARED: Final = 8
 """Feeds on which the file is held against the module."""
@@ -68,8 +66,8 @@ def prepare(
     Args:
         model: path or ModelProto.
         data: what is calibrated on; see `sbonnx.quantize`, as for `recipe`, `backend`, `split` and `overrides`.
-        weights, activations: methods of `METHODS`; None: W.QUANTIZER.TYPE and A.QUANTIZER.TYPE of the recipe where
-            they name one that learns, else "lsq".
+        weights, activations: methods of `METHODS`, for all layers; None: W.QUANTIZER.TYPE and A.QUANTIZER.TYPE of
+            the recipe, and those of its entries of SPECIFIC, where they name one that learns, else "lsq".
         options: of methods, by their name.
         adapters: low-rank adapters, or their rank, to be trained in place of the weights; see `Adapters`.
         fixed: values of inputs that are the same in training whatever the feed, so that an If on one is settled.
@@ -122,12 +120,12 @@ def from_calibration(
         model: the float model that the file will be held against.
         weights, activations, options, adapters, fixed, shapes, device: see `prepare`.
     """
-    kinds = prepared.recipe.w.quantizer.type, prepared.recipe.a.quantizer.type
+    done = tuple(refusal for refusal in prepared.refusals if refusal.what != LEARNS)
     module = trainable(
-        prepared,
+        replace(prepared, refusals=done),
         solution,
-        weights=weights or _by_recipe(kinds[0]),
-        activations=activations or _by_recipe(kinds[1]),
+        weights=weights,
+        activations=activations,
         options=options,
         fixed=fixed,
         shapes=shapes,
@@ -144,11 +142,6 @@ def _placed(device: str) -> str:
     if device != "auto":
         return device
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _by_recipe(kind: str) -> str:
-    """The method that a recipe's quantizer type stands for: what does not learn is the default."""
-    return kind if kind in METHODS and kind != "uniform" else DEFAULT
 
 
 def train(

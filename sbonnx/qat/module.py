@@ -21,6 +21,8 @@ from sbonnx.plan import Site, Solution
 from sbonnx.prepare import Prepared, Source
 from sbonnx.qat.biases import BiasCodes
 from sbonnx.qat.fakequant import FakeQuant, Role, make_fake_quant
+from sbonnx.qat.fakequant.pact import Pact
+from sbonnx.qat.methods import Method, Methods
 from sbonnx.qat.operators import Op
 from sbonnx.qat.reimport import parameter_name, reimport, site_of
 from sbonnx.spec import Array, QParams, ScaleLimits
@@ -89,8 +91,8 @@ def trainable(
     prepared: Prepared,
     solution: Solution,
     *,
-    weights: str = "lsq",
-    activations: str = "lsq",
+    weights: str | None = None,
+    activations: str | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     device: str = "cpu",
     fixed: Mapping[str, Any] | None = None,
@@ -103,7 +105,8 @@ def trainable(
 
     Args:
         prepared, solution: of one calibration; not changed.
-        weights, activations: a method of `sbonnx.qat.fakequant.METHODS` each.
+        weights, activations: a method of `sbonnx.qat.fakequant.METHODS` each, for all layers; None: by QUANTIZER.TYPE
+            of the recipe, its entries of SPECIFIC included, and "lsq" where that names none that learns.
         options: of methods, by their name.
         device: torch's name.
         fixed, shapes: values and shapes of inputs, which decide branches: see `settle`. What is quantized in a branch
@@ -121,18 +124,18 @@ def trainable(
     planned = _still_read(prepared.plan.sites, module) if fixed or shapes else prepared.plan.sites
     tensors = tensors_by_name(prepared.graph)
     module.add_submodule(QUANTIZERS, nn.ModuleDict())
+    methods = Methods(prepared, weights, activations)
     shared: dict[tuple[str, str], str] = {}
     sites: dict[str, tuple[Site, ...]] = {}
     for site in planned:
         qparams = solution.qparams.get(site.key)
         if site.role == "bias" or qparams is None:
             continue
-        method = weights if site.role == "weight" else activations
         key = (site.group, qparams.spec.label())
         if key not in shared:
             shared[key] = f"{QUANTIZERS}.{_plain(site.key, len(shared))}"
             limits = limits_for(prepared.plan, tensors[site.tensor])
-            made = _made(site, qparams, method, limits, (options or {}).get(method, {}))
+            made = _made(site, qparams, methods.of(site), limits, options or {})
             module.add_submodule(shared[key], made.to(device))
         sites[shared[key]] = (*sites.get(shared[key], ()), site)
         _read_through(module, site, shared[key], solution)
@@ -141,14 +144,21 @@ def trainable(
     module.recompile()
     _begin_latent(module, sites)
     inputs = {source: name for name, source in module.meta[KEPT]["inputs"].items()}
-    module.meta[KEPT][ORIGIN] = Origin(prepared, solution, sites, inputs, settled)
+    told = replace(prepared, refusals=(*prepared.refusals, *methods.refusals))
+    module.meta[KEPT][ORIGIN] = Origin(told, solution, sites, inputs, settled)
     return module.eval()
 
 
-def _made(site: Site, qparams: QParams, method: str, limits: ScaleLimits, options: Mapping[str, Any]) -> FakeQuant:
+def _made(
+    site: Site, qparams: QParams, method: Method, limits: ScaleLimits, options: Mapping[str, Mapping[str, Any]]
+) -> FakeQuant:
     """The fake-quant module that a site begins with."""
     role: Role = "weight" if site.role == "weight" else "activation"
-    return make_fake_quant(method, qparams.spec, qparams, name=site.key, role=role, limits=limits, **options)
+    chosen = options.get(method.name, {})
+    made = make_fake_quant(method.name, qparams.spec, qparams, name=site.key, role=role, limits=limits, **chosen)
+    if method.alpha is not None and isinstance(made, Pact):
+        made.clip_at(method.alpha)
+    return made
 
 
 def keep_source(module: fx.GraphModule, model: Source) -> None:

@@ -36,6 +36,7 @@ _EXAMPLES: Final = {
     "SHARED_SCALES": '[["/a/Conv_output_0", "/b/Conv_output_0"]]',
     "SAMPLES": "256",
     "VERSION": '"10"',
+    "A.QUANTIZER.PACT.ALPHA_VALUE": "10",
     "CALIBRATION.THREADS": "4",
     "CALIBRATION.MOMENTS.SHARE": "0.5",
     "CALIBRATION.CACHE": "calibration-cache",

@@ -34,6 +34,9 @@ WEIGHT_SCHEMES: Final = (*SCHEMES, BY_WIDTH)
 QUANTIZERS: Final = ("uniform", "dorefa", "lsq", "lsq+", "pact", "adaround")
 """The ancestor's quantizer types. Others may be plugged in: `Recipe.check_types` knows what exists."""
 
+LEARNED: Final = ("dorefa", "lsq", "lsq+", "pact")
+"""The quantizer types that need training; without it their tensors are calibrated with the observer."""
+
 ROUNDINGS: Final = ("auto", "nearest", "gptq", "adaround", "adaquant")
 """How weights become codes; others may be plugged in likewise."""
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from sbonnx.recipe.limits import FLOAT, STATIC, check_bits, check_scheme
 from sbonnx.recipe.matching import Matcher, matcher
-from sbonnx.recipe.names import BY_WIDTH
+from sbonnx.recipe.names import BY_WIDTH, LEARNED
 from sbonnx.recipe.problem import UNSAID, Path, Wrong, key_path, likest, nearest, one_of
 from sbonnx.recipe.rounding import AUTO, ScaleName, ScaleWish
 from sbonnx.recipe.schemes import FULL_BITS, UNIFORM, is_per_channel, is_symmetric
@@ -112,9 +112,8 @@ ARGUMENTS: Final[dict[str, Callable[[Observer], dict[str, float | str]]]] = {
 
 
 def _quantizer_arguments(quantizer: WeightQuantizer | ActivationQuantizer) -> dict[str, float | str]:
-    if isinstance(quantizer, ActivationQuantizer) and quantizer.type == "pact":
-        return {"alpha": quantizer.pact.alpha_value}
-    return {}
+    alpha = quantizer.pact.alpha_value if isinstance(quantizer, ActivationQuantizer) else None
+    return {} if alpha is None or quantizer.type != "pact" else {"alpha": alpha}
 
 
 def _block_size(keys: Side | Change) -> int | None:
@@ -123,11 +122,11 @@ def _block_size(keys: Side | Change) -> int | None:
 
 
 def _rounding(keys: Side | Change) -> dict[str, Any]:
-    """What is said of the rounding of weights; ``W.QUANTIZER.TYPE: adaround`` is the ancestor's way to ask for that."""
+    """Settings of the rounding of weights; ``W.QUANTIZER.TYPE: adaround`` is the ancestor's way to ask for that."""
     if isinstance(keys, Activations | ActivationChange):
         return {}
     name = keys.rounding.type
-    if name == AUTO and keys.quantizer.type != UNIFORM:
+    if name == AUTO and keys.quantizer.type not in (UNIFORM, *LEARNED):
         name = keys.quantizer.type
     meant, arguments = keys.rounding.named("gptq" if name == AUTO else name)
     name = name if name == AUTO else meant

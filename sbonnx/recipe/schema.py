@@ -343,6 +343,17 @@ class Recipe(Section):
             for problem in part.missing_types(observers, quantizers, roundings):
                 raise self._origin.error(problem)
 
+    def learned_types(self) -> Iterator[tuple[str, str]]:
+        """Key and value of each quantizer type that needs training: of quantized sides, and of SPECIFIC where it
+        differs from its side.
+        """
+        whole = {part.side: part for part in self._parts if not part.pattern}
+        for part in self._parts:
+            kind, side = part.keys.quantizer.type, whole[part.side]
+            said = part is not side and not side.is_float and side.keys.quantizer.type == kind
+            if kind in names.LEARNED and not part.is_float and not said:
+                yield key_path((*part.path, "QUANTIZER", "TYPE")), kind
+
     def to_dict(self) -> dict[str, Any]:
         """The resolved recipe as plain values in the keys of the YAML; `load` reads it back to an equal recipe."""
         out: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)

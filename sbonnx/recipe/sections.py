@@ -17,7 +17,9 @@ from sbonnx.recipe.rounding import Rounding
 class Pact(Section):
     """A.QUANTIZER.PACT"""
 
-    alpha_value: values.AboveZero = key(10.0, "first value of the clipping bound that `pact` learns", "above 0")
+    alpha_value: values.AboveZero | None = key(
+        None, "first value of the clipping bound that `pact` learns", "above 0", shown="the calibrated range"
+    )
 
 
 @final

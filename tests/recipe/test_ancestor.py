@@ -95,7 +95,7 @@ def test_defaults_of_the_ancestor_hold_for_a_file(tmp_path: Path) -> None:
     recipe = written(tmp_path, "W: {QSCHEME: per-tensor-affine}\n")
     assert recipe.backend == "virtual"
     assert recipe.schedule.fuse_bn is False and recipe.schedule.disable_unnecessary_quant is True
-    assert recipe.a.quantizer.pact.alpha_value == 10 and recipe.a.observer.percentile.alpha == 0.001
+    assert recipe.a.quantizer.pact.alpha_value is None and recipe.a.observer.percentile.alpha == 0.001
     assert recipe.a.observer.aciq.distribution == "gaus" and recipe.a.observer.moving_average.ema_ratio == 0.9
     assert recipe.w.qscheme == "per-tensor-affine" and recipe.w.quantizer.bit == 8
 

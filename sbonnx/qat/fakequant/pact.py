@@ -80,6 +80,15 @@ class Pact(FakeQuant):
             self.alpha.fill_(self.first_alpha)
             self.zero_point.fill_(float(self.spec.centre if self.spec.symmetric else self.spec.qmin))
 
+    def clip_at(self, alpha: float) -> None:
+        """Start from this clipping level; the zero point stays where the calibration put it.
+
+        Args:
+            alpha: > 0, in units of the tensor.
+        """
+        with torch.no_grad():
+            self.alpha.fill_(alpha)
+
     def penalty(self) -> Tensor:
         """Sum of alpha², to be added to the loss with a small weight (the ancestor's is 1e-4), which keeps ranges low.
 
