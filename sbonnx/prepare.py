@@ -29,9 +29,11 @@ from sbonnx.calib.solve import weights_alone
 from sbonnx.correct import give_biases, own_statistics, record_normals
 from sbonnx.equalize import Equalization, equalize, equalize_measured, wanted_ranges
 from sbonnx.errors import ModelError
-from sbonnx.graph import Graph, edit, query
+from sbonnx.graph import Constant, Graph, edit, query
+from sbonnx.ops import EMBEDDING
 from sbonnx.plan import Plan, Site, Solution, make
 from sbonnx.recipe import Recipe
+from sbonnx.recipe.modules import NodeInfo
 from sbonnx.recipe.schemes import is_per_channel
 from sbonnx.report import Fired, Refusal
 from sbonnx.rounding import make_rounder
@@ -255,8 +257,9 @@ def _prepare(model: Source, recipe: Recipe, backend: Backend, opset: int) -> Pre
     graph = graphs.load(model, opset=opset)
     nodes_before = sum(len(body.nodes) for _, body in query.scopes(graph))
     refusals: list[Refusal] = list(qdq.make_float(graph, requantize=recipe.requantize))
-    names = [(node.name, node.op) for _, body in query.scopes(graph) for node in body.nodes]
-    tensors = list(query.tensors_by_name(graph))
+    recipe, skipped = recipe.for_model(_infos(graph), list(query.tensors_by_name(graph)))
+    why = "no node in the file belongs to it, so that nothing needs to be skipped. "
+    refusals += [Refusal("skip", f"SKIP_TRACE_MODULES '{name}'", why + hint) for name, hint in skipped.items()]
     applied: list[Fired] = []
     fusions = _fusions(recipe)
     for step in (patterns.SIMPLIFY if recipe.simplify else (), fusions):
@@ -275,7 +278,6 @@ def _prepare(model: Source, recipe: Recipe, backend: Backend, opset: int) -> Pre
     applied.extend(equalized.fired)
     refusals.extend(equalized.refusals)
     edit.sort(graph)
-    recipe.unmatched(names, tensors)
     plan = make(graph, recipe, backend, observers=frozenset(OBSERVERS))
     _note_half_precision(graph, plan)
     if recipe.auto.enable or recipe.mixed.wanted:
@@ -311,6 +313,18 @@ def equalization_of(recipe: Recipe) -> Equalization:
         per_channel=is_per_channel(recipe.w.qscheme),
         bits=recipe.w.quantizer.bit,
     )
+
+
+def _infos(graph: Graph) -> list[NodeInfo]:
+    """What the names of torch modules are read from, for every node."""
+    found = []
+    for _, body in query.scopes(graph):
+        for node in body.nodes:
+            held = node.inputs[0 if node.op in EMBEDDING else 1 :][:1]
+            weight = held[0].name if held and isinstance(held[0], Constant) else ""
+            metadata = graphs.node_metadata(graph, node.name)
+            found.append(NodeInfo(node.name, node.op, metadata, weight if weight.endswith(".weight") else ""))
+    return found
 
 
 def _fusions(recipe: Recipe) -> tuple[Any, ...]:

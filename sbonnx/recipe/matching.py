@@ -10,7 +10,8 @@ pattern         matches
 ``tensor:x*``   tensors by name, wildcards allowed
 =============== ==========================================================================================
 
-Names are those of the file, before anything was simplified or fused; case counts.
+Names are those of the file, before anything was simplified or fused; case counts. A bare name that no node has is
+looked up among the names of torch modules (`sbonnx.recipe.modules`).
 """
 
 from __future__ import annotations

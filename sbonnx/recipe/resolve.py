@@ -1,4 +1,4 @@
-"""What a recipe says of one tensor, and whether its patterns mean anything in a model."""
+"""Settings that a recipe gives to one tensor."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import Any, Final
 
 from sbonnx.recipe.limits import FLOAT, STATIC, check_bits, check_scheme
-from sbonnx.recipe.matching import Matcher, matcher
+from sbonnx.recipe.matching import matcher
 from sbonnx.recipe.names import BY_WIDTH, LEARNED
-from sbonnx.recipe.problem import UNSAID, Path, Wrong, key_path, likest, nearest, one_of
+from sbonnx.recipe.problem import Path, Wrong, key_path, nearest, one_of
 from sbonnx.recipe.rounding import AUTO, ScaleName, ScaleWish
 from sbonnx.recipe.schemes import FULL_BITS, UNIFORM, is_per_channel, is_symmetric
 from sbonnx.recipe.sections import (
@@ -221,13 +221,19 @@ class Part:
         )
 
 
-def first_hit(patterns: Sequence[str], node: str, op: str, tensor: str) -> int | None:
+Named = Mapping[str, Collection[str]]
+"""The nodes that a pattern means by the name of a torch module, by pattern."""
+
+
+def _hits(pattern: str, node: str, op: str, tensor: str, named: Named) -> bool:
+    found = matcher(pattern)
+    return found.hits_node(node, op) or found.hits_tensor(tensor) or node in named.get(pattern, ())
+
+
+def first_hit(patterns: Sequence[str], node: str, op: str, tensor: str, named: Named) -> int | None:
     """Position of the first of `patterns` that means this node or tensor."""
-    for index, pattern in enumerate(patterns):
-        found = matcher(pattern)
-        if found.hits_node(node, op) or found.hits_tensor(tensor):
-            return index
-    return None
+    hits = (index for index, pattern in enumerate(patterns) if _hits(pattern, node, op, tensor, named))
+    return next(hits, None)
 
 
 def changes(side: Side) -> Iterator[tuple[int, str, Change]]:
@@ -238,58 +244,11 @@ def changes(side: Side) -> Iterator[tuple[int, str, Change]]:
             yield index, pattern, change
 
 
-def changed(pattern: str, node: str, op: str, tensor: str) -> bool:
+def changed(pattern: str, node: str, op: str, tensor: str, named: Named) -> bool:
     """Whether an entry of SPECIFIC is meant for this use of this tensor: there, its bare name will do as well."""
-    found = matcher(pattern)
-    return found.hits_node(node, op) or found.hits_tensor(tensor) or pattern == tensor
+    return _hits(pattern, node, op, tensor, named) or pattern == tensor
 
 
 def tensor_hit(patterns: Collection[str], tensor: str) -> str | None:
     """The first of `patterns` that means this tensor, where only tensors can be meant."""
     return next((pattern for pattern in patterns if matcher(pattern).is_tensor(tensor)), None)
-
-
-@dataclass(frozen=True)
-class Use:
-    """A pattern in a recipe: its key path, and whether a bare name means nodes, tensors or either."""
-
-    path: Path
-    pattern: str
-    bare: str
-
-
-def _matches(use: Use, nodes: Sequence[tuple[str, str]], tensors: Collection[str]) -> bool:
-    found: Matcher = matcher(use.pattern)
-    if use.bare == "tensors":
-        return any(found.is_tensor(name) for name in tensors)
-    if use.bare == "either" and use.pattern in tensors:
-        return True
-    return any(found.hits_node(*node) for node in nodes) or any(found.hits_tensor(name) for name in tensors)
-
-
-def unmatched_problems(
-    uses: Sequence[Use], nodes: Sequence[tuple[str, str]], tensors: Collection[str]
-) -> Iterator[Wrong]:
-    """The patterns that mean nothing in a model with these nodes (name, op type) and tensors."""
-    names = frozenset(tensors)
-    for use in uses:
-        if _matches(use, nodes, names):
-            continue
-        found = matcher(use.pattern)
-        is_name = found.kind in ("name", "node", "re") and use.bare != "tensors"
-        if found.kind == "op":
-            what, pool = "operator type", sorted({op for _, op in nodes})
-        elif is_name:
-            what, pool = "node", [name for name, _ in nodes]
-        else:
-            what, pool = "tensor", list(tensors)
-        hint = ""
-        if is_name and any(found.is_tensor(name) for name in names):
-            hint = f"For tensors write 'tensor:{found.body}'"
-        elif is_name and found.body in {op for _, op in nodes}:
-            hint = f"For an operator type write 'op:{found.body}'"
-        else:
-            close = likest(found.body, pool, count=3)
-            hint = f"Nearest: {', '.join(map(repr, close))}" if close else f"The model has no {what}"
-        said = UNSAID if use.path[-1] == use.pattern else use.pattern
-        yield Wrong(f"matches no {what} of the model", hint, path=use.path, value=said)

@@ -13,20 +13,20 @@ from pydantic import BeforeValidator, PrivateAttr, model_validator
 from sbonnx.recipe import limits, names, types, values
 from sbonnx.recipe.calibration import Calibration
 from sbonnx.recipe.equalize import Equalize
+from sbonnx.recipe.in_model import Use, find_meant
 from sbonnx.recipe.keys import Section, canonical, key
 from sbonnx.recipe.mixed import Auto, Mixed
+from sbonnx.recipe.modules import NodeInfo
 from sbonnx.recipe.problem import ManyWrong, Origin, Wrong, key_path
 from sbonnx.recipe.resolve import (
     Part,
     Settings,
-    Use,
     changed,
     changes,
     effective,
     first_hit,
     overlay,
     tensor_hit,
-    unmatched_problems,
 )
 from sbonnx.recipe.schemes import is_per_channel
 from sbonnx.recipe.sections import (
@@ -193,6 +193,7 @@ class Recipe(Section):
     verify: Verification = Verification()
 
     _origin: Origin = PrivateAttr(default_factory=Origin)
+    _named: dict[str, dict[str, frozenset[str]]] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -272,17 +273,17 @@ class Recipe(Section):
         """
         found = self._wished(side, node, op, tensor, place)
         for name, patterns in (("SKIP_TRACE_MODULES", self.skip_trace_modules), ("EXCLUDE", self.exclude)):
-            index = first_hit(patterns, node, op, tensor)
+            index = first_hit(patterns, node, op, tensor, self._named.get(name, {}))
             if index is not None:
                 return found.off(f"{name}[{index}]")
-        if self.include and first_hit(self.include, node, op, tensor) is None:
+        if self.include and first_hit(self.include, node, op, tensor, self._named.get("INCLUDE", {})) is None:
             return found.off("INCLUDE")
         return found
 
     def _wished(self, side: names.SideName, node: str, op: str, tensor: str, place: names.Place) -> Settings:
         whole, *entries = (part for part in self._parts if part.side == side.upper())
         for part in entries:
-            if changed(part.pattern, node, op, tensor):
+            if changed(part.pattern, node, op, tensor, self._named.get(part.side, {})):
                 return part.settings
         ends = {"": None, "first": self.first_bits, "last": self.last_bits}[place]
         bits = None if ends is None else ends.w if side == "w" else ends.a
@@ -313,19 +314,25 @@ class Recipe(Section):
         for group, patterns in enumerate(self.shared_scales):
             yield from (Use(("SHARED_SCALES", group, i), pattern, "tensors") for i, pattern in enumerate(patterns))
 
-    def unmatched(self, nodes: Sequence[tuple[str, str]], tensors: Collection[str]) -> None:
-        """Check that every pattern means something in a model.
+    def for_model(self, nodes: Sequence[NodeInfo], tensors: Collection[str]) -> tuple[Recipe, Mapping[str, str]]:
+        """The recipe for one model: patterns that are names of torch modules stand for their nodes.
 
         Args:
-            nodes: original name and operator type of every node, of all scopes.
+            nodes: every node of the file, of all scopes.
             tensors: original names of all tensors.
 
+        Returns:
+            The recipe, and the patterns of SKIP_TRACE_MODULES that mean no node, with the nearest names.
+
         Raises:
-            RecipeError: a pattern matches nothing; with the nearest names.
+            RecipeError: a pattern matches nothing, with the nearest names, or is the name of several modules.
         """
-        found = list(unmatched_problems(tuple(self._uses()), nodes, tensors))
-        if found:
-            raise self._origin.error(found[0], len(found) - 1)
+        meant = find_meant(tuple(self._uses()), nodes, tensors)
+        if meant.wrong:
+            raise self._origin.error(meant.wrong[0], len(meant.wrong) - 1)
+        copy = self.model_copy()
+        copy._named = meant.named
+        return copy, meant.nothing
 
     def check_types(
         self,

@@ -8,8 +8,17 @@ import pytest
 
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import Settings, load
+from sbonnx.recipe.modules import NodeInfo
 
-NODES = [("/conv1/Conv", "Conv"), ("/layer1/layer1.0/conv1/Conv", "Conv"), ("/head/Gemm", "Gemm"), ("n[0]", "Relu")]
+NODES = [
+    NodeInfo(name, op)
+    for name, op in (
+        ("/conv1/Conv", "Conv"),
+        ("/layer1/layer1.0/conv1/Conv", "Conv"),
+        ("/head/Gemm", "Gemm"),
+        ("n[0]", "Relu"),
+    )
+]
 TENSORS = ["image", "/conv1/Conv_output_0", "logits", "123"]
 
 
@@ -131,9 +140,9 @@ MATCHED = [
 
 @pytest.mark.parametrize("source", MATCHED)
 def test_patterns_that_mean_something_pass(source: dict[str, Any]) -> None:
-    load(source).unmatched(NODES, TENSORS)
+    load(source).for_model(NODES, TENSORS)
     with pytest.raises(RecipeError, match="matches no"):
-        load(source).unmatched([], [])
+        load(source).for_model([], [])
 
 
 @pytest.mark.parametrize(
@@ -143,7 +152,7 @@ def test_patterns_that_mean_something_pass(source: dict[str, Any]) -> None:
             {"EXCLUDE": ["/conv2/Conv"]},
             "'EXCLUDE[0]' in the recipe matches no node of the model, got '/conv2/Conv'. Nearest: '/conv1/Conv'",
         ),
-        ({"INCLUDE": ["layer1_0_conv1"]}, "Nearest: '/layer1/layer1.0/conv1/Conv'"),
+        ({"INCLUDE": ["layer1_0_conv2"]}, "Nearest: '/layer1/layer1.0/conv1/Conv'"),
         ({"INCLUDE": ["op:conv"]}, "matches no operator type of the model, got 'op:conv'. Nearest: 'Conv'"),
         ({"INCLUDE": ["Conv"]}, "For an operator type write 'op:Conv'"),
         ({"EXCLUDE": ["logits"]}, "For tensors write 'tensor:logits'"),
@@ -162,7 +171,7 @@ def test_patterns_that_mean_something_pass(source: dict[str, Any]) -> None:
 )
 def test_patterns_that_mean_nothing(source: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        load(source).unmatched(NODES, TENSORS)
+        load(source).for_model(NODES, TENSORS)
     assert message in str(caught.value)
 
 

@@ -1,0 +1,198 @@
+"""Names of torch modules for the nodes of an exported file, as the ancestor names layers.
+
+A node of a file that torch exported belongs to a module. Its path comes from, in this order:
+
+1. the metadata ``pkg.torch.onnx.name_scopes`` (exporter on torch.export): ``['', 'layer1', 'layer1.0', 'relu_1']``;
+2. the name of the node (exporter on TorchScript): ``/layer1/layer1.0/conv1/Conv``;
+3. the name of its weight: ``layer1.0.conv1.weight``.
+
+The ancestor calls a module without submodules by its path, dots as underscores (``layer1_0_conv1``), and its second
+call ``layer1_0_relu_1``. Functions and operators have the names that torch.fx gives them (`FUNCTIONS`), numbered in
+the order of the file: ``add``, ``add_1``, ``softmax``.
+"""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+SCOPES: Final = "pkg.torch.onnx.name_scopes"
+"""Metadata of torch's exporter: the paths of the modules around a node, outermost first, then the node's own name."""
+
+MAX_SCOPES: Final = 20_000
+"""Characters of that metadata that are read at most."""
+
+FUNCTIONS: Final = {
+    "Add": "add",
+    "Sub": "sub",
+    "Mul": "mul",
+    "Div": "truediv",
+    "MatMul": "matmul",
+    "Softmax": "softmax",
+    "LogSoftmax": "log_softmax",
+    "ReduceMean": "mean",
+    "Relu": "relu",
+    "LeakyRelu": "leaky_relu",
+    "HardSigmoid": "hardsigmoid",
+    "HardSwish": "hardswish",
+    "Clip": "clamp",
+    "Erf": "gelu",
+    "Concat": "cat",
+    "Resize": "interpolate",
+    "MaxPool": "max_pool2d",
+    "AveragePool": "avg_pool2d",
+    "GlobalAveragePool": "adaptive_avg_pool2d",
+    "LayerNormalization": "layer_norm",
+    "Conv": "conv2d",
+    "Gemm": "linear",
+}
+"""What torch.fx calls a function, by operator; others have the operator's name in lower case."""
+
+_OPERATOR = re.compile(r"[A-Z][A-Za-z0-9]*(_\d+)?")
+_WILDCARDS: Final = frozenset("*?[")
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """A node of the file as it was given.
+
+    Attributes:
+        name, op: original name and operator type.
+        metadata: its metadata_props.
+        weight: name of its weight if that ends in ``.weight``, else "".
+    """
+
+    name: str
+    op: str
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    weight: str = ""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One call of a module or function.
+
+    Attributes:
+        name: the ancestor's name.
+        path: path of the module, with dots; "" for a function.
+        nodes: names of its nodes.
+    """
+
+    name: str
+    path: str
+    nodes: tuple[str, ...]
+
+
+def module_path(node: NodeInfo) -> str | None:
+    """Path of the module that a node belongs to, "" for the outermost one, or None if the file does not say."""
+    scopes = _scopes(node.metadata.get(SCOPES, ""))
+    if scopes:
+        return scopes[-2] if len(scopes) > 1 else ""
+    if node.name.startswith("/"):
+        *segments, last = node.name[1:].split("/")
+        if _OPERATOR.fullmatch(last):
+            return _joined(segments)
+    if node.weight:
+        return node.weight.removesuffix(".weight")
+    return None
+
+
+def _scopes(text: str) -> list[str]:
+    """The paths in the exporter's metadata; none if it is something else."""
+    if not text.startswith("[") or len(text) > MAX_SCOPES:
+        return []
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return []
+    return [str(scope) for scope in found] if isinstance(found, list) else []
+
+
+def _joined(segments: Sequence[str]) -> str:
+    """``["layer1", "layer1.0", "conv1"]`` as ``layer1.0.conv1``: a container is repeated in its children's names."""
+    parts: list[str] = []
+    for segment in segments:
+        if parts and segment.startswith(f"{parts[-1]}."):
+            parts[-1] = segment
+        else:
+            parts.append(segment)
+    return ".".join(parts)
+
+
+class Modules:
+    """The layers of a file, and the modules around them.
+
+    Attributes:
+        layers: calls of modules without submodules, and of functions, in the order of the file.
+        containers: names of the nodes in and below each module, by its path.
+    """
+
+    def __init__(self, nodes: Sequence[NodeInfo]) -> None:
+        paths = {node.name: module_path(node) for node in nodes}
+        known = any(path is not None for path in paths.values())
+        self.containers: dict[str, list[str]] = {}
+        for node in nodes if known else ():
+            for path in _prefixes(paths[node.name] or ""):
+                self.containers.setdefault(path, []).append(node.name)
+        inner = {path.rpartition(".")[0] for path in self.containers}
+        direct: dict[str, list[NodeInfo]] = {}
+        for node in nodes:
+            direct.setdefault(paths[node.name] or "", []).append(node)
+        leaves = {path for path in self.containers if path not in inner and path in direct}
+        made = (node for node in nodes if known and (paths[node.name] or "") not in leaves)
+        calls = (layer for path in direct if path in leaves for layer in _calls(path, direct[path]))
+        self.layers = (*calls, *_functions(made))
+
+    def find(self, pattern: str, *, containers_first: bool = False) -> list[Layer]:
+        """The layers that a pattern means; or the modules, each with all the nodes in and below it.
+
+        Args:
+            pattern: the ancestor's name or the path of a module, wildcards allowed.
+            containers_first: try modules before layers, as for SKIP_TRACE_MODULES.
+        """
+        covers = re.compile(fnmatch.translate(pattern)).fullmatch
+        layers = [layer for layer in self.layers if covers(layer.name) or (layer.path and covers(layer.path))]
+        modules = [
+            Layer(path.replace(".", "_"), path, tuple(nodes))
+            for path, nodes in self.containers.items()
+            if covers(path) or covers(path.replace(".", "_"))
+        ]
+        return (modules or layers) if containers_first else (layers or modules)
+
+
+def candidates(pattern: str, layers: Sequence[Layer]) -> list[str]:
+    """The modules and functions between which a name without wildcards does not decide; empty if it does."""
+    if _WILDCARDS & set(pattern):
+        return []
+    found = [layer.path or f"{layer.name} (a function)" for layer in layers]
+    return list(dict.fromkeys(found)) if len(set(found)) > 1 else []
+
+
+def _prefixes(path: str) -> Iterator[str]:
+    """``a``, ``a.b``, ``a.b.c`` of ``a.b.c``; nothing of "" ."""
+    parts = path.split(".") if path else []
+    yield from (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+
+
+def _calls(path: str, nodes: Sequence[NodeInfo]) -> Iterator[Layer]:
+    """The calls of one module without submodules: a node each if all are of one operator, else one call of all."""
+    name = path.replace(".", "_")
+    if len({node.op for node in nodes}) > 1:
+        yield Layer(name, path, tuple(node.name for node in nodes))
+        return
+    for count, node in enumerate(nodes):
+        yield Layer(f"{name}_{count}" if count else name, path, (node.name,))
+
+
+def _functions(nodes: Iterator[NodeInfo]) -> Iterator[Layer]:
+    """Functions, numbered in the order of the file."""
+    counts: Counter[str] = Counter()
+    for node in nodes:
+        name = FUNCTIONS.get(node.op, node.op.lower())
+        yield Layer(f"{name}_{counts[name]}" if counts[name] else name, "", (node.name,))
+        counts[name] += 1
