@@ -27,27 +27,33 @@ class Method:
     """What a mode does on one backend.
 
     Attributes:
-        smallest: number of weights from which a product gains.
+        smallest: number of weights from which a product is quantized where the recipe does not say.
         block: values along the summed axis that share a scale, where the recipe does not say; None: the largest of
             the backend's `int4_blocks` that divides it, or no blocks.
         why: of its sites, for people.
+        below: what is said of smaller ones.
     """
 
     smallest: int
     block: int | None
     why: str
+    below: str = "next to no bytes are saved"
 
 
 METHODS: Final = {
-    ("onnxruntime", DYNAMIC): Method(128 * 128, None, "the scale of the input is computed as the model runs"),
-    ("onnxruntime", WEIGHT_ONLY): Method(256 * 256, 32, "MatMulNBits reads a fraction of the bytes"),
-    ("tensorrt", WEIGHT_ONLY): Method(256 * 256, None, "read in 4 bits, computed in high precision"),
+    ("onnxruntime", DYNAMIC): Method(
+        128 * 128, None, "the scale of the input is computed as the model runs", "its kernel is slower than float"
+    ),
+    ("onnxruntime", WEIGHT_ONLY): Method(32 * 32, 32, "MatMulNBits reads a fraction of the bytes"),
+    ("tensorrt", WEIGHT_ONLY): Method(32 * 32, None, "read in 4 bits, computed in high precision"),
     ("virtual", WEIGHT_ONLY): Method(0, 32, "weights alone are rounded"),
 }
-"""What the backends have beside `static`. The sizes are measured on onnxruntime 1.31's CPU kernels, with AVX-512 VNNI:
-DynamicQuantizeMatMul is faster than float from 128 x 128 weights on (0.91 of its time at 8 rows, 0.63 at 64; 1.1 at 1);
-MatMulNBits is faster for one row from 256 x 256 on (0.89), and 5 times from 768 x 768 on; past 8 rows slower than float
-at any size, which is what a fraction of the bytes costs."""
+"""The modes other than `static`, by backend. Times were measured on onnxruntime 1.31's CPU kernels, with AVX-512 VNNI.
+
+dynamic is for speed: DynamicQuantizeMatMul is faster than float from 128 x 128 weights on (0.91 of its time at 8 rows,
+0.63 at 64; 1.1 at 1). weight_only is for size, so that nearly every matrix is taken: 32 x 32 float weights are 4 kB.
+MatMulNBits is also faster for one row from 256 x 256 on (0.89), and 5 times from 768 x 768 on; past 8 rows it is slower
+than float at any size."""
 
 CONVOLUTION: Final = {
     DYNAMIC: "onnxruntime's ConvInteger takes 1.3 to 6 times the time of a float Conv",
@@ -130,9 +136,15 @@ class ModePlacer:
             yield f"its input '{data.name}' is no matrix, or of unknown rank"
         yield from _gemm(node, at)
         yield from self._kinds(node, at)
-        size = int(np.prod(weight.shape))
-        if size < self._method.smallest:
-            yield f"it has {size} weights; below {self._method.smallest} it gains nothing"
+        yield from self._small(int(np.prod(weight.shape)))
+
+    def _small(self, size: int) -> Iterator[str]:
+        """The reason against a weight of so few values."""
+        asked = self.recipe.min_weight_size
+        least = self._method.smallest if asked is None else asked
+        if size < least:
+            why = "" if asked is not None else f", below which {self._method.below}"
+            yield f"it has {size} weights; MIN_WEIGHT_SIZE is {least}{why}"
 
     def _kinds(self, node: Node, at: Weighted) -> Iterator[str]:
         """Reasons in the float type of a product."""

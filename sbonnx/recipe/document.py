@@ -34,6 +34,7 @@ _EXAMPLES: Final = {
     "A.SPECIFIC": '[{"op:Softmax": {QUANTIZER.DISABLE: true}}]',
     "RANGES": '{"input": [-1, 1]}',
     "SHARED_SCALES": '[["/a/Conv_output_0", "/b/Conv_output_0"]]',
+    "MIN_WEIGHT_SIZE": "0",
     "SAMPLES": "256",
     "VERSION": '"10"',
     "A.QUANTIZER.PACT.ALPHA_VALUE": "10",

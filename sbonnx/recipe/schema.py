@@ -109,7 +109,7 @@ class Recipe(Section):
     mode: values.ModeName = key(
         "static",
         "static: weights and activations, scales from data; dynamic: scales of activations computed as the model runs; "
-        "weight_only: weights of large MatMul and Gemm, activations stay float",
+        "weight_only: weights of MatMul and Gemm, activations stay float",
         "static, dynamic (onnxruntime), weight_only",
         "new",
     )
@@ -124,6 +124,13 @@ class Recipe(Section):
         "onnxruntime with weight_only: what MatMulNBits computes on; 4: activations rounded to int8 by block, fastest",
         "0 (its default), 1 (float32), 2 (float16), 3 (bfloat16), 4 (int8)",
         "new",
+    )
+    min_weight_size: values.CountOrNone | None = key(
+        None,
+        "MODE dynamic and weight_only: number of values from which the weight of a MatMul or Gemm is quantized",
+        "0 or more",
+        "new",
+        shown="weight_only 1024 (virtual: 0), dynamic 16384",
     )
     skip_trace_modules: values.Patterns = key((), "nodes that stay float, weights and inputs", _NODES)
     w: Weights = Weights()

@@ -43,15 +43,24 @@ def test_no_mode_quantizes_an_activation_or_a_bias() -> None:
         assert from_dict(to_dict(plan)) == plan
 
 
+@pytest.mark.parametrize("asked", [None, 0, 1000, 10**6])
 @pytest.mark.parametrize(("backend", "mode"), METHODS)
-def test_small_products_are_refused_by_their_size(backend: str, mode: str) -> None:
-    plan = planned(two(), backend, mode)
-    smallest = METHODS[backend, mode].smallest
+def test_small_weights_are_refused_by_their_size(backend: str, mode: str, asked: int | None) -> None:
+    plan = planned(two(), backend, mode, **({} if asked is None else {"min_weight_size": asked}))
+    method = METHODS[backend, mode]
+    smallest, why = (method.smallest, f", below which {method.below}") if asked is None else (asked, "")
     sizes = {"MatMul_0": 384 * 256, "MatMul_1": 256 * 8, "Gemm_0": 3 * 256}
     taken = {reader.node for site in plan.sites for reader in site.readers}
     assert taken == {node for node, size in sizes.items() if size >= smallest}
     for refusal in plan.refusals:
-        assert refusal.why == f"it has {sizes[refusal.where]} weights; below {smallest} it gains nothing"
+        assert refusal.why == f"it has {sizes[refusal.where]} weights; MIN_WEIGHT_SIZE is {smallest}{why}"
+
+
+def test_weight_only_takes_the_layers_of_a_small_decoder() -> None:
+    """onnxruntime's own quantizer takes every MatMul with a constant matrix; a layer of 128 x 64 is worth its bytes."""
+    decoder = model("agraph (float[N,128] x) => (float[N,64] y) { y = MatMul (x, w) }", w=(128, 64))
+    assert [site.tensor for site in planned(decoder, "onnxruntime", "weight_only").sites] == ["w"]
+    assert not planned(decoder, "onnxruntime", "dynamic").sites
 
 
 @pytest.mark.parametrize(("backend", "block"), [("onnxruntime", 32), ("tensorrt", 128), ("virtual", 32)])
