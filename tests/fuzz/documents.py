@@ -56,6 +56,9 @@ SMALL: Final = 40
 EXPENSIVE: Final = frozenset({"AUTO", "MIXED", "CACHE", "ITERATIONS", "WORKERS", "DEVICE", "scheduler", "output"})
 """Keys that are left as they are: long searches, folders of their own, other machines."""
 
+FITTING: Final = ("*", "Conv_0", "c", "x", "w", "re:^c", "missing", "none", "auto", "m.onnx", "d.npz", "w4a8", "m") * 2
+"""Texts that often fit where the schema asks for any text."""
+
 RAW: Final = (
     "",
     "\n",
@@ -111,7 +114,7 @@ def from_schema(part: Mapping[str, Any], root: Mapping[str, Any]) -> st.SearchSt
     if kind == "number":
         low = part.get("minimum", part.get("exclusiveMinimum", 0))
         return st.floats(low, part.get("maximum", low + 1), allow_nan=False)
-    return st.sampled_from(("*", "conv", "c", "x", "w", "re:^c", "missing", "none", "auto", *TEXTS))
+    return st.sampled_from((*FITTING, *TEXTS))
 
 
 @st.composite

@@ -12,9 +12,11 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html.parser import HTMLParser
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
+from xml.etree import ElementTree
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SECONDS: Final = 60.0
@@ -29,6 +31,9 @@ LINE: Final = 500
 CONTROLS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 OUTPUT: Final = "out"
 """The folder in which a case writes its files."""
+
+REPORTS: Final = (".json", ".sarif", ".html", ".xml")
+"""Endings of documents that must be readable whatever names they hold."""
 
 CLASSES: Final = {0: "done", 1: "below quality, reported", 2: "refused in one line"}
 
@@ -107,7 +112,8 @@ class Zygote:
             reply = self.ask(folder, logs, case.argv, same=case.same)
             out, err = (_text(logs / name) for name in ("out", "err"))
             left = [str(path.relative_to(logs)) for path in sorted((logs / "tmp").rglob("*"))]
-            verdict = self._judge(case, reply, out, err, before, state(folder), left)
+            reports = {path.name: _text(path) for path in sorted((folder / OUTPUT).iterdir()) if path.suffix in REPORTS}
+            verdict = self._judge(case, reply, out, err, before, state(folder), left, reports)
             shutil.rmtree(logs / "tmp", ignore_errors=True)
         return verdict
 
@@ -162,6 +168,7 @@ class Zygote:
         before: Mapping[str, str],
         after: Mapping[str, str],
         left: Sequence[str],
+        reports: Mapping[str, str],
     ) -> Verdict:
         code = int(reply["code"])
         faults = []
@@ -193,6 +200,8 @@ class Zygote:
             faults.append(f"left in the temporary folder: {list(left)}")
         if reply["proof"]:
             faults.append(f"another result: {reply['proof']}")
+        if code in (0, 1):
+            faults += unreadable(reports, out if "--json" in case.argv else None)
         name = "fault" if faults else CLASSES.get(code, "onnxruntime itself crashes on the original")
         return Verdict(name, tuple(faults), code, float(reply["seconds"]), int(reply["peak"]), out, err)
 
@@ -202,6 +211,40 @@ def _wrong_line(err: str) -> list[str]:
     if len(lines) != 1:
         return [f"{len(lines)} lines for one mistake"]
     return [f"a line of {len(err)} characters"] if len(err) > LINE + 1 else []
+
+
+class Page(HTMLParser):
+    """Counts scripts, and what a name could smuggle into a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scripts = 0
+        self.foreign: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.scripts += tag == "script"
+        if tag in ("iframe", "object", "embed", "base"):
+            self.foreign.append(tag)
+        self.foreign += [name for name, _ in attrs if name.startswith("on") or name in ("src", "srcdoc")]
+
+
+def unreadable(reports: Mapping[str, str], printed: str | None) -> list[str]:
+    """What is wrong with the documents of a run: broken syntax, or markup from a name."""
+    faults = []
+    for name, text in {**reports, **({"stdout.json": printed} if printed is not None else {})}.items():
+        try:
+            if name.endswith((".json", ".sarif")):
+                json.loads(text)
+            elif name.endswith(".xml"):
+                ElementTree.fromstring(text)
+            else:
+                page = Page()
+                page.feed(text)
+                if page.scripts > 1 or page.foreign:
+                    faults.append(f"{name}: {page.scripts} scripts, {page.foreign}")
+        except (ValueError, ElementTree.ParseError) as error:
+            faults.append(f"{name}: {error}")
+    return faults
 
 
 def _text(path: Path) -> str:

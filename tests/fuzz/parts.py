@@ -106,12 +106,16 @@ FLAGS: Final = (
 )
 
 
+VALUES: Final = (
+    *("-1", "0", "1e999", "nan", "w3a3", "[a", "a=b", "2", "8", "0.5", "true", "none", "w4a8", "fp8", "64 MiB", "x=y"),
+    *("onnxruntime", "virtual", "tensorrt@10", "dynamic", "weight_only", "qoperator", "layer", "A.OBSERVER.TYPE=mse"),
+)
+
+
 @st.composite
 def flags(draw: st.DrawFn) -> Case:
     """Odd values on the command line."""
-    text = draw(
-        st.sampled_from([one for one in TEXTS if "\0" not in one] + ["-1", "0", "1e999", "nan", "w3a3", "[a", "a=b"])
-    )
+    text = draw(st.sampled_from((*(one for one in TEXTS if "\0" not in one), *VALUES, *VALUES)))
     flag = draw(st.sampled_from(FLAGS))
     argv = ("quantize", MODEL, "--data", "d.npz", "-o", "out/q.onnx", f"{flag}={text}")
     return Case({MODEL: seeds.seed("plain"), "d.npz": good_npz()}, argv)
