@@ -125,7 +125,7 @@ def objects(draw: st.DrawFn, part: Mapping[str, Any], root: Mapping[str, Any]) -
     chosen = draw(st.lists(st.sampled_from(known), max_size=3, unique=True)) if known else []
     found = {}
     for key in (*chosen, *(key for key in part.get("required", ()) if key not in EXPENSIVE)):
-        found[key] = draw(wild() if draw(st.integers(0, 3)) == 0 else from_schema(properties[key], root))
+        found[key] = draw(wild() if draw(st.integers(0, 7)) == 0 else from_schema(properties[key], root))
     if draw(st.integers(0, 15)) == 0 or not properties:
         found[draw(st.sampled_from(("BITS", "w", "QUANTISER", "x", "", *TEXTS)))] = draw(wild())
     return found
