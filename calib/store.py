@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass
+from math import inf, isfinite
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -33,10 +34,11 @@ def parse_size(size: str | int) -> int:
     Raises:
         RecipeError: not a size, or negative.
     """
-    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([kmgt]?i?)b?\s*", str(size).lower())
-    if not found or found[2] not in UNITS:
-        raise RecipeError(f"'{size}' is no size of memory; write '2 GiB', '512 MB' or a number of bytes")
-    return int(float(found[1]) * UNITS[found[2]])
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([kmgt]?i?)b?\s*", str(size).lower())
+    count = float(found[1]) * UNITS.get(found[2], inf) if found else inf
+    if not isfinite(count):
+        raise RecipeError(f"'{str(size)[:40]}' is no size of memory; write '2 GiB', '512 MB' or a number of bytes")
+    return int(count)
 
 
 ARENA_BYTES: Final = 64 << 10

@@ -67,8 +67,9 @@ def read_regular(path: str | os.PathLike[str], largest: int) -> bytes:
 
 def _regular_size(found: os.stat_result, path: str | os.PathLike[str]) -> int:
     if not stat.S_ISREG(found.st_mode):
+        code = errno.EISDIR if stat.S_ISDIR(found.st_mode) else errno.EINVAL
         kind = KINDS.get(stat.S_IFMT(found.st_mode), "something else")
-        raise OSError(errno.EINVAL, f"it is {kind}, not a regular file", os.fspath(path))
+        raise OSError(code, f"it is {kind}, not a regular file", os.fspath(path))
     return found.st_size
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from sbonnx.recipe.matching import Matcher, matcher
 from sbonnx.recipe.modules import Modules, NodeInfo, candidates
 from sbonnx.recipe.problem import UNSAID, Path, Wrong, likest
+from sbonnx.regex_time import LIMIT, first_slow
 
 SKIPPED = "SKIP_TRACE_MODULES"
 """The key whose patterns are paths of modules first, and may mean modules that left no node in the file."""
@@ -35,6 +36,17 @@ class Meant:
     named: dict[str, dict[str, frozenset[str]]] = field(default_factory=dict)
     wrong: list[Wrong] = field(default_factory=list)
     nothing: Mapping[str, str] = field(default_factory=dict)
+
+
+def slow_problem(uses: Sequence[Use], nodes: Sequence[NodeInfo], tensors: Collection[str]) -> Wrong | None:
+    """The first regular expression that takes too long to match the names of a model, or None."""
+    by_regex = {found.body: use for use in reversed(uses) if (found := matcher(use.pattern)).kind == "re"}
+    slow = first_slow(list(by_regex), {*(node.name for node in nodes), *tensors}) if by_regex else None
+    if slow is None:
+        return None
+    text = f"takes longer than {LIMIT:.0f} s to match the names of the model"
+    hint = "Repeat nothing that holds a repetition, as (a+)+ does, or use wildcards"
+    return Wrong(text, hint, path=by_regex[slow].path, value=by_regex[slow].pattern)
 
 
 def find_meant(uses: Sequence[Use], nodes: Sequence[NodeInfo], tensors: Collection[str]) -> Meant:

@@ -41,6 +41,8 @@ def _plain(value: Any, depth: int = 0) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, str):
+        if len(value) > text.MAX_TEXT:
+            raise RecipeError(f"the recipe holds a text of {len(value)} characters, {short(value)}")
         try:
             value.encode()
         except UnicodeEncodeError as error:

@@ -24,7 +24,12 @@ from typing import Final, Literal
 
 Kind = Literal["name", "node", "op", "re", "tensor"]
 
+MAX_WILDCARDS: Final = 2000
+"""Characters of a pattern with wildcards, or of a regular expression. Plain names may be longer."""
+
 _PREFIXES: Final[tuple[Kind, ...]] = ("node", "op", "re", "tensor")
+
+_WILDCARD: Final = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True)
@@ -68,14 +73,18 @@ def matcher(pattern: str) -> Matcher:
         re.error: a regular expression after ``re:`` does not parse (`check_pattern` finds that first).
     """
     kind, body = _split(pattern)
-    return Matcher(kind, body, re.compile(body if kind == "re" else fnmatch.translate(body)))
+    if kind == "re":
+        return Matcher(kind, body, re.compile(body))
+    return Matcher(kind, body, re.compile(fnmatch.translate(body) if _WILDCARD.search(body) else re.escape(body)))
 
 
 def check_pattern(pattern: str) -> str | None:
     """What is wrong with `pattern`, as the end of a sentence, or None."""
-    _, body = _split(pattern)
+    kind, body = _split(pattern)
     if not body:
         return "must not be an empty pattern"
+    if len(body) > MAX_WILDCARDS and (kind == "re" or _WILDCARD.search(body)):
+        return f"must be a pattern of at most {MAX_WILDCARDS} characters"
     try:
         matcher(pattern)
     except (re.error, RecursionError, OverflowError) as error:

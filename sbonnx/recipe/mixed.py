@@ -17,7 +17,7 @@ LossName = Literal["auto", "top1", "relative"]
 SOLVERS: Final[tuple[str, ...]] = get_args(Solver)
 LOSSES: Final[tuple[str, ...]] = get_args(LossName)
 
-_PERCENT = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*%\s*")
+_PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*%\s*")
 
 
 def share(value: object) -> float:

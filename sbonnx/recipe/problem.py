@@ -17,7 +17,10 @@ Path = tuple[str | int, ...]
 UNSAID: Final = object()
 """The value is not worth repeating: the text says it already, or there is none."""
 
-_KEY = re.compile(r"[A-Z][A-Z0-9_]*")
+COMPARED: Final = 300
+"""Characters of names and words in which likeness is looked for: the time grows with their product."""
+
+_KEY = re.compile(r"[A-Z][A-Z0-9_]{,40}")
 
 
 class _Repr(reprlib.Repr):
@@ -49,14 +52,15 @@ def likest(word: str, names: Collection[str], *, count: int) -> list[str]:
 
     Parts are runs of letters and digits: ``layer1_0_conv1`` shares three with ``/layer1/layer1.0/conv1/Conv``.
     """
-    wanted = word.lower()
+    wanted = word[:COMPARED].lower()
     parts = set(re.findall(r"[a-z0-9]+", wanted))
     compare = difflib.SequenceMatcher(autojunk=False)
     compare.set_seq2(wanted)
 
     def score(name: str) -> tuple[int, float]:
-        compare.set_seq1(name.lower())
-        return len(parts & set(re.findall(r"[a-z0-9]+", name.lower()))), compare.ratio()
+        name = name[:COMPARED].lower()
+        compare.set_seq1(name)
+        return len(parts & set(re.findall(r"[a-z0-9]+", name))), compare.ratio()
 
     scored = heapq.nlargest(count, ((*score(name), -index, name) for index, name in enumerate(names)))
     return [name for shared, ratio, _, name in scored if shared or ratio > 0.4] or list(names)[:count]
@@ -66,7 +70,7 @@ def nearest(word: str, names: Collection[str], *, count: int = 1, cutoff: float 
     """Those of `names` that look most like `word`, best first; case and punctuation do not count."""
 
     def plain(text: str) -> str:
-        return re.sub(r"[^a-z0-9+]+", " ", text.lower()).strip()
+        return re.sub(r"[^a-z0-9+]+", " ", text[:COMPARED].lower()).strip()
 
     spelled: dict[str, list[str]] = {}
     for name in names:

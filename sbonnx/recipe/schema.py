@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, PrivateAttr, model_validator
 from sbonnx.recipe import limits, names, types, values
 from sbonnx.recipe.calibration import Calibration
 from sbonnx.recipe.equalize import Equalize
-from sbonnx.recipe.in_model import Use, find_meant
+from sbonnx.recipe.in_model import Use, find_meant, slow_problem
 from sbonnx.recipe.keys import Section, canonical, key
 from sbonnx.recipe.mixed import Auto, Mixed
 from sbonnx.recipe.modules import NodeInfo
@@ -332,9 +332,14 @@ class Recipe(Section):
             The recipe, and the patterns of SKIP_TRACE_MODULES that mean no node, with the nearest names.
 
         Raises:
-            RecipeError: a pattern matches nothing, with the nearest names, or is the name of several modules.
+            RecipeError: a pattern matches nothing, with the nearest names, or is the name of several modules, or
+                matching it takes too long.
         """
-        meant = find_meant(tuple(self._uses()), nodes, tensors)
+        uses = tuple(self._uses())
+        slow = slow_problem(uses, nodes, tensors)
+        if slow is not None:
+            raise self._origin.error(slow)
+        meant = find_meant(uses, nodes, tensors)
         if meant.wrong:
             raise self._origin.error(meant.wrong[0], len(meant.wrong) - 1)
         copy = self.model_copy()

@@ -6,14 +6,15 @@ files that are not UTF-8 are refused; ``1e-3`` is a number; dates and base-60 nu
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-from pathlib import Path as FilePath
 from typing import Any, Final
 
 import yaml
 
 from sbonnx.errors import RecipeError
+from sbonnx.input_files import read_regular
 from sbonnx.recipe.problem import short
 
 Lines = dict[str, int]
@@ -27,12 +28,15 @@ MAX_BYTES: Final = 4 << 20
 MAX_NODES: Final = 100_000
 """Values in one file, aliases expanded: a few lines of nested aliases can make billions."""
 
+MAX_TEXT: Final = 10_000
+"""Characters of one text in a recipe. Names of tensors and paths are shorter."""
+
 _TAG = "tag:yaml.org,2002:"
 _KINDS = frozenset({"null", "bool", "int", "float", "str", "seq", "map", "timestamp", "value"})
 
 _TRUE = frozenset({"true", "yes", "on"})
 _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
-_FLOAT = re.compile(r"[-+]?([0-9]+\.?[0-9]*([eE][-+]?[0-9]{1,3})|[0-9]+\.[0-9]*|\.[0-9]+([eE][-+]?[0-9]{1,3})?)")
+_FLOAT = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?[eE][-+]?[0-9]{1,3}|[0-9]+\.[0-9]*|\.[0-9]+([eE][-+]?[0-9]{1,3})?)")
 
 
 class _Fault(Exception):
@@ -54,6 +58,22 @@ def _scalar(node: yaml.ScalarNode) -> Any:
     if node.style is None and _FLOAT.fullmatch(text):
         return float(text)
     return text
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes no more nodes, and no longer ones, than a recipe may hold: PyYAML takes a minute for those of 4 MB."""
+
+    _composed = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._composed += 1
+        if self._composed > MAX_NODES:
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise _Fault(f"holds more than {MAX_NODES} values", event.start_mark)
+        node = super().compose_node(parent, index)
+        if isinstance(node, yaml.ScalarNode) and len(node.value) > MAX_TEXT:
+            raise _Fault(f"holds a text of {len(node.value)} characters", node.start_mark)
+        return node
 
 
 class _Reader:
@@ -125,7 +145,7 @@ def parse(text: str, name: str) -> tuple[Any, Lines]:
     """
     reader = _Reader()
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(text, Loader=_Loader)
         value = None if node is None else reader.value(node, ())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -157,19 +177,14 @@ def read(path: str | os.PathLike[str]) -> tuple[Any, Lines]:
     """
     name = shown(path)
     try:
-        file = FilePath(path)
-        if file.is_dir():
-            raise RecipeError(f"{name} is a directory; a recipe is a YAML file")
-        size = file.stat().st_size
-        if size > MAX_BYTES:
-            raise RecipeError(f"{name} has {size} bytes; a recipe is a YAML file of a few kilobytes")
-        data = file.read_bytes()
+        data = read_regular(path, MAX_BYTES)
     except FileNotFoundError as error:
         raise RecipeError(f"the recipe {name} does not exist") from error
+    except IsADirectoryError as error:
+        raise RecipeError(f"{name} is a directory; a recipe is a YAML file") from error
     except OSError as error:
-        raise RecipeError(f"the recipe {name} cannot be read: {error.strerror or error}") from error
-    except ValueError as error:  # a NUL in the name
-        raise RecipeError(f"the recipe {name} cannot be read: {error}") from error
+        mend = "; a recipe is a YAML file of a few kilobytes" if error.errno == errno.EFBIG else ""
+        raise RecipeError(f"the recipe {name} cannot be read: {error.strerror or error}{mend}") from error
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -23,7 +23,7 @@ from sbonnx.spec import Kind
 
 _TRUTHS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
-_NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,3})?")
+_NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,3})?")
 _TYPE_NAME = re.compile(r"[a-z][a-z0-9_]*\+?")
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
 _MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kmgt]?)(i?)b?", re.IGNORECASE)

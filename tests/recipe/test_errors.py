@@ -127,7 +127,7 @@ FILES: list[tuple[str | bytes, str]] = [
     (b"W: \x00\n", "r.yaml is not YAML: character '\\x00' is not allowed"),
     (b"# fine\nW: \xe9\n", "r.yaml is not UTF-8 text: line 2 has the byte 0xe9"),
     (b"\xff\xfeW\x00", "r.yaml is not UTF-8 text: line 1 has the byte 0xff"),
-    ("#" * (5 << 20), "r.yaml has 5242880 bytes"),
+    ("#" * (5 << 20), "it has 5242880 bytes"),
 ]
 
 
