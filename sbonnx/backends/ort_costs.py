@@ -10,15 +10,19 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import Final
 
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Node, Tensor, query
+from sbonnx.input_files import read_regular
 from sbonnx.ops import CONVOLUTIONS, MATRIX_PRODUCTS, MOVES_DATA
 
 BUNDLED: Final = Path(__file__).with_name("ort_costs.json")
+
+LARGEST: Final = 16 << 20
+"""Bytes of a table; the bundled one has 20 thousand."""
 
 UNKNOWN: Final = 32
 """What a dimension counts for that the graph leaves open: an image is large then, a sequence is not. The first one, the
@@ -197,14 +201,28 @@ def load_costs(path: str | None = None) -> Costs:
         RecipeError: it cannot be read, or is no such table.
     """
     try:
-        rows = json.loads(Path(path or BUNDLED).read_text(encoding="utf-8"))["fits"]
+        rows = json.loads(read_regular(path or BUNDLED, LARGEST))["fits"]
         fits = {
-            (row["kernel"], row["variant"], row["type"]): Fit(**{kind: float(row[kind]) for kind in KINDS})
+            (row["kernel"], row["variant"], row["type"]): Fit(**{kind: _cost(row[kind]) for kind in KINDS})
             for row in rows
         }
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, OverflowError, KeyError, TypeError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {str(error)[:100]}"
         raise RecipeError(
-            f"KERNEL_COSTS: {path} is no table of kernel costs ({error}); write one with "
+            f"KERNEL_COSTS: {path} is no table of kernel costs ({reason}); write one with "
             "python -m benchmarks.kernels --output FILE"
         ) from error
     return Costs(fits)
+
+
+def _cost(value: object) -> float:
+    """Nanoseconds, from JSON.
+
+    Raises:
+        ValueError, TypeError, OverflowError: it is no number from 0 up.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"a cost is a number, not {type(value).__name__}")
+    if not 0 <= value < inf:
+        raise ValueError(f"a cost is 0 or more, not {value}")
+    return float(value)

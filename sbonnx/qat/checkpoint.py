@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from sbonnx.errors import DataError, OutputError
 from sbonnx.graph.files import replacing
+from sbonnx.input_files import check_regular
+
+KEYS: Final = frozenset({"identity", "module", "optimizer", "average", "steps", "losses", "sum", "chance"})
+"""What the state of a training holds."""
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
@@ -36,10 +39,13 @@ def read_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
         DataError: the file is no checkpoint, or one of another run; it says of what.
     """
     try:
+        check_regular(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
-        known = state["identity"]
-    except (OSError, RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
-        raise DataError(f"{path} is no checkpoint of a training: delete it, or name another file") from error
+    except Exception as error:  # torch raises what it meets in a file that is not its own: any kind
+        raise _no_checkpoint(path) from error
+    known = state.get("identity") if isinstance(state, dict) else None
+    if not isinstance(known, Mapping) or not state.keys() >= KEYS:
+        raise _no_checkpoint(path)
     for key, wanted in identity.items():
         if known.get(key) != wanted:
             raise DataError(
@@ -48,6 +54,10 @@ def read_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
             )
     found: dict[str, Any] = state
     return found
+
+
+def _no_checkpoint(path: Path) -> DataError:
+    return DataError(f"{path} is no checkpoint of a training: delete it, or name another file")
 
 
 def _example(known: object, wanted: object) -> str:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import sbonnx
 from sbonnx import graph as graphs
-from sbonnx.backends.ort_costs import BUNDLED, Costs, Price, load_costs
+from sbonnx.backends.ort_costs import BUNDLED, KINDS, Costs, Price, load_costs
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Node, Tensor, query
 from sbonnx.plan.paying import SLACK_NS, SLACK_SHARE, unpaid
@@ -159,7 +159,19 @@ def test_a_table_of_ones_own(tmp_path: Path) -> None:
     assert "Conv" in found
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"fits": [{"kernel": "Conv"}]}'])
+def table(cost: str) -> str:
+    costs = ", ".join(f'"{kind}": {cost}' for kind in KINDS)
+    return f'{{"fits": [{{"kernel": "Conv", "variant": "", "type": "u8", {costs}}}]}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{}", '{"fits": [{"kernel": "Conv"}]}', "[" * 100_000, '{"fits": ' * 100_000, '{"fits": 7}', "[]"),
+        *(table(cost) for cost in ("NaN", "-1", "Infinity", '"1"', "[]", "9" * 400, "9" * 5000)),
+    ],
+    ids=lambda text: text[-20:],
+)
 def test_no_table(text: str, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     path.write_text(text)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -105,9 +107,25 @@ def test_a_checkpoint_of_another_run(tmp_path: Path) -> None:
         train(Net(0), DATA, teacher(), replace(SHORT, lr=0.2), checkpoint=path)
     with pytest.raises(DataError, match=r"checkpoint of other samples \(30, not 25\)"):
         train(Net(0), DATA[:5], teacher(), SHORT, checkpoint=path)
-    path.write_bytes(b"no checkpoint")
-    with pytest.raises(DataError, match="is no checkpoint"):
+
+
+@pytest.mark.parametrize(
+    "other", [torch.zeros(3), [1, 2], {"a": 1}, {"identity": 3}, {"identity": {}}, (), None, b"text"]
+)
+def test_a_file_that_is_no_checkpoint(other: Any, tmp_path: Path) -> None:
+    path = tmp_path / "run.pt"
+    if isinstance(other, bytes):
+        path.write_bytes(other)
+    else:
+        torch.save(other, path)
+    with pytest.raises(DataError, match="is no checkpoint of a training"):
         train(Net(0), DATA, teacher(), SHORT, checkpoint=path)
+
+
+def test_a_fifo_is_no_checkpoint(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.pt")
+    with pytest.raises(DataError, match="is no checkpoint of a training"):
+        train(Net(0), DATA, teacher(), SHORT, checkpoint=tmp_path / "run.pt")
     with pytest.raises(OutputError, match="cannot be written"):
         train(Net(0), DATA, teacher(), SHORT, checkpoint=tmp_path / "none" / "run.pt")
 

@@ -14,6 +14,7 @@ from sbonnx import regex_time
 from sbonnx.calib.store import parse_size
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import load, text
+from sbonnx.recipe.modules import NodeInfo
 from sbonnx.recipe.overrides import all_keys
 
 MB = 1 << 20
