@@ -18,6 +18,7 @@ FORMAT: Final = 1
 """Version of the folder's layout."""
 
 HEADER: Final = "cache.json"
+MAX_HEADER: Final = 1 << 20
 KIND: Final = "sbonnx calibration cache"
 NOTE: Final = "statistics of activations, to be measured once only; this folder can be deleted at any time"
 DONE: Final = "sketches"
@@ -227,8 +228,8 @@ class SketchCache:
         """
         path = self.folder / HEADER
         try:
-            header = json.loads(read_whole(path))
-        except ValueError:  # cut short: sketches say themselves what they are of
+            header = json.loads(read_whole(path, MAX_HEADER))
+        except (ValueError, RecursionError):  # cut short: sketches say themselves what they are of
             self.notes.append(f"'{path}' was damaged and is made anew")
             return None
         if not isinstance(header, dict) or header.get("kind") != KIND:

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import secrets
-import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ import numpy as np
 
 from sbonnx.errors import DataError, OutputError
 from sbonnx.graph.files import move
+from sbonnx.input_files import open_regular
 from sbonnx.spec import Array
 
 if sys.platform != "win32":
@@ -42,6 +42,10 @@ NARROW: Final = (np.uint8, np.uint16, np.uint32)
 Deflating saves as much again and costs 0.1 ms a sketch to write and 0.03 ms to read, a thousand times what the disk
 takes; one array a member of an .npz costs 0.2 ms a sketch to read.
 """
+
+
+STORED: Final = frozenset("biuf")
+"""Kinds of types of which arrays are stored."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,20 @@ class Packed:
             raw = stored.tobytes()
             pieces.append(raw + bytes(-len(raw) % ALIGNMENT))
         return cls(tuple(layout), b"".join(pieces))
+
+    @property
+    def size(self) -> int:
+        """Bytes of the payload by the layout.
+
+        Raises:
+            ValueError, TypeError: a type that is not stored, or a shape that no array has.
+        """
+        total = 0
+        for _, kind, stored, shape in self.layout:
+            if {np.dtype(kind).kind, np.dtype(stored).kind} - STORED or any(length < 0 for length in shape):
+                raise ValueError(f"no arrays are {kind} {shape}")
+            total += -(-prod(shape) * np.dtype(stored).itemsize // ALIGNMENT) * ALIGNMENT
+        return total
 
     def arrays(self) -> dict[str, Array]:
         """The arrays by name; those that were not narrowed are read-only views of the payload."""
@@ -120,6 +138,18 @@ def load_packed(path: Path) -> tuple[dict[str, Any], list[tuple[Any, Packed]]] |
     content = read_whole(path)
     if hashlib.sha256(content).hexdigest()[:CHECK_DIGITS] != path.stem.rpartition("-")[2]:
         return None
+    try:
+        return _unpacked(content)
+    except (ValueError, TypeError, KeyError, RecursionError):  # with a digest that is right: not written by sbonnx
+        return None
+
+
+def _unpacked(content: bytes) -> tuple[dict[str, Any], list[tuple[Any, Packed]]] | None:
+    """What the content of a file says; None for another format.
+
+    Raises:
+        ValueError, TypeError, KeyError, RecursionError: it says nothing that could be.
+    """
     line, _, _ = content.partition(b"\n")
     found = json.loads(line)
     if found["format"] != FORMAT:
@@ -128,24 +158,26 @@ def load_packed(path: Path) -> tuple[dict[str, Any], list[tuple[Any, Packed]]] |
     entries = []
     for key, layout, size in found["entries"]:
         rows = tuple((name, kind, stored, tuple(shape)) for name, kind, stored, shape in layout)
-        entries.append((key, Packed(rows, view[at : at + size])))
+        packed = Packed(rows, view[at : at + size])
+        if packed.size != size or len(packed.payload) != size:
+            raise ValueError(f"{size} bytes for arrays of {packed.size}")
+        entries.append((key, packed))
         at += size
     return found["head"], entries
 
 
-def read_whole(path: Path) -> bytes:
-    """Content of a file of the cache; opening a FIFO or device in its place could wait for ever.
+def read_whole(path: Path, largest: int | None = None) -> bytes:
+    """Content of a file of the cache, of at most `largest` bytes.
 
     Raises:
         FileNotFoundError: it is not there (any more).
-        DataError: it is no regular file, or the system cannot read it.
+        DataError: it is no regular file, it is larger, or the system cannot read it.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise DataError(
-                f"'{path}' of the calibration cache is not a regular file: remove it, or name another folder"
-            )
-        return path.read_bytes()
+        with open_regular(path) as file:
+            if largest is not None and os.fstat(file.fileno()).st_size > largest:
+                raise DataError(f"'{path}' of the calibration cache has more than {largest} bytes: name another folder")
+            return file.read()
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -197,7 +229,7 @@ def sweep(folder: Path, prefixes: tuple[str, ...]) -> None:
         if not path.name[1:].startswith(prefixes) or path.is_symlink() or not path.is_file():
             continue
         try:
-            with open(path, "rb") as file:
+            with open_regular(path) as file:
                 if not _lock(file, wait=False):
                     continue
                 if sys.platform != "win32":  # while it is locked, for its writer may be about to lock it

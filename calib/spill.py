@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 import threading
 import time
@@ -62,10 +63,15 @@ def file_system(folder: Path, table: Path = Path("/proc/self/mounts")) -> str | 
 
 
 def sweep(folder: Path) -> None:
-    """Remove the named spill files of processes that are gone. Only Windows keeps the name while a file is open."""
+    """Remove the named spill files of processes that are gone. Only Windows keeps the name while a file is open.
+
+    Others may write to the folder: links, and files of other users, are left alone.
+    """
     for path in folder.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # open elsewhere, another user's, or swept by another process just now
-            if time.time() - path.stat().st_mtime > STALE_SECONDS:
+        with contextlib.suppress(OSError):  # open elsewhere, or swept by another process just now
+            found = path.lstat()
+            own = not hasattr(os, "getuid") or found.st_uid == os.getuid()
+            if own and stat.S_ISREG(found.st_mode) and time.time() - found.st_mtime > STALE_SECONDS:
                 path.unlink()
 
 

@@ -29,6 +29,7 @@ import numpy as np
 
 from sbonnx.errors import DataError, NumericError, OutputError
 from sbonnx.graph import check_target, write_text
+from sbonnx.input_files import read_regular
 from sbonnx.spec import MIN_SCALE, UNUSED_SCALE, Array, Bounds
 
 VERSION: Final = "TRT-8601-EntropyCalibration2"
@@ -36,6 +37,9 @@ VERSION: Final = "TRT-8601-EntropyCalibration2"
 
 _VERSION: Final = re.compile(r"TRT-\d+-\w+")
 _LINE: Final = re.compile(r"(?P<name>.+): ?(?P<bits>[0-9a-fA-F]{1,8})")
+
+LARGEST: Final = 64 << 20
+"""Bytes of a file that is read; a line is a tensor."""
 
 HIGHEST: Final = 127
 """The highest code of symmetric int8."""
@@ -103,7 +107,7 @@ def read_calibration_cache(path: str | os.PathLike[str]) -> tuple[str, dict[str,
         DataError: it cannot be read, or is no calibration cache; names the line.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = read_regular(path, LARGEST).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise DataError(f"'{path}' cannot be read: {reason}") from error

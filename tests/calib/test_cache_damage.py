@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbonnx.errors import OutputError
+from sbonnx.calib.sketch_files import CHECK_DIGITS, load_packed
+from sbonnx.errors import DataError, OutputError
 from tests.calib.caching import KEYS, assert_same, files, opened, seen, small
 
 
@@ -112,3 +114,47 @@ def test_a_full_disk_leaves_what_was(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(files(tmp_path)) == 1 and len(opened(tmp_path)) == 1
     cache.flush()
     assert len(opened(tmp_path)) == 2, "what could not be written is not forgotten"
+
+
+@pytest.mark.parametrize("name", ["cache.json", "sketches", ".sketches-x.tmp"])
+def test_special_files_are_not_waited_for(name: str, tmp_path: Path) -> None:
+    cache = opened(tmp_path)
+    cache.put(KEYS[0], seen(KEYS[0]))
+    cache.flush()
+    path = tmp_path / (name if "." in name else files(tmp_path)[0])
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    if path.suffix == ".tmp":
+        assert_same(opened(tmp_path).get(KEYS[0]), seen(KEYS[0]))
+    else:
+        with pytest.raises(DataError, match="cannot be read: it is a FIFO"):
+            opened(tmp_path)
+    assert path.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[" * 100_000,
+        "{}",
+        '{"format": 1, "head": {}}',
+        '{"format": 1, "head": {}, "entries": [[1]]}',
+        '{"format": 1, "head": {}, "entries": [["k", [["lo", "<f4", "<f4", [1000000000000]]], 8]]}',
+        '{"format": 1, "head": {}, "entries": [["k", [["lo", "<U90000000", "<U1", [2]]], 8]]}',
+        '{"format": 1, "head": {}, "entries": [["k", [["lo", "|O", "|O", [1]]], 8]]}',
+        '{"format": 1, "head": {}, "entries": [["k", [["lo", "<f4", "<f4", [-1]]], 8]]}',
+    ],
+    ids=lambda content: content[-40:],
+)
+def test_content_that_sbonnx_did_not_write(content: str, tmp_path: Path) -> None:
+    """Damaged as well, though its digest is right."""
+    data = content.encode() + b"\n" + bytes(8)
+    path = tmp_path / f"sketches-x-{hashlib.sha256(data).hexdigest()[:CHECK_DIGITS]}.bin"
+    path.write_bytes(data)
+    assert load_packed(path) is None
+
+
+def test_a_deep_header_is_damaged(tmp_path: Path) -> None:
+    opened(tmp_path)
+    (tmp_path / "cache.json").write_text("[" * 100_000)
+    assert "was damaged and is made anew" in opened(tmp_path).notes[0]

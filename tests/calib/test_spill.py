@@ -118,8 +118,11 @@ def test_stale_files_are_swept_and_others_are_not(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"x")
         if name.endswith("old"):
             os.utime(tmp_path / name, (time.time() - 7200,) * 2)
+    (tmp_path / "sbonnx-spill-link").symlink_to("other-old")
+    os.utime(tmp_path / "sbonnx-spill-link", (0, 0), follow_symlinks=False)
     sweep(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["other-old", "sbonnx-spill-new"]
+    left = ["other-old", "sbonnx-spill-link", "sbonnx-spill-new"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
     (tmp_path / "sbonnx-spill-old").write_bytes(b"x")
     os.utime(tmp_path / "sbonnx-spill-old", (0, 0))
     SpillFile(tmp_path).close()
