@@ -13,7 +13,7 @@ from typing import Any, Final
 from sbonnx.calib.readers.fit import InputSpec
 from sbonnx.calib.readers.lengths import lengths_of_files
 from sbonnx.calib.readers.source import Source, listed
-from sbonnx.calib.readers.stored import StoredArray, open_stored, stored_in
+from sbonnx.calib.readers.stored import StoredArray, first_line, open_stored, stored_in
 from sbonnx.errors import DataError
 from sbonnx.input_files import check_regular, read_regular
 
@@ -192,8 +192,7 @@ def _load_test_set(folder: Path, inputs: Sequence[InputSpec]) -> dict[str, Any]:
         except OSError as error:
             raise DataError(f"'{path}' cannot be read: {error.strerror}") from error
         except Exception as error:  # protobuf's DecodeError has no common base with the others
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise DataError(f"'{path}' is no readable TensorProto: {reason}") from error
+            raise DataError(f"'{path}' is no readable TensorProto: {first_line(error)}") from error
     if (folder / f"input_{len(inputs)}.pb").exists():
         raise DataError(f"'{folder}' holds more inputs than the model's {len(inputs)}")
     return feed

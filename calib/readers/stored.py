@@ -152,7 +152,7 @@ def _read_header(head: bytes, what: str) -> _Header:
             warnings.simplefilter("ignore")  # headers of Python 2: said when the values are read
             shape, fortran_order, dtype = _READ_HEADER[version](file)
     except Exception as error:  # numpy evaluates the text with `ast`: SyntaxError, RecursionError, MemoryError, ...
-        raise DataError(f"{what} cannot be read: its header is damaged ({_reason(error)}); save it again") from error
+        raise DataError(f"{what} cannot be read: its header is damaged ({first_line(error)}); save it again") from error
     return _Header(tuple(shape), fortran_order, dtype, file.tell())
 
 
@@ -226,13 +226,18 @@ def _faults_of(what: str) -> Iterator[None]:
         raise DataError(f"{what} cannot be read: {_reason(error)}") from error
 
 
+def first_line(error: Exception) -> str:
+    """What another library says of a damaged file, shortened."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:REASON_LENGTH]
+
+
 def _reason(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return "there is not enough memory for it; cut it into several files"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    text = (str(error).splitlines() or [type(error).__name__])[0][:REASON_LENGTH]
-    if isinstance(error, (zipfile.BadZipFile, EOFError)) or text.startswith("EOF"):
+    text = first_line(error)
+    if isinstance(error, (zipfile.BadZipFile, EOFError)):
         return f"it is cut off or damaged ({text}); copy or save it again"
     return text
 
