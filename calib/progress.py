@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Protocol, final
 
+from sbonnx.terminal import LINE_LENGTH, escaped, one_line
+
 LINE_EVERY: Final = 60.0
 """Seconds between two lines in a log."""
 
@@ -195,7 +197,7 @@ class Lines:
         now = time.monotonic()
         if now - self._said >= self._every:
             self._said = now
-            print(self._tally.figures().line(), file=self._stream, flush=True)
+            print(one_line(self._tally.figures().line(), LINE_LENGTH), file=self._stream, flush=True)
 
     def close(self) -> None:
         """See `Progress`."""
@@ -270,14 +272,14 @@ class Bar:
         if self._task is not None:
             self._bar.remove_task(self._task)
         self._tally.start(what, total)
-        self._task = self._bar.add_task(what, total=total, pace="")
+        self._task = self._bar.add_task(_shown(what), total=total, pace="")
 
     def state(self, *, segment: tuple[int, int] | None = None, spilled: int = 0) -> None:
         """See `Progress`."""
         if self._tally.state(segment, spilled) and self._task is not None:
             self._bar.reset(self._task)
         if segment is not None and self._task is not None:
-            text = f"{self._tally.what}, segment {segment[0]} of {segment[1]}"
+            text = f"{_shown(self._tally.what)}, segment {segment[0]} of {segment[1]}"
             self._bar.update(self._task, description=text)
 
     def advance(self, pieces: int = 1) -> None:
@@ -294,6 +296,11 @@ class Bar:
     def close(self) -> None:
         """See `Progress`."""
         self._bar.stop()
+
+
+def _shown(text: str) -> str:
+    """Text beside a bar, in which nothing is markup."""
+    return escaped(text).replace("[", "\\[")
 
 
 def make_progress(*, quiet: bool = False, as_json: bool = False, stream: IO[str] | None = None) -> Progress:

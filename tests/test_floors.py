@@ -32,7 +32,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"unfold"}),
     frozenset({"layout"}),
     frozenset({"spec", "ops", "runtime", "cpu", "loops", "assets", "regex_time", "backends.tensorrt_profiles"}),
-    frozenset({"errors", "version", "isolation", "input_files"}),
+    frozenset({"errors", "version", "isolation", "input_files", "terminal"}),
 )
 FLOOR_OF = {unit: len(FLOORS) - 1 - depth for depth, units in enumerate(FLOORS) for unit in units}
 FIRST_ONNX_FLOOR = FLOOR_OF["graph"]

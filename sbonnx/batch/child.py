@@ -30,6 +30,7 @@ from sbonnx.batch.sweep import remove, unmake
 from sbonnx.calib.threads import limit_threads
 from sbonnx.errors import SbonnxError
 from sbonnx.isolation import leave_safe_start
+from sbonnx.terminal import escaped
 
 if sys.platform != "win32":
     import fcntl
@@ -94,7 +95,7 @@ def serve(errand: Errand, sink: Connection, alive: Connection) -> None:
     except SbonnxError as error:
         outcome = Outcome(key, "refused", reason=str(error), finished=now(), error=type(error).__name__)
     except BaseException as error:
-        traceback.print_exc()
+        print(escaped(traceback.format_exc(), keep="\n"), file=sys.stderr)
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         outcome = Outcome(key, "failed", reason=reason, finished=now(), error=type(error).__name__)
     say.outcome(outcome)

@@ -11,6 +11,7 @@ from typing import IO, Any, Final, final
 
 from sbonnx.batch.job import FINE, Outcome, Step, Watch
 from sbonnx.calib.progress import size_text
+from sbonnx.terminal import LINE_LENGTH, escaped, json_escaped, one_line
 
 LINE_EVERY: Final = 60.0
 """Seconds without a word after which lines say what is at work."""
@@ -115,8 +116,8 @@ def ending(step: Step, outcome: Outcome, *, again: bool) -> str:
     name = step.title if step.title.startswith(step.kind) else f"{step.kind} {step.title}"
     text = f"{name}: {outcome.status}" + (f" ({figures})" if figures else "")
     if outcome.reason:
-        text += f": {' '.join(outcome.reason.split())}"
-    return f"{text}; it will be tried again" if again else text
+        text += f": {outcome.reason}"
+    return one_line(f"{text}; it will be tried again" if again else text, LINE_LENGTH)
 
 
 def clock(seconds: float) -> str:
@@ -190,7 +191,7 @@ class Lines:
 
     def _say(self, text: str) -> None:
         self._said = time.monotonic()
-        print(text, file=self._stream, flush=True)
+        print(one_line(text), file=self._stream, flush=True)
 
 
 @final
@@ -269,7 +270,8 @@ class JsonLines:
         return None if left is None else round(left, 1)
 
     def _say(self, event: str, **values: Any) -> None:
-        print(json.dumps({"event": event, **values}, ensure_ascii=False), file=self._stream, flush=True)
+        line = json_escaped(json.dumps({"event": event, **values}, ensure_ascii=False))
+        print(line, file=self._stream, flush=True)
 
 
 @final
@@ -336,7 +338,7 @@ class Table:
             memory = size_text(at.memory) if at.memory else ""
             again = "" if at.attempt == 1 else f" (attempt {at.attempt})"
             time_so_far = clock(time.monotonic() - at.began)
-            rows.add_row(_name(at.step), f"{at.stage}{again}", _progress(at), time_so_far, memory)
+            rows.add_row(_name(at.step), Text(escaped(f"{at.stage}{again}")), _progress(at), time_so_far, memory)
         return Group(Text(title), rows)
 
 
@@ -361,7 +363,7 @@ def _name(step: Step) -> Any:
     from rich.text import Text
 
     title = step.title if len(step.title) <= NAME_WIDTH else f"{step.title[: NAME_WIDTH - 1]}…"
-    return Text(title)
+    return Text(escaped(title))
 
 
 def _about(step: Step) -> dict[str, Any]:

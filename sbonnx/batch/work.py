@@ -36,6 +36,7 @@ from sbonnx.prepare import Prepared, prepare
 from sbonnx.quantize import quantize
 from sbonnx.recipe import Recipe, load
 from sbonnx.report import Report
+from sbonnx.terminal import escaped
 from sbonnx.version import __version__
 
 PLANS: Final = "plans"
@@ -94,7 +95,7 @@ def run_step(step: Step, places: Places, tell: Tell, threads: int = 1) -> Outcom
     except SbonnxError as error:
         outcome = Outcome(step.key, "refused", str(error), error=type(error).__name__)
     except Exception as error:
-        print(hider.text(traceback.format_exc()), file=sys.stderr)
+        print(escaped(hider.text(traceback.format_exc()), keep="\n"), file=sys.stderr)
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         outcome = Outcome(step.key, "failed", reason, error=type(error).__name__)
     if not outcome.finished:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from sbonnx.cli import options
-from sbonnx.cli.faults import DONE, one_line
+from sbonnx.cli.faults import DONE
 from sbonnx.cli.show import Show, megabytes
+from sbonnx.terminal import LINE_LENGTH, one_line
 
 if TYPE_CHECKING:
     from sbonnx.batch.job import BatchReport, JobResult
@@ -74,7 +75,8 @@ def run(
     for row in report.rows:
         # others were said as they happened; where that goes out as JSON nothing else may stand between
         if row.outcome.status != "done" and (quiet or row.up_to_date) and not json_progress:
-            print(one_line(f"{row.job.name}: {row.outcome.status}: {row.outcome.reason}"), file=sys.stderr)
+            said = f"{row.job.name}: {row.outcome.status}: {row.outcome.reason}"
+            print(one_line(said, LINE_LENGTH), file=sys.stderr)
     show.value(plain(report))
     show.table(f"{report.title}", COLUMNS, [_row(row) for row in report.rows])
     show.line(_summary(report))

@@ -48,7 +48,7 @@ def run(
     show.table("blocks", ("kind", "found", "first at"), [(b["kind"], b["count"], b["first"]) for b in found["blocks"]])
     show.table("branches", ("body", "nodes"), found["branches"].items())
     for note in found["notes"]:
-        show.line(f"note: {note}")
+        show.note(note)
     return 0
 
 

@@ -200,4 +200,4 @@ def _tables(show: Show, title: str, found: Profile, shown: Profile, column: Colu
         rows,
     )
     for note in found.notes:
-        show.line(f"note: {note}")
+        show.note(note)

@@ -161,5 +161,5 @@ def _tables(show: Show, report: Report) -> None:
     )
     show_search(show, report.search)
     for note in report.notes:
-        show.line(f"note: {note}")
+        show.note(note)
     show.line(f"written: {report.output}")

@@ -37,7 +37,7 @@ def run(
     wishes, _ = read_recipe(file, backend, options.overrides(sets, bits=bits))
     show.value(wishes.to_dict())
     if file is None and not sets and bits is None:
-        show.line(recipes.annotated_default(wishes.backend).rstrip())
+        show.text(recipes.annotated_default(wishes.backend).rstrip())
     else:
-        show.line(recipes.as_yaml(wishes).rstrip())
+        show.text(recipes.as_yaml(wishes).rstrip())
     return 0

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, final
 
-from sbonnx.cli.faults import BELOW_QUALITY, DONE, one_line
+from sbonnx.cli.faults import BELOW_QUALITY, DONE
+from sbonnx.terminal import LINE_LENGTH, escaped, json_escaped, one_line
 
 NUMBER: Final = re.compile(r"[-+]?(\d[\d.,]*(e[-+]?\d+)?|inf|nan)( (%|[kMG]?B))?")
 
@@ -37,8 +38,8 @@ def plain(value: Any) -> Any:
 
 
 def to_json(value: Any) -> str:
-    """JSON text of `value`, indented, without a line feed at its end."""
-    return json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False)
+    """JSON text of `value`, indented, without a line feed at its end, and without characters that act on terminals."""
+    return json_escaped(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def cell(value: object) -> str:
@@ -88,7 +89,7 @@ class Show:
             table.add_row(*map(Text, row))
         console = Console(file=sys.stdout, width=None if terminal else PIPE_WIDTH, highlight=False)
         with console.capture() as captured:
-            console.print(Text(title, style="bold"))
+            console.print(Text(one_line(title), style="bold"))
             console.print(table)
         for line in captured.get().splitlines():
             print(line.rstrip())
@@ -102,18 +103,28 @@ class Show:
 
     def line(self, text: str) -> None:
         """One line of text."""
+        self.text(one_line(text))
+
+    def note(self, text: str) -> None:
+        """One line about what is to be known of the result."""
+        self.text(one_line(f"note: {text}", LINE_LENGTH))
+
+    def text(self, text: str) -> None:
+        """Text of several lines."""
         if self.tables:
-            print(text)
+            print(escaped(text, keep="\n"))
 
     def value(self, value: Any) -> None:
         """The JSON value, where JSON was asked for."""
         if self.as_json:
-            print(to_json(value))
+            text = to_json(value)
+            utf = (sys.stdout.encoding or "utf").lower().startswith("utf")
+            print(text if utf else json.dumps(json.loads(text), indent=2))
 
     def problems(self, problems: Sequence[str]) -> int:
         """Each problem as one line on stderr; the exit code that follows."""
         for problem in problems:
-            print(f"below quality: {one_line(problem)}", file=sys.stderr)
+            print(f"below quality: {one_line(problem, LINE_LENGTH)}", file=sys.stderr)
         return BELOW_QUALITY if problems else DONE
 
 

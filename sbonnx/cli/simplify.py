@@ -59,7 +59,7 @@ def run(
         problems = _problems(comparison, graph) if comparison is not None else [unproved]
     _tell(show, (model, target), (before, _count(graph)), done, comparison, problems)
     for note in graph.info.notes:
-        show.line(f"note: {note}")
+        show.note(note)
     show.line(f"written: {target}")
     return show.problems(problems)
 

@@ -1,0 +1,77 @@
+"""Text for terminals and logs: control characters escaped, errors on one line of bounded length.
+
+Names in models and files are chosen by whoever made them. Sent to a terminal as they are, escape sequences could
+clear it, rewrite lines or set its title, and bidirectional overrides could show a name as another.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Final
+
+LINE_LENGTH: Final = 500
+"""Characters of an error or note at most."""
+
+WORD_LENGTH: Final = 100
+"""In a line that is too long, longer words (names, mostly) are shortened first: the sentence around them says more."""
+
+ELLIPSIS: Final = "…"
+
+_UNSEEN: Final = (
+    "\x7f-\x9f"  # DEL and C1, where U+009B begins control sequences as ESC [ does
+    "\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # invisible, bidirectional
+    "\ud800-\udfff"  # halves of surrogate pairs, which no encoding has
+    "\U000e0000-\U000e007f"  # tags
+)
+_CONTROL: Final = re.compile(f"[\x00-\x1f{_UNSEEN}]")
+_CONTROL_IN_JSON: Final = re.compile(f"[{_UNSEEN}]")
+_LONG_WORD: Final = re.compile(rf"\S{{{WORD_LENGTH + 1},}}")
+
+
+def escaped(text: str, *, keep: str = "") -> str:
+    r"""Text with control, bidirectional and invisible characters as backslash escapes, such as ``\x1b``.
+
+    Args:
+        keep: characters that stay as they are, such as line feeds.
+    """
+    return _CONTROL.sub(lambda match: match[0] if match[0] in keep else _escape(match[0]), text)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def json_escaped(text: str) -> str:
+    """JSON text of the same value, without such characters in it. JSON itself demands escapes for C0 only."""
+    return _CONTROL_IN_JSON.sub(lambda match: _json_escape(match[0]), text)
+
+
+def _json_escape(character: str) -> str:
+    return f"\\u{ord(character):04x}" if ord(character) < 0x10000 else json.dumps(character)[1:-1]
+
+
+def one_line(text: object, limit: int | None = None) -> str:
+    """Text on one line: every run of white space as one blank, control characters escaped.
+
+    Args:
+        limit: characters at most: long words lose their middle, then the line does. Its end, where messages say what
+            to do, stays.
+    """
+    line = escaped(" ".join(str(text).split()))
+    if limit is None or len(line) <= limit:
+        return line
+    return _without_middle(_LONG_WORD.sub(lambda match: _without_middle(match[0], WORD_LENGTH), line), limit)
+
+
+def _without_middle(text: str, length: int) -> str:
+    """At most so many characters: three fifths of them from the begin, the rest from the end."""
+    if len(text) <= length:
+        return text
+    head = 3 * length // 5
+    tail = length - head - len(ELLIPSIS)
+    return f"{text[:head]}{ELLIPSIS}{text[-tail:]}"
+
+
+__all__ = ["LINE_LENGTH", "escaped", "json_escaped", "one_line"]
