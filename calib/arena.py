@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 from bisect import bisect_left, insort
 from typing import Final
@@ -70,10 +71,15 @@ class Arena:
         return found
 
     def _grow(self, size: int) -> bool:
-        """One more region, if the limit allows it."""
+        """One more region, if the limit and the system allow it."""
         if self.taken + size > self.limit:
             return False
-        region = mmap.mmap(-1, size)
+        try:
+            region = mmap.mmap(-1, size)
+        except OSError as error:
+            if error.errno != errno.ENOMEM:
+                raise
+            return False  # less than the limit is there: what has no room goes to disk
         if hasattr(mmap, "MADV_HUGEPAGE"):
             region.madvise(mmap.MADV_HUGEPAGE)  # a fault for 2 MiB instead of 4 KiB
         self._regions.append(np.frombuffer(region, np.uint8))

@@ -6,6 +6,8 @@ The command line prints it as one line and exits with 2; ``--debug`` shows the t
 
 from __future__ import annotations
 
+import errno
+import re
 from typing import Final
 
 NO_RUNTIME: Final = "onnxruntime is not installed: pip install 'sbonnx[cpu]' (or 'sbonnx[gpu]' for NVIDIA)"
@@ -38,3 +40,43 @@ class OutputError(SbonnxError):
 
 class DeviceError(SbonnxError):
     """The runtime or execution provider asked for is not installed or not usable."""
+
+
+_OUT_OF_MEMORY: Final = re.compile(
+    r"bad_alloc|cannot allocate memory|failed to allocate memory|memory allocation .*failed|not enough memory|"
+    r"out of memory|"
+    r"failed to map segment|can't start new thread",
+    re.IGNORECASE,
+)
+"""How Python, numpy, the dynamic linker, onnxruntime and torch say in an exception's text that memory is used up.
+Threads fail to start mostly because there is no room for their stacks."""
+
+
+def out_of_memory(reason: str) -> str:
+    """The line that says so.
+
+    Args:
+        reason: in the words of who found out; may be empty.
+    """
+    return (
+        f"MemoryError: there is not enough memory{f' ({reason})' if reason else ''}: use smaller batches (--split), "
+        "less memory for activations (--memory '256 MiB'), fewer --workers, or a larger machine"
+    )
+
+
+def is_memory_message(text: str) -> bool:
+    """Whether a message of a library or of the system says that memory is used up."""
+    return bool(_OUT_OF_MEMORY.search(text))
+
+
+def memory_failure(error: BaseException) -> BaseException | None:
+    """The exception, among `error` and its causes, that says that memory is used up; None: none does."""
+    seen: set[int] = set()
+    while id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+            return error
+        if not isinstance(error, SbonnxError) and is_memory_message(str(error)):
+            return error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__) or error
+    return None

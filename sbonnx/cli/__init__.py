@@ -13,7 +13,9 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from sbonnx.cli import batch, compare, demo, inspect, lint, plan, profile, qat, quantize, recipe, simplify
-from sbonnx.cli.faults import DONE, INTERRUPTED, MENDABLE, guard, one_line, report
+from sbonnx.cli.faults import DONE, INTERRUPTED, MENDABLE, guard, report
+from sbonnx.cli.streams import standard_streams
+from sbonnx.terminal import LINE_LENGTH, one_line
 from sbonnx.version import __version__
 
 VERBS: Final = (quantize, batch, qat, simplify, inspect, plan, lint, recipe, compare, profile, demo)
@@ -32,14 +34,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: that of the process). Returns the exit code, see `EPILOG`."""
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     debug = "--debug" in arguments
-    with _undisturbed(debug):
-        try:
-            code = typer.main.get_command(_app()).main(arguments, prog_name=NAME, standalone_mode=False)
-        except Exception as error:
-            if not hasattr(error, "format_message"):  # the command line could be read
-                return report(error, debug=debug)
-            print(_usage_line(error), file=sys.stderr)
-            return MENDABLE
+    with standard_streams(capture=argv is None and not debug), _undisturbed(debug):
+        return _run(arguments, debug)
+
+
+def _run(arguments: list[str], debug: bool) -> int:
+    try:
+        code = typer.main.get_command(_app()).main(arguments, prog_name=NAME, standalone_mode=False)
+        sys.stdout.flush()  # help and version; verbs have done so
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # the command line could be read
+            return report(error, debug=debug)
+        print(_usage_line(error), file=sys.stderr)
+        return MENDABLE
     if code == INTERRUPT_CODE:
         print(INTERRUPTED, file=sys.stderr)
         return MENDABLE
@@ -75,7 +82,7 @@ def _usage_line(error: Any) -> str:
     """A mistake in the command line: what is wrong, and whose help to read."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else NAME
-    message = one_line(error.format_message())
+    message = one_line(error.format_message(), LINE_LENGTH)
     if not message.endswith((".", "?", "!")):
         message += "."
     return f"UsageError: {message} See {path} --help"

@@ -10,7 +10,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
-from sbonnx.errors import SbonnxError
+from sbonnx.cli.streams import last_native_message
+from sbonnx.errors import DeviceError, SbonnxError, memory_failure, out_of_memory
+from sbonnx.terminal import LINE_LENGTH, escaped, one_line
 
 DONE: Final = 0
 BELOW_QUALITY: Final = 1
@@ -29,33 +31,49 @@ OS_CAUSES: Final = {
 }
 """What the machine refuses and the user can mend."""
 
+REASON_LENGTH: Final = 150
+"""Characters of what others say, within a line."""
 
-def one_line(text: object) -> str:
-    """`text` with every run of white space as one blank."""
-    return " ".join(str(text).split())
+NO_THREADS: Final = "OpenBLAS"
+"""It interrupts its own process (SIGINT) where it cannot start threads, after saying so."""
 
 
 def line_of(error: BaseException) -> str:
-    """What to say of an exception: the kind, what is wrong and what to do, on one line."""
+    """What to say of an exception: the kind, what is wrong and what to do, on one line of at most 500 characters."""
+    return one_line(_text_of(error), LINE_LENGTH)
+
+
+def _text_of(error: BaseException) -> str:
+    short = memory_failure(error)
+    if short is not None:
+        return out_of_memory(one_line(short, REASON_LENGTH))
     if isinstance(error, SbonnxError):
-        return one_line(f"{type(error).__name__}: {error}")
+        return f"{type(error).__name__}: {error}{_native(error)}"
+    if isinstance(error, KeyboardInterrupt) and NO_THREADS in last_native_message():
+        return out_of_memory(f"{NO_THREADS} cannot start its threads")
     if isinstance(error, KeyboardInterrupt):
-        return one_line(f"interrupted; {error}") if error.args else INTERRUPTED
-    if isinstance(error, MemoryError):
-        return one_line("MemoryError: there is not enough memory: use smaller batches (--split), or a larger machine")
+        return f"interrupted; {error}" if error.args else INTERRUPTED
     if isinstance(error, OSError) and error.errno in OS_CAUSES:
         where = f" at '{error.filename}'" if error.filename else ""
-        return one_line(f"OSError: {OS_CAUSES[error.errno]}{where}: make room or give another place")
+        return f"OSError: {OS_CAUSES[error.errno]}{where}: make room or give another place"
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({os.path.basename(frames[-1].filename)} line {frames[-1].lineno})" if frames else ""
     kind = type(error).__name__
-    return one_line(f"internal error: {kind}: {error}{where}; this is a fault of sbonnx: run again with --debug")
+    return f"internal error: {kind}: {error}{where}{_native(error)}; this is a fault of sbonnx: run again with --debug"
+
+
+def _native(error: BaseException) -> str:
+    """The last words of native code, where it may have crashed in a worker or raised what nobody expects."""
+    if isinstance(error, SbonnxError) and not isinstance(error, DeviceError):
+        return ""
+    message = one_line(last_native_message(), REASON_LENGTH)
+    return f" (native code said: {message})" if message else ""
 
 
 def report(error: BaseException, *, debug: bool) -> int:
     """Print the line of `error` on stderr (the traceback above it when `debug`); the exit code."""
     if debug:
-        traceback.print_exception(error)
+        print(escaped("".join(traceback.format_exception(error)), keep="\n"), end="", file=sys.stderr)
     print(line_of(error), file=sys.stderr, flush=True)
     return MENDABLE
 
@@ -67,11 +85,7 @@ def guard(run: Callable[..., int]) -> Callable[..., int]:
     def verb(*args: Any, **keywords: Any) -> int:
         try:
             code = run(*args, **keywords)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # Whoever read the output has seen enough (`| head`). What is left must not fail again at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return DONE
+            sys.stdout.flush()  # what cannot be written is an error, not a remark at exit
         except (Exception, KeyboardInterrupt) as error:
             return report(error, debug=bool(keywords.get("debug")))
         return code

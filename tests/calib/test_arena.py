@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,3 +59,21 @@ def test_no_room_is_said_and_nothing_is_taken() -> None:
     assert arena.taken == 0
     assert arena.take(900) is not None
     assert arena.take(900) is None
+
+
+def test_a_system_without_memory_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What finds no room is told so, and goes to disk; other errors are not taken for that."""
+    arena = Arena(2 * REGION)
+    kept = arena.take(64)
+    for code in (errno.ENOMEM, errno.EINVAL):
+
+        def refuse(*_: object, code: int = code) -> None:
+            raise OSError(code, "refused")
+
+        monkeypatch.setattr(mmap, "mmap", refuse)
+        if code == errno.ENOMEM:
+            assert arena.take(REGION) is None
+            assert arena.taken == REGION and kept is not None
+        else:
+            with pytest.raises(OSError, match="refused"):
+                arena.take(REGION)

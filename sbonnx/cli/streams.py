@@ -1,0 +1,169 @@
+"""The standard streams of the command line: open, content to lose their reader, and free of native messages.
+
+Native libraries (absl, RE2, protobuf, onnxruntime before its logger is set up) write to descriptor 2 by themselves.
+While a verb runs, that is a file without a name, and Python's stderr is the descriptor that it was before. Should the
+process crash, a child process that waits for nothing else copies the end of that file to where it should have gone.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import IO, Any, Final, TextIO
+
+from sbonnx.errors import is_memory_message, out_of_memory
+from sbonnx.terminal import escaped
+
+SHOWN_BYTES: Final = 16 << 10
+"""Bytes of native messages shown after a crash at most: the last ones."""
+
+_captured: list[IO[bytes]] = []
+"""The file of native messages, while there is one."""
+
+
+@contextmanager
+def standard_streams(*, capture: bool) -> Iterator[None]:
+    """See the module. Streams that somebody has replaced are left alone.
+
+    Args:
+        capture: keep what native libraries write to stderr away from it.
+    """
+    if sys.stdout is not sys.__stdout__ or sys.stderr is not sys.__stderr__:
+        yield
+        return
+    _open_closed()
+    before = sys.stdout, sys.stderr
+    with _native_messages(capture) as shown:
+        sys.stdout, sys.stderr = _stream(1, before[0]), _stream(shown, before[1], error=True)
+        try:
+            yield
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError):  # said before, where it could be: see `faults.guard`
+                    stream.flush()
+            sys.stdout, sys.stderr = before
+
+
+def last_native_message() -> str:
+    """The last line that native code has written while its messages were captured, or ""."""
+    if not _captured:
+        return ""
+    return _last_line(_tail(_captured[-1].fileno()).decode(errors="replace"))
+
+
+def _open_closed() -> None:
+    """Open descriptors 0 to 2 where they are closed (``>&-``): the next file would get their number, and with it all
+    that anybody prints."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+
+
+class _Sink(io.FileIO):
+    """A stream whose reader may leave (``| head``): the rest goes nowhere, and the work to its end."""
+
+    def write(self, data: Any) -> int:
+        """As `io.FileIO`."""
+        try:
+            return super().write(data) or 0
+        except BrokenPipeError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno(), inheritable=os.get_inheritable(self.fileno()))
+            os.close(null)
+            return memoryview(data).nbytes
+
+
+def _stream(descriptor: int, like: TextIO | None, *, error: bool = False) -> TextIO:
+    """A text stream; characters that its encoding does not have become escapes."""
+    sink = _Sink(descriptor, "w", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(sink),
+        encoding=getattr(like, "encoding", None) or "utf-8",
+        errors="backslashreplace",
+        line_buffering=error or sink.isatty(),
+    )
+
+
+@contextmanager
+def _native_messages(capture: bool) -> Iterator[int]:
+    """Captures what is written to descriptor 2, where the system can; gives the descriptor to write to instead."""
+    try:
+        wanted = capture and hasattr(os, "fork")
+        file = tempfile.TemporaryFile(prefix="sbonnx-", buffering=0) if wanted else None  # noqa: SIM115 - see below
+    except OSError:  # no room for it: they are shown
+        file = None
+    if file is None:
+        yield 2
+        return
+    with file:
+        shown = os.dup(2)
+        watcher = _Watcher(file.fileno(), shown)
+        os.dup2(file.fileno(), 2)
+        _captured.append(file)
+        try:
+            yield shown
+        finally:
+            _captured.remove(file)
+            os.dup2(shown, 2)
+            watcher.end()
+            os.close(shown)
+
+
+class _Watcher:
+    """A child process that shows the file's end on `shown` unless it is told of a proper end."""
+
+    def __init__(self, file: int, shown: int) -> None:
+        waits, self._control = os.pipe()
+        self._owner, self._pid = os.getpid(), -1
+        with suppress(OSError):  # no more processes: a crash goes without its messages
+            self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                os.close(self._control)
+                _watch(waits, file, shown)
+            finally:
+                os._exit(0)
+        os.close(waits)
+
+    def end(self) -> None:
+        """Tell it, and wait until it is gone. In a fork of the owner: nothing."""
+        if os.getpid() != self._owner:
+            return
+        with suppress(OSError):  # it was killed
+            os.write(self._control, b".")
+        os.close(self._control)
+        if self._pid > 0:
+            with suppress(ChildProcessError):
+                os.waitpid(self._pid, 0)
+
+
+def _watch(waits: int, file: int, shown: int) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # sent to the whole group
+        signal.signal(number, signal.SIG_IGN)
+    for descriptor in range(3):  # who reads its output waits for the end of ours alone
+        os.close(descriptor)
+    if os.read(waits, 1):
+        return
+    text = escaped(_tail(file).decode(errors="replace"), keep="\n\t")
+    if is_memory_message(text):
+        text = f"{out_of_memory(_last_line(text))}\n"
+    os.write(shown, text.encode(errors="replace"))
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "")
+
+
+def _tail(file: int) -> bytes:
+    size = os.fstat(file).st_size
+    return os.pread(file, SHOWN_BYTES, max(0, size - SHOWN_BYTES))
+
+
+__all__ = ["last_native_message", "standard_streams"]

@@ -1,0 +1,180 @@
+"""The streams of a real process: closed ones, readers that leave, native messages, crashes, little memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from sbonnx.assets import digits
+from tests.bad_place import good_place
+
+ROOT = Path(__file__).resolve().parents[2]
+
+NAME = "\x1b[2J\x9b31m\u202etxt\u2066\x7f"
+"""What clears a screen, changes colours and reverses text."""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return good_place(tmp_path, monkeypatch)
+
+
+def sbonnx(*arguments: str, redirections: str = "", memory: int | None = None) -> subprocess.CompletedProcess[str]:
+    """A process, in the working directory."""
+
+    def limit() -> None:
+        if memory is not None:
+            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+
+    command = ["sh", "-c", f'exec "$@" {redirections}', "sh", sys.executable, "-m", "sbonnx", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False, preexec_fn=limit
+    )
+
+
+@pytest.mark.parametrize("redirections", [">&-", ">&- 2>&- <&-"])
+def test_closed_streams(redirections: str, place: Path) -> None:
+    """The job is done; the file that is written does not become a stream."""
+    done = sbonnx("simplify", "m.onnx", "-o", "out/q.onnx", redirections=redirections)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    onnx.checker.check_model("out/q.onnx")
+
+
+def test_an_error_with_stdout_closed(place: Path) -> None:
+    done = sbonnx("inspect", "none.onnx", redirections=">&-")
+    assert done.returncode == 2 and done.stderr.startswith("ModelError: 'none.onnx' does not exist")
+
+
+def test_the_reader_of_both_streams_leaves(place: Path) -> None:
+    """``2>&1 | head -1`` in the middle of the work, which is done all the same."""
+    source, sink = os.pipe()
+    command = [sys.executable, "-m", "sbonnx", "quantize", "m.onnx", "--data", "d.npz", "-o", "out/q.onnx"]
+    process = subprocess.Popen([*command, "--json-progress"], stdout=sink, stderr=sink, env={**os.environ})
+    os.close(sink)
+    assert os.read(source, 1)
+    os.close(source)
+    assert process.wait(timeout=120) == 0
+    onnx.checker.check_model("out/q.onnx")
+
+
+def test_messages_of_native_code_need_debug(place: Path) -> None:
+    """RE2 in onnxruntime prints two lines of its own before the exception is raised."""
+    node = helper.make_node("RegexFullMatch", ["s"], ["y"], pattern="(unclosed")
+    inputs = [helper.make_tensor_value_info("s", TensorProto.STRING, [2])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.BOOL, [2])]
+    graph = helper.make_graph([node], "g", inputs, outputs)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), "r.onnx")
+    line = ("simplify", "r.onnx", "-o", "out/q.onnx")
+    done = sbonnx(*line)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert "(unclosed" in done.stderr
+    assert "re2.cc" in sbonnx(*line, "--debug").stderr
+
+
+STREAMS = """
+import os, signal, sys
+from sbonnx.cli.streams import last_native_message, standard_streams
+before = os.fstat(2).st_ino
+with standard_streams(capture=True):
+    os.write(2, b"native\\n")
+    print("ours", file=sys.stderr)
+    assert last_native_message() == "native"
+    if not os.fork():
+        sys.exit(0)
+    os.wait()
+    {end}
+assert os.fstat(2).st_ino == before
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "shown", "code"),
+    [("pass", "ours\n", 0), ("os.kill(os.getpid(), signal.SIGABRT)", "ours\nnative\n", -signal.SIGABRT)],
+    ids=["a proper end", "a crash"],
+)
+def test_native_messages_are_shown_after_a_crash(end: str, shown: str, code: int) -> None:
+    """A forked child that ends properly changes nothing."""
+    command = [sys.executable, "-c", STREAMS.format(end=end)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", shown)
+
+
+def test_an_error_of_nobody_quotes_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sbonnx.cli import faults
+
+    monkeypatch.setattr(faults, "last_native_message", lambda: "double free")
+    assert "(native code said: double free)" in faults.line_of(RuntimeError("x"))
+
+
+@pytest.mark.parametrize("megabytes", [120, 250])
+def test_little_memory(megabytes: int, place: Path) -> None:
+    """Threads, libraries, arrays: whatever does not fit first, there is one line. Native code may end the process."""
+    done = sbonnx("quantize", "m.onnx", "--data", "d.npz", "-o", "out/q.onnx", memory=megabytes << 20)
+    assert done.returncode
+    assert done.stderr.startswith("MemoryError: there is not enough memory") and "--memory" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not list((place / "out").iterdir())
+
+
+def named(name: str) -> onnx.ModelProto:
+    """The bundled model with such a name everywhere."""
+    model = onnx.load(digits().model)
+    model.graph.name = model.producer_name = name
+    for node in model.graph.node:
+        node.name += name
+        node.doc_string = name
+    output = model.graph.output[0].name
+    for node in model.graph.node:
+        node.output[:] = [one + name if one == output else one for one in node.output]
+    model.graph.output[0].name += name
+    return model
+
+
+LINES = {
+    "inspect": ("inspect", NAME),
+    "plan": ("plan", NAME),
+    "plan in JSON": ("plan", NAME, "--json"),
+    "simplify": ("simplify", NAME, "-o", f"out/{NAME}"),
+    "an error": ("inspect", f"none{NAME}"),
+    "a wrong option": ("inspect", f"--none{NAME}"),
+    "debug": ("inspect", f"none{NAME}", "--debug"),
+}
+
+
+@pytest.mark.parametrize("what", LINES)
+def test_no_name_acts_on_the_terminal(
+    what: str, place: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sbonnx.cli import main
+
+    onnx.save(named(NAME), NAME)
+    main(LINES[what])
+    out, err = capfd.readouterr()
+    assert "txt" in out + err
+    assert not set("\x1b\x9b\u202e\u2066\x7f") & set(out + err)
+    if "--json" in LINES[what]:
+        assert json.dumps(NAME)[1:-1] in json.dumps(json.loads(out))
+
+
+def test_a_file_name_that_is_not_text(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Bytes that are no UTF-8, in tables, JSON and a report."""
+    from sbonnx.cli import main
+
+    name = os.fsdecode(b"\xff.onnx")
+    Path("m.onnx").rename(name)
+    line = ("quantize", name, "--data", "d.npz", "-o", "out/q.onnx", "--force", "--no-verify")
+    assert main((*line, "--json", "--report", "out/r.json")) == 0
+    out, _ = capfd.readouterr()
+    assert json.loads(out)["model"] == json.loads(Path("out/r.json").read_text())["model"] == name
+    assert main((*line, "--report", "out/r.html")) == 0
+    assert "\\udcff.onnx" in capfd.readouterr().out
