@@ -16,6 +16,7 @@ from sbonnx.batch.hidden import revealed
 from sbonnx.batch.job import FINE, BatchReport, Job, JobResult, Outcome, Places, Step, Watch, encodable
 from sbonnx.batch.outcomes import now
 from sbonnx.batch.plan import Todo, Wish, todo, wish
+from sbonnx.batch.sockets import claim_socket_folder
 from sbonnx.batch.state import State, past, peek
 from sbonnx.batch.sweep import prune, remove, sweep, unmake, used
 from sbonnx.batch.urls import local_path
@@ -102,6 +103,7 @@ def fulfil(
     """
     if scheduler is not None and cluster is not None:
         raise RecipeError("a batch runs on one cluster: give scheduler or cluster, not both")
+    claim_socket_folder()
     began = now()
     with State(wished.places) as state:
         left = _left(wished, state, publish, force=force)

@@ -104,6 +104,34 @@ def test_what_a_child_still_uses_stays(place: Path, writing: Start) -> None:
     assert names(place) == before
 
 
+FORK_SERVER = """
+import multiprocessing, time
+from sbonnx.batch.sockets import claim_socket_folder
+claim_socket_folder()
+claim_socket_folder()
+context = multiprocessing.get_context("forkserver")
+process = context.Process(target=time.sleep, args=(0,))
+process.start()
+process.join()
+print("ready", flush=True)
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["", "time.sleep(600)"], ids=["a proper end", "killed"])
+def test_the_socket_of_a_fork_server(end: str, place: Path) -> None:
+    command = [sys.executable, "-c", FORK_SERVER.format(end=end)]
+    environment = {**os.environ, "TMPDIR": str(place / "tmp"), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        if end:
+            assert [name for name in names(place / "tmp") if "listener-" in name]
+            process.kill()
+        process.wait(timeout=60)
+    sweep(place / "tmp")
+    assert not names(place / "tmp")
+
+
 def folder(place: Path, name: str = "sbonnx-abcdefgh", content: bytes = MAGIC) -> Path:
     """What an abandoned folder looks like."""
     made = place / name
