@@ -103,11 +103,12 @@ class Show:
 
     def line(self, text: str) -> None:
         """One line of text."""
-        self.text(one_line(text))
+        if self.tables:
+            print(escaped(text))
 
     def note(self, text: str) -> None:
         """One line about what is to be known of the result."""
-        self.text(one_line(f"note: {text}", LINE_LENGTH))
+        self.line(one_line(f"note: {text}", LINE_LENGTH))
 
     def text(self, text: str) -> None:
         """Text of several lines."""
