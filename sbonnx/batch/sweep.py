@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import re
 import shutil
+import stat
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -34,30 +38,47 @@ def scratch_root(places: Places) -> Path | None:
     root = scratch_of(places)
     try:
         root.mkdir(mode=0o700, exist_ok=True)
-        return root if not hasattr(os, "getuid") or root.lstat().st_uid == os.getuid() else None
+        fd = _opened(root)
     except OSError:
         return None
+    if fd is None:
+        return None
+    os.close(fd)
+    return root
 
 
 def sweep(places: Places, steps: Iterable[Step]) -> None:
     """Remove what processes that are gone have left of any step in this folder, and beside the outputs of `steps`.
 
     Whether a process is gone is told by the lock of its step, not by its number: that may be another's by now, or of
-    another machine. What is in use stays.
+    another machine. What is in use stays, and so does what has no name that a batch makes.
     """
-    own = scratch_of(places)
-    for folder in (places.state / "steps", own):
-        if not folder.is_dir():
+    scratch = scratch_of(places)
+    for folder, head in ((places.state / "steps", "."), (scratch, "")):
+        fd = _opened(folder)
+        if fd is None:
             continue
-        for path in list(folder.iterdir()):
-            key = _key_of(path, hidden=folder != own)
-            if key is not None:
-                _unless_at_work(places, key, [path])
-    remove_empty(own)
+        try:
+            for name in os.listdir(fd):
+                key = _key_of(name, head, places)
+                if key is not None:
+                    _unless_at_work(places, key, partial(_remove_in, fd, name))
+        finally:
+            os.close(fd)
+    remove_empty(scratch)
     for step in steps:
         left = [path for job in step.jobs if step.kind == "quantize" for path in _beside(job.output)]
         if left:
-            _unless_at_work(places, step.key, left)
+            _unless_at_work(places, step.key, partial(_remove_all, left))
+
+
+def clear(places: Places, key: str) -> None:
+    """Remove what a step has made, and what others left of it half done. For the holder of its lock."""
+    if os.path.lexists(places.made(key)):
+        unmake(places, key)
+    for path in places.made(key).parent.iterdir():
+        if _key_of(path.name, ".", places) == key:
+            remove(path)
 
 
 def prune(places: Places, days: float = UNUSED_DAYS) -> None:
@@ -68,7 +89,8 @@ def prune(places: Places, days: float = UNUSED_DAYS) -> None:
     for path in _folders(places.state / "sketches", oldest):
         remove(path)
     for path in _folders(places.state / "steps", oldest):
-        _unless_at_work(places, path.name, [path, lock_path(places, path.name), places.log(path.name)])
+        left = [path, lock_path(places, path.name), places.log(path.name)]
+        _unless_at_work(places, path.name, partial(_remove_all, left))
 
 
 def _folders(root: Path, oldest: float) -> list[Path]:
@@ -120,37 +142,67 @@ def remove_empty(folder: Path) -> None:
         return
 
 
-def _unless_at_work(places: Places, key: str, paths: list[Path]) -> None:
+def _unless_at_work(places: Places, key: str, do: Callable[[], None]) -> None:
     lock = take(lock_path(places, key))
     if lock is None:
         return
     try:
-        for path in paths:
-            remove(path)
+        do()
     finally:
         os.close(lock)
 
 
-def _key_of(path: Path, *, hidden: bool) -> str | None:
-    """The step's key of a name such as ``.<key>.<pid>``; None where it is no such name."""
-    name = path.name
-    if hidden:
-        if not name.startswith("."):
-            return None
-        name = name[1:]
-    key, dot, number = name.rpartition(".")
-    return key if dot and key and number.isdigit() else None
+def _key_of(name: str, head: str, places: Places) -> str | None:
+    """The step's key of a name such as ``<head><key>.<pid>``; None where it is no such name, or no process of that step
+    ever worked here: it would have left a lock."""
+    match = re.fullmatch(rf"{re.escape(head)}([^.].*)\.[0-9]+", name)
+    return match[1] if match is not None and lock_path(places, match[1]).is_file() else None
+
+
+def _opened(folder: Path) -> int | None:
+    """A folder of this user's, open; None where there is none, or a link stands in its place."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0))
+    except OSError:
+        return None
+    if hasattr(os, "getuid") and os.fstat(fd).st_uid != os.getuid():
+        os.close(fd)
+        return None
+    return fd
+
+
+def _remove_in(folder: int, name: str) -> None:
+    """Remove a file, a link or a folder from an open folder. No link is followed, also one that is put there meanwhile;
+    what cannot be removed stays, and costs room only."""
+    with contextlib.suppress(OSError):
+        if not stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+            os.unlink(name, dir_fd=folder)
+            return
+        for _, folders, files, inner in os.fwalk(name, topdown=False, follow_symlinks=False, dir_fd=folder):
+            for entry in (*files, *folders):
+                try:
+                    os.unlink(entry, dir_fd=inner)
+                except OSError:  # a folder, which is empty by now
+                    os.rmdir(entry, dir_fd=inner)
+        os.rmdir(name, dir_fd=folder)
+
+
+def _remove_all(paths: Iterable[Path]) -> None:
+    for path in paths:
+        remove(path)
 
 
 def _beside(output: str) -> list[Path]:
-    """Temporary names of an output, as its writers make them: hidden, the output's name, and something behind it."""
+    """Temporary files of an output: hidden, its name, a number in hexadecimal digits."""
     try:
         path = local_path(revealed(output))
     except SbonnxError:  # a variable is not set: the step says so
         return []
     if path is None:
         return []
-    if not path.parent.is_dir():
+    fits = re.compile(rf"\.{re.escape(path.name)}(\.data)?\.[0-9a-f]+\.tmp").fullmatch
+    try:
+        with os.scandir(path.parent) as rows:
+            return [Path(row.path) for row in rows if fits(row.name) and row.is_file(follow_symlinks=False)]
+    except OSError:  # no such folder
         return []
-    head = f".{path.name}."
-    return [one for one in path.parent.iterdir() if one.name.startswith(head) and one.name.endswith(".tmp")]

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from sbonnx.batch.job import Outcome, Places
 from sbonnx.batch.outcomes import from_json, read_made, to_json
 from sbonnx.batch.process import Isolated, run_isolated
 from sbonnx.batch.sole import lock_path, take
-from sbonnx.batch.sweep import scratch_of, sweep
+from sbonnx.batch.sweep import scratch_of, scratch_root, sweep
 from tests.batch import works
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -284,6 +285,33 @@ def test_the_lock_is_held_for_as_long_as_the_process_lives(places: Places) -> No
     free = take(lock_path(places, "k-hang"))
     assert free is not None
     os.close(free)
+
+
+@pytest.mark.parametrize("what", ["a link", "a folder"])
+def test_only_what_a_batch_makes_is_swept(what: str, places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of the scratch folder can be guessed: a link in its place, or in it, leads nowhere."""
+    monkeypatch.setattr(tempfile, "tempdir", str(places.output))
+    elsewhere, scratch = places.output / "elsewhere", scratch_of(places)
+    for folder in (elsewhere, elsewhere if what == "a link" else scratch):
+        for name in ("backup.2024", "k-a.4711"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            (folder / name / "file").touch()
+    if what == "a link":
+        scratch.symlink_to(elsewhere)
+    else:
+        (scratch / "k-a.4711" / "link").symlink_to(elsewhere)
+        (scratch / "k-a.12").symlink_to(elsewhere)
+    beside = [places.output / name for name in (".a.onnx.notes.tmp", ".a.onnx.12.tmp", ".a.onnx.tmp", ".a.onnx.1f")]
+    for path in beside:
+        path.mkdir() if path.name.endswith(".12.tmp") else path.touch()
+    os.close(take(lock_path(places, "k-a")) or 0)
+    sweep(places, [works.step_of("a", places.output)])
+    assert all(path.exists() for path in (*beside, elsewhere / "k-a.4711" / "file", elsewhere / "backup.2024" / "file"))
+    assert sorted(path.name for path in scratch.iterdir()) == [
+        "backup.2024",
+        *(["k-a.4711"] if what == "a link" else []),
+    ]
+    assert (scratch_root(places) is None) == (what == "a link")
 
 
 PARENT = """
