@@ -1,13 +1,10 @@
-"""What a result is held against: thresholds of a job, and metrics that its own code computes."""
+"""Acceptance of results: thresholds of a job, on figures of the report and on metrics that its own code computes."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
-import secrets
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +12,19 @@ from typing import Any, Final
 
 from sbonnx.batch.digests import Digests
 from sbonnx.batch.job import Acceptance, Places
-from sbonnx.errors import DataError, ModelError, RecipeError
+from sbonnx.batch.metric import Metric, Rows, digest_of, loaded, sources_of
+from sbonnx.errors import DataError, ModelError
 from sbonnx.graph.digests import combined, text
+from sbonnx.graph.files import write_text
 
 Row = tuple[str, float, float, bool]
 """(what, found, wanted, met)"""
+
+FOLDER: Final = "metrics"
+"""In the state folder: metrics of float models, and lists of the files that metrics have read."""
+
+READS: Final = "reads-"
+"""How the names of such lists begin."""
 
 UNKNOWN: Final = 0.0
 """What stands for a figure that could not be measured: the reason beside it says so."""
@@ -102,83 +107,96 @@ def _absent(what: str) -> str:
 
 
 def run_metric(named: str, model: Path) -> dict[str, float]:
-    """What "file.py:function" says of a model file.
+    """Values of the metric "file.py:function" for a model file.
 
-    Raises:
-        RecipeError: there is no such file or function, or it does not give numbers by name.
-        Exception: whatever the function raises.
+    Raises: see `metric.loaded` and `Metric.values`.
     """
-    file, _, name = named.rpartition(":")
-    function = getattr(_module(Path(file)), name, None)
-    if not callable(function):
-        raise RecipeError(f"accept.metric: '{file}' has no function '{name}'")
-    found = function(str(model))
-    if not isinstance(found, Mapping) or not found:
-        raise RecipeError(f"accept.metric: {name} of '{file}' must give {{name: number}}, got {type(found).__name__}")
-    values: dict[str, float] = {}
-    for key, value in found.items():
-        try:
-            values[str(key)] = float(value)
-        except (TypeError, ValueError):
-            raise RecipeError(f"accept.metric: '{key}' of {name} in '{file}' is no number") from None
-    return values
+    with loaded(named) as metric:
+        return metric.values(model)
 
 
-def _module(file: Path) -> Any:
-    """The user's file as a module; what lies beside it can be imported."""
-    if not file.is_file():
-        raise RecipeError(f"accept.metric: there is no file '{file}'")
-    spec = importlib.util.spec_from_file_location(f"sbonnx_metric_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise RecipeError(f"accept.metric: '{file}' is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(file.parent))
-    try:
-        spec.loader.exec_module(module)
-    except (ImportError, SyntaxError) as error:
-        raise RecipeError(f"accept.metric: '{file}' cannot be loaded: {' '.join(str(error).split())}") from error
-    finally:
-        sys.path.remove(str(file.parent))
-    return module
-
-
-def both(named: str, model: Path, quantized: Path, places: Places) -> dict[str, dict[str, float]]:
+def both(
+    named: str, model: Path, quantized: Path, places: Places
+) -> tuple[dict[str, dict[str, float]], tuple[str, ...]]:
     """The metric of the float model and of the quantized one: {name: {"float": value, "quantized": value}}.
 
     The float model's is computed once and kept in the state folder.
+
+    Returns:
+        The values, and names of the lists of files that they depend on (see `unchanged`).
 
     Raises: see `run_metric`.
     """
     if not model.is_file():
         raise ModelError(f"'{model}' is not a file")
-    ours = run_metric(named, quantized)
-    theirs = _kept(named, model, places)
-    return {
-        name: {"float": theirs[name], "quantized": value} for name, value in ours.items() if name in theirs
-    } or _odd(named)
-
-
-def _odd(named: str) -> dict[str, dict[str, float]]:
-    raise DataError(f"accept.metric: '{named}' gives no name for both the float and the quantized model")
-
-
-def _kept(named: str, model: Path, places: Places) -> dict[str, float]:
-    """The metric of the float model."""
     digests = Digests(places.state)
-    code = digests.of(Path(named.rpartition(":")[0]))
-    key = text(combined("metric", digests.of_model(model).encode(), code.encode(), named.rpartition(":")[2].encode()))
-    file = places.state / "metrics" / f"{key}.json"
+    with loaded(named, places.state) as metric:
+        ours = metric.values(quantized)
+        theirs, reads = _kept(named, model, places, digests) or _measured(named, model, places, metric, digests)
+        own = _remember(metric.reads(digests), places)
+    digests.save()
+    found = {name: {"float": theirs[name], "quantized": value} for name, value in ours.items() if name in theirs}
+    if not found:
+        raise DataError(f"accept.metric: '{named}' gives no name for both the float and the quantized model")
+    return found, tuple(sorted({own, reads}))
+
+
+def unchanged(reads: str, places: Places, digests: Digests) -> bool:
+    """Whether the files of a list that `both` named are as they were when a metric read them."""
     try:
-        found = json.loads(file.read_bytes())
-        return {str(name): float(value) for name, value in found.items()}
-    except (OSError, ValueError, AttributeError, TypeError):  # not there yet
-        pass
-    values = run_metric(named, model)
+        rows = json.loads((places.state / FOLDER / f"{READS}{reads}.json").read_bytes())
+        return all(digest_of(str(path), digests) == digest for path, digest in rows)
+    except (OSError, ValueError, TypeError):  # deleted or damaged
+        return False
+
+
+def code_digest(named: str, digests: Digests) -> str:
+    """Digest of the source of a metric, with the modules beside it that it imports."""
+    file, _, function = named.rpartition(":")
+    folder = Path(file).parent
+    rows = [f"{os.path.relpath(path, folder)} {digests.of(path)}" for path in sources_of(Path(file))]
+    return text(combined("metric", function.encode(), *(os.fsencode(row) for row in rows)))
+
+
+def _float_file(named: str, model: Path, places: Places, digests: Digests) -> Path:
+    """Where the metric of a float model is kept."""
+    key = text(combined("float metric", digests.of_model(model).encode(), code_digest(named, digests).encode()))
+    return places.state / FOLDER / f"{key}.json"
+
+
+def _kept(named: str, model: Path, places: Places, digests: Digests) -> tuple[dict[str, float], str] | None:
+    """The metric of the float model, with the list of the files that were read; None where it is not known, or a file
+    has changed."""
+    try:
+        found = json.loads(_float_file(named, model, places, digests).read_bytes())
+        values, reads = {str(name): float(value) for name, value in found["values"].items()}, str(found["reads"])
+    except (OSError, ValueError, AttributeError, TypeError, KeyError):  # not there yet
+        return None
+    return (values, reads) if unchanged(reads, places, digests) else None
+
+
+def _measured(
+    named: str, model: Path, places: Places, metric: Metric, digests: Digests
+) -> tuple[dict[str, float], str]:
+    """The metric of the float model, run now."""
+    values = metric.values(model)
+    reads = _remember(metric.reads(digests), places)
+    _write(_float_file(named, model, places, digests), json.dumps({"values": values, "reads": reads}))
+    return values, reads
+
+
+def _remember(rows: Rows, places: Places) -> str:
+    """Name of a list of files, which is written down."""
+    content = json.dumps(rows)
+    name = text(combined("reads", content.encode()))
+    _write(places.state / FOLDER / f"{READS}{name}.json", content)
+    return name
+
+
+def _write(file: Path, content: str) -> None:
+    """A small file of the state folder, whole."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}.tmp")
-    temporary.write_text(json.dumps(values))
-    os.replace(temporary, file)
-    return values
+    write_text(file, content)
 
 
-__all__ = ["Judged", "both", "judge", "run_metric"]
+__all__ = ["Judged", "both", "code_digest", "judge", "run_metric", "unchanged"]

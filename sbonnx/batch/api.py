@@ -7,10 +7,12 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, final
 
 from sbonnx.batch.child import Publish, own_publish
+from sbonnx.batch.digests import Digests
 from sbonnx.batch.engine import LocalEngine
 from sbonnx.batch.hidden import revealed
 from sbonnx.batch.job import FINE, BatchReport, Job, JobResult, Outcome, Places, Step, Watch, encodable
@@ -209,23 +211,29 @@ class Recorder:
 
 def _left(wished: Wish, state: State, publish: Publish | None, *, force: bool) -> Todo:
     """What is to be done. What is done already lies where it is wanted afterwards."""
-    put = publish or own_publish()
-    sweep(wished.places, wished.steps)  # of all: who was killed while it published has left no step to be run
+    places = wished.places
+    sweep(places, wished.steps)  # of all: who was killed while it published has left no step to be run
     if force:
         for step in wished.steps:
-            unmake(wished.places, step.key)
+            for key in {step.key, step.work}:
+                unmake(places, key)
             state.forget(step.key)
         if wished.chosen == wished.jobs:  # with what was measured
-            remove(wished.places.state / "sketches")
+            remove(places.state / "sketches")
+            remove(places.state / "metrics")
     settled = state.settled(wished.steps)
+    digests = Digests(places.state)
+    put = publish or partial(own_publish(), digests=digests)
     for step in wished.steps:
-        if settled.get(step.key) is not None and wished.places.made(step.key).is_dir():
+        if settled.get(step.key) is not None and places.made(step.key).is_dir():
             try:
-                put(step, wished.places)
+                put(step, places)
             except SbonnxError:  # its process tries as well, and says what is wrong
                 del settled[step.key]
-            used(wished.places.made(step.key))
-    return todo(wished, settled, past(wished.places))
+            for key in {step.key, step.work}:
+                used(places.made(key))
+    digests.save()
+    return todo(wished, settled, past(places))
 
 
 def _run(engine: Engine, wished: Wish, left: Todo, recorder: Recorder) -> dict[str, Outcome]:

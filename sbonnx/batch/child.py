@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from sbonnx.batch.job import Outcome, Places, Step, Tell
-from sbonnx.batch.outcomes import now, read_made, to_json
+from sbonnx.batch.outcomes import now, to_json
 from sbonnx.batch.sole import lock_path, take
-from sbonnx.batch.sweep import remove, unmake
+from sbonnx.batch.sweep import clear, remove
 from sbonnx.calib.threads import limit_threads
 from sbonnx.errors import SbonnxError
 from sbonnx.isolation import leave_safe_start
@@ -110,7 +110,7 @@ def own_work() -> Work:
     return run_step
 
 
-def own_publish() -> Publish:
+def own_publish() -> Callable[..., object]:
     """sbonnx's own way to publish; see `own_work`."""
     from sbonnx.batch.publish import publish
 
@@ -119,21 +119,18 @@ def own_publish() -> Publish:
 
 def _adopted(errand: Errand) -> Outcome | None:
     """What another process made of the step before this one had the lock, put in its place."""
-    made = read_made(errand.places, errand.step.key)
+    from sbonnx.batch.intact import made_before
+
+    made = made_before(errand.step, errand.places)
     if made is not None and errand.step.kind == "quantize":
         (errand.publish or own_publish())(errand.step, errand.places)
     return made
 
 
 def _done(errand: Errand, say: Tell) -> Outcome:
-    """The step, done. What others left half done goes first: under the lock nobody else is at it."""
-    step, places = errand.step, errand.places
-    made = places.made(step.key)
-    if made.exists():  # and cannot be read: see `_adopted`
-        unmake(places, step.key)
-    for left in made.parent.glob(f".{step.key}.*"):
-        remove(left)
-    return (errand.work or own_work())(step, places, say, errand.threads)
+    """The step, done. What others left half done, or is damaged, goes first: under the lock nobody else is at it."""
+    clear(errand.places, errand.step.key)
+    return (errand.work or own_work())(errand.step, errand.places, say, errand.threads)
 
 
 class _Say:

@@ -62,9 +62,17 @@ class Digests:
         own = self.of(path)
         if own == MISSING or path.is_dir():
             return own
-        beside = self._beside(path, own)
-        parts = [f"{name} {self.of(path.parent / name)}" for name in beside if is_inside(name)]
+        parts = [f"{name} {self.of(path.parent / name)}" for name in self._beside(path, own)]
         return text(combined("model", own.encode(), *(part.encode("utf-8", "surrogateescape") for part in parts)))
+
+    def external(self, path: Path) -> list[str]:
+        """Names, relative to its folder, of the data files that a model names, whether or not they are there."""
+        own = self.of(path)
+        return [] if own == MISSING or path.is_dir() else self._beside(path, own)
+
+    def forget(self, path: Path) -> None:
+        """Have a file read again, whatever its stamp says."""
+        self._fresh = self._known.pop(str(path.absolute()), None) is not None or self._fresh
 
     def save(self) -> None:
         """Remember. A folder that cannot be written to costs time at the next run and nothing else."""
@@ -106,7 +114,7 @@ class Digests:
         entry = self._entry(path, _stamp(path))
         if entry is not None and len(entry) > STAMP + 1:
             return [str(name) for name in entry[STAMP + 1]]
-        names = external_names(path)
+        names = [name for name in external_names(path) if is_inside(name)]
         if entry is not None and entry[STAMP] == own:
             self._keep(path, [*entry[: STAMP + 1], names])
         return names

@@ -8,12 +8,14 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from sbonnx.batch.globs import matches
 from sbonnx.batch.hidden import Hider, names_in, revealed
-from sbonnx.batch.job import Acceptance, Job, Limits
+from sbonnx.batch.job import Acceptance, Job, Limits, Places
+from sbonnx.batch.outputs import Inputs, refusal
 from sbonnx.batch.urls import is_url
 from sbonnx.errors import RecipeError
 from sbonnx.recipe.loading import AUTO
@@ -28,14 +30,17 @@ BACKEND: Final = "onnxruntime"
 FIELDS: Final = ("model", "folder", "backend", "bits", "recipe")
 """What a template may name."""
 
-RESERVED: Final = ("report.json", "report.html", "report.xml", ".sbonnx")
-"""What a batch writes in its output folder beside the models."""
+MOST_MODELS: Final = 10_000
+"""Files that a glob may match."""
+
+MOST_JOBS: Final = 100_000
+"""Jobs that a file may make."""
 
 _FIELD: Final = re.compile(r"(?<!\$)\{([^{}]*)\}")
 
 
-def expand(file: JobFile, base: Path) -> tuple[Path, tuple[Job, ...]]:
-    """The output folder and the jobs of a job file that lies in `base`.
+def expand(file: JobFile, path: Path) -> tuple[Path, tuple[Job, ...]]:
+    """The output folder and the jobs of a job file that lies at `path`.
 
     Raises:
         Wrong: an entry that cannot be used; names or outputs that are there twice.
@@ -44,16 +49,19 @@ def expand(file: JobFile, base: Path) -> tuple[Path, tuple[Job, ...]]:
         _plain(getattr(file, key) or "", (key,))
     if is_url(file.output):
         raise Wrong("must be a folder: give URLs as the output of jobs", path=("output",), value=file.output)
+    base = path.parent
     output = Path(os.path.abspath(base / file.output))
     jobs: list[Job] = []
     places: list[tuple[Any, ...]] = []
     for number, entry in enumerate(file.jobs):
-        made = list(_of_entry(file, entry, base, output, number))
+        made = list(islice(_of_entry(file, entry, base, output, number), MOST_JOBS + 1 - len(jobs)))
         if not made:
             raise Wrong("makes no job: exclude leaves nothing of it", path=("jobs", number))
         jobs += made
+        if len(jobs) > MOST_JOBS:
+            raise Wrong(f"makes more than {MOST_JOBS} jobs: use several job files", path=("jobs", number))
         places += [("jobs", number)] * len(made)
-    _distinct(jobs, places)
+    _distinct(jobs, places, Places(output), path)
     return output, tuple(jobs)
 
 
@@ -96,7 +104,13 @@ def _of_entry(file: JobFile, entry: JobKeys, base: Path, output: Path, number: i
                 overrides=_overrides(width, file.defaults.set, entry.set),
                 accept=_accept(file.defaults, entry, base),
                 limits=_limits(file.defaults, entry),
+                outside_output=_first(entry.outside_output, file.defaults.outside_output, False),
             )
+
+
+def _first(*values: bool | None) -> bool:
+    """The first that is given."""
+    return next(value for value in values if value is not None)
 
 
 def _plain(text: str, path: tuple[Any, ...]) -> None:
@@ -114,10 +128,11 @@ def _models(text: str, base: Path, here: tuple[Any, ...]) -> list[str]:
     place = os.path.abspath(base / wanted)
     if os.path.exists(place) or not glob.has_magic(wanted):  # a path that is not there is for its own job to say
         return [hider.text(place)]
-    escaped = os.path.join(glob.escape(os.path.abspath(base)), wanted)
-    found = sorted(os.path.abspath(one) for one in glob.glob(escaped, recursive=True) if os.path.isfile(one))
+    where = hider.text(os.path.abspath(base))
+    found = sorted(islice(matches(wanted, base), MOST_MODELS + 1))
+    if len(found) > MOST_MODELS:
+        raise Wrong(f"matches more than {MOST_MODELS} files in '{where}'", path=(*here, "model"), value=text)
     if not found:
-        where = hider.text(os.path.abspath(base))
         raise Wrong(f"matches no file in '{where}'", path=(*here, "model"), value=text)
     return [hider.text(one) for one in found]
 
@@ -184,12 +199,9 @@ def _output(
     filled = _filled(template, values, path)
     if is_url(filled):
         return filled
-    place = Path(os.path.abspath(output / filled))
-    if filled.endswith(("/", os.sep)):
+    if filled.endswith(("/", os.sep)) or "\0" in filled:
         raise Wrong("must name a file", path=path, value=filled)
-    if place.is_relative_to(output) and place.relative_to(output).parts[:1] in {(one,) for one in RESERVED}:
-        raise Wrong("is what the batch itself writes: give another name", path=path, value=filled)
-    return str(place)
+    return os.path.abspath(output / filled)
 
 
 def _data(
@@ -249,20 +261,24 @@ def _limits(defaults: DefaultKeys, entry: JobKeys) -> Limits:
     return Limits(**{key: value for key, value in given.items() if key != "retries" or value is not None})
 
 
-def _distinct(jobs: Sequence[Job], places: Sequence[tuple[Any, ...]]) -> None:
-    """No two jobs of one name, no two of one output, and no output over an input."""
+def _distinct(jobs: Sequence[Job], entries: Sequence[tuple[Any, ...]], places: Places, file: Path) -> None:
+    """No two jobs of one name, no two of one output, no output over an input or outside the output folder."""
     names: dict[str, str] = {}
     outputs: dict[str, str] = {}
-    inputs = {_real(one): job.name for job in jobs for one in (job.model, job.data, job.recipe) if one is not None}
-    for job, place in zip(jobs, places, strict=True):
+    inputs = Inputs(jobs, [("the job file", file)])
+    for job, entry in zip(jobs, entries, strict=True):
         more = f"; templates may hold {', '.join(f'{{{one}}}' for one in FIELDS)}"
         if job.name in names:
-            raise Wrong(f"makes a second job of the name '{job.name}': give it a name of its own{more}", path=place)
+            raise Wrong(f"makes a second job of the name '{job.name}': give it a name of its own{more}", path=entry)
         real = _real(job.output)
         if real in outputs:
-            raise Wrong(f"makes two jobs write '{job.output}' ('{outputs[real]}', '{job.name}'){more}", path=place)
-        if real in inputs:
-            raise Wrong(f"would write over '{job.output}', an input of '{inputs[real]}'", path=place)
+            raise Wrong(f"makes two jobs write '{job.output}' ('{outputs[real]}', '{job.name}'){more}", path=entry)
+        over = inputs.over(revealed(job.output))
+        if over is not None:
+            raise Wrong(f"would write over '{job.output}', {over}: give another output", path=entry)
+        told = refusal(job, places)
+        if told is not None:
+            raise Wrong(f"makes an output that {told}", path=entry, value=job.output[:200])
         names[job.name] = outputs[real] = job.name
 
 

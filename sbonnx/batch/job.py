@@ -74,6 +74,7 @@ class Job:
         overrides: values of the recipe by key, as texts, over that.
         output: path or URL of the file to write.
         accept, limits: see there.
+        outside_output: the output may lie outside the folder of the batch.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Job:
     overrides: tuple[tuple[str, str], ...] = ()
     accept: Acceptance = Acceptance()
     limits: Limits = Limits()
+    outside_output: bool = False
 
 
 def encodable(value: Any) -> Any:
@@ -111,6 +113,8 @@ class Step:
         jobs: those that it is for; one where it quantizes.
         after: keys of the steps that must have ended first.
         limits: the widest of its jobs'.
+        work: key under which its files are kept. Steps that differ in what their jobs accept share them; each has its
+            verdict under its own key. "": the key of the step.
     """
 
     key: str
@@ -119,6 +123,11 @@ class Step:
     jobs: tuple[Job, ...]
     after: tuple[str, ...] = ()
     limits: Limits = Limits()
+    work: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "title", encodable(self.title))
+        object.__setattr__(self, "work", self.work or self.key)
 
 
 @dataclass(frozen=True)
@@ -135,6 +144,8 @@ class Outcome:
         counters: such as {"runs": 512}: samples that went through the float model for statistics.
         finished: UTC, ISO 8601.
         error: name of the exception's type where it was refused or failed, such as "ModelError".
+        files: digests of the files that it made, by name.
+        reads: lists of the files that its job's metric read, see `accept.both`.
     """
 
     key: str
@@ -148,6 +159,8 @@ class Outcome:
     counters: dict[str, int] = field(default_factory=dict)
     finished: str = ""
     error: str = ""
+    files: dict[str, str] = field(default_factory=dict)
+    reads: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("reason", "report", "accepted", "error"):

@@ -196,6 +196,7 @@ class DefaultKeys(ShapeKeys):
     set: Settings = Field((), description="values of the recipe by key")
     accept: AcceptKeys = AcceptKeys()
     limits: LimitKeys = LimitKeys()
+    outside_output: bool | None = Field(None, description="outputs may lie outside the output folder")
 
 
 class ExcludeKeys(Keys):
@@ -256,7 +257,7 @@ def read_jobs(path: str | os.PathLike[str]) -> tuple[str, Path, tuple[Job, ...]]
     origin = Origin(shown, lines)
     try:
         found = JobFile.model_validate(data)
-        output, jobs = expand(found, file.parent)
+        output, jobs = expand(found, file)
     except ValidationError as error:
         items = sorted(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")
         problems = [_problem(item) for item in items]  # a key that is misspelt explains the one that is missing

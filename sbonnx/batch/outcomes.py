@@ -14,7 +14,15 @@ FILE: Final = "outcome.json"
 
 STATUSES: Final = frozenset(get_args(Status))
 
-_EMPTY: Final[dict[str, Any]] = {"reason": "", "error": "", "finished": "", "counters": {}, "accepted": []}
+_EMPTY: Final[dict[str, Any]] = {
+    "reason": "",
+    "error": "",
+    "finished": "",
+    "counters": {},
+    "accepted": [],
+    "files": {},
+    "reads": [],
+}
 """Values of fields whose types are checked."""
 
 _NAMES: Final = frozenset(one.name for one in fields(Outcome))
@@ -38,6 +46,7 @@ def from_json(text: str | bytes) -> Outcome:
         raise ValueError("not an outcome")
     known: dict[str, Any] = {name: value for name, value in values.items() if name in _NAMES}
     known["accepted"] = tuple((row[0], float(row[1]), float(row[2]), bool(row[3])) for row in known.get("accepted", ()))
+    known["reads"] = tuple(str(name) for name in known.get("reads", ()))
     return Outcome(**known)
 
 
@@ -45,9 +54,7 @@ def read_made(places: Places, key: str) -> Outcome | None:
     """The outcome of what a step has made; None where it has made nothing that can be read."""
     try:
         return from_json((places.made(key) / FILE).read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (ValueError, TypeError, KeyError, IndexError):  # cut short by a loss of power: as if it were not there
+    except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError):  # damaged: as if it were not there
         return None
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+from sbonnx.batch.intact import Intact
 from sbonnx.batch.job import Outcome, Places, Step
-from sbonnx.batch.outcomes import from_json, now, read_made, to_json
+from sbonnx.batch.outcomes import from_json, now, to_json
 from sbonnx.batch.sole import sole
 from sbonnx.errors import OutputError
 
@@ -102,7 +103,7 @@ class State:
     def settled(self, steps: Sequence[Step]) -> dict[str, Outcome]:
         """Outcomes of steps that need not run again. What was made and has no row (its batch was killed) gets one."""
         rows = _rows(self._db)
-        found = _settled(self.places, steps, rows)
+        found = _settled(self.places, steps, rows, remember=True)
         with self._writing():
             for step in steps:
                 if step.key in found and rows.get(step.key) != found[step.key]:
@@ -185,7 +186,7 @@ class State:
 def peek(places: Places, steps: Iterable[Step]) -> dict[str, Outcome]:
     """`State.settled`, beside a batch at work, and without writing anything."""
     with _aside(places) as db:
-        return _settled(places, steps, {} if db is None else _rows(db))
+        return _settled(places, steps, {} if db is None else _rows(db), remember=False)
 
 
 def past(places: Places) -> dict[tuple[str, str], float]:
@@ -229,16 +230,25 @@ def _rows(db: sqlite3.Connection) -> dict[str, Outcome]:
     return found
 
 
-def _settled(places: Places, steps: Iterable[Step], rows: Mapping[str, Outcome]) -> dict[str, Outcome]:
-    """Outcomes of steps that need not run again: what they made is there, or they would be refused again."""
+def _settled(
+    places: Places, steps: Iterable[Step], rows: Mapping[str, Outcome], *, remember: bool
+) -> dict[str, Outcome]:
+    """Outcomes of steps that need not run again: what they made is there and intact, or they would be refused again.
+
+    Args:
+        remember: the digests of files.
+    """
     found: dict[str, Outcome] = {}
+    intact = Intact(places)
     for step in steps:
-        row, made = rows.get(step.key), read_made(places, step.key)
+        row, made = rows.get(step.key), intact.outcome(step)
         if made is not None:
             # the row was measured from outside, with the memory of the whole process
             found[step.key] = row if row is not None and row.status == made.status else made
         elif row is not None and row.status == "refused" and row.error not in PASSING:
             found[step.key] = row
+    if remember:
+        intact.save()
     return found
 
 

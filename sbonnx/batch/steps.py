@@ -10,17 +10,19 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from sbonnx.batch.accept import code_digest
 from sbonnx.batch.digests import MISSING, Digests
 from sbonnx.batch.hidden import reveal_job, revealed
-from sbonnx.batch.job import Job, Limits, Step
+from sbonnx.batch.job import Acceptance, Job, Limits, Step
+from sbonnx.batch.outputs import Inputs
 from sbonnx.batch.remote import fetch
-from sbonnx.batch.urls import is_url
-from sbonnx.errors import SbonnxError
+from sbonnx.batch.urls import is_url, local_path
+from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.graph.digests import combined, text
 from sbonnx.recipe import AUTO, Recipe, load
 from sbonnx.version import __version__
 
-FORMAT: Final = "1"
+FORMAT: Final = "2"
 """Of what steps leave behind: another one makes all keys new."""
 
 RUNTIMES: Final = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino")
@@ -58,14 +60,17 @@ def steps_of(jobs: Iterable[Job], state: Path | None = None) -> tuple[Step, ...]
     groups: dict[str, list[tuple[Job, Given]]] = {}
     alone: dict[str, list[Job]] = {}
     order: list[tuple[str, Job, Given]] = []
+    works: dict[str, str] = {}
     for job in jobs:
         given = look_at(job, digests, state)
         key = quantize_key(job, given, digests)
+        works[key] = work_key(job, given)
         alone.setdefault(key, []).append(job)
         order.append((key, job, given))
         shared = sketches_digest(job, given)
         if shared is not None:
             groups.setdefault(shared, []).append((job, given))
+    _spare_external([job for _, job, _ in order], digests)
     digests.save()
     first: dict[str, Step] = {}
     behind: dict[str, str] = {}
@@ -81,8 +86,28 @@ def steps_of(jobs: Iterable[Job], state: Path | None = None) -> tuple[Step, ...]
         if key not in steps:
             group = tuple(alone[key])
             title = f"quantize {job.name}" + (f" and {len(group) - 1} more" if len(group) > 1 else "")
-            steps[key] = Step(key, "quantize", title, group, () if before is None else (before,), _widest(group))
+            after = () if before is None else (before,)
+            steps[key] = Step(key, "quantize", title, group, after, _widest(group), works[key])
     return tuple(steps.values())
+
+
+def _spare_external(jobs: Sequence[Job], digests: Digests) -> None:
+    """No output over the external data of a model.
+
+    Raises:
+        RecipeError: there is one.
+    """
+    inputs = Inputs(())
+    for name in dict.fromkeys(job.model for job in jobs):
+        path = local_path(revealed(name))
+        if path is None:
+            continue
+        for beside in digests.external(path):
+            inputs.add(path.parent / beside, f"external data of '{name}'")
+    for job in jobs:
+        over = inputs.over(revealed(job.output))
+        if over is not None:
+            raise RecipeError(f"'{job.name}' would write over {over}: give it another output than '{job.output}'")
 
 
 def look_at(job: Job, digests: Digests, state: Path | None = None) -> Given:
@@ -151,15 +176,27 @@ def sketches_digest(job: Job, given: Given) -> str | None:
     return _joined("sketches", FORMAT, runtime_version(), *(repr(part) for part in parts))
 
 
-def quantize_key(job: Job, given: Given, digests: Digests) -> str:
-    """Digest of all that a job's file and verdict depend on.
+def work_key(job: Job, given: Given) -> str:
+    """Digest of all that a job's file and the figures of its report depend on: not of what the job accepts.
 
     The name of the file is among it: a model refers to its data file by name.
     """
-    metric = job.accept.metric
-    code = "" if metric is None else digests.of(Path(revealed(metric.rpartition(":")[0])))
-    parts = [given.model, given.data, job.split, job.backend, given.wishes, file_name(job), job.accept, code]
+    timed = job.accept.max_latency_ratio is not None and given.recipe is not None and not given.recipe.verify.latency
+    parts = [given.model, given.data, job.split, job.backend, given.wishes, file_name(job), timed]
     return _joined("quantize", FORMAT, __version__, runtime_version(), *(repr(part) for part in parts))
+
+
+def quantize_key(job: Job, given: Given, digests: Digests) -> str:
+    """Digest of all that a job's file and verdict depend on: `work_key` where nothing is asked of the result.
+
+    Raises:
+        RecipeError: see `steps_of`.
+    """
+    work, accept = work_key(job, given), job.accept
+    if accept == Acceptance():
+        return work
+    code = "" if accept.metric is None else code_digest(revealed(accept.metric), digests)
+    return _joined("accept", work, repr(accept), code)
 
 
 def file_name(job: Job) -> str:
@@ -230,4 +267,14 @@ def _joined(tag: str, *parts: str) -> str:
     return text(combined(tag, *(part.encode("utf-8", "surrogatepass") for part in parts)))
 
 
-__all__ = ["Given", "calibrate_key", "file_name", "look_at", "quantize_key", "recipe_of", "sketches_digest", "steps_of"]
+__all__ = [
+    "Given",
+    "calibrate_key",
+    "file_name",
+    "look_at",
+    "quantize_key",
+    "recipe_of",
+    "sketches_digest",
+    "steps_of",
+    "work_key",
+]

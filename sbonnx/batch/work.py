@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from sbonnx.backends import backend_for
-from sbonnx.batch.accept import Judged, both, judge
+from sbonnx.batch.accept import both, judge
 from sbonnx.batch.digests import Digests
 from sbonnx.batch.hidden import Hider, reveal_job
+from sbonnx.batch.intact import FILES, Intact, made_before
 from sbonnx.batch.job import Job, Outcome, Places, Step, Tell
-from sbonnx.batch.outcomes import FILE, now, read_made, to_json
-from sbonnx.batch.publish import FILES, publish
+from sbonnx.batch.outcomes import FILE, now, to_json
+from sbonnx.batch.publish import publish
 from sbonnx.batch.remote import localized
-from sbonnx.batch.steps import Given, calibrate_key, file_name, look_at, quantize_key, recipe_of, sketches_digest
-from sbonnx.batch.sweep import used
+from sbonnx.batch.sole import lock_path, take
+from sbonnx.batch.steps import (
+    Given,
+    calibrate_key,
+    file_name,
+    look_at,
+    quantize_key,
+    recipe_of,
+    sketches_digest,
+    work_key,
+)
+from sbonnx.batch.sweep import clear, used
+from sbonnx.batch.telling import Told, clean_log, hidden, plain
 from sbonnx.calib.counted import counting
 from sbonnx.calib.data import Dataset
 from sbonnx.calib.union import Course, Courses, observe_courses
 from sbonnx.errors import DataError, SbonnxError
 from sbonnx.graph import Graph
-from sbonnx.graph.digests import combined, text
+from sbonnx.graph.digests import combined, file_digest, text
 from sbonnx.graph.files import write_bytes
 from sbonnx.pipeline import samples_of
 from sbonnx.prepare import Prepared, prepare
@@ -53,7 +65,7 @@ class Wanted:
         job: as it was written.
         real: with local paths, and the values of the environment filled in.
         given: what its files are.
-        key: of its quantize step.
+        key, work: of its quantize step.
         shared: see `sketches_digest`.
     """
 
@@ -61,6 +73,7 @@ class Wanted:
     real: Job
     given: Given
     key: str
+    work: str
     shared: str | None
 
     @property
@@ -85,12 +98,8 @@ def run_step(step: Step, places: Places, tell: Tell, threads: int = 1) -> Outcom
     try:
         outcome = _done_before(step, places)
         if outcome is None:
-            with _workplace(step, places) as folder:
-                work = _calibrate if step.kind == "calibrate" else _quantize
-                made = work(step, places, folder, tell, threads)
-                outcome = _hidden(replace(made, seconds=time.monotonic() - began, finished=now()), hider)
-                (folder / FILE).write_text(to_json(outcome))
-                outcome = _move(folder, step, places) or outcome
+            work = _calibrate if step.kind == "calibrate" else _quantize
+            outcome = work(step, places, tell, threads, partial(_kept, step=step, places=places, hider=hider))
             publish(step, places)
     except SbonnxError as error:
         outcome = Outcome(step.key, "refused", str(error), error=type(error).__name__)
@@ -100,43 +109,45 @@ def run_step(step: Step, places: Places, tell: Tell, threads: int = 1) -> Outcom
         outcome = Outcome(step.key, "failed", reason, error=type(error).__name__)
     if not outcome.finished:
         outcome = replace(outcome, seconds=time.monotonic() - began, finished=now())
-    _clean_log(places.log(step.key), hider)
-    return _hidden(outcome, hider)
+    clean_log(places.log(step.key), hider)
+    return hidden(outcome, hider)
 
 
 def _done_before(step: Step, places: Places) -> Outcome | None:
     """What the step, or another of its key, has made already, put in its place."""
-    found = read_made(places, step.key)
+    found = made_before(step, places)
     if found is not None:
         publish(step, places)
     return found
 
 
-@contextmanager
-def _workplace(step: Step, places: Places) -> Iterator[Path]:
-    """A folder beside that of what the step will have made; nothing of it stays."""
-    made = places.made(step.key)
-    folder = made.with_name(f".{step.key}.{os.getpid()}")
+Keep = Callable[[str, Callable[[Path], Outcome]], Outcome]
+"""Makes something under a key in the state, see `_kept`."""
+
+
+def _kept(key: str, make: Callable[[Path], Outcome], *, step: Step, places: Places, hider: Hider) -> Outcome:
+    """Have something made in a hidden folder, which appears whole with its outcome, by a rename. An exception leaves
+    nothing. Where another process was quicker: what that one made."""
+    began = time.monotonic()
+    made = places.made(key)
+    folder = made.with_name(f".{key}.{os.getpid()}")
     made.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     try:
-        yield folder
+        outcome = make(folder)
+        outcome = hidden(replace(outcome, key=key, seconds=time.monotonic() - began, finished=now()), hider)
+        (folder / FILE).write_text(to_json(outcome))
+        try:
+            os.rename(folder, made)
+        except OSError:
+            found = Intact(places).files(key, step.work)
+            if found is None:
+                raise
+            return found
+        return outcome
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _move(folder: Path, step: Step, places: Places) -> Outcome | None:
-    """Let it appear. Where somebody else was quicker, what that one made."""
-    made = places.made(step.key)
-    try:
-        os.rename(folder, made)
-        return None
-    except OSError:
-        found = read_made(places, step.key)
-        if found is None:
-            raise
-        return found
 
 
 def _wanted(job: Job, places: Places) -> Wanted:
@@ -144,13 +155,14 @@ def _wanted(job: Job, places: Places) -> Wanted:
     digests = Digests(places.state)
     real = localized(reveal_job(job), places.state / "remote")
     given = look_at(job, digests, places.state)
-    return Wanted(job, real, given, quantize_key(job, given, digests), sketches_digest(job, given))
+    key = quantize_key(job, given, digests)
+    return Wanted(job, real, given, key, work_key(job, given), sketches_digest(job, given))
 
 
 # --- calibrate ----------------------------------------------------------------------------------------
 
 
-def _calibrate(step: Step, places: Places, folder: Path, tell: Tell, threads: int) -> Outcome:
+def _calibrate(step: Step, places: Places, tell: Tell, threads: int, keep: Keep) -> Outcome:
     """All statistics that the plans of the step's jobs wish for.
 
     A job that cannot be prepared, or whose statistics cannot be had, is left out: its own step says why.
@@ -166,7 +178,7 @@ def _calibrate(step: Step, places: Places, folder: Path, tell: Tell, threads: in
     by_graph: dict[int, Prepared] = {}
     names: dict[str, str] = {}
     for number, row in enumerate(rows):
-        if row.plan in names or (places.made(row.key).exists() and (root / PLANS / row.plan).exists()):
+        if row.plan in names or (places.made(row.work).exists() and (root / PLANS / row.plan).exists()):
             continue  # nothing is left to be looked up
         tell("prepare", number, len(rows))
         prepared = _prepared(row)
@@ -179,7 +191,8 @@ def _calibrate(step: Step, places: Places, folder: Path, tell: Tell, threads: in
     for plan, name in names.items():
         if name not in lost:
             write_bytes(root / PLANS / plan, name.encode())
-    return Outcome(step.key, "done", counters={"runs": runs.samples, "graphs": len(courses.found) - len(lost)})
+    counters = {"runs": runs.samples, "graphs": len(courses.found) - len(lost)}
+    return keep(step.key, lambda _: Outcome(step.key, "done", counters=counters))
 
 
 def _prepared(row: Wanted) -> Prepared | None:
@@ -240,11 +253,29 @@ def _observed(
 # --- quantize -----------------------------------------------------------------------------------------
 
 
-def _quantize(step: Step, places: Places, folder: Path, tell: Tell, threads: int) -> Outcome:
-    """One quantized file, proved and judged."""
+def _quantize(step: Step, places: Places, tell: Tell, threads: int, keep: Keep) -> Outcome:
+    """One quantized file, proved and judged. Its files and figures are kept apart from the verdict: where only the
+    acceptance has changed they are there already."""
     row = _wanted(step.jobs[0], places)
-    if row.key != step.key:
-        raise DataError(f"the model, the data or the recipe of '{row.job.name}' {SAYS_SO}")
+    if (row.key, row.work) != (step.key, step.work):
+        raise DataError(f"the model, the data, the recipe or the metric of '{row.job.name}' {SAYS_SO}")
+
+    def make(folder: Path) -> Outcome:
+        return _made(row, places, folder, tell, threads)
+
+    if step.work == step.key:
+        return keep(step.key, make)
+    with _alone_at(step.work, places, tell):
+        work = Intact(places).files(step.work, step.work)
+        adopted = work is not None
+        if work is None:
+            clear(places, step.work)
+            work = keep(step.work, make)
+    return keep(step.key, lambda _: _judged(row, work, places, tell, adopted=adopted))
+
+
+def _made(row: Wanted, places: Places, folder: Path, tell: Tell, threads: int) -> Outcome:
+    """The files of a job, in a folder, and their figures."""
     real = row.real
     wishes = recipe_of(real)
     target = folder / FILES / file_name(row.job)
@@ -258,21 +289,53 @@ def _quantize(step: Step, places: Places, folder: Path, tell: Tell, threads: int
             split=real.split,
             progress=Told(tell),
         )
-    judged = Judged()
-    if real.accept != type(real.accept)():
-        tell("judge")
-        with _in_words_of(target, row.job):
-            own = both(real.accept.metric, Path(real.model), target, places) if real.accept.metric else None
-        judged = judge(real.accept, report.to_dict()["metrics"], own)
-    reasons = [*report.problems, *judged.reasons]
     return Outcome(
-        step.key,
-        "unaccepted" if reasons else "done",
-        reason=_renamed("; ".join(reasons), target, row.job),
-        report=_plain_report(report, judged, row.job, wishes, target),
-        accepted=judged.rows,
+        row.work,
+        "unaccepted" if report.problems else "done",
+        reason=_renamed("; ".join(report.problems), target, row.job),
+        report=_plain_report(report, row.job, wishes, target),
         counters={"runs": runs.samples},
+        files={path.name: file_digest(path).hex() for path in sorted(target.parent.iterdir())},
     )
+
+
+def _judged(row: Wanted, work: Outcome, places: Places, tell: Tell, *, adopted: bool) -> Outcome:
+    """The outcome of a job: what was made, and whether that is accepted."""
+    tell("judge")
+    accept, target = row.real.accept, places.made(row.work) / FILES / file_name(row.job)
+    own: dict[str, dict[str, float]] | None = None
+    reads: tuple[str, ...] = ()
+    if accept.metric:
+        with _in_words_of(target, row.job):
+            own, reads = both(accept.metric, Path(row.real.model), target, places)
+    report = dict(work.report or {})
+    judged = judge(accept, report["metrics"], own)
+    metrics = {**report["metrics"], "own": [dict(one) for one in judged.metrics]}
+    reasons = [*([work.reason] if work.reason else []), *judged.reasons]
+    return replace(
+        work,
+        status="unaccepted" if reasons else "done",
+        reason="; ".join(reasons),
+        report=plain({**report, "model": row.job.model, "output": row.job.output, "metrics": metrics}, ("", "")),
+        accepted=judged.rows,
+        counters={"runs": 0} if adopted else work.counters,
+        reads=reads,
+    )
+
+
+@contextmanager
+def _alone_at(key: str, places: Places, tell: Tell) -> Iterator[None]:
+    """Steps that differ in what they accept share their work: one of them at a time."""
+    path = lock_path(places, key)
+    lock = take(path)
+    if lock is None:
+        tell("waiting for another process at the same work")
+        lock = take(path, wait=True)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
 def _sketches(row: Wanted, places: Places) -> Path | None:
@@ -313,75 +376,13 @@ def _renamed(text: str, target: Path, job: Job) -> str:
     return text.replace(str(target), job.output)
 
 
-def _plain_report(report: Report, judged: Judged, job: Job, wishes: Recipe, target: Path) -> dict[str, Any]:
-    """The report as JSON holds it, in words of the job: its output, its own recipe, its metrics."""
+def _plain_report(report: Report, job: Job, wishes: Recipe, target: Path) -> dict[str, Any]:
+    """The report as JSON holds it, in words of the job: its output, its own recipe."""
     told = replace(report, model=job.model, output=job.output, settings=wishes.to_dict())
     values = told.to_dict()
-    values["metrics"] = {**values["metrics"], "own": [dict(one) for one in judged.metrics]}
-    found: dict[str, Any] = _plain(values, (str(target), job.output))
+    values["metrics"] = {**values["metrics"], "own": []}
+    found: dict[str, Any] = plain(values, (str(target), job.output))
     return found
 
 
-def _plain(value: Any, renamed: tuple[str, str]) -> Any:
-    """Values as JSON holds them; numbers that are not finite become the text "inf", "-inf" or "nan"."""
-    if isinstance(value, str):
-        return value.replace(*renamed)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner, renamed) for key, inner in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(inner, renamed) for inner in value]
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist(), renamed)
-    return value if value is None or isinstance(value, (bool, int)) else str(value)
-
-
-# --- what is said -------------------------------------------------------------------------------------
-
-
-class Told:
-    """A `Progress` that tells."""
-
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
-        self._what = "quantize"
-        self._done = 0
-        self._total: int | None = None
-
-    def start(self, what: str, total: int | None) -> None:
-        """See `Progress`."""
-        self._what, self._done, self._total = what, 0, total
-        self._tell(what, 0, total)
-
-    def state(self, *, segment: tuple[int, int] | None = None, spilled: int = 0) -> None:
-        """See `Progress`."""
-        if segment is not None:
-            self._done = 0
-
-    def advance(self, pieces: int = 1) -> None:
-        """See `Progress`."""
-        self._done += pieces
-        self._tell(self._what, self._done, self._total)
-
-    def close(self) -> None:
-        """See `Progress`."""
-
-
-def _hidden(outcome: Outcome, hider: Hider) -> Outcome:
-    """The outcome without what ${NAME} stands for."""
-    return replace(outcome, reason=hider.text(outcome.reason), report=hider.plain(outcome.report))
-
-
-def _clean_log(log: Path, hider: Hider) -> None:
-    """The same of what libraries have printed."""
-    sys.stderr.flush()
-    if not hider or not log.is_file():
-        return
-    found = log.read_bytes()
-    clean = hider.text(found.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-    if clean != found:
-        log.write_bytes(clean)
-
-
-__all__ = ["Told", "run_step"]
+__all__ = ["run_step"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from sbonnx.batch.expand import selected
+from sbonnx.batch.globs import matches
 from sbonnx.batch.hidden import Hider, names_in, reveal_job
 from sbonnx.batch.job import Job
 from sbonnx.batch.jobfile import read_jobs
@@ -94,6 +97,8 @@ def test_a_model_that_is_not_there_costs_its_own_job(models: Path) -> None:
     assert [Path(job.model).name for job in jobs] == ["late.onnx", "a.onnx"]
 
 
+GLOBS = ("models/**/*.onnx", "**/*.onnx", "models/**", "**", "*/*", "m*/../models/?.onnx", "models/[a-z].onnx", "no*/x")
+
 REFUSED = {
     "two of a name": ("jobs: [{model: models/a.onnx}, {model: models/a.onnx}]", "second job of the name"),
     "two outputs": (
@@ -106,10 +111,38 @@ REFUSED = {
     ),
     "over an input": (
         "jobs: [{model: models/a.onnx, output: ../models/b.onnx}, {model: models/b.onnx}]",
-        "an input of",
+        "the model of 'b-onnxruntime'",
     ),
+    "its data file over an input": (
+        "jobs: [{model: models/a.onnx, output: x.onnx, data: o/x.onnx.data}]",
+        "the data of 'a-onnxruntime'",
+    ),
+    "into the data": ("jobs: [{model: models/a.onnx, data: o}]", "part of the data of"),
+    "over the job file": ("jobs: [{model: models/a.onnx, output: ../jobs.yaml}]", "the job file"),
+    "over the recipe of another job": (
+        "jobs: [{model: models/a.onnx, output: ../r.yaml}, {model: models/b.onnx, recipe: r.yaml}]",
+        "the recipe of 'b-",
+    ),
+    "over a metric": (
+        "jobs: [{model: models/a.onnx, output: ../metric.py, accept: {metric: 'metric.py:score'}}]",
+        "the metric of",
+    ),
+    "over a module of a metric": (
+        "jobs: [{model: models/a.onnx, output: ../inner/deep.py, accept: {metric: 'metric.py:score'}}]",
+        "the metric of",
+    ),
+    "outside the output folder": ("jobs: [{model: models/a.onnx, output: ../x.onnx}]", "outside the output folder"),
+    "an absolute path": ("jobs: [{model: models/a.onnx, output: /x.onnx}]", "outside the output folder"),
+    "a URL of a path": ("jobs: [{model: models/a.onnx, output: 'file:///x.onnx'}]", "outside the output folder"),
+    "through a link": ("jobs: [{model: models/a.onnx, output: link/x.onnx}]", "outside the output folder"),
+    "a long name": (f"jobs: [{{model: models/a.onnx, name: {'n' * 300}}}]", "a name of 305 bytes, more than 230"),
+    "a long path": (f"jobs: [{{model: models/a.onnx, name: {'n/' * 3000}n}}]", "a path of .* bytes, more than 4000"),
     "a name that leads out": ("naming: ../{model}\njobs: [{model: models/a.onnx}]", "a file in the output folder"),
     "over a report": ("jobs: [{model: models/a.onnx, output: report.json}]", "the batch itself writes"),
+    "into the state through a link": (
+        "jobs: [{model: models/a.onnx, output: back/.sbonnx/x.onnx}]",
+        "the batch itself writes",
+    ),
     "into the state": ("jobs: [{model: models/a.onnx, output: .sbonnx/x.onnx}]", "the batch itself writes"),
     "an unknown field": ("naming: '{modle}'\njobs: [{model: models/a.onnx}]", "Did you mean {model}"),
     "a field without a value": ("naming: '{model}{bits}'\njobs: [{model: models/a.onnx}]", "the job has no bits"),
@@ -120,8 +153,49 @@ REFUSED = {
 @pytest.mark.parametrize("text, said", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be(models: Path, text: str, said: str) -> None:
     """Before anything runs."""
+    (models / "r.yaml").write_text("SAMPLES: 3\n")
+    (models / "metric.py").write_text("def score(path):\n    from inner import deep\n    return deep.score(path)\n")
+    (models / "inner").mkdir()
+    (models / "inner" / "deep.py").write_text("score = len\n")
+    (models / "o").mkdir()
+    (models / "o" / "link").symlink_to(models)
+    (models / "o" / "back").symlink_to(models / "o")
     with pytest.raises(RecipeError, match=said):
         jobs_of(models, f"output: o\n{text}")
+
+
+def test_outputs_elsewhere_where_the_file_says_so(models: Path) -> None:
+    """An entry's word goes before that of the defaults. Inputs stay out of reach."""
+    text = "output: o\ndefaults: {outside_output: true}\njobs: [{model: models/a.onnx, output: %s}]"
+    assert jobs_of(models, text % "../x.onnx")[0].output == str(models / "x.onnx")
+    with pytest.raises(RecipeError, match="the job file"):
+        jobs_of(models, text % "../jobs.yaml")
+    with pytest.raises(RecipeError, match="outside the output folder"):
+        jobs_of(models, text % "../x.onnx, outside_output: false")
+
+
+def test_globs_do_not_follow_links_to_themselves(models: Path) -> None:
+    """The same files as in the standard library where there are no such links."""
+    wanted = {pattern: set(glob.glob(str(models / pattern), recursive=True)) for pattern in GLOBS}
+    for name in ("x", "y", "z"):
+        (models / "models" / "deep" / name).symlink_to(models / "models")
+    os.mkfifo(models / "models" / "pipe.onnx")
+    for pattern, paths in wanted.items():
+        files = [os.path.abspath(path) for path in paths if Path(path).is_file()]
+        found = list(matches(pattern, models))
+        assert len(found) == len(set(found)) and set(found) == set(files), pattern
+    assert set(matches("models/deep/[xy]/*.onnx", models)) == {
+        str(models / "models" / "deep" / name / f"{model}.onnx") for name in "xy" for model in "ab"
+    }
+
+
+def test_globs_have_an_end(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sbonnx.batch.expand.MOST_MODELS", 1)
+    with pytest.raises(RecipeError, match="matches more than 1 files"):
+        jobs_of(models, "output: o\njobs: [{model: 'models/*.onnx'}]")
+    monkeypatch.setattr("sbonnx.batch.expand.MOST_JOBS", 3)
+    with pytest.raises(RecipeError, match="makes more than 3 jobs"):
+        jobs_of(models, "output: o\njobs: [{model: models/a.onnx, bits: [w8a8, w4a8, w8a16, w4a4]}]")
 
 
 def test_only(models: Path) -> None:

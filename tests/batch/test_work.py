@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +22,7 @@ from sbonnx.batch.outcomes import from_json, read_made
 from sbonnx.batch.publish import publish
 from sbonnx.batch.steps import steps_of
 from sbonnx.batch.work import run_step
+from sbonnx.errors import OutputError
 
 pytestmark = pytest.mark.skipif(not digits().model.is_file(), reason="the bundled model is not there")
 
@@ -163,22 +165,36 @@ def _keys(night: Night) -> set[str]:
     return {one.key for one in night[2].values()}
 
 
-def test_without_links_files_are_copied(night: Night, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Publishing twice is once; no temporary name stays."""
+def test_outputs_are_copies(night: Night, tmp_path: Path) -> None:
+    """Publishing twice is once; no temporary name stays; what is kept is out of reach of those who open an output."""
     places, jobs, _ = night
     (step,) = [one for one in steps_of(jobs[:1], places.state) if one.kind == "quantize"]
-
-    def no_links(*_: object) -> None:
-        raise OSError("no links here")
-
-    monkeypatch.setattr("os.link", no_links)
-    elsewhere = replace(step, jobs=(replace(jobs[0], output=str(tmp_path / "new" / "ort-w8a8.onnx")),))
+    output = tmp_path / "new" / "ort-w8a8.onnx"
+    elsewhere = replace(step, jobs=(replace(jobs[0], output=str(output), outside_output=True),))
     assert publish(elsewhere, places) is True
     assert publish(elsewhere, places) is False
-    made = list((tmp_path / "new").iterdir())
-    assert [path.name for path in made] == ["ort-w8a8.onnx"]
-    assert made[0].read_bytes() == Path(jobs[0].output).read_bytes()
-    assert made[0].stat().st_nlink == 1
+    assert [path.name for path in output.parent.iterdir()] == ["ort-w8a8.onnx"]
+    assert output.read_bytes() == Path(jobs[0].output).read_bytes()
+    assert not output.samefile(places.made(step.work) / "files" / output.name)
+    output.unlink()
+    os.link(places.made(step.work) / "files" / output.name, output)
+    assert publish(elsewhere, places) is True
+    assert output.stat().st_nlink == 1
+
+
+def test_no_output_through_a_link(night: Night, tmp_path: Path) -> None:
+    """Also where the link appears after the job file was read."""
+    places, jobs, _ = night
+    (step,) = [one for one in steps_of(jobs[:1], places.state) if one.kind == "quantize"]
+    (tmp_path / "elsewhere").mkdir()
+    link = places.output / "link"
+    link.symlink_to(tmp_path / "elsewhere")
+    try:
+        with pytest.raises(OutputError, match="outside the output folder"):
+            publish(replace(step, jobs=(replace(jobs[0], output=str(link / "ort-w8a8.onnx")),)), places)
+    finally:
+        link.unlink()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_it_tells_where_it_is(tmp_path: Path) -> None:
@@ -369,4 +385,4 @@ def test_a_file_that_changes_meanwhile(place: Path) -> None:
     found = [run_step(step, places, quiet) for step in steps]
     assert [one.status for one in found] == ["refused", "refused"]
     assert all("was changed while the batch ran" in one.reason for one in found)
-    assert list(places.made("x").parent.iterdir()) == []
+    assert list(places.state.rglob("steps/*")) == []
