@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -310,10 +310,14 @@ class _Run:
             parcel: Parcel = task.future.result()
             if parcel.outcome.status == "skipped":
                 return parcel.outcome
-            unpack(parcel.files, self._places)
+            try:
+                unpack(parcel.files, self._places)
+            except DeviceError as wrong:
+                return _refused(task.step.key, wrong)
             return replace(self._published(task.step, parcel.outcome), attempts=attempts)
         if isinstance(error, StepDied):
-            unpack(error.parcel.files, self._places)
+            with suppress(DeviceError):  # it has died: its files would only help the next attempt
+                unpack(error.parcel.files, self._places)
             if error.parcel.outcome.key == task.step.key:
                 return replace(error.parcel.outcome, attempts=attempts)
         if any(key in self._tasks and self._tasks[key].future.status == "error" for key in task.step.after):

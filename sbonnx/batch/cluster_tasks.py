@@ -26,7 +26,7 @@ from sbonnx.batch.remote import FOLDER
 from sbonnx.batch.sharding import run_merged
 from sbonnx.batch.steps import file_name
 from sbonnx.cpu import cores
-from sbonnx.errors import OutputError
+from sbonnx.errors import DeviceError, OutputError
 
 TELL_EVERY: Final = 0.5
 """Seconds between two words of a step on its way to the scheduler."""
@@ -34,7 +34,7 @@ TELL_EVERY: Final = 0.5
 LOOK_EVERY: Final = 0.5
 """Seconds between two looks whether the step is still wanted."""
 
-COME_BACK: Final = ("steps", "sketches", "logs")
+COME_BACK: Final = ("steps", "sketches", "logs", "metrics")
 """Folders of the state whose files travel."""
 
 
@@ -130,8 +130,11 @@ def unpack(files: Sequence[tuple[str, bytes]], places: Places) -> None:
     """Lay what came back in the state folder. What a step made appears whole: its folder by a rename.
 
     Raises:
+        DeviceError: a file has a name that a worker does not give; nothing is written then.
         OutputError: it cannot be written there.
     """
+    for name, _ in files:
+        _check_name(name, places)
     made: dict[str, list[tuple[str, bytes]]] = {}
     try:
         for name, content in files:
@@ -145,6 +148,22 @@ def unpack(files: Sequence[tuple[str, bytes]], places: Places) -> None:
             _appear(places.made(key), rows)
     except OSError as error:
         raise OutputError(f"'{places.state}' cannot be written to: {error.strerror or error}") from error
+
+
+def _check_name(name: str, places: Places) -> None:
+    """That a file belongs into one of the folders of the state, links followed."""
+    kind, *rest = name.split("/")
+    depth = 2 if kind == "steps" else 1
+    root = os.path.realpath(places.state)
+    plain = len(rest) >= depth and not any(piece.startswith(".") or piece in ("", "..") for piece in rest)
+    if kind in COME_BACK and plain and "\0" not in name and "\\" not in name:
+        real = os.path.realpath(places.state / name)
+        if real == os.path.join(root, *name.split("/")):
+            return
+    raise DeviceError(
+        f"a worker sent a file named {name[:200]!r}, which has no place in the state of the batch: "
+        "look who can reach the cluster"
+    )
 
 
 def installed() -> dict[str, str]:
@@ -265,9 +284,10 @@ def _in_words_of(step: Step, near: Step, places: Places, outcome: Outcome) -> Ou
             line = line.replace(json.dumps(theirs.output)[1:-1], json.dumps(ours.output)[1:-1])
         return from_json(line)
 
-    made = read_made(places, step.key)
-    if made is not None:
-        _write(places.made(step.key) / FILE, to_json(renamed(made)).encode())
+    for key in {step.key, step.work}:
+        made = read_made(places, key)
+        if made is not None:
+            _write(places.made(key) / FILE, to_json(renamed(made)).encode())
     return renamed(outcome)
 
 

@@ -36,13 +36,14 @@ QUICK = (
 class Cluster:
     """A scheduler and its workers, each an interpreter of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str, environment: Mapping[str, str] | None = None) -> None:
         self.folder = folder
+        self._environment = environment or {}
         self._started: list[subprocess.Popen[bytes]] = []
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         file = folder / "scheduler.json"
         here = ["--scheduler-file", str(file), "--host", "127.0.0.1"]
-        self.scheduler = self._start("scheduler", *here, "--port", "0", "--no-dashboard")
+        self.scheduler = self._start("scheduler", *here, "--port", "0", "--no-dashboard", *options)
         self._file = file
         self.client = self._connected()
         self.address: str = self.client.scheduler.address
@@ -87,7 +88,7 @@ class Cluster:
             process.wait()
 
     def _start(self, what: str, *arguments: str) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **self._environment}
         with open(self.folder / f"{what}-{len(self._started)}.log", "wb") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", f"distributed.cli.dask_{what}", *arguments],

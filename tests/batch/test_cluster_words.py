@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -160,3 +162,89 @@ def test_what_only_one_part_has_is_left_out(alone: Path, tmp_path: Path) -> None
     before = bytes_in(tmp_path / "whole")
     sharding.merge_caches(parts, tmp_path / "whole")
     assert bytes_in(tmp_path / "whole") == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "steps/../../../escaped",
+        "steps/k/../../../escaped",
+        "logs/../escaped",
+        "/escaped",
+        "escaped",
+        "remote/x/fetched.json",
+        "state.sqlite",
+        "steps/k.lock",
+        "steps/.k.12/outcome.json",
+        "logs\\..\\..\\escaped",
+        "logs/link/escaped",
+        "logs/nul\0",
+        "steps/k//x",
+    ],
+)
+def test_files_of_a_worker_stay_in_the_state(name: str, tmp_path: Path) -> None:
+    """Whatever a worker calls them; nothing of such a parcel is written."""
+    places = Places(tmp_path / "out")
+    (places.state / "logs").mkdir(parents=True)
+    (places.state / "logs" / "link").symlink_to(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(DeviceError, match="has no place in the state of the batch"):
+        cluster_tasks.unpack([("logs/good.log", b"x"), (name, b"x")], places)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_worker_that_sends_such_files_costs_its_step(
+    both: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unpack(files: Any, places: Places) -> None:
+        cluster_tasks.unpack([("../escaped", b"x")] if files and "bad" in str(files) else files, places)
+
+    monkeypatch.setattr(cluster, "is_shared", lambda client, places: False)
+    monkeypatch.setattr(cluster, "unpack", unpack)
+    steps = [works.step_of("bad", tmp_path), works.step_of("good", tmp_path)]
+    found = engine(both.client).run(steps, Places(tmp_path), Seen())
+    assert {key: one.status for key, one in found.items()} == {"k-bad": "refused", "k-good": "done"}
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority and a certificate that it has signed."""
+    if shutil.which("openssl") is None:
+        pytest.skip("certificates are made with openssl")
+    folder = tmp_path_factory.mktemp("tls")
+    names = (
+        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority -keyout ca.key -out ca.pem",
+        "req -newkey rsa:2048 -nodes -subj /CN=node -keyout node.key -out node.csr",
+        "x509 -req -in node.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -out node.pem",
+    )
+    for line in names:
+        subprocess.run(["openssl", *line.split()], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.slow
+def test_tls(certificates: Path, tmp_path: Path) -> None:
+    """As docs/batch.md says: the settings of Dask are enough, and who has no certificate is not let in."""
+    import dask
+
+    settings = {
+        "distributed.comm.require-encryption": "true",
+        "distributed.comm.tls.ca-file": str(certificates / "ca.pem"),
+    }
+    for who in ("scheduler", "worker", "client"):
+        settings[f"distributed.comm.tls.{who}.cert"] = str(certificates / "node.pem")
+        settings[f"distributed.comm.tls.{who}.key"] = str(certificates / "node.key")
+    environment = {"DASK_" + key.replace(".", "__").replace("-", "_").upper(): value for key, value in settings.items()}
+    with dask.config.set({**settings, "distributed.comm.require-encryption": True}):
+        (tmp_path / "cluster").mkdir()
+        made = Cluster(tmp_path / "cluster", "--protocol", "tls", environment=environment)
+        try:
+            made.add("worker")
+            assert made.address.startswith("tls://")
+            step = works.step_of("good", tmp_path)
+            assert engine(made.address).run([step], Places(tmp_path), Seen())[step.key].status == "done"
+            nothing = {f"distributed.comm.tls.client.{part}": None for part in ("cert", "key")}
+            with dask.config.set(nothing), pytest.raises(DeviceError, match="there is no scheduler at"):
+                engine(made.address, patience=5).run([step], Places(tmp_path / "other"), Seen())
+        finally:
+            made.close()
