@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -85,7 +86,8 @@ class Digests:
             temporary.write_text(json.dumps(kept))
             os.replace(temporary, self._file)
         except OSError:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
         self._fresh = False
 
     def _read(self) -> dict[str, list[Any]]:

@@ -31,6 +31,8 @@ def _texts(value: object) -> tuple[str, ...]:
     found = value if isinstance(value, list | tuple) else [value]
     if not found or not all(isinstance(one, str) and one for one in found):
         raise Wrong("must be a text, or a list of texts", value=value)
+    for one in found:
+        _as_name(one)
     twice = next((one for one in found if found.count(one) > 1), None)
     if twice is not None:
         raise Wrong(f"has {short(twice)} twice")
@@ -58,7 +60,17 @@ def _bits(value: object) -> tuple[str, ...]:
 def _path(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise Wrong("must be a path or a URL", value=value)
-    return value
+    return _as_name(value)
+
+
+def _as_name(value: str) -> str:
+    """A text that files can be named by."""
+    try:
+        if "\0" not in value and os.fsencode(value):
+            return value
+    except UnicodeEncodeError:
+        pass
+    raise Wrong("holds a character that no name can hold", value=encodable(value))
 
 
 def _bytes(value: object) -> int:

@@ -99,7 +99,7 @@ class Inputs:
             return
         called = f"{what} of '{job}'"
         real = os.path.realpath(path)
-        if path.is_dir():
+        if os.path.isdir(path):
             self._folders[real.rstrip(os.sep)] = called
             return
         self._files[real] = called

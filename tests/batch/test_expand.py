@@ -95,6 +95,7 @@ def test_a_model_that_is_not_there_costs_its_own_job(models: Path) -> None:
     """Where it is named and no glob, its job is made: the others run."""
     jobs = jobs_of(models, "output: o\njobs: [{model: models/late.onnx}, {model: models/a.onnx}]")
     assert [Path(job.model).name for job in jobs] == ["late.onnx", "a.onnx"]
+    assert jobs_of(models, f"output: o\njobs: [{{model: {'x' * 5000}, name: x}}]")[0].name == "x"
 
 
 GLOBS = ("models/**/*.onnx", "**/*.onnx", "models/**", "**", "*/*", "m*/../models/?.onnx", "models/[a-z].onnx", "no*/x")
@@ -146,6 +147,8 @@ REFUSED = {
     "into the state": ("jobs: [{model: models/a.onnx, output: .sbonnx/x.onnx}]", "the batch itself writes"),
     "an unknown field": ("naming: '{modle}'\njobs: [{model: models/a.onnx}]", "Did you mean {model}"),
     "a field without a value": ("naming: '{model}{bits}'\njobs: [{model: models/a.onnx}]", "the job has no bits"),
+    "a name with a NUL": ('jobs: [{model: models/a.onnx, output: "a\\0b"}]', "holds a character that no name can hold"),
+    "half a surrogate pair": ('jobs: [{model: "\\ud800.onnx"}]', "holds a character that no name can hold"),
     "a folder as output": ("jobs: [{model: models/a.onnx, output: x/}]", "must name a file"),
 }
 

@@ -199,6 +199,10 @@ def test_files_are_read_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> No
     (place / "d.npz").write_bytes(data)
     assert again.of(place / "d.npz") != found[1]
     assert again.read == 1
+    (place / "loop").symlink_to(place / "loop")
+    nowhere = Digests(place / "loop")
+    assert nowhere.of_model(place / "m.onnx") == found[0]
+    nowhere.save()
 
 
 def test_a_file_rewritten_in_place_is_digested_again(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
