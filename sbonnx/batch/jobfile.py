@@ -32,7 +32,7 @@ def _texts(value: object) -> tuple[str, ...]:
     if not found or not all(isinstance(one, str) and one for one in found):
         raise Wrong("must be a text, or a list of texts", value=value)
     for one in found:
-        _as_name(one)
+        _as_name(str(one))
     twice = next((one for one in found if found.count(one) > 1), None)
     if twice is not None:
         raise Wrong(f"has {short(twice)} twice")

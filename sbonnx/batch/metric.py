@@ -220,7 +220,11 @@ class _Heard:
         self._outside = outside
 
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
-        """An audit event."""
+        """An audit event. An exception would be one of the user's code."""
+        with contextlib.suppress(OSError, ValueError):  # no working folder, a NUL in a name
+            self._hear(event, args)
+
+    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "open" and len(args) == 3 and isinstance(args[0], (str, bytes)):
             writes = isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
             self._note(os.fsdecode(args[0]), self.written if writes else self.read)

@@ -23,8 +23,6 @@ LONGEST_NAME: Final = 230
 LONGEST_PATH: Final = 4000
 """Bytes of a path: Linux takes 4095."""
 
-ALLOW: Final = "outside_output: true"
-
 
 def escape_of(place: Path, places: Places, *, outside: bool) -> str | None:
     """Why a path is no place for an output, links followed; None: it is.
@@ -35,7 +33,8 @@ def escape_of(place: Path, places: Places, *, outside: bool) -> str | None:
     root = os.path.realpath(places.output)
     parent = os.path.realpath(place.parent)
     if parent != root and not parent.startswith(root.rstrip(os.sep) + os.sep):
-        return None if outside else f"is outside the output folder '{places.output}': move it there, or set {ALLOW}"
+        how = "move it there, or allow it with outside_output: true"
+        return None if outside else f"is outside the output folder '{places.output}': {how}"
     if os.path.relpath(os.path.join(parent, place.name), root).split(os.sep)[0] in RESERVED:
         return "is what the batch itself writes: give another name"
     return None

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from sbonnx.batch.hidden import revealed
 from sbonnx.batch.job import Job, Outcome, Places, Step
+from sbonnx.batch.outputs import Inputs, refusal
 from sbonnx.errors import RecipeError
 
 
@@ -92,7 +94,7 @@ def wish(
         if output is None:
             raise RecipeError("a batch of jobs without a job file has no folder: give output=")
         title, folder, found = "batch", Path(output).absolute(), tuple(jobs)
-    _distinct(found)
+        _check(found, Places(folder))
     chosen = selected(found, only)
     places = Places(folder)
     return Wish(title, places, found, chosen, _needed(steps_of(found, places.state), chosen))
@@ -127,8 +129,12 @@ def _needed(steps: Sequence[Step], chosen: Sequence[Job]) -> tuple[Step, ...]:
     return tuple(own.get(step.key, step) for step in steps if step.key in own or step.key in needed)
 
 
-def _distinct(jobs: Sequence[Job]) -> None:
-    """Jobs that were made by hand are as distinct as those of a file."""
+def _check(jobs: Sequence[Job], places: Places) -> None:
+    """Jobs that were made by hand are as distinct as those of a file, and write no other places.
+
+    Raises:
+        RecipeError: they are not, or do.
+    """
     if not jobs:
         raise RecipeError("the batch has no jobs: give at least one")
     for what in ("name", "output"):
@@ -138,6 +144,13 @@ def _distinct(jobs: Sequence[Job]) -> None:
             if value in seen:
                 raise RecipeError(f"two jobs have the {what} '{value}': give each its own")
             seen.add(value)
+    inputs = Inputs(jobs)
+    for job in jobs:
+        over, told = inputs.over(revealed(job.output)), refusal(job, places)
+        if over is not None:
+            raise RecipeError(f"'{job.name}' would write over '{job.output}', {over}: give it another output")
+        if told is not None:
+            raise RecipeError(f"'{job.name}' has an output, '{job.output[:200]}', that {told}")
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -20,7 +20,7 @@ import psutil
 from sbonnx.batch.child import Errand, Publish, Work, own_publish
 from sbonnx.batch.job import Outcome, Places, Status, Step, Tell, encodable
 from sbonnx.batch.outcomes import from_json, now
-from sbonnx.batch.starting import started
+from sbonnx.batch.starting import environment, started
 from sbonnx.batch.sweep import remove, remove_empty, scratch_root
 from sbonnx.calib.progress import size_text
 
@@ -104,7 +104,7 @@ class Isolated:
             work=work,
             publish=publish,
             scratch=None if root is None else str(root),
-            environment=dict(os.environ),
+            environment=environment(),
             again=attempt > 1,
         )
         try:

@@ -38,6 +38,12 @@ HOME: Final = str(Path(__file__).resolve().parents[2])
 _starting = threading.Lock()
 
 
+def environment() -> dict[str, str]:
+    """The environment of this process, without what `started` sets in another thread for a moment."""
+    with _starting:
+        return dict(os.environ)
+
+
 def started(errand: Errand, sink: Connection, alive: Connection, method: str | None) -> Any:
     """The process, begun. Where the server of forks was killed, another is started."""
     usual = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
@@ -91,4 +97,4 @@ def _nothing_of_the_caller() -> Iterator[None]:
                 os.environ[name] = value
 
 
-__all__ = ["started"]
+__all__ = ["environment", "started"]

@@ -237,3 +237,21 @@ def test_large_models_begin_first(place: Path) -> None:
     assert (api.guess(step) or 0) > 3.9 > (api.guess(near) or 9)
     assert api.guess(dataclasses.replace(small, jobs=(job(place, "x", model="s3://bucket/m.onnx"),))) is None
     assert api.guess(dataclasses.replace(small, jobs=(job(place, "x", model="nowhere.onnx"),))) is None
+
+
+@pytest.mark.parametrize(
+    "output, said",
+    [
+        ("../x.onnx", "is outside the output folder"),
+        (".sbonnx/x.onnx", "is what the batch itself writes"),
+        ("../m.onnx", "would write over .* the model of 'one'"),
+        (f"{'n' * 300}.onnx", "has a name of 305 bytes"),
+    ],
+)
+def test_jobs_made_by_hand_write_no_other_places(output: str, said: str, tmp_path: Path) -> None:
+    """As those of a job file; before anything runs."""
+    (tmp_path / "m.onnx").touch()
+    job = Job("one", str(tmp_path / "m.onnx"), None, "onnxruntime", str(tmp_path / "out" / output))
+    with pytest.raises(RecipeError, match=said):
+        batch([job], output=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
