@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +33,7 @@ from sbonnx.graph import Constant, Graph, edit, query
 from sbonnx.ops import EMBEDDING
 from sbonnx.plan import Plan, Site, Solution, make
 from sbonnx.recipe import Recipe
-from sbonnx.recipe.modules import NodeInfo
+from sbonnx.recipe.modules import Modules, NodeInfo
 from sbonnx.recipe.schemes import is_per_channel
 from sbonnx.report import Fired, Refusal
 from sbonnx.rounding import make_rounder
@@ -66,6 +66,7 @@ class Prepared:
         nodes_before: number of nodes in the file, branches included.
         applied: patterns that fired.
         refusals: what patterns and planning declined.
+        layers: torch modules and functions that the nodes of the file belong to.
         corrects: biases take up mean errors that are measured.
         measured: whether the graph went through `equalized` already.
     """
@@ -77,6 +78,7 @@ class Prepared:
     nodes_before: int
     applied: tuple[Fired, ...]
     refusals: tuple[Refusal, ...]
+    layers: Modules = field(default_factory=lambda: Modules(()))
     corrects: bool = False
     measured: bool = False
 
@@ -235,33 +237,37 @@ def read_recipe(
     return wishes, backend_for(wishes.backend, wishes.version)
 
 
-def prepare(model: Source, recipe: Recipe, backend: Backend) -> Prepared:
+def prepare(model: Source, recipe: Recipe, backend: Backend, *, fusions: Sequence[str] | None = None) -> Prepared:
     """Load `model`, simplify and fuse it, and plan. The file is not touched.
 
     A plan that needs a newer opset than the file has (4-bit and 16-bit codes: 21; float16 scales: 19) is made
     again on the graph lifted to it.
 
+    Args:
+        fusions: names of the patterns of `sbonnx.patterns.FUSE` to apply, or what they begin with; None: all.
+
     Raises:
         ModelError: the file cannot be used, is quantized already, or is newer than the runtime reads.
         RecipeError: a pattern of the recipe matches nothing, or asks for what is not there.
     """
-    prepared = _prepare(model, recipe, backend, BASE_OPSET)
+    prepared = _prepare(model, recipe, backend, BASE_OPSET, fusions)
     needed = _opset_needed(prepared)
     _check_readable(prepared.graph, needed, backend)
     if prepared.graph.opset < needed:
-        prepared = _prepare(model, recipe, backend, needed)
+        prepared = _prepare(model, recipe, backend, needed, fusions)
     return prepared
 
 
-def _prepare(model: Source, recipe: Recipe, backend: Backend, opset: int) -> Prepared:
+def _prepare(model: Source, recipe: Recipe, backend: Backend, opset: int, chosen: Sequence[str] | None) -> Prepared:
     graph = graphs.load(model, opset=opset)
     nodes_before = sum(len(body.nodes) for _, body in query.scopes(graph))
     refusals: list[Refusal] = list(qdq.make_float(graph, requantize=recipe.requantize))
-    recipe, skipped = recipe.for_model(_infos(graph), list(query.tensors_by_name(graph)))
+    infos = _infos(graph)
+    recipe, skipped = recipe.for_model(infos, list(query.tensors_by_name(graph)))
     why = "no node in the file belongs to it, so that nothing needs to be skipped. "
     refusals += [Refusal("skip", f"SKIP_TRACE_MODULES '{name}'", why + hint) for name, hint in skipped.items()]
     applied: list[Fired] = []
-    fusions = _fusions(recipe)
+    fusions = _fusions(recipe, chosen)
     for step in (patterns.SIMPLIFY if recipe.simplify else (), fusions):
         if step is fusions:
             record_normals(graph)
@@ -291,6 +297,7 @@ def _prepare(model: Source, recipe: Recipe, backend: Backend, opset: int) -> Pre
         nodes_before=nodes_before,
         applied=tuple(applied),
         refusals=(*refusals, *plan.refusals),
+        layers=Modules(infos),
         corrects=corrects,
     )
 
@@ -327,10 +334,10 @@ def _infos(graph: Graph) -> list[NodeInfo]:
     return found
 
 
-def _fusions(recipe: Recipe) -> tuple[Any, ...]:
-    if recipe.schedule.fuse_bn or recipe.schedule.bn_tuning:
-        return tuple(patterns.FUSE)
-    return tuple(pattern for pattern in patterns.FUSE if not pattern.name.startswith(BATCH_NORM))
+def _fusions(recipe: Recipe, chosen: Sequence[str] | None) -> tuple[Any, ...]:
+    folds = recipe.schedule.fuse_bn or recipe.schedule.bn_tuning
+    found = [pattern for pattern in patterns.FUSE if folds or not pattern.name.startswith(BATCH_NORM)]
+    return tuple(pattern for pattern in found if chosen is None or pattern.name.startswith(tuple(chosen)))
 
 
 def _note_half_precision(graph: Graph, plan: Plan) -> None:

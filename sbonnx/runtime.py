@@ -61,6 +61,11 @@ def onnxruntime() -> ModuleType:
     return module
 
 
+def best_device() -> str:
+    """The device that "auto" means: "cuda" where onnxruntime has it, else "cpu"."""
+    return "cuda" if "CUDAExecutionProvider" in onnxruntime().get_available_providers() else "cpu"
+
+
 def version() -> tuple[int, int]:
     """Major and minor version of onnxruntime.
 

@@ -54,6 +54,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
             "patterns.simplify.fold",
             "lint.ort_kernels",
             "batch.cluster_tasks",
+            "recipe.keys",  # which device "auto" is
         }
     ),
     "torch": frozenset({"qat", "torchnet", "rounding.adaround", "calib.device", "moments.products"}),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
 
 from sbonnx.recipe.problem import Wrong, short
+from sbonnx.runtime import best_device
 
 Maker = Literal["ancestor", "new"]
 
@@ -84,6 +85,15 @@ class Section(BaseModel):
         if not isinstance(data, Mapping):
             raise Wrong("must be a mapping of keys to values", value=data)
         return nested(data)
+
+    if not TYPE_CHECKING:  # else any name would be right for type checkers
+
+        def __getattr__(self, name: str) -> Any:
+            """A key as the ancestor writes it: ``qconfig.SCHEDULE.BN_TUNING``. DEVICE is the one that "auto" means."""
+            if not name.isupper() or name.lower() not in type(self).model_fields:
+                return super().__getattr__(name)
+            value = getattr(self, name.lower())
+            return best_device() if (name, value) == ("DEVICE", "auto") else value
 
 
 def children(section: type[Section]) -> dict[str, type[Section]]:

@@ -130,9 +130,11 @@ class Modules:
     Attributes:
         layers: calls of modules without submodules, and of functions, in the order of the file.
         containers: names of the nodes in and below each module, by its path.
+        names: names of all nodes.
     """
 
     def __init__(self, nodes: Sequence[NodeInfo]) -> None:
+        self.names = tuple(node.name for node in nodes)
         paths = {node.name: module_path(node) for node in nodes}
         known = any(path is not None for path in paths.values())
         self.containers: dict[str, list[str]] = {}

@@ -280,17 +280,17 @@ class Recipe(Section):
         """
         found = self._wished(side, node, op, tensor, place)
         for name, patterns in (("SKIP_TRACE_MODULES", self.skip_trace_modules), ("EXCLUDE", self.exclude)):
-            index = first_hit(patterns, node, op, tensor, self._named.get(name, {}))
+            index = first_hit(patterns, node, op, tensor, self.nodes_of(name))
             if index is not None:
                 return found.off(f"{name}[{index}]")
-        if self.include and first_hit(self.include, node, op, tensor, self._named.get("INCLUDE", {})) is None:
+        if self.include and first_hit(self.include, node, op, tensor, self.nodes_of("INCLUDE")) is None:
             return found.off("INCLUDE")
         return found
 
     def _wished(self, side: names.SideName, node: str, op: str, tensor: str, place: names.Place) -> Settings:
         whole, *entries = (part for part in self._parts if part.side == side.upper())
         for part in entries:
-            if changed(part.pattern, node, op, tensor, self._named.get(part.side, {})):
+            if changed(part.pattern, node, op, tensor, self.nodes_of(part.side)):
                 return part.settings
         ends = {"": None, "first": self.first_bits, "last": self.last_bits}[place]
         bits = None if ends is None else ends.w if side == "w" else ends.a
@@ -328,8 +328,7 @@ class Recipe(Section):
             nodes: every node of the file, of all scopes.
             tensors: original names of all tensors.
 
-        Returns:
-            The recipe, and the patterns of SKIP_TRACE_MODULES that mean no node, with the nearest names.
+        Returns: the recipe, and the patterns of SKIP_TRACE_MODULES that mean no node, with the nearest names.
 
         Raises:
             RecipeError: a pattern matches nothing, with the nearest names, or is the name of several modules, or
@@ -345,6 +344,10 @@ class Recipe(Section):
         copy = self.model_copy()
         copy._named = meant.named
         return copy, meant.nothing
+
+    def nodes_of(self, key: str) -> Mapping[str, frozenset[str]]:
+        """Nodes by pattern, of the patterns under `key` that name torch modules; see `for_model`."""
+        return self._named.get(key, {})
 
     def check_types(
         self,
@@ -363,14 +366,12 @@ class Recipe(Section):
                 raise self._origin.error(problem)
 
     def learned_types(self) -> Iterator[tuple[str, str]]:
-        """Key and value of each quantizer type that needs training: of quantized sides, and of SPECIFIC where it
-        differs from its side.
-        """
-        whole = {part.side: part for part in self._parts if not part.pattern}
+        """Key and value of each quantizer type that needs training, once a side."""
+        seen = set()
         for part in self._parts:
-            kind, side = part.keys.quantizer.type, whole[part.side]
-            said = part is not side and not side.is_float and side.keys.quantizer.type == kind
-            if kind in names.LEARNED and not part.is_float and not said:
+            kind = part.keys.quantizer.type
+            if kind in names.LEARNED and not part.is_float and (part.side, kind) not in seen:
+                seen.add((part.side, kind))
                 yield key_path((*part.path, "QUANTIZER", "TYPE")), kind
 
     def to_dict(self) -> dict[str, Any]:
@@ -396,6 +397,12 @@ class Recipe(Section):
         """The same recipe, with another place in its error messages."""
         copy = self.model_copy()
         copy._origin = origin
+        return copy
+
+    def on_device(self, device: str) -> Recipe:
+        """The same recipe for another device; its patterns keep what they mean in a model."""
+        copy = Recipe.model_validate({**self.to_dict(), "DEVICE": device}).written_in(self._origin)
+        copy._named = self._named
         return copy
 
     def __eq__(self, other: object) -> bool:

@@ -1,0 +1,66 @@
+"""Widths and switches of single layers, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from sbonnx.model.layers import Layers, QuantLayer, find_layers
+from sbonnx.model.steps import LifeCycleError, Steps
+from sbonnx.model.switches import SIDES, Side
+from sbonnx.recipe import load
+
+Sides = Literal["input", "weight", "both"]
+
+
+class LayerControls(Steps):
+    """What can be said of single layers after construction; see `sbonnx.model.QuantModel`."""
+
+    @property
+    def model(self) -> Layers:
+        """Layers by name, each with its quantizers: ``model.model.conv1.input_quantizer.set_bit(8)``."""
+        return Layers(self)
+
+    def named_modules(self) -> Iterator[tuple[str, QuantLayer]]:
+        """Each layer that is planned to be quantized, with its name."""
+        return self.model.named_modules()
+
+    def set_bit(self, name: str, bit: int, side: Sides = "both") -> None:
+        """Quantize layers to another width; before `calc_qparams`. What was fed is observed again.
+
+        Args:
+            name: a node, torch module or function, wildcards allowed: see docs/recipe.md.
+            bit: width of the codes, 0 for float.
+            side: "input", "weight" or "both".
+
+        Raises:
+            RecipeError: there is no such layer, or the backend does not have this width.
+            LifeCycleError: there are scales already.
+        """
+        for layer in find_layers(self, name):
+            for one in _sides(side):
+                self._set_keys(layer, one, {"QUANTIZER": {"BIT": bit}})
+
+    def enable_quant(self, name: str, side: Sides = "both") -> None:
+        """Apply the quantizers of layers when the model is called, until the next `set_quant`. Args: see `set_bit`."""
+        for layer in find_layers(self, name):
+            for one in _sides(side):
+                self._switch(layer, one, on=True)
+
+    def disable_quant(self, name: str, side: Sides = "both") -> None:
+        """Do not apply the quantizers of layers when the model is called, until the next `set_quant`; exported files
+        have them. Args: see `set_bit`.
+        """
+        for layer in find_layers(self, name):
+            for one in _sides(side):
+                self._switch(layer, one, on=False)
+
+    def set_lastmodule_wbit(self, bit: int = 8) -> None:
+        """Quantize the weight of the last linear layer to another width: LAST_BITS.W of the recipe."""
+        if self.solution is not None:
+            raise LifeCycleError("call set_lastmodule_wbit() before calc_qparams(): there are scales already")
+        self._change_recipe(load(self._recipe, overrides={"LAST_BITS.W": bit}))
+
+
+def _sides(side: Sides) -> tuple[Side, ...]:
+    return SIDES if side == "both" else (side,)

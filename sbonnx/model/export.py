@@ -1,0 +1,209 @@
+"""The exported file's interface: names, axes and opset as the caller wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import onnx
+
+from sbonnx import graph as graphs
+from sbonnx.calib.runner import LayerRunner
+from sbonnx.errors import DataError, ModelError, RecipeError
+from sbonnx.graph import Graph, Tensor, query
+from sbonnx.graph.edit import Names
+from sbonnx.graph.protos import ONNX_ERRORS
+from sbonnx.graph.write import read_type, skeleton
+from sbonnx.ops import QDQ
+from sbonnx.patterns.simplify.infer import infer_shapes
+from sbonnx.qdq import BITS
+from sbonnx.spec import Array
+
+EXTRA_SUFFIX: Final = "_extra"
+"""Added to the name of the file that carries the ancestor's literal ``bits``."""
+
+DynamicAxes = Mapping[str, Mapping[int, str] | Sequence[int]]
+
+
+def write_onnx(
+    graph: Graph,
+    target: Path,
+    *,
+    feeds: Mapping[str, Array] | None,
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+    dynamic_axes: DynamicAxes,
+    opset: int | None,
+    verbose: bool,
+    extra_info: bool,
+    force: bool,
+) -> Path | None:
+    """Write a quantized graph, which is changed; see `QuantModel.export_onnx`. The path of the second file, or None."""
+    extra = target.with_name(f"{target.stem}{EXTRA_SUFFIX}{target.suffix}")
+    for path in (target, *([extra] if extra_info else [])):
+        graphs.check_target(path, inputs=graph.info.files, force=force)
+    if opset is not None:
+        graph = _in_opset(graph, opset)
+    _rename(graph, graph.inputs, input_names, "input")
+    _rename(graph, graph.outputs, output_names, "output")
+    renamed = dict(zip((feeds or {}), (tensor.name for tensor in graph.inputs), strict=False))
+    _set_axes(graph, {renamed[name]: value for name, value in (feeds or {}).items()}, dynamic_axes)
+    if verbose:
+        print(onnx.printer.to_text(skeleton(graph).model))
+    graphs.save(graph, target, force=force)
+    if not extra_info:
+        return None
+    for _, body in query.scopes(graph):
+        for node in body.nodes:
+            if node.op in QDQ and BITS in node.attrs:
+                node.attrs["bits"] = node.attrs[BITS]
+    graphs.save(graph, extra, force=force)
+    return extra
+
+
+def _in_opset(graph: Graph, opset: int) -> Graph:
+    """The graph lifted to an opset.
+
+    Raises:
+        ModelError: it is newer already, or an operator has no form there.
+    """
+    if opset < graph.opset:
+        raise ModelError(
+            f"opset_version={opset}: the quantized model needs opset {graph.opset}, by the float model or by the types "
+            "of its codes, and operators are not lowered: export the float model with an older opset"
+        )
+    if opset == graph.opset:
+        return graph
+    lifted = graphs.load(graphs.to_proto(graph), opset=opset)
+    lifted.info.path, lifted.info.files = graph.info.path, graph.info.files
+    return lifted
+
+
+def _rename(graph: Graph, tensors: Sequence[Tensor], names: Sequence[str], what: str) -> None:
+    """In place: new names for the first of these tensors. An inner tensor that has one of them gives way.
+
+    Raises:
+        RecipeError: more names than tensors, or one twice.
+    """
+    if len(names) > len(tensors):
+        raise RecipeError(f"{what}_names has {len(names)} names, and the model {len(tensors)} {what}s")
+    final = [*names, *(tensor.name for tensor in tensors[len(names) :])]
+    twice = sorted({name for name in final if final.count(name) > 1})
+    if twice or "" in names:
+        raise RecipeError(f"{what}_names must be different names that are not empty, got {', '.join(map(repr, final))}")
+    interface = {id(tensor) for tensor in (*graph.inputs, *graph.outputs)}
+    fresh = Names(graph)
+    for name in names:
+        for tensor in query.all_tensors(graph):
+            if tensor.name == name and id(tensor) not in {id(one) for one in tensors}:
+                if id(tensor) in interface:
+                    raise RecipeError(f"{what}_names: '{name}' is the name of another input or output")
+                tensor.name = fresh.fresh(f"{name}_inner")
+    for tensor, name in zip(tensors, names, strict=False):
+        for carriers in (graph.info.values, graph.info.tensors):
+            if tensor.name in carriers and tensor.name != name:
+                carriers[name] = carriers.pop(tensor.name)
+                carriers[name].name = name
+        tensor.name = name
+
+
+def _set_axes(graph: Graph, feeds: Mapping[str, Array], wanted: DynamicAxes) -> None:
+    """In place: fixed sizes for the open axes of inputs that are fed, and open axes where they are wanted."""
+    interface = {tensor.name: tensor for tensor in (*graph.inputs, *graph.outputs)}
+    axes = {name: _axes_of(interface, name, chosen) for name, chosen in wanted.items()}
+    sizes: dict[str, int] = {}
+    freed: dict[str, dict[int, str]] = {}
+    changed = False
+    for tensor in graph.inputs:
+        before = query.shape(tensor)
+        if before is None:
+            continue
+        after: list[Any] = list(before)
+        for axis, size in enumerate(before):
+            new = axes.get(tensor.name, {}).get(axis)
+            if new is not None:
+                after[axis] = new
+                if isinstance(size, int):
+                    freed.setdefault(tensor.name, {})[axis] = new
+            elif not isinstance(size, int) and tensor.name in feeds:
+                after[axis] = feeds[tensor.name].shape[axis]
+                if isinstance(size, str):
+                    sizes[size] = after[axis]
+        changed = changed or after != list(before)
+        tensor.shape = tuple(after)
+    if changed:
+        _infer_again(graph)
+    for tensor in graph.outputs:
+        known = query.shape(tensor)
+        if known is not None:
+            named = axes.get(tensor.name, {})
+            tensor.shape = tuple(
+                named.get(axis, sizes.get(size, size) if isinstance(size, str) else size)
+                for axis, size in enumerate(known)
+            )
+    if freed:
+        _prove(graph, freed, feeds)
+
+
+def _axes_of(interface: Mapping[str, Tensor], name: str, chosen: Mapping[int, str] | Sequence[int]) -> dict[int, str]:
+    """The axes of one input or output that are to be open, with their names.
+
+    Raises:
+        RecipeError: there is no such input, output or axis.
+    """
+    if name not in interface:
+        raise RecipeError(f"dynamic_axes: the model has no input or output '{name}'; it has {', '.join(interface)}")
+    rank = query.rank(interface[name])
+    named = dict(chosen) if isinstance(chosen, Mapping) else {axis: f"{name}_dynamic_axes_{axis}" for axis in chosen}
+    found: dict[int, str] = {}
+    for axis, text in named.items():
+        if not isinstance(axis, int) or (rank is not None and not -rank <= axis < rank):
+            raise RecipeError(f"dynamic_axes: '{name}' has {rank} axes, and there is no axis {axis}")
+        found[axis % rank if rank else axis] = str(text)
+    return found
+
+
+def _infer_again(graph: Graph) -> None:
+    """In place: shapes of all tensors behind the inputs."""
+    infer_shapes(graph)
+    model = skeleton(graph).model
+    for value in model.graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    try:
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
+    except ONNX_ERRORS as error:
+        raise ModelError(f"the sizes of the inputs contradict the model: {' '.join(str(error).split())}") from None
+    shapes = {value.name: read_type(value.type)[1] for value in inferred.graph.output}
+    for tensor in graph.outputs:
+        rank = query.rank(tensor)
+        found = shapes.get(tensor.name)
+        if found is not None or rank is not None:
+            tensor.shape = found if found is not None else (None,) * (rank or 0)
+
+
+def _prove(graph: Graph, freed: Mapping[str, Mapping[int, str]], feeds: Mapping[str, Array]) -> None:
+    """Run the graph with other sizes along axes that were fixed before.
+
+    Raises:
+        ModelError: it does not run.
+    """
+    values: dict[str, Array] = {}
+    for tensor in graph.inputs:
+        shape = query.shape(tensor) or ()
+        fed = feeds.get(tensor.name)
+        sizes = [
+            size if isinstance(size, int) else 1 if fed is None else fed.shape[axis] for axis, size in enumerate(shape)
+        ]
+        for axis in freed.get(tensor.name, {}):
+            sizes[axis] = 2 if fed is None else fed.shape[axis] + 1
+        values[tensor.name] = np.zeros(sizes, query.dtype(tensor) or np.float32)
+    said = ", ".join(f"{name} {sorted(axes)}" for name, axes in freed.items())
+    try:
+        with LayerRunner(graph, name="the model") as run:
+            run(values)
+    except (DataError, ModelError) as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(f"dynamic_axes: the model does not run at other sizes of {said}: {reason}") from None

@@ -1,0 +1,219 @@
+"""Layers of a `QuantModel` by name, and their two quantizers: ``model.model.conv1.input_quantizer.set_bit(8)``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, final
+
+from sbonnx.errors import RecipeError
+from sbonnx.graph.query import node_by_name
+from sbonnx.mixed.choices import pattern_of
+from sbonnx.model.switches import ROLES, SIDES, Side, is_on
+from sbonnx.plan import Site
+from sbonnx.recipe import Recipe, load
+from sbonnx.recipe.matching import matcher
+from sbonnx.recipe.modules import Layer, candidates
+from sbonnx.recipe.problem import likest
+from sbonnx.recipe.resolve import changed, changes, overlay
+from sbonnx.spec import QParams
+
+if TYPE_CHECKING:
+    from sbonnx.model.steps import Steps
+
+
+@final
+@dataclass(frozen=True)
+class Quantizer:
+    """The quantizer of the inputs, or of the weight, of one layer.
+
+    Attributes:
+        model: the model that it belongs to.
+        layer: the layer.
+        side: "input" or "weight".
+    """
+
+    model: Steps
+    layer: Layer
+    side: Side
+
+    def sites(self) -> list[Site]:
+        """The planned Q/DQ pairs that the layer reads on this side; none where it stays float."""
+        role, nodes = ROLES[self.side], set(self.layer.nodes)
+        plan = self.model.prepared.plan
+        return [site for site in plan.of_role(role) if any(reader.node in nodes for reader in site.readers)]  # type: ignore[arg-type]
+
+    def set_bit(self, bit: int) -> None:
+        """Quantize to another width, 0 for float; see `QuantModel.set_bit`."""
+        self.model._set_keys(self.layer, self.side, {"QUANTIZER": {"BIT": bit}})
+
+    def set_fake_fused(self) -> None:
+        """Leave this side float for good, in the exported file too."""
+        self.model._set_keys(self.layer, self.side, {"QUANTIZER": {"DISABLE": True}})
+
+    def enable_quant(self) -> None:
+        """Apply this quantizer when the model is called, whatever `set_quant` said; until the next `set_quant`."""
+        self.model._switch(self.layer, self.side, on=True)
+
+    def disable_quant(self) -> None:
+        """Do not apply this quantizer when the model is called; exported files have it. Until the next `set_quant`."""
+        self.model._switch(self.layer, self.side, on=False)
+
+    @property
+    def is_enable(self) -> bool:
+        """Whether a call of the model applies it."""
+        on = any(is_on(self.side, node, self.model._quant, self.model._switches) for node in self.layer.nodes)
+        return on and bool(self.sites())
+
+    @property
+    def fake_fused(self) -> bool:
+        """Whether this side stays float."""
+        return not self.sites()
+
+    @property
+    def bit(self) -> int:
+        """Width of the codes, 0 where the side stays float."""
+        sites = self.sites()
+        return sites[0].spec.bits if sites else 0
+
+    @property
+    def qparams(self) -> QParams:
+        """Scale and zero point.
+
+        Raises:
+            LifeCycleError: `calc_qparams` was not called.
+            RecipeError: the side stays float.
+        """
+        solution = self.model._solved(f"{self.layer.name}.{self.side}_quantizer.qparams")
+        for site in self.sites():
+            if site.key in solution.qparams:
+                return solution.qparams[site.key]
+        raise RecipeError(f"the {self.side} of '{self.layer.name}' stays float: it has no scale")
+
+    @property
+    def scale(self) -> Any:
+        """See `qparams`."""
+        return self.qparams.scale
+
+    @property
+    def zero_point(self) -> Any:
+        """See `qparams`."""
+        return self.qparams.zero_point
+
+    def __repr__(self) -> str:
+        sites = self.sites()
+        return f"{self.layer.name}.{self.side}_quantizer: {sites[0].spec.label() if sites else 'float'}"
+
+
+@final
+@dataclass(frozen=True)
+class QuantLayer:
+    """One layer of the file: its inputs and its weight have a quantizer each.
+
+    Attributes:
+        model: the model that it belongs to.
+        layer: its names.
+    """
+
+    model: Steps
+    layer: Layer
+
+    @property
+    def input_quantizer(self) -> Quantizer:
+        """That of the inputs."""
+        return Quantizer(self.model, self.layer, "input")
+
+    @property
+    def weight_quantizer(self) -> Quantizer:
+        """That of the weight."""
+        return Quantizer(self.model, self.layer, "weight")
+
+    def set_quant(self, w_quant: bool = False, a_quant: bool = False) -> None:
+        """Apply both quantizers, one or none when the model is called, until the next `QuantModel.set_quant`."""
+        for side, on in (("weight", w_quant), ("input", a_quant)):
+            self.model._switch(self.layer, side, on=on)  # type: ignore[arg-type]
+
+    def set_fake_fused(self) -> None:
+        """Leave the layer float for good."""
+        self.input_quantizer.set_fake_fused()
+        self.weight_quantizer.set_fake_fused()
+
+    def __repr__(self) -> str:
+        return f"{self.input_quantizer}; {self.weight_quantizer}"
+
+
+@final
+class Layers:
+    """The layers of a model by attribute: ``layers.layer1_0_conv1``, or ``layers["layer1.0.conv1"]``."""
+
+    def __init__(self, model: Steps) -> None:
+        self._model = model
+
+    def __getitem__(self, name: str) -> QuantLayer:
+        return QuantLayer(self._model, find_layers(self._model, name, single=True)[0])
+
+    def __getattr__(self, name: str) -> QuantLayer:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return self[name]
+        except RecipeError as error:
+            raise AttributeError(str(error)) from None
+
+    def named_modules(self) -> Iterator[tuple[str, QuantLayer]]:
+        """Each layer that is planned to be quantized, with its name, in the order of the file."""
+        planned = {reader.node for site in self._model.prepared.plan.sites for reader in site.readers}
+        layers = self._model.prepared.layers
+        others = set(layers.names).difference(*(layer.nodes for layer in layers.layers))
+        singles = (Layer(node, "", (node,)) for node in layers.names if node in others)
+        for layer in (*layers.layers, *singles):
+            if planned.intersection(layer.nodes):
+                yield layer.name, QuantLayer(self._model, layer)
+
+    def __dir__(self) -> list[str]:
+        return [name for name, _ in self.named_modules()]
+
+
+def find_layers(model: Steps, name: str, *, single: bool = False) -> list[Layer]:
+    """The layers that a name means: of a node of the file, of a torch module or function, wildcards allowed.
+
+    Args:
+        single: exactly one is wanted.
+
+    Raises:
+        RecipeError: there is none, with the nearest names; or several where one is meant.
+    """
+    layers = model.prepared.layers
+    covers = matcher(f"node:{name}")
+    found = [Layer(node, "", (node,)) for node in layers.names if covers.hits_node(node, "")] or layers.find(name)
+    if not found:
+        known = list(dict.fromkeys([*(layer.name for layer in layers.layers), *layers.names]))
+        close = ", ".join(map(repr, likest(name, known, count=3)))
+        raise RecipeError(f"the model has no layer '{name}'. Nearest: {close}")
+    several = candidates(name, found) or ([layer.path or layer.name for layer in found] if single else [])
+    if len(several) > 1:
+        raise RecipeError(f"'{name}' is the name of {len(several)} layers: {', '.join(several[:8])}. Write one of them")
+    return found
+
+
+def with_keys(model: Steps, nodes: Iterable[str], side: Side, keys: dict[str, Any]) -> Recipe:
+    """The recipe of a model with these keys for one side of some nodes, over what it says of them already.
+
+    Raises:
+        RecipeError: the backend does not have that.
+    """
+    name, recipe = "W" if side == "weight" else "A", model._recipe
+    named = model._prepared.recipe.nodes_of(name)
+    ops = {one: node.op for one, node in node_by_name(model._prepared.graph).items()}
+    half = recipe.w if side == "weight" else recipe.a
+    entries = []
+    for node in nodes:
+        matching = (one for _, pattern, one in changes(half) if changed(pattern, node, ops.get(node, ""), "", named))
+        known = next((one.model_dump(mode="json", by_alias=True, exclude_unset=True) for one in matching), {})
+        entries.append({pattern_of(node, "node"): overlay(known, keys)})
+    data = recipe.to_dict()
+    data[name]["SPECIFIC"] = [*entries, *data[name]["SPECIFIC"]]
+    return load(data)
+
+
+__all__ = ["SIDES", "Layers", "QuantLayer", "Quantizer", "find_layers", "with_keys"]

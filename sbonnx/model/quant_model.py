@@ -1,0 +1,355 @@
+"""`QuantModel`: the life cycle and the calls of the ancestor, on an ONNX file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import numpy as np
+
+from sbonnx import graph as graphs
+from sbonnx import profile
+from sbonnx.calib import data as datasets
+from sbonnx.errors import DataError
+from sbonnx.mermaid import mermaid
+from sbonnx.model.controls import LayerControls
+from sbonnx.model.export import DynamicAxes, write_onnx
+from sbonnx.model.steps import Feeds
+from sbonnx.model.tensors import as_arrays, as_tensors, is_tensor
+from sbonnx.model.visitor import Hooks
+from sbonnx.plan import Solution
+from sbonnx.prepare import Prepared
+from sbonnx.spec import Array
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+def mse(quantized: Array, reference: Array) -> float:
+    """Mean squared difference."""
+    return float(np.mean((np.asarray(quantized, np.float64) - np.asarray(reference, np.float64)) ** 2))
+
+
+class QuantModel(LayerControls):
+    """A model on its way from float to quantized.
+
+        model = QuantModel("resnet.onnx", "qconfig.yaml")
+        model.prepare_calibration()
+        for feeds in samples:
+            model(feeds)
+        model.calc_qparams()
+        model.set_quant(w_quant=True, a_quant=True)
+        outputs = model(feeds)
+        model.export_onnx("resnet.int8.onnx")
+
+    The graph is simplified, fused and planned at construction. Calling the model runs it: in float until
+    `set_quant`, then with weights and activations rounded as the exported file will round them. Between
+    `prepare_calibration` and `calc_qparams` each call is also observed. Holds onnxruntime sessions; use it
+    as a context manager or call `close`.
+
+    Args:
+        model: path or ModelProto.
+        config: recipe: path, "auto", nested dict, `Recipe`, or None for the backend's defaults.
+        backend, overrides: as for `sbonnx.quantize`.
+        custom_fuse_list: the fusions that run, by name, of `sbonnx.patterns.FUSE` and "disable_unnecessary_quant".
+            None: all. "fuse_bn" runs only where SCHEDULE.FUSE_BN says so.
+
+    Raises:
+        ModelError, RecipeError: see `sbonnx.prepare.prepare`; MODE: dynamic cannot be simulated.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        config: Any = None,
+        *,
+        backend: str | None = None,
+        custom_fuse_list: Sequence[str] | None = None,
+        **overrides: Any,
+    ) -> None:
+        super().__init__(model, config, backend=backend, custom_fuse_list=custom_fuse_list, **overrides)
+        self._trained: Any = None
+        self.hooks = Hooks()
+
+    # --- running ------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **inputs: Any) -> Any:
+        """Outputs by name; observed too, while calibrating.
+
+            model({"input_ids": ids, "mask": mask})    # arrays by input name
+            model(images)                              # an array, for a model with one input
+            model(ids, mask), model(input_ids=ids)     # in the order of the inputs, or by name
+
+        torch tensors, given one by one, give torch tensors as in the ancestor: one for one output, else a tuple. After
+        `init_QAT` they go through the network that is trained, with gradients.
+
+        Raises:
+            DataError: the feeds do not fit the model.
+        """
+        given = [*args, *inputs.values()]
+        tensors = bool(given) and all(map(is_tensor, given))
+        feeds = self._named(args, inputs)
+        if self._trained is not None:
+            from sbonnx.qat.run import run_module
+
+            outputs = run_module(self._trained, feeds, gradients=tensors)
+            return as_tensors(outputs) if tensors else as_arrays(outputs)
+        wanted = self.hooks.tensors(self.prepared.graph)
+        values = self._run(as_arrays(feeds) if isinstance(feeds, Mapping) else feeds, wanted)
+        if self.hooks:
+            known = {**self._feeds(as_arrays(feeds) if isinstance(feeds, Mapping) else feeds), **values}
+            self.hooks.fire(self.prepared.graph, known)
+        names = [tensor.name for tensor in self.prepared.graph.outputs]
+        outputs = {name: values[name] for name in names}
+        return as_tensors(outputs) if tensors else outputs
+
+    forward = __call__
+
+    def _named(self, args: tuple[Any, ...], inputs: dict[str, Any]) -> Feeds:
+        """The feeds by input name; a single mapping or array as it is."""
+        if len(args) == 1 and not inputs:
+            return args[0]  # type: ignore[no-any-return]
+        names = [tensor.name for tensor in self.prepared.graph.inputs]
+        if len(args) > len(names):
+            raise DataError(f"the model has {len(names)} inputs ({', '.join(names)}), and {len(args)} were given")
+        return {**dict(zip(names, args, strict=False)), **inputs}
+
+    # --- torch's own calls --------------------------------------------------------------------------
+
+    def to(self, device: Any) -> Self:
+        """Run on another device: "cpu", "cuda", "cuda:1", or a torch.device.
+
+        Raises:
+            DeviceError: there is no such device here.
+        """
+        self._move(str(device))
+        if self._trained is not None:
+            self._trained.to(device)
+        return self
+
+    def cuda(self, device: int | None = None) -> Self:
+        """See `to`."""
+        return self.to("cuda" if device is None else f"cuda:{device}")
+
+    def cpu(self) -> Self:
+        """See `to`."""
+        return self.to("cpu")
+
+    def train(self, mode: bool = True) -> Self:
+        """Mode of the network that `init_QAT` made; the model itself has no modes."""
+        if self._trained is not None:
+            self._trained.train(mode)
+        return self
+
+    def eval(self) -> Self:
+        """See `train`."""
+        return self.train(False)
+
+    if not TYPE_CHECKING:  # else any name would be right for type checkers
+
+        def __getattr__(self, name: str) -> Any:
+            """Attributes of the torch module that `init_QAT` made: parameters, state_dict, zero_grad, ..."""
+            trained = self.__dict__.get("_trained")
+            if trained is None or name.startswith("_"):
+                hint = "; call init_QAT() for what belongs to training" if name in TORCH_CALLS else ""
+                raise AttributeError(f"QuantModel has no attribute '{name}'{hint}")
+            return getattr(trained, name)
+
+    # --- training -----------------------------------------------------------------------------------
+
+    def init_QAT(self, weights: str | None = None, activations: str | None = None, *, device: str | None = None) -> Any:
+        """Turn the calibrated network into one to train, which begins where calibration ended.
+
+        What was fed is calibrated first, where that was not done, and both sides are quantized. From here on the model
+        is that network: feeds go through it, `parameters`, `train` and `state_dict` are its own, and `export_onnx`
+        writes what it has learned.
+
+        Args:
+            weights, activations, device: see `sbonnx.qat.prepare`; the device of the recipe unless given.
+
+        Returns:
+            The `torch.nn.Module`, for `sbonnx.qat.train` and `sbonnx.qat.export`.
+
+        Raises:
+            LifeCycleError: there are no scales, and nothing was fed to make them of.
+            ModelError, RecipeError, DeviceError: see `sbonnx.qat.prepare`.
+        """
+        from sbonnx.qat.api import from_calibration
+
+        if self.solution is None and self._fed is not None and self._fed.count:
+            self.calc_qparams()
+        solution = self._solved("init_QAT")
+        self.set_quant(w_quant=True, a_quant=True)
+        place = device or self.prepared.recipe.device
+        self._trained = from_calibration(
+            self.prepared, solution, self._model, weights=weights, activations=activations, device=place
+        )
+        return self._trained
+
+    def prepare_calibration(self) -> None:
+        """Start observing: forget what was observed before, and what was trained.
+
+        From here to `calc_qparams` feeds are kept, past 64 MiB on disk: ``asym`` walks them again.
+        """
+        self._trained = None
+        super().prepare_calibration()
+
+    def _now(self, step: str) -> tuple[Prepared, Solution]:
+        """Plan and numbers, with what was learned."""
+        solution = self._solved(step)
+        if self._trained is None:
+            return self.prepared, solution
+        from sbonnx.qat.export import learned
+
+        return learned(self._trained)
+
+    # --- looking ------------------------------------------------------------------------------------
+
+    def get_quantization_error(
+        self,
+        data: Any,
+        checker: profile.Checker = mse,
+        is_async: bool = True,
+        *,
+        part: profile.Part = "both",
+    ) -> dict[str, float]:
+        """Error of each quantized node's output against float: by node name, branches of If included.
+
+        Args:
+            data: feeds, any reader.
+            checker: any function of (quantized output, float output), called a feed and averaged; or the name of a
+                measure over all feeds: "mse", "sqnr" (decibel), "cosine", "max", "kl".
+            is_async: each node alone; else with all the error gathered before it.
+            part: "both", "weights" or "activations": what is quantized. Nodes that have none of it are left out.
+
+        Raises:
+            LifeCycleError: there are no scales yet.
+            RecipeError: there is no such measure.
+        """
+        prepared, solution = self._now("get_quantization_error")
+        samples = datasets.read(data, prepared.graph)
+        return profile.node_errors(
+            prepared.graph,
+            prepared.plan,
+            solution,
+            samples,
+            checker=checker,
+            alone=is_async,
+            part=part,
+            device=prepared.recipe.device,
+        )
+
+    def profile(self, data: Any, checker: profile.Checker = "sqnr", *, limit: int | None = None) -> profile.Profile:
+        """What each node loses alone, by its weights, by its activations, and with all that was lost before it.
+
+        Args:
+            data: feeds, any reader; the first `limit` are used.
+            checker: see `get_quantization_error`.
+
+        Raises:
+            LifeCycleError: there are no scales yet.
+            RecipeError: there is no such measure.
+        """
+        prepared, solution = self._now("profile")
+        recipe = prepared.recipe
+        return profile.losses(
+            prepared.graph,
+            prepared.plan,
+            solution,
+            datasets.read(data, prepared.graph),
+            checker=checker,
+            limit=limit,
+            device=recipe.device,
+            memory=recipe.calibration.memory,
+        )
+
+    def dump_mermaid(self, file: str | os.PathLike[str] | TextIO, losses: Mapping[str, float] | None = None) -> None:
+        """Write the graph as a Mermaid flow chart: the quantized one once there are scales.
+
+        Args:
+            file: a path, or a text file that is open.
+            losses: by node name, such as `get_quantization_error` gives them with a measure of which more is worse,
+                or ``model.profile(data).losses()``: those nodes are coloured from white (0) to red (the largest).
+        """
+        graph = self.prepared.graph
+        if self.solution is not None:
+            prepared, solution = self._now("dump_mermaid")
+            graph = prepared.quantized(solution)
+        chart = mermaid(graph, losses)
+        if isinstance(file, (str, os.PathLike)):
+            graphs.write_text(Path(file), chart)
+        else:
+            file.write(chart)
+
+    export_mermaid = dump_mermaid
+
+    # --- export -------------------------------------------------------------------------------------
+
+    def export_onnx(
+        self,
+        dummy_data: Any,
+        name: str | os.PathLike[str] | None = None,
+        input_names: Sequence[str] | None = None,
+        output_names: Sequence[str] | None = None,
+        dynamic_axes: DynamicAxes | None = None,
+        opset_version: int | None = None,
+        verbose: bool = False,
+        extra_info: bool | str = False,
+        *,
+        force: bool = False,
+    ) -> Path | None:
+        """Write the quantized model: ``export_onnx("q.onnx")``, or as the ancestor ``export_onnx(images, "q.onnx")``.
+
+        Args:
+            dummy_data: the path; or one feed (array, tensor, tuple of them, or dict by name), before the path: inputs
+                get its sizes where the model leaves them open.
+            name: the path, after one feed.
+            input_names, output_names: new names, in order; those that are missing stay.
+            dynamic_axes: {name: {axis: name of the axis}} or {name: [axes]}: axes of inputs and outputs that are of any
+                size. Where the model had fixed one, the file is run with another size before it is written.
+            opset_version: the opset of the file; None: that of the model, or what its codes need.
+            verbose: print the graph.
+            extra_info: True or "sparsebit" writes a second file ``<name>_extra.onnx`` whose Q/DQ nodes carry the
+                ancestor's literal ``bits`` attribute. No runtime loads that file: the attribute is not legal ONNX.
+                (The first file says the same, legally, in ``__bits``.)
+            force: overwrite.
+
+        Returns:
+            The path of the second file, or None.
+
+        Raises:
+            LifeCycleError: there are no scales yet.
+            DataError, RecipeError: `dummy_data`, a name or an axis does not fit the model.
+            ModelError: the opset is too old for the codes, or an axis cannot be made dynamic.
+            OutputError: the file cannot be written there.
+        """
+        prepared, solution = self._now("export_onnx")
+        feeds = None
+        if name is None:
+            if not isinstance(dummy_data, (str, os.PathLike)):
+                raise DataError("export_onnx() needs a path: export_onnx('q.onnx'), or export_onnx(images, 'q.onnx')")
+            name = dummy_data
+        elif dummy_data is not None:
+            args = dummy_data if isinstance(dummy_data, tuple) else (dummy_data,)
+            named = self._named(args, {})
+            feeds = self._feeds(as_arrays(named) if isinstance(named, Mapping) else named)
+        return write_onnx(
+            prepared.quantized(solution),
+            Path(name),
+            feeds=feeds,
+            input_names=input_names or (),
+            output_names=output_names or (),
+            dynamic_axes=dynamic_axes or {},
+            opset=opset_version,
+            verbose=verbose,
+            extra_info=bool(extra_info),
+            force=force,
+        )
+
+
+TORCH_CALLS = frozenset(
+    {"parameters", "named_parameters", "state_dict", "load_state_dict", "zero_grad", "buffers", "modules", "graph"}
+)
+"""Calls of torch.nn.Module that the ancestor's examples make of a QuantModel in training."""

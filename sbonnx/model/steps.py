@@ -1,0 +1,349 @@
+"""`Steps`: the pipeline step by step, from a float model to calibrated scales."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final
+
+from sbonnx import patterns
+from sbonnx.calib import data as datasets
+from sbonnx.calib.asym import Asym
+from sbonnx.calib.calibrator import Calibrator
+from sbonnx.calib.extremes import with_magnitudes
+from sbonnx.calib.forward import Forward
+from sbonnx.calib.kept import Kept
+from sbonnx.calib.progress import Silent
+from sbonnx.calib.runner import providers
+from sbonnx.calib.tuning import Reference, tune_norms
+from sbonnx.errors import RecipeError, SbonnxError
+from sbonnx.model.layers import with_keys
+from sbonnx.model.switches import Side, Switch, switched
+from sbonnx.plan import Solution
+from sbonnx.prepare import Prepared, Source, prepare, read_recipe
+from sbonnx.recipe import Recipe
+from sbonnx.recipe.modules import Layer
+from sbonnx.spec import Array
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Feeds = Mapping[str, Array] | Array
+
+FUSED_AWAY: Final = "disable_unnecessary_quant"
+"""The ancestor's fusion that is a rule of placement here: SCHEDULE.DISABLE_UNNECESSARY_QUANT."""
+
+
+class LifeCycleError(SbonnxError):
+    """A step was asked for before the one it needs."""
+
+
+class Steps:
+    """Calibration and the simulated forward; see `QuantModel`."""
+
+    def __init__(
+        self,
+        model: Source,
+        config: Any = None,
+        *,
+        backend: str | None = None,
+        custom_fuse_list: Sequence[str] | None = None,
+        **overrides: Any,
+    ) -> None:
+        fusions = None if custom_fuse_list is None else _checked_fusions(custom_fuse_list)
+        if fusions is not None and FUSED_AWAY not in fusions:
+            overrides = {f"SCHEDULE.{FUSED_AWAY.upper()}": False} | overrides
+        recipe, rules = read_recipe(config, backend, overrides)
+        if recipe.mode == "dynamic":
+            why = "the scales of activations are computed as the exported file runs"
+            raise RecipeError(f"QuantModel cannot simulate MODE: dynamic, {why}. Use sbonnx.quantize, run its result")
+        self._model = model
+        self._rules = rules
+        self._fusions = fusions
+        self._prepared = prepare(model, recipe, rules, fusions=fusions)
+        self._wishes: Recipe | None = None
+        self.solution: Solution | None = None
+        self._calibrator: Calibrator | None = None
+        self._fed: Kept | None = None
+        self._tuning: Kept | None = None
+        self._quant = (False, False)
+        self._switches: dict[Switch, bool] = {}
+        self._forward: Forward | None = None
+
+    @property
+    def prepared(self) -> Prepared:
+        """Graph and plan; made again first where the recipe was changed, and what was fed observed again."""
+        if self._wishes is not None:
+            wishes, self._wishes = self._wishes, None
+            self._prepared = prepare(self._model, wishes, self._rules, fusions=self._fusions)
+            self._observe_again()
+        return self._prepared
+
+    def _change_recipe(self, wishes: Recipe) -> None:
+        """Calibrate by another recipe from here on. It is planned when it is needed, once for several changes."""
+        self._wishes = wishes
+        self._close_forward()
+
+    def _move(self, device: str) -> None:
+        """Run on another device from here on.
+
+        Raises:
+            DeviceError: there is no such device here.
+        """
+        providers(device)
+        self._close_forward()
+        if self._wishes is not None:
+            self._wishes = self._wishes.on_device(device)
+        else:
+            self._prepared = replace(self._prepared, recipe=self._prepared.recipe.on_device(device))
+            self._observe_again()
+
+    @property
+    def _recipe(self) -> Recipe:
+        """The recipe with all changes."""
+        return self._wishes or self._prepared.recipe
+
+    def _new_calibrator(self) -> Calibrator:
+        prepared = self._prepared
+        recipe = prepared.recipe
+        return Calibrator(prepared.graph, prepared.plan, device=recipe.device, memory=recipe.calibration.memory)
+
+    def _observe_again(self) -> None:
+        """A calibrator for the graph and plan as they are now, which has observed what was fed."""
+        if self._calibrator is None or self._fed is None:
+            return
+        self._calibrator.close()
+        self._calibrator = self._new_calibrator()
+        if self._fed.count:
+            self._calibrator.observe_all(self._fed.dataset(), Silent())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of all sessions and of what was fed. The model can be used again; sessions are opened anew."""
+        self._close_forward()
+        if self._calibrator is not None:
+            self._calibrator.close()
+            self._calibrator = None
+        if self._fed is not None:
+            self._fed.close()
+            self._fed = None
+        if self._tuning is not None:
+            self._tuning.close()
+            self._tuning = None
+
+    def _close_forward(self) -> None:
+        if self._forward is not None:
+            self._forward.close()
+            self._forward = None
+
+    def _feeds(self, feeds: Feeds) -> dict[str, Array]:
+        return next(iter(datasets.read([feeds], self.prepared.graph)))
+
+    # --- calibration --------------------------------------------------------------------------------
+
+    def prepare_calibration(self) -> None:
+        """Start observing: forget what was observed before.
+
+        From here to `calc_qparams` feeds are kept, past 64 MiB on disk: ``asym`` walks them again.
+        """
+        self.close()
+        self.solution = None
+        self._quant = (False, False)
+        self._switches = {}
+        self._fed = Kept(self.prepared.graph)
+        self._calibrator = self._new_calibrator()
+
+    def _equalize(self, fed: Kept) -> None:
+        """Equalize on what was fed, as EQUALIZE asks for, and measure the ranges of the new graph."""
+        equalized = self.prepared.equalized(fed.dataset())
+        if equalized is not self.prepared:
+            self._prepared = equalized
+            self._observe_again()
+
+    def calc_qparams(self, asym: bool = False, w_quant: bool = False, a_quant: bool = False) -> Solution:
+        """Turn what was fed into scales, zero points and codes.
+
+        Args:
+            asym: walk what was fed once more, layer by layer, with everything upstream quantized. The ranges of
+                activations are measured there (in the ancestor only AdaRound saw that stream, and ranges stayed those
+                of the float one: CALIBRATION.ASYM.RANGES: false), and weights are rounded there.
+            w_quant, a_quant: what `asym` quantizes upstream: weights, activations. With neither, nothing changes.
+
+        Raises:
+            LifeCycleError: `prepare_calibration` was not called.
+            DataError: nothing was fed.
+            NumericError: NaN or Inf in an activation or weight.
+        """
+        prepared = self.prepared
+        if not prepared.needs_data and (self._fed is None or not self._fed.count):
+            self.close()
+            told = prepared.equalized(None)  # says what it would have measured
+            self._prepared = replace(told, refusals=tuple(dict.fromkeys(told.refusals)))
+            self.solution = self.prepared.corrected(self.prepared.without_data())
+            return self.solution
+        if self._calibrator is None or self._fed is None:
+            raise LifeCycleError("call prepare_calibration() and run some samples before calc_qparams()")
+        self._equalize(self._fed)
+        calibrator = self._calibrator
+        solve = self.prepared.round
+        wishes = self.prepared.recipe.calibration.asym
+        chosen = Asym(weights=w_quant, activations=a_quant, ranges=wishes.ranges, rounding=wishes.rounding)
+        rounding = self.prepared.reconstruction
+        if rounding is not None:
+            stream = chosen if asym else self.prepared.asym
+            solution = calibrator.finish_rounding(rounding, stream, self._fed.dataset(), solve, Silent())
+        elif asym:
+            solution = calibrator.finish_asym(chosen, self._fed.dataset(), solve, Silent())
+        else:
+            solution = calibrator.finish(solve)
+        recipe = self.prepared.recipe
+        solution = with_magnitudes(
+            solution,
+            self.prepared.graph,
+            self.prepared.plan,
+            self._fed.dataset(),
+            device=recipe.device,
+            memory=recipe.calibration.memory,
+        )
+        self.close()
+        self.solution = self.prepared.corrected(solution)
+        return self.solution
+
+    @contextmanager
+    def batchnorm_tuning(self, reference: Reference = "float") -> Iterator[None]:
+        """Batch norms get the statistics of the quantized network on what is fed inside, when it is left.
+
+            with model.batchnorm_tuning():
+                for feeds in samples:
+                    model(feeds)
+
+        Everything before a batch norm is quantized and tuned when it is measured, whatever `set_quant` says. Scales of
+        weights and biases change, codes of weights do not. Nothing changes where the block is left by an exception.
+
+        Args:
+            reference: "float": tensors get the mean and variance that they have in the float network on the same
+                feeds; "norm": those that gamma and beta stand for, as in the ancestor, which takes how the feeds
+                differ from the training data for an error as well.
+
+        Raises:
+            LifeCycleError: there are no scales yet.
+            DataError: nothing was fed.
+            NumericError: see `tune_norms`.
+        """
+        solution = self._solved("batchnorm_tuning")
+        self._tuning = kept = Kept(self.prepared.graph)
+        try:
+            yield
+            recipe = self.prepared.recipe
+            made = tune_norms(
+                self.prepared.graph,
+                self.prepared.plan,
+                solution,
+                kept.dataset(),
+                reference=reference,
+                device=recipe.device,
+                threads=recipe.calibration.threads,
+                memory=recipe.calibration.memory,
+            )
+        finally:
+            kept.close()
+            self._tuning = None
+        self.solution = made
+        self.set_quant(*self._quant)
+
+    # --- running ------------------------------------------------------------------------------------
+
+    def set_quant(self, w_quant: bool = False, a_quant: bool = False) -> None:
+        """Switch what a call applies: rounded weights, rounded activations.
+
+        Raises:
+            LifeCycleError: there are no scales yet.
+        """
+        if (w_quant or a_quant) and self.solution is None:
+            raise LifeCycleError("call calc_qparams() before set_quant(): there are no scales yet")
+        self._close_forward()
+        self._quant = (w_quant, a_quant)
+        self._switches = {}
+
+    def _run(self, feeds: Feeds, tensors: Sequence[str] = ()) -> dict[str, Array]:
+        """Outputs by name, and inner tensors before their own rounding; observed too, while calibrating."""
+        values = self._feeds(feeds)
+        if self._tuning is not None:
+            self._tuning.add(values)
+        if self.prepared is not None and self._calibrator is not None and self._fed is not None:
+            outputs = dict(self._calibrator.observe(values))
+            self._fed.add(values)
+            if not tensors:
+                return outputs
+        if tensors:
+            with self._open_forward(tensors) as run:
+                return run(values)
+        if self._forward is None:
+            self._forward = self._open_forward()
+        return self._forward(values)
+
+    def _open_forward(self, tensors: Iterable[str] = ()) -> Forward:
+        w_quant, a_quant = self._quant
+        plan = self.prepared.plan
+        if self._switches:
+            plan, w_quant, a_quant = switched(plan, self._quant, self._switches)
+        solution = self.solution or Solution({}, {}, {})
+        return Forward(
+            self.prepared.graph,
+            plan,
+            solution,
+            w_quant=w_quant,
+            a_quant=a_quant,
+            device=self.prepared.recipe.device,
+            tensors=list(tensors),
+        )
+
+    def _set_keys(self, layer: Layer, side: Side, keys: dict[str, Any]) -> None:
+        """Change the recipe for one side of a layer.
+
+        Raises:
+            LifeCycleError: there are scales already, which would be of the recipe as it was.
+            RecipeError: the backend does not have that.
+        """
+        if self.solution is not None:
+            raise LifeCycleError(
+                f"change '{layer.name}' before calc_qparams(), or after prepare_calibration(): its scales are there"
+            )
+        self._change_recipe(with_keys(self, layer.nodes, side, keys))
+
+    def _switch(self, layer: Layer, side: Side, *, on: bool) -> None:
+        """Switch one quantizer of the simulated forward.
+
+        Raises:
+            LifeCycleError: there are no scales yet.
+        """
+        self._solved(f"{layer.name}.{side}_quantizer.{'enable' if on else 'disable'}_quant")
+        self._switches |= {(side, node): on for node in layer.nodes}
+        self._close_forward()
+
+    def _solved(self, step: str) -> Solution:
+        if self.solution is None:
+            raise LifeCycleError(f"call calc_qparams() before {step}(): there are no scales yet")
+        return self.solution
+
+
+def _checked_fusions(names: Sequence[str]) -> tuple[str, ...]:
+    """The names of a custom_fuse_list.
+
+    Raises:
+        RecipeError: there is no such fusion.
+    """
+    known = [*(pattern.name for pattern in patterns.FUSE), FUSED_AWAY]
+    for name in names:
+        if name not in known:
+            raise RecipeError(f"custom_fuse_list: there is no fusion '{name}'; there are: {', '.join(known)}")
+    return tuple(names)

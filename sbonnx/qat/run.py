@@ -1,0 +1,41 @@
+"""One call of a trainable network on feeds by input name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from sbonnx.errors import DataError
+from sbonnx.qat.module import origin_of
+
+
+def run_module(module: nn.Module, feeds: Any, *, gradients: bool) -> dict[str, torch.Tensor]:
+    """Outputs by name, on the device of the module.
+
+    Args:
+        module: of `sbonnx.qat.prepare` or `QuantModel.init_QAT`.
+        feeds: by input name, or the one input: tensors or arrays.
+        gradients: record what a backward needs.
+
+    Raises:
+        DataError: an input is missing or unknown.
+    """
+    origin = origin_of(module)
+    names = list(origin.inputs)
+    values = dict(feeds) if isinstance(feeds, Mapping) else {names[0]: feeds}
+    missing = [name for name in names if name not in values] if isinstance(feeds, Mapping) else names[1:]
+    unknown = [name for name in values if name not in names and name not in (origin.settled.get("fixed") or {})]
+    if missing or unknown:
+        raise DataError(f"the inputs of the network are {', '.join(names)}: missing {missing}, unknown {unknown}")
+    place = next(module.parameters()).device
+    given = {
+        name: (value if isinstance(value, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(value))).to(place)
+        for name, value in origin.feed(values).items()
+    }
+    with torch.set_grad_enabled(gradients and torch.is_grad_enabled()):
+        found: dict[str, torch.Tensor] = module(**given)
+    return found
