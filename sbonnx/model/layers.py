@@ -47,6 +47,18 @@ class Quantizer:
         """Quantize to another width, 0 for float; see `QuantModel.set_bit`."""
         self.model._set_keys(self.layer, self.side, {"QUANTIZER": {"BIT": bit}})
 
+    def set_symmetric(self, symmetric: bool) -> None:
+        """Fix the zero point at 0, or leave it free; before `calc_qparams`.
+
+        Raises:
+            RecipeError: this side stays float, or the backend does not have that.
+            LifeCycleError: there are scales already.
+        """
+        shape = "channel" if self._planned.spec.axis is not None else "tensor"
+        self.model._set_keys(
+            self.layer, self.side, {"QSCHEME": f"per-{shape}-{'symmetric' if symmetric else 'affine'}"}
+        )
+
     def set_fake_fused(self) -> None:
         """Leave this side float for good, in the exported file too."""
         self.model._set_keys(self.layer, self.side, {"QUANTIZER": {"DISABLE": True}})
@@ -77,6 +89,33 @@ class Quantizer:
         return sites[0].spec.bits if sites else 0
 
     @property
+    def _planned(self) -> Site:
+        """The first planned pair.
+
+        Raises:
+            RecipeError: the side stays float.
+        """
+        sites = self.sites()
+        if not sites:
+            raise RecipeError(f"the {self.side} of '{self.layer.name}' stays float: it has no scale")
+        return sites[0]
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the zero point is fixed at 0."""
+        return self._planned.spec.symmetric
+
+    @property
+    def is_perchannel(self) -> bool:
+        """Whether each channel has a scale."""
+        return self._planned.spec.axis is not None
+
+    @property
+    def ch_axis(self) -> int | None:
+        """The axis of the channels, or None for one scale."""
+        return self._planned.spec.axis
+
+    @property
     def qparams(self) -> QParams:
         """Scale and zero point.
 
@@ -85,10 +124,10 @@ class Quantizer:
             RecipeError: the side stays float.
         """
         solution = self.model._solved(f"{self.layer.name}.{self.side}_quantizer.qparams")
-        for site in self.sites():
-            if site.key in solution.qparams:
-                return solution.qparams[site.key]
-        raise RecipeError(f"the {self.side} of '{self.layer.name}' stays float: it has no scale")
+        found = solution.qparams.get(self._planned.key)
+        if found is None:
+            raise RecipeError(f"the {self.side} of '{self.layer.name}' stays float: calibration found no range for it")
+        return found
 
     @property
     def scale(self) -> Any:

@@ -6,7 +6,7 @@ Floor 1. `docs/recipe.md` has the table of all keys.
 from __future__ import annotations
 
 from sbonnx.recipe.document import annotated_default, as_yaml, json_schema, table
-from sbonnx.recipe.loading import AUTO, load, parse_qconfig
+from sbonnx.recipe.loading import AUTO, load, parse_qconfig, update_config
 from sbonnx.recipe.resolve import Settings
 from sbonnx.recipe.schema import Recipe
 
@@ -20,4 +20,5 @@ __all__ = [
     "load",
     "parse_qconfig",
     "table",
+    "update_config",
 ]

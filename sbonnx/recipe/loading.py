@@ -151,3 +151,12 @@ def parse_qconfig(path: str | os.PathLike[str]) -> Recipe:
     if not isinstance(path, str | os.PathLike):
         raise RecipeError(f"parse_qconfig wants the path of a YAML file, got {short(path)}")
     return load(FilePath(path))  # a Path is always a file, even one called "auto"
+
+
+def update_config(config: Recipe, key: str, value: Any) -> Recipe:
+    """The recipe with another value at a key path, such as "SCHEDULE.FUSE_BN"; `config` stays as it is.
+
+    Raises:
+        RecipeError: as `load`.
+    """
+    return load(config, overrides={key: value})
