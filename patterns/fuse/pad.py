@@ -38,6 +38,8 @@ def _added(match: Match) -> tuple[int, ...] | str:
         return f"'{match['axes'].name}' is not a constant"
     if pads.size != 2 * axes.size:
         return f"it has {pads.size} pads for {axes.size} axes"
+    if any(not -dims <= axis < dims for axis in axes.reshape(-1)):
+        return f"its axes {axes.tolist()} do not fit rank {dims}"
     both = np.zeros((2, dims), np.int64)
     both[:, np.asarray(axes, np.int64)] = pads.reshape(2, -1)
     if both[:, :2].any():
@@ -48,11 +50,11 @@ def _added(match: Match) -> tuple[int, ...] | str:
 
 
 def _value(match: Match) -> float | None:
-    """What it pads with; None if that is computed."""
+    """What it pads with; None if that is computed, or no single number."""
     if "value" not in match:
         return 0.0
     value = constant(match["value"])
-    return None if value is None else float(value.reshape(()))
+    return float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
 
 
 def _existing(match: Match, spatial: int) -> tuple[int, ...] | str:
@@ -61,6 +63,8 @@ def _existing(match: Match, spatial: int) -> tuple[int, ...] | str:
     if mode in ("SAME_UPPER", "SAME_LOWER"):
         return f"auto_pad of '{match['window'].name}' is {mode}: its own padding follows from the padded size"
     pads = match["window"].attrs.get("pads") if mode == "NOTSET" else None
+    if pads and len(pads) != 2 * spatial:
+        return f"'{match['window'].name}' has {len(pads)} pads for {spatial} axes"
     return tuple(pads) if pads else (0,) * (2 * spatial)
 
 
@@ -89,9 +93,9 @@ def _check_pool(match: Match) -> str | None:
     if isinstance(pads, str):
         return pads
     node: Node = match["window"]
-    kernel = node.attrs.get("kernel_shape")
-    if kernel is None:
-        return f"'{node.name}' has no kernel_shape"
+    kernel = node.attrs["kernel_shape"]
+    if 2 * len(kernel) != len(pads):
+        return f"'{node.name}' has a kernel of {len(kernel)} axes, and the Pad is for {len(pads) // 2}"
     if match.attribute("window", "ceil_mode"):
         return "ceil_mode: windows past the end count differently"
     if any(dilation != 1 for dilation in node.attrs.get("dilations") or ()):
@@ -113,7 +117,7 @@ def _why_not_average(match: Match) -> str | None:
 def _why_not_max(match: Match) -> str | None:
     value = _value(match)
     if value is None:
-        return "what it pads with is computed"
+        return "what it pads with is not one known number"
     if value == -np.inf or (value <= 0.0 and _never_negative(match["x"])):
         return None
     return f"it pads with {value:g}, a maximum ignores its padding, and '{match['x'].name}' may lie below"

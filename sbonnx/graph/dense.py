@@ -6,6 +6,7 @@ onnxruntime take it for another type, and onnx's version converter refuses it.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -14,6 +15,7 @@ from onnx import ModelProto, SparseTensorProto, TensorProto, helper, numpy_helpe
 from sbonnx.errors import ModelError
 from sbonnx.graph.protos import graph_protos
 from sbonnx.graph.query import Array
+from sbonnx.graph.validate import MAX_RANK
 from sbonnx.graph.weights import byte_size, numpy_dtype
 
 LARGEST: Final = 1 << 30
@@ -48,7 +50,9 @@ def dense(proto: SparseTensorProto, where: str) -> Array:
     shape = tuple(proto.dims)
     if any(part.data_location == TensorProto.EXTERNAL for part in (proto.values, proto.indices)):
         raise ModelError(f"sparse tensor '{where}' is large or external: save the model with a dense one")
-    if byte_size(proto.values.data_type, int(np.prod(shape, dtype=np.int64))) > LARGEST:
+    if any(size < 0 for size in shape) or len(shape) > MAX_RANK:
+        raise ModelError(f"sparse tensor '{where}' has the shape {list(shape)}, which no tensor can have")
+    if byte_size(proto.values.data_type, prod(shape)) > LARGEST:
         raise ModelError(f"sparse tensor '{where}' of shape {list(shape)} is larger than 1 GiB when dense")
     try:
         values: Array = np.zeros(shape, numpy_dtype(proto.values.data_type))

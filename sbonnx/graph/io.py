@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from sbonnx.graph import opset as opsets
 from sbonnx.graph.dense import make_dense
 from sbonnx.graph.digests import array_digests
 from sbonnx.graph.files import EXTERNAL_BYTES, model_pieces, write_model
+from sbonnx.graph.functions import require_bounded
 from sbonnx.graph.lift import lift
 from sbonnx.graph.model import Graph, ModelInfo
 from sbonnx.graph.protos import (
@@ -24,14 +26,14 @@ from sbonnx.graph.protos import (
     graph_protos,
     ir_version_for,
     node_protos,
-    require_functions_end,
     sort_protos,
 )
 from sbonnx.graph.query import Array
 from sbonnx.graph.read import build
 from sbonnx.graph.source import Opened, open_model
+from sbonnx.graph.validate import free_sizes, validate
 from sbonnx.graph.weights import Weights
-from sbonnx.graph.write import skeleton
+from sbonnx.graph.write import read_type, skeleton
 from sbonnx.ops import QDQ
 
 SESSION_BYTES = 64 << 10
@@ -66,12 +68,14 @@ def _load(source: str | os.PathLike[str] | ModelProto, opset: int) -> Graph:
     info.original_opset = own
     if not 1 <= opset <= opsets.newest():
         raise ModelError(f"opset {opset} was asked for; onnx {onnx.__version__} knows 1 to {opsets.newest()}")
+    _mend(model, info)
+    _free_inputs(model, info)
+    validate(model)
     model = _inline(model, opened, info)
     opsets.require_known_ops(model, own, opened.label)
     sparse = make_dense(model)
     if sparse:
         info.notes.append(f"{sparse} sparse constants made dense")
-    _free_inputs(model, info)
     if sort_protos(model.graph):
         info.notes.append("nodes were not in topological order: sorted")
     _name_nodes(model, info)
@@ -82,12 +86,23 @@ def _load(source: str | os.PathLike[str] | ModelProto, opset: int) -> Graph:
     return build(model, opened.payloads, info)
 
 
+def _mend(model: ModelProto, info: ModelInfo) -> None:
+    """In place: give a nameless graph a name, and let sizes below 0 be unknown. Runtimes read both."""
+    if not model.graph.name:
+        model.graph.name = "graph"
+        info.notes.append("the graph had no name: named 'graph'")
+    freed = sum(free_sizes([*one.input, *one.output, *one.value_info]) for one in graph_protos(model.graph))
+    freed += sum(free_sizes(function.value_info) for function in model.functions)
+    if freed:
+        info.notes.append(f"{freed} tensors had sizes below 0: they are read as dynamic")
+
+
 def _inline(model: ModelProto, opened: Opened, info: ModelInfo) -> ModelProto:
     """The model with its local functions replaced by their nodes."""
     if not model.functions:
         return model
     count = len(model.functions)
-    require_functions_end(model)
+    require_bounded(model)
     try:
         model = inline_local_functions(model, convert_version=True)
     except ONNX_ERRORS as error:
@@ -97,20 +112,27 @@ def _inline(model: ModelProto, opened: Opened, info: ModelInfo) -> ModelProto:
 
 
 def _free_inputs(model: ModelProto, info: ModelInfo) -> None:
-    """In place: initializers listed among the inputs (all of them before IR version 4) are constants, not inputs."""
-    held = {tensor.name for tensor in model.graph.initializer}
-    listed = tuple(value.name for value in model.graph.input if value.name in held)
-    if not listed:
-        return
-    kept = [
-        ValueInfoProto.FromString(value.SerializeToString()) for value in model.graph.input if value.name not in held
-    ]
-    del model.graph.input[:]
-    model.graph.input.extend(kept)
-    model.ir_version = max(model.ir_version, 4)
+    """In place: initializers listed among the inputs are constants, not inputs.
+
+    Before IR version 4 all of them were to be listed, and onnx's tools fail where one is not: the version is raised.
+    """
+    for scope in graph_protos(model.graph):
+        held = {tensor.name for tensor in scope.initializer}
+        held.update(sparse.values.name for sparse in scope.sparse_initializer)
+        if not held:
+            continue
+        model.ir_version = max(model.ir_version, 4)
+        kept = [ValueInfoProto.FromString(one.SerializeToString()) for one in scope.input if one.name not in held]
+        if len(kept) == len(scope.input):
+            continue
+        if scope is model.graph:
+            info.overridable = tuple(one.name for one in scope.input if one.name in held)
+        info.notes.append(
+            f"{len(scope.input) - len(kept)} initializers were listed among the inputs: they are constants now"
+        )
+        del scope.input[:]
+        scope.input.extend(kept)
     info.ir_version = model.ir_version
-    info.overridable = listed
-    info.notes.append(f"{len(listed)} initializers were listed among the inputs: they are constants now")
 
 
 def _name_nodes(model: ModelProto, info: ModelInfo) -> None:
@@ -167,6 +189,7 @@ def _keep_model(model: ModelProto, info: ModelInfo) -> None:
 def _infer(model: ModelProto, info: ModelInfo) -> ModelProto:
     """The model with types and shapes of what lies between; its inputs and outputs as they were."""
     try:
+        _forget_wrong_shapes(model, info)
         inferred = onnx.shape_inference.infer_shapes(model)
         if not has_long_vector(inferred):
             inferred = onnx.shape_inference.infer_shapes(inferred, data_prop=True)
@@ -179,6 +202,33 @@ def _infer(model: ModelProto, info: ModelInfo) -> ModelProto:
             if kind is not None and (kind != "tensor_type" or was.type.tensor_type.HasField("shape")):
                 now.CopyFrom(was)
     return inferred
+
+
+def _forget_wrong_shapes(model: ModelProto, info: ModelInfo) -> None:
+    """In place: outputs whose shape in the file contradicts the operators lose it. Runtimes warn, and go on."""
+    try:
+        onnx.shape_inference.infer_shapes(model, strict_mode=True)
+        return
+    except ONNX_ERRORS:  # of which output, if it is one at all, the message does not say
+        free = ModelProto()
+        free.CopyFrom(model)
+    for value in free.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    for said, value in zip(model.graph.output, onnx.shape_inference.infer_shapes(free).graph.output, strict=True):
+        (_, wrong), (_, right) = read_type(said.type), read_type(value.type)
+        if wrong is None or right is None or _agree(wrong, right):
+            continue
+        sizes = right
+        if len(wrong) == len(right):  # one that the operators leave open stays as it is declared
+            sizes = tuple(b if isinstance(b, int) else a for a, b in zip(wrong, right, strict=True))
+        said.type.CopyFrom(onnx.helper.make_tensor_type_proto(said.type.tensor_type.elem_type, sizes))
+        info.notes.append(f"output '{said.name}' is declared as {list(wrong)}; its operators give {list(right)}")
+
+
+def _agree(one: Sequence[int | str | None], other: Sequence[int | str | None]) -> bool:
+    """Whether two shapes can be of the same tensor."""
+    pairs = zip(one, other, strict=False)
+    return len(one) == len(other) and all(a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in pairs)
 
 
 def has_long_vector(model: ModelProto) -> bool:

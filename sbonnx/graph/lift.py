@@ -312,6 +312,8 @@ def _retype(element: int, *, first: int) -> After:
                 continue
             tensor = makers[name].attribute[0].t
             kind = numpy_dtype(element)
+            if kind.kind not in "fiu":
+                continue  # not a type of this operator: the runtime says so
             limits = np.finfo(kind) if kind.kind == "f" else np.iinfo(kind)
             values = numpy_helper.to_array(tensor).astype(np.float64).clip(float(limits.min), float(limits.max))
             tensor.CopyFrom(numpy_helper.from_array(values.astype(kind)))

@@ -22,6 +22,10 @@ ONNX_ERRORS: Final = (
 """What onnx's own tools raise for a model they cannot take."""
 
 
+MAX_BODIES: Final = 30
+"""Graphs within one another: protobuf reads messages up to 100 deep, and each body takes three."""
+
+
 def body_protos(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
     """The bodies that a node holds itself, with the name of their attribute."""
     for attribute in node.attribute:
@@ -42,6 +46,14 @@ def node_protos(graph: GraphProto) -> Iterator[NodeProto]:
     """Every node of every scope."""
     for scope in graph_protos(graph):
         yield from scope.node
+
+
+def node_protos_of(nodes: Sequence[NodeProto]) -> Iterator[NodeProto]:
+    """Some nodes, as those of a function, and every node of their bodies."""
+    yield from nodes
+    for node in nodes:
+        for _, body in body_protos(node):
+            yield from node_protos(body)
 
 
 def tensor_protos(model: ModelProto) -> Iterator[tuple[TensorProto, str]]:
@@ -101,26 +113,6 @@ def texts(model: ModelProto) -> Iterator[str | bytes]:
 def _entries(entries: Sequence[onnx.StringStringEntryProto]) -> Iterator[str | bytes]:
     for entry in entries:
         yield from (entry.key, entry.value)
-
-
-def require_functions_end(model: ModelProto) -> None:
-    """That no local function calls itself, directly or over others: onnx 1.20 crashes when it inlines one.
-
-    Raises:
-        ModelError: one does.
-    """
-    keys = {(function.domain, function.name): function for function in model.functions}
-    calls = {
-        key: {(node.domain, node.op_type) for node in node_protos(GraphProto(node=function.node))} & keys.keys()
-        for key, function in keys.items()
-    }
-    while calls:
-        ends = [key for key, called in calls.items() if not called & calls.keys()]
-        if not ends:
-            domain, name = next(iter(calls))
-            raise ModelError(f"its functions call each other without end: '{domain}.{name}' calls itself")
-        for key in ends:
-            del calls[key]
 
 
 def captured_names(graph: GraphProto) -> list[str]:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import difflib
 import os
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import numpy as np
 from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto
 
 from sbonnx.errors import ModelError
 from sbonnx.graph import wire
-from sbonnx.graph.protos import tensor_protos, texts
+from sbonnx.graph.protos import MAX_BODIES, tensor_protos, texts
+from sbonnx.graph.validate import check_tensor
 from sbonnx.graph.weights import INLINE_BYTES, Source, byte_size
+
+SHOWN: Final = 100
+"""Characters of a file name that a message shows."""
 
 NOT_ONNX = "it is not an ONNX model, or it is cut off"
 
@@ -63,11 +67,11 @@ def open_model(source: str | os.PathLike[str] | ModelProto) -> Opened:
     if isinstance(source, ModelProto):
         return _from_proto(source)
     path = Path(source)
-    _require_file(path)
     try:
+        _require_file(path)
         mapped = Source.map(path)
-    except OSError as error:
-        raise ModelError(f"'{path}' cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # ValueError: it became empty since
+        raise ModelError(f"'{path}' cannot be read: {_reason(error)}") from None
     opened = _parse(mapped, f"'{path}'")
     opened.path, opened.files = path, [path]
     _resolve_external(opened)
@@ -131,7 +135,10 @@ def _parse(source: Source, label: str) -> Opened:
         hint = ": it is a text file"
     try:
         skeleton, spans = wire.deflate(source.buffer, largest=INLINE_BYTES)
-        model = ModelProto.FromString(skeleton)
+        model = _decode(skeleton)
+    except wire.TooDeepError:
+        text = f"its graphs are nested deeper than protobuf reads, about {MAX_BODIES} within one another"
+        raise ModelError(f"{label} cannot be read: {text}") from None
     except (ValueError, DecodeError) as error:
         reason = f" ({error})" if isinstance(error, ValueError) and not hint else ""
         raise ModelError(f"{label} cannot be read{hint or ': ' + NOT_ONNX}{reason}") from None
@@ -142,6 +149,15 @@ def _parse(source: Source, label: str) -> Opened:
     if broken is not None:
         raise ModelError(f"{label} cannot be read: the name {broken!r} in it is not text, the file is damaged")
     return Opened(model, [Payload(source, span.offset, span.length) for span in spans])
+
+
+def _decode(skeleton: bytes) -> ModelProto:
+    try:
+        model: ModelProto = ModelProto.FromString(skeleton)
+    except DecodeError:
+        wire.require_shallow(skeleton)
+        raise
+    return model
 
 
 def _is_text(start: bytes) -> bool:
@@ -182,7 +198,8 @@ def _external_payload(
     tensor: TensorProto, where: str, entries: dict[str, str], opened: Opened, sources: dict[Path, Source]
 ) -> Payload | None:
     """Where an external tensor lies, its file mapped; None for a tensor without elements."""
-    length = byte_size(tensor.data_type, int(np.prod(tuple(tensor.dims), dtype=np.int64)))
+    check_tensor(tensor, where)
+    length = byte_size(tensor.data_type, prod(tensor.dims))
     location = entries.get("location", "")
     if tensor.data_type == TensorProto.STRING:
         raise ModelError(f"tensor '{where}' holds strings in external data, which ONNX does not allow")
@@ -205,9 +222,14 @@ def _external_payload(
     if file not in sources:
         try:
             sources[file] = Source.map(file)
-        except OSError as error:
-            raise ModelError(f"external data '{file}' of tensor '{where}' cannot be read: {error.strerror}") from None
+        except (OSError, ValueError) as error:
+            raise ModelError(f"external data '{file}' of tensor '{where}' cannot be read: {_reason(error)}") from None
     return Payload(sources[file], offset, length)
+
+
+def _reason(error: Exception) -> str:
+    """The cause alone: the text of an OSError repeats the path."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _external_file(where: str, location: str, opened: Opened) -> Path:
@@ -219,12 +241,17 @@ def _external_file(where: str, location: str, opened: Opened) -> Path:
     if not location:
         raise ModelError(f"tensor '{where}' is external, and the model does not say in which file it lies")
     folder = opened.path.parent.resolve()
-    file = folder / location
-    if Path(location).is_absolute() or not file.resolve().is_relative_to(folder):
+    try:
+        file = (folder / location).resolve()
+        regular = file.is_file()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, links that lead to themselves, a NUL
+        text = repr(location if len(location) <= SHOWN else f"{location[:SHOWN]}...")
+        raise ModelError(f"tensor '{where}' has its values in {text}, which is no file: {_reason(error)}") from None
+    if Path(location).is_absolute() or not file.is_relative_to(folder):
         raise ModelError(
             f"tensor '{where}' has its values in '{location}', outside the model's folder: refused. "
             f"Put the file beside {opened.label}"
         )
-    if not file.is_file():
+    if not regular:
         raise ModelError(f"'{location}' with the values of tensor '{where}' is missing beside {opened.label}")
-    return file.resolve()
+    return file

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import tempfile
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import Any, Final
 
@@ -89,7 +90,7 @@ class Weights(LazyValues):  # type: ignore[misc]
         self.onnx_type = onnx_type
         self.shape = dims
         self.dtype = numpy_dtype(onnx_type)
-        elements = int(np.prod(dims, dtype=np.int64))
+        elements = prod(dims)
         self.nbytes = elements * self.dtype.itemsize
         self.stored_bytes = byte_size(onnx_type, elements)
 

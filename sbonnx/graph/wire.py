@@ -34,6 +34,14 @@ RAW_DATA, EXTERNAL_DATA, DATA_LOCATION, DATA_TYPE, FLOAT_DATA, DOUBLE_DATA = 9, 
 FLOAT, DOUBLE = 1, 11  # element types whose packed repeated field has the bytes of raw_data
 
 
+MAX_MESSAGES: Final = 100
+"""Messages within one another, the most that protobuf reads."""
+
+
+class TooDeepError(ValueError):
+    """Messages are nested deeper than protobuf reads."""
+
+
 class Field(NamedTuple):
     """One field: its number, its kind, where its key starts, where its value starts and ends."""
 
@@ -121,10 +129,33 @@ def deflate(buffer: Buffer, *, largest: int) -> tuple[bytes, list[Span]]:
         ValueError: see `fields`.
     """
     spans: list[Span] = []
-    return b"".join(_deflate(buffer, 0, len(buffer), MODEL, largest, spans)), spans
+    return b"".join(_deflate(buffer, (0, len(buffer)), MODEL, largest, spans, 0)), spans
 
 
-def _deflate(buffer: Buffer, start: int, end: int, message: int, largest: int, spans: list[Span]) -> list[bytes]:
+def require_shallow(buffer: Buffer) -> None:
+    """That the graphs of a serialized ModelProto are nested no deeper than protobuf reads.
+
+    Raises:
+        TooDeepError: they are.
+        ValueError: see `fields`.
+    """
+    stack = [(0, len(buffer), MODEL, 0)]
+    while stack:
+        start, end, message, depth = stack.pop()
+        if depth > MAX_MESSAGES:
+            raise TooDeepError(f"messages are nested more than {MAX_MESSAGES} deep")
+        children = CHILDREN.get(message, {})
+        for field in fields(buffer, start, end) if children else ():
+            if field.kind == 2 and field.number in children:
+                stack.append((field.value, field.end, children[field.number], depth + 1))
+
+
+def _deflate(
+    buffer: Buffer, place: tuple[int, int], message: int, largest: int, spans: list[Span], depth: int
+) -> list[bytes]:
+    if depth > MAX_MESSAGES:
+        raise TooDeepError(f"messages are nested more than {MAX_MESSAGES} deep")
+    start, end = place
     children, out = CHILDREN[message], []
     for field in fields(buffer, start, end):
         child = children.get(field.number) if field.kind == 2 and field.end - field.value > largest else None
@@ -133,7 +164,7 @@ def _deflate(buffer: Buffer, start: int, end: int, message: int, largest: int, s
         elif child == TENSOR:
             out.append(_delimited(field.number, _deflate_tensor(buffer, field.value, field.end, largest, spans)))
         else:
-            inner = b"".join(_deflate(buffer, field.value, field.end, child, largest, spans))
+            inner = b"".join(_deflate(buffer, (field.value, field.end), child, largest, spans, depth + 1))
             out.append(_delimited(field.number, inner))
     return out
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
 
 from sbonnx.errors import ModelError
 from sbonnx.graph import load
@@ -325,12 +325,49 @@ def test_a_link_within_the_folder_is_followed(tmp_path: Path) -> None:
         ({"location": "w.bin", "offset": 1000}, r"bytes 1000 to 2024 of 'w\.bin'"),
         ({"location": "w.bin", "offset": -8}, r"bytes -8"),
         ({"location": "w.bin", "length": 512}, r"needs 1024 bytes, and the model says 512"),
+        ({"location": "w\0.bin"}, r"'w\\x00\.bin', which is no file: embedded null byte"),
+        ({"location": "w" * 5000}, r"'w{100}\.\.\.', which is no file: File name too long"),
     ],
 )
 def test_external_data_that_is_wrong(arguments: dict[str, object], says: str, tmp_path: Path) -> None:
     path = external(tmp_path, **arguments)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match=says):
         load(path)
+
+
+def test_a_link_to_itself_is_refused(tmp_path: Path) -> None:
+    path = external(tmp_path, "loop.bin")
+    os.symlink("loop.bin", path.parent / "loop.bin")
+    with pytest.raises(ModelError, match=r"'loop\.bin', which is no file: Symlink loop|'loop\.bin' .* is missing"):
+        load(path)
+
+
+def nested(depth: int, elements: int) -> bytes:
+    """A model of Ifs within one another around a constant; protobuf itself writes what it does not read."""
+    made = parsed("g (bool c) => (float[M] y) { }", '"": 17')
+    scope = made.graph
+    for _ in range(depth):
+        node = scope.node.add(op_type="If", input=["c"], output=["y"])
+        node.attribute.add(name="else_branch", type=AttributeProto.GRAPH).g.SetInParent()
+        scope = node.attribute.add(name="then_branch", type=AttributeProto.GRAPH).g
+        scope.name, scope.output.add().name = "t", "y"
+    scope.node.add(op_type="Constant", output=["y"]).attribute.append(
+        helper.make_attribute("value", numpy_helper.from_array(np.zeros(elements, np.float32)))
+    )
+    content: bytes = made.SerializeToString()
+    return content
+
+
+@pytest.mark.parametrize("elements", [1, 10_000])
+@pytest.mark.parametrize("depth", [40, 2000])
+def test_graphs_nested_too_deep(depth: int, elements: int, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="its graphs are nested deeper than protobuf reads"):
+        load(written(tmp_path / "m.onnx", nested(depth, elements)))
+
+
+def test_a_path_that_is_too_long(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="cannot be read: File name too long"):
+        load(tmp_path / ("m" * 5000))
 
 
 def test_an_unreadable_file(tmp_path: Path) -> None:

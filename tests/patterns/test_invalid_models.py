@@ -11,7 +11,7 @@ from sbonnx.graph import load
 from sbonnx.patterns import FUSE, apply
 
 
-def invalid(nodes: list[onnx.NodeProto], shape: list[int], **weights: object) -> onnx.ModelProto:
+def invalid(nodes: list[onnx.NodeProto], shape: list[int], *, opset: int = 17, **weights: object) -> onnx.ModelProto:
     """A model that no checker has seen."""
     held = [numpy_helper.from_array(np.asarray(value), name) for name, value in weights.items()]
     graph = helper.make_graph(
@@ -21,7 +21,7 @@ def invalid(nodes: list[onnx.NodeProto], shape: list[int], **weights: object) ->
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         held,
     )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
 W = np.ones((5, 4), np.float32)
@@ -39,10 +39,31 @@ MODELS = {
         p=np.array([0, 0, 1]),
         w=KERNEL,
     ),
-    "pool without a kernel": invalid(
-        [helper.make_node("Pad", ["x", "p"], ["t"]), helper.make_node("AveragePool", ["t"], ["y"])],
+    "window with pads of the wrong length": invalid(
+        [helper.make_node("Pad", ["x", "p"], ["t"]), helper.make_node("Conv", ["t", "w"], ["y"], pads=[1, 1, 1])],
         [1, 3, 8, 8],
         p=np.array([0, 0, 1, 1, 0, 0, 1, 1]),
+        w=KERNEL,
+    ),
+    "kernel of the wrong length": invalid(
+        [helper.make_node("Pad", ["x", "p"], ["t"]), helper.make_node("AveragePool", ["t"], ["y"], kernel_shape=[2])],
+        [1, 3, 8, 8],
+        p=np.array([0, 0, 1, 1, 0, 0, 1, 1]),
+    ),
+    "value of a Pad that is not one number": invalid(
+        [helper.make_node("Pad", ["x", "p", "v"], ["t"]), helper.make_node("Conv", ["t", "w"], ["y"])],
+        [1, 3, 8, 8],
+        p=np.array([0, 0, 1, 1, 0, 0, 1, 1]),
+        v=np.zeros(2, np.float32),
+        w=KERNEL,
+    ),
+    "axes of a Pad outside its rank": invalid(
+        [helper.make_node("Pad", ["x", "p", "", "a"], ["t"]), helper.make_node("Conv", ["t", "w"], ["y"])],
+        [1, 3, 8, 8],
+        opset=18,
+        p=np.array([1, 1, 1, 1]),
+        a=np.array([2, 9]),
+        w=KERNEL,
     ),
 }
 

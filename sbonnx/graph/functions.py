@@ -1,0 +1,160 @@
+"""Local functions: what inlining them makes, computed before it is done.
+
+Each call becomes a copy of its function, so a file of a kilobyte in which every function calls the next one twice
+becomes millions of nodes. onnx's inliner has no limit, and ends the process where a function calls itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from onnx import FunctionProto, ModelProto, NodeProto
+
+from sbonnx.errors import ModelError
+from sbonnx.graph.protos import MAX_BODIES, body_protos, node_protos_of
+from sbonnx.ops import STANDARD_DOMAINS
+
+Key = tuple[str, str, str]
+"""Domain (the default one as ""), name and overload of a function."""
+
+MAX_NODES: Final = 50_000
+"""Nodes of a model after inlining, or `MAX_COPIES` times those of the file where that is more."""
+
+MAX_COPIES: Final = 10
+
+MAX_BYTES: Final = 512 << 20
+"""Bytes of a model after inlining, without large tensors, which are not copied."""
+
+MAX_CALLS: Final = 100
+"""Functions that may call one another in a row."""
+
+
+@dataclass
+class Cost:
+    """What some nodes become when they are inlined.
+
+    Attributes:
+        nodes, bytes: how many, and what they take.
+        bodies: graphs within graphs, at most.
+        calls: functions in a row, at most.
+        copies: of a function's attributes, by name: how often each stands in its nodes in the end.
+    """
+
+    nodes: int = 0
+    bytes: int = 0
+    bodies: int = 0
+    calls: int = 0
+    copies: Counter[str] = field(default_factory=Counter)
+
+
+def key_of(node: NodeProto | FunctionProto) -> Key:
+    """The key of a function, or of the function that a node may call."""
+    name = node.op_type if isinstance(node, NodeProto) else node.name
+    return ("" if node.domain in STANDARD_DOMAINS else node.domain, name, node.overload)
+
+
+def attribute_types(model: ModelProto) -> dict[Key, dict[str, int]]:
+    """By function, the types of the attributes that its nodes take from the call, by their names there."""
+    return {
+        key_of(function): {
+            one.ref_attr_name: one.type
+            for node in node_protos_of(function.node)
+            for one in node.attribute
+            if one.ref_attr_name
+        }
+        for function in model.functions
+    }
+
+
+def require_bounded(model: ModelProto) -> None:
+    """That inlining ends, and what comes of it has a size that can be worked on.
+
+    Raises:
+        ModelError: a function calls itself, or the model would become too large or too deep.
+    """
+    functions = _callees_first(model)
+    given = _cost(model.graph.node, {}).nodes + sum(_cost(function.node, {}).nodes for function in functions)
+    largest = max(MAX_NODES, MAX_COPIES * given)
+    costs: dict[Key, Cost] = {}
+    for function in functions:
+        key = key_of(function)
+        costs[key] = _cost(function.node, costs)
+        costs[key].calls += 1
+        _require_small(costs[key], largest, f"function '{_text(key)}'")
+    _require_small(_cost(model.graph.node, costs), largest, "the model")
+
+
+def _require_small(cost: Cost, nodes: int, what: str) -> None:
+    """Checked for each function on the way, so that the numbers stay small themselves."""
+    for count, most, unit in (
+        (cost.nodes, nodes, "nodes"),
+        (cost.bytes, MAX_BYTES, "bytes"),
+        (cost.calls, MAX_CALLS, "functions that call one another"),
+        (cost.bodies, MAX_BODIES, "graphs within one another"),
+    ):
+        if count > most:
+            raise ModelError(f"its functions cannot be inlined: {what} would have {count} {unit}; the limit is {most}")
+
+
+def _cost(nodes: Iterable[NodeProto], costs: dict[Key, Cost]) -> Cost:
+    total = Cost()
+    for node in nodes:
+        called = costs.get(key_of(node))
+        total.nodes += 1 if called is None else called.nodes
+        total.bytes += _plain_bytes(node) + (0 if called is None else called.bytes)
+        if called is not None:
+            total.calls = max(total.calls, called.calls)
+            total.bodies = max(total.bodies, called.bodies)
+        for one in node.attribute:
+            copies = 1 if called is None else called.copies[one.name]
+            total.bytes += copies * one.ByteSize()
+            if one.ref_attr_name:
+                total.copies[one.ref_attr_name] += copies
+        for name, body in body_protos(node):
+            inside = _cost(body.node, costs)
+            copies = 1 if called is None else called.copies[name]
+            total.nodes += copies * inside.nodes
+            total.bytes += copies * inside.bytes
+            total.calls = max(total.calls, inside.calls)
+            total.bodies = max(total.bodies, inside.bodies + 1 + (0 if called is None else called.bodies))
+            total.copies.update({each: copies * count for each, count in inside.copies.items()})
+    return total
+
+
+def _plain_bytes(node: NodeProto) -> int:
+    return sum(map(len, (*node.input, *node.output, node.name, node.op_type)))
+
+
+def _callees_first(model: ModelProto) -> list[FunctionProto]:
+    """The functions, each after those that it calls.
+
+    Raises:
+        ModelError: a function calls itself, directly or over others.
+    """
+    functions = {key_of(function): function for function in model.functions}
+    calls = {
+        key: {key_of(node) for node in node_protos_of(function.node)} & functions.keys()
+        for key, function in functions.items()
+    }
+    done: dict[Key, FunctionProto] = {}
+    for root in functions:
+        stack, path = [(root, False)], set[Key]()
+        while stack:
+            key, finished = stack.pop()
+            if finished:
+                path.discard(key)
+                done[key] = functions[key]
+            elif key in path:
+                raise ModelError(f"its functions call each other without end: '{_text(key)}' calls itself")
+            elif key not in done:
+                path.add(key)
+                stack.append((key, True))
+                stack.extend((called, False) for called in sorted(calls[key]) if called not in done)
+    return list(done.values())
+
+
+def _text(key: Key) -> str:
+    return ".".join(part for part in key if part)

@@ -1,0 +1,138 @@
+"""Faults that native code would crash on, or trip over later: refused when the file is read, in one line.
+
+onnxruntime refuses every one of these models too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper, parser
+
+from sbonnx.errors import ModelError
+from sbonnx.graph import load
+
+UNARY = "g (float[2,1] x) => (float[N] y) { y = Squeeze <axes = [1]> (x) }"
+BRANCHES = """g (float[2,1] x, bool c) => (float[2,1] y) { y = If (c) <
+    then_branch = t () => (float[2,1] a) { a = Relu(x) }, else_branch = e () => (float[2,1] b) { b = Neg(x) }> }"""
+LOOP = """g (float[2] x, int64 n, bool c) => (float[2] y) { y = Loop (n, c, x) <
+    body = b (int64 i, bool k, float[2] v) => (bool o, float[2] w) { o = Identity(k) w = Relu(v) }> }"""
+FUNCTION = """g (float[2,1] x) => (float[N] y) { y = my.f <axes = [1]> (x) }
+    <domain: "my", opset_import: ["": 11]> f <axes> (a) => (b) { b = Squeeze <axes: ints = @axes> (a) }"""
+CONSTANT = "g (float[2] x) => (float[2] y) { c = Constant <value = float[2] {1.0, 2.0}> () y = Add(x, c) }"
+
+Change = Callable[[ModelProto], object]
+
+
+def parsed(text: str, opset: int = 11) -> ModelProto:
+    imports = f'"" : {opset}, "my" : 1' if "my." in text else f'"" : {opset}'
+    made: ModelProto = parser.parse_model(f"<ir_version: 10, opset_import: [{imports}]> {text}")
+    return made
+
+
+def attribute(name: str, value: Any, node: Callable[[ModelProto], NodeProto] = lambda m: m.graph.node[0]) -> Change:
+    """Give a node another value of an attribute."""
+
+    def change(model: ModelProto) -> None:
+        kept = [AttributeProto.FromString(one.SerializeToString()) for one in node(model).attribute if one.name != name]
+        del node(model).attribute[:]
+        node(model).attribute.extend([*kept, helper.make_attribute(name, value)])
+
+    return change
+
+
+def in_branch(model: ModelProto) -> NodeProto:
+    """The node of a branch, made a Squeeze."""
+    node: NodeProto = model.graph.node[0].attribute[0].g.node[0]
+    node.op_type = "Squeeze"
+    return node
+
+
+def in_function(model: ModelProto) -> NodeProto:
+    node: NodeProto = model.functions[0].node[0]
+    return node
+
+
+def tensor(change: Callable[[TensorProto], object]) -> Change:
+    """Change the value of the first node."""
+    return lambda model: change(model.graph.node[0].attribute[0].t)
+
+
+def drop(name: str) -> Change:
+    def change(model: ModelProto) -> None:
+        node = model.graph.node[0]
+        kept = [AttributeProto.FromString(one.SerializeToString()) for one in node.attribute if one.name != name]
+        del node.attribute[:]
+        node.attribute.extend(kept)
+
+    return change
+
+
+def body(model: ModelProto, number: int = 0) -> Any:
+    return model.graph.node[0].attribute[number].g
+
+
+FAULTS: dict[str, tuple[str, Change, str]] = {
+    "attribute of another type": (UNARY, attribute("axes", "one"), r"Squeeze node of 'y': attribute 'axes' .* STRING"),
+    "in a branch": (BRANCHES, attribute("axes", "one", in_branch), r"Squeeze node of 'a': attribute 'axes' .* STRING"),
+    "in a function": (FUNCTION, attribute("axes", "one", in_function), r"Squeeze node of 'b': attribute 'axes'"),
+    "in a call": (FUNCTION, attribute("axes", "one"), r"my\.f node of 'y': attribute 'axes' is of type STRING"),
+    "list for a number": (UNARY, attribute("axes", 1), r"attribute 'axes' is of type INT, .* INTS"),
+    "branch that is no graph": (BRANCHES, attribute("then_branch", 1), r"attribute 'then_branch' is of type INT"),
+    "no type": (UNARY, lambda m: m.graph.node[0].attribute[0].ClearField("type"), "attribute 'axes' has no type"),
+    "two values": (UNARY, lambda m: setattr(m.graph.node[0].attribute[0], "i", 1), "holds a value in the field 'i'"),
+    "listed twice": (UNARY, lambda m: m.graph.node[0].attribute.append(helper.make_attribute("axes", [0])), "twice"),
+    "graph without a value": (BRANCHES, lambda m: m.graph.node[0].attribute[0].ClearField("g"), "has no value"),
+    "required attribute": (BRANCHES, drop("else_branch"), "lacks attribute 'else_branch'"),
+    "too many inputs": (UNARY, lambda m: m.graph.node[0].input.append("x"), "has 2 inputs; the operator has 1"),
+    "no input": (UNARY, lambda m: m.graph.node[0].ClearField("input"), "has no inputs; the operator has 1"),
+    "input left out": (UNARY, lambda m: m.graph.node[0].input.__setitem__(0, ""), "input 0 has no name"),
+    "too many outputs": (UNARY, lambda m: m.graph.node[0].output.append("z"), "has 2 outputs; the operator has 1"),
+    "Constant without outputs": (CONSTANT, lambda m: m.graph.node[0].ClearField("output"), "has no outputs"),
+    "Constant of nothing": (CONSTANT, lambda m: m.graph.node[0].ClearField("attribute"), "must have one value, not 0"),
+    "branch with fewer outputs": (BRANCHES, lambda m: body(m).ClearField("output"), "'then_branch' has no outputs"),
+    "branch with inputs": (BRANCHES, lambda m: body(m).input.add(name="q"), "has 1 input, and its node gives none"),
+    "body with fewer outputs": (LOOP, lambda m: body(m).output.pop(), "'body' has 1 output, and its node needs 2"),
+    "body with fewer inputs": (LOOP, lambda m: body(m).input.pop(), "reads 'v'|'body' has 2 inputs, .* gives 3"),
+    "value too short": (CONSTANT, tensor(lambda t: setattr(t, "raw_data", b"1234")), "needs 8 bytes, and 4 are stored"),
+    "numbers called strings": (CONSTANT, tensor(lambda t: setattr(t, "data_type", TensorProto.STRING)), "'c'"),
+    "bytes called strings": (
+        CONSTANT,
+        tensor(lambda t: t.CopyFrom(TensorProto(data_type=TensorProto.STRING, dims=[2], raw_data=bytes(16)))),
+        "holds bytes instead of strings",
+    ),
+    "huge": (CONSTANT, tensor(lambda t: t.dims.__setitem__(0, 1 << 62)), "'c'"),
+    "huge product": (CONSTANT, tensor(lambda t: t.dims.extend([1 << 40, 1 << 40])), "larger than any memory"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_one_line(fault: str) -> None:
+    text, change, says = FAULTS[fault]
+    made = parsed(text)
+    load(made)
+    change(made)
+    with pytest.raises(ModelError, match=says) as caught:
+        load(made)
+    assert "\n" not in str(caught.value)
+    if not made.functions:  # onnxruntime does not convert functions of another opset
+        options = ort.SessionOptions()
+        options.log_severity_level = 4
+        with pytest.raises(Exception, match=r"ONNXRuntimeError|Unexpected input data type"):
+            ort.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def test_more_dimensions_than_numpy_holds() -> None:
+    made = parsed("g (float[2] x) => (float[N] y) { y = Add(x, w) }", 17)
+    made.graph.initializer.append(numpy_helper.from_array(np.ones(1, np.float32), "w"))
+    made.graph.initializer[0].dims.extend([1] * 68)
+    with pytest.raises(ModelError, match="'w' has 69 dimensions; sbonnx reads up to 64"):
+        load(made)
+    made.graph.initializer[0].dims[:] = [1]
+    made.graph.value_info.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, [1] * 65))
+    with pytest.raises(ModelError, match="'y' has 65 dimensions"):
+        load(made)
