@@ -88,11 +88,11 @@ class OutputDifferences:
     """Sums over feeds, by output. Outputs that are not tensors of numbers (strings, sequences) are left out."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._sums = {name: _Sums() for name in names}
+        self._sums = [(name, _Sums()) for name in names]  # a graph may list an output twice
 
     def add(self, reference: Sequence[Any], value: Sequence[Any]) -> None:
         """One feed's outputs, in the order of the names."""
-        for sums, ref, val in zip(self._sums.values(), reference, value, strict=True):
+        for (_, sums), ref, val in zip(self._sums, reference, value, strict=True):
             if not isinstance(ref, np.ndarray) or ref.dtype.kind not in "fiub":
                 continue
             if not isinstance(val, np.ndarray) or ref.shape != val.shape:
@@ -102,7 +102,7 @@ class OutputDifferences:
 
     def result(self) -> tuple[OutputDifference, ...]:
         """The errors of every output that had numbers."""
-        return tuple(_finish(name, sums) for name, sums in self._sums.items() if sums.count or sums.mismatched)
+        return tuple(_finish(name, sums) for name, sums in self._sums if sums.count or sums.mismatched)
 
 
 def _compare_samples(sums: _Sums, ref: Array, val: Array) -> None:

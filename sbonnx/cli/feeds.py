@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.errors import DataError
@@ -18,6 +19,9 @@ BATCH: Final = 2
 LENGTHS: Final = (8, 32, 64, 224, 1)
 """Lengths to try for the other dynamic axes: short texts and small images first."""
 
+LARGEST: Final = 1 << 28
+"""Elements of one input that are made up."""
+
 SEEDS: Final = (0, 1)
 """A feed for each: a branch taken by one may not be taken by the other."""
 
@@ -25,7 +29,11 @@ Feed = dict[str, "Array"]
 
 
 def guesses(specs: Sequence[InputSpec]) -> Iterator[list[Feed]]:
-    """Feeds by guess of the dynamic axes: floats normal, integers 0 or 1, the same numbers every time."""
+    """Feeds by guess of the dynamic axes: floats normal, integers 0 or 1, the same numbers every time.
+
+    Raises:
+        DataError: an input is too large to be made up.
+    """
     batches = (BATCH, 1) if any(spec.shape and not isinstance(spec.shape[0], int) for spec in specs) else (BATCH,)
     fixed = all(isinstance(dim, int) for spec in specs for dim in (spec.shape or ())[1:])
     for length in LENGTHS[:1] if fixed else LENGTHS:
@@ -44,6 +52,8 @@ def _feed(specs: Sequence[InputSpec], batch: int, length: int, seed: int) -> Fee
         for axis, dim in enumerate(spec.shape or ()):
             guess = batch if axis == 0 else length
             shape.append(named.setdefault(dim, guess) if isinstance(dim, str) else guess if dim is None else dim)
+        if prod(shape) > LARGEST:
+            raise DataError(f"input '{spec.name}' of shape {shape} is too large to be made up: give --data")
         feed[spec.name] = _values(rng, spec.dtype, shape)
     return feed
 
@@ -64,12 +74,15 @@ def workable(graph: Graph, guessed: Iterable[list[Feed]]) -> tuple[list[Feed], s
 
     why = "it has no inputs to guess"
     with LayerRunner(graph) as run:
-        for feeds in guessed:
-            try:
-                for feed in feeds:
-                    run(feed)
-            except DataError as error:
-                why = str(error)
-                continue
-            return feeds, ""
+        try:
+            for feeds in guessed:
+                try:
+                    for feed in feeds:
+                        run(feed)
+                except DataError as error:
+                    why = str(error)
+                    continue
+                return feeds, ""
+        except DataError as error:  # of the guesses themselves
+            why = str(error)
     return [], why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sbonnx.graph.check import check_file
 from sbonnx.graph.copy import copy
 from sbonnx.graph.extract import extract
 from sbonnx.graph.files import check_target, write_text
@@ -28,6 +29,7 @@ __all__ = [
     "Normal",
     "Tensor",
     "Variable",
+    "check_file",
     "check_target",
     "copy",
     "digest",

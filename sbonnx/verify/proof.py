@@ -13,10 +13,10 @@ from typing import Final
 import numpy as np
 import onnx
 
-from sbonnx.calib.bound import reason
 from sbonnx.calib.store import TensorStore
 from sbonnx.cpu import has_dot_product
 from sbonnx.errors import DataError, ModelError
+from sbonnx.graph import check_file
 from sbonnx.graph.temporary import temporary_folder
 from sbonnx.metrics import OutputDifference, OutputDifferences
 from sbonnx.verify import levels as by_level
@@ -130,10 +130,7 @@ def check(
     Raises:
         ModelError: the file is not valid, does not load at some level, or its interface changed.
     """
-    try:
-        onnx.checker.check_model(os.fspath(quantized), full_check=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise ModelError(f"{quantized} does not pass onnx.checker: {reason(error)}") from error
+    check_file(quantized)
     if without and opens:  # users open it with all rewrites
         session(quantized, device=device)
     depth = Depth(latency=latency, levels=True, kernels=True, strict=True, keep_io=keep_io)

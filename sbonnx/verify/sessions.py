@@ -139,16 +139,20 @@ def same_interface(one: tuple[list[Entry], list[Entry]], other: tuple[list[Entry
 
     An axis of an output may have a name in one and a number in the other, unless an input's axis has that name:
     exporters give each unknown axis a name, and onnxruntime replaces it by what it infers, which is more where
-    the shapes inside are simpler.
+    the shapes inside are simpler. An axis without name and number is any.
     """
     if one[0] != other[0] or len(one[1]) != len(other[1]):
         return False
     given = {axis for _, _, shape in one[0] for axis in shape}
     for (name, kind, shape), (other_name, other_kind, other_shape) in zip(one[1], other[1], strict=True):
-        if (name, kind, len(shape)) != (other_name, other_kind, len(other_shape)):
+        if (name, kind) != (other_name, other_kind):
+            return False
+        if not shape or not other_shape:  # that is how onnxruntime gives a shape that is not known
+            continue
+        if len(shape) != len(other_shape):
             return False
         for axes in zip(shape, other_shape, strict=True):
             names = [axis for axis in axes if not isinstance(axis, int)]
-            if axes[0] != axes[1] and (len(names) != 1 or names[0] in given):
+            if None not in axes and axes[0] != axes[1] and (len(names) != 1 or names[0] in given):
                 return False
     return True

@@ -1,0 +1,57 @@
+"""onnx.checker on a written file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import onnx
+from onnx import ModelProto, TensorProto, ValueInfoProto
+
+from sbonnx.errors import ModelError
+from sbonnx.graph.protos import tensor_protos
+
+INVALID = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError)
+
+
+def check_file(path: str | os.PathLike[str]) -> None:
+    """onnx.checker with full check.
+
+    It wants types and shapes of all inputs and outputs. Where a model does not say one and it cannot be inferred,
+    runtimes do without: the structure is then checked with a placeholder, and types and shapes without it.
+
+    Raises:
+        ModelError: the file is not valid.
+    """
+    try:
+        onnx.checker.check_model(os.fspath(path), full_check=True)
+    except INVALID as error:
+        if not _is_valid_but_for_shapes(path):
+            raise ModelError(f"{os.fspath(path)} does not pass onnx.checker: {' '.join(str(error).split())}") from error
+
+
+def _is_valid_but_for_shapes(path: str | os.PathLike[str]) -> bool:
+    """Whether some inputs or outputs lack a type or shape, and that is all that is wrong."""
+    model = onnx.load_model(os.fspath(path), load_external_data=False)
+    lacking = list(_without_shape(model))
+    if not lacking:
+        return False
+    try:
+        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+        for value in lacking:
+            value.type.tensor_type.elem_type = value.type.tensor_type.elem_type or TensorProto.FLOAT
+            value.type.tensor_type.shape.SetInParent()
+        for tensor, _ in tensor_protos(model):
+            if tensor.data_location == TensorProto.EXTERNAL:  # read by path, which has no place in a copy
+                tensor.CopyFrom(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0], raw_data=b""))
+        onnx.checker.check_model(model)
+    except INVALID:
+        return False
+    return True
+
+
+def _without_shape(model: ModelProto) -> Iterator[ValueInfoProto]:
+    for value in [*model.graph.input, *model.graph.output]:
+        kind = value.type.WhichOneof("value")
+        if kind is None or (kind == "tensor_type" and not value.type.tensor_type.HasField("shape")):
+            yield value
