@@ -1,8 +1,9 @@
 """Constant folding: what depends on no input is computed once, by onnxruntime, and kept as a constant.
 
-Not folded: random ops, custom domains, nodes with bodies, sequences, and QuantizeLinear / DequantizeLinear with all
-that follows from them (a quantized model must stay one). A result may be at most 1 MiB larger than the constants it is
-computed from; of nodes whose result has no known size only small ones are run.
+Not folded: random ops, custom domains, nodes with bodies, sequences, RoiAlign (unbounded work), integer divisions
+before their operands are known (where they overflow the kernel ends the process), and QuantizeLinear / DequantizeLinear
+with all that follows from them (a quantized model must stay one). A result may be at most 1 MiB larger than the
+constants it is computed from; of nodes whose result has no known size only small ones are run.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import ceil, prod
+from math import ceil, isfinite, nan, prod
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +21,7 @@ from sbonnx.errors import DeviceError
 from sbonnx.graph import Body, Constant, Graph, Node, Tensor, Variable, serialize
 from sbonnx.graph.edit import Names, replace_input, sweep
 from sbonnx.graph.query import Array, all_nodes, bodies, constant, dtype, readers, scopes
+from sbonnx.graph.traps import may_trap, require_no_traps
 from sbonnx.graph.weights import SPILL_BYTES, spill
 from sbonnx.ops import QDQ, RANDOM
 from sbonnx.report import Fired, Refusal
@@ -46,6 +48,9 @@ GROWS: Final = frozenset(
     {"ConstantOfShape", "Expand", "Tile", "Range", "Resize", "Upsample", "Pad", "OneHot", "EyeLike"}
 )
 """Ops whose values say how large the result is: never run before that is known."""
+
+UNBOUNDED: Final = frozenset({"RoiAlign"})
+"""Ops whose memory is not that of their operands and results."""
 
 SEQUENCES: Final = frozenset({"SequenceEmpty", "SequenceConstruct", "SplitToSequence", "Optional", "StringSplit"})
 
@@ -74,7 +79,9 @@ def fold(graph: Graph) -> list[Fired | Refusal]:
 
     Raises:
         DeviceError: there is something to fold and onnxruntime is not installed.
+        ModelError: a node would end the process.
     """
+    require_no_traps(graph)
     _make_range_bounds_scalar(graph)
     infer_shapes(graph)
     outcomes: list[Fired | Refusal] = []
@@ -111,7 +118,7 @@ def _plan(scope: Body) -> _Plan:
         if not _foldable(node, outputs):
             continue
         read = [tensor for tensor in node.inputs if not tensor.is_empty()]
-        if not all(_ready(tensor, plan) for tensor in read):
+        if not all(_ready(tensor, plan) for tensor in read) or may_trap(node):
             continue
         leaves = _leaves(read, plan)
         why = _too_large(node, leaves, plan)
@@ -126,7 +133,13 @@ def _plan(scope: Body) -> _Plan:
 
 
 def _foldable(node: Node, outputs: set[int]) -> bool:
-    if node.domain not in STANDARD or node.op in RANDOM or node.op in QDQ or node.op in SEQUENCES or bodies(node):
+    if (
+        node.domain not in STANDARD
+        or node.op in RANDOM
+        or node.op in QDQ
+        or node.op in SEQUENCES | UNBOUNDED
+        or bodies(node)
+    ):
         return False
     if node.op == "Identity" and id(node.outputs[0]) in outputs:
         return False  # that is how an output that is a constant is written
@@ -166,7 +179,8 @@ def _bytes(node: Node, tensor: Tensor) -> int | None:
     bounds = [constant(read) for read in node.inputs] if node.op == "Range" else []
     if len(bounds) == 3 and all(bound is not None and bound.size == 1 for bound in bounds):
         start, limit, delta = (float(bound.reshape(-1)[0]) for bound in bounds if bound is not None)
-        return max(ceil((limit - start) / delta), 0) * kind.itemsize if delta else None
+        steps = (limit - start) / delta if delta else nan
+        return max(ceil(steps), 0) * kind.itemsize if isfinite(steps) else None
     known = static(tensor)
     return None if known is None else prod(known) * kind.itemsize
 

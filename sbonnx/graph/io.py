@@ -31,6 +31,7 @@ from sbonnx.graph.protos import (
 from sbonnx.graph.query import Array
 from sbonnx.graph.read import build
 from sbonnx.graph.source import Opened, open_model
+from sbonnx.graph.traps import require_no_traps
 from sbonnx.graph.validate import free_sizes, validate
 from sbonnx.graph.weights import Weights
 from sbonnx.graph.write import read_type, skeleton
@@ -83,7 +84,9 @@ def _load(source: str | os.PathLike[str] | ModelProto, opset: int) -> Graph:
     _keep_model(model, info)
     model = _infer(model, info)
     _note_qdq(model, info)
-    return build(model, opened.payloads, info)
+    graph = build(model, opened.payloads, info)
+    require_no_traps(graph)
+    return graph
 
 
 def _mend(model: ModelProto, info: ModelInfo) -> None:

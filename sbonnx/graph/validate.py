@@ -59,6 +59,10 @@ MESSAGES: Final = frozenset({"t", "g", "sparse_tensor", "tp"})
 """Fields without which an attribute has no value: a number or text that is missing is 0 or empty."""
 
 
+LEAST: Final = {"group": 1, "blocksize": 1, "num_groups": 1, "batch_dims": 0}
+"""Attributes and the lowest value that they may have, whatever the operator."""
+
+
 @dataclass(frozen=True)
 class Signature:
     """Limits of an operator's schema.
@@ -175,12 +179,21 @@ def _check_node(node: NodeProto, known: Signature) -> None:
         if lacks is not None:
             raise ModelError(f"{describe(node)}: {kind} {lacks} has no name, and the operator needs it")
     _check_types(node, known.attributes)
+    _check_least(node)
     missing = known.required.difference(one.name for one in node.attribute)
     if missing:
         raise ModelError(f"{describe(node)} lacks attribute '{min(missing)}', which the operator needs")
     if node.op_type == "Constant" and len(node.attribute) != 1:
         where = f"the Constant node of '{node.output[0]}'"
         raise ModelError(f"{where} must have one value, not {len(node.attribute)}")
+
+
+def _check_least(node: NodeProto) -> None:
+    """That numbers which kernels divide or count by are not below what makes sense."""
+    for one in node.attribute:
+        least = LEAST.get(one.name)
+        if least is not None and one.type == AttributeProto.INT and one.i < least and not one.ref_attr_name:
+            raise ModelError(f"{describe(node)}: attribute '{one.name}' is {one.i}; it must be {least} or more")
 
 
 def _check_types(node: NodeProto, types: dict[str, int]) -> None:
