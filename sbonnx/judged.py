@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sbonnx.backends import Backend
-from sbonnx.backends.tensorrt import ROUNDS_BIASES
 from sbonnx.plan import Plan
 
 FUSES_PAIRS = ("QDQSelectorActionTransformer", "ReluQuantRewrite", "ClipQuantRewrite")
@@ -24,11 +23,6 @@ NO_FP8 = (
 NO_CHANNELS = (
     "onnxruntime's integer kernels take one scale an activation: the file was compared without its rewrites of pairs "
     "to such kernels, and sessions that read it must leave them out as well"
-)
-
-NO_BIASES = (
-    f"onnxruntime's rewrite {ROUNDS_BIASES} gives float biases the scale of input times weight, which is coarse below "
-    f"8 bits: the file was compared without it; open it with disabled_optimizers=['{ROUNDS_BIASES}']"
 )
 
 
@@ -52,12 +46,11 @@ class Judged:
         half = plan.float_type == "fp16"
         fp8 = backend.name != "virtual" and any(site.spec.is_fp8 for site in plan.sites)
         channels = any(site.role == "activation" and site.spec.axis is not None for site in plan.sites)
-        coarse = backend.name == "virtual" and any(site.role != "bias" and site.spec.bits < 8 for site in plan.sites)
-        without = [*backend.judged_without, *([ROUNDS_BIASES] if half or coarse else [])]
+        without = list(backend.judged_without)
         if half and any(site.spec.block_size for site in plan.sites):
             without.append(FUSES_BLOCKS)
         if fp8 or channels:
             without.extend(FUSES_PAIRS)
-        said = {NO_FP8: fp8, NO_CHANNELS: channels, NO_BIASES: coarse}
+        said = {NO_FP8: fp8, NO_CHANNELS: channels}
         notes = tuple(note for note, applies in said.items() if applies)
         return cls(tuple(dict.fromkeys(without)), opens=not fp8, notes=notes)

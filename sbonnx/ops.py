@@ -143,6 +143,9 @@ QUANTIZE: Final = frozenset({"QuantizeLinear"})
 DEQUANTIZE: Final = frozenset({"DequantizeLinear"})
 QDQ: Final = QUANTIZE | DEQUANTIZE
 
+BITS: Final = "__bits"
+"""Attribute of both nodes of a pair that holds the width of the codes."""
+
 INTEGER_OPS: Final = frozenset(
     {"QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear"}
 )

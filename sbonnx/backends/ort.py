@@ -11,6 +11,7 @@ import numpy as np
 
 from sbonnx.backends.base import ON_REQUEST, Backend, Rule, fills_zero, interpolates
 from sbonnx.backends.ort_align import align
+from sbonnx.backends.ort_biases import keep_biases
 from sbonnx.backends.ort_clips import clip_codes
 from sbonnx.backends.ort_codes import pad_codes
 from sbonnx.backends.ort_costs import load_costs
@@ -124,7 +125,7 @@ def has_two_bits() -> bool:
 
 def legalise(graph: Graph) -> list[str]:
     """Rewrite what onnxruntime runs slowly, with the same numbers. In place; returns what was done."""
-    steps = (centre_weights, clip_codes, pad_codes, align, widen_stems, write_sums)
+    steps = (centre_weights, clip_codes, pad_codes, align, widen_stems, write_sums, keep_biases)
     return [change for step in steps for change in step(graph)]
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from sbonnx.backends.base import Backend, Rule, copies, never, nothing_to_legalise, signed_when_symmetric
+from sbonnx.backends.base import Backend, Rule, copies, never, signed_when_symmetric
+from sbonnx.backends.ort_biases import keep_biases
 from sbonnx.ops import ACTIVATIONS, ADDS, CONCATS, ELEMENTWISE, MATRIX_PRODUCTS, POOLS, REDUCES, RESIZES, SOFTMAX
 
 NORM_OPS: Final = frozenset({"LayerNormalization", "RMSNormalization", "GroupNormalization"})
@@ -54,5 +55,5 @@ VIRTUAL: Final = Backend(
     embedding=True,
     any_bits=True,
     spec=signed_when_symmetric,
-    legalise=nothing_to_legalise,
+    legalise=keep_biases,
 )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from sbonnx.ops import BITS
 from sbonnx.plan.archive import load_solution, save_solution
 from sbonnx.plan.make import make
 from sbonnx.plan.text import from_dict, to_dict
-from sbonnx.plan.types import BITS, ObserverChoice, Plan, Reader, Role, Site, Solution
+from sbonnx.plan.types import ObserverChoice, Plan, Reader, Role, Site, Solution
 
 __all__ = [
     "BITS",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Literal
 
 from sbonnx.plan.magnitudes import Magnitudes
 from sbonnx.report import Refusal
@@ -12,9 +12,6 @@ from sbonnx.spec import ANY_SCALE, Array, Bounds, QParams, QuantSpec, ScaleLimit
 
 Role = Literal["activation", "weight", "bias"]
 FloatName = Literal["fp32", "fp16", "bf16"]
-
-BITS: Final = "__bits"
-"""Name of the attribute of both nodes of a pair with the width of the codes."""
 
 
 @dataclass(frozen=True, order=True)

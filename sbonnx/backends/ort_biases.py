@@ -1,0 +1,146 @@
+"""Biases in a form that onnxruntime computes as written: int32 mantissas with a power of two as scale.
+
+From the level "basic" on, onnxruntime's rewrite WeightBiasQuantization rounds the float bias of a Conv, ConvTranspose
+or Gemm between pairs to int32 with the scale ``s_input * s_weight``. With codes of 16 bits that overflows: the bias
+saturates, and the output is lost. With codes of few bits the step is coarse. Float weights between pairs become int8
+with one scale, whatever the recipe says. The rewrite skips ops whose bias is computed, and constant folding leaves a
+DequantizeLinear alone. A float32 is ``mantissa * 2^e`` with a mantissa of 24 bits, so this form holds the same bias bit
+for bit; a float16, for which that scale is often too small, is one behind a Cast.
+
+An integer kernel would read the codes as if their scale were ``s_input * s_weight``. So only ops are rewritten of
+which onnxruntime makes none: in float16, with float weights, with codes of another width than a byte on either side, or
+with a Clip before the QuantizeLinear that narrows it to fewer than 8 bits.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import onnx
+
+from sbonnx.graph import Body, Graph, Node, Tensor, edit, query
+from sbonnx.ops import BITS, CONVOLUTIONS, DEQUANTIZE, LINEAR, QUANTIZE
+from sbonnx.spec import Array
+
+MANTISSA: Final = 24
+"""Bits of a float32's mantissa."""
+
+LEAST: Final = -126
+"""Exponent of the smallest normal float32."""
+
+BYTE: Final = 8
+
+NOT_BYTES: Final = frozenset({"int16", "uint16", "int4", "uint4", "int2", "uint2"})
+"""Types of codes for which onnxruntime's CPU has no integer convolution or product."""
+
+PASSED: Final = frozenset({"Relu", "Clip"})
+"""Ops that may stand before the QuantizeLinear."""
+
+FLOATS: Final = (np.dtype(np.float32), np.dtype(np.float16))
+
+ROUNDED_OPS: Final = CONVOLUTIONS | {"Gemm"}
+"""Ops that WeightBiasQuantization rewrites."""
+
+
+def keep_biases(graph: Graph) -> list[str]:
+    """Write such biases as a DequantizeLinear of int32, in place and in every scope. Returns one sentence a change.
+
+    Args:
+        graph: with Q/DQ pairs in place.
+    """
+    done: list[str] = []
+    names = edit.Names(graph)
+    for _, body in query.scopes(graph):
+        for node in list(body.nodes):
+            bias = _rounded_bias(node)
+            if bias is not None:
+                _write(node, bias, body, names)
+                done.append(f"{node.name}: its bias as int32 with a power of two as scale")
+    if done:
+        edit.sort(graph)
+    return done
+
+
+def exact_codes(bias: Array) -> tuple[Array, Array]:
+    """int32 codes and float32 scales, both of the shape of a finite float32 bias, with ``codes * scales == bias``.
+
+    Below ``2^-102`` scales stay normal numbers, and the product is off by ``2^-127`` at most.
+    """
+    exponent = np.maximum(np.frexp(bias)[1] - MANTISSA, LEAST)
+    codes = np.rint(np.ldexp(bias.astype(np.float64), -exponent)).astype(np.int32)
+    return codes, np.ldexp(np.float32(1), exponent).astype(np.float32)
+
+
+def _rounded_bias(node: Node) -> Array | None:
+    """The bias of a node that onnxruntime would round where it must not, float (out channels,); None elsewhere.
+
+    Zeros where a node with float weights has none: only a computed bias keeps those from being rounded.
+    """
+    if node.op not in ROUNDED_OPS:
+        return None
+    linear = LINEAR[node.op]
+    data, weight = (query.producer(node.inputs[index]) for index in (0, linear.weight))
+    if data is None or data.op not in DEQUANTIZE or not _one_scale(data):
+        return None
+    values = query.constant(node.inputs[linear.weight])
+    half = query.dtype(node.inputs[0]) == np.float16
+    if values is None and not half and _in_bytes(data) and _in_bytes(weight) and not _narrowed(node):
+        return None
+    at = linear.bias
+    if at is not None and at < len(node.inputs) and not node.inputs[at].is_empty():
+        bias = query.constant(node.inputs[at])
+        fits = bias is not None and bias.dtype in FLOATS and bias.ndim == 1 and bool(np.isfinite(bias).all())
+        return bias if fits else None
+    if values is None or values.dtype != np.float32:
+        return None
+    return np.zeros(_channels(node, values.shape), np.float32)
+
+
+def _one_scale(node: Node) -> bool:
+    scale = query.constant(node.inputs[1])
+    return scale is not None and scale.size == 1
+
+
+def _in_bytes(node: Node | None) -> bool:
+    """Whether a tensor may be read as bytes: not where a node dequantizes integers of another width."""
+    return node is None or node.op not in DEQUANTIZE or str(query.dtype(node.inputs[0])) not in NOT_BYTES
+
+
+def _narrowed(node: Node) -> bool:
+    """Whether the output goes through a Clip into a QuantizeLinear of fewer than 8 bits, and nowhere else."""
+    while len(uses := query.readers(node.outputs[0])) == 1:
+        node = uses[0][0]
+        if node.op not in PASSED:
+            return node.op in QUANTIZE and int(node.attrs.get(BITS, BYTE)) < BYTE
+    return False
+
+
+def _channels(node: Node, shape: tuple[int, ...]) -> int:
+    """Output channels of a node with a weight of this shape."""
+    if node.op == "ConvTranspose":
+        return shape[1] * int(node.attrs.get("group", 1))
+    return shape[1] if node.op == "Gemm" and not node.attrs.get("transB", 0) else shape[0]
+
+
+def _write(node: Node, bias: Array, body: Body, names: edit.Names) -> None:
+    """In place. The node reads its bias behind a DequantizeLinear."""
+    at = LINEAR[node.op].bias
+    assert at is not None
+    codes, scales = exact_codes(bias.astype(np.float32))
+    stem = f"{node.name}_bias"
+    inputs: list[Tensor] = [
+        edit.add_constant(body, f"{stem}_mantissa", codes, names),
+        edit.add_constant(body, f"{stem}_power", scales, names),
+    ]
+    made = edit.add_node(body, "DequantizeLinear", inputs, names=names, stem=f"{stem}_exact", attrs={"axis": 0})
+    output = made.outputs[0]
+    output.dtype, output.shape = np.dtype(np.float32), [bias.size]
+    if bias.dtype != np.float32:
+        kind = {"to": int(onnx.helper.np_dtype_to_tensor_dtype(bias.dtype))}
+        output = edit.add_node(body, "Cast", [output], names=names, stem=f"{stem}_half", attrs=kind).outputs[0]
+        output.dtype, output.shape = bias.dtype, [bias.size]
+    if at < len(node.inputs):
+        edit.replace_input(node, at, output)
+    else:
+        node.inputs.append(output)

@@ -1,0 +1,68 @@
+"""Float biases between pairs: the same bits in a form that onnxruntime does not round, so that levels agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import numpy_helper
+
+from sbonnx import quantize
+from sbonnx.assets import digits
+from sbonnx.backends.ort_biases import exact_codes
+from sbonnx.spec import Array
+
+IMAGES = np.load(digits().calib)["image"][:32]
+LEVELS = ("ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
+FLOAT_WEIGHTS = {"recipe": {"W": {"QUANTIZER": {"BIT": 0}}}}
+
+
+def scores(file: Path, level: str) -> Array:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+    session = ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    found: Array = session.run(None, {"image": IMAGES})[0].astype(np.float64)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("backend", "wishes"),
+    [
+        *(("virtual", {"bits": bits}) for bits in ("w16a16", "w8a16", "w16a8", "w4a16", "w3a3", "w8a4")),
+        ("virtual", {"bits": "w16a16", "high_precision": "fp16"}),
+        ("virtual", {"high_precision": "fp16"}),
+        ("virtual", FLOAT_WEIGHTS),
+        ("onnxruntime", FLOAT_WEIGHTS),
+    ],
+)
+def test_every_level_computes_what_the_file_says(backend: str, wishes: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "q.onnx"
+    report = quantize(str(digits().model), [{"image": IMAGES}], backend=backend, output=file, **wishes)
+    assert report.ok
+    plain = scores(file, "ORT_DISABLE_ALL")
+    for level in LEVELS:
+        noise = np.square(scores(file, level) - plain).mean()
+        assert 10 * np.log10(np.square(plain).mean() / max(noise, 1e-30)) > 50, level
+
+
+def test_at_8_bits_biases_stay_as_they_are(tmp_path: Path) -> None:
+    report = quantize(str(digits().model), [{"image": IMAGES}], backend="virtual", output=tmp_path / "q.onnx")
+    made = onnx.load(str(tmp_path / "q.onnx")).graph.initializer
+    assert report.ok and not any(numpy_helper.to_array(tensor).dtype == np.int32 for tensor in made)
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=8))
+def test_codes_hold_a_float32_bit_for_bit(values: list[float]) -> None:
+    bias = np.array(values, np.float32)
+    codes, scales = exact_codes(bias)
+    assert (np.abs(codes.astype(np.int64)) <= 2**24).all() and (scales >= np.finfo(np.float32).tiny).all()
+    product = codes.astype(np.float32) * scales
+    np.testing.assert_array_equal(product[np.abs(bias) >= 2.0**-102], bias[np.abs(bias) >= 2.0**-102])
+    assert (np.abs(product.astype(np.float64) - bias) <= 2.0**-127).all()
