@@ -66,6 +66,12 @@ class Dataset:
         for where, feed in self._picked(self._chosen) if by_chance else islice(self._pieces(), self.sampling.limit):
             yield where, fitted(feed, self.inputs, where)
 
+    def at(self, places: Sequence[int]) -> Iterator[tuple[str, Feed]]:
+        """(where, feed) at some positions among the feeds that are used, ascending."""
+        chosen = [self._chosen[place] for place in places] if self.sampling.by_chance else places
+        for where, feed in self._picked(chosen):
+            yield where, fitted(feed, self.inputs, where)
+
     @property
     def count(self) -> int | None:
         """Number of feeds where it is known without a walk."""

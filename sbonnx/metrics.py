@@ -49,6 +49,7 @@ class OutputDifference:
         constant: the quantized output is one number while the float one is not.
         frozen: the quantized output is the same for every sample while the float one is not.
         low, high: range of the quantized output.
+        spread_db: standard error of `sqnr_db` over the samples (rows of the output), decibel; inf for fewer than two.
     """
 
     name: str
@@ -64,6 +65,7 @@ class OutputDifference:
     frozen: bool
     low: float
     high: float
+    spread_db: float = math.inf
 
 
 @dataclass
@@ -79,6 +81,7 @@ class _Sums:
     same: int = 0
     votes: int = 0
     first: tuple[Array, Array] | None = None
+    energies: list[Array] = field(default_factory=list)
     moves: list[bool] = field(default_factory=lambda: [False, False])
     ref_range: list[float] = field(default_factory=lambda: [math.inf, -math.inf])
     val_range: list[float] = field(default_factory=lambda: [math.inf, -math.inf])
@@ -131,6 +134,7 @@ def _accumulate(sums: _Sums, reference: Array, value: Array) -> None:
     bad = known & ~np.isfinite(val)
     sums.not_finite += int(bad.sum())
     good = known & ~bad
+    sums.energies.append(_row_energies(np.where(good, ref, 0), np.where(good, val, 0)))
     ref, val = ref[good], val[good]
     sums.count += reference.size
     if not ref.size:
@@ -143,6 +147,22 @@ def _accumulate(sums: _Sums, reference: Array, value: Array) -> None:
     sums.max_abs = max(sums.max_abs, float(np.abs(diff).max()))
     for span, x in ((sums.ref_range, ref), (sums.val_range, val)):
         span[0], span[1] = min(span[0], float(x.min())), max(span[1], float(x.max()))
+
+
+def _row_energies(reference: Array, value: Array) -> Array:
+    """Energy of each row and of its error, (2, rows)."""
+    rows = reference.shape[0] if reference.ndim else 1
+    return np.stack([(one.reshape(rows, -1) ** 2).sum(1) for one in (reference, reference - value)])
+
+
+def _spread_db(energies: Array) -> float:
+    """Standard error of the ratio of two sums over independent samples, by the delta method (Cochran 1977, 2.11)."""
+    signal, noise = energies
+    ratio = noise.sum() / signal.sum() if signal.sum() else 0.0
+    if len(signal) < 2 or not ratio:
+        return math.inf
+    residual = float(((noise - ratio * signal) ** 2).sum())
+    return 10 / math.log(10) * math.sqrt(residual * len(signal) / (len(signal) - 1)) / float(noise.sum())
 
 
 def _finish(name: str, sums: _Sums) -> OutputDifference:
@@ -162,4 +182,5 @@ def _finish(name: str, sums: _Sums) -> OutputDifference:
         frozen=sums.moves == [True, False],
         low=sums.val_range[0],
         high=sums.val_range[1],
+        spread_db=_spread_db(np.concatenate(sums.energies, axis=1)) if sums.energies else math.inf,
     )

@@ -21,6 +21,7 @@ from sbonnx.calib import trt_cache as trt
 from sbonnx.calib import walk
 from sbonnx.calib.extremes import with_magnitudes
 from sbonnx.calib.feedback import unroll
+from sbonnx.calib.held_out import Division, divide
 from sbonnx.calib.progress import Progress
 from sbonnx.calib.tuning import tune_norms
 from sbonnx.errors import DataError
@@ -80,7 +81,7 @@ def run(
 def write(
     model: Source,
     prepared: Prepared,
-    samples: datasets.Dataset | None,
+    samples: Division | None,
     solution: Solution,
     target: Path | None,
     *,
@@ -92,7 +93,7 @@ def write(
     Args:
         model: the float model that the file is held against.
         prepared, solution: of one calibration.
-        samples: to compare on; None: the file is checked and opened.
+        samples: to compare on, those held out where there are any; None: the file is checked and opened.
         target: where it goes; None: into the report.
         force, verify: see `sbonnx.quantize`.
 
@@ -116,14 +117,26 @@ def write(
 
 def solve(
     model: Source, data: Any, wishes: Recipe, rules: Backend, *, split: int | None, progress: Progress | None
-) -> tuple[Prepared, datasets.Dataset | None, Solution]:
+) -> tuple[Prepared, Division | None, Solution]:
     """How far `run` gets before it writes: the prepared graph, its feeds (None: none needed), the numbers."""
     prepared = prepare(model, wishes, rules)
     _limits(wishes).check_outputs([output.name for output in prepared.graph.outputs])
-    samples = samples_of(data, prepared, split)
+    division = divided(data, prepared, split)
+    samples = None if division is None else division.fit
     prepared = prepared.equalized(samples, progress)
     solution = prepared.corrected(_calibrated(prepared, samples, progress))
-    return prepared, samples, _tuned(prepared, samples, solution, progress)
+    return prepared, division, _tuned(prepared, samples, solution, progress)
+
+
+def divided(data: Any, prepared: Prepared, split: int | None) -> Division | None:
+    """`samples_of`, and which of them are held out: with FEEDBACK none, as the steps of a sequence are much alike.
+
+    Raises: see `samples_of`.
+    """
+    samples = samples_of(data, prepared, split)
+    recipe = prepared.recipe
+    share = 0.0 if recipe.calibration.feedback else recipe.verify.held_out
+    return None if samples is None else divide(samples, prepared.graph, share, device=recipe.device)
 
 
 def samples_of(data: Any, prepared: Prepared, split: int | None) -> datasets.Dataset | None:
@@ -249,11 +262,6 @@ def _files(*sources: Any) -> list[Path]:
     return [Path(source) for source in sources if isinstance(source, (str, os.PathLike))]
 
 
-def _only_converted(recipe: Recipe) -> bool:
-    """Whether the recipe asks for another float type, and for nothing else."""
-    return recipe.high_precision != "fp32" and recipe.w.quantizer.bit == recipe.a.quantizer.bit == FLOAT
-
-
 def _report(model: Source, target: Path | None, prepared: Prepared, solution: Solution, quantized: Graph) -> Report:
     plan = prepared.plan
     solved = [site for site in plan.sites if site.key in solution.qparams or site.key in solution.codes]
@@ -266,7 +274,9 @@ def _report(model: Source, target: Path | None, prepared: Prepared, solution: So
         "biases": sum(site.role == "bias" for site in solved),
         "samples": solution.samples,
     }
-    if not solved and not _only_converted(prepared.recipe):
+    recipe = prepared.recipe
+    only_converted = recipe.high_precision != "fp32" and recipe.w.quantizer.bit == recipe.a.quantizer.bit == FLOAT
+    if not solved and not only_converted:
         refusals = [*prepared.refusals, *solution.refusals]
         why = f"; first reason: {refusals[0]}" if refusals else ""
         problems: tuple[str, ...] = (f"nothing was quantized{why}",)
@@ -302,7 +312,7 @@ def _proved(
     report: Report,
     source: Path | bytes,
     path: Path,
-    samples: Any,
+    samples: Division | None,
     prepared: Prepared,
     solution: Solution,
     quantized: Graph,
@@ -326,7 +336,7 @@ def _verified(
     report: Report,
     source: Path | bytes,
     path: Path,
-    samples: Any,
+    samples: Division | None,
     prepared: Prepared,
     solution: Solution,
     size: int | None = None,
@@ -338,7 +348,9 @@ def _verified(
     comparison = proof.check(
         source,
         path,
-        samples,
+        None if samples is None else samples.judged,
+        seen=None if samples is None else samples.seen,
+        timed=None if samples is None else next(iter(samples.every)),
         device=device,
         limit=wishes.feeds,
         latency=wishes.latency,
@@ -350,7 +362,9 @@ def _verified(
         comparison = replace(comparison, bytes_quantized=size)
     layers: tuple[profile.LayerError, ...] = ()
     if samples is not None:
-        layers = profile.errors(prepared.graph, prepared.plan, solution, samples, limit=PROFILE_FEEDS, device=device)
+        comparison = replace(comparison, held_out=samples.count)
+        feeds = samples.judged
+        layers = profile.errors(prepared.graph, prepared.plan, solution, feeds, limit=PROFILE_FEEDS, device=device)
     problems = [*report.problems, *comparison.problems()]
     if comparison.problems():
         begin = profile.first_lost(layers)
@@ -364,7 +378,7 @@ def _verified(
         refusals=(*report.refusals, *left_float),
         layers=tuple(row.to_dict() for row in profile.worst_first(layers)),
         problems=tuple(problems),
-        notes=(*report.notes, *judged.notes),
+        notes=(*report.notes, *judged.notes, *comparison.notes()),
     )
 
 

@@ -172,7 +172,8 @@ def sketches_digest(job: Job, given: Given) -> str | None:
         return None
     wishes = recipe.calibration
     feedback = sorted(wishes.feedback.items())
-    parts = [given.model, given.data, job.split, recipe.samples, wishes.pick, wishes.seed, feedback, recipe.device]
+    chosen = [recipe.samples, wishes.pick, wishes.seed, recipe.verify.held_out]
+    parts = [given.model, given.data, job.split, *chosen, feedback, recipe.device]
     return _joined("sketches", FORMAT, runtime_version(), *(repr(part) for part in parts))
 
 

@@ -43,7 +43,7 @@ from sbonnx.errors import DataError, SbonnxError
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import combined, file_digest, text
 from sbonnx.graph.files import write_bytes
-from sbonnx.pipeline import samples_of
+from sbonnx.pipeline import divided
 from sbonnx.prepare import Prepared, prepare
 from sbonnx.quantize import quantize
 from sbonnx.recipe import Recipe, load
@@ -214,10 +214,10 @@ def _observed(
     def data(graph: Graph) -> Dataset:
         prepared = by_graph[id(graph)]
         if id(graph) not in sets:
-            found = samples_of(real.data, prepared, real.split)
+            found = divided(real.data, prepared, real.split)
             if found is None:
                 raise DataError(f"'{real.name}' has no calibration data")
-            sets[id(graph)] = found
+            sets[id(graph)] = found.fit
         return sets[id(graph)]
 
     def observe(some: list[Course]) -> None:

@@ -10,6 +10,9 @@ from sbonnx.cli.show import megabytes
 MOST_KERNELS: Final = 4
 """Kinds of integer kernels named in the table; all of them are in the JSON."""
 
+MOST_OUTPUTS: Final = 4
+"""Outputs whose figure on samples calibrated on is shown; all of them are in the JSON."""
+
 OUTPUT_COLUMNS: Final = ("output", "mse", "max error", "SQNR dB", "cosine", "agreement")
 
 
@@ -38,8 +41,21 @@ def measured(metrics: dict[str, Any]) -> dict[str, object]:
         facts["latency"] = f"{times} ({metrics['latency_ratio']:.2f} of float, side by side; {best})"
     facts["integer kernels"] = _kernels(metrics["kernels"])
     facts["optimisation levels"] = _levels(metrics)
-    facts["compared on"] = f"{metrics['feeds']} feeds"
+    facts["compared on"] = _compared(metrics)
     return facts
+
+
+def _compared(metrics: dict[str, Any]) -> str:
+    """On which samples the outputs were compared, and what is known of those that were calibrated on."""
+    feeds = f"{metrics['feeds']} feed{'s' * (metrics['feeds'] != 1)}"
+    if not metrics["held_out"]:
+        return feeds
+    calibrated = ", ".join(f"{row['sqnr_db']:.1f}" for row in metrics["calibration"][:MOST_OUTPUTS])
+    more = ", ..." if len(metrics["calibration"]) > MOST_OUTPUTS else ""
+    return (
+        f"{metrics['held_out']} samples held out of calibration, in {feeds} "
+        f"(on as many that were calibrated on: {calibrated}{more} dB)"
+    )
 
 
 def _kernels(kernels: dict[str, Any] | None) -> str | None:

@@ -144,14 +144,14 @@ def _planned(
     if recipe.mode == "dynamic":
         raise RecipeError("MODE: dynamic cannot be profiled: the scales of activations are computed as the file runs")
     try:
-        prepared, feeds, solution = solve(model, source, recipe, rules, split=split, progress=progress)
+        prepared, samples, solution = solve(model, source, recipe, rules, split=split, progress=progress)
     finally:
         progress.close()
     found = losses(
         prepared.graph,
         prepared.plan,
         solution,
-        feeds or (),
+        () if samples is None else samples.every,
         checker=metric,
         device=recipe.device,
         memory=recipe.calibration.memory,

@@ -12,7 +12,7 @@ from sbonnx.calib.progress import Progress, Silent
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph.temporary import temporary_folder
 from sbonnx.mixed.judge import Judge, Metric, Samples, Score, divide, loss_kind
-from sbonnx.pipeline import samples_of, solve
+from sbonnx.pipeline import divided, solve
 from sbonnx.plan import Solution
 from sbonnx.prepare import Prepared, Source, prepare, source_of
 from sbonnx.recipe import Recipe
@@ -94,6 +94,7 @@ class Trials:
         keys = settled(recipe).to_dict()
         calibration = {name: value for name, value in keys["CALIBRATION"].items() if name != "CACHE"}
         keys["CALIBRATION"] = {**calibration, "FEEDBACK": {}, "PICK": "first"}
+        keys["VERIFY"] = {**keys["VERIFY"], "HELD_OUT": 0}
         keys.pop("SAMPLES", None)
         return recipes.load(keys)
 
@@ -151,10 +152,10 @@ def open_trials(
     keys = settled(recipe).to_dict()
     keys.pop("EQUALIZE")  # with CLIP: relu it changes what is computed
     base = prepare(model, recipes.load(keys), rules)
-    feeds = None if data is None else samples_of(data, base, split)
-    if feeds is None:
+    given = None if data is None else divided(data, base, split)
+    if given is None:
         raise DataError("AUTO and MIXED judge what they try on samples that are held out: give calibration data")
-    samples = divide(feeds, base.graph, recipe.auto.held_out, recipe.auto.samples)
+    samples = divide(given.fit, base.graph, recipe.auto.held_out, recipe.auto.samples)
     kind = "metric" if metric is not None else loss_kind(recipe.mixed.loss, base.graph)
     judge = Judge(base.graph, samples.held, kind, recipe.device, metric)
     return Trials(model, rules, samples, judge, Told(progress or Silent()))

@@ -63,7 +63,10 @@ class Auto(Section):
         shown="false; true with --recipe auto",
     )
     held_out: values.Ratio = key(
-        0.25, "share of the feeds that is held out to judge trials by; the last run uses all", "0 to below 1", "new"
+        0.25,
+        "share of the feeds that is held out to judge trials by; the last run calibrates on it too",
+        "0 to below 1",
+        "new",
     )
     samples: values.Count = key(128, "feeds that trials calibrate on at most", "1 or more", "new")
 

@@ -95,6 +95,7 @@ SHORT_FORMS: Final = {
     "awq": "EQUALIZE.AWQ",
     "average_bits": "MIXED.BUDGET.BITS",
     "max_loss": "MIXED.MAX_LOSS",
+    "held_out": "VERIFY.HELD_OUT",
     "min_sqnr": "VERIFY.MIN_SQNR_DB",
     "min_cosine": "VERIFY.MIN_COSINE",
     "max_size": "VERIFY.MAX_SIZE_RATIO",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -10,6 +12,18 @@ from sbonnx.verify.kernels import Kernels
 
 COLLAPSED_DB: Final = 3.0
 """Below this ratio of signal to error an output tells next to nothing of the float one."""
+
+GAP_DB: Final = 6.0
+"""Samples held out that are further than this below those calibrated on are not what calibration prepared for."""
+
+SURE: Final = 3.0
+"""Standard errors that the distance must be worth as well: outputs of which few samples matter differ by chance."""
+
+FAIR_DB: Final = 15.0
+"""With such a gap, less than this on samples held out is a problem; else it is a note."""
+
+
+UNLIKE: Final = "calibrate on more samples, or on more different ones"
 
 
 @dataclass(frozen=True)
@@ -39,7 +53,7 @@ class Comparison:
 
     Attributes:
         outputs: errors by output, in graph order.
-        feeds: number of feeds compared.
+        feeds: number of feeds that `outputs` are of.
         bytes_float, bytes_quantized: sizes of the files with their external data; 0 where there is no file.
         ms_float, ms_quantized: best latency of one run of the first feed, milliseconds; both measured
             turn by turn in this process, on as many threads as onnxruntime takes by itself. 0 where not measured.
@@ -48,6 +62,8 @@ class Comparison:
         levels: outputs by optimisation level; empty where not measured.
         kernels: what became an integer kernel on onnxruntime's CPU; None where not counted.
         dot_product: whether the processor that ran it adds products of 8 bits without saturation (VNNI, AMX).
+        held_out: number of samples that were held out of calibration, and that `feeds` are made of; 0: none were.
+        calibration: errors by output on samples that were calibrated on, where `outputs` are of others.
     """
 
     outputs: tuple[OutputDifference, ...]
@@ -62,6 +78,8 @@ class Comparison:
     levels: tuple[LevelDifference, ...] = ()
     kernels: Kernels | None = None
     dot_product: bool = True
+    held_out: int = 0
+    calibration: tuple[OutputDifference, ...] = ()
 
     @property
     def latency_ratio(self) -> float | None:
@@ -75,8 +93,23 @@ class Comparison:
 
     def problems(self) -> tuple[str, ...]:
         """What makes the quantized model useless, one sentence an output."""
-        found = (_collapsed(error) for error in self.outputs)
+        found = [_collapsed(error) for error in self.outputs]
+        found += [text for error, text in self._unlike() if error.sqnr_db < FAIR_DB and not _collapsed(error)]
         return tuple(text for text in found if text)
+
+    def notes(self) -> tuple[str, ...]:
+        """What is worth a look though the outputs are fair, one sentence an output."""
+        return tuple(text for error, text in self._unlike() if error.sqnr_db >= FAIR_DB)
+
+    def _unlike(self) -> Iterator[tuple[OutputDifference, str]]:
+        """Outputs that are much worse on samples held out than on those calibrated on."""
+        calibrated = {error.name: error for error in self.calibration}
+        for error in self.outputs:
+            other = calibrated.get(error.name, error)
+            chance = SURE * math.hypot(error.spread_db, other.spread_db)
+            if other.sqnr_db - error.sqnr_db > max(GAP_DB, chance):
+                figures = f"{error.sqnr_db:.1f} dB on samples held out, {other.sqnr_db:.1f} dB on those calibrated on"
+                yield error, f"output '{error.name}' has {figures}: {UNLIKE}"
 
     def collapsed(self) -> frozenset[str]:
         """The outputs that `problems` names."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -56,6 +56,8 @@ def compare(
     quantized: Path,
     data: Iterable[Feeds] | None,
     *,
+    seen: Iterable[Feeds] | None = None,
+    timed: Feeds | None = None,
     device: str = "cpu",
     limit: int | None = None,
     without: Sequence[str] = (),
@@ -66,7 +68,9 @@ def compare(
     Args:
         float_model, quantized: files (the float one may be a serialized model).
         data: feeds as the sessions take them; walked more than once. None: nothing is run.
-        limit: at most this many feeds.
+        seen: where `data` was held out: feeds that were calibrated on, for `Comparison.calibration`.
+        timed: the feed that latency is measured on; None: the first of `data`.
+        limit: at most this many feeds, of `seen` too.
         without: rewrites of onnxruntime to leave out of the quantized model's session.
         depth: what else is measured.
 
@@ -83,18 +87,20 @@ def compare(
             folder = stack.enter_context(temporary_folder())
         models = Models(float_model, quantized, device, without, together, folder)
         rows = _levels(models, data or (), limit, depth) if depth.levels else ()
-        outputs: tuple[OutputDifference, ...] = ()
-        took, done = Latency(), 0
+        outputs: list[tuple[OutputDifference, ...]] = []
+        took, done = Latency(), [0]
         if data is not None:
-            errors, done = (_together if together else _apart)(models, data, limit)
-            if not done:
+            sets = [data] if seen is None else [data, seen]
+            outputs, done = (_together if together else _apart)(models, [_first(one, limit) for one in sets])
+            if not done[0]:
                 raise DataError("there is nothing to compare on: the data holds no feeds")
-            outputs = errors.result()
             if depth.latency and together:
-                took = side_by_side(models.open_float(), models.open_quantized(), next(iter(data)))
+                feed = next(iter(data)) if timed is None else timed
+                took = side_by_side(models.open_float(), models.open_quantized(), feed)
         return Comparison(
-            outputs=outputs,
-            feeds=done,
+            outputs=outputs[0] if outputs else (),
+            calibration=outputs[1] if len(outputs) > 1 else (),
+            feeds=done[0],
             bytes_float=sizes[0],
             bytes_quantized=sizes[1],
             ms_float=took.best[0],
@@ -113,6 +119,8 @@ def check(
     quantized: Path,
     data: Iterable[Feeds] | None,
     *,
+    seen: Iterable[Feeds] | None = None,
+    timed: Feeds | None = None,
     device: str = "cpu",
     limit: int | None = None,
     latency: bool = True,
@@ -134,7 +142,9 @@ def check(
     if without and opens:  # users open it with all rewrites
         session(quantized, device=device)
     depth = Depth(latency=latency, levels=True, kernels=True, strict=True, keep_io=keep_io)
-    return compare(float_model, quantized, data, device=device, limit=limit, without=without, depth=depth)
+    return compare(
+        float_model, quantized, data, seen=seen, timed=timed, device=device, limit=limit, without=without, depth=depth
+    )
 
 
 def _levels(models: Models, data: Iterable[Feeds], limit: int | None, depth: Depth) -> tuple[LevelDifference, ...]:
@@ -148,36 +158,56 @@ def _levels(models: Models, data: Iterable[Feeds], limit: int | None, depth: Dep
             raise ModelError(f"{text} (at optimisation level '{error}')") from error
 
 
-def _together(models: Models, data: Iterable[Feeds], limit: int | None) -> tuple[OutputDifferences, int]:
-    """Both on each feed; the differences, and how many feeds there were."""
+def _first(data: Iterable[Feeds], limit: int | None) -> Callable[[], Iterator[Feeds]]:
+    """Starts a walk over the first feeds."""
+    return lambda: islice(iter(data), limit)
+
+
+def _together(
+    models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]]
+) -> tuple[list[tuple[OutputDifference, ...]], list[int]]:
+    """Both models on each feed of each set; the differences, and how many feeds there were."""
     one, other = models.open_float(), models.open_quantized()
-    errors = OutputDifferences(_same_outputs(output_names(one), output_names(other)))
-    done = 0
-    for feeds in islice(iter(data), limit):
-        errors.add(run(one, feeds, done), run(other, feeds, done))
-        done += 1
-    return errors, done
+    names = _same_outputs(output_names(one), output_names(other))
+    found, done = [], []
+    for walk in sets:
+        errors, count = OutputDifferences(names), 0
+        for feeds in walk():
+            errors.add(run(one, feeds, count), run(other, feeds, count))
+            count += 1
+        found.append(errors.result())
+        done.append(count)
+    return found, done
 
 
-def _apart(models: Models, data: Iterable[Feeds], limit: int | None) -> tuple[OutputDifferences, int]:
+def _apart(
+    models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]]
+) -> tuple[list[tuple[OutputDifference, ...]], list[int]]:
     """The same with one model open at a time; float outputs wait, on disk where they are many."""
     with TensorStore(WAITING_BYTES) as store:
         model = models.open_float()
         names = output_names(model)
-        done = 0
-        for feeds in islice(iter(data), limit):
-            for place, output in enumerate(run(model, feeds, done)):
-                if isinstance(output, np.ndarray):
-                    store.put((done, place), output)
-            done += 1
+        done = []
+        for which, walk in enumerate(sets):
+            count = 0
+            for feeds in walk():
+                for place, output in enumerate(run(model, feeds, count)):
+                    if isinstance(output, np.ndarray):
+                        store.put((which, count, place), output)
+                count += 1
+            done.append(count)
         model = None  # let go of the session before the next is opened
         model = models.open_quantized()
-        errors = OutputDifferences(_same_outputs(names, output_names(model)))
-        for number, feeds in enumerate(islice(iter(data), done)):
-            keys = [(number, place) for place in range(len(names))]
-            waiting = [store.take(key) if key in store else None for key in keys]
-            errors.add(waiting, run(model, feeds, number))
-    return errors, done
+        _same_outputs(names, output_names(model))
+        found = []
+        for which, walk in enumerate(sets):
+            errors = OutputDifferences(names)
+            for number, feeds in enumerate(walk()):
+                keys = [(which, number, place) for place in range(len(names))]
+                waiting = [store.take(key) if key in store else None for key in keys]
+                errors.add(waiting, run(model, feeds, number))
+            found.append(errors.result())
+    return found, done
 
 
 def _same_outputs(names: list[str], others: list[str]) -> list[str]:

@@ -14,6 +14,7 @@ import sbonnx
 from sbonnx.auto import search
 from sbonnx.auto.steps import STEPS, Situation, steps_for
 from sbonnx.calib import data as datasets
+from sbonnx.calib import held_out
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph import load
 from sbonnx.mixed import Score, open_trials
@@ -56,7 +57,7 @@ def test_what_it_finds_is_no_worse_and_can_be_run_again(place: Path) -> None:
 
 def test_scores_are_those_of_the_file(place: Path) -> None:
     """The recipe of a trial run apart, on the same feeds: its file in onnxruntime, against float, on those held out."""
-    recipe, rules = read_recipe("auto", "virtual", {"bits": "w4a8", "W.ROUNDING": "nearest"})
+    recipe, rules = read_recipe("auto", "virtual", {"bits": "w4a8", "W.ROUNDING": "nearest", "held_out": 0})
     trials = open_trials(residual(), FEEDS, recipe, rules)
     fit, held = list(trials.samples.fit), list(trials.samples.held)
     score = trials.score(recipe, "plain")
@@ -68,6 +69,16 @@ def test_scores_are_those_of_the_file(place: Path) -> None:
     assert score.changed == pytest.approx(float((made.argmax(-1) != plain.argmax(-1)).mean()))
     assert np.mean(score.by_feed) == pytest.approx(error, rel=1e-3)
     assert len(fit) + len(held) == len(FEEDS) and trials.judge.kind == "top1"
+
+
+def test_samples_that_verify_the_result_are_not_tried_on() -> None:
+    recipe, rules = read_recipe("auto", "virtual", {})
+    samples = open_trials(residual(), FEEDS, recipe, rules).samples
+    graph = load(residual())
+    verified = held_out.divide(datasets.read(FEEDS, graph), graph, recipe.verify.held_out).held
+    assert verified is not None
+    tried = {row.tobytes() for part in (samples.fit, samples.held) for feed in part for row in feed["x"]}
+    assert tried and not tried & {row.tobytes() for feed in verified for row in feed["x"]}
 
 
 def test_what_was_decided_is_not_tried(place: Path) -> None:

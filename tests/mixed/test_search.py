@@ -29,7 +29,7 @@ QUICK: dict[str, Any] = {"W.ROUNDING": "nearest", "MIXED.FEEDS": 4}
 
 
 def trials_of(keys: dict[str, Any], *, backend: str = "virtual") -> tuple[Trials, Recipe]:
-    recipe, rules = read_recipe(None, backend, {**QUICK, **keys})
+    recipe, rules = read_recipe(None, backend, {**QUICK, "held_out": 0, **keys})
     return open_trials(residual(), FEEDS, recipe, rules), recipe
 
 

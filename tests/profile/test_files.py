@@ -28,11 +28,11 @@ DATA = [{"image": IMAGES[:16]}, {"image": IMAGES[16:]}]
 def made(folder: Path, backend: str, **wishes: Any) -> tuple[Path, Any]:
     """A file that this package writes, and the profile of the plan that it was written from."""
     recipe, rules = read_recipe(None, backend, wishes)
-    prepared, feeds, solution = solve(MODEL, DATA, recipe, rules, split=None, progress=None)
+    prepared, samples, solution = solve(MODEL, DATA, recipe, rules, split=None, progress=None)
+    assert samples is not None
     path = folder / "q.onnx"
     graphs.save(prepared.quantized(solution), path)
-    assert feeds is not None
-    return path, losses(prepared.graph, prepared.plan, solution, feeds)
+    return path, losses(prepared.graph, prepared.plan, solution, samples.every)
 
 
 WISHES: dict[str, dict[str, Any]] = {

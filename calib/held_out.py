@@ -1,0 +1,152 @@
+"""Samples held out of calibration, on which the quantized file is verified."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from sbonnx.calib import data as datasets
+from sbonnx.calib.data import Dataset
+from sbonnx.calib.readers import Feed, Source
+from sbonnx.calib.rows import Rows
+from sbonnx.graph import Graph
+from sbonnx.graph.digests import array_digests, combined
+
+MOST: Final = 64
+"""Samples that are held out, at most: their number decides how sure a figure is, not their share."""
+
+FEWEST: Final = 32
+"""With fewer samples none is held out: calibration needs them all, and a figure of three samples says little."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """A data set in two parts.
+
+    Attributes:
+        every: the whole.
+        fit: calibrated on.
+        held: verified on; None where nothing is held out.
+        seen: about as many samples of `fit` as `held` has, for comparison; None as well.
+        count: number of samples held out.
+    """
+
+    every: Dataset
+    fit: Dataset
+    held: Dataset | None = None
+    seen: Dataset | None = None
+    count: int = 0
+
+    @property
+    def judged(self) -> Dataset:
+        """The samples to verify on."""
+        return self.every if self.held is None else self.held
+
+
+def divide(data: Dataset, graph: Graph, share: float, *, device: str = "cpu") -> Division:
+    """Hold out a share of the samples: those whose contents have the smallest digests.
+
+    The choice depends on the set of samples alone, not on their order nor on how they are batched (where the model
+    treats the rows of a batch apart; else feeds are held out as a whole). Samples of the same content are held out
+    together and count once, so that none is on both sides. Reads the data once.
+
+    Args:
+        data: feeds.
+        graph: the float model.
+        share: of the samples, 0 to below 1; at most `MOST`, and none of fewer than `FEWEST`.
+        device: see `Rows`.
+
+    Raises:
+        DataError: a feed cannot be read or does not fit the model.
+    """
+    if not share:
+        return Division(data, data)
+    samples = list(_samples(data, graph, device))
+    digests = sorted({sample.digest for sample in samples})
+    count = min(MOST, round(share * len(digests)))
+    if len(digests) < FEWEST or not count:
+        return Division(data, data)
+    held = _rows_by_feed(samples, digests[:count])
+    seen = _rows_by_feed(samples, digests[count : 2 * count])
+    sizes = Counter(sample.feed for sample in samples)
+    emptied = frozenset(place for place, rows in held.items() if len(rows) == sizes[place])
+    return Division(
+        every=data,
+        fit=_dataset(data, graph, lambda: _without(data, held, emptied), len(sizes) - len(emptied)),
+        held=_dataset(data, graph, lambda: _only(data, held), len(held)),
+        seen=_dataset(data, graph, lambda: _only(data, seen), len(seen)),
+        count=sum(map(len, held.values())),
+    )
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """A row of a feed, or a feed as a whole.
+
+    Attributes:
+        digest: of its names, types, shapes and values.
+        feed: position of the feed.
+        row: None for a feed as a whole.
+    """
+
+    digest: bytes
+    feed: int
+    row: int | None
+
+
+RowsByFeed = Mapping[int, Sequence[int | None]]
+"""Rows of some feeds by the position of the feed, ascending."""
+
+
+def _samples(data: Dataset, graph: Graph, device: str) -> Iterator[_Sample]:
+    """Every sample, in order."""
+    feed = row = 0
+    for unit in Rows(graph, device=device).units(data.items()):
+        names = sorted(unit.feed)
+        digest = combined(
+            "held out", *(name.encode() for name in names), *array_digests(unit.feed[name] for name in names)
+        )
+        yield _Sample(digest, feed, None if unit.closes and row == 0 else row)
+        feed, row = (feed + 1, 0) if unit.closes else (feed, row + 1)
+
+
+def _rows_by_feed(samples: Iterable[_Sample], digests: Iterable[bytes]) -> RowsByFeed:
+    """The rows of the samples with these digests."""
+    wanted = frozenset(digests)
+    found: dict[int, list[int | None]] = {}
+    for sample in samples:
+        if sample.digest in wanted:
+            found.setdefault(sample.feed, []).append(sample.row)
+    return found
+
+
+def _dataset(data: Dataset, graph: Graph, walk: Callable[[], Iterator[tuple[str, Feed]]], count: int) -> Dataset:
+    return datasets.read(Source(data.name, walk, count), graph)
+
+
+def _only(data: Dataset, rows: RowsByFeed) -> Iterator[tuple[str, Feed]]:
+    """These rows of these feeds."""
+    for place, (where, feed) in zip(rows, data.at(list(rows)), strict=True):
+        if rows[place] == [None]:
+            yield where, feed
+        else:
+            chosen = np.asarray(rows[place])
+            yield f"samples {', '.join(map(str, chosen))} of {where}", {name: x[chosen] for name, x in feed.items()}
+
+
+def _without(data: Dataset, held: RowsByFeed, emptied: frozenset[int]) -> Iterator[tuple[str, Feed]]:
+    """All feeds but the `emptied` ones, without the rows held out."""
+    for place, (where, feed) in enumerate(data.items()):
+        if place in emptied:
+            continue
+        if place in held:
+            where = f"{where} (without the {len(held[place])} samples held out)"
+            feed = {name: np.delete(x, np.asarray(held[place]), axis=0) for name, x in feed.items()}
+        yield where, feed
+
+
+__all__ = ["FEWEST", "MOST", "Division", "divide"]

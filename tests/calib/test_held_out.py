@@ -1,0 +1,87 @@
+"""Which samples are held out of calibration, and what verification makes of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sbonnx
+from sbonnx import graph as graphs
+from sbonnx.assets import digits
+from sbonnx.calib import data as datasets
+from sbonnx.calib.held_out import FEWEST, MOST, Division, divide
+from tests.models import model
+
+IMAGES = np.load(digits().calib)["image"]
+GRAPH = graphs.load(digits().model)
+
+
+def division(feeds: Any, share: float = 0.125) -> Division:
+    return divide(datasets.read(feeds, GRAPH), GRAPH, share)
+
+
+def rows(data: datasets.Dataset | None) -> list[bytes]:
+    assert data is not None
+    return sorted(row.tobytes() for feed in data for row in feed["image"])
+
+
+def batches(images: Any, size: int) -> list[dict[str, Any]]:
+    return [{"image": images[start : start + size]} for start in range(0, len(images), size)]
+
+
+@pytest.mark.parametrize("size", [1, 7, 32, 256])
+@pytest.mark.parametrize("seed", [None, 1])
+def test_the_choice_depends_on_contents_alone(size: int, seed: int | None) -> None:
+    images = IMAGES if seed is None else np.random.default_rng(seed).permutation(IMAGES)
+    expected, found = division(batches(IMAGES, 32)), division(batches(images, size))
+    assert found.count == expected.count == 32
+    for part in ("fit", "held", "seen"):
+        assert rows(getattr(found, part)) == rows(getattr(expected, part))
+        assert len(list(getattr(found, part))) == getattr(found, part).count
+    assert sorted(rows(found.fit) + rows(found.held)) == sorted(row[None].tobytes() for row in IMAGES)
+    assert set(rows(found.seen)) <= set(rows(found.fit))
+
+
+def test_equal_samples_are_on_one_side() -> None:
+    found = division(batches(np.concatenate([IMAGES, IMAGES]), 32))
+    assert found.count == 64
+    assert not set(rows(found.held)) & set(rows(found.fit))
+
+
+def test_few_samples_are_all_calibrated_on_and_many_held_out_are_enough() -> None:
+    assert division(batches(IMAGES[: FEWEST - 1], 1)).held is None
+    assert division(batches(IMAGES[:FEWEST], 1)).count == 4
+    assert division(batches(IMAGES, 8), share=0).held is None
+    assert division(batches(IMAGES, 32), share=0.5).count == MOST
+
+
+def test_feeds_that_are_no_rows_are_held_out_as_a_whole() -> None:
+    """The leading axis is time: the model adds a step to the one before it."""
+    proto = model("agraph (float[T,4] x) => (float[T,4] y) { i = Constant <value_int = 0> ()\n y = CumSum (x, i) }")
+    graph = graphs.load(proto)
+    feeds = [{"x": np.random.default_rng(seed).normal(size=(5, 4)).astype(np.float32)} for seed in range(40)]
+    found = divide(datasets.read(feeds, graph), graph, 0.125)
+    assert found.count == 5 and found.held is not None
+    assert {feed["x"].shape for feed in (*found.held, *found.fit)} == {(5, 4)}
+
+
+@pytest.mark.parametrize(("loudness", "fair"), [(1.0, True), (3.0, False)])
+def test_a_file_that_does_not_generalize_is_a_problem(loudness: float, fair: bool) -> None:
+    """The samples with the smallest digests are louder than all others: min-max ranges were not made for them."""
+    proto = model("agraph (float[N,16] x) => (float[N,8] y) { y = MatMul (x, w) }", w=(16, 8))
+    rng = np.random.default_rng(0)
+    quiet, loud = (rng.normal(size=(rows, 16)).astype(np.float32) for rows in (56, 2000))
+    loud *= np.float32(loudness)
+    held = divide(datasets.read({"x": loud}, graphs.load(proto)), graphs.load(proto), 0.125).held
+    assert held is not None
+    data = np.concatenate([quiet, next(iter(held))["x"][:8]])
+    report = sbonnx.quantize(proto, {"x": data}, backend="virtual", a_observer="minmax")
+    calibrated, found = report.metrics["calibration"][0]["sqnr_db"], report.metrics["outputs"][0]["sqnr_db"]
+    assert report.metrics["held_out"] == 8 and report.counts["samples"] == 56
+    assert calibrated > 30 and (found > 30) == fair
+    assert report.ok == fair
+    if not fair:
+        assert f"{found:.1f} dB on samples held out, {calibrated:.1f} dB on those calibrated on" in report.problems[0]
+    assert sbonnx.quantize(proto, {"x": data}, backend="virtual", a_observer="minmax", held_out=0).ok
