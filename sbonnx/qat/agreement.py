@@ -1,107 +1,236 @@
-"""Whether a file gives what the module that it was written from gives."""
+"""Whether a file computes what the module that it was written from computes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import onnx
 import torch
-from torch import nn
+from torch import fx, nn
 
 from sbonnx import graph as graphs
+from sbonnx import qdq
 from sbonnx.calib.session import CPU, Session, SessionModel
-from sbonnx.plan import Solution
+from sbonnx.graph import Graph
+from sbonnx.graph.query import node_by_name
+from sbonnx.plan import Site, Solution
 from sbonnx.precision import emulated
+from sbonnx.qat.fakequant import FakeQuant
 from sbonnx.qat.module import Origin, unwrapped
+from sbonnx.qat.reimport import site_of
 from sbonnx.spec import Array
 
+FLOAT: Final = {"fp32": 1e-4, "fp16": 0.1, "bf16": 0.3}
+"""By the type of what stays float, the part of a tensor's largest value within which two computations of it are one:
+torch and onnxruntime add in other orders, and half floats round each step."""
+
+NARROW: Final = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+"""What a module computes in that was cast to half, or whose graph is."""
+
+SAME_CODE: Final = 0.01
+"""Quanta by which two values of one code may differ: products of a scale and an integer in another type."""
+
 RARE: Final = 0.1
-"""Share of values that may differ by more than `SMALL` codes: torch and onnxruntime add floats in other orders, which
-now and then tips a value to the next code, and all that is computed from it goes a part of a code another way."""
-
 SMALL: Final = 0.05
-
 MEETING: Final = 1e-4
-"""Share of values that may be up to two quanta away: in a deep network tipped codes of several layers meet there."""
+"""Where some layers could not be compared alone, one value at the boundary of two codes changes all that is computed
+from it: this share of an output may differ by more than `SMALL` quanta, and this one by up to two."""
 
 ALL_FLOAT: Final = 1e-3
 """The quantum of a network in which nothing is quantized."""
 
-FLOAT: Final = {"fp32": 1e-4, "fp16": 0.1, "bf16": 0.3}
-"""By the type of what stays float in the file, the part of an output's largest value within which two computations of
-it are one: 16-bit codes are finer than what sums in float32 agree to, and half floats tip 8-bit codes everywhere."""
 
-NARROW: Final = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-"""What a module computes in that was cast to half, or whose graph is."""
+@dataclass(frozen=True)
+class _Read:
+    """A call of a fake-quant module, and what stands in its place in the file.
+
+    Attributes:
+        site: of the plan.
+        module: the fake-quant module.
+        tensor: what the file's node reads; None where it has no such node in its main graph.
+    """
+
+    site: Site
+    module: FakeQuant
+    tensor: str | None
+
+
+@dataclass
+class _Found:
+    """What was seen of a tensor: the largest excess over what is allowed, how often, of how many values."""
+
+    excess: float = 0.0
+    times: int = 0
+    values: int = 0
+
+    def add(self, beyond: Array) -> None:
+        """The excess of each value, 0 or less where there is none."""
+        self.excess = max(self.excess, float(beyond.max(initial=0.0)))
+        self.times += int((beyond > 0).sum())
+        self.values += beyond.size
 
 
 def disagreements(
     module: nn.Module, origin: Origin, solution: Solution, path: Path, feeds: Sequence[Mapping[str, Array]]
 ) -> list[str]:
-    """Outputs of the file that are more than one quantum away from the module's, or often away; a sentence for each.
+    """Tensors and outputs of the file that are not those of the module; a sentence for each.
 
-    One value in ten thousand (`MEETING`) may be two quanta away.
-
-    The quantum of an output is the step of its own codes; of one that stays float the largest step of the network; and
-    no less than what floats agree to (`FLOAT`).
+    The two are compared layer by layer on the same inputs: behind each quantized read the module goes on with what the
+    file has there. Weights must have the same codes. An activation must have the code that the module's value is
+    rounded to, or its neighbour where that value lies within float error (`FLOAT`) of their boundary; a float output
+    may differ by float error. Compared end to end, one such value changes codes in all layers behind it, by any amount.
 
     Args:
         module: wrapped or not; it is what lies inside that computes, in eval mode: other processes are not waited for.
         solution: what was written.
-        path: of the file, run by onnxruntime without optimisation; one in bfloat16 as float32 with its rounding.
+        path: of the file, run by onnxruntime without optimisation, its integer operators as float ones between pairs;
+            one in bfloat16 as float32 with its rounding.
         feeds: by the names of the model's inputs.
 
     Raises:
         DataError: a feed has another value for an input that is fixed.
     """
-    steps = {
-        site.tensor: float(solution.qparams[site.key].scale.max())
-        for site in origin.prepared.plan.of_role("activation")
-        if site.key in solution.qparams
-    }
-    largest = max(steps.values(), default=ALL_FLOAT)
-    apart: dict[str, list[Array]] = {}
-    peaks: dict[str, float] = {}
-    kinds: dict[str, str] = {}
-    for name, found, expected in _pairs(module, origin, path, feeds):
-        wanted = expected.float().cpu().numpy()
-        apart.setdefault(name, []).append(np.abs(np.asarray(found, np.float32) - wanted).reshape(-1))
-        peaks[name] = max(peaks.get(name, 0.0), float(np.abs(wanted).max(initial=0.0)))
-        kinds[name] = NARROW.get(expected.dtype, origin.prepared.plan.float_type)
-    said = (
-        _said(name, np.concatenate(parts), max(steps.get(name, largest), FLOAT[kinds[name]] * peaks[name]))
-        for name, parts in apart.items()
-    )
-    return [sentence for sentence in said if sentence is not None]
-
-
-def _pairs(
-    module: nn.Module, origin: Origin, path: Path, feeds: Sequence[Mapping[str, Array]]
-) -> Iterator[tuple[str, Array, torch.Tensor]]:
-    """(name, what the file gives, what the module gives) of every float output on every feed."""
     inner = unwrapped(module)
-    first = next(iter(inner.parameters()))
-    modes = {part: part.training for part in inner.modules()}
-    content = path.read_bytes()
+    graph = graphs.load(path)
+    qdq.unfold(graph)
     if origin.prepared.plan.float_type == "bf16":
-        content = graphs.to_proto(emulated(graphs.load(path))).SerializeToString()
-    session = Session(SessionModel(content, level="off"), [CPU], threads=1, name=str(path))
-    types = {spec.name: spec.dtype for spec in session.input_specs}
+        graph = emulated(graph)
+    reads = _reads(inner, origin, graph)
+    tensors: dict[str, _Found] = {}
+    apart: dict[str, list[Array]] = {}
+    rooms: dict[str, float] = {}
+    modes = {part: part.training for part in inner.modules()}
+    session = _session(graph, [read.tensor for read in reads.values() if read.tensor is not None], path)
     try:
         inner.eval()
         for feed in feeds:
-            given = {name: _placed(value, first) for name, value in origin.feed(feed).items()}
-            expected = inner(**given)
-            typed = {name: np.asarray(value, types.get(name)) for name, value in feed.items()}
-            for name, found in session.run(typed).items():
-                if name in expected and expected[name].is_floating_point():
-                    yield name, found, expected[name]
+            typed = {spec.name: np.asarray(feed[spec.name], spec.dtype) for spec in session.input_specs}
+            values = session.run(typed)
+            kind = origin.prepared.plan.float_type
+            for name, expected in _Led(inner, reads, values, kind, tensors).outputs(origin.feed(feed)).items():
+                if name in values and expected.is_floating_point():
+                    wanted = expected.float().cpu().numpy()
+                    apart.setdefault(name, []).append(np.abs(np.asarray(values[name], np.float32) - wanted).ravel())
+                    room = FLOAT[NARROW.get(expected.dtype, kind)] * float(np.abs(wanted).max(initial=0.0))
+                    rooms[name] = max(rooms.get(name, 0.0), room)
     finally:
         session.close()
         for part, mode in modes.items():
             part.training = mode
+    led = all(read.tensor is not None or call.args[0].op == "placeholder" for call, read in reads.items())
+    said = [_said_of_tensor(name, found) for name, found in tensors.items()]
+    quantum = 0.0 if led else _largest_quantum(origin, solution)
+    said += [_said(name, np.concatenate(parts), rooms[name], quantum) for name, parts in apart.items()]
+    return [sentence for sentence in said if sentence is not None]
+
+
+def _reads(inner: fx.GraphModule, origin: Origin, graph: Graph) -> dict[fx.Node, _Read]:
+    """Every call of a fake-quant module; the first reader says what stands there in the file."""
+    nodes = node_by_name(graph)
+    main = {id(node) for node in graph.nodes}
+    found: dict[fx.Node, _Read] = {}
+    for name, sites in origin.sites.items():
+        for site in sites:
+            for reader in site.readers:
+                if reader in origin.solution.unread:
+                    continue
+                read = site_of(inner, reader.node, reader.index)
+                call = read.node.args[read.position]
+                node = nodes.get(reader.node)
+                there = node is not None and id(node) in main and reader.index < len(node.inputs)
+                fake_quant = inner.get_submodule(name)
+                assert isinstance(call, fx.Node) and isinstance(fake_quant, FakeQuant)
+                if call.target == name:
+                    tensor = node.inputs[reader.index].name if there and node is not None else None
+                    found.setdefault(call, _Read(site, fake_quant, tensor))
+    return found
+
+
+def _session(graph: Graph, tensors: Sequence[str], path: Path) -> Session:
+    """A session of the file without optimisation, with these tensors among its outputs."""
+    proto = graphs.to_proto(graph)
+    given = {value.name for value in proto.graph.output}
+    for name in dict.fromkeys(tensors):
+        if name not in given:
+            proto.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
+    return Session(SessionModel(proto.SerializeToString(), level="off"), [CPU], threads=1, name=str(path))
+
+
+@dataclass
+class _Led(fx.Interpreter):  # type: ignore[misc]
+    """Runs a module with what a file has behind each quantized read, and holds both against each other there.
+
+    Attributes:
+        reads: the calls of fake-quant modules.
+        values: tensors of the file.
+        kind: type of what stays float in the file.
+        tensors: filled: what was found, by the name of the tensor.
+    """
+
+    inner: fx.GraphModule
+    reads: Mapping[fx.Node, _Read]
+    values: Mapping[str, Any]
+    kind: str
+    tensors: dict[str, _Found] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__(self.inner)
+
+    def outputs(self, feed: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """What the module gives for a feed, by its own names."""
+        like = next(iter(self.inner.parameters()))
+        given = [_placed(feed[str(node.target)], like) for node in self.inner.graph.nodes if node.op == "placeholder"]
+        found: dict[str, torch.Tensor] = self.run(*given)
+        return found
+
+    def run_node(self, node: fx.Node) -> Any:
+        """The result of a node; that of the file where it is compared."""
+        result = super().run_node(node)
+        read = self.reads.get(node)
+        if read is None or read.tensor is None:
+            return result
+        source = node.args[0]
+        value = None if not isinstance(source, fx.Node) else self.env[source]
+        given = _fitted(np.asarray(self.values[read.tensor], np.float32), tuple(result.shape))
+        if given is None or value is None:
+            return result
+        weight = read.site.role == "weight"
+        before = (result if weight else value).detach().float().cpu().numpy()
+        beyond = self._beyond(read, before, given, exact=weight, kind=NARROW.get(result.dtype, self.kind))
+        self.tensors.setdefault(read.site.tensor, _Found()).add(beyond)
+        return torch.from_numpy(given.copy()).to(result)
+
+    @staticmethod
+    def _beyond(read: _Read, value: Array, given: Array, *, exact: bool, kind: str) -> Array:
+        """By how many quanta each value of the file is further from the module's than allowed."""
+        qparams = read.module.qparams()
+        scale = qparams.along(qparams.scale, value.shape).astype(np.float64)
+        beyond: Array
+        if exact:
+            beyond = np.abs(given - value.astype(np.float64)) / scale - SAME_CODE
+            return beyond
+        spec = qparams.spec
+        zero = qparams.along(qparams.zero_point, value.shape).astype(np.float64)
+        held = np.clip(np.nan_to_num(value.astype(np.float64)), (spec.qmin - zero) * scale, (spec.qmax - zero) * scale)
+        room = FLOAT[kind] * float(np.abs(value).max(initial=0.0))
+        far = (np.abs(given - held) - room) / scale - 0.5
+        codes = given / scale
+        off = np.abs(codes - np.rint(codes)) if kind == "fp32" else np.zeros_like(codes)  # half floats round codes
+        beyond = np.maximum(far, off) - SAME_CODE
+        return beyond
+
+
+def _fitted(value: Array, shape: tuple[int, ...]) -> Array | None:
+    """`value` without channels that were appended for a kernel; None where it is laid out in another way."""
+    if value.ndim != len(shape) or any(have < want for have, want in zip(value.shape, shape, strict=True)):
+        return None
+    if sum(have != want for have, want in zip(value.shape, shape, strict=True)) > 1:
+        return None
+    return value[tuple(slice(size) for size in shape)]
 
 
 def _placed(value: Array, like: torch.Tensor) -> torch.Tensor:
@@ -110,13 +239,36 @@ def _placed(value: Array, like: torch.Tensor) -> torch.Tensor:
     return made.to(like.dtype) if made.dtype == torch.float32 else made
 
 
-def _said(name: str, away: Array, quantum: float) -> str | None:
-    """What is wrong with an output, or None."""
-    most, often = float(away.max(initial=0.0)), float((away > SMALL * quantum).mean()) if away.size else 0.0
-    beyond = float((away > 1.001 * quantum).mean()) if away.size else 0.0
-    if often <= RARE and (beyond == 0.0 or (beyond <= MEETING and most <= 2.0 * quantum)):
+def _largest_quantum(origin: Origin, solution: Solution) -> float:
+    """The largest step of the codes of any activation."""
+    sites = origin.prepared.plan.of_role("activation")
+    found = (float(solution.qparams[site.key].scale.max()) for site in sites if site.key in solution.qparams)
+    return max(found, default=ALL_FLOAT)
+
+
+def _said_of_tensor(name: str, found: _Found) -> str | None:
+    if not found.times:
         return None
     return (
-        f"output '{name}' of the file is up to {most:.3g} away from the module's ({often:.1%} of its values; "
-        f"{quantum:.3g} is what rounding explains)"
+        f"'{name}' in the file has other codes than in the module on the same inputs: {found.times} of {found.values} "
+        f"values, by up to {found.excess:.3g} steps more than float error explains"
+    )
+
+
+def _said(name: str, away: Array, room: float, quantum: float) -> str | None:
+    """What is wrong with an output, or None.
+
+    Args:
+        room: float error.
+        quantum: of codes that may differ, 0 where each layer was compared on the same inputs.
+    """
+    most = float(away.max(initial=0.0))
+    allowed = max(room, quantum)
+    often = float((away > SMALL * allowed).mean()) if quantum and away.size else 0.0
+    beyond = float((away > 1.001 * allowed).mean()) if away.size else 0.0
+    if often <= RARE and (beyond == 0.0 or (quantum and beyond <= MEETING and most <= 2.0 * allowed)):
+        return None
+    return (
+        f"output '{name}' of the file is up to {most:.3g} away from the module's ({beyond:.1%} of its values by more "
+        f"than the {allowed:.3g} that rounding explains)"
     )
