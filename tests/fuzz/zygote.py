@@ -65,9 +65,11 @@ def child(request: dict[str, Any], folder: Path, logs: Path) -> int:
     os.dup2(empty, 0)
     sys.stdin = os.fdopen(0, "r", closefd=False)
     sys.stdout, sys.stderr = (os.fdopen(fd, "w", closefd=False) for fd in (1, 2))
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
+    sys.argv = ["sbonnx", *request["argv"]]
     from sbonnx.cli import main
 
-    code = main(request["argv"])
+    code = main()
     sys.stdout.flush()
     sys.stderr.flush()
     (logs / "ended").touch()
