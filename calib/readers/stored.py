@@ -28,6 +28,9 @@ MAX_HEADER: Final = 16 << 10
 MAX_MEMBERS: Final = 10_000
 """Arrays in one .npz file, which is one feed."""
 
+MAX_EMPTY: Final = 1 << 20
+"""Length of an axis of an array without values. That of others is limited by the size of their file."""
+
 STRING_BYTES: Final = 64
 """Memory of a short text in an array of Python objects, about."""
 
@@ -128,7 +131,7 @@ class StoredArray:
         shape, dtype = header.shape, header.dtype
         if dtype.hasobject:
             reason = "it holds pickled objects, which are not read because they may run code; save plain arrays"
-        elif any(size < 0 for size in shape) or (not dtype.itemsize and _count(shape)):
+        elif any(size < 0 for size in shape) or (not dtype.itemsize and _count(shape)) or _is_huge_nothing(shape):
             reason = f"its header says {dtype} {shape}, which no array has; save it again"
         elif header.size > self._size:
             reason = f"it is cut off ({self._size} bytes, and its header says {header.size}); copy or save it again"
@@ -245,6 +248,11 @@ def _reason(error: Exception) -> str:
 def _count(shape: Sequence[int]) -> int:
     """Values of an array."""
     return prod(shape)
+
+
+def _is_huge_nothing(shape: Sequence[int]) -> bool:
+    """Whether an array without values claims an axis that would be cut into millions of batches."""
+    return 0 in shape and max(shape) > MAX_EMPTY
 
 
 def _machine_memory() -> int:
