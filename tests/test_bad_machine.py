@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import itertools
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sbonnx.cli import main
@@ -159,40 +161,23 @@ def test_a_process_ends_with_the_line(place: Path, command: Callable[..., subpro
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_signals(sent: signal.Signals, place: Path, command: Callable[..., subprocess.Popen[str]]) -> None:
-    """Sent while it waits for data that never comes: a pipe that nobody writes to."""
-    os.mkfifo(place / "f.npz")
+    """Sent while it reads data that take much longer than the test."""
+    np.savez_compressed(place / "f.npz", x=np.zeros((200_000, 3, 8, 8), np.float32))
     before = {path.name for path in place.rglob("*")}
-    process = command(*line(feeds="f.npz"))
-    end = writing_end(place / "f.npz")
-    wait_until_it_waits(process.pid)
+    process = command(*line("--split", "1", feeds="f.npz"))
+    wait_until_open(place / "f.npz", process.pid)
     process.send_signal(sent)
     out, err = process.communicate(timeout=60)
-    os.close(end)
     check_line(process.returncode, out, err, ("interrupted; nothing was written",))
     assert {path.name for path in place.rglob("*")} == before
 
 
-def wait_until_it_waits(pid: int) -> None:
-    """Until the process has been asleep for half a second: in its read, not on the way there.
-
-    A signal between the open and the read is noted, and nothing wakes the read: Python's own race, not ours.
-    """
-    asleep = 0
-    for _ in range(600):
-        state_of = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        asleep = asleep + 1 if state_of == "S" else 0
-        if asleep == 10:
-            return
-        time.sleep(0.05)
-    raise AssertionError("the process never waits")
-
-
-def writing_end(fifo: Path) -> int:
-    """The other end, once somebody has opened the fifo to read; half a minute at most."""
-    for _ in range(600):
-        try:
-            return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError as error:
-            assert error.errno == errno.ENXIO
-            time.sleep(0.05)
+def wait_until_open(path: Path, pid: int) -> None:
+    """Until a process has a file open; a minute at most."""
+    for _ in range(6000):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                if os.readlink(descriptor) == str(path):
+                    return
+        time.sleep(0.01)
     raise AssertionError("the data was never read")
