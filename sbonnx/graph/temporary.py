@@ -55,9 +55,9 @@ def temporary_folder(beside: Path | None = None) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
         if lock is not None:
-            os.close(lock)
+            os.close(lock)  # first: NFS keeps the names of open files
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _locked_folder(parent: Path, prefix: str, suffix: str) -> tuple[Path, int | None]:
@@ -117,10 +117,10 @@ def _remove_abandoned(path: str) -> None:
                     return
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _empty(folder)
-                os.unlink(MARKER, dir_fd=folder)
-                os.rmdir(path)
             finally:
                 os.close(lock)
+            os.unlink(MARKER, dir_fd=folder)
+            os.rmdir(path)
         finally:
             os.close(folder)
 

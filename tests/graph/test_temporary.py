@@ -119,17 +119,18 @@ print("ready", flush=True)
 
 
 @pytest.mark.parametrize("end", ["", "time.sleep(600)"], ids=["a proper end", "killed"])
-def test_the_socket_of_a_fork_server(end: str, place: Path) -> None:
+def test_the_socket_of_a_fork_server(end: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("s")  # names of sockets are short
     command = [sys.executable, "-c", FORK_SERVER.format(end=end)]
-    environment = {**os.environ, "TMPDIR": str(place / "tmp"), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         if end:
-            assert [name for name in names(place / "tmp") if "listener-" in name]
+            assert [name for name in names(folder) if "listener-" in name]
             process.kill()
         process.wait(timeout=60)
-    sweep(place / "tmp")
-    assert not names(place / "tmp")
+    sweep(folder)
+    assert not names(folder)
 
 
 def folder(place: Path, name: str = "sbonnx-abcdefgh", content: bytes = MAGIC) -> Path:
