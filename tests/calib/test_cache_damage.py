@@ -158,3 +158,17 @@ def test_a_deep_header_is_damaged(tmp_path: Path) -> None:
     opened(tmp_path)
     (tmp_path / "cache.json").write_text("[" * 100_000)
     assert "was damaged and is made anew" in opened(tmp_path).notes[0]
+
+
+def test_a_new_folder_without_its_header_goes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was there stays."""
+    (tmp_path / "old").mkdir()
+    monkeypatch.setattr("sbonnx.calib.cache.write_whole", raising)
+    for name in ("old", "new"):
+        with pytest.raises(OutputError, match="no room"):
+            opened(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+def raising(*_: object) -> None:
+    raise OutputError("no room")
