@@ -41,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str], debug: bool) -> int:
     try:
         code = typer.main.get_command(_app()).main(arguments, prog_name=NAME, standalone_mode=False)
-        sys.stdout.flush()  # help and version; verbs have done so
+        if not code:  # help and version; verbs have done so, or said what is wrong
+            sys.stdout.flush()
     except Exception as error:
         if not hasattr(error, "format_message"):  # the command line could be read
             return report(error, debug=debug)

@@ -28,6 +28,10 @@ OS_CAUSES: Final = {
     errno.EROFS: "the file system is read-only",
     errno.EACCES: "permission denied",
     errno.EPERM: "permission denied",
+    errno.EFBIG: "a file would be larger than allowed (ulimit -f)",
+    errno.ENAMETOOLONG: "the name is too long",
+    errno.ELOOP: "symlinks lead in a circle",
+    errno.EIO: "the disk cannot be read or written (input/output error)",
 }
 """What the machine refuses and the user can mend."""
 
@@ -53,6 +57,8 @@ def _text_of(error: BaseException) -> str:
         return out_of_memory(f"{NO_THREADS} cannot start its threads")
     if isinstance(error, KeyboardInterrupt):
         return f"interrupted; {error}" if error.args else INTERRUPTED
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return "OSError: too many files are open: raise the limit (ulimit -n), or use fewer --workers"
     if isinstance(error, OSError) and error.errno in OS_CAUSES:
         where = f" at '{error.filename}'" if error.filename else ""
         return f"OSError: {OS_CAUSES[error.errno]}{where}: make room or give another place"

@@ -22,18 +22,20 @@ ROOT = Path(__file__).resolve().parents[2]
 NAME = "\x1b[2J\x9b31m\u202etxt\u2066\x7f"
 """What clears a screen, changes colours and reverses text."""
 
+LIMITS = {"memory": resource.RLIMIT_AS, "file_size": resource.RLIMIT_FSIZE}
+
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return good_place(tmp_path, monkeypatch)
 
 
-def sbonnx(*arguments: str, redirections: str = "", memory: int | None = None) -> subprocess.CompletedProcess[str]:
+def sbonnx(*arguments: str, redirections: str = "", **limits: int) -> subprocess.CompletedProcess[str]:
     """A process, in the working directory."""
 
     def limit() -> None:
-        if memory is not None:
-            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        for name, value in limits.items():
+            resource.setrlimit(LIMITS[name], (value, value))
 
     command = ["sh", "-c", f'exec "$@" {redirections}', "sh", sys.executable, "-m", "sbonnx", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -65,6 +67,14 @@ def test_the_reader_of_both_streams_leaves(place: Path) -> None:
     os.close(source)
     assert process.wait(timeout=120) == 0
     onnx.checker.check_model("out/q.onnx")
+
+
+@pytest.mark.parametrize("arguments", [("plan", "m.onnx"), ("--help",)], ids=["a verb", "help"])
+def test_stdout_that_cannot_be_written(arguments: tuple[str, ...], place: Path) -> None:
+    """Said once, and not at exit again."""
+    done = sbonnx(*arguments, redirections="> full", file_size=0)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("OSError: a file would be larger than allowed (ulimit -f)")
 
 
 def test_messages_of_native_code_need_debug(place: Path) -> None:
