@@ -70,11 +70,18 @@ def is_memory_message(text: str) -> bool:
 
 
 def memory_failure(error: BaseException) -> BaseException | None:
-    """The exception, among `error` and its causes, that says that memory is used up; None: none does."""
+    """The exception, among `error` and its causes, that says that memory is used up; None: none does.
+
+    An error of sbonnx about a Python MemoryError counts as what it says: who raised it knew why, such as a false shape
+    in a file.
+    """
+    explained = isinstance(error, SbonnxError)
     seen: set[int] = set()
     while id(error) not in seen:
         seen.add(id(error))
-        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        if isinstance(error, MemoryError):
+            return None if explained else error
+        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
             return error
         if not isinstance(error, SbonnxError) and is_memory_message(str(error)):
             return error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,11 +65,7 @@ def quantize(
     wishes, rules = read_recipe(recipe, backend, overrides)
     if metric is not None and wishes.mixed.max_loss is None:
         raise RecipeError("a metric says what max_loss is of: give max_loss as well")
-    inputs = [Path(one) for one in (model, data) if isinstance(one, (str, os.PathLike))]
-    for target in (output, save_recipe, trt_cache):
-        if target is not None:
-            graphs.check_target(Path(target), inputs=inputs, force=force)
-            inputs.append(Path(target))
+    _check_targets((output, save_recipe, trt_cache), (model, data), force=force)
     found = None
     if wishes.auto.enable or wishes.mixed.wanted:
         trials = open_trials(model, data, wishes, rules, split=split, metric=metric, progress=progress)
@@ -81,6 +77,15 @@ def quantize(
     if save_recipe is not None:
         graphs.write_text(Path(save_recipe), as_yaml(wishes))
     return report if found is None else _with_search(report, found)
+
+
+def _check_targets(targets: Iterable[Any], inputs: Iterable[Any], *, force: bool) -> None:
+    """`check_target` of each, the targets before it taken."""
+    taken = [Path(one) for one in inputs if isinstance(one, (str, os.PathLike))]
+    for target in targets:
+        if target is not None:
+            graphs.check_target(Path(target), inputs=taken, force=force)
+            taken.append(Path(target))
 
 
 def _with_search(report: Report, found: Found) -> Report:

@@ -35,7 +35,7 @@ OS_CAUSES: Final = {
 }
 """What the machine refuses and the user can mend."""
 
-REASON_LENGTH: Final = 150
+REASON_LENGTH: Final = 200
 """Characters of what others say, within a line."""
 
 NO_THREADS: Final = "OpenBLAS"
@@ -50,7 +50,7 @@ def line_of(error: BaseException) -> str:
 def _text_of(error: BaseException) -> str:
     short = memory_failure(error)
     if short is not None:
-        return out_of_memory(one_line(short, REASON_LENGTH))
+        return out_of_memory(one_line(error if isinstance(error, SbonnxError) else short, REASON_LENGTH))
     if isinstance(error, SbonnxError):
         return f"{type(error).__name__}: {error}{_native(error)}"
     if isinstance(error, KeyboardInterrupt) and NO_THREADS in last_native_message():

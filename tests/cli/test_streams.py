@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -15,6 +16,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from sbonnx.assets import digits
+from sbonnx.cli.faults import line_of
+from sbonnx.errors import DataError, DeviceError, ModelError
 from tests.bad_place import good_place
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -124,6 +127,28 @@ def test_an_error_of_nobody_quotes_native_code(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(faults, "last_native_message", lambda: "double free")
     assert "(native code said: double free)" in faults.line_of(RuntimeError("x"))
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+SHORT = "MemoryError: there is not enough memory"
+REASONS: list[tuple[Exception, str]] = [
+    (MemoryError(), f"{SHORT}: use"),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), f"{SHORT} ([Errno 12] Cannot allocate memory): use"),
+    (caused(DataError("feed 3 fails"), RuntimeError("std::bad_alloc")), f"{SHORT} (feed 3 fails): use"),
+    (caused(DeviceError("does not load"), ImportError("a.so: failed to map segment")), f"{SHORT} (does not load): use"),
+    (RuntimeError("can't start new thread"), f"{SHORT} (can't start new thread): use"),
+    (caused(DataError("d.npz has a false shape"), MemoryError()), "DataError: d.npz has a false shape"),
+    (ModelError("node 'bad_alloc' is odd"), "ModelError: node 'bad_alloc' is odd"),
+]
+
+
+@pytest.mark.parametrize(("error", "line"), REASONS)
+def test_what_says_that_memory_is_used_up(error: Exception, line: str) -> None:
+    assert line_of(error).startswith(line)
 
 
 @pytest.mark.parametrize("megabytes", [120, 250])
