@@ -48,15 +48,15 @@ _OUT_OF_MEMORY: Final = re.compile(
     r"failed to map segment|can't start new thread",
     re.IGNORECASE,
 )
-"""How Python, numpy, the dynamic linker, onnxruntime and torch say in an exception's text that memory is used up.
-Threads fail to start mostly because there is no room for their stacks."""
+"""Messages of Python, numpy, the dynamic linker, onnxruntime and torch when memory is exhausted. Threads that cannot be
+started mostly lack memory for their stacks."""
 
 
 def out_of_memory(reason: str) -> str:
-    """The line that says so.
+    """Error line for exhausted memory.
 
     Args:
-        reason: in the words of who found out; may be empty.
+        reason: the original message; may be empty.
     """
     return (
         f"MemoryError: there is not enough memory{f' ({reason})' if reason else ''}: use smaller batches (--split), "
@@ -65,15 +65,15 @@ def out_of_memory(reason: str) -> str:
 
 
 def is_memory_message(text: str) -> bool:
-    """Whether a message of a library or of the system says that memory is used up."""
+    """Whether a message of a library or of the system reports exhausted memory."""
     return bool(_OUT_OF_MEMORY.search(text))
 
 
 def memory_failure(error: BaseException) -> BaseException | None:
-    """The exception, among `error` and its causes, that says that memory is used up; None: none does.
+    """The first exception among `error` and its causes that reports exhausted memory, or None.
 
-    An error of sbonnx about a Python MemoryError counts as what it says: who raised it knew why, such as a false shape
-    in a file.
+    An error of sbonnx raised from a Python MemoryError is not one: its own message is more specific, such as a false
+    shape in a file.
     """
     explained = isinstance(error, SbonnxError)
     seen: set[int] = set()

@@ -1,7 +1,7 @@
 """Text for terminals and logs: control characters escaped, errors on one line of bounded length.
 
-Names in models and files are chosen by whoever made them. Sent to a terminal as they are, escape sequences could
-clear it, rewrite lines or set its title, and bidirectional overrides could show a name as another.
+Names in models and files come from whoever made them. Escape sequences in them could clear a terminal or rewrite
+lines, and bidirectional overrides could make one name look like another.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ LINE_LENGTH: Final = 500
 """Characters of an error or note at most."""
 
 WORD_LENGTH: Final = 100
-"""In a line that is too long, longer words (names, mostly) are shortened first: the sentence around them says more."""
+"""In a line that is too long, words longer than this (mostly names) are shortened first."""
 
 ELLIPSIS: Final = "…"
 
@@ -44,7 +44,7 @@ def _escape(character: str) -> str:
 
 
 def json_escaped(text: str) -> str:
-    """JSON text of the same value, without such characters in it. JSON itself demands escapes for C0 only."""
+    """JSON text of the same value with these characters escaped. JSON itself requires that for C0 only."""
     return _CONTROL_IN_JSON.sub(lambda match: _json_escape(match[0]), text)
 
 
@@ -56,8 +56,8 @@ def one_line(text: object, limit: int | None = None) -> str:
     """Text on one line: every run of white space as one blank, control characters escaped.
 
     Args:
-        limit: characters at most: long words lose their middle, then the line does. Its end, where messages say what
-            to do, stays.
+        limit: maximum length. Long words lose their middle first, then the line; the end, where messages give the
+            fix, stays.
     """
     line = escaped(" ".join(str(text).split()))
     if limit is None or len(line) <= limit:

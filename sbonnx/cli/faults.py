@@ -36,10 +36,10 @@ OS_CAUSES: Final = {
 """What the machine refuses and the user can mend."""
 
 REASON_LENGTH: Final = 200
-"""Characters of what others say, within a line."""
+"""Maximum length of a quoted message."""
 
 NO_THREADS: Final = "OpenBLAS"
-"""It interrupts its own process (SIGINT) where it cannot start threads, after saying so."""
+"""Raises SIGINT in its own process when it cannot start threads, after printing a message."""
 
 
 def line_of(error: BaseException) -> str:
@@ -69,7 +69,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def _native(error: BaseException) -> str:
-    """The last words of native code, where it may have crashed in a worker or raised what nobody expects."""
+    """The last native message, for errors that native code may have caused: internal ones and crashed workers."""
     if isinstance(error, SbonnxError) and not isinstance(error, DeviceError):
         return ""
     message = one_line(last_native_message(), REASON_LENGTH)

@@ -1,8 +1,8 @@
-"""The standard streams of the command line: open, content to lose their reader, and free of native messages.
+"""Standard streams of the command line: always open, robust against closed pipes, free of native messages.
 
-Native libraries (absl, RE2, protobuf, onnxruntime before its logger is set up) write to descriptor 2 by themselves.
-While a verb runs, that is a file without a name, and Python's stderr is the descriptor that it was before. Should the
-process crash, a child process that waits for nothing else copies the end of that file to where it should have gone.
+Native libraries (absl, RE2, protobuf, onnxruntime before its logger is set up) write to descriptor 2 directly. While a
+verb runs, descriptor 2 is an unnamed file, and Python's stderr a duplicate of the original descriptor. If the process
+crashes, a child process, which does nothing else, copies the end of that file to the original stderr.
 """
 
 from __future__ import annotations
@@ -28,25 +28,31 @@ _captured: list[IO[bytes]] = []
 
 @contextmanager
 def standard_streams(*, capture: bool) -> Iterator[None]:
-    """See the module. Streams that somebody has replaced are left alone.
+    """Replace stdout and stderr until the block ends, unless the caller has replaced them already.
 
     Args:
-        capture: keep what native libraries write to stderr away from it.
+        capture: redirect what native libraries write to stderr.
     """
     if sys.stdout is not sys.__stdout__ or sys.stderr is not sys.__stderr__:
         yield
         return
     _open_closed()
     before = sys.stdout, sys.stderr
+    _flush(before)
     with _native_messages(capture) as shown:
         sys.stdout, sys.stderr = _stream(1, before[0]), _stream(shown, before[1], error=True)
         try:
             yield
         finally:
-            for stream in (sys.stdout, sys.stderr):
-                with suppress(OSError, ValueError):  # said before, where it could be: see `faults.guard`
-                    stream.flush()
+            _flush((sys.stdout, sys.stderr))
             sys.stdout, sys.stderr = before
+
+
+def _flush(streams: tuple[TextIO | None, ...]) -> None:
+    for stream in streams:
+        if stream is not None:
+            with suppress(OSError, ValueError):  # `faults.guard` has reported it
+                stream.flush()
 
 
 def last_native_message() -> str:
@@ -57,17 +63,18 @@ def last_native_message() -> str:
 
 
 def _open_closed() -> None:
-    """Open descriptors 0 to 2 where they are closed (``>&-``): the next file would get their number, and with it all
-    that anybody prints."""
+    """Open descriptors 0 to 2 where they are closed (``>&-``). Otherwise the next file that is opened gets such a
+    number, and everything printed goes into it."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            os.set_inheritable(descriptor, True)
 
 
 class _Sink(io.FileIO):
-    """A stream whose reader may leave (``| head``): the rest goes nowhere, and the work to its end."""
+    """A stream that discards output once its reader has closed the pipe (``| head``)."""
 
     def write(self, data: Any) -> int:
         """As `io.FileIO`."""
@@ -81,7 +88,7 @@ class _Sink(io.FileIO):
 
 
 def _stream(descriptor: int, like: TextIO | None, *, error: bool = False) -> TextIO:
-    """A text stream; characters that its encoding does not have become escapes."""
+    """A text stream on a descriptor; characters that its encoding lacks are escaped."""
     sink = _Sink(descriptor, "w", closefd=False)
     return io.TextIOWrapper(
         io.BufferedWriter(sink),
@@ -93,11 +100,11 @@ def _stream(descriptor: int, like: TextIO | None, *, error: bool = False) -> Tex
 
 @contextmanager
 def _native_messages(capture: bool) -> Iterator[int]:
-    """Captures what is written to descriptor 2, where the system can; gives the descriptor to write to instead."""
+    """Redirect descriptor 2 to a file where the system can; yield the descriptor of the original stderr."""
     try:
         wanted = capture and hasattr(os, "fork")
         file = tempfile.TemporaryFile(prefix="sbonnx-", buffering=0) if wanted else None  # noqa: SIM115 - see below
-    except OSError:  # no room for it: they are shown
+    except OSError:  # no room for it: nothing is redirected
         file = None
     if file is None:
         yield 2
@@ -117,12 +124,12 @@ def _native_messages(capture: bool) -> Iterator[int]:
 
 
 class _Watcher:
-    """A child process that shows the file's end on `shown` unless it is told of a proper end."""
+    """A child process that copies the end of `file` to `shown` if this process ends without calling `end`."""
 
     def __init__(self, file: int, shown: int) -> None:
         waits, self._control = os.pipe()
         self._owner, self._pid = os.getpid(), -1
-        with suppress(OSError):  # no more processes: a crash goes without its messages
+        with suppress(OSError):  # process limit reached: the messages of a crash are lost
             self._pid = os.fork()
         if self._pid == 0:
             try:
@@ -133,10 +140,10 @@ class _Watcher:
         os.close(waits)
 
     def end(self) -> None:
-        """Tell it, and wait until it is gone. In a fork of the owner: nothing."""
+        """End the child process. Does nothing in a fork of the process that started it."""
         if os.getpid() != self._owner:
             return
-        with suppress(OSError):  # it was killed
+        with suppress(OSError):  # the child was killed
             os.write(self._control, b".")
         os.close(self._control)
         if self._pid > 0:
@@ -145,9 +152,9 @@ class _Watcher:
 
 
 def _watch(waits: int, file: int, shown: int) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # sent to the whole group
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # for the whole group
         signal.signal(number, signal.SIG_IGN)
-    for descriptor in range(3):  # who reads its output waits for the end of ours alone
+    for descriptor in range(3):  # readers of these streams wait until all copies are closed
         os.close(descriptor)
     if os.read(waits, 1):
         return

@@ -27,7 +27,7 @@ SPECIAL: Final = {
     stat.S_IFIFO: "a FIFO (named pipe)",
     stat.S_IFSOCK: "a socket",
 }
-"""Names of what is never replaced by a file: a rename would remove it, /dev/null too where root does it."""
+"""Kinds of files that are never replaced. A rename over /dev/null by root would remove the device."""
 
 
 def model_pieces(made: Skeleton) -> Iterator[bytes | memoryview]:
@@ -87,13 +87,13 @@ def write_bytes(path: Path, content: bytes | memoryview) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """`write_bytes` of a text in UTF-8; halves of surrogate pairs, which that does not have, as backslash escapes."""
+    """`write_bytes` of a text in UTF-8, with lone surrogates as backslash escapes."""
     write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write to. What was written replaces `path` when the block ends; an exception leaves that as it was.
+    """A temporary path whose file replaces `path` when the block ends; after an exception `path` is unchanged.
 
     Raises:
         OutputError: it cannot be written there.
@@ -127,10 +127,10 @@ def check_target(path: Path, inputs: Iterable[Path], *, force: bool) -> None:
 
 
 def is_replaceable(path: Path) -> bool:
-    """Whether there is a regular file, or a symlink to one or to nothing; False where there is nothing.
+    """Whether a regular file, or a symlink to one or to nothing, exists at `path`; False if nothing does.
 
     Raises:
-        OutputError: there is something else, or nothing can be there.
+        OutputError: anything else exists there, or no file can have this name.
     """
     try:
         mode = os.lstat(path).st_mode
@@ -153,7 +153,7 @@ def move(temporary: Path, path: Path) -> None:
     """Rename a file to its place, over a regular file or nothing.
 
     Raises:
-        OutputError: something else has come there.
+        OutputError: see `is_replaceable`.
         OSError: it cannot be renamed.
     """
     is_replaceable(path)

@@ -1,7 +1,7 @@
-"""Temporary folders that do not outlive a killed process for long: the next run that looks there removes them.
+"""Temporary folders. Those of killed processes are removed by the next run that uses the same parent folder.
 
-A folder holds a file on which its process has a lock (flock) until it ends, however it ends. Only a folder of this
-user with such a file, and nobody's lock on it, is removed; process ids, which are used again, play no part.
+Each folder holds a marker file that its process keeps locked (flock) until it ends, however it ends. A folder is
+removed only if it belongs to this user and its marker is not locked. Process ids play no part, as they are reused.
 """
 
 from __future__ import annotations
@@ -36,11 +36,10 @@ _swept: set[str] = set()
 
 @contextmanager
 def temporary_folder(beside: Path | None = None) -> Iterator[Path]:
-    """A new folder, removed with all that is in it when the block ends.
+    """A new folder, removed with its content when the block ends.
 
     Args:
-        beside: an output: the folder is hidden beside it, on the same file system. None: where the system keeps
-            temporary files.
+        beside: path of an output; the folder is hidden and on the same file system. None: in TMPDIR.
 
     Raises:
         OSError: it cannot be made.
@@ -69,7 +68,7 @@ def _locked_folder(parent: Path, prefix: str, suffix: str) -> tuple[Path, int | 
         lock = os.open(folder / MARKER, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with suppress(OSError):  # a file system without locks
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.write(lock, MAGIC)  # only now: a marker that says so and is not locked belongs to nobody any more
+            os.write(lock, MAGIC)  # after locking: a complete marker without a lock is an abandoned one
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -83,7 +82,7 @@ def sweep(parent: Path) -> None:
     try:
         with os.scandir(parent) as entries:
             names = [entry.name for entry in entries if _is_our_name(entry.name)]
-    except OSError:  # it is not there or not readable: who writes to it says so
+    except OSError:  # missing or not readable: the caller's own write reports it
         return
     for name in names:
         _remove_abandoned(os.path.join(parent, name))
@@ -102,11 +101,11 @@ def _is_our_name(name: str) -> bool:
 
 
 def _remove_abandoned(path: str) -> None:
-    """Remove one folder, should it be ours and nobody's."""
+    """Remove one folder if its marker proves that it is an abandoned one."""
     if sys.platform == "win32":
         return
     user = os.geteuid()
-    with suppress(OSError):  # gone, somebody else's, not a folder, or locked: it stays
+    with suppress(OSError):  # removed meanwhile, not a folder, not accessible, or locked
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             lock = os.open(MARKER, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
@@ -126,7 +125,7 @@ def _remove_abandoned(path: str) -> None:
 
 
 def _empty(folder: int) -> None:
-    """Remove all but the marker from an open folder, by descriptors: names may be swapped meanwhile."""
+    """Remove all but the marker from an open folder, by descriptors, since paths may change meanwhile."""
     for root, folders, files, descriptor in os.fwalk(".", topdown=False, dir_fd=folder):
         for name in files:
             if root != "." or name != MARKER:

@@ -55,6 +55,19 @@ def test_closed_streams(redirections: str, place: Path) -> None:
     onnx.checker.check_model("out/q.onnx")
 
 
+CHILD = """
+import subprocess, sys
+from sbonnx.cli.streams import standard_streams
+with standard_streams(capture=False):
+    subprocess.run([sys.executable, "-c", "import os; [os.fstat(number) for number in range(3)]"], check=True)
+"""
+
+
+def test_children_have_the_streams_as_well() -> None:
+    command = ["sh", "-c", 'exec "$@" >&- 2>&- <&-', "sh", sys.executable, "-c", CHILD]
+    assert subprocess.run(command, cwd=ROOT, timeout=60, check=False).returncode == 0
+
+
 def test_an_error_with_stdout_closed(place: Path) -> None:
     done = sbonnx("inspect", "none.onnx", redirections=">&-")
     assert done.returncode == 2 and done.stderr.startswith("ModelError: 'none.onnx' does not exist")
