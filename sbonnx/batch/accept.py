@@ -13,15 +13,13 @@ from typing import Any, Final
 from sbonnx.batch.digests import Digests
 from sbonnx.batch.job import Acceptance, Places
 from sbonnx.batch.metric import Metric, Rows, digest_of, loaded, sources_of
+from sbonnx.batch.sweep import used
 from sbonnx.errors import DataError, ModelError
 from sbonnx.graph.digests import combined, text
 from sbonnx.graph.files import write_text
 
 Row = tuple[str, float, float, bool]
 """(what, found, wanted, met)"""
-
-FOLDER: Final = "metrics"
-"""In the state folder: metrics of float models, and lists of the files that metrics have read."""
 
 READS: Final = "reads-"
 """How the names of such lists begin."""
@@ -144,7 +142,9 @@ def both(
 def unchanged(reads: str, places: Places, digests: Digests) -> bool:
     """Whether the files of a list that `both` named are as they were when a metric read them."""
     try:
-        rows = json.loads((places.state / FOLDER / f"{READS}{reads}.json").read_bytes())
+        file = places.metrics / f"{READS}{reads}.json"
+        rows = json.loads(file.read_bytes())
+        used(file)
         return all(digest_of(str(path), digests) == digest for path, digest in rows)
     except (OSError, ValueError, TypeError):  # deleted or damaged
         return False
@@ -161,14 +161,16 @@ def code_digest(named: str, digests: Digests) -> str:
 def _float_file(named: str, model: Path, places: Places, digests: Digests) -> Path:
     """Where the metric of a float model is kept."""
     key = text(combined("float metric", digests.of_model(model).encode(), code_digest(named, digests).encode()))
-    return places.state / FOLDER / f"{key}.json"
+    return places.metrics / f"{key}.json"
 
 
 def _kept(named: str, model: Path, places: Places, digests: Digests) -> tuple[dict[str, float], str] | None:
     """The metric of the float model, with the list of the files that were read; None where it is not known, or a file
     has changed."""
     try:
-        found = json.loads(_float_file(named, model, places, digests).read_bytes())
+        file = _float_file(named, model, places, digests)
+        found = json.loads(file.read_bytes())
+        used(file)
         values, reads = {str(name): float(value) for name, value in found["values"].items()}, str(found["reads"])
     except (OSError, ValueError, AttributeError, TypeError, KeyError):  # not there yet
         return None
@@ -189,7 +191,7 @@ def _remember(rows: Rows, places: Places) -> str:
     """Name of a list of files, which is written down."""
     content = json.dumps(rows)
     name = text(combined("reads", content.encode()))
-    _write(places.state / FOLDER / f"{READS}{name}.json", content)
+    _write(places.metrics / f"{READS}{name}.json", content)
     return name
 
 

@@ -220,7 +220,7 @@ def _left(wished: Wish, state: State, publish: Publish | None, *, force: bool) -
             state.forget(step.key)
         if wished.chosen == wished.jobs:  # with what was measured
             remove(places.state / "sketches")
-            remove(places.state / "metrics")
+            remove(places.metrics)
     settled = state.settled(wished.steps)
     digests = Digests(places.state)
     put = publish or partial(own_publish(), digests=digests)

@@ -218,6 +218,11 @@ class Places:
         """Folder of the calibration cache of a model on its data."""
         return self.state / "sketches" / digest
 
+    @property
+    def metrics(self) -> Path:
+        """Folder with metrics of float models, and lists of the files that metrics have read."""
+        return self.state / "metrics"
+
     def made(self, key: str) -> Path:
         """Folder of what a step has made: it appears whole, by a rename, with `outcome.json` in it."""
         return self.state / "steps" / key

@@ -12,6 +12,9 @@ from sbonnx.batch.job import Outcome, Places, Status
 FILE: Final = "outcome.json"
 """In the folder of what a step has made."""
 
+JUDGED_ALONE: Final = "judged_alone"
+"""Counter of a step of which only the acceptance was run: its time says nothing of the next one's."""
+
 STATUSES: Final = frozenset(get_args(Status))
 
 _EMPTY: Final[dict[str, Any]] = {

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from sbonnx.batch.intact import Intact
 from sbonnx.batch.job import Outcome, Places, Step
-from sbonnx.batch.outcomes import from_json, now, to_json
+from sbonnx.batch.outcomes import JUDGED_ALONE, from_json, now, to_json
 from sbonnx.batch.sole import sole
 from sbonnx.errors import OutputError
 
@@ -37,6 +37,9 @@ CREATE TABLE IF NOT EXISTS attempts (
 CREATE INDEX IF NOT EXISTS attempts_of ON attempts (key);
 CREATE INDEX IF NOT EXISTS steps_called ON steps (kind, title);
 """
+
+TIMED: Final = f"status IN ('done', 'unaccepted') AND instr(outcome, '\"{JUDGED_ALONE}\":') = 0"
+"""Of rows whose times are those of the whole step."""
 
 PASSING: Final = frozenset({"OutputError", "DeviceError"})
 """Refusals that are about the machine and not about what the key covers: tried again."""
@@ -139,8 +142,7 @@ class State:
     def expected(self, step: Step) -> float | None:
         """Seconds that a step of this name took the last time it was done, whatever was asked of it then."""
         row = self._db.execute(
-            "SELECT seconds FROM steps WHERE kind = ? AND title = ? AND status IN ('done', 'unaccepted') "
-            "ORDER BY finished DESC LIMIT 1",
+            f"SELECT seconds FROM steps WHERE kind = ? AND title = ? AND {TIMED} ORDER BY finished DESC LIMIT 1",
             (step.kind, step.title),
         ).fetchone()
         return None if row is None else float(row[0])
@@ -194,9 +196,7 @@ def past(places: Places) -> dict[tuple[str, str], float]:
     with _aside(places) as db:
         if db is None:
             return {}
-        rows = db.execute(
-            "SELECT kind, title, seconds FROM steps WHERE status IN ('done', 'unaccepted') ORDER BY finished"
-        )
+        rows = db.execute(f"SELECT kind, title, seconds FROM steps WHERE {TIMED} ORDER BY finished")
         return {(kind, title): float(seconds) for kind, title, seconds in rows}
 
 

@@ -83,26 +83,27 @@ def clear(places: Places, key: str) -> None:
 
 def prune(places: Places, days: float = UNUSED_DAYS) -> None:
     """Remove what steps have made, with their locks and logs, that no batch has asked for in so many days, and
-    statistics that no step has (see `used`): each night's new models would fill the disk. What lies at the outputs
-    stays."""
+    statistics and metrics that no step has (see `used`): each night's new models would fill the disk. What lies at the
+    outputs stays."""
     oldest = time.time() - days * 86400
-    for path in _folders(places.state / "sketches", oldest):
+    for path in (*_old(places.state / "sketches", oldest), *_old(places.metrics, oldest)):
         remove(path)
-    for path in _folders(places.state / "steps", oldest):
-        left = [path, lock_path(places, path.name), places.log(path.name)]
-        _unless_at_work(places, path.name, partial(_remove_all, left))
+    for path in _old(places.state / "steps", oldest):
+        if path.is_dir():
+            left = [path, lock_path(places, path.name), places.log(path.name)]
+            _unless_at_work(places, path.name, partial(_remove_all, left))
 
 
-def _folders(root: Path, oldest: float) -> list[Path]:
-    """Those of `root` that were used before `oldest`, and are not temporary."""
+def _old(root: Path, oldest: float) -> list[Path]:
+    """What of `root` was used before `oldest`, and is neither temporary nor a lock."""
     if not root.is_dir():
         return []
-    found = [path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    return [path for path in found if path.stat().st_mtime < oldest]
+    found = [path for path in root.iterdir() if not path.name.startswith(".") and path.suffix != ".lock"]
+    return [path for path in found if path.lstat().st_mtime < oldest]
 
 
 def used(made: Path) -> None:
-    """Somebody has asked for this folder: `prune` lets it live."""
+    """Somebody has asked for this folder or file: `prune` lets it live."""
     try:
         os.utime(made)
     except OSError:  # its step was refused, and has made nothing

@@ -20,7 +20,7 @@ from sbonnx.batch.digests import Digests
 from sbonnx.batch.hidden import Hider, reveal_job
 from sbonnx.batch.intact import FILES, Intact, made_before
 from sbonnx.batch.job import Job, Outcome, Places, Step, Tell
-from sbonnx.batch.outcomes import FILE, now, to_json
+from sbonnx.batch.outcomes import FILE, JUDGED_ALONE, now, to_json
 from sbonnx.batch.publish import publish
 from sbonnx.batch.remote import localized
 from sbonnx.batch.sole import lock_path, take
@@ -318,7 +318,7 @@ def _judged(row: Wanted, work: Outcome, places: Places, tell: Tell, *, adopted: 
         reason="; ".join(reasons),
         report=plain({**report, "model": row.job.model, "output": row.job.output, "metrics": metrics}, ("", "")),
         accepted=judged.rows,
-        counters={"runs": 0} if adopted else work.counters,
+        counters={"runs": 0, JUDGED_ALONE: 1} if adopted else work.counters,
         reads=reads,
     )
 

@@ -96,10 +96,15 @@ def test_what_nobody_asks_for_any_more_goes_in_time(tmp_path: Path) -> None:
     for name, days in (("old", 31), ("new", 29)):
         places.sketches(name).mkdir(parents=True)
         os.utime(places.sketches(name), (time.time() - days * 86400,) * 2)
+    places.metrics.mkdir()
+    for name, days in (("old", 31), ("new", 29)):
+        (places.metrics / f"{name}.json").touch()
+        os.utime(places.metrics / f"{name}.json", (time.time() - days * 86400,) * 2)
     seen = Begun()
     play(wished(tmp_path, a), seen)
     assert seen.titles == []
     assert [path.name for path in places.sketches("new").parent.iterdir()] == ["new"]
+    assert [path.name for path in places.metrics.iterdir()] == ["new.json"]
     assert places.made("k-a").is_dir()
     assert not places.made("k-b").exists()
     assert sorted(path.name for path in (tmp_path / ".sbonnx" / "steps").iterdir()) == ["k-a", "k-a.lock"]

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from sbonnx.batch.api import batch
-from sbonnx.batch.job import Acceptance, BatchReport, Job
+from sbonnx.batch.job import Acceptance, BatchReport, Job, Places
+from sbonnx.batch.state import past
 from tests.batch.test_work import own, place
 from tests.batch.works import statuses
 
@@ -148,6 +149,7 @@ def test_a_changed_metric_is_run_again_alone(what: str, metric: Path, place: Pat
 def test_another_acceptance_quantizes_nothing(metric: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Thresholds, a metric that comes or goes; also in a batch of jobs that differ in nothing else."""
     first = run(place, own(place))
+    seconds = past(Places(place / "out"))
     wanted = (place / "out" / "a.onnx").read_bytes()
     asked = [
         (accepting(place, 5.0), "done"),
@@ -161,6 +163,7 @@ def test_another_acceptance_quantizes_nothing(metric: Path, place: Path, monkeyp
         assert report.rows[0].outcome.report is not None
         ours, theirs = report.rows[0].outcome.report, first.rows[0].outcome.report or {}
         assert {**ours, "metrics": {**ours["metrics"], "own": []}} == theirs
+    assert past(Places(place / "out")) == seconds, "what takes no time is no estimate"
     outputs = [str(place / "out" / str(at) / "a.onnx") for at in range(len(asked))]
     names = [replace(job, name=str(at), output=outputs[at]) for at, (job, _) in enumerate(asked)]
     report = batch(names, output=place / "out", workers=2)
