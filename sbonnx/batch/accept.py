@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from sbonnx.batch.digests import Digests
+from sbonnx.batch.hidden import Hider, revealed
 from sbonnx.batch.job import Acceptance, Places
-from sbonnx.batch.metric import Metric, Rows, digest_of, loaded, sources_of
+from sbonnx.batch.metric import Rows, digest_of, loaded, sources_of
 from sbonnx.batch.sweep import used
-from sbonnx.errors import DataError, ModelError
+from sbonnx.errors import DataError, ModelError, RecipeError
 from sbonnx.graph.digests import combined, text
 from sbonnx.graph.files import write_text
 
@@ -114,11 +115,14 @@ def run_metric(named: str, model: Path) -> dict[str, float]:
 
 
 def both(
-    named: str, model: Path, quantized: Path, places: Places
+    named: str, model: Path, quantized: Path, places: Places, hider: Hider | None = None
 ) -> tuple[dict[str, dict[str, float]], tuple[str, ...]]:
     """The metric of the float model and of the quantized one: {name: {"float": value, "quantized": value}}.
 
     The float model's is computed once and kept in the state folder.
+
+    Args:
+        hider: takes values of the environment out of what is written down.
 
     Returns:
         The values, and names of the lists of files that they depend on (see `unchanged`).
@@ -130,13 +134,16 @@ def both(
     digests = Digests(places.state)
     with loaded(named, places.state) as metric:
         ours = metric.values(quantized)
-        theirs, reads = _kept(named, model, places, digests) or _measured(named, model, places, metric, digests)
-        own = _remember(metric.reads(digests), places)
+        known = _kept(named, model, places, digests)
+        theirs = metric.values(model) if known is None else known[0]
+        own = _remember(metric.reads(digests), places, hider or Hider(()))
+    if known is None:
+        _write(_float_file(named, model, places, digests), json.dumps({"values": theirs, "reads": own}))
     digests.save()
     found = {name: {"float": theirs[name], "quantized": value} for name, value in ours.items() if name in theirs}
     if not found:
         raise DataError(f"accept.metric: '{named}' gives no name for both the float and the quantized model")
-    return found, tuple(sorted({own, reads}))
+    return found, tuple(sorted({own, own if known is None else known[1]}))
 
 
 def unchanged(reads: str, places: Places, digests: Digests) -> bool:
@@ -145,8 +152,8 @@ def unchanged(reads: str, places: Places, digests: Digests) -> bool:
         file = places.metrics / f"{READS}{reads}.json"
         rows = json.loads(file.read_bytes())
         used(file)
-        return all(digest_of(str(path), digests) == digest for path, digest in rows)
-    except (OSError, ValueError, TypeError):  # deleted or damaged
+        return all(digest_of(revealed(str(path)), digests) == digest for path, digest in rows)
+    except (OSError, ValueError, TypeError, RecipeError):  # deleted, damaged, or of a variable that is not set
         return False
 
 
@@ -177,19 +184,9 @@ def _kept(named: str, model: Path, places: Places, digests: Digests) -> tuple[di
     return (values, reads) if unchanged(reads, places, digests) else None
 
 
-def _measured(
-    named: str, model: Path, places: Places, metric: Metric, digests: Digests
-) -> tuple[dict[str, float], str]:
-    """The metric of the float model, run now."""
-    values = metric.values(model)
-    reads = _remember(metric.reads(digests), places)
-    _write(_float_file(named, model, places, digests), json.dumps({"values": values, "reads": reads}))
-    return values, reads
-
-
-def _remember(rows: Rows, places: Places) -> str:
+def _remember(rows: Rows, places: Places, hider: Hider) -> str:
     """Name of a list of files, which is written down."""
-    content = json.dumps(rows)
+    content = json.dumps(hider.plain(rows))
     name = text(combined("reads", content.encode()))
     _write(places.metrics / f"{READS}{name}.json", content)
     return name

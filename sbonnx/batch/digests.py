@@ -15,7 +15,7 @@ from sbonnx.graph.digests import combined, file_digest, text
 from sbonnx.graph.source import external_names
 
 FILE: Final = "digests.json"
-"""In the state folder: [size, mtime in ns, ctime in ns, inode, digest] by path."""
+"""In the state folder: [size, mtime in ns, ctime in ns, inode, digest] by digest of the path."""
 
 STAMP: Final = 4
 """Numbers of an entry before the digest."""
@@ -68,12 +68,14 @@ class Digests:
 
     def external(self, path: Path) -> list[str]:
         """Names, relative to its folder, of the data files that a model names, whether or not they are there."""
-        own = self.of(path)
-        return [] if own == MISSING or path.is_dir() else self._beside(path, own)
+        try:
+            return self._beside(path, None)
+        except (OSError, ValueError):
+            return []
 
     def forget(self, path: Path) -> None:
         """Have a file read again, whatever its stamp says."""
-        self._fresh = self._known.pop(str(path.absolute()), None) is not None or self._fresh
+        self._fresh = self._known.pop(_name(path), None) is not None or self._fresh
 
     def save(self) -> None:
         """Remember. A folder that cannot be written to costs time at the next run and nothing else."""
@@ -111,8 +113,8 @@ class Digests:
             self._keep(path, [*stamp, digest])
         return digest
 
-    def _beside(self, path: Path, own: str) -> list[str]:
-        """Names of the data files of a model, by its digest: the model is parsed once."""
+    def _beside(self, path: Path, own: str | None) -> list[str]:
+        """Names of the data files of a model: it is parsed once, where its digest is known."""
         entry = self._entry(path, _stamp(path))
         if entry is not None and len(entry) > STAMP + 1:
             return [str(name) for name in entry[STAMP + 1]]
@@ -122,13 +124,18 @@ class Digests:
         return names
 
     def _entry(self, path: Path, stamp: list[int]) -> list[Any] | None:
-        found = self._known.get(str(path.absolute()))
+        found = self._known.get(_name(path))
         return found if isinstance(found, list) and len(found) > STAMP and found[:STAMP] == stamp else None
 
     def _keep(self, path: Path, entry: list[Any]) -> None:
-        self._known.pop(str(path.absolute()), None)  # to the end: the oldest go first
-        self._known[str(path.absolute())] = entry
+        self._known.pop(_name(path), None)  # to the end: the oldest go first
+        self._known[_name(path)] = entry
         self._fresh = True
+
+
+def _name(path: Path) -> str:
+    """Name of an entry: paths may hold what must not be written down."""
+    return text(combined("path", os.fsencode(path.absolute())))
 
 
 def is_inside(name: str) -> bool:

@@ -307,7 +307,7 @@ def _judged(row: Wanted, work: Outcome, places: Places, tell: Tell, *, adopted: 
     reads: tuple[str, ...] = ()
     if accept.metric:
         with _in_words_of(target, row.job):
-            own, reads = both(accept.metric, Path(row.real.model), target, places)
+            own, reads = both(accept.metric, Path(row.real.model), target, places, Hider.of([row.job]))
     report = dict(work.report or {})
     judged = judge(accept, report["metrics"], own)
     metrics = {**report["metrics"], "own": [dict(one) for one in judged.metrics]}

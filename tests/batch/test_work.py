@@ -17,6 +17,8 @@ from onnx import TensorProto, helper
 
 from sbonnx import quantize
 from sbonnx.assets import digits
+from sbonnx.batch.accept import unchanged
+from sbonnx.batch.digests import Digests
 from sbonnx.batch.job import Acceptance, Job, Outcome, Places, Step
 from sbonnx.batch.outcomes import from_json, read_made
 from sbonnx.batch.publish import publish
@@ -348,9 +350,15 @@ def test_no_secret_stays_in_the_state(place: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("VAULT", SECRET)
     (place / SECRET).mkdir()
     shutil.copy(place / "d.npz", place / SECRET / "d.npz")
+    (place / SECRET / "metric.py").write_text(
+        "def score(path): return {'x': len(open(__file__).read() + open(__file__[:-9] + 'd.txt').read())}\n"
+    )
+    (place / SECRET / "d.txt").touch()
+    monkeypatch.setattr("sbonnx.batch.digests.SETTLED_NS", 0)
     places = Places(place / "out")
+    metric = Acceptance(metric=str(place / "${VAULT}" / "metric.py:score"))
     jobs = [
-        own(place, "a", data=str(place / "${VAULT}" / "d.npz")),
+        own(place, "a", data=str(place / "${VAULT}" / "d.npz"), accept=metric),
         own(place, "b", data=str(place / "${VAULT}" / "none.npz")),
         own(
             place,
@@ -367,6 +375,9 @@ def test_no_secret_stays_in_the_state(place: Path, monkeypatch: pytest.MonkeyPat
         places.log(step.key).write_text(f"a library says {SECRET}\n")
     outcomes = {step.jobs[0].name: run_step(step, places, quiet) for step in steps if step.kind == "quantize"}
     assert {name: one.status for name, one in outcomes.items()} == {"a": "done", "b": "refused", "c": "refused"}
+    (reads,) = outcomes["a"].reads
+    assert "${VAULT}/d.txt" in (places.metrics / f"reads-{reads}.json").read_text()
+    assert unchanged(reads, places, Digests())
     assert "${VAULT}" in outcomes["b"].reason and "${VAULT}" in outcomes["c"].reason
     assert SECRET not in str(outcomes)
     files = [path for path in (place / "out").rglob("*") if path.is_file()]
