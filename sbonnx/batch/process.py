@@ -182,11 +182,13 @@ class Isolated:
         try:
             if line.startswith(b"o"):
                 self._said, self._said_at = from_json(line[1:]), time.monotonic()
-            elif line.startswith(b"t") and tell is not None:
-                stage, done, total = json.loads(line[1:])
-                tell(encodable(str(stage)), int(done), None if total is None else int(total))
-        except (ValueError, TypeError, OverflowError, RecursionError):
+                return
+            stage, done, total = json.loads(line[1:]) if line.startswith(b"t") else ("", 0, None)
+            count, whole = int(done), None if total is None else int(total)
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
             return
+        if stage and tell is not None:
+            tell(encodable(str(stage)), count, whole)
 
     def _measure(self) -> None:
         at = time.monotonic()

@@ -42,7 +42,7 @@ def run(name: str, places: Places, told: list[tuple[str, int, int | None]] | Non
     return run_isolated(step, places, 1, tell, work=works.work, publish=works.publish)
 
 
-def until(true: Callable[[], object], seconds: float = 20.0) -> None:
+def until(true: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait until it is so."""
     end = time.monotonic() + seconds
     while not true():

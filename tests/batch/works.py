@@ -184,10 +184,14 @@ def _sleep(step: Step, places: Places, tell: Tell, threads: int) -> None:
     time.sleep(float(step.title.split("-")[1]))
 
 
+ODD = b'o{"key":"k","status":"done","accepted":[{}]}\n'
+"""Nearly an outcome."""
+
+
 def _scribble(step: Step, places: Places, tell: Tell, threads: int) -> None:
     """Writes to every open file."""
     for number in range(3, 256):
-        for text in (b"scribble", b"o{}\n", b't["\\ud800", "x", []]\n', b't["stage", Infinity, 1]\nohno'):
+        for text in (b"scribble", b"o{}\n", ODD, b't["\\ud800", "x", []]\n', b't["stage", Infinity, 1]\nohno'):
             with contextlib.suppress(OSError):
                 os.write(number, text)
 
