@@ -41,6 +41,7 @@ DATA = (
 )
 SOURCES = {
     "sbonnx.calib.sketches._kernels": ["sbonnx/calib/sketches/_kernels.c"],
+    "sbonnx.graph._pages": ["sbonnx/graph/_pages.c"],
     "sbonnx.moments._lags": ["sbonnx/moments/_lags.c"],
     "sbonnx.rounding._search": ["sbonnx/rounding/_search.c", "sbonnx/rounding/_learn.c"],
 }

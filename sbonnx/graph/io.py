@@ -64,7 +64,7 @@ def load(source: str | os.PathLike[str] | ModelProto, *, opset: int = 13) -> Gra
 def _load(source: str | os.PathLike[str] | ModelProto, opset: int) -> Graph:
     opened = open_model(source)
     model = opened.model
-    info = ModelInfo(path=opened.path, files=tuple(opened.files), ir_version=model.ir_version)
+    info = ModelInfo(opened.path, tuple(opened.files), tuple(opened.sources), model.ir_version)
     own = opsets.default_opset(model, opened.label)
     info.original_opset = own
     if not 1 <= opset <= opsets.newest():
@@ -322,6 +322,8 @@ def save(
 
     Raises:
         OutputError: see `files.write_model`.
-        ModelError: see `write.skeleton`.
+        ModelError: a file that was read was written to since, or see `write.skeleton`.
     """
+    for source in graph.info.sources:
+        source.require_unchanged()
     write_model(skeleton(graph), Path(path), inputs=graph.info.files, force=force, external_over=external_over)

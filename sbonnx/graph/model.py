@@ -12,6 +12,8 @@ import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
 
+from sbonnx.graph.mapping import Source
+
 Node = gs.Node
 Tensor = gs.Tensor
 Variable = gs.Variable
@@ -54,6 +56,7 @@ class ModelInfo:
     Attributes:
         path: the file, or None for a model that never was one.
         files: every file that was read (model and external data): `save` never writes over one of them.
+        sources: their maps.
         ir_version: of the file, raised where the opset needs it.
         original_opset: of the default domain, before it was lifted.
         metadata: the model's metadata_props; entries added here are saved.
@@ -69,6 +72,7 @@ class ModelInfo:
 
     path: Path | None = None
     files: tuple[Path, ...] = ()
+    sources: tuple[Source, ...] = ()
     ir_version: int = 8
     original_opset: int = 0
     metadata: dict[str, str] = field(default_factory=dict)

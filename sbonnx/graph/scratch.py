@@ -8,11 +8,11 @@ import tempfile
 import threading
 from typing import IO, Final, final
 
+from sbonnx.graph.mapping import Source
 from sbonnx.graph.query import Array
 from sbonnx.graph.weights import (
     PACKED_BITS,
     SPILL_BYTES,
-    Source,
     Weights,
     array_chunks,
     byte_size,

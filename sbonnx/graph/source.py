@@ -14,9 +14,10 @@ from onnx import ModelProto, TensorProto
 
 from sbonnx.errors import ModelError
 from sbonnx.graph import wire
+from sbonnx.graph.mapping import Source
 from sbonnx.graph.protos import MAX_BODIES, tensor_protos, texts
 from sbonnx.graph.validate import check_tensor
-from sbonnx.graph.weights import INLINE_BYTES, Source, byte_size
+from sbonnx.graph.weights import INLINE_BYTES, byte_size
 
 SHOWN: Final = 100
 """Characters of a file name that a message shows."""
@@ -50,6 +51,7 @@ class Opened:
     payloads: list[Payload]
     files: list[Path] = field(default_factory=list)
     path: Path | None = None
+    sources: list[Source] = field(default_factory=list)
 
     @property
     def label(self) -> str:
@@ -73,8 +75,10 @@ def open_model(source: str | os.PathLike[str] | ModelProto) -> Opened:
     except (OSError, ValueError) as error:  # ValueError: it became empty since
         raise ModelError(f"'{path}' cannot be read: {_reason(error)}") from None
     opened = _parse(mapped, f"'{path}'")
-    opened.path, opened.files = path, [path]
+    opened.path, opened.files, opened.sources = path, [path], [mapped]
     _resolve_external(opened)
+    for read in opened.sources:
+        read.require_unchanged()
     return opened
 
 
@@ -192,6 +196,7 @@ def _resolve_external(opened: Opened) -> None:
         tensor.external_data.add(key=wire.REFERENCE, value=str(len(opened.payloads)))
         opened.payloads.append(payload)
     opened.files.extend(sources)
+    opened.sources.extend(sources.values())
 
 
 def _external_payload(

@@ -6,7 +6,6 @@ import mmap
 import tempfile
 from collections.abc import Iterator
 from math import prod
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +14,7 @@ from onnx import TensorProto, numpy_helper
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from sbonnx.errors import ModelError
+from sbonnx.graph.mapping import Source
 from sbonnx.graph.query import Array
 
 INLINE_BYTES: Final = 1024
@@ -64,23 +64,6 @@ def byte_size(onnx_type: int, elements: int) -> int:
     return elements * numpy_dtype(onnx_type).itemsize
 
 
-class Source:
-    """The bytes behind weights: a mapped file, or bytes in memory. The map lives as long as any weight in it."""
-
-    def __init__(self, buffer: mmap.mmap | bytes, path: Path | None = None) -> None:
-        self.buffer = buffer
-        self.path = path
-
-    @classmethod
-    def map(cls, path: Path) -> Source:
-        """Map a file, read-only."""
-        with open(path, "rb") as file:
-            return cls(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), path)
-
-    def __len__(self) -> int:
-        return len(self.buffer)
-
-
 class Weights(LazyValues):  # type: ignore[misc]
     """Values of a constant, in a file. `load` maps them: read-only, nothing is read before it is used."""
 
@@ -96,19 +79,22 @@ class Weights(LazyValues):  # type: ignore[misc]
 
     def load(self) -> Array:
         """The values, shape `dims`: a view of the file, but for types that share bytes, which are unpacked."""
+        self.source.require_unchanged()
         if self.onnx_type in PACKED_BITS:
             return _unpack(self)
         count = self.nbytes // self.dtype.itemsize
         flat: Array = np.frombuffer(self.source.buffer, self.dtype, count, self.offset)
         return flat.reshape(self.shape)
 
-    def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[memoryview]:
+    def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
         """The stored bytes (from `start` to `stop`) in pieces; the pages of each are given back once it was used."""
         view = memoryview(self.source.buffer)
         end = self.offset + (self.stored_bytes if stop is None else stop)
         for first in range(self.offset + start, end, CHUNK_BYTES):
             last = min(first + CHUNK_BYTES, end)
-            yield view[first:last]
+            content = bytes(view[first:last])  # the kernel, which is to write it, cannot ask for pages that are gone
+            self.source.require_unchanged()
+            yield content
             _forget_pages(self.source.buffer, first, last)
 
 
@@ -155,7 +141,8 @@ def array_chunks(values: Array) -> Iterator[bytes | memoryview]:
     mapped = _mapping(values)
     flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     for start in range(0, flat.size, CHUNK_BYTES):
-        yield flat[start : start + CHUNK_BYTES].data
+        piece = flat[start : start + CHUNK_BYTES]
+        yield piece.data if mapped is None else piece.tobytes()
         if mapped is not None:
             _forget_pages(mapped)
 
