@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sbonnx.graph.check import check_file
+from sbonnx.graph.check import check_file, read_proto
 from sbonnx.graph.copy import copy
 from sbonnx.graph.extract import extract
 from sbonnx.graph.files import check_target, write_text
@@ -36,6 +36,7 @@ __all__ = [
     "extract",
     "load",
     "node_metadata",
+    "read_proto",
     "save",
     "serialize",
     "set_node_metadata",

@@ -1,4 +1,4 @@
-"""onnx.checker on a written file."""
+"""Files on disk: their protos, and onnx.checker on what was written."""
 
 from __future__ import annotations
 
@@ -6,12 +6,25 @@ import os
 from collections.abc import Iterator
 
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from sbonnx.errors import ModelError
 from sbonnx.graph.protos import tensor_protos
 
 INVALID = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError)
+
+
+def read_proto(path: str | os.PathLike[str]) -> ModelProto:
+    """The model of a file, its external data left where they are.
+
+    Raises:
+        ModelError: the file cannot be read, as one that was cut off since it was loaded.
+    """
+    try:
+        return onnx.load_model(os.fspath(path), load_external_data=False)
+    except (OSError, DecodeError) as error:
+        raise ModelError(f"'{os.fspath(path)}' cannot be read: {error}; was it written to meanwhile?") from error
 
 
 def check_file(path: str | os.PathLike[str]) -> None:
@@ -32,7 +45,7 @@ def check_file(path: str | os.PathLike[str]) -> None:
 
 def _is_valid_but_for_shapes(path: str | os.PathLike[str]) -> bool:
     """Whether some inputs or outputs lack a type or shape, and that is all that is wrong."""
-    model = onnx.load_model(os.fspath(path), load_external_data=False)
+    model = read_proto(path)
     lacking = list(_without_shape(model))
     if not lacking:
         return False

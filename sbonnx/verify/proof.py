@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,12 +10,11 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import onnx
 
 from sbonnx.calib.store import TensorStore
 from sbonnx.cpu import has_dot_product
 from sbonnx.errors import DataError, ModelError
-from sbonnx.graph import check_file
+from sbonnx.graph import check_file, read_proto
 from sbonnx.graph.temporary import temporary_folder
 from sbonnx.metrics import OutputDifference, OutputDifferences
 from sbonnx.verify import levels as by_level
@@ -78,7 +76,7 @@ def compare(
         ModelError: a model does not load, or the interfaces differ.
         DataError: there are no feeds, or a model cannot run one.
     """
-    read = onnx.load(os.fspath(quantized), load_external_data=False)
+    read = read_proto(quantized)
     sizes = file_bytes(float_model) if isinstance(float_model, Path) else len(float_model), file_bytes(quantized, read)
     together = sum(sizes) <= TOGETHER_BYTES
     with ExitStack() as stack:

@@ -15,6 +15,7 @@ from sbonnx.calib.runner import providers
 from sbonnx.calib.session import LEVELS
 from sbonnx.cpu import cores
 from sbonnx.errors import DataError, ModelError
+from sbonnx.graph import read_proto
 from sbonnx.runtime import onnxruntime
 from sbonnx.spec import Array
 
@@ -100,7 +101,7 @@ def file_bytes(path: Path, model: onnx.ModelProto | None = None) -> int:
     Args:
         model: what the file holds, where it was read already.
     """
-    read = onnx.load(str(path), load_external_data=False) if model is None else model
+    read = read_proto(path) if model is None else model
     names: set[str] = {
         entry.value for tensor in _initializers(read.graph) for entry in tensor.external_data if entry.key == "location"
     }

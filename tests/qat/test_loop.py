@@ -124,7 +124,7 @@ def test_a_file_that_is_no_checkpoint(other: Any, tmp_path: Path) -> None:
 
 def test_a_fifo_is_no_checkpoint(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "run.pt")
-    with pytest.raises(DataError, match="is no checkpoint of a training"):
+    with pytest.raises(OutputError, match="is a FIFO"):
         train(Net(0), DATA, teacher(), SHORT, checkpoint=tmp_path / "run.pt")
     with pytest.raises(OutputError, match="there is no folder"):
         train(Net(0), DATA, teacher(), SHORT, checkpoint=tmp_path / "none" / "run.pt")
