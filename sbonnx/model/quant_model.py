@@ -96,13 +96,12 @@ class QuantModel(LayerControls):
 
             outputs = run_module(self._trained, feeds, gradients=tensors)
             return as_tensors(outputs) if tensors else as_arrays(outputs)
-        wanted = self.hooks.tensors(self.prepared.graph)
-        values = self._run(as_arrays(feeds) if isinstance(feeds, Mapping) else feeds, wanted)
+        arrays = as_arrays(feeds) if isinstance(feeds, Mapping) else feeds
+        graph = self.prepared.graph
+        values = self._run(arrays, self.hooks.tensors(graph))
         if self.hooks:
-            known = {**self._feeds(as_arrays(feeds) if isinstance(feeds, Mapping) else feeds), **values}
-            self.hooks.fire(self.prepared.graph, known)
-        names = [tensor.name for tensor in self.prepared.graph.outputs]
-        outputs = {name: values[name] for name in names}
+            self.hooks.fire(graph, {**self._feeds(arrays), **values})
+        outputs = {tensor.name: values[tensor.name] for tensor in graph.outputs}
         return as_tensors(outputs) if tensors else outputs
 
     forward = __call__

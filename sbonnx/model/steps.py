@@ -76,8 +76,8 @@ class Steps:
     def prepared(self) -> Prepared:
         """Graph and plan; made again first where the recipe was changed, and what was fed observed again."""
         if self._wishes is not None:
-            wishes, self._wishes = self._wishes, None
-            self._prepared = prepare(self._model, wishes, self._rules, fusions=self._fusions)
+            self._prepared = prepare(self._model, self._wishes, self._rules, fusions=self._fusions)
+            self._wishes = None
             self._observe_again()
         return self._prepared
 
@@ -279,14 +279,15 @@ class Steps:
         values = self._feeds(feeds)
         if self._tuning is not None:
             self._tuning.add(values)
-        if self.prepared is not None and self._calibrator is not None and self._fed is not None:
+        outputs: dict[str, Array] = {}
+        if self._calibrator is not None and self._fed is not None:
             outputs = dict(self._calibrator.observe(values))
             self._fed.add(values)
-            if not tensors:
-                return outputs
         if tensors:
             with self._open_forward(tensors) as run:
                 return run(values)
+        if outputs:
+            return outputs
         if self._forward is None:
             self._forward = self._open_forward()
         return self._forward(values)

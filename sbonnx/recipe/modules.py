@@ -19,6 +19,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 SCOPES: Final = "pkg.torch.onnx.name_scopes"
@@ -125,30 +126,45 @@ def _joined(segments: Sequence[str]) -> str:
 
 
 class Modules:
-    """The layers of a file, and the modules around them.
+    """The layers of a file, and the modules around them; read when they are first asked for.
 
     Attributes:
-        layers: calls of modules without submodules, and of functions, in the order of the file.
-        containers: names of the nodes in and below each module, by its path.
         names: names of all nodes.
     """
 
     def __init__(self, nodes: Sequence[NodeInfo]) -> None:
+        self._nodes = tuple(nodes)
         self.names = tuple(node.name for node in nodes)
-        paths = {node.name: module_path(node) for node in nodes}
-        known = any(path is not None for path in paths.values())
-        self.containers: dict[str, list[str]] = {}
-        for node in nodes if known else ():
-            for path in _prefixes(paths[node.name] or ""):
-                self.containers.setdefault(path, []).append(node.name)
+
+    @cached_property
+    def _paths(self) -> dict[str, str]:
+        """Path of the module of each node; empty if the file says nothing about modules."""
+        found = {node.name: module_path(node) for node in self._nodes}
+        known = any(path is not None for path in found.values())
+        return {name: path or "" for name, path in found.items()} if known else {}
+
+    @cached_property
+    def containers(self) -> Mapping[str, Sequence[str]]:
+        """Names of the nodes in and below each module, by its path."""
+        found: dict[str, list[str]] = {}
+        for name, path in self._paths.items():
+            for prefix in _prefixes(path):
+                found.setdefault(prefix, []).append(name)
+        return found
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """Calls of modules without submodules, and of functions, in the order of the file."""
         inner = {path.rpartition(".")[0] for path in self.containers}
         direct: dict[str, list[NodeInfo]] = {}
-        for node in nodes:
-            direct.setdefault(paths[node.name] or "", []).append(node)
-        leaves = {path for path in self.containers if path not in inner and path in direct}
-        made = (node for node in nodes if known and (paths[node.name] or "") not in leaves)
-        calls = (layer for path in direct if path in leaves for layer in _calls(path, direct[path]))
-        self.layers = (*calls, *_functions(made))
+        functions = []
+        for node in self._nodes if self._paths else ():
+            path = self._paths[node.name]
+            if path in inner or not path:
+                functions.append(node)
+            else:
+                direct.setdefault(path, []).append(node)
+        return (*(layer for path, nodes in direct.items() for layer in _calls(path, nodes)), *_functions(functions))
 
     def find(self, pattern: str, *, containers_first: bool = False) -> list[Layer]:
         """The layers that a pattern means; or the modules, each with all the nodes in and below it.
@@ -191,7 +207,7 @@ def _calls(path: str, nodes: Sequence[NodeInfo]) -> Iterator[Layer]:
         yield Layer(f"{name}_{count}" if count else name, path, (node.name,))
 
 
-def _functions(nodes: Iterator[NodeInfo]) -> Iterator[Layer]:
+def _functions(nodes: Sequence[NodeInfo]) -> Iterator[Layer]:
     """Functions, numbered in the order of the file."""
     counts: Counter[str] = Counter()
     for node in nodes:

@@ -218,14 +218,14 @@ def test_what_cannot_be_trained_or_written(tmp_path: Path) -> None:
 def test_the_life_cycle_of_the_ancestor(tmp_path: Path) -> None:
     with sbonnx.QuantModel(MODEL, {"BACKEND": "virtual"}, bits="w4a4") as quant:
         quant.prepare_calibration()
-        for feed in FEEDS:
-            quant(feed)
         with pytest.raises(LifeCycleError, match="calc_qparams"):
             quant.init_QAT()
+        for feed in FEEDS:
+            quant(feed)
         quant.calc_qparams()
-        module = quant.init_QAT(activations="pact")
         quant.set_quant(w_quant=True, a_quant=True)
         expected = quant(FEEDS[0])["scores"]
+        module = quant.init_QAT(activations="pact")
     found = module(image=torch.from_numpy(FEEDS[0]["image"]))["scores"].detach().numpy()
     assert np.abs(found - expected).max() < 0.1 * np.abs(expected).max()
     assert not qat.export(module, tmp_path / "q.onnx", FEEDS).problems
