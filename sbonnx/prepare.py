@@ -329,8 +329,16 @@ def _infos(graph: Graph) -> list[NodeInfo]:
         for node in body.nodes:
             held = node.inputs[0 if node.op in EMBEDDING else 1 :][:1]
             weight = held[0].name if held and isinstance(held[0], Constant) else ""
-            metadata = graphs.node_metadata(graph, node.name)
-            found.append(NodeInfo(node.name, node.op, metadata, weight if weight.endswith(".weight") else ""))
+            kind = query.dtype(node.outputs[0]) if node.outputs else None
+            found.append(
+                NodeInfo(
+                    node.name,
+                    node.op,
+                    graphs.node_metadata(graph, node.name),
+                    weight if weight.endswith(".weight") else "",
+                    integer=kind is not None and kind.kind in "iub",
+                )
+            )
     return found
 
 

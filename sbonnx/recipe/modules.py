@@ -8,7 +8,7 @@ A node of a file that torch exported belongs to a module. Its path comes from, i
 
 The ancestor calls a module without submodules by its path, dots as underscores (``layer1_0_conv1``), and its second
 call ``layer1_0_relu_1``. Functions and operators have the names that torch.fx gives them (`FUNCTIONS`), numbered in
-the order of the file: ``add``, ``add_1``, ``softmax``.
+the order of the file: ``add``, ``add_1``, ``softmax``. What computes integers is not counted.
 """
 
 from __future__ import annotations
@@ -66,12 +66,14 @@ class NodeInfo:
         name, op: original name and operator type.
         metadata: its metadata_props.
         weight: name of its weight if that ends in ``.weight``, else "".
+        integer: it computes integers, such as sizes, most of which the exporter has added itself.
     """
 
     name: str
     op: str
     metadata: Mapping[str, str] = field(default_factory=dict)
     weight: str = ""
+    integer: bool = False
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ class Modules:
         for node in self._nodes if self._paths else ():
             path = self._paths[node.name]
             if path in inner or not path:
-                functions.append(node)
+                functions += [] if node.integer else [node]
             else:
                 direct.setdefault(path, []).append(node)
         return (*(layer for path, nodes in direct.items() for layer in _calls(path, nodes)), *_functions(functions))

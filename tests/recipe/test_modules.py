@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import onnx
 import pytest
 
+from sbonnx.backends import backend_for
 from sbonnx.errors import RecipeError
+from sbonnx.prepare import prepare
 from sbonnx.recipe import load
 from sbonnx.recipe.modules import SCOPES, Modules, NodeInfo, module_path
 
@@ -174,3 +180,53 @@ def test_a_skipped_module_may_have_left_no_node() -> None:
 @pytest.mark.parametrize("text", ["[", "['a'", "{}", "[1, 2]" * 9_000, "[" * 9_000, "__import__('os')", "[open]"])
 def test_metadata_that_is_something_else(text: str) -> None:
     assert module_path(NodeInfo("node_conv2d_3", "Conv", {SCOPES: text})) is None
+
+
+def test_the_names_of_torch_itself() -> None:
+    """A module that torch exported, against the names that torch.fx gives its layers and functions."""
+    torch = pytest.importorskip("torch")
+    from torch import fx, nn
+
+    class Attention(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1, self.qkv, self.proj = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            query, key, value = self.qkv(self.norm1(x)).chunk(3, -1)
+            return x + self.proj((query @ key.transpose(-2, -1)).softmax(-1) @ value)
+
+    class Block(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.conv2, self.relu = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.ReLU()
+            self.downsample = nn.Sequential(nn.Conv2d(3, 8, 3))
+
+        def forward(self, x: Any) -> Any:
+            return self.relu(self.conv2(self.relu(self.conv1(x))) + self.downsample(x))
+
+    class Net(nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer1 = nn.Sequential(Block())
+            self.blocks = nn.ModuleList([Attention(), Attention()])
+            self.fc = nn.Linear(8, 10)
+
+        def forward(self, x: Any) -> Any:
+            x = self.layer1(x).flatten(2).transpose(1, 2)
+            for block in self.blocks:
+                x = block(x)
+            return self.fc(x.mean(1))
+
+    net, file = Net().eval(), io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(net, torch.randn(1, 3, 6, 6), file, dynamo=False, opset_version=17)
+    prepared = prepare(onnx.load_from_string(file.getvalue()), load(backend="virtual"), backend_for("virtual", None))
+    layers = {layer.name: layer.nodes for layer in prepared.layers.layers}
+    called = [node.name for node in fx.symbolic_trace(net).graph.nodes if node.op.startswith("call")]
+    shapes = re.compile("chunk|getitem|flatten|transpose")
+    assert {name for name in called if not shapes.match(name)} <= set(layers)
+    assert layers["layer1_0_relu_1"] == ("/layer1/layer1.0/relu_1/Relu",)
+    assert layers["add_2"] == next(nodes for nodes in layers.values() if nodes[0].startswith("/blocks.1/Add"))
+    assert layers["softmax_1"] == ("/blocks.1/Softmax",)
