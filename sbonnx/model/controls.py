@@ -14,7 +14,7 @@ Sides = Literal["input", "weight", "both"]
 
 
 class LayerControls(Steps):
-    """What can be said of single layers after construction; see `sbonnx.model.QuantModel`."""
+    """Settings of single layers after construction; base of `sbonnx.model.QuantModel`."""
 
     @property
     def model(self) -> Layers:

@@ -46,10 +46,11 @@ def write_onnx(
         graphs.check_target(path, inputs=graph.info.files, force=force)
     if opset is not None:
         graph = _in_opset(graph, opset)
+    fed = [(feeds or {}).get(tensor.name) for tensor in graph.inputs]
     _rename(graph, graph.inputs, input_names, "input")
     _rename(graph, graph.outputs, output_names, "output")
-    renamed = dict(zip((feeds or {}), (tensor.name for tensor in graph.inputs), strict=False))
-    _set_axes(graph, {renamed[name]: value for name, value in (feeds or {}).items()}, dynamic_axes)
+    renamed = {tensor.name: value for tensor, value in zip(graph.inputs, fed, strict=True) if value is not None}
+    _set_axes(graph, renamed, dynamic_axes)
     if verbose:
         print(onnx.printer.to_text(skeleton(graph).model))
     graphs.save(graph, target, force=force)

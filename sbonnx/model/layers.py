@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, final
 from sbonnx.errors import RecipeError
 from sbonnx.graph.query import node_by_name
 from sbonnx.mixed.choices import pattern_of
-from sbonnx.model.switches import ROLES, SIDES, Side, is_on
+from sbonnx.model.switches import ROLES, Side, is_on
 from sbonnx.plan import Site
 from sbonnx.recipe import Recipe, load
 from sbonnx.recipe.matching import matcher
 from sbonnx.recipe.modules import Layer, candidates
 from sbonnx.recipe.problem import likest
 from sbonnx.recipe.resolve import changed, changes, overlay
-from sbonnx.spec import QParams
+from sbonnx.spec import Array, QParams
 
 if TYPE_CHECKING:
     from sbonnx.model.steps import Steps
@@ -41,7 +41,7 @@ class Quantizer:
         """The planned Q/DQ pairs that the layer reads on this side; none where it stays float."""
         role, nodes = ROLES[self.side], set(self.layer.nodes)
         plan = self.model.prepared.plan
-        return [site for site in plan.of_role(role) if any(reader.node in nodes for reader in site.readers)]  # type: ignore[arg-type]
+        return [site for site in plan.of_role(role) if any(reader.node in nodes for reader in site.readers)]
 
     def set_bit(self, bit: int) -> None:
         """Quantize to another width, 0 for float; see `QuantModel.set_bit`."""
@@ -130,13 +130,13 @@ class Quantizer:
         return found
 
     @property
-    def scale(self) -> Any:
-        """See `qparams`."""
+    def scale(self) -> Array:
+        """Scale: one, or one a channel. Raises: as `qparams`."""
         return self.qparams.scale
 
     @property
-    def zero_point(self) -> Any:
-        """See `qparams`."""
+    def zero_point(self) -> Array:
+        """Zero point: one, or one a channel. Raises: as `qparams`."""
         return self.qparams.zero_point
 
     def __repr__(self) -> str:
@@ -159,18 +159,18 @@ class QuantLayer:
 
     @property
     def input_quantizer(self) -> Quantizer:
-        """That of the inputs."""
+        """Quantizer of the inputs."""
         return Quantizer(self.model, self.layer, "input")
 
     @property
     def weight_quantizer(self) -> Quantizer:
-        """That of the weight."""
+        """Quantizer of the weight."""
         return Quantizer(self.model, self.layer, "weight")
 
     def set_quant(self, w_quant: bool = False, a_quant: bool = False) -> None:
         """Apply both quantizers, one or none when the model is called, until the next `QuantModel.set_quant`."""
-        for side, on in (("weight", w_quant), ("input", a_quant)):
-            self.model._switch(self.layer, side, on=on)  # type: ignore[arg-type]
+        self.model._switch(self.layer, "weight", on=w_quant)
+        self.model._switch(self.layer, "input", on=a_quant)
 
     def set_fake_fused(self) -> None:
         """Leave the layer float for good."""
@@ -255,4 +255,4 @@ def with_keys(model: Steps, nodes: Iterable[str], side: Side, keys: dict[str, An
     return load(data)
 
 
-__all__ = ["SIDES", "Layers", "QuantLayer", "Quantizer", "find_layers", "with_keys"]
+__all__ = ["Layers", "QuantLayer", "Quantizer", "find_layers", "with_keys"]

@@ -129,21 +129,21 @@ class QuantModel(LayerControls):
         return self
 
     def cuda(self, device: int | None = None) -> Self:
-        """See `to`."""
+        """Run on a GPU, the first unless another is named. Raises: as `to`."""
         return self.to("cuda" if device is None else f"cuda:{device}")
 
     def cpu(self) -> Self:
-        """See `to`."""
+        """Run on the CPU."""
         return self.to("cpu")
 
     def train(self, mode: bool = True) -> Self:
-        """Mode of the network that `init_QAT` made; the model itself has no modes."""
+        """Put the network that `init_QAT` made into training mode; the model itself has no modes."""
         if self._trained is not None:
             self._trained.train(mode)
         return self
 
     def eval(self) -> Self:
-        """See `train`."""
+        """Put the network that `init_QAT` made into evaluation mode."""
         return self.train(False)
 
     if not TYPE_CHECKING:  # else any name would be right for type checkers
@@ -241,7 +241,7 @@ class QuantModel(LayerControls):
         )
 
     def profile(self, data: Any, checker: profile.Checker = "sqnr", *, limit: int | None = None) -> profile.Profile:
-        """What each node loses alone, by its weights, by its activations, and with all that was lost before it.
+        """Error of each node alone, by its weights, by its activations, and with all the error gathered before it.
 
         Args:
             data: feeds, any reader; the first `limit` are used.

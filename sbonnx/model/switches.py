@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Final, Literal
 
 from sbonnx.plan import Plan, Site
+from sbonnx.plan.types import Role
 
 Side = Literal["input", "weight"]
 
 SIDES: Final[tuple[Side, ...]] = ("input", "weight")
-ROLES: Final = {"input": "activation", "weight": "weight"}
+ROLES: Final[dict[Side, Role]] = {"input": "activation", "weight": "weight"}
 
 Switch = tuple[Side, str]
 """The inputs or the weight of one node, by its name."""

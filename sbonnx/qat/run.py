@@ -31,7 +31,7 @@ def run_module(module: nn.Module, feeds: Any, *, gradients: bool) -> dict[str, t
     unknown = [name for name in values if name not in names and name not in (origin.settled.get("fixed") or {})]
     if missing or unknown:
         raise DataError(f"the inputs of the network are {', '.join(names)}: missing {missing}, unknown {unknown}")
-    place = next(module.parameters()).device
+    place = getattr(next(module.parameters(), None), "device", "cpu")
     given = {
         name: (value if isinstance(value, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(value))).to(place)
         for name, value in origin.feed(values).items()
