@@ -23,6 +23,10 @@ FEWEST: Final = 32
 """With fewer samples none is held out: calibration needs them all, and a figure of three samples says little."""
 
 
+LARGE: Final = 64 << 20
+"""Bytes of a feed from which its rows are given in runs, as views, where one copy of them would be given otherwise."""
+
+
 @dataclass(frozen=True)
 class Division:
     """A data set in two parts.
@@ -67,16 +71,20 @@ def divide(data: Dataset, graph: Graph, share: float, *, device: str = "cpu") ->
         return Division(data, data)
     samples = list(_samples(data, graph, device))
     digests = sorted({sample.digest for sample in samples})
-    count = min(MOST, round(share * len(digests)))
+    count = min(MOST, int(share * len(digests)))
     if len(digests) < FEWEST or not count:
         return Division(data, data)
     held = _rows_by_feed(samples, digests[:count])
     seen = _rows_by_feed(samples, digests[count : 2 * count])
     sizes = Counter(sample.feed for sample in samples)
     emptied = frozenset(place for place, rows in held.items() if len(rows) == sizes[place])
+    sums: Counter[int] = Counter()
+    for sample in samples:
+        sums[sample.feed] += sample.bytes
+    large = any(sums[place] > LARGE for place in held)
     return Division(
         every=data,
-        fit=_dataset(data, graph, lambda: _without(data, held, emptied), len(sizes) - len(emptied)),
+        fit=_dataset(data, graph, lambda: _without(data, held, emptied), None if large else len(sizes) - len(emptied)),
         held=_dataset(data, graph, lambda: _only(data, held), len(held)),
         seen=_dataset(data, graph, lambda: _only(data, seen), len(seen)),
         count=sum(map(len, held.values())),
@@ -91,11 +99,13 @@ class _Sample:
         digest: of its names, types, shapes and values.
         feed: position of the feed.
         row: None for a feed as a whole.
+        bytes: of its values.
     """
 
     digest: bytes
     feed: int
     row: int | None
+    bytes: int
 
 
 RowsByFeed = Mapping[int, Sequence[int | None]]
@@ -110,7 +120,8 @@ def _samples(data: Dataset, graph: Graph, device: str) -> Iterator[_Sample]:
         digest = combined(
             "held out", *(name.encode() for name in names), *array_digests(unit.feed[name] for name in names)
         )
-        yield _Sample(digest, feed, None if unit.closes and row == 0 else row)
+        size = sum(int(values.nbytes) for values in unit.feed.values())
+        yield _Sample(digest, feed, None if unit.closes and row == 0 else row, size)
         feed, row = (feed + 1, 0) if unit.closes else (feed, row + 1)
 
 
@@ -124,7 +135,7 @@ def _rows_by_feed(samples: Iterable[_Sample], digests: Iterable[bytes]) -> RowsB
     return found
 
 
-def _dataset(data: Dataset, graph: Graph, walk: Callable[[], Iterator[tuple[str, Feed]]], count: int) -> Dataset:
+def _dataset(data: Dataset, graph: Graph, walk: Callable[[], Iterator[tuple[str, Feed]]], count: int | None) -> Dataset:
     return datasets.read(Source(data.name, walk, count), graph)
 
 
@@ -143,10 +154,23 @@ def _without(data: Dataset, held: RowsByFeed, emptied: frozenset[int]) -> Iterat
     for place, (where, feed) in enumerate(data.items()):
         if place in emptied:
             continue
-        if place in held:
-            where = f"{where} (without the {len(held[place])} samples held out)"
-            feed = {name: np.delete(x, np.asarray(held[place]), axis=0) for name, x in feed.items()}
-        yield where, feed
+        if place not in held:
+            yield where, feed
+            continue
+        rows = [row for row in held[place] if row is not None]
+        if sum(values.nbytes for values in feed.values()) > LARGE:
+            yield from _runs(where, feed, rows)
+        else:
+            thinned = {name: np.delete(values, rows, axis=0) for name, values in feed.items()}
+            yield f"{where} (without the {len(rows)} samples held out)", thinned
+
+
+def _runs(where: str, feed: Feed, held: Sequence[int]) -> Iterator[tuple[str, Feed]]:
+    """The rows between those held out, as views."""
+    ends = [*held, len(next(iter(feed.values())))]
+    for begin, end in zip([0, *(row + 1 for row in held)], ends, strict=True):
+        if begin < end:
+            yield f"samples {begin} to {end - 1} of {where}", {name: x[begin:end] for name, x in feed.items()}
 
 
 __all__ = ["FEWEST", "MOST", "Division", "divide"]
