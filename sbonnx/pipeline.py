@@ -135,7 +135,8 @@ def divided(data: Any, prepared: Prepared, split: int | None) -> Division | None
     """
     samples = samples_of(data, prepared, split)
     recipe = prepared.recipe
-    share = 0.0 if recipe.calibration.feedback else recipe.verify.held_out
+    measures = prepared.needs_data or prepared.reconstruction is not None or recipe.equalize.awq
+    share = recipe.verify.held_out if measures and not recipe.calibration.feedback else 0.0
     return None if samples is None else divide(samples, prepared.graph, share, device=recipe.device)
 
 

@@ -27,8 +27,12 @@ def percent(share: float | None) -> str | None:
     return None if share is None else f"{100 * share:.2f} %"
 
 
-def measured(metrics: dict[str, Any]) -> dict[str, object]:
-    """Size and latency of a comparison's plain values, for people."""
+def measured(metrics: dict[str, Any], *, calibrated: bool = False) -> dict[str, object]:
+    """Size and latency of a comparison's plain values, for people.
+
+    Args:
+        calibrated: the model was calibrated on the feeds compared, unless samples were held out.
+    """
     if not metrics:
         return {}
     facts: dict[str, object] = {}
@@ -41,20 +45,20 @@ def measured(metrics: dict[str, Any]) -> dict[str, object]:
         facts["latency"] = f"{times} ({metrics['latency_ratio']:.2f} of float, side by side; {best})"
     facts["integer kernels"] = _kernels(metrics["kernels"])
     facts["optimisation levels"] = _levels(metrics)
-    facts["compared on"] = _compared(metrics)
+    facts["compared on"] = _compared(metrics, calibrated)
     return facts
 
 
-def _compared(metrics: dict[str, Any]) -> str:
+def _compared(metrics: dict[str, Any], calibrated: bool) -> str:
     """On which samples the outputs were compared, and what is known of those that were calibrated on."""
     feeds = f"{metrics['feeds']} feed{'s' * (metrics['feeds'] != 1)}"
     if not metrics["held_out"]:
-        return feeds
-    calibrated = ", ".join(f"{row['sqnr_db']:.1f}" for row in metrics["calibration"][:MOST_OUTPUTS])
+        return f"{feeds} of the data calibrated on: none was held out" if calibrated and metrics["feeds"] else feeds
+    known = ", ".join(f"{row['sqnr_db']:.1f}" for row in metrics["calibration"][:MOST_OUTPUTS])
     more = ", ..." if len(metrics["calibration"]) > MOST_OUTPUTS else ""
     return (
         f"{metrics['held_out']} samples held out of calibration, in {feeds} "
-        f"(on as many that were calibrated on: {calibrated}{more} dB)"
+        f"(on as many that were calibrated on: {known}{more} dB)"
     )
 
 

@@ -142,7 +142,7 @@ def _tables(show: Show, report: Report) -> None:
             f"{counts['nodes quantized']} with Q/DQ",
             "quantized": f"{counts['activations']} activations, {counts['weights']} weights, {counts['biases']} biases",
             "calibrated on": f"{counts['samples']} samples" if counts["samples"] else "nothing: no range was needed",
-            **measured(metrics),
+            **measured(metrics, calibrated=bool(counts["samples"])),
         },
     )
     show.table("outputs against float", OUTPUT_COLUMNS, output_rows(metrics.get("outputs", ())))

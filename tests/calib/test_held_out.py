@@ -13,6 +13,7 @@ from sbonnx.assets import digits
 from sbonnx.calib import data as datasets
 from sbonnx.calib import held_out
 from sbonnx.calib.held_out import FEWEST, MOST, Division, divide
+from sbonnx.cli.figures import measured
 from tests.models import model
 
 IMAGES = np.load(digits().calib)["image"]
@@ -87,6 +88,8 @@ def test_a_file_that_does_not_generalize_is_a_problem(loudness: float, fair: boo
     calibrated, found = report.metrics["calibration"][0]["sqnr_db"], report.metrics["outputs"][0]["sqnr_db"]
     assert report.metrics["held_out"] == 8 and report.counts["samples"] == 56
     assert calibrated > 30 and (found > 30) == fair
+    shown = f"8 samples held out of calibration, in 1 feed (on as many that were calibrated on: {calibrated:.1f} dB)"
+    assert measured(report.metrics, calibrated=True)["compared on"] == shown
     assert report.ok == fair
     if not fair:
         assert f"{found:.1f} dB on samples held out, {calibrated:.1f} dB on those calibrated on" in report.problems[0]
