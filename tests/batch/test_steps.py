@@ -73,6 +73,7 @@ APART = {
     "samples": {"overrides": (("samples", "8"),)},
     "a random pick": {"overrides": (("CALIBRATION.PICK", "random"), ("samples", "8"))},
     "seed": {"overrides": (("CALIBRATION.SEED", "7"),)},
+    "samples held out": {"overrides": (("held_out", "0"),)},
     "device": {"overrides": (("device", "cpu"),)},
 }
 
