@@ -50,6 +50,13 @@ def test_the_choice_depends_on_contents_alone(
     assert set(rows(found.seen)) <= set(rows(found.fit))
 
 
+@pytest.mark.parametrize("split", [None, 4])
+def test_samples_picked_by_chance_are_divided(split: int | None) -> None:
+    data = datasets.read(batches(IMAGES, 4), GRAPH, limit=16, pick="random", seed=3, split=split)
+    found = divide(data, GRAPH, 0.125)
+    assert found.count == 8 and sorted(rows(found.fit) + rows(found.held)) == rows(data)
+
+
 def test_equal_samples_are_on_one_side() -> None:
     found = division(batches(np.concatenate([IMAGES, IMAGES]), 32))
     assert found.count == 64
