@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
+from sbonnx.calib.canonical import canonical_units
 from sbonnx.calib.data import Dataset
 from sbonnx.calib.layers import Layer, Watched, in_budget, layers_of, watched
 from sbonnx.calib.progress import Progress, Silent
@@ -18,7 +18,7 @@ from sbonnx.calib.runner import CPU, LayerRunner, providers
 from sbonnx.calib.segments import Segment
 from sbonnx.calib.solve import weight_bounds
 from sbonnx.calib.store import parse_size
-from sbonnx.calib.threads import in_order
+from sbonnx.calib.threads import in_order, one_blas_thread
 from sbonnx.calib.unit import Unit
 from sbonnx.cpu import cores
 from sbonnx.equalize.awq import Aware, Scaled, awq
@@ -70,21 +70,17 @@ def scale_by_activations(
     scaled: list[Scaled] = []
     progress = progress or Silent()
     workers = threads or (cores() if providers(device)[0] == CPU else 1)
-    units = partial(_units, graph, data, device)
-    for number, some in enumerate(_passes(layers, budget)):
-        progress.start(f"scaling by activations, pass {number + 1}", data.count)
-        seen = watched(some, two_streams=False, rows=lambda layer: ROWS, seed=0)
-        sums = [one for one in seen if isinstance(one, Watched)]
-        _run(graph, units(), sums, device, workers, progress)
-        aware = {layer.node.name: _aware(one, layer, plan.scale_rule) for one in sums for layer in one.layers}
-        done, declined = awq(graph, aware, multiply=not plan.of_role("activation"))
-        scaled += done
-        refusals += declined
+    with one_blas_thread(), canonical_units(Rows(graph, device=device).units(data.items()), budget) as units:
+        for number, some in enumerate(_passes(layers, budget)):
+            progress.start(f"scaling by activations, pass {number + 1}", data.count)
+            seen = watched(some, two_streams=False, rows=lambda layer: ROWS, seed=0)
+            sums = [one for one in seen if isinstance(one, Watched)]
+            _run(graph, units, sums, device, workers, progress)
+            aware = {layer.node.name: _aware(one, layer, plan.scale_rule) for one in sums for layer in one.layers}
+            done, declined = awq(graph, aware, multiply=not plan.of_role("activation"))
+            scaled += done
+            refusals += declined
     return scaled, refusals
-
-
-def _units(graph: Graph, data: Dataset, device: str) -> Iterator[Unit]:
-    return Rows(graph, device=device).units(data.items())
 
 
 def _aware(one: Watched, layer: Layer, rule: ScaleRule) -> Aware:
@@ -101,7 +97,7 @@ def _fake_quant(site: Site, rule: ScaleRule) -> Callable[[Array], Array]:
 
 
 def _run(
-    graph: Graph, units: Iterator[Unit], sums: Sequence[Watched], device: str, threads: int, progress: Progress
+    graph: Graph, units: Iterable[Unit], sums: Sequence[Watched], device: str, threads: int, progress: Progress
 ) -> None:
     """All samples through the float network, and what the layers meet into their sums."""
     made = {tensor.name for node in graph.nodes for tensor in node.outputs}
@@ -116,10 +112,10 @@ def _run(
         def work(unit: Unit) -> dict[str, Any]:
             return {**unit.feed, **({} if run is None else run.run(unit.feed, names, where=unit.where))}
 
-        for unit, known in in_order(work, units, threads):
+        for unit, known in in_order(work, iter(units), threads):
             for one in sums:
                 if one.tensor in known:
-                    one.add(np.asarray(known[one.tensor]), None, [unit.index])
+                    one.add(np.asarray(known[one.tensor]), None, [unit.rank])
             progress.advance(int(unit.closes))
 
 

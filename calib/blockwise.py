@@ -6,7 +6,7 @@ have in front of it, and run once quantized. Activations wait in a `TensorStore`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -45,7 +45,7 @@ def wants_blocks(plan: Plan) -> bool:
 def walk_blocks(
     graph: Graph,
     plan: Plan,
-    units: Callable[[], Iterator[Unit]],
+    units: Iterable[Unit],
     walked: Walked,
     *,
     seed: int,
@@ -58,7 +58,7 @@ def walk_blocks(
 
     Args:
         graph, plan: as for `calibrate`; not changed. The settings of a block are those of its first weight.
-        units: begins the samples anew; walked once.
+        units: the samples, sorted by content, see `CanonicalUnits`; walked once.
         walked: ranges, and the codes to begin with, of all weights; weights without codes begin with the nearest.
         seed: of what is drawn by chance.
         device, threads: where blocks run, and how many samples at a time where nothing is learned.
@@ -119,12 +119,12 @@ class _Walk:
         self._bias = biases_of(self.graph) if learned else {}
         self._torch_device = place_on(providers(self.device))
 
-    def run(self, units: Callable[[], Iterator[Unit]], progress: Progress) -> Walked:
+    def run(self, units: Iterable[Unit], progress: Progress) -> Walked:
         """All blocks."""
         places: list[Unit] = []
         names = [tensor.name for tensor in self.graph.inputs]
         wanted = {name for segment in self.segments for name in segment.inputs}
-        for unit in units():
+        for unit in units:
             self.streams.put(FLOAT, unit, unit.feed, [name for name in names if name in wanted])
             places.append(replace(unit, feed={}))
         progress.start("rounding in blocks", sum(unit.closes for unit in places))

@@ -15,6 +15,7 @@ import numpy as np
 
 from sbonnx.calib.asym import Asym, walk_quantized
 from sbonnx.calib.blockwise import walk_blocks, wants_blocks
+from sbonnx.calib.canonical import canonical_units
 from sbonnx.calib.counted import count as counted
 from sbonnx.calib.cutting import branches_of, course_of
 from sbonnx.calib.data import Dataset
@@ -284,32 +285,33 @@ class Calibrator:
         """
         bounds, refusals = self.ranges() if self._sites else ({}, [])
         self.close()
-        walked = walk_rounding(
-            self.graph,
-            self.plan,
-            lambda: self._rows.units(data.items()),
-            bounds,
-            options=options,
-            asym=asym,
-            samples=self.samples or sum(unit.samples for unit in self._rows.units(data.items())),
-            device=self._device,
-            threads=self._threads,
-            memory=self._memory,
-            progress=progress,
-            count=data.count,
-        )
-        if wants_blocks(self.plan):
-            walked = walk_blocks(
+        with canonical_units(self._rows.units(data.items()), self._memory) as units:
+            walked = walk_rounding(
                 self.graph,
                 self.plan,
-                lambda: self._rows.units(data.items()),
-                walked,
-                seed=options.seed,
+                units,
+                bounds,
+                options=options,
+                asym=asym,
+                samples=self.samples or units.samples,
                 device=self._device,
                 threads=self._threads,
                 memory=self._memory,
                 progress=progress,
+                count=data.count,
             )
+            if wants_blocks(self.plan):
+                walked = walk_blocks(
+                    self.graph,
+                    self.plan,
+                    units,
+                    walked,
+                    seed=options.seed,
+                    device=self._device,
+                    threads=self._threads,
+                    memory=self._memory,
+                    progress=progress,
+                )
         return self._solution(walked, [*refusals, *walked.refusals], solve)
 
     def _solution(self, walked: Walked, refusals: Sequence[Refusal], solve: Solve | None) -> Solution:

@@ -2,7 +2,8 @@
 
 A small network takes a fraction of a millisecond a layer, and Python as much again for every array that goes in or
 comes out. Where all of a stage fits the cache several times, so many samples go through it as one batch. Groups are cut
-by the order of the samples alone: what comes out depends neither on how the data were batched nor on threads.
+by the order of the samples alone, which is that of their contents (`sbonnx.calib.canonical`): what comes out depends
+neither on how the data were ordered or batched nor on threads.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def _together(units: Sequence[Unit]) -> Unit:
     first = units[0]
     feed = {name: np.concatenate([unit.feed[name] for unit in units]) for name in first.feed}
     where = f"one of {first.where} to {units[-1].where}"
-    return Unit(first.index, where, feed, len(units), parts=tuple(unit.bare for unit in units))
+    return Unit(first.index, where, feed, len(units), parts=tuple(unit.bare for unit in units), rank=first.rank)
 
 
 def _alike(one: Unit, other: Unit) -> bool:

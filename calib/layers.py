@@ -149,7 +149,7 @@ class Watched:
     held: MomentSums | None = None
 
     def add(self, value: Array, quantized: Array | None, samples: Sequence[int]) -> None:
-        """One sample, or several that lie along the leading axis."""
+        """One sample, or several along the leading axis; `samples`: their ranks in the order of contents."""
         if self.held is None:
             self.sums.add(value, quantized, sample=samples)
             return

@@ -8,7 +8,7 @@ whatever the number of samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +17,7 @@ from typing import Any, Final
 import numpy as np
 
 from sbonnx.calib.asym import Asym, measured_sites, quantized, quantized_reads, staged, uses_of
+from sbonnx.calib.canonical import memory_of_inputs
 from sbonnx.calib.fit import Fitter, Reconstruction
 from sbonnx.calib.grouped import grouped, width_for
 from sbonnx.calib.keeping import Keeper
@@ -35,9 +36,6 @@ from sbonnx.graph import Graph
 from sbonnx.plan.types import Plan, Reader, Site
 from sbonnx.spec import Array, Bounds
 
-Units = Callable[[], Iterator[Unit]]
-"""Begins the samples anew."""
-
 WORTH_THREADS: Final = 0.002
 """Seconds of a sample in a stage, both streams, from which threads gain more than Python makes them wait. Measured."""
 
@@ -48,7 +46,7 @@ LEAST_MEMORY: Final = 256 << 20
 def walk_rounding(
     graph: Graph,
     plan: Plan,
-    units: Units,
+    units: Iterable[Unit],
     floats: Mapping[str, Bounds],
     *,
     options: Reconstruction,
@@ -64,7 +62,7 @@ def walk_rounding(
 
     Args:
         graph, plan: as for `calibrate`; not changed.
-        units: the data, walked twice.
+        units: the data, sorted and numbered by content, walked several times; see `CanonicalUnits`.
         floats: ranges in the float stream by site key; sites without stay without.
         options: see `Reconstruction`.
         asym: see `walk_quantized`; None: the ranges stay those of the float stream.
@@ -110,7 +108,7 @@ class _Walk:
 
     # --- two streams -------------------------------------------------------------------------------
 
-    def through_stages(self, units: Units, asym: Asym | None, progress: Progress, count: int | None) -> None:
+    def through_stages(self, units: Iterable[Unit], asym: Asym | None, progress: Progress, count: int | None) -> None:
         """Both streams, stage by stage: what a stage computes is what the layers of the next ones meet."""
         moves = asym is not None and asym.moves_ranges
         sites = measured_sites(self.graph, self.fit.plan, self.fit.floats) if moves else {}
@@ -120,7 +118,7 @@ class _Walk:
         made = {tensor.name for node in self.graph.nodes for tensor in node.outputs}
         segments = staged(self.graph, [name for name in observed if name in made], late)
         progress.start("rounding by what layers meet", count)
-        self._look(units(), [layer for layer in self.layers if layer.tensor not in made])
+        self._look(units, [layer for layer in self.layers if layer.tensor not in made])
         stages = _Stages(self, segments, uses_of(self.fit.plan, asym or Asym()))
         stages.run(units, sites, progress)
 
@@ -130,12 +128,12 @@ class _Walk:
         for unit in units if sums else ():
             for one in sums:
                 value = np.asarray(unit.feed[one.tensor])
-                one.add(value, self.fit.fake_quant(one.site, value), [unit.index])
+                one.add(value, self.fit.fake_quant(one.site, value), [unit.rank])
         self.fit.take(sums)
 
     # --- one stream --------------------------------------------------------------------------------
 
-    def in_float(self, units: Units, progress: Progress, count: int | None) -> None:
+    def in_float(self, units: Iterable[Unit], progress: Progress, count: int | None) -> None:
         """All layers by the inputs of the float network; in as many passes as their moments need memory."""
         for number, some in enumerate(_passes(self.layers, max(self.memory, LEAST_MEMORY))):
             progress.start(f"rounding by float inputs, pass {number + 1}", count)
@@ -149,10 +147,10 @@ class _Walk:
                     found = {} if run is None else run.run(unit.feed, names, where=unit.where)
                     return {**unit.feed, **found}
 
-                for unit, known in in_order(work, units(), self.threads):
+                for unit, known in in_order(work, iter(units), self.threads):
                     for one in sums:
                         if one.tensor in known:
-                            one.add(np.asarray(known[one.tensor]), None, [unit.index])
+                            one.add(np.asarray(known[one.tensor]), None, [unit.rank])
                     progress.advance(int(unit.closes))
             self.fit.take(sums)
 
@@ -171,13 +169,13 @@ class _Stages:
     segments: Sequence[Segment]
     uses: Mapping[Reader, Site]
 
-    def run(self, units: Units, sites: Mapping[str, Sequence[Site]], progress: Progress) -> None:
+    def run(self, units: Iterable[Unit], sites: Mapping[str, Sequence[Site]], progress: Progress) -> None:
         """All samples through a stage in both streams, then the layers that come next are rounded, and so on."""
-        half = self.walk.memory // 2
+        half = (self.walk.memory - memory_of_inputs(self.walk.memory)) // 2
         with TensorStore(half) as floats, TensorStore(half) as codes:
             keepers = Keeper(self.segments, floats), Keeper(self.segments, codes)
             places: list[Unit] = []
-            width = width_for(self.walk.graph, self._looked_at(), units(), self.walk.device, self.walk.memory)
+            width = width_for(self.walk.graph, self._looked_at(), iter(units), self.walk.device, self.walk.memory)
             for number, segment in enumerate(self.segments):
                 progress.state(
                     segment=(number + 1, len(self.segments)),
@@ -185,7 +183,7 @@ class _Stages:
                 )
                 sums = self.walk.fit.watch([one for one in self.walk.layers if one.tensor in segment.observed])
                 here = {name: sites[name] for name in segment.observed if name in sites}
-                some = grouped(units(), width) if number == 0 else iter(places)
+                some = grouped(iter(units), width) if number == 0 else iter(places)
                 seen = self._stage(number, keepers, some, sums, here, progress)
                 if number == 0:
                     places = seen
@@ -236,7 +234,7 @@ class _Stages:
                 _check_finite(rounded, wanted, unit)
                 for one in sums:
                     if one.name in fed:
-                        one.add(plain[one.tensor], fed[one.name], [part.index for part in unit.members])
+                        one.add(plain[one.tensor], fed[one.name], [part.rank for part in unit.members])
                 for key, sketch in sketches.items():
                     for part, value in _by_sample(rounded[key[0]], unit):
                         sketch.observe(value, part.index, part.samples)

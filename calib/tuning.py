@@ -23,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sbonnx.calib.asym import staged
+from sbonnx.calib.canonical import canonical_units, memory_of_inputs
 from sbonnx.calib.corrected import with_corrections
 from sbonnx.calib.data import Dataset
 from sbonnx.calib.keeping import Keeper
@@ -73,7 +74,7 @@ def tune_norms(
     The main graph runs in stages, all samples through one before the next; a stage ends where a tensor is normalised
     whose statistics are not known yet, so the work is that of one pass over the data however many layers there are.
     Everything upstream is quantized and tuned. Waiting activations lie in a `TensorStore`; else memory does not grow
-    with the data. The numbers are the same for any batch size and any number of threads.
+    with the data. The numbers are the same for any order of the samples, any batch size and any number of threads.
 
     Args:
         graph: prepared; `record_normals` was called before its batch norms were folded.
@@ -95,13 +96,14 @@ def tune_norms(
     walk = _Walk(graph, plan, solution, {one.tensor: one for one in found}, device, progress)
     if threads is None:
         threads = cores() if providers(device)[0] == CPU else 1
-    rows = Rows(graph, device=device)
     try:
         if not found:
             return replace(solution, refusals=(*solution.refusals, *refusals))
-        float_ = walk.float_spreads(rows.units(data.items()), threads, data.count) if reference == "float" else {}
-        with TensorStore(parse_size(memory)) as store:
-            tuned = walk.run(rows.units(data.items()), float_, store, threads, data.count)
+        budget = parse_size(memory)
+        with canonical_units(Rows(graph, device=device).units(data.items()), budget) as units:
+            float_ = walk.float_spreads(iter(units), threads, data.count) if reference == "float" else {}
+            with TensorStore(budget - memory_of_inputs(budget)) as store:
+                tuned = walk.run(iter(units), float_, store, threads, data.count)
     finally:
         progress.close()
     constants: dict[str, Array] = {}

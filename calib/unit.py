@@ -12,12 +12,13 @@ class Unit:
     """What one run sees.
 
     Attributes:
-        index: position among all units.
+        index: position among all units, in the order of the data.
         where: file or position in the data, for messages.
         feed: arrays by input name.
         samples: how many samples it holds.
         closes: whether it is the last of its feed.
         parts: the samples of a group, without their feeds; see `sbonnx.calib.grouped`.
+        rank: position in the order of contents, see `sbonnx.calib.canonical`; 0 where the units were not sorted.
     """
 
     index: int
@@ -26,6 +27,7 @@ class Unit:
     samples: int = 1
     closes: bool = True
     parts: tuple[Unit, ...] = ()
+    rank: int = 0
 
     @property
     def members(self) -> tuple[Unit, ...]:

@@ -81,7 +81,7 @@ def walked(ready: Prepared, *, memory: int = 1 << 30, seed: int = 0, learn: bool
         return blockwise.walk_blocks(
             ready.graph,
             ready.plan,
-            lambda: calibrator._rows.units(data.items()),
+            list(calibrator._rows.units(data.items())),
             first,
             seed=seed,
             device="cpu",

@@ -87,7 +87,7 @@ def test_the_same_codes_in_groups_and_alone(monkeypatch: pytest.MonkeyPatch) -> 
     for key, codes in alone.codes.items():
         np.testing.assert_array_equal(together.codes[key], codes)
     for key, gain in alone.gains.items():
-        np.testing.assert_allclose(together.gains[key].loss, gain.loss, rtol=1e-4)
+        np.testing.assert_allclose(together.gains[key].loss, gain.loss, rtol=1e-3)
     for key, qparams in alone.qparams.items():
         np.testing.assert_allclose(together.qparams[key].scale, qparams.scale, rtol=1e-5)
 
