@@ -1,5 +1,7 @@
 /* Sums of products of a plane with itself, or with another of its size, a lag apart, over boxes: what the moments of a
- * depthwise convolution follow from. products.py has the same in numpy, for where this file was not compiled.
+ * depthwise convolution follow from. planes.py says the same in numpy and gives the same numbers, bit for bit: a sum has
+ * LANES float32 lanes on every processor, and no product may be fused with a sum (-ffp-contract=off). It is what runs
+ * where this file was not compiled.
  *
  * Arrays come as addresses: the stable ABI of Python 3.10 has no buffers. The callers see to types and sizes. */
 
@@ -15,15 +17,38 @@
 #define FASTEST
 #endif
 
-#if defined(__GNUC__)
-enum { LANES = 16 };
-typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-#else
-enum { LANES = 1 };
-typedef float Lanes;
-#endif
+enum { LANES = 16, SHORT = 256 }; /* float32 sums take in SHORT products a lane at most, and then go into a float64 one */
 
-enum { SHORT = 256 }; /* float32 sums take in so many products a lane at most, and then go into a float64 one */
+#if defined(__GNUC__)
+typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+static inline void add_products(Lanes *sums, const float *a, const float *b)
+{
+    *sums += *(const Lanes *)a * *(const Lanes *)b;
+}
+
+/* Those of the lanes where the mask is 1; the others are read, too, and count as 0. */
+static inline void add_some(Lanes *sums, const float *a, const float *b, const float *mask)
+{
+    *sums += *(const Lanes *)mask * (*(const Lanes *)a * *(const Lanes *)b);
+}
+#else
+typedef struct {
+    float each[LANES];
+} Lanes;
+
+static inline void add_products(Lanes *sums, const float *a, const float *b)
+{
+    for (int lane = 0; lane < LANES; lane++)
+        sums->each[lane] += a[lane] * b[lane];
+}
+
+static inline void add_some(Lanes *sums, const float *a, const float *b, const float *mask)
+{
+    for (int lane = 0; lane < LANES; lane++)
+        sums->each[lane] += mask[lane] * (a[lane] * b[lane]);
+}
+#endif
 
 /* Where in a plane both factors begin, what lies between rows, and how many rows and columns there are. */
 typedef struct {
@@ -43,19 +68,20 @@ static inline float added(const Lanes *sums)
 FASTEST static double sum_over(const float *a, const float *b, const Box *box, const float *masks)
 {
     const int64_t columns = box->columns, whole = columns / LANES * LANES;
-    const Lanes mask = *(const Lanes *)(masks + LANES - columns % LANES);
-    Lanes sums = {0};
+    const float *mask = masks + LANES - columns % LANES;
+    Lanes sums;
+    memset(&sums, 0, sizeof sums);
     double total = 0.0;
     int64_t taken = 0;
     for (int64_t row = 0; row < box->rows; row++, a += box->stride, b += box->stride) {
         for (int64_t x = 0; x < whole; x += LANES)
-            sums += *(const Lanes *)(a + x) * *(const Lanes *)(b + x);
+            add_products(&sums, a + x, b + x);
         if (whole < columns)
-            sums += mask * (*(const Lanes *)(a + whole) * *(const Lanes *)(b + whole));
+            add_some(&sums, a + whole, b + whole, mask);
         taken += columns;
         if (taken >= SHORT * LANES) {
             total += added(&sums);
-            sums = (Lanes){0};
+            memset(&sums, 0, sizeof sums);
             taken = 0;
         }
     }

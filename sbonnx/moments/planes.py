@@ -1,4 +1,8 @@
-"""Products of planes a lag apart, summed over boxes by the compiled loop: for depthwise convolutions."""
+"""Products of planes a lag apart, summed over boxes in one fixed order: for depthwise convolutions.
+
+The compiled loop and numpy give the same numbers, bit for bit: every sum is made of `LANES` float32 sums over columns
+that lie so many apart, which go into a float64 sum after `SHORT` products each.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,11 @@ from sbonnx.loops import address, compiled
 from sbonnx.moments.lags import LagPlan, Piece
 from sbonnx.spec import Array
 
-loops: Final = compiled("sbonnx.moments._lags")
+loops = compiled("sbonnx.moments._lags")
+
+LANES: Final = 16
+SHORT: Final = 256
+"""As in `_lags.c`."""
 
 
 @final
@@ -29,12 +37,9 @@ class Boxes:
 
     @staticmethod
     def of(plan: LagPlan, space: tuple[int, ...]) -> Boxes | None:
-        """Of a plan for images of `space`; None where the loop does not do it: three axes, or columns in two steps.
-
-        None, too, where it was not compiled.
-        """
+        """Of a plan for images of `space`; None where the loop does not do it: three axes, or columns in two steps."""
         steps = {piece.lags[-1].step for piece in plan.pieces if _size(piece, -1) > 1} or {1}
-        if loops is None or not plan.pieces or len(space) > 2 or len(steps) > 1:
+        if not plan.pieces or len(space) > 2 or len(steps) > 1:
             return None
         step = steps.pop()
         return Boxes(np.array([_row(piece, step, -(-space[-1] // step)) for piece in plan.pieces], np.int64), step)
@@ -45,18 +50,71 @@ class Boxes:
 
     def add(self, sums: Array, one: Array, other: Array) -> None:
         """To `sums` those over two batches of images (N, C, H, W) or rows (N, C, W), float32; the same array or two."""
-        assert loops is not None, "there are boxes only where there is a loop"
         batch, channels, *space = one.shape
         height, width = space if len(space) > 1 else (1, *space)
+        if loops is None:
+            self._add_in_numpy(sums, one, other, (batch, channels, height, width))
+            return
         left = np.ascontiguousarray(one)
         right = left if other is one else np.ascontiguousarray(other)
         arrays = (address(each) for each in (left, right, self.table, sums))
         loops.correlate(*arrays, batch, channels, height, width, self.step, len(self.table))
 
+    def _add_in_numpy(self, sums: Array, one: Array, other: Array, shape: tuple[int, int, int, int]) -> None:
+        """`add` without the compiled loop."""
+        left = _side_by_side(one, shape, self.step)
+        right = left if other is one else _side_by_side(other, shape, self.step)
+        for total, (here, there, stride, rows, columns) in zip(sums, self.table.tolist(), strict=True):
+            lines = [_lines(plane, at, stride, rows, columns) for plane, at in ((left, here), (right, there))]
+            for image in _sum_over(*lines, columns).reshape(shape[:2]):
+                total[:, 0, 0] += image
+
     def nanoseconds(self, planes: int, size: int) -> float:
-        """About what the sums over so many planes of `size` take on one core. Measured on one with AVX-512."""
+        """About what the sums over so many planes of `size` take on one core, compiled. Measured with AVX-512."""
         positions = float((self.table[:, 3] * self.table[:, 4]).sum())
         return planes * (len(self.table) * 7.0 + positions * 0.15 + (size if self.step > 1 else 0.0))
+
+
+def _side_by_side(x: Array, shape: tuple[int, int, int, int], step: int) -> Array:
+    """Images as planes (N C, size) in which columns that lie `step` apart are neighbours; zeros behind."""
+    batch, channels, height, width = shape
+    each = -(-width // step)
+    wide = np.zeros((batch * channels, height, each * step), np.float32)
+    wide[:, :, :width] = x.reshape(-1, height, width)
+    planes = wide.reshape(-1, height, each, step).swapaxes(2, 3).reshape(batch * channels, -1)
+    return np.pad(planes, ((0, 0), (0, LANES)))
+
+
+def _lines(planes: Array, first: int, stride: int, rows: int, columns: int) -> Array:
+    """The columns of a box, `LANES` at a time: a view of planes (N C, size), (N C, rows, columns / LANES, LANES)."""
+    per_plane, item = planes.strides
+    shape = (len(planes), rows, -(-columns // LANES), LANES)
+    strides = (per_plane, stride * item, LANES * item, item)
+    return np.lib.stride_tricks.as_strided(planes[:, first:], shape, strides, writeable=False)
+
+
+def _sum_over(left: Array, right: Array, columns: int) -> Array:
+    """Sums over a box of all planes, float64 (N C,): as `sum_over` in C.
+
+    A sum along an axis that is not the last one is made term after term, and not pairwise (see `numpy.sum`).
+    """
+    planes, rows, across, _ = left.shape
+    mask = (np.arange((across - 1) * LANES, across * LANES) < columns).astype(np.float32)
+    total = np.zeros(planes)
+    some = -(-SHORT * LANES // columns)  # rows after which a float32 sum ends
+    for first in range(0, rows, some):
+        products = left[:, first : first + some] * right[:, first : first + some]
+        products[:, :, -1] *= mask
+        total += _added(products.reshape(planes, -1, LANES).sum(axis=1))
+    return total
+
+
+def _added(sums: Array) -> Array:
+    """Lane after lane, in float32."""
+    total = np.zeros(len(sums), np.float32)
+    for lane in range(LANES):
+        total += sums[:, lane]
+    return total
 
 
 def _row(piece: Piece, step: int, each: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The compiled sums over planes are those of numpy over the same boxes."""
+"""Sums over planes, compiled and in numpy: those of float64 over the same boxes, and one another's bit for bit."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from sbonnx.spec import Array
 from sbonnx.unfold import Geometry, geometry_of
 
 compiled = pytest.mark.skipif(planes.loops is None, reason="not compiled: no C compiler where it was installed")
+in_both = pytest.mark.parametrize(
+    "loops", [pytest.param(planes.loops, marks=compiled, id="C"), pytest.param(None, id="numpy")]
+)
 
 
 def depthwise(channels: int, kernel: list[int], **attributes: Any) -> tuple[Layout, Geometry]:
@@ -29,11 +32,10 @@ def images(shape: tuple[int, ...], seed: int) -> Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-@compiled
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_each_box_is_summed_as_it_stands(data: st.DataObject) -> None:
-    """One axis or two, any steps, one factor or two, several images: in float64 by hand."""
+    """One axis or two, any steps, one factor or two, several images: in float64 by hand, and in both forms."""
     axes = data.draw(st.integers(1, 2))
     sizes = tuple(data.draw(st.integers(1, 40)) for _ in range(axes))
     kernel = [data.draw(st.integers(1, min(4, size))) for size in sizes]
@@ -47,8 +49,12 @@ def test_each_box_is_summed_as_it_stands(data: st.DataObject) -> None:
     assert boxes is not None
     one = images((2, 3, *sizes), seed=1)
     other = one if same else images((2, 3, *sizes), seed=2)
-    found = boxes.zeros(3)
+    found, in_numpy = boxes.zeros(3), boxes.zeros(3)
     boxes.add(found, one, other)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planes, "loops", None)
+        boxes.add(in_numpy, one, other)
+    np.testing.assert_array_equal(found, in_numpy)
     everything = (slice(None), slice(None))
     for piece, sums in zip(plan.pieces, found, strict=True):
         wanted = np.zeros(3)
@@ -65,8 +71,9 @@ def moments_of(count: int, geometry: Geometry, layout: Layout, x: Array, y: Arra
     return sums.moments()
 
 
-@compiled
-def test_sums_are_added_to() -> None:
+@in_both
+def test_sums_are_added_to(loops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planes, "loops", loops)
     _, geometry = depthwise(2, [3, 3], pads=[1] * 4)
     boxes = Boxes.of(lag_plan(geometry.sources((1, 2, 9, 9)), (9, 9), same=True), (9, 9))
     assert boxes is not None
@@ -79,9 +86,10 @@ def test_sums_are_added_to() -> None:
     np.testing.assert_allclose(apart, together, rtol=1e-12)
 
 
-@compiled
-def test_long_sums_keep_their_digits() -> None:
+@in_both
+def test_long_sums_keep_their_digits(loops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plane of a million numbers near 1: one float32 sum over all of it would stand still."""
+    monkeypatch.setattr(planes, "loops", loops)
     _, geometry = depthwise(1, [1, 1])
     boxes = Boxes.of(lag_plan(geometry.sources((1, 1, 1000, 1000)), (1000, 1000), same=True), (1000, 1000))
     assert boxes is not None
@@ -101,7 +109,7 @@ def test_the_same_moments_where_nothing_was_compiled(stride: int, monkeypatch: p
     monkeypatch.setattr(planes, "loops", None)
     wanted = moments_of(4, geometry, layout, x, y)
     for name in ("a", "b", "c"):
-        np.testing.assert_allclose(getattr(ours, name), getattr(wanted, name), rtol=1e-5, atol=1e-5 * 260)
+        np.testing.assert_array_equal(getattr(ours, name), getattr(wanted, name))
 
 
 def test_three_axes_are_left_to_numpy() -> None:
