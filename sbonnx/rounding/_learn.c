@@ -1,10 +1,12 @@
-/* AdaRound's steps, one output after another: choices.py says the same in numpy, whose exponentials differ in their
- * last bits. That is what runs where this file was not compiled.
+/* AdaRound's steps, one output after another. choices.py says the same in numpy and gives the same numbers, bit for bit:
+ * products and their sums are exact in float64, whatever their order, because both factors are whole multiples of powers
+ * of two that choices.py picks; all else is one float32 operation after another, of which none may be fused
+ * (-ffp-contract=off). numpy is what runs where this file was not compiled.
  *
  * A weight that has come to one of its two codes stays there: the choice is cut off, so it has no gradient, and its
- * momentum leads further out. So all outputs of a block take their steps side by side until few of an output's weights
- * are left, and then that output goes on alone with the rows and columns of those. Numbers of an output do not depend on
- * the others: neither on the block nor on threads. */
+ * momentum leads further out: where that is seen, it is settled, and moves no more. All outputs of a block take their
+ * steps side by side until few of an output's weights are left, and then that output goes on alone with the rows and
+ * columns of those. Numbers of an output do not depend on the others: neither on the block nor on threads. */
 
 #define Py_LIMITED_API 0x030A0000
 #define PY_SSIZE_T_CLEAN
@@ -15,8 +17,10 @@
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__)
 #define FASTEST __attribute__((target_clones("avx512f", "avx2", "default")))
+#define EXACT FASTEST __attribute__((optimize("fp-contract=fast"))) /* sums that are exact may be fused with products */
 #else
 #define FASTEST
+#define EXACT
 #endif
 
 #define ZETA 1.1f
@@ -24,24 +28,39 @@
 #define SPREAD (ZETA - GAMMA) /* as in choices.py */
 
 enum {
-    WIDE = 32,  /* columns of a panel */
+    WIDE = 16,  /* columns of a panel */
     TALL = 8,   /* outputs that are multiplied at a time */
     BLOCK = 64, /* outputs that step side by side, for which a panel is read once */
     LANES = 16, /* rows of an output that goes on alone are padded to a multiple of it */
-    LOOK = 25,  /* every so many steps weights are counted */
+    LOOK = 25,  /* every so many steps weights are settled */
     ALONE = 3   /* what a product of an output alone takes against one beside others */
 };
+
+/* Columns that are multiplied at a time. */
+#if defined(__GNUC__)
+enum { PART = 8 };
+typedef double Part __attribute__((vector_size(8 * PART), aligned(8), may_alias));
+typedef float Short __attribute__((vector_size(4 * PART), aligned(4), may_alias));
+#define IN_DOUBLE(x) __builtin_convertvector(x, Part)
+#else
+enum { PART = 1 };
+typedef double Part;
+typedef float Short;
+#define IN_DOUBLE(x) ((double)(x))
+#endif
 
 /* Of all outputs of a group. */
 typedef struct {
     Py_ssize_t columns, padded, steps;
+    double magic;          /* adding it and taking it off rounds to the steps that values have */
     const float *panels;   /* (padded / WIDE, columns, WIDE) */
     const float *schedule; /* (steps, 4): exponent and strength of the pull, rate, what squares are multiplied by */
 } Task;
 
-/* One output. `value` is the choice in units of the output's first scale. */
+/* One output. `value` is the choice in units of the output's first scale, rounded. */
 typedef struct {
-    float *u, *mean, *square, *sigmoid, *value, *product, *rest, *curve, *ratio;
+    float *u, *mean, *square, *sigmoid, *curve, *ratio;
+    double *value, *product, *rest;
 } Row;
 
 /* An output alone: its weights that are between their codes, `left` of them, and their lines of the matrix. */
@@ -96,27 +115,27 @@ static inline float choice(float sigmoid)
 
 /* h of u and its sigmoid. */
 FASTEST static void look_at(const float *restrict u, const float *restrict ratio, float *restrict sigmoid,
-                            float *restrict value, Py_ssize_t count)
+                            double *restrict value, double magic, Py_ssize_t count)
 {
     for (Py_ssize_t k = 0; k < count; k++) {
         const float s = 1.0f / (1.0f + exponential(-u[k]));
         sigmoid[k] = s;
-        value[k] = choice(s) * ratio[k];
+        value[k] = ((double)(choice(s) * ratio[k]) + magic) - magic;
     }
 }
 
-/* Of the error and of the pull, along u; in place of the product. */
-FASTEST static void slope_of(float *restrict product, const float *restrict rest, const float *restrict curve,
-                             const float *restrict sigmoid, float exponent, float strength, Py_ssize_t count)
+/* Of the error and of the pull, along u; in place of the sigmoid. */
+FASTEST static void slope_of(const double *restrict product, const double *restrict rest, const float *restrict curve,
+                             float *restrict sigmoid, float exponent, float strength, Py_ssize_t count)
 {
     for (Py_ssize_t k = 0; k < count; k++) {
         const float s = sigmoid[k], h = choice(s), off = 2.0f * h - 1.0f;
         const float size = strength * exponential(exponent * logarithm(fabsf(off)));
-        const float slope = (product[k] + rest[k]) * curve[k] - copysignf(size, off);
+        const float slope = (float)(product[k] + rest[k]) * curve[k] - copysignf(size, off);
         float tilt = h > 0.0f ? s * (1.0f - s) * SPREAD : 0.0f; /* one condition a line: gcc 12 gives up on `and` */
         tilt = h < 1.0f ? tilt : 0.0f;
         tilt = curve[k] != 0.0f ? tilt : 0.0f;
-        product[k] = slope * tilt;
+        sigmoid[k] = slope * tilt;
     }
 }
 
@@ -133,27 +152,30 @@ FASTEST static void step_along(const float *restrict slope, float *restrict u, f
     }
 }
 
-static void look(const Row *row, Py_ssize_t count) { look_at(row->u, row->ratio, row->sigmoid, row->value, count); }
+static void look(const Task *task, const Row *row, Py_ssize_t count)
+{
+    look_at(row->u, row->ratio, row->sigmoid, row->value, task->magic, count);
+}
 
 static void move(const Row *row, Py_ssize_t count, const float *schedule)
 {
     slope_of(row->product, row->rest, row->curve, row->sigmoid, schedule[0], schedule[1], count);
-    step_along(row->product, row->u, row->mean, row->square, schedule[2], schedule[3], count);
+    step_along(row->sigmoid, row->u, row->mean, row->square, schedule[2], schedule[3], count);
 }
 
 /* The products of TALL outputs with one panel, (columns, WIDE). */
-FASTEST static void multiply(const float *const *values, float *const *products, const float *restrict panel,
+EXACT static void multiply(const double *const *values, double *const *products, const float *restrict panel,
                              Py_ssize_t columns)
 {
-    float sums[TALL][WIDE];
+    Part sums[TALL][WIDE / PART];
     memset(sums, 0, sizeof sums);
     for (Py_ssize_t k = 0; k < columns; k++) {
-        const float *line = panel + k * WIDE;
-        for (int row = 0; row < TALL; row++) {
-            const float value = values[row][k];
-            for (int j = 0; j < WIDE; j++)
-                sums[row][j] += value * line[j];
-        }
+        Part line[WIDE / PART];
+        for (int j = 0; j < WIDE / PART; j++)
+            line[j] = IN_DOUBLE(((const Short *)(panel + k * WIDE))[j]);
+        for (int row = 0; row < TALL; row++)
+            for (int j = 0; j < WIDE / PART; j++)
+                sums[row][j] += values[row][k] * line[j];
     }
     for (int row = 0; row < TALL; row++)
         memcpy(products[row], sums[row], sizeof sums[row]);
@@ -162,11 +184,11 @@ FASTEST static void multiply(const float *const *values, float *const *products,
 /* Products of some outputs with all of the matrix. */
 static void multiply_all(const Task *task, Row *const *rows, Py_ssize_t count)
 {
-    float spare[WIDE];
+    double spare[WIDE];
     for (Py_ssize_t column = 0; column < task->padded; column += WIDE)
         for (Py_ssize_t first = 0; first < count; first += TALL) {
-            const float *values[TALL];
-            float *products[TALL];
+            const double *values[TALL];
+            double *products[TALL];
             for (int i = 0; i < TALL; i++) {
                 const int there = first + i < count;
                 values[i] = rows[there ? first + i : first]->value;
@@ -177,13 +199,13 @@ static void multiply_all(const Task *task, Row *const *rows, Py_ssize_t count)
 }
 
 /* sums += the lines, each times its value. */
-FASTEST static void add_lines(const float *restrict values, const float *restrict lines, float *restrict sums,
+EXACT static void add_lines(const double *restrict values, const float *restrict lines, double *restrict sums,
                               Py_ssize_t count, Py_ssize_t width)
 {
     Py_ssize_t k = 0;
     for (; k + 4 <= count; k += 4) {
         const float *a = lines + k * width, *b = a + width, *c = b + width, *d = c + width;
-        const float w = values[k], x = values[k + 1], y = values[k + 2], z = values[k + 3];
+        const double w = values[k], x = values[k + 1], y = values[k + 2], z = values[k + 3];
         for (Py_ssize_t j = 0; j < width; j++)
             sums[j] += (w * a[j] + x * b[j]) + (y * c[j] + z * d[j]);
     }
@@ -192,14 +214,19 @@ FASTEST static void add_lines(const float *restrict values, const float *restric
             sums[j] += values[k] * lines[k * width + j];
 }
 
-/* Which weights of an output are between their codes: their places, rising; returns how many. */
+/* Settles the weights of an output that are at one of their codes, and tells which are not: their places, rising;
+ * returns how many. Before the step: `sigmoid` is that of u. */
 static Py_ssize_t between(const Row *row, Py_ssize_t count, int32_t *places)
 {
     Py_ssize_t found = 0;
     for (Py_ssize_t k = 0; k < count; k++) {
         const float h = choice(row->sigmoid[k]);
-        if (row->curve[k] != 0.0f && h > 0.0f && h < 1.0f)
+        if (row->curve[k] != 0.0f && h > 0.0f && h < 1.0f) {
             places[found++] = (int32_t)k;
+            continue;
+        }
+        row->curve[k] = 0.0f;
+        row->mean[k] = 0.0f;
     }
     return found;
 }
@@ -209,11 +236,13 @@ static Py_ssize_t up_to(Py_ssize_t count, Py_ssize_t multiple) { return (count +
 /* to[i] = from[places[i]] for all that an output keeps between steps; zeros behind. Both may be the same. */
 static void pick(const Row *from, const Row *to, const int32_t *places, Py_ssize_t count, Py_ssize_t width)
 {
-    float *const sources[] = {from->u, from->mean, from->square, from->rest, from->curve, from->ratio};
-    float *const targets[] = {to->u, to->mean, to->square, to->rest, to->curve, to->ratio};
-    for (int each = 0; each < 6; each++)
+    float *const sources[] = {from->u, from->mean, from->square, from->curve, from->ratio};
+    float *const targets[] = {to->u, to->mean, to->square, to->curve, to->ratio};
+    for (int each = 0; each < 5; each++)
         for (Py_ssize_t i = 0; i < width; i++)
             targets[each][i] = i < count ? sources[each][places[i]] : 0.0f;
+    for (Py_ssize_t i = 0; i < width; i++)
+        to->rest[i] = i < count ? from->rest[places[i]] : 0.0;
 }
 
 /* The weights of an output that are still between their codes; what all others give is in their `rest` from here on. */
@@ -221,7 +250,7 @@ static void begin_few(const Task *task, Row *row, Few *few)
 {
     const Py_ssize_t width = up_to(few->left, LANES);
     for (Py_ssize_t i = 0; i < few->left; i++)
-        row->value[few->places[i]] = 0.0f;
+        row->value[few->places[i]] = 0.0;
     multiply_all(task, &row, 1);
     for (Py_ssize_t k = 0; k < task->columns; k++)
         row->rest[k] += row->product[k];
@@ -242,7 +271,7 @@ static void narrow(Few *few, const int32_t *places, Py_ssize_t left)
     const Py_ssize_t before = few->width, width = up_to(left, LANES);
     float *lines = few->lines;
     for (Py_ssize_t i = 0; i < left; i++)
-        few->row.value[places[i]] = 0.0f;
+        few->row.value[places[i]] = 0.0;
     add_lines(few->row.value, lines, few->row.rest, few->left, before);
     pick(&few->row, &few->row, places, left, width);
     for (Py_ssize_t i = 0; i < left; i++) {
@@ -266,18 +295,16 @@ static void go_alone(const Task *task, Row *row, Few *few, int32_t *spare, Py_ss
 {
     begin_few(task, row, few);
     for (; step < task->steps; step++) {
-        look(&few->row, few->width);
+        look(task, &few->row, few->width);
         memset(few->row.product, 0, few->width * sizeof *few->row.product);
         add_lines(few->row.value, few->lines, few->row.product, few->left, few->width);
+        const Py_ssize_t left = step % LOOK == LOOK - 1 ? between(&few->row, few->left, spare) : few->left;
         move(&few->row, few->width, task->schedule + 4 * step);
-        if (step % LOOK == LOOK - 1) {
-            const Py_ssize_t left = between(&few->row, few->left, spare);
-            if (left == 0)
-                break;
-            if (8 * left <= 7 * few->left) {
-                put_back(few, row);
-                narrow(few, spare, left);
-            }
+        if (left == 0)
+            break;
+        if (8 * left <= 7 * few->left) {
+            put_back(few, row);
+            narrow(few, spare, left);
         }
     }
     put_back(few, row);
@@ -291,16 +318,15 @@ static void go_together(const Task *task, Row *rows, Py_ssize_t count, Few *few,
         open[i] = rows + i;
     for (Py_ssize_t step = 0; step < task->steps && count; step++) {
         for (Py_ssize_t i = 0; i < count; i++)
-            look(open[i], task->padded);
+            look(task, open[i], task->padded);
         multiply_all(task, open, count);
-        for (Py_ssize_t i = 0; i < count; i++)
-            move(open[i], task->padded, task->schedule + 4 * step);
-        if (step % LOOK != LOOK - 1)
-            continue;
+        const int due = step % LOOK == LOOK - 1;
         Py_ssize_t kept = 0;
         for (Py_ssize_t i = 0; i < count; i++) {
-            few->left = between(open[i], task->columns, few->places);
-            if (ALONE * few->left * up_to(few->left, LANES) > task->columns * task->padded)
+            if (due)
+                few->left = between(open[i], task->columns, few->places);
+            move(open[i], task->padded, task->schedule + 4 * step);
+            if (!due || ALONE * few->left * up_to(few->left, LANES) > task->columns * task->padded)
                 open[kept++] = open[i];
             else if (few->left)
                 go_alone(task, open[i], few, spare, step + 1);
@@ -311,46 +337,51 @@ static void go_together(const Task *task, Row *rows, Py_ssize_t count, Few *few,
 
 #define AT(type, name) ((type *)(uintptr_t)(name))
 
-/* Numbers of four bytes that one thread needs: five arrays for each output of a block, nine and the lines for one alone,
- * and two lists of places. */
+/* Bytes that one thread needs: of an output of a block two arrays of doubles and three of floats; of one alone three and
+ * six, the lines, and two lists of places. */
 static Py_ssize_t room(Py_ssize_t columns, Py_ssize_t padded)
 {
-    return (5 * BLOCK + 9 + 2) * padded + columns * padded / ALONE;
+    const Py_ssize_t doubles = (2 * BLOCK + 3) * padded, floats = (3 * BLOCK + 6) * padded + columns * padded / ALONE;
+    return doubles * sizeof(double) + floats * sizeof(float) + 2 * padded * sizeof(int32_t);
 }
 
-/* learn(panels, rest, curve, ratio, u, schedule, outputs, columns, padded, first, last, steps)
+/* learn(panels, rest, curve, ratio, u, schedule, magic, outputs, columns, padded, first, last, steps)
  *
- * float32: panels (groups, padded / 32, columns, 32); rest, curve, ratio and u (groups, outputs, padded), of which u is
- * changed in place and rest used up; schedule (steps, 4). Rows first to last of groups x outputs. */
+ * float64: rest (groups, outputs, padded), which is used up; magic: see `Task`. float32: panels (groups, padded / 16,
+ * columns, 16); curve, ratio and u (groups, outputs, padded), of which curve is used up and u changed in place; schedule
+ * (steps, 4). Rows first to last of groups x outputs. */
 PyObject *learn(PyObject *self, PyObject *args)
 {
     unsigned long long panels, rest, curve, ratio, u, schedule;
+    double magic;
     Py_ssize_t outputs, columns, padded, first, last, steps;
     (void)self;
-    if (!PyArg_ParseTuple(args, "KKKKKKnnnnnn", &panels, &rest, &curve, &ratio, &u, &schedule, &outputs, &columns,
-                          &padded, &first, &last, &steps))
+    if (!PyArg_ParseTuple(args, "KKKKKKdnnnnnn", &panels, &rest, &curve, &ratio, &u, &schedule, &magic, &outputs,
+                          &columns, &padded, &first, &last, &steps))
         return NULL;
-    float *space = PyMem_Malloc(room(columns, padded) * sizeof *space);
+    double *space = PyMem_Malloc(room(columns, padded));
     if (!space)
         return PyErr_NoMemory();
     Py_BEGIN_ALLOW_THREADS
-    float *own = space + 5 * BLOCK * padded;
-    Few few = {.row = {own, own + padded, own + 2 * padded, own + 3 * padded, own + 4 * padded, own + 5 * padded,
-                       own + 6 * padded, own + 7 * padded, own + 8 * padded},
-               .places = (int32_t *)(own + 9 * padded),
-               .lines = own + 11 * padded};
+    double *own = space + 2 * BLOCK * padded;
+    float *floats = (float *)(own + 3 * padded), *mine = floats + 3 * BLOCK * padded;
+    Few few = {.row = {mine, mine + padded, mine + 2 * padded, mine + 3 * padded, mine + 4 * padded, mine + 5 * padded,
+                       own, own + padded, own + 2 * padded},
+               .places = (int32_t *)(mine + 6 * padded),
+               .lines = mine + 8 * padded};
     while (first < last) {
         const Py_ssize_t group = first / outputs, end = (group + 1) * outputs < last ? (group + 1) * outputs : last;
         const Py_ssize_t count = end - first < BLOCK ? end - first : BLOCK;
-        const Task task = {columns, padded, steps, AT(const float, panels) + group * columns * padded,
+        const Task task = {columns, padded, steps, magic, AT(const float, panels) + group * columns * padded,
                            AT(const float, schedule)};
         Row rows[BLOCK];
-        memset(space, 0, 5 * count * padded * sizeof *space);
+        memset(floats, 0, 3 * count * padded * sizeof *floats);
         for (Py_ssize_t i = 0; i < count; i++) {
             const Py_ssize_t at = (first + i) * padded;
-            float *mine = space + 5 * i * padded;
-            rows[i] = (Row){AT(float, u) + at, mine, mine + padded, mine + 2 * padded, mine + 3 * padded,
-                            mine + 4 * padded, AT(float, rest) + at, AT(float, curve) + at, AT(float, ratio) + at};
+            float *each = floats + 3 * i * padded;
+            double *pair = space + 2 * i * padded;
+            rows[i] = (Row){AT(float, u) + at, each, each + padded, each + 2 * padded, AT(float, curve) + at,
+                            AT(float, ratio) + at, pair, pair + padded, AT(double, rest) + at};
         }
         go_together(&task, rows, count, &few, few.places + padded);
         first += count;

@@ -329,7 +329,7 @@ static PyMethodDef methods[] = {
     {"descend", descend, METH_VARARGS,
      "descend(a, rest, step, scale, codes, outputs, columns, first, last, qmin, qmax, sweeps)"},
     {"learn", learn, METH_VARARGS,
-     "learn(panels, rest, curve, ratio, u, schedule, outputs, columns, padded, first, last, steps)"},
+     "learn(panels, rest, curve, ratio, u, schedule, magic, outputs, columns, padded, first, last, steps)"},
     {"tabu", tabu, METH_VARARGS,
      "tabu(a, rest, scale, dead, codes, outputs, columns, padded, first, last, qmin, qmax, steps, tenure)"},
     {NULL, NULL, 0, NULL},
