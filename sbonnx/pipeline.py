@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from sbonnx import graph as graphs
-from sbonnx import precision, profile
+from sbonnx import loops, precision, profile
 from sbonnx import verify as proof
 from sbonnx.backends import Backend
 from sbonnx.calib import data as datasets
@@ -292,7 +292,7 @@ def _report(model: Source, target: Path | None, prepared: Prepared, solution: So
         applied=prepared.applied,
         refusals=(*prepared.refusals, *solution.refusals),
         settings=prepared.recipe.to_dict(),
-        notes=(*quantized.info.notes, *solution.notes),
+        notes=(*quantized.info.notes, *solution.notes, *loops.notes()),
         problems=problems,
     )
 

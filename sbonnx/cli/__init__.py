@@ -67,7 +67,11 @@ def _app() -> typer.Typer:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"{NAME} {__version__}")
+        from sbonnx.loops import MODULES, missing
+
+        absent = missing()
+        loops = "no" if len(absent) == len(MODULES) else f"all but {', '.join(absent)}" if absent else "yes"
+        print(f"{NAME} {__version__} (compiled loops: {loops})")
         raise typer.Exit
 
 

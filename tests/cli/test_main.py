@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import sbonnx
+from sbonnx import loops
 from sbonnx.assets import digits
 from sbonnx.cli import VERBS, main
 from sbonnx.cli.show import Show, megabytes, plain, to_json
@@ -51,9 +53,23 @@ def test_the_grammar_of_quantize(capsys: pytest.CaptureFixture[str]) -> None:
     assert "MODEL" in out
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("missing", "said"), [([], "yes"), (loops.MODULES, "no"), (loops.MODULES[1:2], "all but sbonnx.moments._lags")]
+)
+def test_version(
+    missing: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loops, "missing", lambda: list(missing))
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"sbonnx {__version__}\n"
+    assert capsys.readouterr().out == f"sbonnx {__version__} (compiled loops: {said})\n"
+
+
+def test_compiled_loops_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the report says so."""
+    monkeypatch.setenv(loops.SWITCH, "0")
+    assert loops.missing() == list(loops.MODULES)
+    report = sbonnx.quantize(digits().model, mode="weight_only", backend="virtual", verify=False)
+    assert any(note.startswith("the compiled loops missing (SBONNX_COMPILED=0)") for note in report.notes)
 
 
 def test_help_is_light() -> None:
