@@ -33,7 +33,7 @@ def notes() -> tuple[str, ...]:
         return ()
     which = "the compiled loops" if len(absent) == len(MODULES) else ", ".join(absent)
     why = f"{SWITCH}=0" if os.environ.get(SWITCH) == "0" else "no C compiler at installation"
-    return (f"{which} missing ({why}): numpy ran in their place, slower, with the same result",)
+    return (f"numpy ran in place of {which} ({why}): slower, with the same result",)
 
 
 def compiled(name: str) -> ModuleType | None:

@@ -38,7 +38,7 @@ def digest(model: Any, data: Mapping[str, Array], *, shuffle: int | None = None,
 
 
 def digests_elsewhere(
-    model: Path, data: Path, runs: Sequence[Mapping[str, Any]], *, hash_seed: int, compiled: bool
+    model: Path, data: Path, runs: Sequence[Mapping[str, Any]], *, hash_seed: int, compiled: bool, blas_threads: int
 ) -> list[str]:
     """`digest` of each of `runs` in another process.
 
@@ -46,8 +46,13 @@ def digests_elsewhere(
         data: an .npz file.
         hash_seed: of Python's hashes, and so of the order of sets.
         compiled: whether the loops in C may be used.
+        blas_threads: of numpy's OpenBLAS.
     """
-    environment = os.environ | {"PYTHONHASHSEED": str(hash_seed), "SBONNX_COMPILED": str(int(compiled))}
+    environment = os.environ | {
+        "PYTHONHASHSEED": str(hash_seed),
+        "SBONNX_COMPILED": str(int(compiled)),
+        "OPENBLAS_NUM_THREADS": str(blas_threads),
+    }
     command = [sys.executable, "-m", "tests.same_bytes", json.dumps([str(model), str(data), list(runs)])]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

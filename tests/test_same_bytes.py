@@ -27,6 +27,8 @@ ZOO: dict[str, dict[str, Any]] = {
     "one stream": {"bits": "w4a8", "CALIBRATION.MOMENTS.INPUTS": "float"},
     "tuned norms": {"bits": "w4a8", "SCHEDULE.BN_TUNING": True},
     "equalized": {"bits": "w4a8", "EQUALIZE.CROSS_LAYER": True, "EQUALIZE.SMOOTH_QUANT": True},
+    "analytic": {"bits": "w4a8", "BIAS_CORRECTION": "analytic"},
+    "scaled by activations": {"mode": "weight_only", "w_bit": 4, "EQUALIZE.AWQ": True, "rounding": "gptq"},
 }
 """What depends on sums over samples, on picked rows or on samples that are held out, and what does not."""
 
@@ -61,10 +63,19 @@ def test_compiled_loops_and_hash_seeds(zoo_model: onnx.ModelProto, tmp_path: Pat
     onnx.save(zoo_model, path)
     np.savez(data, **SAMPLES)
     runs = [{"backend": "virtual", "split": 5, **wishes} for wishes in ZOO.values()]
-    found = digests_elsewhere(path, data, runs, hash_seed=1, compiled=False)
+    found = digests_elsewhere(path, data, runs, hash_seed=1, compiled=False, blas_threads=3)
     assert dict(zip(ZOO, found, strict=True)) == {
         case: digest(path, SAMPLES, **wishes) for case, wishes in zip(ZOO, runs, strict=True)
     }
+
+
+def test_blocks_learned_in_torch(zoo_model: onnx.ModelProto) -> None:
+    """Batches are drawn by rank."""
+    pytest.importorskip("torch")
+    batches = {"W.ROUNDING.ADAROUND.LOSS": "batches", "W.ROUNDING.ADAROUND.ITERATIONS": 40}
+    wishes = {"backend": "virtual", "bits": "w3a8", "rounding": "adaround", **batches}
+    wanted = digest(zoo_model, SAMPLES, split=8, **wishes)
+    assert digest(zoo_model, SAMPLES, shuffle=1, split=5, **wishes) == wanted
 
 
 @pytest.mark.parametrize("bits", WIDTHS)
@@ -100,10 +111,11 @@ def test_real_models(name: str, pack: Path, tmp_path: Path) -> None:
     path = tmp_path / "data.npz"
     np.savez(path, **data)
     runs = [{"bits": bits, "split": 8, "threads": 2} for bits in WIDTHS]
-    wanted = digests_elsewhere(model, path, runs, hash_seed=0, compiled=True)
+    wanted = digests_elsewhere(model, path, runs, hash_seed=0, compiled=True, blas_threads=1)
     for seed, split, threads, compiled in ((1, 32, 1, True), (2, 5, 4, False)):
         others = [{"bits": bits, "split": split, "threads": threads, "shuffle": seed} for bits in WIDTHS]
-        assert digests_elsewhere(model, path, others, hash_seed=seed, compiled=compiled) == wanted
+        found = digests_elsewhere(model, path, others, hash_seed=seed, compiled=compiled, blas_threads=threads)
+        assert found == wanted
 
 
 def _of_pack(pack: Path, name: str) -> tuple[Path, Mapping[str, Array]]:
