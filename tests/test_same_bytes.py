@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import onnx
 import pytest
 
 from sbonnx.assets import digits
-from sbonnx.spec import Array
 from tests.correct.normed import images, zoo
 from tests.same_bytes import digest, digests_elsewhere
 
@@ -61,7 +59,7 @@ def test_compiled_loops_and_hash_seeds(zoo_model: onnx.ModelProto, tmp_path: Pat
     """In another process with another seed, without the loops."""
     path, data = tmp_path / "zoo.onnx", tmp_path / "zoo.npz"
     onnx.save(zoo_model, path)
-    np.savez(data, **SAMPLES)
+    np.savez(data, x=SAMPLES["x"])
     runs = [{"backend": "virtual", "split": 5, **wishes} for wishes in ZOO.values()]
     found = digests_elsewhere(path, data, runs, hash_seed=1, compiled=False, blas_threads=3)
     assert dict(zip(ZOO, found, strict=True)) == {
@@ -72,8 +70,8 @@ def test_compiled_loops_and_hash_seeds(zoo_model: onnx.ModelProto, tmp_path: Pat
 def test_blocks_learned_in_torch(zoo_model: onnx.ModelProto) -> None:
     """Batches are drawn by rank."""
     pytest.importorskip("torch")
-    batches = {"W.ROUNDING.ADAROUND.LOSS": "batches", "W.ROUNDING.ADAROUND.ITERATIONS": 40}
-    wishes = {"backend": "virtual", "bits": "w3a8", "rounding": "adaround", **batches}
+    batches: dict[str, Any] = {"W.ROUNDING.ADAROUND.LOSS": "batches", "W.ROUNDING.ADAROUND.ITERATIONS": 40}
+    wishes: dict[str, Any] = {"backend": "virtual", "bits": "w3a8", "rounding": "adaround", **batches}
     wanted = digest(zoo_model, SAMPLES, split=8, **wishes)
     assert digest(zoo_model, SAMPLES, shuffle=1, split=5, **wishes) == wanted
 
@@ -88,7 +86,7 @@ def test_the_bundled_model(bits: str, some_digits: Path) -> None:
 def test_a_moving_average_takes_samples_in_their_order(zoo_model: onnx.ModelProto) -> None:
     """An exception, by definition: later samples weigh more. Batches and threads still do not matter."""
     rising = {"x": SAMPLES["x"] * np.linspace(0.1, 2.0, 40, dtype=np.float32)[:, None, None, None]}
-    wishes = {"backend": "virtual", "bits": "w8a8", "observer": "moving_average"}
+    wishes: dict[str, Any] = {"backend": "virtual", "bits": "w8a8", "observer": "moving_average"}
     wanted = digest(zoo_model, rising, split=8, threads=1, **wishes)
     assert digest(zoo_model, rising, split=5, threads=4, **wishes) == wanted
     assert digest(zoo_model, rising, shuffle=1, split=8, **wishes) != wanted
@@ -96,7 +94,7 @@ def test_a_moving_average_takes_samples_in_their_order(zoo_model: onnx.ModelProt
 
 def test_a_limit_takes_the_first_samples(zoo_model: onnx.ModelProto) -> None:
     """An exception: in another order, those are other samples."""
-    wishes = {"backend": "virtual", "bits": "w8a8", "split": 1, "samples": 4}
+    wishes: dict[str, Any] = {"backend": "virtual", "bits": "w8a8", "split": 1, "samples": 4}
     first = {"x": SAMPLES["x"][:4]}
     assert digest(zoo_model, SAMPLES, **wishes) == digest(zoo_model, first, **wishes)
     assert digest(zoo_model, SAMPLES, shuffle=1, **wishes) != digest(zoo_model, SAMPLES, **wishes)
@@ -118,7 +116,7 @@ def test_real_models(name: str, pack: Path, tmp_path: Path) -> None:
         assert found == wanted
 
 
-def _of_pack(pack: Path, name: str) -> tuple[Path, Mapping[str, Array]]:
+def _of_pack(pack: Path, name: str) -> tuple[Path, dict[str, Any]]:
     """A model and its samples."""
     spec = importlib.util.spec_from_file_location("pack_eval", pack / "eval.py")
     assert spec is not None and spec.loader is not None

@@ -65,8 +65,8 @@ class Boxes:
         left = _side_by_side(one, shape, self.step)
         right = left if other is one else _side_by_side(other, shape, self.step)
         for total, (here, there, stride, rows, columns) in zip(sums, self.table.tolist(), strict=True):
-            lines = [_lines(plane, at, stride, rows, columns) for plane, at in ((left, here), (right, there))]
-            for image in _sum_over(*lines, columns).reshape(shape[:2]):
+            one, other = (_lines(plane, at, stride, rows, columns) for plane, at in ((left, here), (right, there)))
+            for image in _sum_over(one, other, columns).reshape(shape[:2]):
                 total[:, 0, 0] += image
 
     def nanoseconds(self, planes: int, size: int) -> float:

@@ -9,6 +9,7 @@ from sbonnx.calib.canonical import CanonicalUnits, canonical_units, content_key
 from sbonnx.calib.readers import Feed
 from sbonnx.calib.store import TensorStore
 from sbonnx.calib.unit import Unit
+from sbonnx.spec import Array
 
 RNG = np.random.default_rng(0)
 
@@ -57,7 +58,7 @@ def test_what_may_be_written_over_is_copied() -> None:
 
 def test_contents_that_differ_have_other_keys() -> None:
     x = np.arange(4, dtype=np.float32)
-    others = [x.reshape(2, 2), x.astype(np.float64), -x, x[::-1]]
-    keys = [content_key({"x": values}) for values in (x, *others)] + [content_key({"y": x})]
+    others: list[Array] = [x.reshape(2, 2), x.astype(np.float64), -x, x[::-1]]
+    keys = [*(content_key({"x": values}) for values in (x, *others)), content_key({"y": x})]
     assert len(set(keys)) == len(keys)
     assert content_key({"x": x}) == content_key({"x": np.array(x)})

@@ -68,7 +68,7 @@ def test_compiled_loops_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> 
     """And the report says so."""
     monkeypatch.setenv(loops.SWITCH, "0")
     assert loops.missing() == list(loops.MODULES)
-    report = sbonnx.quantize(digits().model, mode="weight_only", backend="virtual", verify=False)
+    report = sbonnx.quantize(digits().model, None, mode="weight_only", backend="virtual", verify=False)
     assert any("numpy ran in place of the compiled loops (SBONNX_COMPILED=0)" in note for note in report.notes)
 
 
