@@ -192,8 +192,7 @@ def _keep_model(model: ModelProto, info: ModelInfo) -> None:
 def _infer(model: ModelProto, info: ModelInfo) -> ModelProto:
     """The model with types and shapes of what lies between; its inputs and outputs as they were."""
     try:
-        _forget_wrong_shapes(model, info)
-        inferred = onnx.shape_inference.infer_shapes(model)
+        inferred = _inferred(model, info)
         if not has_long_vector(inferred):
             inferred = onnx.shape_inference.infer_shapes(inferred, data_prop=True)
     except ONNX_ERRORS as error:
@@ -207,16 +206,22 @@ def _infer(model: ModelProto, info: ModelInfo) -> ModelProto:
     return inferred
 
 
-def _forget_wrong_shapes(model: ModelProto, info: ModelInfo) -> None:
-    """In place: outputs whose shape in the file contradicts the operators lose it. Runtimes warn, and go on."""
+def _inferred(model: ModelProto, info: ModelInfo) -> ModelProto:
+    """The model with inferred types and shapes; where they contradict what the file says, as far as they go."""
     try:
-        onnx.shape_inference.infer_shapes(model, strict_mode=True)
-        return
-    except ONNX_ERRORS:  # of which output, if it is one at all, the message does not say
-        free = ModelProto()
-        free.CopyFrom(model)
+        return onnx.shape_inference.infer_shapes(model, strict_mode=True)
+    except ONNX_ERRORS:  # whether an output contradicts its operators, the message does not say
+        _correct_outputs(model, info)
+        return onnx.shape_inference.infer_shapes(model)
+
+
+def _correct_outputs(model: ModelProto, info: ModelInfo) -> None:
+    """In place: outputs whose shape contradicts their operators get the inferred one. Runtimes warn, and go on."""
+    free = ModelProto()
+    free.CopyFrom(model)
     for value in free.graph.output:
-        value.type.tensor_type.ClearField("shape")
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
     for said, value in zip(model.graph.output, onnx.shape_inference.infer_shapes(free).graph.output, strict=True):
         (_, wrong), (_, right) = read_type(said.type), read_type(value.type)
         if wrong is None or right is None or _agree(wrong, right):

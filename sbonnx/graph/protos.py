@@ -101,13 +101,23 @@ def texts(model: ModelProto) -> Iterator[str | bytes]:
             yield from _entries(value.metadata_props)
             for dim in value.type.tensor_type.shape.dim:
                 yield from (dim.dim_param, dim.denotation)
-        for node in scope.node:
-            yield from (node.name, node.op_type, node.domain, node.doc_string, *node.input, *node.output)
-            yield from _entries(node.metadata_props)
-            for attribute in node.attribute:
-                yield attribute.name
-                if attribute.type == AttributeProto.TENSOR:
-                    yield from (attribute.t.name, attribute.t.doc_string)
+        yield from _node_texts(scope.node)
+    for function in model.functions:
+        yield from (function.name, function.domain, function.overload, function.doc_string)
+        yield from (*function.input, *function.output, *function.attribute)
+        yield from (one.name for one in function.attribute_proto)
+        yield from (entry.domain for entry in function.opset_import)
+        yield from _node_texts(list(node_protos_of(function.node)))
+
+
+def _node_texts(nodes: Sequence[NodeProto]) -> Iterator[str | bytes]:
+    for node in nodes:
+        yield from (node.name, node.op_type, node.domain, node.overload, node.doc_string, *node.input, *node.output)
+        yield from _entries(node.metadata_props)
+        for attribute in node.attribute:
+            yield from (attribute.name, attribute.ref_attr_name)
+            if attribute.type == AttributeProto.TENSOR:
+                yield from (attribute.t.name, attribute.t.doc_string)
 
 
 def _entries(entries: Sequence[onnx.StringStringEntryProto]) -> Iterator[str | bytes]:

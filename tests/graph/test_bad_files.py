@@ -261,6 +261,17 @@ def test_models_that_are_wrong(kind: str, tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("place", ["function", "node"])
+def test_names_in_functions_that_are_not_text(place: str, tmp_path: Path) -> None:
+    made = recursive_function()
+    if place == "function":
+        made.functions[0].name = "NAME"
+    else:
+        made.functions[0].node[0].op_type = "NAME"
+    with pytest.raises(ModelError, match=r"the name b'N\\xffME' in it is not text, the file is damaged"):
+        load(written(tmp_path / "m.onnx", made.SerializeToString().replace(b"NAME", b"N\xffME")))
+
+
 def external(
     folder: Path, location: str, *, offset: int = 0, length: int | None = None, file: bytes | None = None
 ) -> Path:
