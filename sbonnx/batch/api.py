@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, final
 
+from sbonnx.batch.accept import READS
 from sbonnx.batch.child import Publish, own_publish
 from sbonnx.batch.digests import Digests
 from sbonnx.batch.engine import LocalEngine
@@ -220,7 +221,9 @@ def _left(wished: Wish, state: State, publish: Publish | None, *, force: bool) -
             state.forget(step.key)
         if wished.chosen == wished.jobs:  # with what was measured
             remove(places.state / "sketches")
-            remove(places.metrics)
+        for path in places.metrics.glob("*.json"):
+            if not path.name.startswith(READS):  # verdicts of other jobs refer to those
+                remove(path)
     settled = state.settled(wished.steps)
     digests = Digests(places.state)
     put = publish or partial(own_publish(), digests=digests)

@@ -181,6 +181,14 @@ def test_another_acceptance_quantizes_nothing(metric: Path, place: Path, monkeyp
     assert sorted(runs(report)) == [0, 0, 0, max(runs(report))]
 
 
+def test_force_runs_metrics_of_both_models_again(metric: Path, place: Path) -> None:
+    """What the metric depends on may be out of sight."""
+    run(place, accepting(place, 5.0))
+    assert calls(place) == 2
+    report = batch([accepting(place, 5.0)], output=place / "out", only="a", force=True)
+    assert statuses(report) == {"a": "done"} and calls(place) == 2
+
+
 def test_a_metric_that_fails_keeps_the_work(metric: Path, place: Path) -> None:
     """Once it is repaired, only it runs."""
     (metric / "helper.py").write_text("raise ValueError('half a pair: \\ud800')\n")
