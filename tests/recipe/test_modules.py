@@ -11,11 +11,14 @@ from typing import Any
 import onnx
 import pytest
 
+from sbonnx.assets import digits
 from sbonnx.backends import backend_for
 from sbonnx.errors import RecipeError
 from sbonnx.prepare import prepare
 from sbonnx.recipe import load
 from sbonnx.recipe.modules import SCOPES, Modules, NodeInfo, module_path
+
+VIRTUAL = backend_for("virtual", None)
 
 RESNET = [
     ("/conv1/Conv", "Conv"),
@@ -182,6 +185,16 @@ def test_metadata_that_is_something_else(text: str) -> None:
     assert module_path(NodeInfo("node_conv2d_3", "Conv", {SCOPES: text})) is None
 
 
+def test_a_file_of_the_exporter_on_torch_export() -> None:
+    """The bundled model, whose node names are numbered and whose metadata was left out."""
+    prepared = prepare(digits().model, load({"EXCLUDE": ["stem_0"], "SKIP_TRACE_MODULES": ["residual"]}), VIRTUAL)
+    left = {"node_conv2d", "node_conv2d_3", "node_conv2d_4"}
+    layers = {layer.name: layer.nodes for layer in prepared.layers.layers}
+    assert layers["stem_0"] == ("node_conv2d",) and layers["classifier"] == ("node_linear",)
+    readers = {reader.node for site in prepared.plan.sites for reader in site.readers}
+    assert readers >= {"node_conv2d_1", "node_linear"} and not readers & left
+
+
 def test_the_names_of_torch_itself() -> None:
     """A module that torch exported, against the names that torch.fx gives its layers and functions."""
     torch = pytest.importorskip("torch")
@@ -222,7 +235,7 @@ def test_the_names_of_torch_itself() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(net, torch.randn(1, 3, 6, 6), file, dynamo=False, opset_version=17)
-    prepared = prepare(onnx.load_from_string(file.getvalue()), load(backend="virtual"), backend_for("virtual", None))
+    prepared = prepare(onnx.load_from_string(file.getvalue()), load(backend="virtual"), VIRTUAL)
     layers = {layer.name: layer.nodes for layer in prepared.layers.layers}
     called = [node.name for node in fx.symbolic_trace(net).graph.nodes if node.op.startswith("call")]
     shapes = re.compile("chunk|getitem|flatten|transpose")
