@@ -24,6 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
 ASSETS = ROOT / "sbonnx" / "assets"
 GIB = 1 << 30
 SAMPLES = 48
+CALIBRATED = SAMPLES - SAMPLES // 8
+"""The others are held out for verification."""
+
 QUICK = (
     ("w.quantizer.type", "nearest"),
     ("samples", str(SAMPLES // 4)),

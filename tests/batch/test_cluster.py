@@ -24,7 +24,7 @@ from sbonnx.errors import DeviceError
 from tests.batch import works
 from tests.batch.clusters import (
     ASSETS,
-    SAMPLES,
+    CALIBRATED,
     Cluster,
     Seen,
     assert_equal_outputs,
@@ -47,7 +47,7 @@ def test_same_bytes_as_the_local_engine(shards: int, both: Cluster, alone: Path,
     assert {one.status for one in found.values()} == {"done"} and list(found) != []
     assert_equal_outputs(tmp_path, alone)
     first = found[steps[0].key]
-    assert first.counters["runs"] == SAMPLES and sum(one.counters["runs"] for one in found.values()) == SAMPLES
+    assert first.counters["runs"] == CALIBRATED == sum(one.counters["runs"] for one in found.values())
     assert not list((tmp_path / ".sbonnx" / "steps").glob("*of*"))
     stages = seen.stages[steps[0].title]
     assert any(stage.endswith(f"({shards}/{shards})") for stage in stages) == (shards > 1), stages
@@ -112,7 +112,7 @@ def test_a_second_run_measures_nothing(both: Cluster, tmp_path: Path) -> None:
     steps = steps_of([first, replace(first, name="again", output=str(tmp_path / "again.onnx"))], tmp_path / ".sbonnx")
     again = [step for step in steps if step.kind == "calibrate"]
     found = DaskEngine(both.client, shards=2).run(again, Places(tmp_path), Seen())
-    assert all(one.counters["runs"] in (0, SAMPLES) for one in found.values())
+    assert all(one.counters["runs"] in (0, CALIBRATED) for one in found.values())
     assert bytes_in(tmp_path / ".sbonnx" / "sketches", "sketches-*.bin") == before
     wider = [step for step in steps_of([first, other], tmp_path / ".sbonnx") if step.kind == "calibrate"]
     more = DaskEngine(both.client, shards=2).run(wider, Places(tmp_path), Seen())
