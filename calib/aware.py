@@ -68,6 +68,8 @@ def scale_by_activations(
     budget = parse_size(memory)
     layers, refusals = in_budget(layers, budget, two_streams=False)
     scaled: list[Scaled] = []
+    if not layers:
+        return scaled, refusals
     progress = progress or Silent()
     workers = threads or (cores() if providers(device)[0] == CPU else 1)
     with one_blas_thread(), canonical_units(Rows(graph, device=device).units(data.items()), budget) as units:
