@@ -65,6 +65,8 @@ def slow_linear(node: Node) -> str | None:
     if node.op not in CONVOLUTIONS:
         return _small_product(node)
     groups = node.attrs.get("group", 1)
+    if len(node.inputs[1].shape or ()) < 2:
+        return "the shape of its weight is not known, or none of a convolution"
     first, second = node.inputs[1].shape[:2]
     sizes = (second, first // groups) if node.op == "Conv" else (first // groups, second)
     if groups > 1 and any(size % GROUP_MULTIPLE for size in sizes):

@@ -11,7 +11,8 @@ from sbonnx.recipe.keys import Section, canonical, children
 from sbonnx.recipe.names import SHORT_FORMS
 from sbonnx.recipe.problem import Origin, Wrong, nearest, one_of, short
 from sbonnx.recipe.resolve import overlay
-from sbonnx.recipe.schema import TWINS, Recipe, planted
+from sbonnx.recipe.schema import Recipe
+from sbonnx.recipe.spellings import TWINS, planted
 from sbonnx.recipe.values import both_bits
 from sbonnx.recipe.verification import BY_OUTPUT
 from sbonnx.spec import FP8_BITS

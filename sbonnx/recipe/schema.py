@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Final, Literal, final
+from typing import Annotated, Any, Literal, final
 
 from pydantic import BeforeValidator, PrivateAttr, model_validator
 
@@ -25,7 +25,6 @@ from sbonnx.recipe.resolve import (
     changes,
     effective,
     first_hit,
-    overlay,
     tensor_hit,
 )
 from sbonnx.recipe.schemes import is_per_channel
@@ -36,13 +35,11 @@ from sbonnx.recipe.sections import (
     SideBits,
     Weights,
 )
+from sbonnx.recipe.spellings import one_spelling
 from sbonnx.recipe.verification import Verification
 from sbonnx.spec import ScaleRule
 
 WeightForm = Literal["codes", "qdq"]
-
-TWINS: Final = (("A", "QADD", "ENABLE_QUANT"), ("QUANTIZE_INPUTS_OF", "ADD"))
-"""Two spellings of one wish: the ancestor's, and ours."""
 
 ScaleRuleName = Annotated[
     ScaleRule, BeforeValidator(values.choice(names.SCALE_RULES)), values.schema(names.SCALE_RULES)
@@ -59,33 +56,6 @@ Ranges = Annotated[dict[values.TensorPattern, values.Interval], BeforeValidator(
 SharedScales = Annotated[tuple[values.TensorGroup, ...], BeforeValidator(values.a_list)]
 
 _NODES = "list of patterns"
-
-
-def look_up(data: Any, path: Sequence[str]) -> Any:
-    """The value at `path` in nested mappings, or None."""
-    for part in path:
-        data = data.get(part) if isinstance(data, Mapping) else None
-    return data
-
-
-def planted(path: Sequence[str], value: Any) -> dict[str, Any]:
-    """`value` at `path`, as nested mappings with nothing else in them."""
-    for part in reversed(path):
-        value = {part: value}
-    return dict(value)
-
-
-def _one_wish(data: dict[str, Any]) -> dict[str, Any]:
-    """`data` with both spellings of ADD set, if one is."""
-    (first, theirs), (second, ours) = ((path, look_up(data, path)) for path in TWINS)
-    if theirs is None and ours is None:
-        return data
-    if theirs is not None and ours is not None:
-        if isinstance(theirs, bool) and isinstance(ours, bool) and theirs != ours:
-            raise Wrong(f"contradicts {key_path(second)}, another spelling of it: drop one", path=first, value=theirs)
-        return data
-    known, missing = (theirs, second) if ours is None else (ours, first)
-    return overlay(data, planted(missing, known))
 
 
 @final
@@ -207,7 +177,7 @@ class Recipe(Section):
     def _fill(cls, data: Any) -> Any:
         if isinstance(data, cls):
             return data
-        return limits.complete(_one_wish(types.one_version(canonical(cls, data))))
+        return limits.complete(one_spelling(types.one_version(canonical(cls, data))))
 
     @model_validator(mode="after")
     def _backend_accepts(self) -> Recipe:

@@ -80,9 +80,7 @@ def compare(
     sizes = file_bytes(float_model) if isinstance(float_model, Path) else len(float_model), file_bytes(quantized, read)
     together = sum(sizes) <= TOGETHER_BYTES
     with ExitStack() as stack:
-        folder = None
-        if depth.kernels:
-            folder = stack.enter_context(temporary_folder())
+        folder = stack.enter_context(temporary_folder()) if depth.kernels else None
         models = Models(float_model, quantized, device, without, together, folder)
         rows = _levels(models, data or (), limit, depth) if depth.levels else ()
         outputs: list[tuple[OutputDifference, ...]] = []
