@@ -70,7 +70,7 @@ def weight_bounds(site: Site, weight: Array, rule: ScaleRule = "exact") -> Bound
         found = _block_bounds(weight, site.spec, observer, rule)
     else:
         found = observer.bounds(Sketch.of(weight, site.spec.axis), site.spec, rule)
-    if site.rounding.scale == "hqq" and not site.spec.is_fp8:
+    if site.rounding.scale == "hqq":
         return hqq_bounds(weight, site.spec, found, rule)
     return found
 

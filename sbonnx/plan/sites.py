@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from sbonnx.backends import Backend
+from sbonnx.errors import RecipeError
 from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.ops import MATRIX_PRODUCTS
 from sbonnx.plan.blocks import spec_of, weight_spec
@@ -27,7 +28,17 @@ def rounding_of(settings: Settings) -> RoundingChoice:
 
 
 def weight_draft(place: Place, index: int, spec: QuantSpec, settings: Settings, why: str, rule: str) -> Draft:
-    """A site on the weight at input `index` of the node at `place`, before anybody reads it."""
+    """A site on the weight at input `index` of the node at `place`, before anybody reads it.
+
+    Raises:
+        RecipeError: the recipe wants zero points chosen that there are not.
+    """
+    if settings.scale_name == "hqq" and (spec.symmetric or spec.is_fp8):
+        raise RecipeError(
+            f"'W.ROUNDING.SCALE: hqq' chooses zero points, and the weight of '{place.node.name}' ({spec.label()}) has "
+            "none: ask for an affine W.QSCHEME (--set w_qscheme=per-channel-affine), or leave W.ROUNDING.SCALE out and "
+            "take W.OBSERVER.TYPE: mse"
+        )
     return Draft(
         tensor=place.node.inputs[index].name,
         role="weight",

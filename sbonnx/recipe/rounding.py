@@ -138,7 +138,8 @@ class Rounding(Section):
     )
     scale: ScaleChoice = key(
         AUTO,
-        "where scales of weights come from: W.OBSERVER, least error of the layer's output, or half-quadratic search",
+        "where scales of weights come from: W.OBSERVER, least error of the layer's output, or W.OBSERVER with "
+        "half-quadratic zero points (affine weights only)",
         "auto (search below 8 bits where the rounding looks at inputs, but for blocks, else observer), observer, "
         "search, hqq",
         "new",
