@@ -47,7 +47,7 @@ def equalize(graph: Graph, settings: Equalization) -> Equalized:
     done = Equalized()
     if settings.cross_layer:
         traced = trace(graph, RULES, settings.clips)
-        _scale(graph, traced, cross_layer_scales(traced), settings, CROSS_LAYER, done)
+        _scale(graph, traced, cross_layer_scales(traced, graph.info.normals), settings, CROSS_LAYER, done)
     if settings.split > 0:
         fired, refusals = split_channels(graph, trace(graph, RULES, "keep"), settings)
         done.fired += [Fired(SPLIT, name) for name in fired]

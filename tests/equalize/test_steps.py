@@ -40,8 +40,8 @@ def uneven(shape: tuple[int, ...], axis: int, octaves: float = 4.0) -> Array:
     return (RNG.standard_normal(shape) * factor).astype(np.float32)
 
 
-def pair() -> onnx.ModelProto:
-    return model(PAIR, w=uneven((16, 3, 3, 3), 0), b=16, v=uneven((5, 16, 1, 1), 1), d=5)
+def pair(bias: Any = 16) -> onnx.ModelProto:
+    return model(PAIR, w=uneven((16, 3, 3, 3), 0), b=bias, v=uneven((5, 16, 1, 1), 1), d=5)
 
 
 def images(count: int = 4, channels: int = 3) -> list[dict[str, Array]]:
@@ -68,7 +68,7 @@ def weights(graph: graphs.Graph) -> list[Array]:
 
 def test_cross_layer_reaches_the_fixed_point_of_the_paper() -> None:
     """Every channel has the same share of the largest range in both layers: r1_i / R1 = r2_i / R2."""
-    proto = pair()
+    proto = pair(np.zeros(16, np.float32))
     graph = graphs.load(proto)
     done = equalize(graph, Equalization(cross_layer=True))
     close(proto, graph, images())
@@ -77,6 +77,16 @@ def test_cross_layer_reaches_the_fixed_point_of_the_paper() -> None:
     np.testing.assert_allclose(rows / rows.max(), columns / columns.max(), rtol=1e-3)
     assert [row.node for row in done.fired] == [graph.nodes[2].name]
     assert [refusal.why for refusal in done.refusals] == ["'x' is an input"]
+
+
+def test_a_channel_that_is_nearly_constant_leaves_the_others_their_range() -> None:
+    """Weights near 0 and a large bias: equal ranges of weights would give it nearly all of its tensor's range."""
+    w, b = RNG.standard_normal((16, 3, 3, 3)).astype(np.float32), np.zeros(16, np.float32)
+    w[0], b[0] = w[0] * 1e-4, 3.0
+    proto = model(PAIR, w=w, b=b, v=(5, 16, 1, 1), d=5)
+    wishes: dict[str, Any] = {"w_qscheme": "per-tensor-symmetric", "cross_layer": True}
+    report = sbonnx.quantize(proto, images(8), backend="virtual", **wishes)
+    assert report.metrics["outputs"][0]["sqnr_db"] > 30  # 20 by the formula alone
 
 
 def test_cross_layer_helps_per_tensor_weights() -> None:
