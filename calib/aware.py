@@ -25,7 +25,7 @@ from sbonnx.equalize.awq import Aware, Scaled, awq
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.ops import MATRIX_PRODUCTS
-from sbonnx.plan.types import ObserverChoice, Plan, RoundingChoice, Site
+from sbonnx.plan.types import Plan, RoundingChoice, Site
 from sbonnx.report import Refusal
 from sbonnx.spec import Array, ScaleRule, params_from_bounds
 
@@ -62,7 +62,10 @@ def scale_by_activations(
     Raises:
         DataError, ModelError, DeviceError: see `LayerRunner`.
     """
-    sites = tuple(replace(site, rounding=LOOKS) if site.role == "weight" else site for site in plan.sites)
+    sites = tuple(
+        replace(site, rounding=replace(LOOKS, scale=site.rounding.scale)) if site.role == "weight" else site
+        for site in plan.sites
+    )
     layers, _ = layers_of(graph, replace(plan, sites=sites), correct=False)
     layers = [layer for layer in layers if layer.node.op in MATRIX_PRODUCTS and layer.layout.groups == 1]
     budget = parse_size(memory)
@@ -86,9 +89,8 @@ def scale_by_activations(
 
 
 def _aware(one: Watched, layer: Layer, rule: ScaleRule) -> Aware:
-    """What `awq` knows of a layer; ranges are extremes there, which are found at once."""
-    site = replace(layer.site, observer=ObserverChoice("minmax"), rounding=RoundingChoice())
-    return Aware(one.moments(layer), _fake_quant(site, rule))
+    """What `awq` knows of a layer: its moments, and its quantizer as the file has it, with nearest codes."""
+    return Aware(one.moments(layer), _fake_quant(layer.site, rule))
 
 
 def _fake_quant(site: Site, rule: ScaleRule) -> Callable[[Array], Array]:

@@ -35,16 +35,25 @@ from sbonnx.spec import Array
 STEP: Final = "scale by activations"
 
 GRID: Final = 20
-"""Exponents that are tried, as in the paper."""
+"""Steps from the exponent 0 to 1, as in the paper."""
+
+COARSE: Final = 4
+"""Steps between the exponents that are tried at first; then those next to the best, in steps half as long."""
 
 LARGEST: Final = 1e3
 """How far a scale may go from 1 either way."""
 
-WORTH: Final = 0.99
+WORTH: Final = 0.95
 """A scale is taken where the error falls to this share or below: a Mul, or a moved weight, is not for nothing."""
 
+WRITES_OUTPUT: Final = (
+    "writes an output of the model, for which squared error is no measure; the paper leaves it out too"
+)
+"""Scaled by it, the classifier of a small Llama has 0.83 of the squared error, and KL from float 0.0102 for 0.0088."""
+
 FakeQuant = Callable[[Array], Array]
-"""A weight as it lies in the file → what its codes will mean, the same shape; scales chosen anew for it."""
+"""A weight as it lies in the file → what its nearest codes mean, the same shape, by ranges that the file's observer
+chooses for it: a scale that helps min-max ranges can harm those of least error."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +111,12 @@ def awq(graph: Graph, layers: Mapping[str, Aware], *, multiply: bool = True) -> 
     taken = traced.groups.fixed.copy()
     names = edit.Names(graph)
     multiplied: list[tuple[_Set, Array]] = []
+    ends = query.output_names(graph)
     for one in _sets(graph, layers):
+        last = next((node.name for node in one.nodes if node.outputs[0].name in ends), None)
+        if last is not None:
+            refusals.append(Refusal(STEP, one.tensor.name, f"'{last}' {WRITES_OUTPUT}"))
+            continue
         s, share = _search(one, layers)
         if s is None:
             refusals.append(Refusal(STEP, one.tensor.name, f"no scale lowers the error below {WORTH:.0%}"))
@@ -160,26 +174,29 @@ def _search(one: _Set, layers: Mapping[str, Aware]) -> tuple[Array | None, float
         wide = mean if not wide.size else np.maximum(wide, mean)
         parts.append((aware, matrix, a.astype(np.float32)))
     base = sum(_error(aware, matrix, a, None) for aware, matrix, a in parts)
-    best, error = None, WORTH * base
-    for s in _candidates(size, wide):
-        found = sum(_error(aware, matrix, a, s) for aware, matrix, a in parts)
-        if found < error:
-            best, error = s, found
-    return best, error / base if base > 0 else 1.0
-
-
-def _candidates(size: Array, wide: Array) -> list[Array]:
-    """Scales to try, each with its smallest and largest about 1."""
     if not (size > 0).any():
-        return []
+        return None, 1.0
     size = np.maximum(size, size[size > 0].min())
     wide = np.maximum(wide, wide[wide > 0].min(initial=1.0)) / max(float(wide.max(initial=0.0)), 1e-30)
-    found = []
-    for step in range(1, GRID + 1):
-        share = step / GRID
-        for s in (size**share, size**share / wide ** (1 - share)):
-            s = s / np.sqrt(s.max() * s.min())
-            found.append(np.clip(s, 1 / LARGEST, LARGEST))
+
+    def tried(form: int, step: int) -> tuple[float, int, int]:
+        s = _candidate(size, wide, form, step)
+        return sum(_error(aware, matrix, a, s) for aware, matrix, a in parts), form, step
+
+    error, form, step = min(tried(form, step) for form in (0, 1) for step in range(COARSE, GRID + 1, COARSE))
+    length = COARSE // 2
+    while length:
+        near = [tried(form, one) for one in (step - length, step + length) if 0 < one <= GRID]
+        error, form, step = min((error, form, step), *near)
+        length //= 2
+    return (_candidate(size, wide, form, step), error / base) if error < WORTH * base else (None, 1.0)
+
+
+def _candidate(size: Array, wide: Array, form: int, step: int) -> Array:
+    """A scale to try, its smallest and largest about 1: of inputs alone (form 0), or of weights as well (1)."""
+    share = step / GRID
+    s = size**share / (wide ** (1 - share) if form else 1.0)
+    found: Array = np.clip(s / np.sqrt(s.max() * s.min()), 1 / LARGEST, LARGEST)
     return found
 
 

@@ -10,10 +10,12 @@ import pytest
 
 import sbonnx
 from sbonnx import graph as graphs
+from sbonnx.calib import aware
 from sbonnx.calib import data as datasets
 from sbonnx.calib.aware import scale_by_activations
 from sbonnx.calib.solve import weights_alone
-from sbonnx.equalize.awq import Scaled
+from sbonnx.equalize.awq import WRITES_OUTPUT, Aware, Scaled
+from sbonnx.graph.query import constant
 from sbonnx.plan import modes
 from sbonnx.prepare import Prepared
 from sbonnx.spec import Array
@@ -35,14 +37,16 @@ GELU = """agraph (float[N,64] x) => (float[N,32] y) {
     h = MatMul (x, w1)
     e = Erf (h)
     g = Mul (h, e)
-    y = MatMul (g, w2)
+    o = MatMul (g, w2)
+    y = LeakyRelu (o)
 }"""
 """Nothing before the second product takes up a scale."""
 
 CHAIN = """agraph (float[N,64] x) => (float[N,32] y) {
     h = Gemm (x, w1, b1)
     r = Relu (h)
-    y = Gemm <transB = 1> (r, w2, b2)
+    o = Gemm <transB = 1> (r, w2, b2)
+    y = LeakyRelu (o)
 }"""
 
 
@@ -110,13 +114,45 @@ def test_the_error_falls(text: str, scheme: str, block: int) -> None:
 
 
 def test_even_channels_are_left_alone() -> None:
-    proto = model("agraph (float[N,64] x) => (float[N,32] y) { y = MatMul (x, w) }", w=np.ones((64, 32), np.float32))
+    text = "agraph (float[N,64] x) => (float[N,32] y) { o = MatMul (x, w) y = LeakyRelu (o) }"
+    proto = model(text, w=np.ones((64, 32), np.float32))
     ready = prepared(proto, mode="weight_only", **{"w.rounding.type": "nearest"})
     feeds = [{"x": RNG.standard_normal((8, 64)).astype(np.float32)}]
     notes, refusals = scale_by_activations(ready.graph, ready.plan, datasets.read(feeds, ready.graph), threads=1)
     assert not notes
     assert [(one.where, one.what) for one in refusals] == [("x", "scale by activations")]
-    assert ops(graphs.to_proto(ready.graph)) == {"MatMul": 1}
+    assert ops(graphs.to_proto(ready.graph)) == {"MatMul": 1, "LeakyRelu": 1}
+
+
+def test_a_product_that_writes_an_output_is_left_alone() -> None:
+    """A classifier: what lowers the squared error of its scores need not lower the distance of probabilities."""
+    proto = model("agraph (float[N,64] x) => (float[N,32] y) { y = MatMul (x, w) }", w=(64, 32))
+    ready = prepared(proto, mode="weight_only", **{"w.rounding.type": "nearest"})
+    feeds = [{"x": uneven(16, WIDE)}]
+    notes, refusals = scale_by_activations(ready.graph, ready.plan, datasets.read(feeds, ready.graph), threads=1)
+    assert not notes and WRITES_OUTPUT in refusals[0].why
+
+
+@pytest.mark.parametrize("observer", ["minmax", "mse"])
+@pytest.mark.parametrize("scheme", ["per-channel-symmetric", "per-channel-affine"])
+def test_scales_are_searched_with_the_quantizer_of_the_file(
+    observer: str, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proto, feeds = net(NORM)
+    wishes = {"w.rounding.type": "nearest", "w_observer": observer, "w_qscheme": scheme}
+    ready = prepared(proto, mode="weight_only", **wishes)
+    seen: dict[str, Aware] = {}
+    monkeypatch.setattr(aware, "awq", lambda graph, layers, multiply: (seen.update(layers), ([], []))[1])
+    scale_by_activations(ready.graph, ready.plan, datasets.read(feeds, ready.graph), threads=1)
+    solution = weights_alone(ready.graph, ready.plan, ready.round)
+    weights = {node.name: (node.inputs[1].name, constant(node.inputs[1])) for node in ready.graph.nodes}
+    assert len(seen) == 2
+    for name, one in seen.items():
+        tensor, weight = weights[name]
+        assert weight is not None
+        np.testing.assert_array_equal(
+            one.fake_quant(weight), solution.qparams[tensor].dequantize(solution.codes[tensor])
+        )
 
 
 @pytest.mark.parametrize("data", [True, False])
