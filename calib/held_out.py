@@ -19,9 +19,8 @@ from sbonnx.graph.digests import array_digests, combined
 MOST: Final = 64
 """Samples that are held out, at most: their number decides how sure a figure is, not their share."""
 
-FEWEST: Final = 32
+FEWEST: Final = 64
 """With fewer samples none is held out: calibration needs them all, and a figure of three samples says little."""
-
 
 LARGE: Final = 64 << 20
 """Bytes of a feed from which its rows are given in runs, as views, where one copy of them would be given otherwise."""

@@ -60,8 +60,8 @@ class Verification(Section):
 
     feeds: values.Count = key(64, "how many feeds of the data the result is compared with float on", "1 or more", "new")
     held_out: values.Ratio = key(
-        0.125,
-        "share of the samples that is not calibrated on, to verify on; 64 at most, none of fewer than 32; 0: none, "
+        0.0625,
+        "share of the samples that is not calibrated on, to verify on; 64 at most, none of fewer than 64; 0: none, "
         "and the samples calibrated on are verified on",
         "0 to below 1",
         "new",
