@@ -222,9 +222,9 @@ def _aside(places: Places) -> Iterator[sqlite3.Connection | None]:
 def _rows(db: sqlite3.Connection) -> dict[str, Outcome]:
     """Last outcomes by key."""
     found = {}
-    for key, text in db.execute("SELECT key, outcome FROM steps"):
+    for key, text in db.execute("SELECT CAST(key AS BLOB), CAST(outcome AS BLOB) FROM steps"):  # damaged text
         try:
-            found[str(key)] = from_json(text)
+            found[bytes(key).decode()] = from_json(bytes(text).decode())
         except (ValueError, TypeError, KeyError, IndexError):  # of another version: as if there were none
             continue
     return found

@@ -59,12 +59,19 @@ def for_budget(trials: Trials, here: Survey, name: CostName, budget: float, solv
                 f"MIXED.BUDGET.{name.upper()} is {budget:g}, and the cheapest choice takes {cheapest:.4g}: "
                 "raise it, or name lower widths in MIXED.WEIGHTS"
             )
-        over = 0.0
-        if name == "size":
-            over = max(0.0, trials.size_ratio(recipes.load(with_choices(here.recipe, picks[0].choices))) - budget)
-        if over == 0.0:
+        if name != "size":
             break
-        limit -= over * costs.whole
+        ratios = [trials.size_ratio(recipes.load(with_choices(here.recipe, pick.choices))) for pick in picks]
+        small = [pick for pick, ratio in zip(picks, ratios, strict=True) if ratio <= budget]
+        if small:
+            picks = small
+            break
+        limit -= (min(ratios) - budget) * costs.whole
+    else:
+        raise RecipeError(
+            f"MIXED.BUDGET.SIZE is {budget:g}, and the smallest file that was tried has {min(ratios):.4g} of the float "
+            "one: raise it, or name lower widths in MIXED.WEIGHTS"
+        )
     tried = [_measured(trials, here, pick) for pick in picks]
     best = min(tried, key=lambda one: one.score.error)
     front = join_all(here.fronts(costs))

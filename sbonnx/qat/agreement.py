@@ -24,6 +24,9 @@ from sbonnx.qat.module import Origin, unwrapped
 from sbonnx.qat.reimport import site_of
 from sbonnx.spec import Array
 
+PLACEHOLDER: Final = "placeholder"
+"""Kind of an input in a `torch.fx` graph."""
+
 FLOAT: Final = {"fp32": 1e-4, "fp16": 0.1, "bf16": 0.3}
 """By the type of what stays float, the part of a tensor's largest value within which two computations of it are one:
 torch and onnxruntime add in other orders, and half floats round each step."""
@@ -121,7 +124,7 @@ def disagreements(
         session.close()
         for part, mode in modes.items():
             part.training = mode
-    led = all(read.tensor is not None or call.args[0].op == "placeholder" for call, read in reads.items())
+    led = all(read.tensor is not None or call.args[0].op == PLACEHOLDER for call, read in reads.items())
     said = [_said_of_tensor(name, found) for name, found in tensors.items()]
     quantum = 0.0 if led else _largest_quantum(origin, solution)
     said += [_said(name, np.concatenate(parts), rooms[name], quantum) for name, parts in apart.items()]
@@ -183,7 +186,7 @@ class _Led(fx.Interpreter):  # type: ignore[misc]
     def outputs(self, feed: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """What the module gives for a feed, by its own names."""
         like = next(iter(self.inner.parameters()))
-        given = [_placed(feed[str(node.target)], like) for node in self.inner.graph.nodes if node.op == "placeholder"]
+        given = [_placed(feed[str(node.target)], like) for node in self.inner.graph.nodes if node.op == PLACEHOLDER]
         found: dict[str, torch.Tensor] = self.run(*given)
         return found
 

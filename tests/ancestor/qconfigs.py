@@ -98,6 +98,8 @@ def placed(model: onnx.ModelProto) -> Placed:
     weights: dict[str, list[str]] = {}
     bits: dict[str, set[int]] = {}
     for node in model.graph.node:
+        if node.op_type == "DequantizeLinear" and node.input[0].endswith("_mantissa"):
+            continue  # a float bias, kept bit for bit
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
             found = [attribute.i for attribute in node.attribute if attribute.name == "__bits"]
             bits.setdefault(node.op_type, set()).update(found or [-1])

@@ -102,10 +102,17 @@ def scalar(descriptor: FieldDescriptor, value: int) -> Any:
     return max(-(2**63), min(number, 2**63 - 1))
 
 
-def twin(root: Message, message: Message, value: int) -> Message | None:
-    """Another message of the same type in the model."""
-    same = [one for one in messages(root) if one.DESCRIPTOR.full_name == message.DESCRIPTOR.full_name]
-    return same[value % len(same)] if same else None
+def snapshot(message: Message) -> Message:
+    """A copy. Copying a message straight into one of its own parts would read what it overwrites."""
+    copy = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
+def twin(root: Message, name: str, value: int) -> Message | None:
+    """A copy of a message of the type called `name` in the model."""
+    same = [one for one in messages(root) if one.DESCRIPTOR.full_name == name]
+    return snapshot(same[value % len(same)]) if same else None
 
 
 def edit_list(root: Message, message: Message, descriptor: FieldDescriptor, edit: Edit) -> None:
@@ -116,24 +123,23 @@ def edit_list(root: Message, message: Message, descriptor: FieldDescriptor, edit
         del values[:]
     elif edit.action == "append" or not len(values):
         if composite:
-            model = twin(root, values.add(), edit.value)
-            if model is not None and model is not values[-1]:
-                values[-1].CopyFrom(model)
+            model = twin(root, descriptor.message_type.full_name, edit.value)
+            values.add().CopyFrom(model) if model is not None else values.add()
         else:
             values.append(scalar(descriptor, edit.value))
     elif edit.action == "remove":
         del values[edit.value % len(values)]
     elif edit.action == "repeat":
         chosen = values[edit.value % len(values)]
+        chosen = snapshot(chosen) if composite else chosen
         for _ in range(1 if edit.other % 4 else MANY):
             values.add().CopyFrom(chosen) if composite else values.append(chosen)
     elif composite:
-        first, second = values[edit.value % len(values)], values[edit.other % len(values)]
-        kept = type(first)()
-        kept.CopyFrom(first)
-        first.CopyFrom(second)
+        at, other = edit.value % len(values), edit.other % len(values)
+        first, second = snapshot(values[at]), snapshot(values[other])
+        values[at].CopyFrom(second)
         if edit.action == "swap":
-            second.CopyFrom(kept)
+            values[other].CopyFrom(first)
     else:
         values[edit.other % len(values)] = scalar(descriptor, edit.value)
 
@@ -143,12 +149,9 @@ def edit_one(root: Message, message: Message, descriptor: FieldDescriptor, edit:
     if edit.action in ("clear", "remove"):
         message.ClearField(descriptor.name)
     elif descriptor.type == FieldDescriptor.TYPE_MESSAGE:
-        inner = getattr(message, descriptor.name)
-        model = twin(root, inner, edit.value)
+        model = twin(root, descriptor.message_type.full_name, edit.value)
         if model is not None:
-            kept = type(inner)()
-            kept.CopyFrom(model)
-            inner.CopyFrom(kept)
+            getattr(message, descriptor.name).CopyFrom(model)
     elif descriptor.type == FieldDescriptor.TYPE_BYTES and edit.action in ("swap", "repeat", "append"):
         content = getattr(message, descriptor.name)
         cut = edit.other % (len(content) + 1)
