@@ -216,21 +216,28 @@ def _inferred(model: ModelProto, info: ModelInfo) -> ModelProto:
 
 
 def _correct_outputs(model: ModelProto, info: ModelInfo) -> None:
-    """In place: outputs whose shape contradicts their operators get the inferred one. Runtimes warn, and go on."""
+    """In place: sizes of outputs that contradict their operators are left open. Runtimes warn, and go on.
+
+    Either may be wrong: an exporter's declaration, or the inference of onnx (1.23: STFT with a constant frame length).
+    """
     free = ModelProto()
     free.CopyFrom(model)
     for value in free.graph.output:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
     for said, value in zip(model.graph.output, onnx.shape_inference.infer_shapes(free).graph.output, strict=True):
-        (_, wrong), (_, right) = read_type(said.type), read_type(value.type)
-        if wrong is None or right is None or _agree(wrong, right):
+        (_, declared), (_, inferred) = read_type(said.type), read_type(value.type)
+        if declared is None or inferred is None or _agree(declared, inferred):
             continue
-        sizes = right
-        if len(wrong) == len(right):  # one that the operators leave open stays as it is declared
-            sizes = tuple(b if isinstance(b, int) else a for a, b in zip(wrong, right, strict=True))
+        sizes = None
+        if len(declared) == len(inferred):
+            pairs = zip(declared, inferred, strict=True)
+            sizes = [None if isinstance(a, int) and isinstance(b, int) and a != b else a for a, b in pairs]
         said.type.CopyFrom(onnx.helper.make_tensor_type_proto(said.type.tensor_type.elem_type, sizes))
-        info.notes.append(f"output '{said.name}' is declared as {list(wrong)}; its operators give {list(right)}")
+        info.notes.append(
+            f"output '{said.name}' is declared as {list(declared)}, and its operators give {list(inferred)}: "
+            "the sizes that differ are left open"
+        )
 
 
 def _agree(one: Sequence[int | str | None], other: Sequence[int | str | None]) -> bool:
