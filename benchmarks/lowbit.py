@@ -35,9 +35,12 @@ process each: from the file to the quantized file, imports not counted in second
 are held against what is to be reached."""
 
 PEERS: Final = """ Beside the peers: our metric less that of the best of theirs, and how many times our CPU seconds \
-its own are; for the quick rows, which get as many samples as the peers that learn, that is to be no less, and at \
-least 10 times. {versions}. Those that learn layer by layer run {iterations:,} iterations a layer, on {learners}; on \
-{fewer} they are given fewer samples than our other rows, for each run would otherwise take them far more than ten \
+its own are; for the quick rows, which get as many samples as the peers that learn, that is to be no less, and where \
+that peer learns at least 10 times. AIMET runs with each of its range schemes: min-max, SQNR (its `tf_enhanced`, for \
+weights and activations), SQNR activations (weights by min-max). PPQ is evaluated by its exported \
+Q/DQ file, which keeps float weights on the 4-bit grid; onnxsim's GPTQ stores 4-bit codes in 8-bit tensors. \
+{versions}. Those that learn layer by layer run {iterations:,} iterations a layer (LSQ: 500 a block), on {learners}; \
+on {fewer} they are given fewer samples than our other rows, for each run would otherwise take them far more than ten \
 minutes."""
 
 
@@ -114,13 +117,20 @@ def main() -> int:
     parser.add_argument(
         "--learn-on", nargs="*", default=list(STEPPED), choices=STEPPED, help="models on which peers learn by layer"
     )
+    parser.add_argument("--rows", nargs="*", default=[], help="names of the rows of quantizers to run; none: all")
     parser.add_argument("--quick", action="store_true", help="does it run at all: few samples and iterations")
     options = parser.parse_args()
     if options.quick and options.write:
         parser.error("--quick shows that the benchmark runs; its figures are not worth writing down")
+    if options.rows and options.write:
+        parser.error("--write replaces whole tables: it takes no --rows")
     peers = None if options.no_peers else options.peers
     effort = Effort(
-        repeats=options.repeats, minutes=options.peer_minutes, peers=peers, learn_on=tuple(options.learn_on)
+        repeats=options.repeats,
+        minutes=options.peer_minutes,
+        peers=peers,
+        learn_on=tuple(options.learn_on),
+        only=tuple(options.rows),
     )
     if options.quick:
         effort = replace(effort, count=16, limit=64, repeats=1, iterations=20)

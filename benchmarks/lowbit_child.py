@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks.calibration_subjects import Samples, Subject
 from benchmarks.lowbit_peers.measured import cpu_seconds, peak_mb
+from benchmarks.lowbit_ways import ALL_SAMPLES
 
 Told = dict[str, Any]
 
@@ -41,7 +42,7 @@ def quantize(job: Told, samples: Samples) -> Told:
     import sbonnx.prepare
 
     start, begin = cpu_seconds(), time.perf_counter()
-    wishes: Told = {"backend": job.get("backend", "onnxruntime"), **job["overrides"]}
+    wishes: Told = {"backend": job.get("backend", "onnxruntime"), **ALL_SAMPLES, **job["overrides"]}
     if job.get("gains"):
         found = _losses(job, samples, wishes)
     else:

@@ -30,7 +30,7 @@ otherwise: they run the whole net over all samples for each layer."""
 STEPPED: Final = ("cifar_resnet20", *FEWER)
 """Models on which peers learn."""
 
-STEP: Final = {"aimet": 32, "quark": 8}
+STEP: Final = {"aimet": 32, "quark": 8, "nncf": 1, "ppq": 32, "onnxsim": 32}
 """Samples a step elsewhere."""
 
 
@@ -46,6 +46,7 @@ class Effort:
         minutes: the longest that one run of a peer may take.
         peers: the folder of their environments; None: they are left out.
         learn_on: models on which peers run that learn layer by layer.
+        only: names of the rows that are run; none: all.
     """
 
     count: int | None = None
@@ -55,6 +56,7 @@ class Effort:
     minutes: float = 20.0
     peers: Path | None = environments.FOLDER
     learn_on: tuple[str, ...] = STEPPED
+    only: tuple[str, ...] = ()
 
 
 @dataclass
@@ -98,11 +100,15 @@ class Bench:
         for name in (name for name in table.models if name in names):
             yield self.float_line(name)
             for who, way in table.ways.items():
-                if not way.only or name in way.only:
+                if self._wanted(name, who, way):
                     yield self.ours(name, who, way)
             for who, peer in table.peers.items() if self.effort.peers is not None else ():
-                if name in self.effort.learn_on or not peer.learns:
+                if self._wanted(name, who, peer) and (name in self.effort.learn_on or not peer.learns):
                     yield self.peer(name, who, peer)
+
+    def _wanted(self, name: str, who: str, way: Way | PeerWay) -> bool:
+        """Whether a row is run on a model."""
+        return (not way.only or name in way.only) and (not self.effort.only or who in self.effort.only)
 
     def float_line(self, name: str) -> Line:
         """The model itself."""
@@ -135,6 +141,8 @@ class Bench:
     def peer(self, name: str, who: str, way: PeerWay) -> Line:
         """One of a peer's settings, or why there is none."""
         folder = self.effort.peers
+        if way.lacks:
+            return Line(name, who, note=f"cannot be had: {way.lacks}", by="peer")
         why = "left out" if folder is None else environments.absent(folder, way.peer)
         if folder is None or why is not None:
             return Line(name, who, note=f"cannot be had: {why}", by="peer")
@@ -161,6 +169,7 @@ class Bench:
             "model": str(self.pack.model_path(name)),
             "data": str(flat),
             "method": way.method,
+            "scheme": way.scheme,
             "w_bit": way.w_bit,
             "a_bit": way.a_bit,
             "batch": min(batch, count),

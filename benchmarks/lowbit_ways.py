@@ -44,6 +44,9 @@ class PeerWay:
         method: of its script.
         w_bit, a_bit: widths.
         learns: it takes steps a layer, which large nets cannot be given all samples for.
+        scheme: how it chooses ranges, in its script's words.
+        only: models that it is tried on; none: all.
+        lacks: why the peer has no such setting; "": it has.
     """
 
     peer: str
@@ -51,6 +54,9 @@ class PeerWay:
     w_bit: int
     a_bit: int = 8
     learns: bool = False
+    scheme: str = "min_max"
+    only: tuple[str, ...] = ()
+    lacks: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,19 +82,51 @@ class Table:
     ahead: tuple[str, str] | None = None
 
 
+ALL_SAMPLES: Final[Overrides] = {"VERIFY.HELD_OUT": 0}
+"""In every row of ours: the peers calibrate on all samples, and nothing is verified here."""
+
 QUICK: Final = {"weight_scale": "observer", "W.ROUNDING.GPTQ.BEAMS": 1, "W.ROUNDING.GPTQ.STEPS": 0}
 """One candidate in place of sixteen, no search after it but coordinate descent, ranges as they were observed."""
+
+
+_SQNR: Final = "tf_enhanced"
+_SQNR_INPUTS: Final = "activations:tf_enhanced"
+_MOBILENETS: Final = ("mobilenetv2_tin200",)
+
+
+def _aimet_nearest(w_bit: int) -> dict[str, PeerWay]:
+    """AIMET without learning, by each of its range schemes."""
+    return {
+        "AIMET min-max": PeerWay("aimet", "nearest", w_bit),
+        "AIMET SQNR": PeerWay("aimet", "nearest", w_bit, scheme=_SQNR),
+        "AIMET SQNR activations": PeerWay("aimet", "nearest", w_bit, scheme=_SQNR_INPUTS),
+        "AIMET percentile": PeerWay("aimet", "nearest", w_bit, scheme="percentile"),
+        "AIMET equalized, SQNR": PeerWay("aimet", "cle+nearest", w_bit, scheme=_SQNR, only=_MOBILENETS),
+    }
+
+
+def _peers_w8a8() -> dict[str, PeerWay]:
+    """The peers at 8 bits."""
+    return {
+        "Quark min-max": PeerWay("quark", "nearest", 8),
+        "Quark percentile": PeerWay("quark", "nearest", 8, scheme="percentile"),
+        "Quark AdaRound": PeerWay("quark", "adaround", 8, learns=True),
+        "Quark AdaQuant": PeerWay("quark", "adaquant", 8, learns=True),
+        **_aimet_nearest(8),
+        "NNCF": PeerWay("nncf", "nearest", 8),
+        "NNCF, accurate bias correction": PeerWay("nncf", "accurate", 8),
+        "PPQ percentile": PeerWay("ppq", "nearest", 8, scheme="percentile"),
+        "PPQ KL": PeerWay("ppq", "nearest", 8, scheme="kl"),
+        "PPQ block LSQ": PeerWay("ppq", "lsq", 8, learns=True, scheme="percentile", only=CONVS),
+        "onnxsim min-max": PeerWay("onnxsim", "nearest", 8, scheme="minmax"),
+        "onnxsim MSE": PeerWay("onnxsim", "nearest", 8, scheme="mse"),
+        "onnxsim AdaRound": PeerWay("onnxsim", "adaround", 8, learns=True, scheme="minmax", only=CONVS),
+    }
 
 
 def _w8a8(backend: str) -> Table:
     """8 bits for one target; the best of our options is what a user would try next."""
     start = {"backend": backend}
-    peers = {
-        "Quark min-max": PeerWay("quark", "nearest", 8),
-        "Quark AdaRound": PeerWay("quark", "adaround", 8, learns=True),
-        "Quark AdaQuant": PeerWay("quark", "adaquant", 8, learns=True),
-        "AIMET min-max": PeerWay("aimet", "nearest", 8),
-    }
     quick = {"gptq, quick": Way({**start, **QUICK, "rounding": "gptq"}, rival=True, only=CONVS[:1])}
     return Table(
         f"W8A8, {backend}",
@@ -113,7 +151,7 @@ def _w8a8(backend: str) -> Table:
             "minilm_l6": 0.005,
             "fastestdet": 0.005,
         },
-        peers if backend == "onnxruntime" else {},
+        _peers_w8a8() if backend == "onnxruntime" else {},
     )
 
 
@@ -144,12 +182,27 @@ def _w4a8() -> Table:
             "auto": Way({**_W4A8, "recipe": "auto"}),
         },
         {"cifar_resnet20": 0.006, "squeezenet11": 0.015, "mobilenetv2_tin200": 0.025},
-        {
-            "AIMET min-max": PeerWay("aimet", "nearest", 4),
-            "AIMET SeqMSE": PeerWay("aimet", "seqmse", 4, learns=True),
-            "AIMET AdaRound": PeerWay("aimet", "adaround", 4, learns=True),
-        },
+        _peers_w4a8(),
     )
+
+
+def _peers_w4a8() -> dict[str, PeerWay]:
+    """The peers with 4-bit weights."""
+    equalized = PeerWay("aimet", "cle+adaround", 4, learns=True, scheme=_SQNR_INPUTS, only=_MOBILENETS)
+    return {
+        **_aimet_nearest(4),
+        "AIMET SeqMSE": PeerWay("aimet", "seqmse", 4, learns=True),
+        "AIMET SeqMSE, SQNR activations": PeerWay("aimet", "seqmse", 4, learns=True, scheme=_SQNR_INPUTS),
+        "AIMET AdaRound": PeerWay("aimet", "adaround", 4, learns=True),
+        "AIMET AdaRound, SQNR": PeerWay("aimet", "adaround", 4, learns=True, scheme=_SQNR),
+        "AIMET AdaRound, SQNR activations": PeerWay("aimet", "adaround", 4, learns=True, scheme=_SQNR_INPUTS),
+        "AIMET equalized, AdaRound, SQNR activations": equalized,
+        "PPQ KL": PeerWay("ppq", "nearest", 4, scheme="kl"),
+        "PPQ block LSQ": PeerWay("ppq", "lsq", 4, learns=True, scheme="percentile"),
+        "onnxsim GPTQ, MSE": PeerWay("onnxsim", "gptq", 4, scheme="mse"),
+        "NNCF": PeerWay("nncf", "nearest", 4, lacks="its ONNX backend quantizes activations with 8-bit weights only"),
+        "Quark": PeerWay("quark", "nearest", 4, lacks="it has no 4-bit weights of convolutions"),
+    }
 
 
 _BLOCKS: Final = {"MODE": "weight_only", "w_bit": 4, "block_size": 32}
@@ -202,7 +255,12 @@ def _w4a4() -> Table:
             "adaround on batches, blocks, QDrop, ends 8 bits": Way({**blocks, **_EDGES}, main=True),
         },
         {"cifar_resnet20": 0.04},
-        {"AIMET AdaRound": PeerWay("aimet", "adaround", 4, 4, learns=True)},
+        {
+            "AIMET AdaRound": PeerWay("aimet", "adaround", 4, 4, learns=True),
+            "AIMET AdaRound, SQNR": PeerWay("aimet", "adaround", 4, 4, learns=True, scheme=_SQNR),
+            "AIMET AdaRound, SQNR activations": PeerWay("aimet", "adaround", 4, 4, learns=True, scheme=_SQNR_INPUTS),
+            "PPQ block LSQ": PeerWay("ppq", "lsq", 4, 4, learns=True, scheme="percentile"),
+        },
     )
 
 

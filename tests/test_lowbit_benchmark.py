@@ -18,7 +18,7 @@ from benchmarks.lowbit import ahead_text
 from benchmarks.lowbit_peers import environments, measured
 from benchmarks.lowbit_runs import Bench, Effort, fewer_samples, run
 from benchmarks.lowbit_table import HEADER, Cost, Line, beside, best_peer, lost, mean_of, rows, verdict
-from benchmarks.lowbit_ways import ACCURACY, PeerWay, Table, Way
+from benchmarks.lowbit_ways import ACCURACY, ALL_SAMPLES, PeerWay, Table, Way
 from sbonnx.prepare import prepare, read_recipe
 
 CIFAR = "cifar_resnet20"
@@ -78,6 +78,8 @@ def test_the_peer_that_counts_is_the_most_accurate_one() -> None:
     worse = replace(PEER, way="AIMET min-max", scores=(0.99, 0.70), cost=Cost(1.0, 1.0, 1.0))
     failed = replace(PEER, way="AIMET SeqMSE", scores=(), note="fails")
     assert best_peer([OURS, worse, PEER, failed], CIFAR) is PEER
+    cheaper = replace(PEER, way="AIMET SQNR", cost=Cost(2.0, 2.0, 1.0))
+    assert best_peer([PEER, cheaper, worse], CIFAR) is cheaper
     assert best_peer([OURS], CIFAR) is None
 
 
@@ -86,7 +88,9 @@ def test_beside_the_peer_both_accuracy_and_time_count() -> None:
     assert beside(replace(OURS, scores=(0.9, 0.79)), PEER) == "-0.60, 20.0 × less CPU than AIMET AdaRound: **missed**"
     assert "**missed**" in beside(replace(OURS, cost=Cost(30.0, 20.0, 200.0)), PEER)
     assert "met" not in beside(replace(OURS, rival=False), PEER)
-    assert "met" not in beside(OURS, replace(PEER, learns=False))
+    cheap = replace(PEER, learns=False, cost=Cost(1.0, 1.0, 100.0))  # by accuracy alone
+    assert beside(OURS, cheap).endswith(": met")
+    assert beside(replace(OURS, scores=(0.9, 0.79)), cheap).endswith(": **missed**")
     assert beside(PEER, PEER) == beside(OURS, None) == ""
 
 
@@ -116,12 +120,36 @@ def test_several_seeds_count_by_their_mean() -> None:
     assert mean_of(runs[:1]) is runs[0]
 
 
+def test_only_rows_that_are_asked_for_and_fit_the_model_are_run(small: Path) -> None:
+    ways = {"nearest": Way({"w_bit": 4, "rounding": "nearest"}), "other": Way({}), "elsewhere": Way({}, only=(CIFAR,))}
+    peers = {"NNCF": PeerWay("nncf", "nearest", 4, lacks="8 bits only"), "cle": PeerWay("aimet", "x", 4, only=(CIFAR,))}
+    bench = _bench(small)
+    bench.effort = replace(bench.effort, peers=small, only=("nearest", "elsewhere", "NNCF", "cle"))
+    found = list(bench.lines(Table("", "", ("small",), ways, {}, peers), ["small"]))
+    assert [line.way for line in found] == ["float", "nearest", "NNCF"]
+    assert found[-1].note == "cannot be had: 8 bits only"
+
+
+def test_each_method_of_aimet_runs_with_its_range_schemes() -> None:
+    """Min-max alone is not its best: a rival is the best of all its documented schemes."""
+    seen: dict[str, set[str]] = {}
+    for way in ACCURACY["w4a8"].peers.values():
+        if way.peer == "aimet":
+            seen.setdefault(way.method.removeprefix("cle+"), set()).add(way.scheme)
+    sqnr = {"min_max", "activations:tf_enhanced"}
+    assert seen["nearest"] >= {*sqnr, "tf_enhanced", "percentile"} and seen["seqmse"] >= sqnr
+    assert seen["adaround"] >= {*sqnr, "tf_enhanced"}
+    names = {way.peer for table in ACCURACY.values() for way in table.peers.values()}
+    assert names == environments.PEERS.keys()
+
+
 @pytest.mark.parametrize("which", ACCURACY)
 def test_every_setting_is_a_recipe(which: str) -> None:
     for way in ACCURACY[which].ways.values():
         overrides = dict(way.overrides)
         backend, recipe = overrides.pop("backend", "onnxruntime"), overrides.pop("recipe", None)
-        found, _ = read_recipe(recipe, backend, overrides)
+        found, _ = read_recipe(recipe, backend, {**ALL_SAMPLES, **overrides})
+        assert found.verify.held_out == 0.0
         assert found.w.quantizer.bit == overrides.get("w_bit", 8)
     assert set(ACCURACY[which].goals) <= set(ACCURACY[which].models)
 
@@ -190,9 +218,10 @@ def test_a_peer_that_is_not_there_says_why(tmp_path: Path) -> None:
 def test_torch_is_installed_before_all_else_and_nothing_names_another(name: str) -> None:
     peer = environments.PEERS[name]
     commands = environments.steps(peer, Path("python"))
-    assert commands[0][-1] == environments.TORCH
+    assert (commands[0][-1] == environments.TORCH) == peer.torch
     assert not any(word.startswith("torch") for word in [*peer.packages, *peer.alone])
-    assert "--no-deps" in commands[2] and commands[2][-1] in peer.alone
+    alone = [command for command in commands if "--no-deps" in command]
+    assert [command[-1] for command in alone] == list(peer.alone[-1:])
 
 
 def test_what_a_child_prints_before_its_last_line_does_not_matter() -> None:

@@ -34,6 +34,7 @@ class Peer:
         check: a program that shows that it works; what it builds at first use is built then.
         script: the module that quantizes with it, run by its Python.
         versions: for the tables.
+        torch: install torch first.
     """
 
     packages: Sequence[str]
@@ -41,6 +42,7 @@ class Peer:
     check: str
     script: str
     versions: str
+    torch: bool = True
 
 
 PEERS: Final[Mapping[str, Peer]] = {
@@ -77,6 +79,33 @@ PEERS: Final[Mapping[str, Peer]] = {
         "benchmarks.lowbit_peers.quark_onnx",
         "amd-quark 0.13, onnx 1.22.0, onnxruntime 1.28.0, torch 2.13.0",
     ),
+    "nncf": Peer(
+        ("onnx==1.23.2", "onnxruntime==1.31.1", "nncf==3.4.0"),
+        (),
+        "import nncf, nncf.onnx",
+        "benchmarks.lowbit_peers.nncf_onnx",
+        "nncf 3.4.0, onnx 1.23.2, onnxruntime 1.31.1",
+        torch=False,
+    ),
+    "ppq": Peer(
+        # Its Caffe descriptors fail to import with protobuf above 3.20, which rules out newer onnx and onnxruntime.
+        (
+            *("protobuf==3.20.3", "onnx==1.14.1", "numpy==1.26.4", "onnxruntime==1.17.3", "tqdm", "sympy"),
+            *("packaging", "ml_dtypes==0.3.2", "setuptools==75.8.0"),
+        ),
+        ("onnxslim==0.1.48", "ppq==0.6.6"),
+        "import onnxslim, ppq, ppq.lib",
+        "benchmarks.lowbit_peers.ppq_onnx",
+        "ppq 0.6.6, onnx 1.14.1, onnxruntime 1.17.3, torch 2.13.0",
+    ),
+    "onnxsim": Peer(
+        ("onnx==1.23.2", "onnxruntime==1.31.1", "numpy", "onnxsim==0.8.1"),
+        (),
+        "import onnxsim.quark_weight_rounding",
+        "benchmarks.lowbit_peers.onnxsim_qdq",
+        "onnxsim 0.8.1, onnx 1.23.2, onnxruntime 1.31.1",
+        torch=False,
+    ),
 }
 
 
@@ -98,10 +127,11 @@ def absent(folder: Path, name: str) -> str | None:
 def steps(peer: Peer, python: Path) -> list[list[str]]:
     """The commands that fill an empty environment and try it."""
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    alone = [[*pip, "--no-deps", *peer.alone]] if peer.alone else []
     return [
-        [*pip, TORCH],
+        *([[*pip, TORCH]] if peer.torch else []),
         [*pip, *peer.packages],
-        [*pip, "--no-deps", *peer.alone],
+        *alone,
         [str(python), "-c", peer.check],
     ]
 

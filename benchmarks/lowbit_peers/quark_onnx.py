@@ -1,7 +1,7 @@
 """AMD Quark on one model: `python -m benchmarks.lowbit_peers.quark_onnx '{"method": ...}'` by its own Python.
 
-Methods: nearest, adaround, adaquant; 8 bits (it has no 4-bit weights of convolutions), weights a channel, ranges by
-min-max. The result is the Q/DQ file that it writes.
+Methods: nearest, adaround, adaquant; 8 bits (it has no 4-bit weights of convolutions), weights a channel by min-max,
+activations by ``scheme``: min_max or percentile. The result is the Q/DQ file that it writes.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ def quantize(job: measured.Job, samples: measured.Feeds) -> None:
     algorithms = []
     if job["method"] in learned:
         algorithms = [learned[job["method"]](num_iterations=job["iterations"], batch_size=job["batch"])]
+    methods = {"min_max": CalibMethod.MinMax, "percentile": CalibMethod.Percentile}
     config = QConfig(
         global_config=QLayerConfig(
-            activation=UInt8Spec(calibration_method=CalibMethod.MinMax),
+            activation=UInt8Spec(calibration_method=methods[job["scheme"]]),
             weight=Int8Spec(calibration_method=CalibMethod.MinMax, quant_granularity=QuantGranularity.Channel),
         ),
         algo_config=algorithms,

@@ -1,0 +1,44 @@
+"""NNCF on one model: `python -m benchmarks.lowbit_peers.nncf_onnx '{"method": ...}'` by its own Python.
+
+Methods: nearest (fast bias correction, its default) and accurate (``fast_bias_correction=False``). 8 bits: its ONNX
+backend has no other width. Preset mixed (symmetric weights, asymmetric activations), statistics of all samples, one
+sample a batch. `quantize_with_accuracy_control` is left out: it needs labels and leaves layers in float. The result is
+the Q/DQ model that it returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+
+import onnx
+
+from benchmarks.lowbit_peers import measured
+
+
+def quantize(job: measured.Job, samples: measured.Feeds) -> None:
+    """Quantize the float file and save the Q/DQ file."""
+    import nncf
+
+    quantized = nncf.quantize(
+        onnx.load(job["model"]),
+        nncf.Dataset(samples),
+        preset=nncf.QuantizationPreset.MIXED,
+        subset_size=len(samples),
+        fast_bias_correction=job["method"] != "accurate",
+    )
+    onnx.save(quantized, job["output"])
+
+
+def main() -> int:
+    """Run the job; output of the peer goes to stderr."""
+    job = measured.job()
+    samples = measured.feeds(job | {"batch": 1})
+    with contextlib.redirect_stdout(sys.stderr):
+        import nncf.onnx  # noqa: F401  # start-up is not counted
+
+        return measured.tell(lambda: quantize(job, samples))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
