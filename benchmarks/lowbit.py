@@ -122,6 +122,12 @@ def main() -> int:
     options = parser.parse_args()
     if options.quick and options.write:
         parser.error("--quick shows that the benchmark runs; its figures are not worth writing down")
+    known = {
+        row for which in options.tables if which in ACCURACY for row in (*ACCURACY[which].ways, *ACCURACY[which].peers)
+    }
+    unknown = sorted(set(options.rows) - known)
+    if unknown:
+        parser.error(f"--rows: no table of --tables has a row '{unknown[0]}'")
     if options.rows and options.write:
         parser.error("--write replaces whole tables: it takes no --rows")
     peers = None if options.no_peers else options.peers
