@@ -25,6 +25,13 @@ from tests.models import model, run
 
 RNG = np.random.default_rng(5)
 
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """The same numbers whichever tests ran before."""
+    RNG.bit_generator.state = np.random.default_rng(5).bit_generator.state
+
+
 PAIR = """agraph (float[N,3,8,8] x) => (float[N,5,8,8] y) {
     c = Conv <kernel_shape = [3,3], pads = [1,1,1,1]> (x, w, b)
     r = Relu(c)
