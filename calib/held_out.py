@@ -27,7 +27,7 @@ LARGE: Final = 64 << 20
 
 
 @dataclass(frozen=True)
-class Division:
+class HeldOutSplit:
     """A data set in two parts.
 
     Attributes:
@@ -50,7 +50,7 @@ class Division:
         return self.every if self.held is None else self.held
 
 
-def divide(data: Dataset, graph: Graph, share: float, *, device: str = "cpu") -> Division:
+def divide(data: Dataset, graph: Graph, share: float, *, device: str = "cpu") -> HeldOutSplit:
     """Hold out a share of the samples: those whose contents have the smallest digests.
 
     The choice depends on the set of samples alone, not on their order nor on how they are batched (where the model
@@ -67,12 +67,12 @@ def divide(data: Dataset, graph: Graph, share: float, *, device: str = "cpu") ->
         DataError: a feed cannot be read or does not fit the model.
     """
     if not share:
-        return Division(data, data)
+        return HeldOutSplit(data, data)
     samples = list(_samples(data, graph, device))
     digests = sorted({sample.digest for sample in samples})
     count = min(MOST, int(share * len(digests)))
     if len(digests) < FEWEST or not count:
-        return Division(data, data)
+        return HeldOutSplit(data, data)
     held = _rows_by_feed(samples, digests[:count])
     seen = _rows_by_feed(samples, digests[count : 2 * count])
     sizes = Counter(sample.feed for sample in samples)
@@ -81,7 +81,7 @@ def divide(data: Dataset, graph: Graph, share: float, *, device: str = "cpu") ->
     for sample in samples:
         sums[sample.feed] += sample.bytes
     large = any(sums[place] > LARGE for place in held)
-    return Division(
+    return HeldOutSplit(
         every=data,
         fit=_dataset(data, graph, lambda: _without(data, held, emptied), None if large else len(sizes) - len(emptied)),
         held=_dataset(data, graph, lambda: _only(data, held), len(held)),
@@ -172,4 +172,4 @@ def _runs(where: str, feed: Feed, held: Sequence[int]) -> Iterator[tuple[str, Fe
             yield f"samples {begin} to {end - 1} of {where}", {name: x[begin:end] for name, x in feed.items()}
 
 
-__all__ = ["FEWEST", "MOST", "Division", "divide"]
+__all__ = ["FEWEST", "MOST", "HeldOutSplit", "divide"]

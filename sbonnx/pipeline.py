@@ -21,7 +21,7 @@ from sbonnx.calib import trt_cache as trt
 from sbonnx.calib import walk
 from sbonnx.calib.extremes import with_magnitudes
 from sbonnx.calib.feedback import unroll
-from sbonnx.calib.held_out import Division, divide
+from sbonnx.calib.held_out import HeldOutSplit, divide
 from sbonnx.calib.progress import Progress
 from sbonnx.calib.tuning import tune_norms
 from sbonnx.errors import DataError
@@ -81,7 +81,7 @@ def run(
 def write(
     model: Source,
     prepared: Prepared,
-    samples: Division | None,
+    samples: HeldOutSplit | None,
     solution: Solution,
     target: Path | None,
     *,
@@ -117,7 +117,7 @@ def write(
 
 def solve(
     model: Source, data: Any, wishes: Recipe, rules: Backend, *, split: int | None, progress: Progress | None
-) -> tuple[Prepared, Division | None, Solution]:
+) -> tuple[Prepared, HeldOutSplit | None, Solution]:
     """How far `run` gets before it writes: the prepared graph, its feeds (None: none needed), the numbers."""
     prepared = prepare(model, wishes, rules)
     _limits(wishes).check_outputs([output.name for output in prepared.graph.outputs])
@@ -128,7 +128,7 @@ def solve(
     return prepared, division, _tuned(prepared, samples, solution, progress)
 
 
-def divided(data: Any, prepared: Prepared, split: int | None) -> Division | None:
+def divided(data: Any, prepared: Prepared, split: int | None) -> HeldOutSplit | None:
     """`samples_of`, and which of them are held out: with FEEDBACK none, as the steps of a sequence are much alike.
 
     Raises: see `samples_of`.
@@ -313,7 +313,7 @@ def _proved(
     report: Report,
     source: Path | bytes,
     path: Path,
-    samples: Division | None,
+    samples: HeldOutSplit | None,
     prepared: Prepared,
     solution: Solution,
     quantized: Graph,
@@ -337,7 +337,7 @@ def _verified(
     report: Report,
     source: Path | bytes,
     path: Path,
-    samples: Division | None,
+    samples: HeldOutSplit | None,
     prepared: Prepared,
     solution: Solution,
     size: int | None = None,

@@ -70,7 +70,7 @@ def test_what_was_fed_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
             closed.append(self.count)
             super().close()
 
-    monkeypatch.setattr("sbonnx.model.steps.Kept", Watched)
+    monkeypatch.setattr("sbonnx.model.pipeline_steps.Kept", Watched)
     with QuantModel(residual(opset=21), **FOUR) as one:
         one.prepare_calibration()
         with pytest.raises(DataError):

@@ -79,7 +79,7 @@ def loaded(named: str, state: Path | None = None) -> Iterator[Metric]:
         raise RecipeError(f"accept.metric: there is no file '{file}'")
     with _importing_from(os.path.realpath(place.parent)) as folder, _listening(folder, state) as heard:
         spec = importlib.util.spec_from_file_location(
-            f"sbonnx_metric_{place.stem}", place, loader=_Source(f"sbonnx_metric_{place.stem}", str(place))
+            f"sbonnx_metric_{place.stem}", place, loader=_SourceLoader(f"sbonnx_metric_{place.stem}", str(place))
         )
         if spec is None or spec.loader is None:
             raise RecipeError(f"accept.metric: '{file}' is no Python file")
@@ -148,7 +148,7 @@ def _modules(base: Path, name: str) -> list[Path]:
     return [file for file in files if file.is_file()]
 
 
-class _Source(machinery.SourceFileLoader):
+class _SourceLoader(machinery.SourceFileLoader):
     """Compiles a module from its source each time."""
 
     def path_stats(self, path: Any) -> Mapping[str, Any]:
@@ -161,7 +161,7 @@ def _importing_from(folder: str) -> Iterator[str]:
     """A folder is first on the search path. Modules that were imported from there are forgotten afterwards."""
     loaders = (
         (machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
-        (_Source, machinery.SOURCE_SUFFIXES),
+        (_SourceLoader, machinery.SOURCE_SUFFIXES),
     )
     outside = _python_folders()
 

@@ -24,6 +24,7 @@ from sbonnx.batch.outcomes import FILE, JUDGED_ALONE, now, to_json
 from sbonnx.batch.publish import publish
 from sbonnx.batch.remote import localized
 from sbonnx.batch.sole import lock_path, take
+from sbonnx.batch.step_progress import StepProgress, clean_log, hidden, plain
 from sbonnx.batch.steps import (
     Given,
     calibrate_key,
@@ -35,7 +36,6 @@ from sbonnx.batch.steps import (
     work_key,
 )
 from sbonnx.batch.sweep import clear, used
-from sbonnx.batch.telling import Told, clean_log, hidden, plain
 from sbonnx.calib.counted import counting
 from sbonnx.calib.data import Dataset
 from sbonnx.calib.union import Course, Courses, observe_courses
@@ -232,7 +232,7 @@ def _observed(
             memory=wishes.memory,
             threads=wishes.threads or threads,
             workers=wishes.workers,
-            progress=Told(tell),
+            progress=StepProgress(tell),
         )
 
     try:
@@ -287,7 +287,7 @@ def _made(row: Wanted, places: Places, folder: Path, tell: Tell, threads: int) -
             recipe=_with(wishes, real, _sketches(row, places), threads),
             output=target,
             split=real.split,
-            progress=Told(tell),
+            progress=StepProgress(tell),
         )
     return Outcome(
         row.work,

@@ -18,8 +18,8 @@ from sbonnx.graph import opset as opsets
 from sbonnx.graph.dense import make_dense
 from sbonnx.graph.digests import array_digests
 from sbonnx.graph.files import EXTERNAL_BYTES, model_pieces, write_model
-from sbonnx.graph.functions import require_bounded
 from sbonnx.graph.lift import lift
+from sbonnx.graph.local_functions import require_bounded
 from sbonnx.graph.model import Graph, ModelInfo
 from sbonnx.graph.protos import (
     ONNX_ERRORS,

@@ -16,7 +16,7 @@ from sbonnx.loops import compiled
 pages: Final = compiled("sbonnx.graph._pages")
 
 
-class State(NamedTuple):
+class FileState(NamedTuple):
     """A file as it was: which one it is, and what changes when it is written to."""
 
     place: tuple[int, int]
@@ -24,20 +24,20 @@ class State(NamedTuple):
     written: int
 
 
-class Source:
+class WeightBytes:
     """The bytes behind weights: a mapped file, or bytes in memory. The map lives as long as any weight in it.
 
     A file may be written to while it is mapped. Pages that are gone read as zeros (`_pages`), and
     `require_unchanged` finds out; a file that is replaced by another one does not change the map.
     """
 
-    def __init__(self, buffer: mmap.mmap | bytes, path: Path | None = None, state: State | None = None) -> None:
+    def __init__(self, buffer: mmap.mmap | bytes, path: Path | None = None, state: FileState | None = None) -> None:
         self.buffer = buffer
         self.path = path
         self.state = state
 
     @classmethod
-    def map(cls, path: Path) -> Source:
+    def map(cls, path: Path) -> WeightBytes:
         """Map a file, read-only."""
         with open(path, "rb") as file:
             buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -65,8 +65,8 @@ class Source:
             )
 
 
-def _state(status: os.stat_result) -> State:
-    return State((status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns)
+def _state(status: os.stat_result) -> FileState:
+    return FileState((status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns)
 
 
 def guarded(buffer: mmap.mmap) -> mmap.mmap:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
 
-from sbonnx.graph.mapping import Source
+from sbonnx.graph.mapping import WeightBytes
 
 Node = gs.Node
 Tensor = gs.Tensor
@@ -72,7 +72,7 @@ class ModelInfo:
 
     path: Path | None = None
     files: tuple[Path, ...] = ()
-    sources: tuple[Source, ...] = ()
+    sources: tuple[WeightBytes, ...] = ()
     ir_version: int = 8
     original_opset: int = 0
     metadata: dict[str, str] = field(default_factory=dict)

@@ -8,7 +8,7 @@ import tempfile
 import threading
 from typing import IO, Final, final
 
-from sbonnx.graph.mapping import Source
+from sbonnx.graph.mapping import WeightBytes
 from sbonnx.graph.query import Array
 from sbonnx.graph.weights import (
     PACKED_BITS,
@@ -40,7 +40,7 @@ class Scratch:
         self._process = 0
         self._file: IO[bytes] | None = None
         self._descriptor = -1
-        self._source = Source(b"")
+        self._source = WeightBytes(b"")
         self._used = 0
 
     def place(self, values: Array) -> Weights:
@@ -68,7 +68,7 @@ class Scratch:
         file = tempfile.TemporaryFile(prefix="sbonnx-")  # noqa: SIM115 - it outlives this call
         file.truncate(size)
         self._file, self._descriptor = file, file.fileno()
-        self._source = Source(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        self._source = WeightBytes(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         self._process, self._used = os.getpid(), 0
 
 

@@ -14,7 +14,7 @@ from onnx import ModelProto, TensorProto
 
 from sbonnx.errors import ModelError
 from sbonnx.graph import wire
-from sbonnx.graph.mapping import Source
+from sbonnx.graph.mapping import WeightBytes
 from sbonnx.graph.protos import MAX_BODIES, tensor_protos, texts
 from sbonnx.graph.validate import check_tensor
 from sbonnx.graph.weights import INLINE_BYTES, byte_size
@@ -38,7 +38,7 @@ OTHER_FILES: Final = (
 class Payload(NamedTuple):
     """Where the bytes of a large tensor lie."""
 
-    source: Source
+    source: WeightBytes
     offset: int
     length: int
 
@@ -51,7 +51,7 @@ class Opened:
     payloads: list[Payload]
     files: list[Path] = field(default_factory=list)
     path: Path | None = None
-    sources: list[Source] = field(default_factory=list)
+    sources: list[WeightBytes] = field(default_factory=list)
 
     @property
     def label(self) -> str:
@@ -71,7 +71,7 @@ def open_model(source: str | os.PathLike[str] | ModelProto) -> Opened:
     path = Path(source)
     try:
         _require_file(path)
-        mapped = Source.map(path)
+        mapped = WeightBytes.map(path)
     except (OSError, ValueError) as error:  # ValueError: it became empty since
         raise ModelError(f"'{path}' cannot be read: {_reason(error)}") from None
     opened = _parse(mapped, f"'{path}'")
@@ -88,7 +88,7 @@ def external_names(path: Path) -> list[str]:
     Empty where the file cannot be read as a model.
     """
     try:
-        opened = _parse(Source.map(path), f"'{path}'")
+        opened = _parse(WeightBytes.map(path), f"'{path}'")
     except (OSError, ValueError, ModelError):  # ValueError: an empty file cannot be mapped
         return []
     rows = [{entry.key: entry.value for entry in tensor.external_data} for tensor, _ in tensor_protos(opened.model)]
@@ -104,7 +104,7 @@ def _from_proto(model: ModelProto) -> Opened:
         ) from None
     if not data:
         raise ModelError("the given model is empty")
-    opened = _parse(Source(data), "the given model")
+    opened = _parse(WeightBytes(data), "the given model")
     _resolve_external(opened)
     return opened
 
@@ -132,7 +132,7 @@ def _near(path: Path) -> str:
     return f". Near it: {', '.join(close)}" if close else ""
 
 
-def _parse(source: Source, label: str) -> Opened:
+def _parse(source: WeightBytes, label: str) -> Opened:
     start = bytes(source.buffer[:64])
     hint = next((f": {what}" for at, magic, what in OTHER_FILES if start[at:].startswith(magic)), "")
     if _is_text(start):
@@ -170,7 +170,7 @@ def _is_text(start: bytes) -> bool:
 
 def _resolve_external(opened: Opened) -> None:
     """In place: every external tensor becomes a reference to a payload, or holds its values where they are few."""
-    sources: dict[Path, Source] = {}
+    sources: dict[Path, WeightBytes] = {}
     own = {str(number) for number in range(len(opened.payloads))}
     for tensor, where in tensor_protos(opened.model):
         if tensor.data_location != TensorProto.EXTERNAL:
@@ -200,7 +200,7 @@ def _resolve_external(opened: Opened) -> None:
 
 
 def _external_payload(
-    tensor: TensorProto, where: str, entries: dict[str, str], opened: Opened, sources: dict[Path, Source]
+    tensor: TensorProto, where: str, entries: dict[str, str], opened: Opened, sources: dict[Path, WeightBytes]
 ) -> Payload | None:
     """Where an external tensor lies, its file mapped; None for a tensor without elements."""
     check_tensor(tensor, where)
@@ -226,7 +226,7 @@ def _external_payload(
         return None
     if file not in sources:
         try:
-            sources[file] = Source.map(file)
+            sources[file] = WeightBytes.map(file)
         except (OSError, ValueError) as error:
             raise ModelError(f"external data '{file}' of tensor '{where}' cannot be read: {_reason(error)}") from None
     return Payload(sources[file], offset, length)

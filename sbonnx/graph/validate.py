@@ -24,7 +24,7 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
 
 from sbonnx.errors import ModelError
-from sbonnx.graph.functions import Key, attribute_types, key_of
+from sbonnx.graph.local_functions import Key, attribute_types, key_of
 from sbonnx.graph.protos import body_protos, describe, graph_protos, tensor_protos
 from sbonnx.graph.weights import byte_size
 from sbonnx.ops import STANDARD_DOMAINS

@@ -14,7 +14,7 @@ from onnx import TensorProto, numpy_helper
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from sbonnx.errors import ModelError
-from sbonnx.graph.mapping import Source
+from sbonnx.graph.mapping import WeightBytes
 from sbonnx.graph.query import Array
 
 INLINE_BYTES: Final = 1024
@@ -67,7 +67,7 @@ def byte_size(onnx_type: int, elements: int) -> int:
 class Weights(LazyValues):  # type: ignore[misc]
     """Values of a constant, in a file. `load` maps them: read-only, nothing is read before it is used."""
 
-    def __init__(self, source: Source, offset: int, onnx_type: int, dims: tuple[int, ...]) -> None:
+    def __init__(self, source: WeightBytes, offset: int, onnx_type: int, dims: tuple[int, ...]) -> None:
         self.source = source
         self.offset = offset
         self.onnx_type = onnx_type
@@ -129,7 +129,7 @@ def spill(values: Array) -> Array:
         file.flush()
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     if values.dtype.itemsize * values.size != len(mapped):  # sub-byte types are packed by array_chunks
-        return Weights(Source(mapped), 0, onnx_dtype(values.dtype), values.shape).load()
+        return Weights(WeightBytes(mapped), 0, onnx_dtype(values.dtype), values.shape).load()
     return np.frombuffer(mapped, values.dtype).reshape(values.shape)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from sbonnx.model.pipeline_steps import LifeCycleError
 from sbonnx.model.profiler import QuantizationErrorProfiler
 from sbonnx.model.quant_model import QuantModel, mse
-from sbonnx.model.steps import LifeCycleError
 from sbonnx.model.visitor import GraphVisitor, SharedData
 
 __all__ = ["GraphVisitor", "LifeCycleError", "QuantModel", "QuantizationErrorProfiler", "SharedData", "mse"]

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from sbonnx.model.layers import Layers, QuantLayer, find_layers
-from sbonnx.model.steps import LifeCycleError, Steps
+from sbonnx.model.layer_access import LayerAccess, QuantLayer, find_layers
+from sbonnx.model.pipeline_steps import LifeCycleError, PipelineSteps
 from sbonnx.model.switches import SIDES, Side
 from sbonnx.recipe import load
 
 Sides = Literal["input", "weight", "both"]
 
 
-class LayerControls(Steps):
+class LayerControls(PipelineSteps):
     """Settings of single layers after construction; base of `sbonnx.model.QuantModel`."""
 
     @property
-    def model(self) -> Layers:
+    def model(self) -> LayerAccess:
         """Layers by name, each with its quantizers: ``model.model.conv1.input_quantizer.set_bit(8)``."""
-        return Layers(self)
+        return LayerAccess(self)
 
     def named_modules(self) -> Iterator[tuple[str, QuantLayer]]:
         """Each layer that is planned to be quantized, with its name."""

@@ -15,8 +15,8 @@ from sbonnx.calib import data as datasets
 from sbonnx.errors import DataError
 from sbonnx.mermaid import mermaid
 from sbonnx.model.controls import LayerControls
-from sbonnx.model.export import DynamicAxes, write_onnx
-from sbonnx.model.steps import Feeds
+from sbonnx.model.onnx_export import DynamicAxes, write_onnx
+from sbonnx.model.pipeline_steps import Feeds
 from sbonnx.model.tensors import as_arrays, as_tensors, is_tensor
 from sbonnx.model.visitor import Hooks
 from sbonnx.plan import Solution

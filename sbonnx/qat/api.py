@@ -16,7 +16,7 @@ from torch import fx, nn
 from sbonnx import graph as graphs
 from sbonnx import pipeline
 from sbonnx.calib import data as datasets
-from sbonnx.calib.held_out import Division
+from sbonnx.calib.held_out import HeldOutSplit
 from sbonnx.calib.progress import Progress
 from sbonnx.errors import RecipeError
 from sbonnx.graph.query import shape
@@ -248,7 +248,7 @@ def export(
     graphs.check_target(target, inputs=taken, force=force)
     prepared, solution = learned(module)
     samples = None if data is None else datasets.read(data, prepared.graph, split=split)
-    division = None if samples is None else Division(samples, samples)
+    division = None if samples is None else HeldOutSplit(samples, samples)
     report = pipeline.write(model, prepared, division, solution, target, force=force, verify=verify)
     if not verify or samples is None:
         return report

@@ -19,7 +19,7 @@ DEFAULT: Final = "lsq"
 
 
 @dataclass(frozen=True)
-class Method:
+class LearningMethod:
     """A key of `METHODS`, and the clipping bound that PACT starts from (None: that of the calibration)."""
 
     name: str
@@ -46,26 +46,26 @@ class Methods:
         recipe = self.prepared.recipe
         self._trained = {"w": recipe.w.quantizer.type in LEARNED, "a": recipe.a.quantizer.type in LEARNED}
 
-    def of(self, site: Site) -> Method:
+    def of(self, site: Site) -> LearningMethod:
         """The method of one site: that of its first reader, where the recipe says different things of them."""
         side: SideName = "w" if site.role == "weight" else "a"
         given = self.weights if side == "w" else self.activations
         if given is not None:
-            return Method(given)
-        asked: dict[Method, str] = {}
+            return LearningMethod(given)
+        asked: dict[LearningMethod, str] = {}
         for reader in site.readers:
             node = self._nodes[reader.node]
             settings = self.prepared.recipe.settings(side, node=node.name, op=node.op, tensor=site.tensor)
             asked.setdefault(self._named(side, settings), node.name)
-        first, *others = asked or {Method(DEFAULT): ""}
+        first, *others = asked or {LearningMethod(DEFAULT): ""}
         for other in others:
             why = f"'{asked[other]}' reads the same tensor as '{asked[first]}', which asks for {first.name}"
             self.refusals.append(Refusal(f"train with {other.name}", site.tensor, why))
         return first
 
-    def _named(self, side: SideName, settings: Settings) -> Method:
+    def _named(self, side: SideName, settings: Settings) -> LearningMethod:
         """The method for these settings; `uniform` is one only beside others that learn."""
         if settings.quantizer not in METHODS or (settings.quantizer == UNIFORM and not self._trained[side]):
-            return Method(DEFAULT)
+            return LearningMethod(DEFAULT)
         alpha = settings.quantizer_arguments.get("alpha")
-        return Method(settings.quantizer, None if alpha is None else float(alpha))
+        return LearningMethod(settings.quantizer, None if alpha is None else float(alpha))

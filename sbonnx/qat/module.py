@@ -22,7 +22,7 @@ from sbonnx.prepare import Prepared, Source
 from sbonnx.qat.biases import BiasCodes
 from sbonnx.qat.fakequant import FakeQuant, Role, make_fake_quant
 from sbonnx.qat.fakequant.pact import Pact
-from sbonnx.qat.methods import Method, Methods
+from sbonnx.qat.methods import LearningMethod, Methods
 from sbonnx.qat.operators import Op
 from sbonnx.qat.reimport import parameter_name, reimport, site_of
 from sbonnx.spec import Array, QParams, ScaleLimits
@@ -150,7 +150,7 @@ def trainable(
 
 
 def _made(
-    site: Site, qparams: QParams, method: Method, limits: ScaleLimits, options: Mapping[str, Mapping[str, Any]]
+    site: Site, qparams: QParams, method: LearningMethod, limits: ScaleLimits, options: Mapping[str, Mapping[str, Any]]
 ) -> FakeQuant:
     """The fake-quant module that a site begins with."""
     role: Role = "weight" if site.role == "weight" else "activation"

@@ -77,7 +77,7 @@ class NodeInfo:
 
 
 @dataclass(frozen=True)
-class Layer:
+class ModuleCall:
     """One call of a module or function.
 
     Attributes:
@@ -155,7 +155,7 @@ class Modules:
         return found
 
     @cached_property
-    def layers(self) -> tuple[Layer, ...]:
+    def layers(self) -> tuple[ModuleCall, ...]:
         """Calls of modules without submodules, and of functions, in the order of the file."""
         inner = {path.rpartition(".")[0] for path in self.containers}
         direct: dict[str, list[NodeInfo]] = {}
@@ -168,7 +168,7 @@ class Modules:
                 direct.setdefault(path, []).append(node)
         return (*(layer for path, nodes in direct.items() for layer in _calls(path, nodes)), *_functions(functions))
 
-    def find(self, pattern: str, *, containers_first: bool = False) -> list[Layer]:
+    def find(self, pattern: str, *, containers_first: bool = False) -> list[ModuleCall]:
         """The layers that a pattern means; or the modules, each with all the nodes in and below it.
 
         Args:
@@ -178,14 +178,14 @@ class Modules:
         covers = re.compile(fnmatch.translate(pattern)).fullmatch
         layers = [layer for layer in self.layers if covers(layer.name) or (layer.path and covers(layer.path))]
         modules = [
-            Layer(path.replace(".", "_"), path, tuple(nodes))
+            ModuleCall(path.replace(".", "_"), path, tuple(nodes))
             for path, nodes in self.containers.items()
             if covers(path) or covers(path.replace(".", "_"))
         ]
         return (modules or layers) if containers_first else (layers or modules)
 
 
-def candidates(pattern: str, layers: Sequence[Layer]) -> list[str]:
+def candidates(pattern: str, layers: Sequence[ModuleCall]) -> list[str]:
     """The modules and functions between which a name without wildcards does not decide; empty if it does."""
     if _WILDCARDS & set(pattern):
         return []
@@ -199,20 +199,20 @@ def _prefixes(path: str) -> Iterator[str]:
     yield from (".".join(parts[:length]) for length in range(1, len(parts) + 1))
 
 
-def _calls(path: str, nodes: Sequence[NodeInfo]) -> Iterator[Layer]:
+def _calls(path: str, nodes: Sequence[NodeInfo]) -> Iterator[ModuleCall]:
     """The calls of one module without submodules: a node each if all are of one operator, else one call of all."""
     name = path.replace(".", "_")
     if len({node.op for node in nodes}) > 1:
-        yield Layer(name, path, tuple(node.name for node in nodes))
+        yield ModuleCall(name, path, tuple(node.name for node in nodes))
         return
     for count, node in enumerate(nodes):
-        yield Layer(f"{name}_{count}" if count else name, path, (node.name,))
+        yield ModuleCall(f"{name}_{count}" if count else name, path, (node.name,))
 
 
-def _functions(nodes: Sequence[NodeInfo]) -> Iterator[Layer]:
+def _functions(nodes: Sequence[NodeInfo]) -> Iterator[ModuleCall]:
     """Functions, numbered in the order of the file."""
     counts: Counter[str] = Counter()
     for node in nodes:
         name = FUNCTIONS.get(node.op, node.op.lower())
-        yield Layer(f"{name}_{counts[name]}" if counts[name] else name, "", (node.name,))
+        yield ModuleCall(f"{name}_{counts[name]}" if counts[name] else name, "", (node.name,))
         counts[name] += 1

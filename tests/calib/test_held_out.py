@@ -12,7 +12,7 @@ from sbonnx import graph as graphs
 from sbonnx.assets import digits
 from sbonnx.calib import data as datasets
 from sbonnx.calib import held_out
-from sbonnx.calib.held_out import FEWEST, MOST, Division, divide
+from sbonnx.calib.held_out import FEWEST, MOST, HeldOutSplit, divide
 from sbonnx.cli.figures import measured
 from tests.models import model
 
@@ -20,7 +20,7 @@ IMAGES = np.load(digits().calib)["image"]
 GRAPH = graphs.load(digits().model)
 
 
-def division(feeds: Any, share: float = 0.125) -> Division:
+def division(feeds: Any, share: float = 0.125) -> HeldOutSplit:
     return divide(datasets.read(feeds, GRAPH), GRAPH, share)
 
 

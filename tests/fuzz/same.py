@@ -54,7 +54,7 @@ def difference(model: Path, result: Path) -> str | None:
             return None
         want = first.run(None, feeds)
         again = first.run(None, feeds)
-    except Exception:
+    except Exception:  # onnxruntime's exceptions share no base; a model that it cannot run has nothing to compare
         return None
     try:
         other = session(result)

@@ -45,4 +45,7 @@ def test_no_case_ends_badly(part: str, count: int, number: int) -> None:
     tally = collect(part, count, number)
     assert not tally.faults, "\n\n".join(tally.faults.values())
     assert tally.classes.total() >= count * 0.9
-    assert len(tally.classes) > 1, f"all cases end alike: {tally.classes}"
+    if part == "names":  # any name is legal
+        assert set(tally.classes) == {"done"}
+    else:
+        assert len(tally.classes) > 1, f"all cases end alike: {tally.classes}"

@@ -79,8 +79,8 @@ def test_a_map_that_is_closed_is_not_watched_any_more(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(bytes(1 << 16))
     for _ in range(4200):  # more than are watched at a time
-        mapping.Source.map(path)
-    source = mapping.Source.map(path)
+        mapping.WeightBytes.map(path)
+    source = mapping.WeightBytes.map(path)
     os.truncate(path, 0)
     assert bytes(source.buffer[1 << 15 : (1 << 15) + 4]) == bytes(4)
 

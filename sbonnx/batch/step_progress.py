@@ -13,7 +13,7 @@ from sbonnx.batch.hidden import Hider
 from sbonnx.batch.job import Outcome, Tell
 
 
-class Told:
+class StepProgress:
     """A `Progress` that tells."""
 
     def __init__(self, tell: Tell) -> None:
@@ -72,4 +72,4 @@ def plain(value: Any, renamed: tuple[str, str]) -> Any:
     return value if value is None or isinstance(value, (bool, int)) else str(value)
 
 
-__all__ = ["Told", "clean_log", "hidden", "plain"]
+__all__ = ["StepProgress", "clean_log", "hidden", "plain"]

@@ -13,18 +13,18 @@ from sbonnx.model.switches import ROLES, Side, is_on
 from sbonnx.plan import Site
 from sbonnx.recipe import Recipe, load
 from sbonnx.recipe.matching import matcher
-from sbonnx.recipe.modules import Layer, candidates
+from sbonnx.recipe.modules import ModuleCall, candidates
 from sbonnx.recipe.problem import likest
 from sbonnx.recipe.resolve import changed, changes, overlay
 from sbonnx.spec import Array, QParams
 
 if TYPE_CHECKING:
-    from sbonnx.model.steps import Steps
+    from sbonnx.model.pipeline_steps import PipelineSteps
 
 
 @final
 @dataclass(frozen=True)
-class Quantizer:
+class TensorQuantizer:
     """The quantizer of the inputs, or of the weight, of one layer.
 
     Attributes:
@@ -33,8 +33,8 @@ class Quantizer:
         side: "input" or "weight".
     """
 
-    model: Steps
-    layer: Layer
+    model: PipelineSteps
+    layer: ModuleCall
     side: Side
 
     def sites(self) -> list[Site]:
@@ -154,18 +154,18 @@ class QuantLayer:
         layer: its names.
     """
 
-    model: Steps
-    layer: Layer
+    model: PipelineSteps
+    layer: ModuleCall
 
     @property
-    def input_quantizer(self) -> Quantizer:
-        """Quantizer of the inputs."""
-        return Quantizer(self.model, self.layer, "input")
+    def input_quantizer(self) -> TensorQuantizer:
+        """TensorQuantizer of the inputs."""
+        return TensorQuantizer(self.model, self.layer, "input")
 
     @property
-    def weight_quantizer(self) -> Quantizer:
-        """Quantizer of the weight."""
-        return Quantizer(self.model, self.layer, "weight")
+    def weight_quantizer(self) -> TensorQuantizer:
+        """TensorQuantizer of the weight."""
+        return TensorQuantizer(self.model, self.layer, "weight")
 
     def set_quant(self, w_quant: bool = False, a_quant: bool = False) -> None:
         """Apply both quantizers, one or none when the model is called, until the next `QuantModel.set_quant`."""
@@ -182,10 +182,10 @@ class QuantLayer:
 
 
 @final
-class Layers:
+class LayerAccess:
     """The layers of a model by attribute: ``layers.layer1_0_conv1``, or ``layers["layer1.0.conv1"]``."""
 
-    def __init__(self, model: Steps) -> None:
+    def __init__(self, model: PipelineSteps) -> None:
         self._model = model
 
     def __getitem__(self, name: str) -> QuantLayer:
@@ -204,7 +204,7 @@ class Layers:
         planned = {reader.node for site in self._model.prepared.plan.sites for reader in site.readers}
         layers = self._model.prepared.layers
         others = set(layers.names).difference(*(layer.nodes for layer in layers.layers))
-        singles = (Layer(node, "", (node,)) for node in layers.names if node in others)
+        singles = (ModuleCall(node, "", (node,)) for node in layers.names if node in others)
         for layer in (*layers.layers, *singles):
             if planned.intersection(layer.nodes):
                 yield layer.name, QuantLayer(self._model, layer)
@@ -213,7 +213,7 @@ class Layers:
         return [name for name, _ in self.named_modules()]
 
 
-def find_layers(model: Steps, name: str, *, single: bool = False) -> list[Layer]:
+def find_layers(model: PipelineSteps, name: str, *, single: bool = False) -> list[ModuleCall]:
     """The layers that a name means: of a node of the file, of a torch module or function, wildcards allowed.
 
     Args:
@@ -224,7 +224,7 @@ def find_layers(model: Steps, name: str, *, single: bool = False) -> list[Layer]
     """
     layers = model.prepared.layers
     covers = matcher(f"node:{name}")
-    found = [Layer(node, "", (node,)) for node in layers.names if covers.hits_node(node, "")] or layers.find(name)
+    found = [ModuleCall(node, "", (node,)) for node in layers.names if covers.hits_node(node, "")] or layers.find(name)
     if not found:
         known = list(dict.fromkeys([*(layer.name for layer in layers.layers), *layers.names]))
         close = ", ".join(map(repr, likest(name, known, count=3)))
@@ -235,7 +235,7 @@ def find_layers(model: Steps, name: str, *, single: bool = False) -> list[Layer]
     return found
 
 
-def with_keys(model: Steps, nodes: Iterable[str], side: Side, keys: dict[str, Any]) -> Recipe:
+def with_keys(model: PipelineSteps, nodes: Iterable[str], side: Side, keys: dict[str, Any]) -> Recipe:
     """The recipe of a model with these keys for one side of some nodes, over what it says of them already.
 
     Raises:
@@ -255,4 +255,4 @@ def with_keys(model: Steps, nodes: Iterable[str], side: Side, keys: dict[str, An
     return load(data)
 
 
-__all__ = ["Layers", "QuantLayer", "Quantizer", "find_layers", "with_keys"]
+__all__ = ["LayerAccess", "QuantLayer", "TensorQuantizer", "find_layers", "with_keys"]

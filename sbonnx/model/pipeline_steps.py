@@ -1,4 +1,4 @@
-"""`Steps`: the pipeline step by step, from a float model to calibrated scales."""
+"""`PipelineSteps`: the pipeline step by step, from a float model to calibrated scales."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from sbonnx.calib.progress import Silent
 from sbonnx.calib.runner import providers
 from sbonnx.calib.tuning import Reference, tune_norms
 from sbonnx.errors import RecipeError, SbonnxError
-from sbonnx.model.layers import with_keys
+from sbonnx.model.layer_access import with_keys
 from sbonnx.model.switches import Side, Switch, switched
 from sbonnx.plan import Solution
 from sbonnx.prepare import Prepared, Source, prepare, read_recipe
 from sbonnx.recipe import Recipe
-from sbonnx.recipe.modules import Layer
+from sbonnx.recipe.modules import ModuleCall
 from sbonnx.spec import Array
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class LifeCycleError(SbonnxError):
     """A step was asked for before the one it needs."""
 
 
-class Steps:
+class PipelineSteps:
     """Calibration and the simulated forward; see `QuantModel`."""
 
     def __init__(
@@ -308,7 +308,7 @@ class Steps:
             tensors=list(tensors),
         )
 
-    def _set_keys(self, layer: Layer, side: Side, keys: dict[str, Any]) -> None:
+    def _set_keys(self, layer: ModuleCall, side: Side, keys: dict[str, Any]) -> None:
         """Change the recipe for one side of a layer.
 
         Raises:
@@ -321,7 +321,7 @@ class Steps:
             )
         self._change_recipe(with_keys(self, layer.nodes, side, keys))
 
-    def _switch(self, layer: Layer, side: Side, *, on: bool) -> None:
+    def _switch(self, layer: ModuleCall, side: Side, *, on: bool) -> None:
         """Switch one quantizer of the simulated forward.
 
         Raises:
