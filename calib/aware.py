@@ -89,7 +89,7 @@ def scale_by_activations(
 
 
 def _aware(one: Watched, layer: Layer, rule: ScaleRule) -> Aware:
-    """What `awq` knows of a layer: its moments, and its quantizer as the file has it, with nearest codes."""
+    """Inputs of `awq` for one layer: second moments and the quantizer of the exported file with nearest rounding."""
     return Aware(one.moments(layer), _fake_quant(layer.site, rule))
 
 

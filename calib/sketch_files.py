@@ -145,7 +145,7 @@ def load_packed(path: Path) -> tuple[dict[str, Any], list[tuple[Any, Packed]]] |
 
 
 def _unpacked(content: bytes) -> tuple[dict[str, Any], list[tuple[Any, Packed]]] | None:
-    """What the content of a file says; None for another format.
+    """Parse the content of a sketch file; None for another format.
 
     Raises:
         ValueError, TypeError, KeyError, RecursionError: it says nothing that could be.

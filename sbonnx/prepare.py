@@ -323,7 +323,7 @@ def equalization_of(recipe: Recipe) -> Equalization:
 
 
 def _infos(graph: Graph) -> list[NodeInfo]:
-    """What the names of torch modules are read from, for every node."""
+    """Metadata from which the names of torch modules are derived, for every node."""
     found = []
     for _, body in query.scopes(graph):
         for node in body.nodes:

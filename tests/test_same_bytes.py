@@ -1,4 +1,4 @@
-"""The same file for the same samples: any order, batch size and number of threads, with and without compiled loops."""
+"""Files are identical for any order of the samples, batch size, number of threads, with and without compiled loops."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ZOO: dict[str, dict[str, Any]] = {
     "analytic": {"bits": "w4a8", "BIAS_CORRECTION": "analytic"},
     "scaled by activations": {"mode": "weight_only", "w_bit": 4, "EQUALIZE.AWQ": True, "rounding": "gptq"},
 }
-"""What depends on sums over samples, on picked rows or on samples that are held out, and what does not."""
+"""Recipes that use sums over samples, selected rows or held-out samples, and recipes that do not."""
 
 SAMPLES = {"x": images(40)}
 

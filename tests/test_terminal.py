@@ -46,7 +46,7 @@ def test_never_longer_than_the_limit(head: str, length: int, tail: str) -> None:
 
 @pytest.mark.parametrize(("name", "shown"), [("ab" * 5000, "abab"), ("\x1b[2J" * 5000, r"\x1b[2J")])
 def test_a_long_name_loses_its_middle(name: str, shown: str) -> None:
-    """What is wrong and what to do stays."""
+    """Cause and fix stay in the line."""
     line = one_line(f"ModelError: node '{name}' has no type: run onnx.shape_inference on it", LINE_LENGTH)
     assert line.startswith(f"ModelError: node '{shown}") and "…" in line
     assert line.endswith("has no type: run onnx.shape_inference on it")

@@ -215,7 +215,7 @@ def _fit_array(x: Array, spec: InputSpec, where: str) -> Array:
 
 
 def _check_header(stored: StoredArray, spec: InputSpec, where: str, whole: bool) -> None:
-    """What `_fit_array` checks, as far as the header tells it."""
+    """Checks of `_fit_array` that need only the header."""
     found = f"input '{spec.name}' wants {spec}; {where} holds {describe(stored)}"
     if spec.shape is not None:
         _check_shape(stored.shape, spec.shape if whole else (*(None for _ in spec.shape[:1]), *spec.shape[1:]), found)

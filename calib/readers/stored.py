@@ -50,7 +50,7 @@ _READ_HEADER: Final[dict[tuple[int, int], Callable[..., Any]]] = {
 
 
 class _Header(NamedTuple):
-    """What a .npy header says, and its own length in bytes."""
+    """Shape, dtype and order of a .npy header, and its length in bytes."""
 
     shape: tuple[int, ...]
     fortran_order: bool
@@ -141,7 +141,7 @@ class StoredArray:
 
 
 def _read_header(head: bytes, what: str) -> _Header:
-    """What the first bytes of a .npy file say.
+    """Parse the header of a .npy file.
 
     Raises:
         DataError: they are no header, or that of a format which is not known.
@@ -230,7 +230,7 @@ def _faults_of(what: str) -> Iterator[None]:
 
 
 def first_line(error: Exception) -> str:
-    """What another library says of a damaged file, shortened."""
+    """First line of the message of another library about a damaged file."""
     return (str(error).splitlines() or [type(error).__name__])[0][:REASON_LENGTH]
 
 

@@ -50,7 +50,7 @@ def _added(match: Match) -> tuple[int, ...] | str:
 
 
 def _value(match: Match) -> float | None:
-    """What it pads with; None if that is computed, or no single number."""
+    """Constant pad value; None if it is computed at run time or not a scalar."""
     if "value" not in match:
         return 0.0
     value = constant(match["value"])

@@ -23,7 +23,7 @@ Row = tuple[str, float, float, bool]
 """(what, found, wanted, met)"""
 
 READS: Final = "reads-"
-"""How the names of such lists begin."""
+"""Prefix of the names of such lists."""
 
 UNKNOWN: Final = 0.0
 """What stands for a figure that could not be measured: the reason beside it says so."""
@@ -166,7 +166,7 @@ def code_digest(named: str, digests: Digests) -> str:
 
 
 def _float_file(named: str, model: Path, places: Places, digests: Digests) -> Path:
-    """Where the metric of a float model is kept."""
+    """Path of the cached metric of a float model."""
     key = text(combined("float metric", digests.of_model(model).encode(), code_digest(named, digests).encode()))
     return places.metrics / f"{key}.json"
 

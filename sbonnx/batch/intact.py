@@ -27,7 +27,7 @@ class Intact:
         self._reads: dict[str, bool] = {}
 
     def outcome(self, step: Step) -> Outcome | None:
-        """What became of a step; None where it has made nothing, its files are damaged, or its metric would read other
+        """Outcome of a step; None if it has no output, its files are damaged, or its metric would read other
         files now."""
         found = self.files(step.key, step.work)
         return found if found is not None and all(self._unchanged(reads) for reads in found.reads) else None
@@ -52,7 +52,7 @@ class Intact:
 
 
 def made_before(step: Step, places: Places) -> Outcome | None:
-    """See `Intact.outcome`, of one step."""
+    """Outcome of one step, as `Intact.outcome` returns it."""
     intact = Intact(places)
     found = intact.outcome(step)
     intact.save()

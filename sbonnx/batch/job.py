@@ -132,7 +132,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a step. Plain values: it is written as JSON. Texts are made `encodable`.
+    """Outcome of a step, as plain values for JSON. Texts are made `encodable`.
 
     Attributes:
         key, status: see `Step` and `Status`.

@@ -253,7 +253,7 @@ def _install_hook() -> None:
 
 @contextlib.contextmanager
 def _listening(folder: str, state: Path | None) -> Iterator[_Heard]:
-    """What is read meanwhile in this process, by any of its threads. Native code opens files without a word."""
+    """Record the files opened in this process, by any of its threads. Files opened by native code are not seen."""
     _install_hook()
     outside = [*_python_folders(), *SYSTEM]
     if state is not None:

@@ -1,4 +1,4 @@
-"""Where jobs may write: into the output folder, and over nothing that a job reads."""
+"""Allowed output paths of jobs: inside the output folder, and no file that a job reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a step is, and what it says, without what ${NAME} stands for."""
+"""Progress and log lines of a step, with the values of ${NAME} hidden."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sbonnx.batch.job import Outcome, Tell
 
 
 class StepProgress:
-    """A `Progress` that tells."""
+    """`Progress` that reports to the batch runner."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
@@ -23,31 +23,31 @@ class StepProgress:
         self._total: int | None = None
 
     def start(self, what: str, total: int | None) -> None:
-        """See `Progress`."""
+        """Implement `Progress.start`."""
         self._what, self._done, self._total = what, 0, total
         self._tell(what, 0, total)
 
     def state(self, *, segment: tuple[int, int] | None = None, spilled: int = 0) -> None:
-        """See `Progress`."""
+        """Implement `Progress.state`."""
         if segment is not None:
             self._done = 0
 
     def advance(self, pieces: int = 1) -> None:
-        """See `Progress`."""
+        """Implement `Progress.advance`."""
         self._done += pieces
         self._tell(self._what, self._done, self._total)
 
     def close(self) -> None:
-        """See `Progress`."""
+        """Implement `Progress.close`."""
 
 
 def hidden(outcome: Outcome, hider: Hider) -> Outcome:
-    """The outcome without what ${NAME} stands for."""
+    """Outcome with the values of ${NAME} hidden."""
     return replace(outcome, reason=hider.text(outcome.reason), report=hider.plain(outcome.report))
 
 
 def clean_log(log: Path, hider: Hider) -> None:
-    """The same of what libraries have printed."""
+    """Hide the values of ${NAME} in the output of libraries."""
     sys.stderr.flush()
     if not hider or not log.is_file():
         return

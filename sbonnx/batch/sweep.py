@@ -95,7 +95,7 @@ def prune(places: Places, days: float = UNUSED_DAYS) -> None:
 
 
 def _old(root: Path, oldest: float) -> list[Path]:
-    """What of `root` was used before `oldest`, and is neither temporary nor a lock."""
+    """Entries of `root` last used before `oldest` that are neither temporary nor locks."""
     if not root.is_dir():
         return []
     found = [path for path in root.iterdir() if not path.name.startswith(".") and path.suffix != ".lock"]

@@ -43,7 +43,7 @@ NO_THREADS: Final = "OpenBLAS"
 
 
 def line_of(error: BaseException) -> str:
-    """What to say of an exception: the kind, what is wrong and what to do, on one line of at most 500 characters."""
+    """Error line of an exception: kind, cause and fix, at most 500 characters."""
     return one_line(_text_of(error), LINE_LENGTH)
 
 

@@ -23,7 +23,7 @@ REACH: Final = 3.0
 """Standard deviations that a channel is taken to reach from its mean, as where the paper absorbs biases."""
 
 LARGEST: Final = 1e4
-"""How far a scale may go from 1 either way: channels that are all but dead would get any."""
+"""Bound on the scales and on their inverses. Channels of almost zero range would get arbitrary scales."""
 
 
 def cross_layer_scales(traced: Traced, normals: Mapping[str, Normal]) -> Array:
@@ -119,7 +119,7 @@ class _Set:
 
 
 def _peaks(weight: Weight, ceilings: Array, normals: Mapping[str, Normal]) -> Array:
-    """See `_Layer.peaks`; no more than the Clip behind it lets through.
+    """Output range of each channel as `_Layer.peaks` has it, bounded by the Clip behind the layer.
 
     Args:
         ceilings: upper bounds of the Clips behind it, (out channels,).

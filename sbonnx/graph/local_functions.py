@@ -34,13 +34,13 @@ MAX_CALLS: Final = 100
 
 @dataclass
 class Cost:
-    """What some nodes become when they are inlined.
+    """Number and bytes of the nodes that inlining creates.
 
     Attributes:
-        nodes, bytes: how many, and what they take.
-        bodies: graphs within graphs, at most.
-        calls: functions in a row, at most.
-        copies: of a function's attributes, by name: how often each stands in its nodes in the end.
+        nodes, bytes: number of nodes, and their size.
+        bodies: maximum nesting of subgraphs.
+        calls: maximum nesting of function calls.
+        copies: number of copies of each attribute of a function in its inlined nodes, by name.
     """
 
     nodes: int = 0

@@ -19,5 +19,5 @@ class QuantizationErrorProfiler:
         self.model = model
 
     def apply(self, data: Any, checker: profile.Checker = mse, is_async: bool = True) -> dict[str, float]:
-        """See `QuantModel.get_quantization_error`."""
+        """Implement `QuantModel.get_quantization_error`."""
         return self.model.get_quantization_error(data, checker, is_async)

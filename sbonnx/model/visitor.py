@@ -76,7 +76,7 @@ class Handle:
 @final
 @dataclass(frozen=True)
 class VisitedModule:
-    """Where hooks on one node are registered."""
+    """Registry of the hooks on one node."""
 
     node: VisitedNode
     hooks: Hooks

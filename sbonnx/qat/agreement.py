@@ -32,16 +32,20 @@ FLOAT: Final = {"fp32": 1e-4, "fp16": 0.1, "bf16": 0.3}
 torch and onnxruntime add in other orders, and half floats round each step."""
 
 NARROW: Final = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-"""What a module computes in that was cast to half, or whose graph is."""
+"""Dtype in which a module computes after a cast to half, or if its graph is half."""
 
 SAME_CODE: Final = 0.01
 """Quanta by which two values of one code may differ: products of a scale and an integer in another type."""
 
-RARE: Final = 0.1
 SMALL: Final = 0.05
-MEETING: Final = 1e-4
-"""Where some layers could not be compared alone, one value at the boundary of two codes changes all that is computed
-from it: this share of an output may differ by more than `SMALL` quanta, and this one by up to two."""
+"""Quanta by which values may differ if some layers could not be compared alone. A value at the boundary of two codes
+then changes all results computed from it, so `SMALL_SHARE` and `LARGE_SHARE` bound how many values differ by more."""
+
+SMALL_SHARE: Final = 0.1
+"""Largest share of the values of an output that may differ by more than `SMALL` quanta."""
+
+LARGE_SHARE: Final = 1e-4
+"""Largest share of the values of an output that may differ by one to two quanta."""
 
 ALL_FLOAT: Final = 1e-3
 """The quantum of a network in which nothing is quantized."""
@@ -64,7 +68,7 @@ class _Read:
 
 @dataclass
 class _Found:
-    """What was seen of a tensor: the largest excess over what is allowed, how often, of how many values."""
+    """Deviation of a tensor: largest excess over the tolerance, number of values above it, number of values."""
 
     excess: float = 0.0
     times: int = 0
@@ -184,7 +188,7 @@ class _Led(fx.Interpreter):  # type: ignore[misc]
         super().__init__(self.inner)
 
     def outputs(self, feed: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """What the module gives for a feed, by its own names."""
+        """Outputs of the module for a feed, by name."""
         like = next(iter(self.inner.parameters()))
         given = [_placed(feed[str(node.target)], like) for node in self.inner.graph.nodes if node.op == PLACEHOLDER]
         found: dict[str, torch.Tensor] = self.run(*given)
@@ -259,7 +263,7 @@ def _said_of_tensor(name: str, found: _Found) -> str | None:
 
 
 def _said(name: str, away: Array, room: float, quantum: float) -> str | None:
-    """What is wrong with an output, or None.
+    """Difference of an output as a sentence, or None.
 
     Args:
         room: float error.
@@ -269,7 +273,7 @@ def _said(name: str, away: Array, room: float, quantum: float) -> str | None:
     allowed = max(room, quantum)
     often = float((away > SMALL * allowed).mean()) if quantum and away.size else 0.0
     beyond = float((away > 1.001 * allowed).mean()) if away.size else 0.0
-    if often <= RARE and (beyond == 0.0 or (quantum and beyond <= MEETING and most <= 2.0 * allowed)):
+    if often <= SMALL_SHARE and (beyond == 0.0 or (quantum and beyond <= LARGE_SHARE and most <= 2.0 * allowed)):
         return None
     return (
         f"output '{name}' of the file is up to {most:.3g} away from the module's ({beyond:.1%} of its values by more "

@@ -13,7 +13,7 @@ from sbonnx.graph.files import replacing
 from sbonnx.input_files import check_regular
 
 KEYS: Final = frozenset({"identity", "module", "optimizer", "average", "steps", "losses", "sum", "chance"})
-"""What the state of a training holds."""
+"""Entries of a training state."""
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:

@@ -25,7 +25,7 @@ class Use:
 
 @dataclass
 class Meant:
-    """What patterns mean in a model.
+    """Node names that the patterns of a recipe select in a model.
 
     Attributes:
         named: by key of the recipe, node names by pattern, of the patterns that are names of torch modules.
@@ -50,7 +50,7 @@ def slow_problem(uses: Sequence[Use], nodes: Sequence[NodeInfo], tensors: Collec
 
 
 def find_meant(uses: Sequence[Use], nodes: Sequence[NodeInfo], tensors: Collection[str]) -> Meant:
-    """What each use means: by the names of the file, else by those of torch modules.
+    """Resolve each pattern by the node names of the file, else by the names of torch modules.
 
     Args:
         uses: all patterns of a recipe.

@@ -52,7 +52,7 @@ FUNCTIONS: Final = {
     "Conv": "conv2d",
     "Gemm": "linear",
 }
-"""What torch.fx calls a function, by operator; others have the operator's name in lower case."""
+"""Names that torch.fx gives to functions, by operator; others have the operator's name in lower case."""
 
 _OPERATOR = re.compile(r"[A-Z][A-Za-z0-9]*(_\d+)?")
 _WILDCARDS: Final = frozenset("*?[")

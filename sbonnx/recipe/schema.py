@@ -370,7 +370,7 @@ class Recipe(Section):
         return copy
 
     def on_device(self, device: str) -> Recipe:
-        """The same recipe for another device; its patterns keep what they mean in a model."""
+        """Copy of the recipe for another device. Resolved patterns are kept."""
         copy = Recipe.model_validate({**self.to_dict(), "DEVICE": device}).written_in(self._origin)
         copy._named = self._named
         return copy

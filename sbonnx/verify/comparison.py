@@ -98,7 +98,7 @@ class Comparison:
         return tuple(text for text in found if text)
 
     def notes(self) -> tuple[str, ...]:
-        """What is worth a look though the outputs are fair, one sentence an output."""
+        """Warnings about outputs that pass the threshold, one sentence for each output."""
         return tuple(text for error, text in self._unlike() if error.sqnr_db >= FAIR_DB)
 
     def _unlike(self) -> Iterator[tuple[OutputDifference, str]]:

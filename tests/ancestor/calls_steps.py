@@ -174,7 +174,7 @@ def _(it: Context) -> None:
 
 @call("with batchnorm_tuning()")
 def _(it: Context) -> None:
-    """Where a batch norm was folded, each channel has its mean and deviation of the float network again."""
+    """Channels of folded batch norms have the mean and deviation of the float network again."""
     it.config.write_text(it.config.read_text().replace("FUSE_BN: True", "BN_TUNING: True"))
     model = it.calibrated(w_bit=3)
 

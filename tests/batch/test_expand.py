@@ -178,7 +178,7 @@ def test_outputs_elsewhere_where_the_file_says_so(models: Path) -> None:
 
 
 def test_globs_do_not_follow_links_to_themselves(models: Path) -> None:
-    """The same files as in the standard library where there are no such links."""
+    """Without such links, the standard library finds the same files."""
     wanted = {pattern: set(glob.glob(str(models / pattern), recursive=True)) for pattern in GLOBS}
     for name in ("x", "y", "z"):
         (models / "models" / "deep" / name).symlink_to(models / "models")

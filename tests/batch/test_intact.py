@@ -120,7 +120,7 @@ def accepting(folder: Path, least: float, name: str = "a") -> Job:
 
 
 def calls(folder: Path) -> int:
-    """How often the metric was run since the last time."""
+    """Number of runs of the metric since the last call."""
     count = len((folder / "calls").read_text().splitlines()) if (folder / "calls").exists() else 0
     (folder / "calls").unlink(missing_ok=True)
     return count
@@ -182,7 +182,7 @@ def test_another_acceptance_quantizes_nothing(metric: Path, place: Path, monkeyp
 
 
 def test_force_runs_metrics_of_both_models_again(metric: Path, place: Path) -> None:
-    """What the metric depends on may be out of sight."""
+    """The metric may depend on files that cannot be found statically."""
     run(place, accepting(place, 5.0))
     assert calls(place) == 2
     report = batch([accepting(place, 5.0)], output=place / "out", only="a", force=True)

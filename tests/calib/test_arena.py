@@ -62,7 +62,7 @@ def test_no_room_is_said_and_nothing_is_taken() -> None:
 
 
 def test_a_system_without_memory_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What finds no room is told so, and goes to disk; other errors are not taken for that."""
+    """An array without room in memory goes to disk; other errors are raised."""
     arena = Arena(2 * REGION)
     kept = arena.take(64)
     for code in (errno.ENOMEM, errno.EINVAL):

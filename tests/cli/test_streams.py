@@ -23,7 +23,7 @@ from tests.bad_place import good_place
 ROOT = Path(__file__).resolve().parents[2]
 
 NAME = "\x1b[2J\x9b31m\u202etxt\u2066\x7f"
-"""What clears a screen, changes colours and reverses text."""
+"""Control characters that clear a screen, change colours and reverse text."""
 
 LIMITS = {"memory": resource.RLIMIT_AS, "file_size": resource.RLIMIT_FSIZE}
 

@@ -28,7 +28,7 @@ RNG = np.random.default_rng(5)
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """The same numbers whichever tests ran before."""
+    """Make the numbers independent of the tests that ran before."""
     RNG.bit_generator.state = np.random.default_rng(5).bit_generator.state
 
 

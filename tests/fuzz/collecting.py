@@ -41,7 +41,7 @@ class Tally:
 
 
 def kind_of(verdict: Verdict) -> str:
-    """What two cases of the same defect share: the rules broken, and the place in the code where one is named."""
+    """Key of a defect: the broken rules, and the line of code if the message names one."""
     place = re.findall(r"\((\w+\.py line \d+)\)", verdict.err)
     return f"{[re.sub('[0-9]+', 'N', fault)[:60] for fault in verdict.faults]} {' '.join(place[-1:])}"
 

@@ -135,7 +135,7 @@ def protobuf(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def data_files(draw: st.DrawFn) -> tuple[str, dict[str, bytes], tuple[str, ...], dict[str, str]]:
-    """What ``--data`` names, the files that it is made of, FIFOs, and symlinks."""
+    """Value of ``--data``, its files, FIFOs, and symlinks."""
     kind = draw(st.sampled_from(("npz", "npz", "damaged", "damaged", "npy", "json", "folder", "tests", "fifo", "link")))
     if kind == "npz":
         return "d.npz", {"d.npz": draw(archive())}, (), {}

@@ -69,7 +69,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a case ended: its class, and every rule that it broke."""
+    """Result of a case: its class, and every rule that it broke."""
 
     name: str
     faults: tuple[str, ...]
@@ -229,7 +229,7 @@ class Page(HTMLParser):
 
 
 def unreadable(reports: Mapping[str, str], printed: str | None) -> list[str]:
-    """What is wrong with the documents of a run: broken syntax, or markup from a name."""
+    """Defects in the documents of a run: broken syntax, or markup from a name."""
     faults = []
     for name, text in {**reports, **({"stdout.json": printed} if printed is not None else {})}.items():
         try:
@@ -266,7 +266,7 @@ def state(folder: Path) -> dict[str, str]:
 
 
 def describe(case: Case, verdict: Verdict) -> str:
-    """What a person needs to see a fault again."""
+    """Text with which a person can reproduce a fault."""
     return (
         f"{'; '.join(verdict.faults)}\n  sbonnx {' '.join(map(repr, case.argv))}\n"
         f"  exit code {verdict.code}, {verdict.seconds:.1f} s\n  {verdict.err[-3000:]}"

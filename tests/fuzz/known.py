@@ -46,7 +46,7 @@ from tests.fuzz.parts import MODEL, model_case
 
 @dataclass(frozen=True)
 class Known:
-    """How to make a case, its exit code, and words that the line of a refusal must have."""
+    """Factory of a case, its exit code, and words that the line of a refusal must have."""
 
     name: str
     case: Callable[[], Case]

@@ -46,7 +46,7 @@ def feed(run: ort.InferenceSession) -> dict[str, Any] | None:
 
 
 def difference(model: Path, result: Path) -> str | None:
-    """How `result` differs from `model`; None where it does not, or where onnxruntime cannot run `model`."""
+    """Compare `result` with `model` in onnxruntime; None if they agree, or if onnxruntime cannot run `model`."""
     try:
         first = session(model)
         feeds = feed(first)

@@ -237,7 +237,7 @@ def _outside() -> onnx.ModelProto:
 
 
 EXTERNAL: Final = np.random.default_rng(3).standard_normal(4 * 3 * 9).astype(np.float32).tobytes()
-"""What `w.bin` holds."""
+"""Content of `w.bin`."""
 
 SEEDS: Final[dict[str, Callable[[], onnx.ModelProto]]] = {
     "plain": _plain,

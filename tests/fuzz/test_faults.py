@@ -53,7 +53,7 @@ class Bench:
         return path.read_bytes() if path.exists() else None
 
     def left(self, *known: str) -> list[str]:
-        """What lies in the folder and among the temporary files beyond the inputs and `known`."""
+        """Files in the folder and among the temporary files, except the inputs and `known`."""
         own = [name for name in state(self.folder) if name not in self.inputs and not name.startswith(known)]
         return own + sorted(path.name for path in (self.logs / "tmp").iterdir())
 
@@ -139,7 +139,7 @@ def damage(path: Path, rng: random.Random) -> None:
     ids=["cache", "batch"],
 )
 def test_damaged_state(argv: tuple[str, ...], below: str, output: str, times: int, bench: Bench) -> None:
-    """The same bytes, or one line; after a refusal the state can be removed."""
+    """A run ends with the same bytes, or with one line after which the state can be removed."""
     assert bench.run(argv)["code"] == 0, bench.said
     good = bench.content(output)
     assert good is not None

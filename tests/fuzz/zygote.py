@@ -26,7 +26,7 @@ ADDRESS_SPACE: Final = 8 << 30
 POLL: Final = 0.002
 SKIPPED: Final = ("torch", "distributed")
 PROOF: Final = "proof.json"
-"""Where a child says whether the result computes what its model computes."""
+"""File in which a child reports whether the result computes the same as its model."""
 
 
 def preload() -> None:

@@ -1,4 +1,4 @@
-"""What inlining local functions makes is computed before it is done."""
+"""The size of inlined local functions is computed before inlining."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a killed process leaves is removed by the next run, and nothing else is."""
+"""Leftovers of a killed process are removed by the next run, and nothing else is."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_the_socket_of_a_fork_server(end: str, tmp_path_factory: pytest.TempPath
 
 
 def folder(place: Path, name: str = "sbonnx-abcdefgh", content: bytes = MAGIC) -> Path:
-    """What an abandoned folder looks like."""
+    """Create a folder as an ended process leaves it."""
     made = place / name
     made.mkdir()
     (made / MARKER).write_bytes(content)

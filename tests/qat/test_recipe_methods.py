@@ -91,7 +91,7 @@ def test_layers_have_types_of_their_own() -> None:
 
 
 def test_without_training_the_observer_is_used_and_the_report_says_so(tmp_path: Path) -> None:
-    """The same file as from `uniform`, and one line for each side that says how to train."""
+    """PTQ writes the same file as with `uniform`, and logs one line for each side that says how to train."""
     made = {}
     for kind in ("uniform", "lsq"):
         path = tmp_path / f"{kind}.onnx"
