@@ -52,10 +52,20 @@ def unroll(
         DataError: see `read`; and, when they are reached, steps that do not go on from the one before.
         NumericError: a state that is not finite, when it is reached.
     """
-    pairs = _checked(graph, feedback)
-    steps = read(data, graph, split=split, limit=limit if pick == "first" else None, optional=list(pairs.values()))
-    walk = _Unrolled(steps, graph, pairs, device)
+    steps = read_steps(data, graph, feedback, split=split, limit=limit if pick == "first" else None)
+    walk = _Unrolled(steps, graph, feedback, device)
     return read(Source(steps.name, walk.feeds, steps.count), graph, limit=limit, pick=pick, seed=seed)
+
+
+def read_steps(
+    data: Any, graph: Graph, feedback: Mapping[str, str], *, split: int | None = None, limit: int | None = None
+) -> Dataset:
+    """Feeds of a recurrent model without their states; a feed may bring them.
+
+    Args and errors: see `unroll`.
+    """
+    _check(graph, feedback)
+    return read(data, graph, split=split, limit=limit, optional=list(feedback.values()))
 
 
 @dataclass(frozen=True)
@@ -153,8 +163,8 @@ def _zero_shape(
     return tuple(sizes)
 
 
-def _checked(graph: Graph, feedback: Mapping[str, str]) -> dict[str, str]:
-    """`feedback`, if it can be."""
+def _check(graph: Graph, feedback: Mapping[str, str]) -> None:
+    """Raise RecipeError for outputs that cannot be fed to their inputs."""
     outputs = {tensor.name: tensor for tensor in graph.outputs}
     inputs = {tensor.name: tensor for tensor in graph.inputs}
     specs = {spec.name: spec for spec in input_specs(graph)}
@@ -175,7 +185,6 @@ def _checked(graph: Graph, feedback: Mapping[str, str]) -> dict[str, str]:
     for name in feedback.values():
         if list(feedback.values()).count(name) > 1:
             raise RecipeError(f"CALIBRATION.FEEDBACK: input '{name}' is fed by two outputs: name each input once")
-    return dict(feedback)
 
 
 def _there(name: str, known: Mapping[str, Tensor], kind: str) -> None:

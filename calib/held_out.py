@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +21,9 @@ MOST: Final = 64
 
 FEWEST: Final = 64
 """With fewer samples none is held out: calibration needs them all, and a figure of three samples says little."""
+
+FEWEST_SEQUENCES: Final = 8
+"""Sequences of a recurrent model from which at least one is held out."""
 
 LARGE: Final = 64 << 20
 """Bytes of a feed from which its rows are given in runs, as views, where one copy of them would be given otherwise."""
@@ -90,6 +93,54 @@ def divide(data: Dataset, graph: Graph, share: float, *, device: str = "cpu") ->
     )
 
 
+def divide_sequences(
+    steps: Dataset, states: Collection[str], share: float, unrolled: Callable[[Dataset | Source, float], Dataset]
+) -> HeldOutSplit:
+    """Hold out whole sequences of a recurrent model, because the steps of one sequence resemble each other.
+
+    As in `divide`, sequences with the smallest digests are held out and equal ones count once. At least one is, of
+    `FEWEST_SEQUENCES` or more with `FEWEST` steps in all. Reads the data once.
+
+    Args:
+        steps: feeds in order, without states; a feed that has any of `states` begins a sequence.
+        states: inputs that take the state.
+        share: of the sequences, 0 to below 1; at most `MOST`.
+        unrolled: adds the states to steps of whole sequences, and picks this share of the steps to be picked.
+
+    Raises:
+        DataError: a feed cannot be read or does not fit the model.
+    """
+    every = unrolled(steps, 1.0)
+    if not share:
+        return HeldOutSplit(every, every)
+    sequences: list[list[int]] = []
+    parts: list[list[bytes]] = []
+    for place, (_, feed) in enumerate(steps.items()):
+        if not sequences or not feed.keys().isdisjoint(states):
+            sequences.append([])
+            parts.append([])
+        sequences[-1].append(place)
+        parts[-1].append(_digest(feed))
+    by_digest: dict[bytes, list[int]] = {}
+    for places, part in zip(sequences, parts, strict=True):
+        by_digest.setdefault(combined("held out", *part), []).extend(places)
+    if len(by_digest) < FEWEST_SEQUENCES or sum(map(len, sequences)) < FEWEST:
+        return HeldOutSplit(every, every)
+    digests = sorted(by_digest)
+    count = min(MOST, max(1, int(share * len(digests))))
+    held, seen, rest = (
+        sorted(place for digest in some for place in by_digest[digest])
+        for some in (digests[:count], digests[count : 2 * count], digests[count:])
+    )
+
+    def only(places: list[int], picked: float) -> Dataset:
+        return unrolled(Source(steps.name, lambda: steps.at(places), len(places)), picked)
+
+    picked = count / len(digests)
+    verified = only(held, picked)
+    return HeldOutSplit(every, only(rest, 1.0 - picked), verified, only(seen, picked), count=len(verified))
+
+
 @dataclass(frozen=True)
 class _Sample:
     """A row of a feed, or a feed as a whole.
@@ -115,13 +166,16 @@ def _samples(data: Dataset, graph: Graph, device: str) -> Iterator[_Sample]:
     """Every sample, in order."""
     feed = row = 0
     for unit in Rows(graph, device=device).units(data.items()):
-        names = sorted(unit.feed)
-        digest = combined(
-            "held out", *(name.encode() for name in names), *array_digests(unit.feed[name] for name in names)
-        )
+        digest = _digest(unit.feed)
         size = sum(int(values.nbytes) for values in unit.feed.values())
         yield _Sample(digest, feed, None if unit.closes and row == 0 else row, size)
         feed, row = (feed + 1, 0) if unit.closes else (feed, row + 1)
+
+
+def _digest(feed: Feed) -> bytes:
+    """Digest of the names, types, shapes and values of a feed."""
+    names = sorted(feed)
+    return combined("held out", *(name.encode() for name in names), *array_digests(feed[name] for name in names))
 
 
 def _rows_by_feed(samples: Iterable[_Sample], digests: Iterable[bytes]) -> RowsByFeed:
@@ -172,4 +226,4 @@ def _runs(where: str, feed: Feed, held: Sequence[int]) -> Iterator[tuple[str, Fe
             yield f"samples {begin} to {end - 1} of {where}", {name: x[begin:end] for name, x in feed.items()}
 
 
-__all__ = ["FEWEST", "MOST", "HeldOutSplit", "divide"]
+__all__ = ["FEWEST", "FEWEST_SEQUENCES", "MOST", "HeldOutSplit", "divide", "divide_sequences"]

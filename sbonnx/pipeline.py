@@ -20,8 +20,8 @@ from sbonnx.calib import data as datasets
 from sbonnx.calib import trt_cache as trt
 from sbonnx.calib import walk
 from sbonnx.calib.extremes import with_magnitudes
-from sbonnx.calib.feedback import unroll
-from sbonnx.calib.held_out import HeldOutSplit, divide
+from sbonnx.calib.feedback import read_steps, unroll
+from sbonnx.calib.held_out import HeldOutSplit, divide, divide_sequences
 from sbonnx.calib.progress import Progress
 from sbonnx.calib.tuning import tune_norms
 from sbonnx.errors import DataError
@@ -129,43 +129,32 @@ def solve(
 
 
 def divided(data: Any, prepared: Prepared, split: int | None) -> HeldOutSplit | None:
-    """`samples_of`, and which of them are held out: with FEEDBACK none, as the steps of a sequence are much alike.
-
-    Raises: see `samples_of`.
-    """
-    samples = samples_of(data, prepared, split)
-    recipe = prepared.recipe
-    measures = prepared.needs_data or prepared.reconstruction is not None or recipe.equalize.awq
-    share = recipe.verify.held_out if measures and not recipe.calibration.feedback else 0.0
-    return None if samples is None else divide(samples, prepared.graph, share, device=recipe.device)
-
-
-def samples_of(data: Any, prepared: Prepared, split: int | None) -> datasets.Dataset | None:
-    """The feeds that the recipe asks for, complete: with the states of a recurrent model. None where none are needed.
+    """Feeds that the recipe asks for, with the states of a recurrent model, in two parts. None if no data is needed.
 
     Raises:
-        DataError: there are none and the recipe measures.
+        DataError: there is no data and the recipe measures.
     """
-    recipe, wishes = prepared.recipe, prepared.recipe.calibration
+    recipe, wishes, graph = prepared.recipe, prepared.recipe.calibration, prepared.graph
     if data is None:
         if prepared.needs_data:
             why = "HIGH_PRECISION wants ranges" if recipe.mode != "static" else "MODE: static measures activations"
             raise DataError(f"calibration data is missing: {why}. Give some; MODE: weight_only at fp32 needs none")
         return None
+    measures = prepared.needs_data or prepared.reconstruction is not None or recipe.equalize.awq
+    share = recipe.verify.held_out if measures else 0.0
+    limit, pick, seed = recipe.samples, wishes.pick, wishes.seed
     if not wishes.feedback:
-        return datasets.read(
-            data, prepared.graph, split=split, limit=recipe.samples, pick=wishes.pick, seed=wishes.seed
-        )
-    return unroll(
-        data,
-        prepared.graph,
-        wishes.feedback,
-        device=recipe.device,
-        split=split,
-        limit=recipe.samples,
-        pick=wishes.pick,
-        seed=wishes.seed,
-    )
+        samples = datasets.read(data, graph, split=split, limit=limit, pick=pick, seed=seed)
+        return divide(samples, graph, share, device=recipe.device)
+    first = limit if pick == "first" else None
+    steps = read_steps(data, graph, wishes.feedback, split=split, limit=first)
+
+    def unrolled(some: Any, part: float) -> datasets.Dataset:
+        # steps are picked by chance after the states were computed through all of them
+        count = first if limit is None or first is not None else max(1, round(limit * part))
+        return unroll(some, graph, wishes.feedback, device=recipe.device, limit=count, pick=pick, seed=seed)
+
+    return divide_sequences(steps, wishes.feedback.values(), share, unrolled)
 
 
 def _calibrated(prepared: Prepared, samples: datasets.Dataset | None, progress: Progress | None) -> Solution:
