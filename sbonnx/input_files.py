@@ -19,6 +19,15 @@ KINDS: Final = {
 _PIECE: Final = 1 << 20
 
 
+def is_utf8(path: str | os.PathLike[str]) -> bool:
+    """Whether UTF-8 can encode a path. onnx and onnxruntime take no other."""
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def check_regular(path: str | os.PathLike[str]) -> int:
     """Size in bytes of a regular file, or of the one that a link leads to.
 

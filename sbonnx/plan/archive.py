@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +23,12 @@ from sbonnx.spec import FP8, Array, Bounds, QParams, QuantSpec
 
 FORMAT: Final = 1
 HEAD: Final = "sbonnx.json"
+
+DAMAGED: Final = (
+    *(OSError, EOFError, KeyError, IndexError, ValueError, TypeError, AttributeError, NotImplementedError),
+    *(RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error, struct.error),
+)
+"""Errors of zipfile, numpy and json, and of values of the wrong kind, for a file that is damaged."""
 
 
 def save_solution(solution: Solution, path: Path) -> None:
@@ -91,11 +99,11 @@ def load_solution(path: Path) -> Solution:
         with np.load(path, allow_pickle=False) as file:
             head = json.loads(bytes(file[HEAD]).decode())
             arrays = {name: file[name] for name in file.files if name != HEAD}
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        if head["format"] == FORMAT:
+            return _assemble(head, arrays)
+    except DAMAGED as error:
         raise ModelError(f"'{path}' is not a saved solution ({error}). Calibrate again.") from error
-    if head.get("format") != FORMAT:
-        raise ModelError(f"'{path}' has format {head.get('format')}; this version reads {FORMAT}. Calibrate again.")
-    return _assemble(head, arrays)
+    raise ModelError(f"'{path}' has format {head['format']}; this version reads {FORMAT}. Calibrate again.")
 
 
 def _assemble(head: Mapping[str, Any], arrays: Mapping[str, Array]) -> Solution:

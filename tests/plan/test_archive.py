@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,6 +36,34 @@ def test_what_is_no_solution_is_refused(tmp_path: Path) -> None:
     for name in ("text.npz", "other.npz", "missing.npz"):
         with pytest.raises(ModelError, match="Calibrate again"):
             load_solution(tmp_path / name)
+
+
+def test_damage_is_refused(tmp_path: Path) -> None:
+    wishes, rules = read_recipe(None, "virtual", {})
+    prepared = prepare(residual(), wishes, rules)
+    file = tmp_path / "solution.npz"
+    save_solution(calibrate(prepared.graph, prepared.plan, [{"x": np.ones((1, 3, 8, 8), np.float32)}]), file)
+    whole, rng = file.read_bytes(), np.random.default_rng(0)
+    refused = 0
+    for _ in range(400):
+        content = bytearray(whole)
+        for place in rng.integers(len(whole), size=rng.integers(1, 4)):
+            content[place] = rng.integers(256)
+        file.write_bytes(content if rng.integers(4) else content[: rng.integers(len(whole))])
+        try:
+            load_solution(file)
+        except ModelError as error:
+            assert "Calibrate again" in str(error)
+            refused += 1
+    assert refused > 300
+
+
+@pytest.mark.parametrize("head", ["[]", "3", "{}", '{"format": 1}', '{"format": 1, "keys": [3]}', '{"format": 2}'])
+def test_another_head_is_refused(head: str, tmp_path: Path) -> None:
+    members: dict[str, Any] = {"sbonnx.json": np.frombuffer(head.encode(), np.uint8)}
+    np.savez(tmp_path / "solution.npz", **members)
+    with pytest.raises(ModelError, match="Calibrate again"):
+        load_solution(tmp_path / "solution.npz")
 
 
 def test_it_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
