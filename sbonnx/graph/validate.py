@@ -59,6 +59,9 @@ MESSAGES: Final = frozenset({"t", "g", "sparse_tensor", "tp"})
 """Fields without which an attribute has no value: a number or text that is missing is 0 or empty."""
 
 
+MAX_VERSION: Final = (1 << 31) - 1
+"""Largest opset version that onnx's functions take."""
+
 LEAST: Final = {"group": 1, "blocksize": 1, "num_groups": 1, "batch_dims": 0}
 """Attributes and the lowest value that they may have, whatever the operator."""
 
@@ -85,6 +88,8 @@ class Signature:
 @lru_cache(maxsize=4096)
 def signature(op: str, version: int, domain: str) -> Signature | None:
     """The limits of an operator in an opset; None where onnx has no schema for it."""
+    if not 0 < version <= MAX_VERSION:
+        return None
     try:
         schema = onnx.defs.get_schema(op, version, domain)
     except onnx.defs.SchemaError:
@@ -180,6 +185,7 @@ def _check_node(node: NodeProto, known: Signature) -> None:
             raise ModelError(f"{describe(node)}: {kind} {lacks} has no name, and the operator needs it")
     _check_types(node, known.attributes)
     _check_least(node)
+    _check_texts(node)
     missing = known.required.difference(one.name for one in node.attribute)
     if missing:
         raise ModelError(f"{describe(node)} lacks attribute '{min(missing)}', which the operator needs")
@@ -194,6 +200,20 @@ def _check_least(node: NodeProto) -> None:
         least = LEAST.get(one.name)
         if least is not None and one.type == AttributeProto.INT and one.i < least and not one.ref_attr_name:
             raise ModelError(f"{describe(node)}: attribute '{one.name}' is {one.i}; it must be {least} or more")
+
+
+def _check_texts(node: NodeProto) -> None:
+    """That strings of ONNX's own operators are text. Those of a Constant, and of other domains, may be any bytes."""
+    if node.op_type == "Constant" or node.domain not in STANDARD_DOMAINS:
+        return
+    for one in node.attribute:
+        for text in (one.s, *one.strings):
+            try:
+                text.decode()
+            except UnicodeDecodeError:
+                raise ModelError(
+                    f"{describe(node)}: attribute '{one.name}' is {text[:40]!r}, which is not text"
+                ) from None
 
 
 def _check_types(node: NodeProto, types: dict[str, int]) -> None:

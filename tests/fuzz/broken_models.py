@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.bad_models import good
+from tests.fuzz import seeds
 
 F: Final = TensorProto.FLOAT
 
@@ -197,6 +198,23 @@ def empty_size() -> onnx.ModelProto:
         {"weight": WEIGHT, "none": np.zeros((4, 0), np.float32)},
         shape=[4, 4],
     )
+    return proto
+
+
+def mode_of_bytes() -> onnx.ModelProto:
+    """An Upsample, which lifting the opset rewrites, whose mode is not UTF-8."""
+    proto = onnx.load_from_string(seeds.seed("old"))
+    (up,) = [one for one in proto.graph.node if one.op_type == "Upsample"]
+    (mode,) = [one for one in up.attribute if one.name == "mode"]
+    mode.s = b"nea\xaaest"
+    return proto
+
+
+def future_domain() -> onnx.ModelProto:
+    """Local functions of an opset that no 32-bit integer holds."""
+    proto = onnx.load_from_string(seeds.seed("function"))
+    (local,) = [entry for entry in proto.opset_import if entry.domain]
+    local.version = 1 << 31
     return proto
 
 
