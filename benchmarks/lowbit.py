@@ -18,6 +18,7 @@ from typing import Final
 
 from benchmarks import lowbit_adaround, lowbit_effort
 from benchmarks.accuracy import HEADLINE, load_pack
+from benchmarks.lowbit_kept import Kept
 from benchmarks.lowbit_peers import environments
 from benchmarks.lowbit_runs import FEWER, STEPPED, Bench, Effort
 from benchmarks.lowbit_table import HEADER, RAW, Line, lost, metrics, missed, rows, shown
@@ -62,6 +63,11 @@ def accuracy_text(bench: Bench, one: Table, names: Sequence[str]) -> str:
             fewer=" and ".join(FEWER),
             learners=", ".join(bench.effort.learn_on),
         )
+    if any(line.by != "float" and line.scores and line.cost is None for line in lines):
+        text += " Rows without seconds were measured while the machine was busy."
+    left = bench.left_out(one, names)
+    if left:
+        text += f" Not run: {'; '.join(left)}."
     text += "\n\n" + table(HEADER, rows(lines, one.goals))
     return text + ahead_text(lines, one)
 
@@ -118,6 +124,8 @@ def main() -> int:
         "--learn-on", nargs="*", default=list(STEPPED), choices=STEPPED, help="models on which peers learn by layer"
     )
     parser.add_argument("--rows", nargs="*", default=[], help="names of the rows of quantizers to run; none: all")
+    parser.add_argument("--kept", type=Path, help="file of rows measured before, which are not measured again")
+    parser.add_argument("--no-times", action="store_true", help="the machine is busy: keep no seconds of these rows")
     parser.add_argument("--quick", action="store_true", help="does it run at all: few samples and iterations")
     options = parser.parse_args()
     if options.quick and options.write:
@@ -128,8 +136,8 @@ def main() -> int:
     unknown = sorted(set(options.rows) - known)
     if unknown:
         parser.error(f"--rows: no table of --tables has a row '{unknown[0]}'")
-    if options.rows and options.write:
-        parser.error("--write replaces whole tables: it takes no --rows")
+    if options.rows and options.write and options.kept is None:
+        parser.error("--write replaces whole tables: with --rows it needs the others from --kept")
     peers = None if options.no_peers else options.peers
     effort = Effort(
         repeats=options.repeats,
@@ -142,7 +150,8 @@ def main() -> int:
         effort = replace(effort, count=16, limit=64, repeats=1, iterations=20)
     bad = False
     with tempfile.TemporaryDirectory(prefix="lowbit-") as folder:
-        bench = Bench(load_pack(options.pack), Path(folder), effort)
+        kept = Kept(options.kept, times=not options.no_times)
+        bench = Bench(load_pack(options.pack), Path(folder), effort, kept)
         for which in options.tables:
             start = time.monotonic()
             text = TITLE.format(which, which) + section(which, bench, options.models)

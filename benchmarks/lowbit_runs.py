@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from benchmarks.accuracy import HEADLINE
 from benchmarks.calibration_subjects import save_feeds
+from benchmarks.lowbit_kept import Kept
 from benchmarks.lowbit_peers import environments
 from benchmarks.lowbit_peers.measured import NUMBER
 from benchmarks.lowbit_table import Cost, Line, mean_of
@@ -67,11 +69,13 @@ class Bench:
         pack: the pack's own module.
         folder: where samples and quantized files lie.
         effort: how much is done.
+        kept: rows that were measured before.
     """
 
     pack: Any
     folder: Path
     effort: Effort
+    kept: Kept = field(default_factory=Kept)
     _counts: dict[str, int] = field(default_factory=dict)
 
     def data(self, name: str) -> tuple[Path, int]:
@@ -98,17 +102,34 @@ class Bench:
     def lines(self, table: Table, names: Sequence[str]) -> Iterator[Line]:
         """All rows of a table, model by model."""
         for name in (name for name in table.models if name in names):
-            yield self.float_line(name)
+            yield self.kept.line(table.title, name, "float", partial(self.float_line, name))
             for who, way in table.ways.items():
-                if self._wanted(name, who, way):
-                    yield self.ours(name, who, way)
+                if self._wanted(table, name, who, way):
+                    yield self.kept.line(table.title, name, who, partial(self.ours, name, who, way))
             for who, peer in table.peers.items() if self.effort.peers is not None else ():
-                if self._wanted(name, who, peer) and (name in self.effort.learn_on or not peer.learns):
-                    yield self.peer(name, who, peer)
+                if self._wanted(table, name, who, peer) and (name in self.effort.learn_on or not peer.learns):
+                    yield self.kept.line(table.title, name, who, partial(self.peer, name, who, peer))
 
-    def _wanted(self, name: str, who: str, way: Way | PeerWay) -> bool:
-        """Whether a row is run on a model."""
-        return (not way.only or name in way.only) and (not self.effort.only or who in self.effort.only)
+    def _wanted(self, table: Table, name: str, who: str, way: Way | PeerWay) -> bool:
+        """Whether a row belongs to a model, and is to be run or was."""
+        if way.only and name not in way.only:
+            return False
+        return not self.effort.only or who in self.effort.only or self.kept.has(table.title, name, who)
+
+    def left_out(self, table: Table, names: Sequence[str]) -> list[str]:
+        """Rows of peers that belong to a model and are not in the table, by model."""
+        if self.effort.peers is None:
+            return []
+        found = []
+        for name in (name for name in table.models if name in names):
+            rows = [
+                who
+                for who, way in table.peers.items()
+                if (not way.only or name in way.only) and not self.kept.has(table.title, name, who)
+            ]
+            if rows:
+                found.append(f"{', '.join(rows)} on {name}")
+        return found
 
     def float_line(self, name: str) -> Line:
         """The model itself."""

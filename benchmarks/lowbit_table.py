@@ -124,16 +124,20 @@ def best_peer(lines: Sequence[Line], model: str) -> Line | None:
 
 def beside(line: Line, rival: Line | None) -> str:
     """Our row against the best of the peers': difference of the metric, and how many times less CPU."""
-    if rival is None or line.by != "ours" or not line.scores or line.cost is None or rival.cost is None:
+    if rival is None or line.by != "ours" or not line.scores:
         return ""
     place = JUDGED.get(line.model, 0)
     gain = line.scores[place] - rival.scores[place]
-    times = rival.cost.cpu / max(line.cost.cpu, 1e-9)
-    text = f"{'+' if gain >= 0 else '-'}{shown(line.model, abs(gain))}, {times:.1f} × less CPU than {rival.way}"
-    if not line.rival:
-        return text
-    fast = times >= A_TENTH or not rival.learns
-    return f"{text}: {'met' if gain >= -1e-9 and fast else '**missed**'}"
+    text = f"{'+' if gain >= 0 else '-'}{shown(line.model, abs(gain))}"
+    accurate = gain >= -1e-9
+    if line.cost is None or rival.cost is None:
+        text += f" against {rival.way}"
+        reached = "accuracy met, CPU not compared" if accurate and rival.learns else "met" if accurate else "**missed**"
+    else:
+        times = rival.cost.cpu / max(line.cost.cpu, 1e-9)
+        text += f", {times:.1f} × less CPU than {rival.way}"
+        reached = "met" if accurate and (times >= A_TENTH or not rival.learns) else "**missed**"
+    return f"{text}: {reached}" if line.rival else text
 
 
 def rows(lines: Sequence[Line], goals: Mapping[str, float]) -> list[list[str]]:

@@ -15,6 +15,7 @@ import pytest
 from benchmarks import lowbit_adaround, lowbit_effort
 from benchmarks.calibration_subjects import save_feeds
 from benchmarks.lowbit import ahead_text
+from benchmarks.lowbit_kept import Kept
 from benchmarks.lowbit_peers import environments, measured
 from benchmarks.lowbit_runs import Bench, Effort, fewer_samples, run
 from benchmarks.lowbit_table import HEADER, Cost, Line, beside, best_peer, lost, mean_of, rows, verdict
@@ -128,6 +129,28 @@ def test_only_rows_that_are_asked_for_and_fit_the_model_are_run(small: Path) -> 
     found = list(bench.lines(Table("", "", ("small",), ways, {}, peers), ["small"]))
     assert [line.way for line in found] == ["float", "nearest", "NNCF"]
     assert found[-1].note == "cannot be had: 8 bits only"
+
+
+def test_rows_measured_before_are_not_measured_again(small: Path, tmp_path: Path) -> None:
+    """Rows that are not asked for are in the table if they were measured; what was left out is said."""
+    table = Table("t", "", ("small",), {"a": Way({"rounding": "nearest"}), "b": Way({"w_bit": 4})}, {}, {})
+    bench, path = _bench(small), tmp_path / "kept.jsonl"
+    bench.effort, bench.kept = replace(bench.effort, only=("a",)), Kept(path)
+    first = list(bench.lines(table, ["small"]))
+    assert [line.way for line in first] == ["float", "a"] and first[1].cost is not None
+    bench.effort, bench.kept = replace(bench.effort, only=("b",)), Kept(path, times=False)
+    again = list(bench.lines(table, ["small"]))
+    assert again[:2] == first
+    assert again[2].way == "b" and again[2].scores and again[2].cost is None
+    assert len(path.read_text().splitlines()) == 3
+    peers = {"NNCF": PeerWay("nncf", "nearest", 8), "other": PeerWay("nncf", "x", 8, only=(CIFAR,))}
+    bench.effort = replace(bench.effort, peers=small)
+    assert bench.left_out(replace(table, peers=peers), ["small"]) == ["NNCF on small"]
+
+
+def test_accuracy_alone_is_compared_without_seconds() -> None:
+    assert beside(replace(OURS, cost=None), PEER) == "+0.10 against AIMET AdaRound: accuracy met, CPU not compared"
+    assert beside(replace(OURS, cost=None, scores=(0.9, 0.79)), PEER).endswith("**missed**")
 
 
 def test_each_method_of_aimet_runs_with_its_range_schemes() -> None:
