@@ -9,8 +9,6 @@ an ordinary Q/DQ file.
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from typing import Any, Final
 
 import onnx
@@ -67,15 +65,5 @@ def exported(sim: Any) -> onnx.ModelProto:
     return found
 
 
-def main() -> int:
-    """Run the job; output of the peer goes to stderr."""
-    job = measured.job()
-    samples = measured.feeds(job)
-    with contextlib.redirect_stdout(sys.stderr):
-        import aimet_onnx  # noqa: F401  # start-up is not counted
-
-        return measured.tell(lambda: quantize(job, samples))
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(measured.main(quantize, "aimet_onnx"))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
+import os
 import resource
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -56,11 +60,27 @@ def peak_mb() -> float:
     raise SystemExit("/proc/self/status has no VmHWM: memory can be measured on Linux only")
 
 
-def tell(work: Callable[[], None]) -> int:
-    """Do the work and say on the last line of stdout what it cost, imports and samples not counted.
+def main(quantize: Callable[[Job, Feeds], object], *modules: str, batch: int | None = None) -> int:
+    """Run the job of the command line.
 
-    What the peer itself prints is to be redirected to stderr around this.
+    The last line of stdout says what it cost, without imports and samples; what the peer prints goes to stderr.
+
+    Args:
+        quantize: writes the file of a job.
+        modules: imported before; some peers compile operators then.
+        batch: batch size of samples, whatever the job says.
     """
+    wanted = job()
+    samples = feeds(wanted if batch is None else wanted | {"batch": batch})
+    with contextlib.redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)  # some peers write files there
+        for module in modules:
+            importlib.import_module(module)
+        return tell(lambda: quantize(wanted, samples))
+
+
+def tell(work: Callable[[], object]) -> int:
+    """Do the work and print what it cost as the last line of stdout."""
     start, begin = cpu_seconds(), time.perf_counter()
     work()
     cost = {"cpu": cpu_seconds() - start, "wall": time.perf_counter() - begin, "peak_mb": peak_mb()}

@@ -9,8 +9,6 @@ that it returns.
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import tempfile
 from pathlib import Path
 
@@ -45,15 +43,5 @@ def folded(path: str) -> onnx.ModelProto:
         return onnx.load(options.optimized_model_filepath)
 
 
-def main() -> int:
-    """Run the job; output of the peer goes to stderr."""
-    job = measured.job()
-    samples = measured.feeds(job | {"batch": 1})
-    with contextlib.redirect_stdout(sys.stderr):
-        import nncf.onnx  # noqa: F401  # start-up is not counted
-
-        return measured.tell(lambda: quantize(job, samples))
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(measured.main(quantize, "nncf.onnx", batch=1))

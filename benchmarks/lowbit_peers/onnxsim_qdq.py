@@ -8,9 +8,6 @@ codes of ``w_bit`` bits in 8-bit tensors and skips grouped convolutions: these k
 
 from __future__ import annotations
 
-import contextlib
-import sys
-
 import onnx
 
 from benchmarks.lowbit_peers import measured
@@ -35,15 +32,5 @@ def quantize(job: measured.Job, samples: measured.Feeds) -> None:
     onnx.save(model, job["output"])
 
 
-def main() -> int:
-    """Run the job; output of the peer goes to stderr."""
-    job = measured.job()
-    samples = measured.feeds(job)
-    with contextlib.redirect_stdout(sys.stderr):
-        import onnxsim.quark_weight_rounding  # noqa: F401  # start-up is not counted
-
-        return measured.tell(lambda: quantize(job, samples))
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(measured.main(quantize, "onnxsim.quark_weight_rounding"))

@@ -11,8 +11,6 @@ folds shapes and batch norms first, which PPQ cannot read.
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -121,16 +119,5 @@ def _repaired(model: onnx.ModelProto, source: onnx.ModelProto) -> onnx.ModelProt
     return model
 
 
-def main() -> int:
-    """Run the job; output of the peer goes to stderr."""
-    job = measured.job()
-    samples = measured.feeds(job)
-    with contextlib.redirect_stdout(sys.stderr):
-        import onnxslim  # noqa: F401  # start-up is not counted
-        import ppq.lib  # noqa: F401
-
-        return measured.tell(lambda: quantize(job, samples))
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(measured.main(quantize, "onnxslim", "ppq.lib"))

@@ -6,8 +6,6 @@ activations by ``scheme``: min_max or percentile. The result is the Q/DQ file th
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,15 +56,5 @@ def quantize(job: measured.Job, samples: measured.Feeds) -> None:
     ModelQuantizer(config).quantize_model(job["model"], job["output"], reader)
 
 
-def main() -> int:
-    """See the module; what the peer prints goes to stderr."""
-    job = measured.job()
-    samples = measured.feeds(job | {"batch": 1})  # it puts them together itself
-    with contextlib.redirect_stdout(sys.stderr):
-        import quark.onnx  # noqa: F401  # start-up, and at first use the compilation of its operators, are not counted
-
-        return measured.tell(lambda: quantize(job, samples))
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(measured.main(quantize, "quark.onnx", batch=1))

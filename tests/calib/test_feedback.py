@@ -13,22 +13,8 @@ from sbonnx import graph as graphs
 from sbonnx.calib.feedback import unroll
 from sbonnx.errors import DataError, NumericError, RecipeError
 from sbonnx.spec import Array
+from tests.calib.recurrent import BACK, step
 from tests.models import model, run
-
-STEP = """
-agraph (float[N,4] x, float[N,8] h) => (float[N,8] next, float[N,2] y) {
-    a = MatMul (x, w)
-    b = MatMul (h, u)
-    c = Add (a, b)
-    next = Tanh (c)
-    y = MatMul (next, v)
-}"""
-WEIGHTS: dict[str, Any] = {"w": (4, 8), "u": (8, 8), "v": (8, 2)}
-BACK = {"next": "h"}
-
-
-def step() -> onnx.ModelProto:
-    return model(STEP, **WEIGHTS)
 
 
 def steps(count: int, batch: int = 1, seed: int = 0) -> list[dict[str, Array]]:

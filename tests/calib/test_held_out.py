@@ -15,6 +15,7 @@ from sbonnx.calib import held_out
 from sbonnx.calib.feedback import unroll
 from sbonnx.calib.held_out import FEWEST, FEWEST_SEQUENCES, MOST, HeldOutSplit, divide, divide_sequences
 from sbonnx.cli.figures import measured
+from tests.calib.recurrent import BACK, step
 from tests.models import model
 
 IMAGES = np.load(digits().calib)["image"]
@@ -104,16 +105,6 @@ def test_a_file_that_does_not_generalize_is_a_problem(loudness: float, fair: boo
     assert sbonnx.quantize(proto, {"x": data}, backend="virtual", a_observer="minmax", held_out=0).ok
 
 
-RECURRENT = """
-agraph (float[N,4] x, float[N,8] h) => (float[N,8] next, float[N,2] y) {
-    a = MatMul (x, w)
-    b = MatMul (h, u)
-    c = Add (a, b)
-    next = Tanh (c)
-    y = MatMul (next, v)
-}"""
-
-
 def sequence(seed: int, length: int = 12, loudness: float = 1.0) -> list[dict[str, Any]]:
     """Steps of which the first brings the state."""
     rng = np.random.default_rng(seed)
@@ -126,12 +117,12 @@ def steps_of(order: Any, **wishes: Any) -> list[dict[str, Any]]:
 
 
 def test_whole_sequences_are_held_out() -> None:
-    proto = model(RECURRENT, w=(4, 8), u=(8, 8), v=(8, 2))
+    proto = step()
     graph = graphs.load(proto)
 
     def parts(order: Any, share: float = 1 / 16) -> list[set[bytes]]:
         data = datasets.read(steps_of(order), graph, optional=["h"])
-        found = divide_sequences(data, ["h"], share, lambda some, _: unroll(some, graph, {"next": "h"}))
+        found = divide_sequences(data, ["h"], share, lambda some, _: unroll(some, graph, BACK))
         assert len(found.every) == len(found.fit) + found.count
         assert found.held is not None and found.seen is not None
         return [
@@ -143,7 +134,7 @@ def test_whole_sequences_are_held_out() -> None:
     assert parts(reversed(range(20))) == [fit, held, seen]  # states included
     assert not fit & held and seen < fit
     assert any(
-        held == {feed["x"].tobytes() + feed["h"].tobytes() for feed in unroll(sequence(seed), graph, {"next": "h"})}
+        held == {feed["x"].tobytes() + feed["h"].tobytes() for feed in unroll(sequence(seed), graph, BACK)}
         for seed in range(20)
     )
     assert len(parts([*range(20), *range(20)])[1]) == 12  # a sequence and its copy are on one side
@@ -151,21 +142,19 @@ def test_whole_sequences_are_held_out() -> None:
 
 
 def test_few_sequences_are_all_calibrated_on() -> None:
-    proto = model(RECURRENT, w=(4, 8), u=(8, 8), v=(8, 2))
+    proto = step()
     for count, length, held in ((FEWEST_SEQUENCES - 1, 12, 0), (FEWEST_SEQUENCES, 12, 12), (FEWEST_SEQUENCES, 7, 0)):
         data = steps_of(range(count), length=length)
-        report = sbonnx.quantize(proto, data, backend="virtual", feedback={"next": "h"})
+        report = sbonnx.quantize(proto, data, backend="virtual", feedback=BACK)
         assert report.metrics.get("held_out", 0) == held
         assert report.counts["samples"] == count * length - held
-    picked = sbonnx.quantize(
-        proto, steps_of(range(16)), backend="virtual", feedback={"next": "h"}, samples=64, pick="random"
-    )
+    picked = sbonnx.quantize(proto, steps_of(range(16)), backend="virtual", feedback=BACK, samples=64, pick="random")
     assert (picked.metrics["held_out"], picked.counts["samples"]) == (4, 60)
 
 
 def test_a_recurrent_file_that_does_not_generalize_is_a_problem() -> None:
     """The only loud sequence is the one held out."""
-    proto = model(RECURRENT, w=(4, 8), u=(8, 8), v=(8, 2))
+    proto = step()
     graph = graphs.load(proto)
     quiet = steps_of(range(15), loudness=0.02)
     for seed in range(1000, 2000):
@@ -178,7 +167,7 @@ def test_a_recurrent_file_that_does_not_generalize_is_a_problem() -> None:
         )
         if found.held is not None and np.abs(np.concatenate([feed["x"] for feed in found.held])).max() > 1:
             break
-    report = sbonnx.quantize(proto, data, backend="virtual", a_observer="minmax", feedback={"next": "h"})
+    report = sbonnx.quantize(proto, data, backend="virtual", a_observer="minmax", feedback=BACK)
     assert "output 'next' is lost in error" in report.problems[0]
     assert report.metrics["calibration"][0]["sqnr_db"] > 30
-    assert sbonnx.quantize(proto, data, backend="virtual", a_observer="minmax", feedback={"next": "h"}, held_out=0).ok
+    assert sbonnx.quantize(proto, data, backend="virtual", a_observer="minmax", feedback=BACK, held_out=0).ok

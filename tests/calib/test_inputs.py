@@ -15,7 +15,8 @@ import sbonnx
 from sbonnx.calib.readers import Sampling
 from sbonnx.errors import DataError
 from sbonnx.spec import Array
-from tests.calib.test_feedback import STEP, WEIGHTS, plain_loop, steps
+from tests.calib.recurrent import STEP, WEIGHTS
+from tests.calib.test_feedback import plain_loop, steps
 from tests.models import model, run
 
 Feeds = list[dict[str, Array]]
