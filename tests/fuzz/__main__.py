@@ -1,4 +1,4 @@
-"""Long runs of the fuzz suite: ``python -m tests.fuzz --cases 10000 [--seed N] [--part NAME] [--keep FOLDER]``."""
+"""Long runs of the fuzz suite: ``python -m tests.fuzz --cases 10000``; ``--help`` lists the options."""
 
 from __future__ import annotations
 
@@ -9,8 +9,18 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+from benchmarks.results import write_section
 from tests.fuzz.collecting import Tally, collect
 from tests.fuzz.parts import PARTS
+
+ABOUT = """## Fuzzing
+
+`python -m tests.fuzz --cases {cases} --seed {seed} --write`: wrong models, data, recipes, flags, job files and names, \
+each run through the command line in a process of its own. A fault is a traceback, an internal error, a signal, more \
+than 60 s, memory above the size of the model and 1 GB, a file left behind, a changed input, an unreadable report, or a \
+result that computes something else than its model.
+
+"""
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -21,6 +31,7 @@ def options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--part", choices=list(PARTS), action="append", help="only this part; can be repeated")
     parser.add_argument("--keep", help="folder for one pickled case of every kind of fault")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--write", action="store_true", help="put the table into docs/results.md")
     return parser.parse_args(arguments)
 
 
@@ -56,8 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         whole += tally
         for kind, text in sorted(tally.faults.items()):
             print(f"\n{part}: {kind}\n  {text}")
-    print(f"\n{table(tallies)}\n\n{whole.classes.total()} cases, {time.monotonic() - start:.0f} s;", end=" ")
-    print(f"longest {whole.slowest:.1f} s, highest memory {whole.peak >> 20} MiB")
+    text = f"{table(tallies)}\n\n{whole.classes.total()} cases; longest {whole.slowest:.1f} s, highest memory "
+    text += f"{whole.peak >> 20} MiB."
+    print(f"\n{text}\n{time.monotonic() - start:.0f} s")
+    if chosen.write:
+        write_section("fuzz", ABOUT.format(cases=chosen.cases, seed=chosen.seed) + text)
     return 1 if whole.faults else 0
 
 
