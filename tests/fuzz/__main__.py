@@ -17,8 +17,8 @@ ABOUT = """## Fuzzing
 
 `python -m tests.fuzz --cases {cases} --seed {seed} --write`: wrong models, data, recipes, flags, job files and names, \
 each run through the command line in a process of its own. A fault is a traceback, an internal error, a signal, more \
-than 60 s, memory above the size of the model and 1 GB, a file left behind, a changed input, an unreadable report, or a \
-result that computes something else than its model.
+than 60 s, memory above the size of the model and 1 GB, a file left behind, a changed input, an unreadable report, or \
+a result that computes something else than its model.
 
 """
 
