@@ -52,7 +52,7 @@ def _clipped(node: Node, outputs: set[int]) -> tuple[Node, np.generic, np.generi
     if id(quantize.outputs[0]) in outputs or any(value is None or value.size != 1 for value in values):
         return None
     low, high, scale, zero = (value.reshape(()) for value in values if value is not None)
-    if zero.dtype not in (np.dtype(np.int8), np.dtype(np.uint8)) or low > high:
+    if zero.dtype not in (np.dtype(np.int8), np.dtype(np.uint8)) or not low <= high:  # NaN
         return None
     limits = np.iinfo(zero.dtype)
     ends = (np.clip(np.rint(end / scale) + float(zero), limits.min, limits.max) for end in (low, high))

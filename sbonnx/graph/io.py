@@ -110,6 +110,7 @@ def _inline(model: ModelProto, opened: Opened, info: ModelInfo) -> ModelProto:
         model = inline_local_functions(model, convert_version=True)
     except ONNX_ERRORS as error:
         raise ModelError(f"{opened.label}: its functions cannot be inlined: {' '.join(str(error).split())}") from None
+    validate(model)  # a call can leave inputs out that the nodes of its function need
     info.notes.append(f"{count} local function{'s' if count > 1 else ''} inlined")
     return model
 

@@ -210,6 +210,21 @@ def mode_of_bytes() -> onnx.ModelProto:
     return proto
 
 
+def parameter_twice() -> onnx.ModelProto:
+    """A function whose last parameter, which its call leaves out, has the name of one that a node needs."""
+    proto = onnx.load_from_string(seeds.seed("function"))
+    (outer,) = [one for one in proto.functions if one.name == "Outer"]
+    outer.input.append(outer.input[-1])
+    return proto
+
+
+def clip_to_nan() -> onnx.ModelProto:
+    proto = onnx.load_from_string(seeds.seed("plain"))
+    (high,) = [one for one in proto.graph.initializer if one.name == "high"]
+    high.CopyFrom(numpy_helper.from_array(np.array(np.nan, np.float32), "high"))
+    return proto
+
+
 def future_domain() -> onnx.ModelProto:
     """Local functions of an opset that no 32-bit integer holds."""
     proto = onnx.load_from_string(seeds.seed("function"))
