@@ -1,0 +1,223 @@
+"""Structure of the source tree in figures: modules, folders, names, parameters, docstrings.
+
+python -m benchmarks.structure [--list NAME] [--write]
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from benchmarks.results import ROOT, arguments, table, write_section
+
+FOLDERS: Final = ("sbonnx", "calib", "patterns")
+OPENINGS: Final = ("What ", "See ", "Where ", "The same", "How ")
+EVERYWHERE: Final = frozenset({"base", "types", "__init__", "__main__"})
+"""Names of modules that say their role in any package."""
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Module:
+    """One source file.
+
+    Attributes:
+        name: dotted import name.
+        path: of the file.
+        lines: number of lines.
+        tree: its syntax.
+    """
+
+    name: str
+    path: Path
+    lines: int
+    tree: ast.Module
+
+    @property
+    def folder(self) -> str:
+        return str(self.path.parent.relative_to(ROOT))
+
+    @property
+    def is_package(self) -> bool:
+        return self.path.name == "__init__.py"
+
+    @cached_property
+    def functions(self) -> list[Function]:
+        """All functions and methods."""
+        return [node for node in ast.walk(self.tree) if isinstance(node, Function)]
+
+
+def modules() -> list[Module]:
+    """All modules of the product, each once though links lead to two of the folders."""
+    found = []
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            inner = path.relative_to(ROOT / folder).parts
+            if folder == "sbonnx" and inner[0] in FOLDERS:
+                continue
+            parts = [*(("sbonnx", folder) if folder != "sbonnx" else ("sbonnx",)), *inner]
+            name = ".".join(parts).removesuffix(".py").removesuffix(".__init__")
+            text = path.read_text(encoding="utf-8")
+            found.append(Module(name, path, text.count("\n"), ast.parse(text)))
+    return found
+
+
+def importers(every: list[Module]) -> dict[str, set[str]]:
+    """Modules that import each module."""
+    names = {module.name for module in every}
+    found: dict[str, set[str]] = defaultdict(set)
+    for module in every:
+        package = module.name if module.is_package else module.name.rpartition(".")[0]
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Import):
+                targets = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                start = package.rsplit(".", node.level - 1)[0] if node.level else ""
+                base = ".".join(part for part in (start, node.module) if part)
+                targets = [f"{base}.{alias.name}" if f"{base}.{alias.name}" in names else base for alias in node.names]
+            else:
+                continue
+            for target in targets:
+                if target in names and target != module.name:
+                    found[target].add(module.name)
+    return found
+
+
+def twice(names: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
+    """Names that are defined in several places: places by name."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for name, place in names:
+        places[name].append(place)
+    return {name: found for name, found in sorted(places.items()) if len(found) > 1}
+
+
+def classes(every: list[Module]) -> Iterator[tuple[str, str]]:
+    """(class, module) of all classes, nested ones too."""
+    for module in every:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef):
+                yield node.name, module.name
+
+
+def parameters(function: Function) -> int:
+    """Number of parameters, without `self` and `cls`."""
+    given = function.args
+    names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    return sum(name not in ("self", "cls") for name in names)
+
+
+def docstrings(every: list[Module]) -> Iterator[tuple[str, str]]:
+    """(place, text) of all docstrings, those of constants included."""
+    for module in every:
+        for node in ast.walk(module.tree):
+            body = getattr(node, "body", None)
+            for statement in body if isinstance(body, list) else ():
+                if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                    text = statement.value.value
+                    if isinstance(text, str):
+                        yield f"{module.name} line {statement.lineno}", text
+
+
+def one_caller(every: list[Module]) -> tuple[list[str], int]:
+    """Private functions and methods that their module uses once, and the number of all functions."""
+    used: Counter[str] = Counter()
+    for module in every:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Name):
+                used[f"{module.name}.{node.id}"] += 1
+            elif isinstance(node, ast.Attribute):
+                used[f"{module.name}.{node.attr}"] += 1
+    private = [
+        f"{module.name}.{function.name}"
+        for module in every
+        for function in module.functions
+        if function.name.startswith("_") and not function.name.startswith("__")
+    ]
+    return [name for name in private if used[name] == 1], sum(len(module.functions) for module in every)
+
+
+def figures(every: list[Module]) -> dict[str, tuple[str, str, list[str]]]:
+    """Figure, goal, and what it counts, by name."""
+    own = [module for module in every if not module.is_package]
+    folders = Counter(module.folder for module in own)
+    importing = importers(every)
+    single = [
+        f"{module.name} (from {min(importing[module.name])})"
+        for module in own
+        if len(importing[module.name]) == 1
+        and module.lines < 80
+        and min(importing[module.name]).rpartition(".")[0] == module.name.rpartition(".")[0]
+    ]
+    class_names = twice(classes(every))
+    module_names = twice(
+        (name, module.name) for module in own if (name := module.name.rpartition(".")[2]) not in EVERYWHERE
+    )
+    wide = {
+        least: [
+            f"{module.name}.{function.name} ({parameters(function)})"
+            for module in every
+            for function in module.functions
+            if parameters(function) >= least
+        ]
+        for least in (8, 10)
+    }
+    openings = [f"{place}: {text[:60]}" for place, text in docstrings(every) if text.startswith(OPENINGS)]
+    alone, count = one_caller(every)
+    sessions = [
+        f"{module.name} line {node.lineno}"
+        for module in every
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("InferenceSession")
+    ]
+    large = [f"{folder}: {count}" for folder, count in folders.most_common() if count > 15]
+    return {
+        "modules": (str(len(every)), "≤ 340", []),
+        "lines of Python": (f"{sum(module.lines for module in every):,}", "≤ 63,000", []),
+        "most modules in a folder": (str(max(folders.values())), "15 (two exceptions)", large),
+        "modules below 80 lines with one importer, beside it": (str(len(single)), "< 30", single),
+        "private functions with one caller": (f"{len(alone) / count:.0%}", "< 15 %", alone),
+        "class names that occur twice": (
+            str(len(class_names)),
+            "< 15",
+            [f"{name}: {', '.join(places)}" for name, places in class_names.items()],
+        ),
+        "module names that occur twice": (
+            str(len(module_names)),
+            "< 20",
+            [f"{name}: {', '.join(places)}" for name, places in module_names.items()],
+        ),
+        "functions with 8 parameters or more": (str(len(wide[8])), "< 20", wide[8]),
+        "functions with 10 parameters or more": (str(len(wide[10])), "< 6", wide[10]),
+        "docstrings that begin with What, See, Where, How or The same": (str(len(openings)), "0", openings),
+        "places that open an onnxruntime session": (str(len(sessions)), "1", sessions),
+    }
+
+
+def main() -> int:
+    """Print the figures, or what one of them counts."""
+    parser = arguments(__doc__)
+    parser.add_argument("--list", metavar="NAME", help="list what the figure that begins with NAME counts")
+    options = parser.parse_args()
+    found = figures(modules())
+    if options.list:
+        for name, (_, _, counted) in found.items():
+            if name.startswith(options.list):
+                print("\n".join(counted))
+        return 0
+    text = table(("figure", "value", "goal"), [(name, value, goal) for name, (value, goal, _) in found.items()])
+    print(text)
+    if options.write:
+        about = "## Structure\n\n`python -m benchmarks.structure --write`: figures of the source tree.\n\n"
+        write_section("structure", about + text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
