@@ -19,13 +19,18 @@ KINDS: Final = {
 _PIECE: Final = 1 << 20
 
 
-def is_utf8(path: str | os.PathLike[str]) -> bool:
-    """Whether UTF-8 can encode a path. onnx and onnxruntime take no other."""
+def native_source(path: str | os.PathLike[str]) -> str | bytes:
+    """A model file as onnx's and onnxruntime's functions take it: its path, or its content if that is not UTF-8.
+
+    External data of such a file is not found by them.
+    """
+    name = os.fspath(path)
     try:
-        os.fspath(path).encode()
+        name.encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        with open(name, "rb") as file:
+            return file.read()
+    return name
 
 
 def check_regular(path: str | os.PathLike[str]) -> int:

@@ -11,6 +11,7 @@ from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from sbonnx.errors import ModelError
 from sbonnx.graph.protos import tensor_protos
+from sbonnx.input_files import native_source
 
 INVALID = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError)
 
@@ -37,7 +38,7 @@ def check_file(path: str | os.PathLike[str]) -> None:
         ModelError: the file is not valid.
     """
     try:
-        onnx.checker.check_model(os.fspath(path), full_check=True)
+        onnx.checker.check_model(native_source(path), full_check=True)
     except INVALID as error:
         if not _is_valid_but_for_shapes(path):
             raise ModelError(f"{os.fspath(path)} does not pass onnx.checker: {' '.join(str(error).split())}") from error

@@ -14,7 +14,6 @@ from sbonnx.errors import OutputError
 from sbonnx.graph import wire
 from sbonnx.graph.temporary import temporary_folder
 from sbonnx.graph.write import Skeleton
-from sbonnx.input_files import is_utf8
 
 EXTERNAL_BYTES: Final = 3 << 29
 """Weights of more than 1.5 GiB go to a file of their own: protobuf can hold 2 GiB in all."""
@@ -116,10 +115,8 @@ def check_target(path: Path, inputs: Iterable[Path], *, force: bool) -> None:
 
     Raises:
         OutputError: a folder, device, FIFO or socket, or a symlink to one; in no folder, or one that cannot be written
-            to; an input, or there already; a path that is not UTF-8.
+            to; an input, or there already.
     """
-    if not is_utf8(path):
-        raise OutputError(f"'{path}' cannot be written: onnxruntime opens no file whose path is not UTF-8")
     there = is_replaceable(path)
     _check_folder(path)
     if any(_same(path, given) for given in inputs):

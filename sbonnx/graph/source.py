@@ -18,7 +18,6 @@ from sbonnx.graph.mapping import WeightBytes
 from sbonnx.graph.protos import MAX_BODIES, tensor_protos, texts
 from sbonnx.graph.validate import check_tensor
 from sbonnx.graph.weights import INLINE_BYTES, byte_size
-from sbonnx.input_files import is_utf8
 
 SHOWN: Final = 100
 """Characters of a file name that a message shows."""
@@ -64,14 +63,12 @@ def open_model(source: str | os.PathLike[str] | ModelProto) -> Opened:
     """Skeleton and payloads of a file, or of a model in memory.
 
     Raises:
-        ModelError: the file is missing, a folder, empty, not ONNX, cut off, its path is not UTF-8, or its external data
-            is missing, too short or outside the model's folder.
+        ModelError: the file is missing, a folder, empty, not ONNX, cut off, or its external data is missing, too short
+            or outside the model's folder.
     """
     if isinstance(source, ModelProto):
         return _from_proto(source)
     path = Path(source)
-    if not is_utf8(path):
-        raise ModelError(f"'{path}' cannot be read: onnxruntime opens no file whose path is not UTF-8; rename it")
     try:
         _require_file(path)
         mapped = WeightBytes.map(path)

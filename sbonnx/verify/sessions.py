@@ -16,6 +16,7 @@ from sbonnx.calib.session import LEVELS
 from sbonnx.cpu import cores
 from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import read_proto
+from sbonnx.input_files import native_source
 from sbonnx.runtime import onnxruntime
 from sbonnx.spec import Array
 
@@ -65,8 +66,8 @@ def session(
         prefix = "session.optimized_model_external_initializers"
         options.add_session_config_entry(f"{prefix}_file_name", f"{write.name}.weights")
         options.add_session_config_entry(f"{prefix}_min_size_in_bytes", str(BESIDE_BYTES))
-    source = str(model) if isinstance(model, Path) else model
     try:
+        source = native_source(model) if isinstance(model, Path) else model
         return runtime.InferenceSession(source, options, providers=providers(device), disabled_optimizers=list(without))
     except Exception as error:  # onnxruntime's own exceptions share no base class
         name = model if isinstance(model, Path) else "the model"

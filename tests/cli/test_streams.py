@@ -220,7 +220,7 @@ def test_a_file_name_that_is_not_text(place: Path, capfd: pytest.CaptureFixture[
 
     name = os.fsdecode(b"\xff.onnx")
     Path("m.onnx").rename(name)
-    line = ("quantize", name, "--data", "d.npz", "-o", "out/q.onnx", "--force", "--no-verify")
+    line = ("quantize", name, "--data", "d.npz", "-o", os.fsdecode(b"out/q\xff.onnx"), "--force")
     assert main((*line, "--json", "--report", "out/r.json")) == 0
     out, _ = capfd.readouterr()
     assert json.loads(out)["model"] == json.loads(Path("out/r.json").read_text())["model"] == name

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
-from sbonnx.errors import ModelError, OutputError
-from sbonnx.graph import load
-from sbonnx.graph.files import check_target
+from sbonnx.errors import OutputError
 from sbonnx.graph.staging import staged
 
 
@@ -49,15 +46,3 @@ def test_nothing_is_left_when_the_block_fails(tmp_path: Path) -> None:
         write(path)
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("name", [b"m\xff.onnx", b"\xe9t\xe9/m.onnx"])
-def test_paths_that_are_not_utf8(name: bytes, tmp_path: Path) -> None:
-    """onnx's checker and onnxruntime take no such path."""
-    path = Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), name)))
-    path.parent.mkdir(exist_ok=True)
-    path.touch()
-    with pytest.raises(ModelError, match="path is not UTF-8; rename it"):
-        load(path)
-    with pytest.raises(OutputError, match="path is not UTF-8"):
-        check_target(path.with_name(f"q{path.name}"), (), force=False)
