@@ -12,9 +12,9 @@ from typing import Any
 
 from benchmarks.calibration_subjects import Samples
 from benchmarks.calibration_ways import Seconds
-from sbonnx.calib.bound import Bound
 from sbonnx.calib.calibrator import Calibrator
-from sbonnx.calib.data import Dataset
+from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.engine.io_binding import Bound
 from sbonnx.calib.progress import Silent
 from sbonnx.calib.sketches import Panel
 from sbonnx.prepare import Prepared

@@ -21,7 +21,7 @@ from benchmarks.calibration_profile import Watch, halves, parts
 from benchmarks.calibration_subjects import Samples, Subject
 from benchmarks.calibration_table import Cell, Measured, Target, alternate, difference, ratio
 from sbonnx import graph as graphs
-from sbonnx.calib.data import Dataset
+from sbonnx.calib.data.dataset import Dataset
 from sbonnx.prepare import Prepared
 
 FIGURES: Final = ("speed", "asym", "cache", "workers", "profile", "memory", "peer")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.calibration_subjects import Samples
-from sbonnx.calib import walk
+from sbonnx.calib import calibrate as walk
 from sbonnx.calib.calibrator import Calibrator
-from sbonnx.calib.data import Dataset, read
+from sbonnx.calib.data.dataset import Dataset, read
 from sbonnx.calib.observers import make_observer
 from sbonnx.calib.progress import Silent
 from sbonnx.graph import Graph
@@ -104,7 +104,7 @@ def solution(made: Prepared, data: Dataset, **options: Any) -> tuple[float, Solu
 
 def asym(made: Prepared, data: Dataset) -> float:
     """Layer by layer with a quantized stream beside the float one, activations within `ASYM_MEMORY`."""
-    from sbonnx.calib.asym import Asym
+    from sbonnx.calib.quantized.stream import Asym
 
     return solution(made, data, granularity="layer", memory=ASYM_MEMORY, asym=Asym())[0]
 

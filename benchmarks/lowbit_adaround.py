@@ -16,14 +16,14 @@ from benchmarks.lowbit_batches import BATCH, on_batches
 from benchmarks.lowbit_runs import Bench
 from benchmarks.results import table
 from sbonnx.calib.calibrator import Calibrator
-from sbonnx.calib.data import read
-from sbonnx.calib.grouped import MOST
+from sbonnx.calib.data.dataset import read
+from sbonnx.calib.engine.batching import MOST
+from sbonnx.calib.engine.runner import LayerRunner
+from sbonnx.calib.engine.segments import Segment
+from sbonnx.calib.engine.threads import one_blas_thread
 from sbonnx.calib.layers import Layer, layers_of
-from sbonnx.calib.numbers import Numbers
 from sbonnx.calib.progress import Silent
-from sbonnx.calib.runner import LayerRunner
-from sbonnx.calib.segments import Segment
-from sbonnx.calib.threads import one_blas_thread
+from sbonnx.calib.quantized.state import Numbers
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.moments import Moments, MomentSums
 from sbonnx.prepare import Prepared, prepare, read_recipe

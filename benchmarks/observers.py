@@ -16,7 +16,7 @@ from typing import Any, Final
 from benchmarks.accuracy import BATCH, HEADLINE, load_pack
 from benchmarks.results import arguments, table, write_section
 from sbonnx import graph as graphs
-from sbonnx.calib.walk import calibrate
+from sbonnx.calib.calibrate import calibrate
 from sbonnx.prepare import prepare, read_recipe
 
 BACKEND: Final = "onnxruntime"

@@ -52,7 +52,7 @@ def long_run(samples: int) -> dict[str, float]:
     """MobileNetV2, histograms of every observed tensor."""
     from benchmarks.models import mobilenet
     from sbonnx.calib.calibrator import Calibrator
-    from sbonnx.calib.data import read
+    from sbonnx.calib.data.dataset import read
     from sbonnx.calib.progress import Silent
     from sbonnx.prepare import prepare, read_recipe
 
@@ -88,9 +88,9 @@ def large_run(gigabytes: float) -> dict[str, float]:
     import onnx
 
     from sbonnx.calib.calibrator import Calibrator
-    from sbonnx.calib.data import read
+    from sbonnx.calib.data.dataset import read
     from sbonnx.calib.progress import Silent
-    from sbonnx.calib.store import StoreCounters, TensorStore
+    from sbonnx.calib.storage.tensor_store import StoreCounters, TensorStore
     from sbonnx.prepare import prepare, read_recipe
 
     rng = np.random.default_rng(0)

@@ -1,7 +1,11 @@
 """Calibration: data in, ranges and scales out.
 
-In the order in which data meets them: `data` (with `readers`, `feedback`), `rows`, `cutting` (with `segments`,
-`branches`), `runner` (with `session`, `bound`, `blocked`), `observe` (with `lane`, `threads`, `shards`, `keeping`,
-`store`, `arena`, `spill`, `nonfinite`, `progress`), `sketches`, `recall` (with `cache`), `observers`, `asym`, `solve`;
-`walk` and `calibrator` lead through them, and `forward` proves the result.
+- `data`: data sets from files and Python objects, checked against the inputs of the model.
+- `engine`: execution of the float graph over samples, in segments, and observation of its tensors.
+- `sketches`, `observers`: mergeable statistics of a tensor, and the range that each method derives from them.
+- `qparams`: scales and zero points from ranges.
+- `quantized`: values of the simulated quantized graph.
+- `storage`, `cache`, `workers`: activations within a memory budget, statistics of earlier runs, worker processes.
+- `calibrator`, `calibrate`: the entry points; `shared_calibration` observes for several plans at once.
+- `held_out`, `recurrent`: samples for verification, and feeds with the states of recurrent models.
 """

@@ -9,17 +9,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.calib.canonical import canonical_units
-from sbonnx.calib.data import Dataset
+from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.engine.canonical_order import canonical_units
+from sbonnx.calib.engine.runner import CPU, LayerRunner, providers
+from sbonnx.calib.engine.sample_splitter import Rows
+from sbonnx.calib.engine.segments import Segment
+from sbonnx.calib.engine.threads import in_order, one_blas_thread
 from sbonnx.calib.layers import Layer, Watched, in_budget, layers_of, watched
 from sbonnx.calib.progress import Progress, Silent
-from sbonnx.calib.rows import Rows
-from sbonnx.calib.runner import CPU, LayerRunner, providers
-from sbonnx.calib.segments import Segment
-from sbonnx.calib.solve import weight_bounds
-from sbonnx.calib.store import parse_size
-from sbonnx.calib.threads import in_order, one_blas_thread
-from sbonnx.calib.unit import Unit
+from sbonnx.calib.qparams.solve import weight_bounds
+from sbonnx.calib.storage.tensor_store import parse_size
 from sbonnx.cpu import cores
 from sbonnx.equalize.awq import Aware, Scaled, awq
 from sbonnx.graph import Graph

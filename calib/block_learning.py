@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.calib.segments import Segment
+from sbonnx.calib.engine.segments import Segment
+from sbonnx.calib.quantized.activation_pairs import FLOAT, QUANTIZED, TwoStreams
 from sbonnx.calib.soft_block import BESIDE, SoftBlock
-from sbonnx.calib.two_streams import FLOAT, QUANTIZED, TwoStreams
 from sbonnx.errors import ModelError
 from sbonnx.plan.types import Site
 from sbonnx.rounding.soft import SETTLINGS, Choice, SoftBlocks, pull

@@ -12,19 +12,19 @@ from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.calib.asym import plainly, quantized
 from sbonnx.calib.block_learning import Batches, Found, Lesson
-from sbonnx.calib.device import place_on
-from sbonnx.calib.numbers import Numbers, Walked
+from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.engine.cuda import place_on
+from sbonnx.calib.engine.runner import LayerRunner, providers
+from sbonnx.calib.engine.segments import Segment
+from sbonnx.calib.engine.threads import in_order
 from sbonnx.calib.progress import Progress
-from sbonnx.calib.runner import LayerRunner, providers
-from sbonnx.calib.segments import Segment
+from sbonnx.calib.quantized.activation_pairs import FLOAT, QUANTIZED, TwoStreams
+from sbonnx.calib.quantized.state import Numbers, Walked
+from sbonnx.calib.quantized.stream import plainly, quantized
 from sbonnx.calib.single_cuts import blocks
 from sbonnx.calib.soft_block import SoftBlock
-from sbonnx.calib.store import TensorStore
-from sbonnx.calib.threads import in_order
-from sbonnx.calib.two_streams import FLOAT, QUANTIZED, TwoStreams
-from sbonnx.calib.unit import Unit
+from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.correct.biases import biases_of
 from sbonnx.errors import ModelError
 from sbonnx.graph import Graph

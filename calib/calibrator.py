@@ -13,27 +13,27 @@ from typing import Any
 
 import numpy as np
 
-from sbonnx.calib.asym import Asym, walk_quantized
 from sbonnx.calib.blockwise import walk_blocks, wants_blocks
-from sbonnx.calib.canonical import canonical_units
-from sbonnx.calib.counted import count as counted
-from sbonnx.calib.cutting import branches_of, course_of
-from sbonnx.calib.data import Dataset
+from sbonnx.calib.cache.forward_count import count as counted
+from sbonnx.calib.cache.resume import CHECKPOINT_EVERY, EVERYTHING, Recall
+from sbonnx.calib.data import Feed
+from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.engine.canonical_order import canonical_units
+from sbonnx.calib.engine.observation import Key, Observation, Wish, wishes_of
+from sbonnx.calib.engine.runner import CPU, providers, settings
+from sbonnx.calib.engine.sample_splitter import Rows, Unit
+from sbonnx.calib.engine.schedule import branches_of, course_of
+from sbonnx.calib.engine.segments import Granularity
 from sbonnx.calib.fit import said
-from sbonnx.calib.numbers import Walked
-from sbonnx.calib.observe import Key, Observation, Wish, wishes_of
 from sbonnx.calib.observers import make_observer
 from sbonnx.calib.progress import Progress
-from sbonnx.calib.readers import Feed
-from sbonnx.calib.recall import CHECKPOINT_EVERY, EVERYTHING, Recall
+from sbonnx.calib.qparams.solve import Solve, solution_of
+from sbonnx.calib.quantized.state import Walked
+from sbonnx.calib.quantized.stream import Asym, walk_quantized
 from sbonnx.calib.reconstruct import Reconstruction, walk_rounding
-from sbonnx.calib.rows import Rows, Unit
-from sbonnx.calib.runner import CPU, providers, settings
-from sbonnx.calib.segments import Granularity
-from sbonnx.calib.shards import Shards, one_process
 from sbonnx.calib.sketches import Sketch
-from sbonnx.calib.solve import Solve, solution_of
-from sbonnx.calib.store import TensorStore, parse_size
+from sbonnx.calib.storage.tensor_store import TensorStore, parse_size
+from sbonnx.calib.workers.shards import Shards, one_process
 from sbonnx.cpu import cores
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph

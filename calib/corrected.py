@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from sbonnx.calib.solve import bias_codes, weight_of
+from sbonnx.calib.qparams.solve import bias_codes, weight_of
 from sbonnx.graph import Tensor
 from sbonnx.plan.types import Plan, Solution
 from sbonnx.report import Refusal

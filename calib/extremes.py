@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from sbonnx.calib.calibrator import Calibrator
-from sbonnx.calib.data import Dataset
+from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.progress import Progress, Silent
 from sbonnx.calib.sketches import Sketch
 from sbonnx.graph import Graph, Variable

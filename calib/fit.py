@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 
 from sbonnx.calib.layers import WHAT, Layer, Seen, Watched, WatchedMeans, watched
-from sbonnx.calib.numbers import Numbers
-from sbonnx.calib.scales import limits_for
-from sbonnx.calib.solve import scale_type
+from sbonnx.calib.qparams.safe_scales import limits_for
+from sbonnx.calib.qparams.solve import scale_type
+from sbonnx.calib.quantized.state import Numbers
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
 from sbonnx.moments import Means, Moments, share_of, shrinkage_of

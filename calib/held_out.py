@@ -9,10 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.calib import data as datasets
-from sbonnx.calib.data import Dataset
-from sbonnx.calib.readers import Feed, Source
-from sbonnx.calib.rows import Rows
+from sbonnx.calib.data import Feed, Source
+from sbonnx.calib.data import dataset as datasets
+from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.engine.sample_splitter import Rows
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import array_digests, combined
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sbonnx.calib.calibrator import Calibrator
-from sbonnx.calib.data import Dataset
+from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.progress import Progress, Silent
 from sbonnx.graph import Graph
 from sbonnx.graph.query import scopes

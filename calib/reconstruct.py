@@ -16,21 +16,21 @@ from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.calib.asym import Asym, measured_sites, quantized, quantized_reads, staged, uses_of
-from sbonnx.calib.canonical import memory_of_inputs
+from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.engine.activation_cache import Keeper
+from sbonnx.calib.engine.batching import grouped, width_for
+from sbonnx.calib.engine.canonical_order import memory_of_inputs
+from sbonnx.calib.engine.observation import wishes_of
+from sbonnx.calib.engine.runner import LayerRunner
+from sbonnx.calib.engine.segments import Segment
+from sbonnx.calib.engine.threads import in_order, one_blas_thread
 from sbonnx.calib.fit import Fitter, Reconstruction
-from sbonnx.calib.grouped import grouped, width_for
-from sbonnx.calib.keeping import Keeper
 from sbonnx.calib.layers import Layer, Seen, in_budget, layers_of
-from sbonnx.calib.numbers import RoundSite, Walked
-from sbonnx.calib.observe import wishes_of
 from sbonnx.calib.progress import Progress
-from sbonnx.calib.runner import LayerRunner
-from sbonnx.calib.segments import Segment
+from sbonnx.calib.quantized.state import RoundSite, Walked
+from sbonnx.calib.quantized.stream import Asym, measured_sites, quantized, quantized_reads, staged, uses_of
 from sbonnx.calib.sketches import Sketch
-from sbonnx.calib.store import TensorStore
-from sbonnx.calib.threads import in_order, one_blas_thread
-from sbonnx.calib.unit import Unit
+from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
 from sbonnx.plan.types import Plan, Reader, Site

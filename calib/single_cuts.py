@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Final, Literal
 
-from sbonnx.calib.segments import Segment, needed, reads_of
+from sbonnx.calib.engine.segments import Segment, needed, reads_of
 from sbonnx.graph import Graph, Node
 from sbonnx.graph.query import dtype
 

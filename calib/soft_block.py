@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.calib.asym import quantized
-from sbonnx.calib.numbers import Numbers
-from sbonnx.calib.segments import Segment
+from sbonnx.calib.engine.segments import Segment
+from sbonnx.calib.quantized.state import Numbers
+from sbonnx.calib.quantized.stream import quantized
 from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph, Node, Tensor, Variable
 from sbonnx.graph.edit import replace_input

@@ -9,8 +9,8 @@ from typing import Any, Final, final
 
 import numpy as np
 
-from sbonnx.calib.scales import limits_for
-from sbonnx.calib.solve import scale_type
+from sbonnx.calib.qparams.safe_scales import limits_for
+from sbonnx.calib.qparams.solve import scale_type
 from sbonnx.correct import biases_of
 from sbonnx.correct.normals import CHANNELS, normal_of
 from sbonnx.graph import Constant, Graph, Node, Normal

@@ -22,21 +22,21 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sbonnx.calib.asym import staged
-from sbonnx.calib.canonical import canonical_units, memory_of_inputs
 from sbonnx.calib.corrected import with_corrections
-from sbonnx.calib.data import Dataset
-from sbonnx.calib.keeping import Keeper
-from sbonnx.calib.pairs import quantize_reads
+from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.engine.activation_cache import Keeper
+from sbonnx.calib.engine.canonical_order import canonical_units, memory_of_inputs
+from sbonnx.calib.engine.runner import CPU, LayerRunner, providers
+from sbonnx.calib.engine.sample_splitter import Rows
+from sbonnx.calib.engine.segments import Segment, cut
+from sbonnx.calib.engine.threads import in_order
 from sbonnx.calib.progress import Progress, Silent
-from sbonnx.calib.rows import Rows
-from sbonnx.calib.runner import CPU, LayerRunner, providers
-from sbonnx.calib.segments import Segment, cut
+from sbonnx.calib.quantized.fake_quant import quantize_reads
+from sbonnx.calib.quantized.stream import staged
 from sbonnx.calib.spread import Spread
-from sbonnx.calib.store import TensorStore, parse_size
-from sbonnx.calib.threads import in_order
+from sbonnx.calib.storage.tensor_store import TensorStore, parse_size
 from sbonnx.calib.tunable import CHANNELS, Tunable, tunables
-from sbonnx.calib.unit import Unit
 from sbonnx.cpu import cores
 from sbonnx.errors import NumericError
 from sbonnx.graph import Constant, Graph, Node, Variable

@@ -16,13 +16,13 @@ from sbonnx import graph as graphs
 from sbonnx import loops, precision, profile
 from sbonnx import verify as proof
 from sbonnx.backends import Backend
-from sbonnx.calib import data as datasets
+from sbonnx.calib import calibrate as walk
 from sbonnx.calib import trt_cache as trt
-from sbonnx.calib import walk
+from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.extremes import with_magnitudes
-from sbonnx.calib.feedback import read_steps, unroll
 from sbonnx.calib.held_out import HeldOutSplit, divide, divide_sequences
 from sbonnx.calib.progress import Progress
+from sbonnx.calib.recurrent import read_steps, unroll
 from sbonnx.calib.tuning import tune_norms
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph, query

@@ -18,14 +18,14 @@ from sbonnx.backends import Backend, backend_for
 from sbonnx.backends.tensorrt_profiles import VERSIONS
 from sbonnx.calib import peaks
 from sbonnx.calib.analytic import correct_analytically
-from sbonnx.calib.asym import Asym
 from sbonnx.calib.aware import scale_by_activations
-from sbonnx.calib.data import Dataset
+from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.layers import looks_at_inputs
 from sbonnx.calib.observers import OBSERVERS
 from sbonnx.calib.progress import Progress
+from sbonnx.calib.qparams.solve import weights_alone
+from sbonnx.calib.quantized.stream import Asym
 from sbonnx.calib.reconstruct import Reconstruction
-from sbonnx.calib.solve import weights_alone
 from sbonnx.correct import give_biases, own_statistics, record_normals
 from sbonnx.equalize import Equalization, equalize, equalize_measured, wanted_ranges
 from sbonnx.errors import ModelError

@@ -42,8 +42,8 @@ def quantize(
 
     Args:
         model: path or ModelProto. Never written to.
-        data: calibration data: path or any reader, see `sbonnx.calib.data.read`. None where the mode measures nothing
-            (dynamic, weight_only): then the result is not compared with float.
+        data: calibration data: path or any reader, see `sbonnx.calib.data.dataset.read`. None where the mode measures
+            nothing (dynamic, weight_only): then the result is not compared with float.
         backend: "onnxruntime" (default), "tensorrt" or "virtual".
         recipe: None (the backend's 8-bit defaults), "auto" (and what helps beside them), a path, or a nested dict.
         output, force: where to write, and whether over a file; None keeps the result in memory (``Report.quantized``).

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sbonnx import quantize
-from sbonnx.calib.kept import Kept
-from sbonnx.calib.walk import Asym, calibrate
+from sbonnx.calib.calibrate import Asym, calibrate
+from sbonnx.calib.data.feed_buffer import Kept
 from sbonnx.errors import DataError
 from sbonnx.model import LifeCycleError, QuantModel
 from sbonnx.plan import Solution

@@ -42,7 +42,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
 
 def in_calibration(error: BaseException) -> Fault:
     """`error` in the middle of calibration: when the third sample runs."""
-    runner = importlib.import_module("sbonnx.calib.runner").LayerRunner
+    runner = importlib.import_module("sbonnx.calib.engine.runner").LayerRunner
     run, count = runner.run, itertools.count()
 
     def third(*args: Any, **keywords: Any) -> Any:

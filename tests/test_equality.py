@@ -15,7 +15,7 @@ import onnxruntime as ort
 import pytest
 
 from sbonnx.assets import digits
-from sbonnx.calib.forward import Forward
+from sbonnx.calib.quantized.forward import Forward
 from sbonnx.graph import Graph
 from sbonnx.model import QuantModel
 from sbonnx.spec import Array

@@ -46,8 +46,8 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "onnxruntime": frozenset(
         {
             "runtime",
-            "calib.runner",
-            "calib.session",
+            "calib.engine.runner",
+            "calib.engine.session",
             "verify.sessions",
             "profile",
             "backends.ort",
@@ -57,10 +57,10 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
             "recipe.keys",  # which device "auto" is
         }
     ),
-    "torch": frozenset({"qat", "torchnet", "rounding.adaround", "calib.device", "moments.products"}),
+    "torch": frozenset({"qat", "torchnet", "rounding.adaround", "calib.engine.cuda", "moments.products"}),
     "xxhash": frozenset({"graph.digests"}),
     "networkx": frozenset({"plan.paying"}),
-    "threadpoolctl": frozenset({"calib.threads"}),
+    "threadpoolctl": frozenset({"calib.engine.threads"}),
     "pydantic": frozenset({"recipe", "batch.jobfile"}),
     "yaml": frozenset({"recipe", "cli", "batch.jobfile"}),
     "typer": frozenset({"cli"}),

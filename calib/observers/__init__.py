@@ -8,12 +8,12 @@ from typing import Any, Final
 from sbonnx.calib.observers.aciq import Aciq
 from sbonnx.calib.observers.auto import Auto
 from sbonnx.calib.observers.base import Observer
-from sbonnx.calib.observers.error import quantization_error
 from sbonnx.calib.observers.kl_histogram import KlHistogram
 from sbonnx.calib.observers.minmax import MinMax
 from sbonnx.calib.observers.moving_average import MovingAverage
 from sbonnx.calib.observers.mse import Mse
 from sbonnx.calib.observers.percentile import Percentile
+from sbonnx.calib.observers.quantization_error import quantization_error
 from sbonnx.errors import RecipeError
 
 OBSERVERS: Final[dict[str, type[Observer]]] = {

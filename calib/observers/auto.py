@@ -9,10 +9,10 @@ import numpy as np
 
 from sbonnx.calib.observers.aciq import Aciq
 from sbonnx.calib.observers.base import Solver, Target
-from sbonnx.calib.observers.error import quantization_error
 from sbonnx.calib.observers.kl_histogram import KlHistogram
 from sbonnx.calib.observers.mse import Mse, to_beat
 from sbonnx.calib.observers.percentile import Percentile
+from sbonnx.calib.observers.quantization_error import quantization_error
 from sbonnx.calib.sketches import Distribution
 from sbonnx.spec import Array
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Final, final
 import numpy as np
 
 from sbonnx.calib.observers.base import TILE, Solver, Target, mirrored, rows_of
-from sbonnx.calib.observers.curve import Curve
+from sbonnx.calib.observers.cumulative import Curve
 from sbonnx.calib.observers.entropy import best_bin
 from sbonnx.calib.sketches import Distribution
 from sbonnx.spec import Array, QuantSpec

@@ -9,8 +9,8 @@ from typing import Final, final
 import numpy as np
 
 from sbonnx.calib.observers.base import Solver, Target, coarsened
-from sbonnx.calib.observers.clipping import Errors, errors_of, least_ends
-from sbonnx.calib.observers.error import guessed_error, quantization_error
+from sbonnx.calib.observers.mse_search import Errors, errors_of, least_ends
+from sbonnx.calib.observers.quantization_error import guessed_error, quantization_error
 from sbonnx.calib.sketches import Distribution
 from sbonnx.spec import Array, QParams
 

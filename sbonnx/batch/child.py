@@ -27,7 +27,7 @@ from sbonnx.batch.job import Outcome, Places, Step, Tell
 from sbonnx.batch.outcomes import now, to_json
 from sbonnx.batch.sole import lock_path, take
 from sbonnx.batch.sweep import clear, remove
-from sbonnx.calib.threads import limit_threads
+from sbonnx.calib.engine.threads import limit_threads
 from sbonnx.errors import SbonnxError
 from sbonnx.isolation import leave_safe_start
 from sbonnx.terminal import escaped

@@ -20,14 +20,14 @@ from sbonnx.batch.outcomes import FILE, read_made, to_json
 from sbonnx.batch.remote import FOLDER
 from sbonnx.batch.shards import Shard, merge, observe
 from sbonnx.batch.steps import look_at, sketches_digest
-from sbonnx.calib.cache import DONE, HEADER
-from sbonnx.calib.data import Dataset
-from sbonnx.calib.observe import Key
+from sbonnx.calib.cache.resume import EVERYTHING
+from sbonnx.calib.cache.sketch_cache import DONE, HEADER
+from sbonnx.calib.cache.sketch_files import Packed, load_packed, save_packed, write_whole
+from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.engine.observation import Key
 from sbonnx.calib.progress import Progress
-from sbonnx.calib.recall import EVERYTHING
-from sbonnx.calib.sketch_files import Packed, load_packed, save_packed, write_whole
+from sbonnx.calib.shared_calibration import Course, walked_by
 from sbonnx.calib.sketches import Sketch
-from sbonnx.calib.union import Course, walked_by
 from sbonnx.plan.types import Site
 
 SKETCHES: Final = "sketches"
@@ -115,7 +115,7 @@ def merge_caches(parts: list[Path], root: Path) -> None:
 
 
 class _Walk:
-    """Walks the data for one shard; see `sbonnx.calib.union.walked_by`."""
+    """Walks the data for one shard; see `sbonnx.calib.shared_calibration.walked_by`."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from sbonnx.calib.counted import count
-from sbonnx.calib.cutting import course_of
-from sbonnx.calib.data import Dataset
-from sbonnx.calib.observe import Key, Observation, Wish, wishes_of
-from sbonnx.calib.recall import EVERYTHING
-from sbonnx.calib.rows import Rows, Unit
-from sbonnx.calib.runner import CPU, providers
-from sbonnx.calib.segments import Granularity
+from sbonnx.calib.cache.forward_count import count
+from sbonnx.calib.cache.resume import EVERYTHING
+from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.engine.observation import Key, Observation, Wish, wishes_of
+from sbonnx.calib.engine.runner import CPU, providers
+from sbonnx.calib.engine.sample_splitter import Rows, Unit
+from sbonnx.calib.engine.schedule import course_of
+from sbonnx.calib.engine.segments import Granularity
 from sbonnx.calib.sketches import Sketch
-from sbonnx.calib.store import parse_size
+from sbonnx.calib.storage.tensor_store import parse_size
 from sbonnx.cpu import cores
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph
@@ -109,11 +109,11 @@ def observe(
         sites: see `sites_of`.
         data: all of it.
         wishes: what to remember of the tensors; None: enough for any observer, as a calibration cache keeps it.
-        device, granularity, memory, threads: see `sbonnx.calib.walk.calibrate`.
+        device, granularity, memory, threads: see `sbonnx.calib.calibrate.calibrate`.
         advance: told of so many more feeds that were passed.
 
     Raises:
-        DataError, NumericError, ModelError, DeviceError: see `sbonnx.calib.walk.calibrate`.
+        DataError, NumericError, ModelError, DeviceError: see `sbonnx.calib.calibrate.calibrate`.
     """
     sites = tuple(sites)
     asked = dict(dict.fromkeys(wishes_of(sites), EVERYTHING) if wishes is None else wishes)

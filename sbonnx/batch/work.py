@@ -36,9 +36,9 @@ from sbonnx.batch.steps import (
     work_key,
 )
 from sbonnx.batch.sweep import clear, used
-from sbonnx.calib.counted import counting
-from sbonnx.calib.data import Dataset
-from sbonnx.calib.union import Course, Courses, observe_courses
+from sbonnx.calib.cache.forward_count import counting
+from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.shared_calibration import Course, Courses, observe_courses
 from sbonnx.errors import DataError, SbonnxError
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import combined, file_digest, text

@@ -33,7 +33,7 @@ def run(
     """See `HELP`."""
     from sbonnx import graph as graphs
     from sbonnx import verify
-    from sbonnx.calib import data as datasets
+    from sbonnx.calib.data import dataset as datasets
 
     show = Show(as_json=as_json, quiet=quiet)
     limits = verify.Limits(

@@ -112,7 +112,7 @@ def _evaluation(paths: DigitsPaths) -> tuple[Any, Any]:
 
 def _accuracy(model: Path, paths: DigitsPaths) -> float:
     """Share of the evaluation images that the model names right."""
-    from sbonnx.calib.runner import LayerRunner
+    from sbonnx.calib.engine.runner import LayerRunner
     from sbonnx.graph import load
 
     images, labels = _evaluation(paths)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sbonnx.errors import DataError
 
 if TYPE_CHECKING:
-    from sbonnx.calib.readers import InputSpec
+    from sbonnx.calib.data import InputSpec
     from sbonnx.graph import Graph
     from sbonnx.spec import Array
 
@@ -70,7 +70,7 @@ def _values(rng: Any, dtype: Any, shape: Sequence[int]) -> Array:
 
 def workable(graph: Graph, guessed: Iterable[list[Feed]]) -> tuple[list[Feed], str]:
     """The first guess that the model runs on, or nothing and the reason of the last failure."""
-    from sbonnx.calib.runner import LayerRunner
+    from sbonnx.calib.engine.runner import LayerRunner
 
     why = "it has no inputs to guess"
     with LayerRunner(graph) as run:

@@ -164,7 +164,7 @@ def _read(
     model: Path, quantized: Path, given: dict[str, Any], metric: str, device: str, memory: str
 ) -> tuple[Graph, Profile]:
     """A quantized file beside its float model."""
-    from sbonnx.calib import data as datasets
+    from sbonnx.calib.data import dataset as datasets
     from sbonnx.profile import losses, same_model, subject_of
 
     subject = subject_of(model, quantized)

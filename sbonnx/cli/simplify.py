@@ -76,7 +76,7 @@ def _prove(
     """The comparison of both files on `data`, or on made-up feeds; else None and why there is none."""
     from sbonnx import graph as graphs
     from sbonnx import verify
-    from sbonnx.calib import data as datasets
+    from sbonnx.calib.data import dataset as datasets
     from sbonnx.cli.feeds import guesses, workable
 
     if data is not None:

@@ -9,11 +9,11 @@ from typing import Any, Final, Literal, final
 
 import numpy as np
 
-from sbonnx.calib import data as datasets
-from sbonnx.calib.data import Dataset
-from sbonnx.calib.forward import Forward
-from sbonnx.calib.readers import Source
-from sbonnx.calib.runner import LayerRunner
+from sbonnx.calib.data import Source
+from sbonnx.calib.data import dataset as datasets
+from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.engine.runner import LayerRunner
+from sbonnx.calib.quantized.forward import Forward
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph, Tensor, query
 from sbonnx.metrics import OutputDifference, OutputDifferences

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from sbonnx import graph as graphs
-from sbonnx.calib.runner import LayerRunner
+from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.errors import DataError, ModelError, RecipeError
 from sbonnx.graph import Graph, Tensor, query
 from sbonnx.graph.edit import Names

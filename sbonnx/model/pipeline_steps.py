@@ -9,14 +9,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx import patterns
-from sbonnx.calib import data as datasets
-from sbonnx.calib.asym import Asym
 from sbonnx.calib.calibrator import Calibrator
+from sbonnx.calib.data import dataset as datasets
+from sbonnx.calib.data.feed_buffer import Kept
+from sbonnx.calib.engine.runner import providers
 from sbonnx.calib.extremes import with_magnitudes
-from sbonnx.calib.forward import Forward
-from sbonnx.calib.kept import Kept
 from sbonnx.calib.progress import Silent
-from sbonnx.calib.runner import providers
+from sbonnx.calib.quantized.forward import Forward
+from sbonnx.calib.quantized.stream import Asym
 from sbonnx.calib.tuning import Reference, tune_norms
 from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.model.layer_access import with_keys

@@ -11,7 +11,7 @@ import numpy as np
 
 from sbonnx import graph as graphs
 from sbonnx import profile
-from sbonnx.calib import data as datasets
+from sbonnx.calib.data import dataset as datasets
 from sbonnx.errors import DataError
 from sbonnx.mermaid import mermaid
 from sbonnx.model.controls import LayerControls

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sbonnx.calib.forward import Forward
+from sbonnx.calib.quantized.forward import Forward
 from sbonnx.graph import Graph
 from sbonnx.metrics import ratio_db
 from sbonnx.plan import Plan, Site, Solution

@@ -13,7 +13,7 @@ import onnx
 
 from sbonnx import graph as graphs
 from sbonnx import patterns, qdq
-from sbonnx.calib.runner import LayerRunner
+from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph, Node, Tensor, edit, query
 from sbonnx.metrics import sqnr_db

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal, Protocol, final
 
-from sbonnx.calib.solve import Solve, fixed_bounds, qparams_of, weight_bounds, weight_of
+from sbonnx.calib.qparams.solve import Solve, fixed_bounds, qparams_of, weight_bounds, weight_of
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Constant, Graph
 from sbonnx.graph.query import dtype, tensors_by_name

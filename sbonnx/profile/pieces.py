@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, final
 
-from sbonnx.calib.runner import LayerRunner
+from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.graph import Constant, Graph, Tensor, Variable
 from sbonnx.graph.extract import extract
 from sbonnx.graph.query import constant
@@ -35,7 +35,7 @@ class Piece:
     """The nodes of a step. What they read through sites are inputs of the session, weights too.
 
     So one session, opened once, computes the step in float, with its weights or activations quantized alone, and at
-    any width. Nothing is optimised and each run has one thread, as in `sbonnx.calib.forward.Forward`.
+    any width. Nothing is optimised and each run has one thread, as in `sbonnx.calib.quantized.forward.Forward`.
 
     Args:
         graph: the float graph; not changed.

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any, final
 
-from sbonnx.calib.data import Dataset, read
-from sbonnx.calib.runner import LayerRunner
-from sbonnx.calib.solve import Solve
+from sbonnx.calib.data.dataset import Dataset, read
+from sbonnx.calib.engine.runner import LayerRunner
+from sbonnx.calib.qparams.solve import Solve
 from sbonnx.graph import Graph
 from sbonnx.graph.extract import extract
 from sbonnx.graph.query import dtype

@@ -12,8 +12,8 @@ from typing import Final, Generic, TypeVar, final
 
 import numpy as np
 
-from sbonnx.calib.runner import CPU, providers
-from sbonnx.calib.store import TensorStore
+from sbonnx.calib.engine.runner import CPU, providers
+from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.cpu import cores
 from sbonnx.errors import DataError
 from sbonnx.graph import Constant, Graph, Node, Tensor

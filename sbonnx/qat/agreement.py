@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from sbonnx import graph as graphs
 from sbonnx import qdq
-from sbonnx.calib.session import CPU, Session, SessionModel
+from sbonnx.calib.engine.session import CPU, Session, SessionModel
 from sbonnx.graph import Graph
 from sbonnx.graph.query import node_by_name
 from sbonnx.plan import Site, Solution

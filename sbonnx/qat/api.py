@@ -15,7 +15,7 @@ from torch import fx, nn
 
 from sbonnx import graph as graphs
 from sbonnx import pipeline
-from sbonnx.calib import data as datasets
+from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.held_out import HeldOutSplit
 from sbonnx.calib.progress import Progress
 from sbonnx.errors import RecipeError

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from sbonnx.calib import data as datasets
+from sbonnx.calib.data import dataset as datasets
 from sbonnx.errors import ModelError
 from sbonnx.qat.adapters import ADAPTERS
 from sbonnx.qat.fakequant import FakeQuant

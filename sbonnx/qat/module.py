@@ -12,7 +12,7 @@ import torch
 from torch import fx, nn
 
 from sbonnx import graph as graphs
-from sbonnx.calib.scales import limits_for
+from sbonnx.calib.qparams.safe_scales import limits_for
 from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import Constant, Graph
 from sbonnx.graph.query import constant, tensors_by_name

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.calib.store import TensorStore
+from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.metrics import OutputDifference, OutputDifferences
 from sbonnx.verify.comparison import LevelDifference
 from sbonnx.verify.models import Models

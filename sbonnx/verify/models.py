@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import onnx
 
-from sbonnx.calib.runner import CPU, providers
+from sbonnx.calib.engine.runner import CPU, providers
 from sbonnx.errors import ModelError
 from sbonnx.verify.kernels import Kernels, count
 from sbonnx.verify.sessions import session

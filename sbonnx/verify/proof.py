@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.calib.store import TensorStore
+from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.cpu import has_dot_product
 from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import check_file, read_proto

@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from sbonnx.calib.bound import reason
-from sbonnx.calib.runner import providers
-from sbonnx.calib.session import LEVELS
+from sbonnx.calib.engine.io_binding import reason
+from sbonnx.calib.engine.runner import providers
+from sbonnx.calib.engine.session import LEVELS
 from sbonnx.cpu import cores
 from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import read_proto

@@ -13,8 +13,8 @@ import pytest
 import sbonnx
 from sbonnx.auto import search
 from sbonnx.auto.steps import STEPS, Situation, steps_for
-from sbonnx.calib import data as datasets
 from sbonnx.calib import held_out
+from sbonnx.calib.data import dataset as datasets
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph import load
 from sbonnx.mixed import Score, open_trials

@@ -13,7 +13,7 @@ import pytest
 
 from sbonnx.batch import cluster, cluster_check, cluster_tasks, sharding
 from sbonnx.batch.job import Job, Limits, Places, Step
-from sbonnx.calib.sketch_files import save_packed
+from sbonnx.calib.cache.sketch_files import save_packed
 from sbonnx.errors import DeviceError
 from tests.batch import works
 from tests.batch.clusters import (

@@ -15,12 +15,12 @@ from sbonnx.batch import sharding, shards
 from sbonnx.batch.job import Job, Places, Step
 from sbonnx.batch.steps import steps_of
 from sbonnx.batch.work import run_step
+from sbonnx.calib.cache.resume import Recall
+from sbonnx.calib.calibrate import calibrate
 from sbonnx.calib.calibrator import Calibrator
-from sbonnx.calib.data import read
+from sbonnx.calib.data.dataset import read
+from sbonnx.calib.engine.runner import settings
 from sbonnx.calib.progress import Silent
-from sbonnx.calib.recall import Recall
-from sbonnx.calib.runner import settings
-from sbonnx.calib.walk import calibrate
 from sbonnx.errors import NumericError
 from sbonnx.plan.types import Solution
 from sbonnx.prepare import Prepared, prepare, read_recipe
@@ -85,7 +85,7 @@ def test_from_shards_in_a_cache_come_the_same_scales(
     expected = calibrate(prepared.graph, prepared.plan, data)
     merged, _ = shards.merge(seen(prepared, data, 3))
     Recall(tmp_path / "cache", prepared.graph, data, settings("cpu")).keep(merged)
-    monkeypatch.setattr("sbonnx.calib.observe.Observation.stream", _never)
+    monkeypatch.setattr("sbonnx.calib.engine.observation.Observation.stream", _never)
     assert_same(expected, calibrate(prepared.graph, prepared.plan, data, cache=tmp_path / "cache"))
 
 

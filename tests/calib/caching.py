@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sbonnx.calib.cache import SketchCache, SketchKey
+from sbonnx.calib.cache.sketch_cache import SketchCache, SketchKey
 from sbonnx.calib.sketches import Sketch
 
 IDENTITY = {"model": "m.onnx", "model_digest": "aa" * 16, "data": "folder 'calib'", "data_digest": "bb" * 16}

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from sbonnx.calib.cutting import course_of
-from sbonnx.calib.data import read
-from sbonnx.calib.lane import Key, Wish
-from sbonnx.calib.observe import Observation
-from sbonnx.calib.rows import Rows
+from sbonnx.calib.data.dataset import read
+from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.engine.observation import Observation
+from sbonnx.calib.engine.sample_runner import Key, Wish
+from sbonnx.calib.engine.sample_splitter import Rows
+from sbonnx.calib.engine.schedule import course_of
 from sbonnx.calib.sketches import Sketch
-from sbonnx.calib.unit import Unit
 from sbonnx.graph import Graph
 from sbonnx.spec import Array
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from sbonnx.calib.forward import Forward
+from sbonnx.calib.calibrate import calibrate
 from sbonnx.calib.observers import make_observer
+from sbonnx.calib.qparams.solve import solution_of
+from sbonnx.calib.quantized.forward import Forward
 from sbonnx.calib.sketches import Sketch
-from sbonnx.calib.solve import solution_of
-from sbonnx.calib.walk import calibrate
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.plan.types import ObserverChoice, Plan, Reader, Site

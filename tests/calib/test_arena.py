@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbonnx.calib.arena import REGION, Arena, Span
+from sbonnx.calib.storage.arena import REGION, Arena, Span
 
 SIZES = st.sampled_from([1, 64, 65, 4096, 1 << 20, REGION // 2, REGION, REGION + 1])
 

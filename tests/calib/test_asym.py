@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sbonnx.calib import observe
-from sbonnx.calib.asym import Asym
-from sbonnx.calib.runner import LayerRunner
-from sbonnx.calib.walk import calibrate
+from sbonnx.calib.calibrate import calibrate
+from sbonnx.calib.engine import observation as observe
+from sbonnx.calib.engine.runner import LayerRunner
+from sbonnx.calib.quantized.stream import Asym
 from sbonnx.graph import Graph, load
 from sbonnx.plan.types import Plan, Solution
 from sbonnx.prepare import prepare, read_recipe

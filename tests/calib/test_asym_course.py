@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sbonnx.calib import asym as module
-from sbonnx.calib.asym import Asym, staged
-from sbonnx.calib.forward import Forward
-from sbonnx.calib.runner import LayerRunner
-from sbonnx.calib.store import StoreCounters, TensorStore
-from sbonnx.calib.walk import calibrate
+from sbonnx.calib.calibrate import calibrate
+from sbonnx.calib.engine.runner import LayerRunner
+from sbonnx.calib.quantized import stream as module
+from sbonnx.calib.quantized.forward import Forward
+from sbonnx.calib.quantized.stream import Asym, staged
+from sbonnx.calib.storage.tensor_store import StoreCounters, TensorStore
 from sbonnx.errors import NumericError
 from sbonnx.graph import load
 from sbonnx.plan.types import Site

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from sbonnx.calib.runner import LayerRunner
+from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph, load
 from sbonnx.graph.extract import extract
@@ -143,7 +143,7 @@ def test_without_room_for_the_optimised_model_it_runs_all_the_same(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sbonnx.calib.runner.weights_beside", full)
+    monkeypatch.setattr("sbonnx.calib.engine.runner.weights_beside", full)
     feeds = images(1, 9)
     with LayerRunner(load(net), threads=1, any_layout=("a", "d")) as own, LayerRunner(load(net), threads=1) as plain:
         found, want = own.run(feeds), plain.run(feeds)
@@ -152,7 +152,7 @@ def test_without_room_for_the_optimised_model_it_runs_all_the_same(
 
 def test_large_weights_are_shared_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Past the limit a session reads weights where they lie; the numbers stay within rounding."""
-    from sbonnx.calib import session
+    from sbonnx.calib.engine import session
 
     rng = np.random.default_rng(0)
     proto = model("g (float[N, 512] x) => (float[N, 512] y) { y = MatMul(x, w) }", w=(512, 512))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sbonnx.calib.branches import branches, plan_branches
-from sbonnx.calib.walk import calibrate
+from sbonnx.calib.calibrate import calibrate
+from sbonnx.calib.engine.branches import branches, plan_branches
 from sbonnx.graph import load
 from sbonnx.spec import Array
 from tests.calib.branching import nested, weights

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from sbonnx.calib import sketch_files
-from sbonnx.calib.cache import SketchKey, plan_key
-from sbonnx.calib.sketch_files import Packed
+from sbonnx.calib.cache import sketch_files
+from sbonnx.calib.cache.sketch_cache import SketchKey, plan_key
+from sbonnx.calib.cache.sketch_files import Packed
 from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import DataError, OutputError
 from sbonnx.spec import Array

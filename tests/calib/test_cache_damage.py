@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbonnx.calib.sketch_files import CHECK_DIGITS, load_packed
+from sbonnx.calib.cache.sketch_files import CHECK_DIGITS, load_packed
 from sbonnx.errors import DataError, OutputError
 from tests.calib.caching import KEYS, assert_same, files, opened, seen, small
 
@@ -163,7 +163,7 @@ def test_a_deep_header_is_damaged(tmp_path: Path) -> None:
 def test_a_new_folder_without_its_header_goes_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that was there stays."""
     (tmp_path / "old").mkdir()
-    monkeypatch.setattr("sbonnx.calib.cache.write_whole", raising)
+    monkeypatch.setattr("sbonnx.calib.cache.sketch_cache.write_whole", raising)
     for name in ("old", "new"):
         with pytest.raises(OutputError, match="no room"):
             opened(tmp_path / name)

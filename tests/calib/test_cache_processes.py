@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from sbonnx.calib import sketch_files
-from sbonnx.calib.cache import MERGE_AT, SketchKey
+from sbonnx.calib.cache import sketch_files
+from sbonnx.calib.cache.sketch_cache import MERGE_AT, SketchKey
 from tests.calib.caching import KEYS, assert_same, files, opened, seen
 
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = """
 import sys
 from pathlib import Path
-from sbonnx.calib.cache import MERGE_AT
+from sbonnx.calib.cache.sketch_cache import MERGE_AT
 from tests.calib.caching import *
 folder = Path(sys.argv[1])
 """
@@ -58,7 +58,7 @@ def test_a_file_that_is_merged_under_a_readers_hands(tmp_path: Path, monkeypatch
             writer.flush()
         return load(path)
 
-    monkeypatch.setattr("sbonnx.calib.cache.load_packed", load_late)
+    monkeypatch.setattr("sbonnx.calib.cache.sketch_cache.load_packed", load_late)
     reader = opened(tmp_path)
     assert len(files(tmp_path)) == 1 and len(reader) == MERGE_AT + 1 and not reader.notes
 
@@ -138,7 +138,7 @@ def test_killed_at_any_moment(tmp_path: Path) -> None:
 def test_temporary_files_of_the_dead_are_removed_and_of_the_living_not(tmp_path: Path) -> None:
     code = """
     import os, time
-    from sbonnx.calib import sketch_files
+    from sbonnx.calib.cache import sketch_files
     def pieces():
         yield b"half of it"
         print("writing", flush=True)

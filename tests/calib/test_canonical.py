@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sbonnx.calib.canonical import CanonicalUnits, canonical_units, content_key
-from sbonnx.calib.readers import Feed
-from sbonnx.calib.store import TensorStore
-from sbonnx.calib.unit import Unit
+from sbonnx.calib.data import Feed
+from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.engine.canonical_order import CanonicalUnits, canonical_units, content_key
+from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.spec import Array
 
 RNG = np.random.default_rng(0)

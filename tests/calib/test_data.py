@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from sbonnx.calib.data import Dataset, read
-from sbonnx.calib.readers import InputSpec
+from sbonnx.calib.data import InputSpec
+from sbonnx.calib.data.dataset import Dataset, read
 from sbonnx.errors import DataError
 from sbonnx.spec import Array
 
@@ -239,7 +239,7 @@ def test_types_that_are_converted(array: Array, want: np.dtype[Any]) -> None:
 
 
 def test_an_endless_generator_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbonnx.calib.readers.objects.MAX_CACHED", 1000)
+    monkeypatch.setattr("sbonnx.calib.data.objects.MAX_CACHED", 1000)
 
     def endless() -> Iterator[dict[str, Array]]:
         while True:

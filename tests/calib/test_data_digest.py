@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbonnx.calib.data import Dataset, read
-from sbonnx.calib.data_digest import data_digest
-from sbonnx.calib.readers import InputSpec
-from sbonnx.calib.readers.source import Source
+from sbonnx.calib.cache.data_digest import data_digest
+from sbonnx.calib.data import InputSpec
+from sbonnx.calib.data.dataset import Dataset, read
+from sbonnx.calib.data.source import Source
 from sbonnx.errors import DataError
 from sbonnx.spec import Array
 

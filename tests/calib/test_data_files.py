@@ -19,10 +19,10 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from sbonnx.calib.data import read
-from sbonnx.calib.readers import InputSpec, without_defaults
-from sbonnx.calib.readers.files import natural
-from sbonnx.calib.readers.stored import open_stored
+from sbonnx.calib.data import InputSpec, without_defaults
+from sbonnx.calib.data.dataset import read
+from sbonnx.calib.data.files import natural
+from sbonnx.calib.data.stored_arrays import open_stored
 from sbonnx.errors import DataError
 from tests.calib.test_data import X, sample
 
@@ -230,7 +230,7 @@ def test_natural_order_of_any_digits(tmp_path: Path) -> None:
 
 def test_more_than_the_memory_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.savez(tmp_path / "d.npz", x=sample(8))
-    monkeypatch.setattr("sbonnx.calib.readers.stored._machine_memory", lambda: 100)
+    monkeypatch.setattr("sbonnx.calib.data.stored_arrays._machine_memory", lambda: 100)
     with pytest.raises(DataError, match="more than the memory of this machine"):
         read(tmp_path / "d.npz", X)
 

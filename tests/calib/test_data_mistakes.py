@@ -11,8 +11,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from sbonnx.calib.data import read
-from sbonnx.calib.readers import InputSpec
+from sbonnx.calib.data import InputSpec
+from sbonnx.calib.data.dataset import read
 from sbonnx.errors import DataError
 from sbonnx.spec import Array
 from tests.calib.test_data import F32, TWO, X, sample

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbonnx.calib.device import DeviceRun, count, observe_tensor, place_on, take_extremes, torch_on
-from sbonnx.calib.lane import Key, Wish
-from sbonnx.calib.reduce import EXTREMES, SIZES, Extremes
-from sbonnx.calib.runner import CPU, CUDA
-from sbonnx.calib.segments import cut
+from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.engine.cuda import DeviceRun, count, observe_tensor, place_on, take_extremes, torch_on
+from sbonnx.calib.engine.cuda_reduce import EXTREMES, SIZES, Extremes
+from sbonnx.calib.engine.runner import CPU, CUDA
+from sbonnx.calib.engine.sample_runner import Key, Wish
+from sbonnx.calib.engine.segments import cut
 from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.sketches.kernels import Pages
-from sbonnx.calib.unit import Unit
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph, load
 from sbonnx.spec import Array
@@ -98,7 +98,7 @@ def test_torch_makes_the_sketch_that_the_array_makes(
 
 
 def test_many_channels_are_counted_in_turns(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbonnx.calib.device.COUNTERS", 3 << 14)
+    monkeypatch.setattr("sbonnx.calib.engine.cuda.COUNTERS", 3 << 14)
     x = some_values((20, 400), "extreme", "float32", 3)
     brute = Pages.empty(len(x), 5)
     brute.count(x)

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from sbonnx import graph as graphs
-from sbonnx.calib.feedback import unroll
+from sbonnx.calib.recurrent import unroll
 from sbonnx.errors import DataError, NumericError, RecipeError
 from sbonnx.spec import Array
 from tests.calib.recurrent import BACK, step
@@ -114,7 +114,7 @@ def test_picking_comes_after_the_states() -> None:
 
 def test_only_as_far_as_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last step is not run, nor one before a new sequence."""
-    from sbonnx.calib.runner import LayerRunner
+    from sbonnx.calib.engine.runner import LayerRunner
 
     ran: list[str] = []
     original = LayerRunner.run

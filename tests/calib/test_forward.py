@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 
-from sbonnx.calib.walk import Forward, calibrate, forward
+from sbonnx.calib.calibrate import Forward, calibrate, forward
 from sbonnx.graph import load
 from sbonnx.plan.types import Plan, Reader, Site, Solution
 from sbonnx.spec import QuantSpec

@@ -10,10 +10,10 @@ import pytest
 import sbonnx
 from sbonnx import graph as graphs
 from sbonnx.assets import digits
-from sbonnx.calib import data as datasets
 from sbonnx.calib import held_out
-from sbonnx.calib.feedback import unroll
+from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.held_out import FEWEST, FEWEST_SEQUENCES, MOST, HeldOutSplit, divide, divide_sequences
+from sbonnx.calib.recurrent import unroll
 from sbonnx.cli.figures import measured
 from tests.calib.recurrent import BACK, step
 from tests.models import model

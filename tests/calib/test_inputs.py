@@ -12,7 +12,7 @@ import pytest
 from onnx import numpy_helper
 
 import sbonnx
-from sbonnx.calib.readers import Sampling
+from sbonnx.calib.data import Sampling
 from sbonnx.errors import DataError
 from sbonnx.spec import Array
 from tests.calib.recurrent import STEP, WEIGHTS

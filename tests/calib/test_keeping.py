@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sbonnx.calib import keeping
-from sbonnx.calib.data import read
+from sbonnx.calib.calibrate import Calibrator, calibrate
+from sbonnx.calib.data.dataset import read
+from sbonnx.calib.engine import activation_cache as keeping
 from sbonnx.calib.progress import Silent
-from sbonnx.calib.store import TensorStore
-from sbonnx.calib.walk import Calibrator, calibrate
+from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.graph import load
 from tests.calib.naive import plan_linear
 from tests.calib.test_walk import same

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sbonnx.calib.kept import Kept
+from sbonnx.calib.data.feed_buffer import Kept
 from sbonnx.graph import load
 from tests.models import model
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from sbonnx.calib.calibrator import Calibrator
-from sbonnx.calib.data import read
+from sbonnx.calib.data.dataset import read
+from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.observers import make_observer
 from sbonnx.calib.progress import Silent
-from sbonnx.calib.runner import LayerRunner
 from sbonnx.graph.extract import extract
 from sbonnx.prepare import prepare, read_recipe
 from sbonnx.spec import Array, QuantSpec, params_from_bounds

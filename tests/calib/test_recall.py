@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from sbonnx.calib import calibrator as calibrators
-from sbonnx.calib import observe
-from sbonnx.calib.lane import Lane
-from sbonnx.calib.shards import Shards
-from sbonnx.calib.walk import calibrate
+from sbonnx.calib.calibrate import calibrate
+from sbonnx.calib.engine import observation as observe
+from sbonnx.calib.engine.sample_runner import Lane
+from sbonnx.calib.workers.shards import Shards
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph, load
 from sbonnx.plan.types import ObserverChoice, Plan
@@ -114,7 +114,7 @@ KILLED = """
 import sys, time
 import numpy as np
 from sbonnx.calib import calibrator
-from sbonnx.calib.walk import calibrate
+from sbonnx.calib.calibrate import calibrate
 from sbonnx.graph import load
 from sbonnx.plan.types import ObserverChoice
 from tests.calib.naive import plan_linear

@@ -12,10 +12,10 @@ import pytest
 
 import sbonnx
 from sbonnx.calib import reconstruct
-from sbonnx.calib.forward import Forward
+from sbonnx.calib.calibrate import Asym, calibrate
+from sbonnx.calib.qparams.solve import weights_alone
+from sbonnx.calib.quantized.forward import Forward
 from sbonnx.calib.reconstruct import Reconstruction
-from sbonnx.calib.solve import weights_alone
-from sbonnx.calib.walk import Asym, calibrate
 from sbonnx.graph.query import constant, tensors_by_name
 from sbonnx.plan import Solution
 from sbonnx.prepare import Prepared, prepare, read_recipe

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sbonnx.calib.bound import reason
-from sbonnx.calib.runner import CPU, CUDA, LayerRunner, providers
+from sbonnx.calib.engine.io_binding import reason
+from sbonnx.calib.engine.runner import CPU, CUDA, LayerRunner, providers
 from sbonnx.errors import DataError, DeviceError, ModelError
 from sbonnx.graph import load
 from sbonnx.runtime import onnxruntime
@@ -141,13 +141,13 @@ class FakeRuntime(ModuleType):
 
 
 def test_providers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbonnx.calib.runner.onnxruntime", lambda: FakeRuntime(CPU))
+    monkeypatch.setattr("sbonnx.calib.engine.runner.onnxruntime", lambda: FakeRuntime(CPU))
     assert providers("cpu") == providers("auto") == [CPU]
     with pytest.raises(DeviceError, match=r"'cuda' needs CUDAExecutionProvider.*sbonnx\[gpu\]"):
         providers("cuda")
     with pytest.raises(DeviceError, match="there is no device 'tpu'; there are cpu, cuda, cuda:N, auto"):
         providers("tpu")
-    monkeypatch.setattr("sbonnx.calib.runner.onnxruntime", lambda: FakeRuntime(CUDA, CPU))
+    monkeypatch.setattr("sbonnx.calib.engine.runner.onnxruntime", lambda: FakeRuntime(CUDA, CPU))
     assert providers("cpu") == [CPU]
     assert providers("cuda:2")[0] == (CUDA, {"device_id": "2", "use_tf32": "0"})
     for device in ("cuda", "auto"):
@@ -156,7 +156,7 @@ def test_providers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_silent_fall_back_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """onnxruntime drops a provider whose libraries do not load and goes on."""
-    monkeypatch.setattr("sbonnx.calib.runner.providers", lambda _: [CPU])
+    monkeypatch.setattr("sbonnx.calib.engine.runner.providers", lambda _: [CPU])
     with pytest.raises(DeviceError, match=r"fell back to CPUExecutionProvider.*libraries do not load"):
         LayerRunner(load(residual()), device="cuda")
 

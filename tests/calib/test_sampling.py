@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbonnx.calib.data import read
-from sbonnx.calib.readers import InputSpec
-from sbonnx.calib.readers.pick import Sampling, _mix, rank
-from sbonnx.calib.readers.stored import StoredArray
+from sbonnx.calib.data import InputSpec
+from sbonnx.calib.data.dataset import read
+from sbonnx.calib.data.sampling import Sampling, _mix, rank
+from sbonnx.calib.data.stored_arrays import StoredArray
 from sbonnx.errors import DataError
 from sbonnx.spec import Array
 from tests.calib.test_data import F32, SOURCES, X, as_loader, sample
@@ -41,7 +41,7 @@ def test_the_picked_positions_are_these_for_ever() -> None:
     assert Sampling(5, "random", 1).chosen(20) == (6, 7, 8, 12, 19)
     assert Sampling(5, "first", 1).chosen(20) == (0, 1, 2, 3, 4)
     assert Sampling(None, "random", 1).chosen(3) == (0, 1, 2)
-    code = "from sbonnx.calib.readers.pick import Sampling; print(Sampling(5, 'random', 0).chosen(20))"
+    code = "from sbonnx.calib.data.sampling import Sampling; print(Sampling(5, 'random', 0).chosen(20))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
     assert done.stdout.strip() == str(Sampling(5, "random", 0).chosen(20))
 
@@ -127,7 +127,7 @@ def test_only_the_picked_files_are_read(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_generator_keeps_only_what_is_picked(monkeypatch: pytest.MonkeyPatch) -> None:
     """4 of 1,000 feeds of 4 kB: the walk would be refused at 100 kB if it kept them all."""
-    monkeypatch.setattr("sbonnx.calib.readers.objects.MAX_CACHED", 100_000)
+    monkeypatch.setattr("sbonnx.calib.data.objects.MAX_CACHED", 100_000)
 
     def feeds() -> Iterator[dict[str, Any]]:
         return ({"x": np.full((1000, 1), i, np.float32)} for i in range(1000))
@@ -202,7 +202,7 @@ def test_batches_are_counted_where_it_is_cheap(
 
 
 def test_headers_of_very_many_files_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbonnx.calib.readers.lengths.MOST_FILES", 2)
+    monkeypatch.setattr("sbonnx.calib.data.lengths.MOST_FILES", 2)
     assert read(save_folder(tmp_path), X, split=4).count is None
 
 

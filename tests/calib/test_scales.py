@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import sbonnx
-from sbonnx.calib.scales import POOL_RATIO, limits_for, one_sided, pooled, raised_channels, unfit, with_headroom
+from sbonnx.calib.qparams.safe_scales import (
+    POOL_RATIO,
+    limits_for,
+    one_sided,
+    pooled,
+    raised_channels,
+    unfit,
+    with_headroom,
+)
 from sbonnx.graph import load
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.plan import Plan, Reader, Site

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sbonnx.calib.runner import LayerRunner
-from sbonnx.calib.segments import bytes_of, cut, needed
+from sbonnx.calib.engine.runner import LayerRunner
+from sbonnx.calib.engine.segments import bytes_of, cut, needed
 from sbonnx.graph import Graph, load
 from sbonnx.spec import Array
 from tests.models import model, residual

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sbonnx.calib.channel import Tray, TrayReader
-from sbonnx.calib.lane import Key, Wish
+from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.engine.sample_runner import Key, Wish
 from sbonnx.calib.observers import OBSERVERS, make_observer
-from sbonnx.calib.shards import Shards, one_process
 from sbonnx.calib.sketches import Sketch
-from sbonnx.calib.unit import Unit
+from sbonnx.calib.workers.protocol import Tray, TrayReader
+from sbonnx.calib.workers.shards import Shards, one_process
 from sbonnx.errors import DeviceError, NumericError
 from sbonnx.graph import Graph, load
 from sbonnx.spec import Array, QuantSpec, params_from_bounds
@@ -263,14 +263,15 @@ def test_a_tray_holds_any_feed() -> None:
 
 
 def test_a_worker_loads_little() -> None:
-    code = "import sys, sbonnx.calib.worker; print({'onnx', 'onnx_graphsurgeon', 'pydantic', 'torch'} & {*sys.modules})"
+    heavy = {"onnx", "onnx_graphsurgeon", "pydantic", "torch"}
+    code = f"import sys, sbonnx.calib.workers.worker_main; print({heavy} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
 
 SCRIPT = """
 import os, threading, time
-from sbonnx.calib.shards import Shards
+from sbonnx.calib.workers.shards import Shards
 from sbonnx.graph import load
 from tests.calib.observing import IMAGES, PLAIN, observation_of
 from tests.calib.test_shards import once_joined

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sbonnx import graph as graphs
-from sbonnx.calib.segments import Segment
+from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.single_cuts import blocks
 from sbonnx.graph import Graph
 from tests.models import model

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbonnx.calib import spill
-from sbonnx.calib.spill import PAGE, SpillFile, file_system, spill_folder, sweep
+from sbonnx.calib.storage import spill_file as spill
+from sbonnx.calib.storage.spill_file import PAGE, SpillFile, file_system, spill_folder, sweep
 from sbonnx.errors import OutputError
 
 
@@ -104,7 +104,7 @@ def test_closing_waits_for_what_is_under_way(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("missing", ["preadv", "pwrite"])
 def test_where_the_system_reads_only_at_its_own_position(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(f"sbonnx.calib.spill.os.{missing}", raising=False)
+    monkeypatch.delattr(f"sbonnx.calib.storage.spill_file.os.{missing}", raising=False)
     file = SpillFile()
     arrays = [np.full(5000, i, np.uint8) for i in range(3)]
     starts = [file.write(array) for array in arrays]

@@ -19,8 +19,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sbonnx.calib.spill import READ_RATE, WRITE_RATE, SpillFile
-from sbonnx.calib.store import TensorStore, parse_size
+from sbonnx.calib.storage.spill_file import READ_RATE, WRITE_RATE, SpillFile
+from sbonnx.calib.storage.tensor_store import TensorStore, parse_size
 from sbonnx.errors import OutputError, RecipeError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -333,7 +333,7 @@ def test_forgotten_without_close(tmp_path: Path) -> None:
 def test_a_process_leaves_nothing_however_it_ends(how: str, tmp_path: Path) -> None:
     code = f"""
         import os, signal, tempfile, numpy as np
-        from sbonnx.calib.store import TensorStore
+        from sbonnx.calib.storage.tensor_store import TensorStore
         assert tempfile.gettempdir() == {str(tmp_path)!r}
         store = TensorStore(0)
         store.put("a", np.ones(100000))
@@ -358,7 +358,7 @@ class Full:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
 def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbonnx.calib.spill.tempfile.TemporaryFile", lambda **_: Full())
+    monkeypatch.setattr("sbonnx.calib.storage.spill_file.tempfile.TemporaryFile", lambda **_: Full())
     with TensorStore(0) as store:
         with pytest.raises(OutputError, match=r"no room for 800 bytes.*No space left on device.*TMPDIR"):
             store.put("a", np.ones(100))

@@ -8,7 +8,7 @@ import time
 import pytest
 from threadpoolctl import threadpool_info
 
-from sbonnx.calib.threads import TRIED, in_order, one_blas_thread
+from sbonnx.calib.engine.threads import TRIED, in_order, one_blas_thread
 
 
 @pytest.mark.parametrize("count", [0, 3, TRIED, 40])

@@ -13,9 +13,9 @@ from onnx import numpy_helper
 
 import sbonnx
 from sbonnx import graph as graphs
-from sbonnx.calib import walk
-from sbonnx.calib.data import read
-from sbonnx.calib.solve import weights_alone
+from sbonnx.calib import calibrate as walk
+from sbonnx.calib.data.dataset import read
+from sbonnx.calib.qparams.solve import weights_alone
 from sbonnx.calib.tuning import tune_norms
 from sbonnx.errors import DataError
 from sbonnx.model import LifeCycleError

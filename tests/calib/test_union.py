@@ -10,12 +10,12 @@ import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from sbonnx import graph as graphs
-from sbonnx.calib.alike import Alike, alike
-from sbonnx.calib.counted import counting
-from sbonnx.calib.data import Dataset, read
+from sbonnx.calib.cache.forward_count import counting
+from sbonnx.calib.calibrate import calibrate
+from sbonnx.calib.data.dataset import Dataset, read
+from sbonnx.calib.equal_tensors import Alike, alike
 from sbonnx.calib.peaks import channel_ranges
-from sbonnx.calib.union import Courses, observe_courses
-from sbonnx.calib.walk import calibrate
+from sbonnx.calib.shared_calibration import Courses, observe_courses
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
 from sbonnx.plan import Plan, Site

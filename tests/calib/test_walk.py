@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from sbonnx.calib.walk import Calibrator, calibrate
+from sbonnx.calib.calibrate import Calibrator, calibrate
 from sbonnx.errors import DataError, NumericError, RecipeError
 from sbonnx.graph import Graph, load
 from sbonnx.plan.types import ObserverChoice, Plan, Solution

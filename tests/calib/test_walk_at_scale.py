@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sbonnx.calib.walk import calibrate
+from sbonnx.calib.calibrate import calibrate
 from sbonnx.graph import load
 from sbonnx.plan.types import ObserverChoice
 from sbonnx.spec import QuantSpec
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PEAK = """
 import resource, sys
 import numpy as np
-from sbonnx.calib.walk import calibrate
+from sbonnx.calib.calibrate import calibrate
 from sbonnx.graph import load
 from tests.calib.naive import plan_linear
 from tests.models import residual
@@ -88,8 +88,8 @@ def test_branches_of_a_real_model(pack: Path) -> None:
 HELD = """
 import sys
 import numpy as np
-from sbonnx.calib.forward import Forward
-from sbonnx.calib.walk import calibrate
+from sbonnx.calib.quantized.forward import Forward
+from sbonnx.calib.calibrate import calibrate
 from sbonnx.graph import load, save
 from tests.calib.naive import plan_linear
 from tests.models import model

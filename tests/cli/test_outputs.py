@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sbonnx.calib.sketch_files import write_whole
+from sbonnx.calib.cache.sketch_files import write_whole
 from sbonnx.cli import main
 from sbonnx.errors import OutputError
 from sbonnx.graph import files

@@ -11,9 +11,9 @@ import pytest
 import sbonnx
 from sbonnx import graph as graphs
 from sbonnx.calib import aware
-from sbonnx.calib import data as datasets
 from sbonnx.calib.aware import scale_by_activations
-from sbonnx.calib.solve import weights_alone
+from sbonnx.calib.data import dataset as datasets
+from sbonnx.calib.qparams.solve import weights_alone
 from sbonnx.equalize.awq import WRITES_OUTPUT, Aware, Scaled
 from sbonnx.graph.query import constant
 from sbonnx.plan import modes

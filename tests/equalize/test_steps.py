@@ -13,7 +13,7 @@ import pytest
 
 import sbonnx
 from sbonnx import graph as graphs
-from sbonnx.calib import data as datasets
+from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.peaks import channel_ranges
 from sbonnx.equalize import Equalization, Equalized, equalize, equalize_measured, wanted_ranges
 from sbonnx.errors import RecipeError

@@ -12,8 +12,8 @@ import onnx
 import onnxruntime as ort
 
 from sbonnx import graph as graphs
-from sbonnx.calib import walk
-from sbonnx.calib.solve import weights_alone
+from sbonnx.calib import calibrate as walk
+from sbonnx.calib.qparams.solve import weights_alone
 from sbonnx.plan import Solution
 from sbonnx.prepare import Prepared, prepare, read_recipe
 from sbonnx.report import Refusal

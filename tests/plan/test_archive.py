@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sbonnx import graph as graphs
-from sbonnx.calib.walk import calibrate
+from sbonnx.calib.calibrate import calibrate
 from sbonnx.errors import ModelError, OutputError
 from sbonnx.plan import load_solution, save_solution
 from sbonnx.prepare import prepare, read_recipe

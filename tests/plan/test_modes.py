@@ -130,7 +130,7 @@ def test_a_loop_is_not_looked_into() -> None:
 def test_ranges_fixed_by_hand_hold_for_every_block() -> None:
     recipe, rules = read_recipe(None, "virtual", {"mode": "weight_only", "ranges": {"tensor:w": [-2.0, 2.0]}})
     ready = prepare(two(), recipe, rules)
-    from sbonnx.calib.solve import weights_alone
+    from sbonnx.calib.qparams.solve import weights_alone
 
     numbers = weights_alone(ready.graph, ready.plan).qparams["w"]
     assert numbers.scale.shape == (12, 256)

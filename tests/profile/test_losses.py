@@ -12,8 +12,8 @@ import numpy as np
 import onnx
 import pytest
 
-from sbonnx.calib.runner import LayerRunner
-from sbonnx.calib.walk import calibrate
+from sbonnx.calib.calibrate import calibrate
+from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.errors import DataError
 from sbonnx.graph import load
 from sbonnx.plan.types import Plan, Reader, Site, Solution
@@ -298,7 +298,7 @@ def test_the_voice_detector_of_the_pack(pack: Path) -> None:
 PEAK = """
 import resource, sys
 import numpy as np
-from sbonnx.calib.walk import calibrate
+from sbonnx.calib.calibrate import calibrate
 from sbonnx.graph import load
 from sbonnx.profile import losses
 from tests.calib.naive import plan_linear

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sbonnx.calib.walk import calibrate
+from sbonnx.calib.calibrate import calibrate
 from sbonnx.errors import RecipeError
 from sbonnx.graph import load
 from sbonnx.plan.types import Plan, Site, Solution

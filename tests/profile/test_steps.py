@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sbonnx.calib.walk import calibrate
+from sbonnx.calib.calibrate import calibrate
 from sbonnx.graph import load
 from sbonnx.graph.query import all_nodes
 from sbonnx.plan.types import Plan, Reader, Site

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from sbonnx import graph as graphs
 from sbonnx import qdq
 from sbonnx.backends.ort_align import align
-from sbonnx.calib import data as datasets
-from sbonnx.calib import walk
+from sbonnx.calib import calibrate as walk
+from sbonnx.calib.data import dataset as datasets
 from sbonnx.graph import Graph, query
 from sbonnx.plan import Solution
 from sbonnx.prepare import Prepared, prepare, read_recipe

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sbonnx import regex_time
-from sbonnx.calib.store import parse_size
+from sbonnx.calib.storage.tensor_store import parse_size
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import load, text
 from sbonnx.recipe.modules import NodeInfo

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sbonnx
-from sbonnx.calib.solve import weight_bounds
+from sbonnx.calib.qparams.solve import weight_bounds
 from sbonnx.errors import RecipeError
 from sbonnx.plan.types import ObserverChoice, RoundingChoice, Site
 from sbonnx.rounding.hqq import BETA, ITERATIONS, KAPPA, POWER, half_quadratic, hqq_bounds

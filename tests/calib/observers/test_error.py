@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sbonnx.calib.observers import quantization_error
-from sbonnx.calib.observers.error import bin_means, guessed_error
+from sbonnx.calib.observers.quantization_error import bin_means, guessed_error
 from sbonnx.calib.sketches import Distribution
 from sbonnx.spec import Array, Bounds, QParams, QuantSpec, params_from_bounds
 from tests.calib.observers.reference import (

@@ -9,8 +9,8 @@ import pytest
 
 from sbonnx.calib.observers import OBSERVERS, make_observer
 from sbonnx.calib.observers.base import TILE
+from sbonnx.calib.qparams.solve import weight_bounds
 from sbonnx.calib.sketches import Sketch
-from sbonnx.calib.solve import weight_bounds
 from sbonnx.errors import NumericError, RecipeError
 from sbonnx.plan.types import ObserverChoice, Site
 from sbonnx.spec import Array, Bounds, QuantSpec, params_from_bounds

@@ -1,0 +1,1 @@
+"""Cache of observed statistics, and resumption of an interrupted calibration."""

@@ -1,0 +1,98 @@
+"""`calibrate`: a plan and data in, a solution out."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from sbonnx.calib.calibrator import Calibrator
+from sbonnx.calib.data.dataset import Dataset, read
+from sbonnx.calib.engine.segments import Granularity
+from sbonnx.calib.progress import Progress, Silent
+from sbonnx.calib.qparams.solve import Solve
+from sbonnx.calib.quantized.forward import Forward, forward
+from sbonnx.calib.quantized.stream import Asym
+from sbonnx.calib.reconstruct import Reconstruction
+from sbonnx.graph import Graph
+from sbonnx.plan.types import Plan, Solution
+
+
+def calibrate(
+    graph: Graph,
+    plan: Plan,
+    data: Any,
+    *,
+    device: str = "cpu",
+    solve: Solve | None = None,
+    progress: Progress | None = None,
+    granularity: Granularity = "auto",
+    memory: str | int = "2 GiB",
+    threads: int | None = None,
+    workers: int = 1,
+    cache: str | os.PathLike[str] | None = None,
+    asym: Asym | None = None,
+    rounding: Reconstruction | None = None,
+) -> Solution:
+    """Scales, zero points and codes for every site of `plan`, from `data`.
+
+    Activations are observed in float onnxruntime sessions over `graph`, samples streaming through. The result is the
+    same bit for bit for any batch size (see `Rows`), threads, workers and, but for the moving average, order of data.
+
+    Args:
+        graph: simplified and fused; not changed.
+        plan: what to solve.
+        data: a `Dataset`, or anything `read` takes.
+        device: "cpu", "cuda" or "auto".
+        solve: rounds a weight given its scales; None: to the nearest code.
+        progress: told as feeds are done, and closed at the end.
+        granularity: "whole": one session; "budget": sessions whose outputs fit `memory`, each sample through all of
+            them; "layer": all samples through a layer, then the next; "auto": whole where it fits, else budget.
+        memory: bytes for activations.
+        threads: samples run at a time, each on one thread; None: as many as cores (1 on CUDA).
+        workers: processes that share the samples, and the threads, where there is work enough; see `Shards`.
+        cache: a folder that keeps statistics, and from which an interrupted run goes on; see `Recall`.
+        asym: measure once more, behind quantized layers; see `walk_quantized`. None: in float only.
+        rounding: round weights by what their layers meet; see `walk_rounding`. None: by `solve`.
+
+    Raises:
+        DataError: no data, or data that does not fit the model.
+        NumericError: NaN or Inf in an activation or weight, named with the sample and the first layer.
+        ModelError, DeviceError: see `LayerRunner`.
+    """
+    progress = progress or Silent()
+    dataset = data if isinstance(data, Dataset) else read(data, graph)
+    try:
+        with Calibrator(
+            graph,
+            plan,
+            device=device,
+            granularity=granularity,
+            memory=memory,
+            threads=threads,
+            workers=workers,
+            cache=cache,
+        ) as calibrator:
+            if plan.of_role("activation") or rounding is None:
+                calibrator.observe_all(dataset, progress)
+            return _finished(calibrator, dataset, asym, rounding, solve, progress)
+    finally:
+        progress.close()
+
+
+def _finished(
+    calibrator: Calibrator,
+    data: Dataset,
+    asym: Asym | None,
+    rounding: Reconstruction | None,
+    solve: Solve | None,
+    progress: Progress,
+) -> Solution:
+    """The solution of what was observed, the data walked again where rounding or asym want that."""
+    if rounding is not None:
+        return calibrator.finish_rounding(rounding, asym, data, solve, progress)
+    if asym is not None:
+        return calibrator.finish_asym(asym, data, solve, progress)
+    return calibrator.finish(solve)
+
+
+__all__ = ["Asym", "Calibrator", "Forward", "Reconstruction", "calibrate", "forward"]

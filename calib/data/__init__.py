@@ -1,0 +1,46 @@
+"""Readers: every kind of calibration data as one kind of source."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sbonnx.calib.data.files import open_path
+from sbonnx.calib.data.objects import open_object
+from sbonnx.calib.data.sampling import Pick, Sampling
+from sbonnx.calib.data.source import Source
+from sbonnx.calib.data.validate import Feed, InputSpec, cut, fitted, named, without_defaults
+
+ALL = Sampling()
+"""Every feed, in order."""
+
+
+def open_source(data: Any, inputs: Sequence[InputSpec], sampling: Sampling = ALL) -> Source:
+    """The reader for `data`: a path by what lies there, an object by what it can do.
+
+    Args:
+        sampling: what will be used: the rest of what can be walked only once is not kept.
+
+    Raises:
+        DataError: nothing that can be read.
+    """
+    if isinstance(data, (str, os.PathLike)):
+        return open_path(Path(os.fspath(data)), inputs)
+    return open_object(data, sampling)
+
+
+__all__ = [
+    "ALL",
+    "Feed",
+    "InputSpec",
+    "Pick",
+    "Sampling",
+    "Source",
+    "cut",
+    "fitted",
+    "named",
+    "open_source",
+    "without_defaults",
+]

@@ -1,0 +1,198 @@
+"""Feeds from files and folders: npz, npy, Polygraphy JSON, ONNX test data."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from sbonnx.calib.data.lengths import lengths_of_files
+from sbonnx.calib.data.source import Source, listed
+from sbonnx.calib.data.stored_arrays import StoredArray, first_line, open_stored, stored_in
+from sbonnx.calib.data.validate import InputSpec
+from sbonnx.errors import DataError
+from sbonnx.input_files import check_regular, read_regular
+
+KNOWN = (".npz", ".npy", ".json")
+
+MAX_JSON: Final = 1 << 30
+"""Bytes of a JSON file, which is read whole and kept. Text is no form for more data."""
+
+MAX_PROTO: Final = (1 << 31) - 1
+"""Bytes that protobuf reads."""
+
+
+def open_path(path: Path, inputs: Sequence[InputSpec]) -> Source:
+    """The reader for a file or folder, by what it holds.
+
+    Raises:
+        DataError: it does not exist, or holds nothing that is known, or several kinds.
+    """
+    if os.path.isdir(path):  # False as well where the system has no such names
+        return _open_folder(path, inputs)
+    try:
+        check_regular(path)
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file or folder '{path}': check the path of the data") from error
+    except OSError as error:
+        raise DataError(f"'{path}' cannot be read: {error.strerror}") from error
+    if path.suffix in (".npz", ".npy"):
+        return listed(f"'{path}'", 1, lambda _: (f"'{path}'", open_stored(path)), lambda: lengths_of_files([path]))
+    if path.suffix == ".json":
+        return _polygraphy(path)
+    raise DataError(f"'{path}' is no data file: give {', '.join(KNOWN)} or a folder of them")
+
+
+def natural(path: Path) -> list[Any]:
+    """Sort key that puts 2.npz before 10.npz."""
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", path.name)]
+
+
+def _children(folder: Path) -> list[Path]:
+    """Visible entries of a folder, in natural order.
+
+    Raises:
+        DataError: the folder cannot be read, or a data file in it is none (a link that leads nowhere, a FIFO).
+    """
+    try:
+        entries = sorted((entry for entry in folder.iterdir() if not entry.name.startswith(".")), key=natural)
+        for entry in entries:
+            if entry.suffix in (*KNOWN, ".pb") and not entry.is_dir():
+                check_regular(entry)
+    except OSError as error:
+        raise DataError(f"'{error.filename}' cannot be read: {error.strerror}") from error
+    return entries
+
+
+def _open_folder(folder: Path, inputs: Sequence[InputSpec]) -> Source:
+    """The reader for a folder."""
+    entries = _children(folder)
+    files = {suffix: [e for e in entries if e.is_file() and e.suffix == suffix] for suffix in (*KNOWN, ".pb")}
+    folders = [entry for entry in entries if entry.is_dir()]
+    test_sets = [entry for entry in folders if entry.name.startswith("test_data_set")]
+    if any(entry.name.startswith("input_") for entry in files[".pb"]):
+        test_sets, files[".pb"] = [folder], []
+    kinds = [suffix for suffix, found in files.items() if found and suffix != ".pb"]
+    if len(kinds) + bool(test_sets) > 1:
+        found = [*kinds, *(["test_data_set_*"] if test_sets else [])]
+        raise DataError(f"folder '{folder}' mixes {' and '.join(found)}: keep one kind of data in it")
+    if test_sets:
+        return _of_files(folder, test_sets, lambda path: _load_test_set(path, inputs))
+    if files[".npz"] or files[".npy"]:
+        return _of_files(folder, files[".npz"] or files[".npy"], open_stored)
+    if files[".json"]:
+        sources = [_polygraphy(path) for path in files[".json"]]
+        return Source(f"folder '{folder}'", lambda: (pair for source in sources for pair in source.feeds()))
+    if folders:
+        return _of_input_folders(folder, inputs)
+    if not entries:
+        raise DataError(f"folder '{folder}' is empty: put .npz files in it, one feed each")
+    suffixes = sorted({entry.suffix or entry.name for entry in entries})
+    raise DataError(
+        f"folder '{folder}' holds no .npz, .npy or test_data_set_* ({', '.join(suffixes[:3])} found): "
+        "preprocess the samples as for inference and save each with np.savez"
+    )
+
+
+def _of_files(folder: Path, paths: list[Path], load: Any) -> Source:
+    """One feed a file (or test set)."""
+
+    def at(number: int) -> tuple[str, Any]:
+        return f"'{paths[number]}'", load(paths[number])
+
+    lengths = None if load is not open_stored else lambda: lengths_of_files(paths)
+    return listed(f"folder '{folder}'", len(paths), at, lengths)
+
+
+def _of_input_folders(folder: Path, inputs: Sequence[InputSpec]) -> Source:
+    """A subfolder of .npy files for each input, the n-th files of all belonging together."""
+    columns: dict[str, list[Path]] = {}
+    for spec in inputs:
+        place = folder / spec.name
+        if place.is_dir():
+            columns[spec.name] = [entry for entry in _children(place) if entry.suffix == ".npy"]
+        elif not spec.optional:
+            raise DataError(
+                f"folder '{folder}' holds no .npz or .npy files and no subfolder '{spec.name}': "
+                "save one .npz a feed, or a subfolder of .npy files for each input"
+            )
+    counts = {name: len(paths) for name, paths in columns.items()}
+    if len(set(counts.values())) != 1 or 0 in counts.values():
+        found = ", ".join(f"'{name}' {count}" for name, count in counts.items())
+        raise DataError(f"the subfolders of '{folder}' must hold equally many .npy files ({found})")
+
+    rows = list(zip(*columns.values(), strict=True))
+
+    def at(number: int) -> tuple[str, Any]:
+        feed = {name: open_stored(path) for name, path in zip(columns, rows[number], strict=True)}
+        return f"'{rows[number][0]}'", feed
+
+    return listed(f"folder '{folder}'", len(rows), at, lambda: lengths_of_files([row[0] for row in rows]))
+
+
+def _polygraphy(path: Path) -> Source:
+    """Polygraphy's JSON: a list of feeds, each array the base64 text of an .npy file."""
+    try:
+        feeds = json.loads(read_regular(path, MAX_JSON))
+    except OSError as error:
+        raise DataError(f"'{path}' cannot be read: {error.strerror}") from error
+    except RecursionError as error:
+        raise DataError(f"'{path}' is nested too deeply to be a list of feeds") from error
+    except ValueError as error:
+        raise DataError(f"'{path}' is no readable JSON: {str(error).splitlines()[0]}") from error
+    feeds = [feeds] if isinstance(feeds, dict) else feeds
+    if not isinstance(feeds, list) or not all(isinstance(feed, dict) for feed in feeds):
+        raise DataError(f"'{path}' is no list of feeds: save it with Polygraphy's save_json([{{name: array}}, ...])")
+
+    def at(number: int) -> tuple[str, Any]:
+        where = f"feed {number} of '{path}'"
+        return where, {name: _decode(value, f"'{name}' in {where}") for name, value in feeds[number].items()}
+
+    return listed(f"'{path}'", len(feeds), at, None)
+
+
+def _decode(value: Any, what: str) -> StoredArray:
+    """One array of a Polygraphy file. `{"array": base64 of .npy}`; a LazyArray wraps it once more in `values`."""
+    if isinstance(value, dict) and isinstance(value.get("values"), dict):
+        value = value["values"]
+    text = value.get("array") if isinstance(value, dict) else None
+    if not isinstance(text, str):
+        raise DataError(f"{what} is no array in Polygraphy's form: save the feeds with Polygraphy's save_json")
+    try:
+        content = base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise DataError(f"{what} cannot be decoded: {error}") from error
+    stored = stored_in(content, what)
+    # old Polygraphy versions wrote a .npz with one array
+    return stored if isinstance(stored, StoredArray) else next(iter(stored.values()))
+
+
+def _load_test_set(folder: Path, inputs: Sequence[InputSpec]) -> dict[str, Any]:
+    """One ONNX test set: input_0.pb, input_1.pb, ... in the order of the graph's inputs."""
+    import onnx  # here, for worker processes want `InputSpec` quickly, and no files
+
+    feed: dict[str, Any] = {}
+    for index, spec in enumerate(inputs):
+        path = folder / f"input_{index}.pb"
+        tensor = onnx.TensorProto()
+        try:
+            tensor.ParseFromString(read_regular(path, MAX_PROTO))
+            if not tensor.data_type:
+                raise ValueError("it holds no tensor")
+            if tensor.external_data or tensor.data_location == onnx.TensorProto.EXTERNAL:
+                raise ValueError("its values lie in another file, save them in it")
+            feed[spec.name] = onnx.numpy_helper.to_array(tensor)
+        except FileNotFoundError as error:
+            if not spec.optional:
+                raise DataError(f"'{folder}' holds no input_{index}.pb for input '{spec.name}'") from error
+        except OSError as error:
+            raise DataError(f"'{path}' cannot be read: {error.strerror}") from error
+        except Exception as error:  # protobuf's DecodeError has no common base with the others
+            raise DataError(f"'{path}' is no readable TensorProto: {first_line(error)}") from error
+    if (folder / f"input_{len(inputs)}.pb").exists():
+        raise DataError(f"'{folder}' holds more inputs than the model's {len(inputs)}")
+    return feed

@@ -1,0 +1,41 @@
+"""`Unit`: what one run sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sbonnx.calib.data import Feed
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one run sees.
+
+    Attributes:
+        index: position among all units, in the order of the data.
+        where: file or position in the data, for messages.
+        feed: arrays by input name.
+        samples: how many samples it holds.
+        closes: whether it is the last of its feed.
+        parts: the samples of a group, without their feeds; see `sbonnx.calib.engine.batching`.
+        rank: position in the order of contents, see `sbonnx.calib.engine.canonical_order`; 0 where the units were not
+            sorted.
+    """
+
+    index: int
+    where: str
+    feed: Feed
+    samples: int = 1
+    closes: bool = True
+    parts: tuple[Unit, ...] = ()
+    rank: int = 0
+
+    @property
+    def members(self) -> tuple[Unit, ...]:
+        """The samples of a group; of any other unit, itself."""
+        return self.parts or (self,)
+
+    @property
+    def bare(self) -> Unit:
+        """The same without its feed."""
+        return replace(self, feed={})

@@ -1,0 +1,1 @@
+"""Execution of a float graph over samples, and observation of its tensors."""

@@ -1,0 +1,94 @@
+"""Samples side by side: one run of several, where a model treats them apart.
+
+A small network takes a fraction of a millisecond a layer, and Python as much again for every array that goes in or
+comes out. Where all of a stage fits the cache several times, so many samples go through it as one batch. Groups are cut
+by the order of the samples alone, which is that of their contents (`sbonnx.calib.engine.canonical_order`): what comes
+out depends neither on how the data were ordered or batched nor on threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+import numpy as np
+
+from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.engine.runner import LayerRunner
+from sbonnx.calib.engine.sample_splitter import treats_apart
+from sbonnx.calib.engine.segments import Segment
+from sbonnx.graph import Graph
+
+MOST: Final = 16
+"""Samples of a group: of more, Python's part is small."""
+
+CACHE: Final = 1 << 20
+"""Bytes that the largest tensor of a group may have. Measured: four times as many gained nothing (MobileNetV2)."""
+
+
+PART: Final = 1 / 64
+"""Of the memory for waiting activations: several tensors of a group are on their way at a time."""
+
+
+def width_for(graph: Graph, names: Sequence[str], units: Iterator[Unit], device: str, memory: int) -> int:
+    """How many samples may lie side by side; 1 where the model does not treat them apart, or they are large.
+
+    Args:
+        graph: the model.
+        names: tensors that are looked at sample by sample.
+        units: the samples.
+        device: where to try.
+        memory: bytes for waiting activations; where they are few, groups are small.
+    """
+    room = min(CACHE, int(memory * PART))
+    some = list(islice(units, 2))
+    if len(some) < 2 or not names or not _alike(*some) or not _open(graph):
+        return 1
+    inputs = tuple(tensor.name for tensor in graph.inputs)
+    width = 1
+    for looked_at in (names[:1], names):  # of what is large already at its begin nothing more is computed
+        piece = Segment(inputs, tuple(looked_at), tuple(looked_at)).model(graph)
+        with LayerRunner(piece, device=device, threads=1, name="the model") as run:
+            alone = run.run(some[0].feed, looked_at, where=some[0].where)
+            largest = max(np.asarray(alone[name]).nbytes for name in looked_at)
+            width = min(MOST, room // max(largest, 1))
+            if width < 2 or not treats_apart(run, [unit.feed for unit in some], looked_at):
+                return 1
+    return width
+
+
+def grouped(units: Iterator[Unit], width: int) -> Iterator[Unit]:
+    """The same samples, up to `width` in a row as one unit, where they are of one size."""
+    waiting: list[Unit] = []
+    for unit in units:
+        if waiting and (len(waiting) == width or not _alike(waiting[0], unit)):
+            yield _together(waiting)
+            waiting = []
+        waiting.append(unit)
+    if waiting:
+        yield _together(waiting)
+
+
+def _together(units: Sequence[Unit]) -> Unit:
+    """One unit of several."""
+    if len(units) == 1:
+        return units[0]
+    first = units[0]
+    feed = {name: np.concatenate([unit.feed[name] for unit in units]) for name in first.feed}
+    where = f"one of {first.where} to {units[-1].where}"
+    return Unit(first.index, where, feed, len(units), parts=tuple(unit.bare for unit in units), rank=first.rank)
+
+
+def _alike(one: Unit, other: Unit) -> bool:
+    """Whether both are single samples of the same size."""
+    return bool(one.feed) and all(
+        value.ndim and value.shape[0] == 1 and value.shape == other.feed[name].shape and value.dtype.kind in "fiub"
+        for name, value in one.feed.items()
+    )
+
+
+def _open(graph: Graph) -> bool:
+    """Whether every input leaves its leading axis open."""
+    shapes = [tensor.shape for tensor in graph.inputs]
+    return bool(shapes) and all(shape and not isinstance(shape[0], int) for shape in shapes)

@@ -1,0 +1,251 @@
+"""Observation on a GPU: sketches come back, tensors stay where they are.
+
+Extremes are found by nodes inside the model (`sbonnx.calib.engine.cuda_reduce`); for distributions torch, where it is
+installed with CUDA, counts the leading bits of outputs that never leave the device. Without it, and for what neither
+can do, tensors are copied and observed as on a CPU. The sketches are the same bit for bit whichever way was taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.engine.cuda_reduce import EXTREMES, FLOATS, SIZES, Extremes, add_extremes, read_extremes, reducible
+from sbonnx.calib.engine.runner import CPU, LayerRunner
+from sbonnx.calib.engine.sample_runner import Blame, Key, Piece, Wish
+from sbonnx.calib.sketches import Sketch
+from sbonnx.calib.sketches.kernels import PAGES, Pages
+from sbonnx.calib.sketches.sketch import CHANNEL_MANTISSA, EXACT, MANTISSA
+from sbonnx.errors import NumericError
+from sbonnx.graph import Graph
+from sbonnx.graph.query import dtype
+from sbonnx.spec import Array
+
+COUNTERS: Final = 1 << 24
+"""Counters, of 8 bytes each, that torch fills at a time; channels share them."""
+
+
+class DeviceRun:
+    """A piece of a graph in a session, with what reduces its observed tensors there. To be closed.
+
+    Args:
+        piece: the model; is changed.
+        segment: what it is of.
+        read: tensors that others than sketches read: they are copied here.
+        wishes: what to observe.
+        device: see `providers`.
+        place: where outputs stay: "cpu", "cuda:0".
+        name: what to call the model in messages.
+
+    Attributes:
+        nodes: keys whose extremes nodes find.
+        counted: tensors that stay on the device for torch to count.
+
+    Raises: see `LayerRunner`.
+    """
+
+    def __init__(
+        self,
+        piece: Graph,
+        segment: Piece,
+        read: Collection[str],
+        wishes: Mapping[Key, Wish],
+        *,
+        device: str,
+        place: str,
+        name: str,
+    ) -> None:
+        tensors = {tensor.name: tensor for tensor in piece.outputs}
+        here = [key for key in wishes if key[0] in segment.observed and key[0] in tensors and key[0] not in read]
+        self.torch = torch_on(place)
+        self.nodes = [key for key in here if reducible(tensors[key[0]], key[1], wishes[key])]
+        others = {key[0] for key in here if key not in self.nodes}
+        self.counted = {name for name in others if self.torch is not None and dtype(tensors[name]) in FLOATS}
+        outputs = others | (tensors.keys() & set(read))
+        piece.outputs[:] = [tensor for tensor in piece.outputs if tensor.name in outputs]
+        self._places = dict.fromkeys((tensor.name for tensor in piece.outputs), "cpu")
+        self._places.update(dict.fromkeys(self.counted, place))
+        if self.nodes:
+            add_extremes(piece, [(key, wishes[key]) for key in self.nodes], tensors)
+            self._places.update({EXTREMES: "cpu", SIZES: "cpu"})
+        self._binding: Any = None  # keeps what the last run gave
+        self._runner = LayerRunner(piece, device=device, threads=1, name=name)
+
+    def run(
+        self, known: Mapping[str, Any], *, where: str
+    ) -> tuple[dict[str, Array], dict[str, Any], dict[Key, Extremes]]:
+        """(arrays copied here, torch's tensors on the device until the next run, extremes by key) for one sample.
+
+        Raises:
+            DataError: the model cannot run on it.
+        """
+        if not self._places:
+            return {}, {}, {}
+        self._binding = self._runner.run_bound(known, self._places, where=where)
+        values = dict(zip(self._places, self._binding.get_outputs_as_ortvaluevector(), strict=True))
+        found: dict[Key, Extremes] = {}
+        if self.nodes:
+            numbers, sizes = (values.pop(name).numpy() for name in (EXTREMES, SIZES))
+            found = dict(zip(self.nodes, read_extremes(len(self.nodes), numbers, sizes), strict=True))
+        counted = {name: self.torch.from_dlpack(values.pop(name).to_dlpack()) for name in self.counted}
+        return {name: value.numpy() for name, value in values.items()}, counted, found
+
+    def close(self) -> None:
+        """Free the session. Twice is once."""
+        self._binding = None
+        self._runner.close()
+
+    def __enter__(self) -> DeviceRun:
+        return self
+
+    def __exit__(self, *what: object) -> None:
+        self.close()
+
+
+class DeviceLane:
+    """A `Lane` over `DeviceRun`s."""
+
+    def __init__(self, wishes: Mapping[Key, Wish]) -> None:
+        self.sketches = {key: wish.sketch(key[1]) for key, wish in wishes.items()}
+
+    def step(
+        self, number: int, piece: Piece, run: DeviceRun | None, known: dict[str, Any], unit: Unit, blame: Blame
+    ) -> None:
+        """See `Lane.step`. A tensor that is not finite may be missing in what `blame` is told is known."""
+        for name, value in piece.conditions:
+            if name not in known or bool(np.asarray(known[name]).item()) != value:
+                return
+        copied, counted, extremes = ({}, {}, {}) if run is None else run.run(known, where=unit.where)
+        known.update(copied)
+        for key, sketch in self.sketches.items():
+            name = key[0]
+            if name not in piece.observed:
+                continue
+            if key in extremes:
+                fine = take_extremes(sketch, extremes[key], unit)
+            else:
+                before = sketch.nan + sketch.inf
+                if name in counted and run is not None:
+                    observe_tensor(run.torch, sketch, counted[name], unit)
+                else:
+                    sketch.observe(known[name], unit.index, unit.samples)
+                fine = sketch.nan + sketch.inf == before
+            if not fine:
+                raise blame(number, name, known, unit)
+
+    def settle(self) -> None:
+        """The sketches are complete at any time."""
+
+
+def torch_on(place: str) -> Any:
+    """torch, where it is installed and works on `place`; else None."""
+    try:
+        import torch
+    except (ImportError, OSError):  # OSError: its libraries do not load
+        return None
+    return torch if place == "cpu" or torch.cuda.is_available() else None
+
+
+def take_extremes(sketch: Sketch, found: Extremes, unit: Unit) -> bool:
+    """Have a sketch of extremes take in a tensor, as `Sketch.observe` would. False: it is not finite, nothing done."""
+    if not found.finite:
+        return False
+    if not found.elements:
+        channels = 1 if sketch.axis is None else len(found.lo)
+        none = np.full(channels, np.inf, np.float32)
+        _merge(sketch, unit, 0, none, -none)
+    elif sketch.axis is None:
+        tracked = (found.lo, found.hi) if sketch.tracks else None
+        _merge(sketch, unit, found.elements, found.lo.min(keepdims=True), found.hi.max(keepdims=True), None, tracked)
+    else:
+        _merge(sketch, unit, found.elements, found.lo, found.hi)
+    return True
+
+
+def observe_tensor(torch: Any, sketch: Sketch, x: Any, unit: Unit) -> None:
+    """As `Sketch.observe` of a torch tensor of float16, float32 or float64 on any device.
+
+    What a sketch would keep as it is, what is not finite, and extremes of each sample per channel go that way indeed.
+
+    Raises:
+        NumericError: see `Sketch.observe`.
+    """
+    size = x.numel()
+    kept = sketch.pages is None and sketch.finite + size <= EXACT
+    if not size or kept or sketch.detail == "range" or (sketch.axis is not None and sketch.tracks):
+        sketch.observe(x.cpu().numpy(), unit.index, unit.samples)
+        return
+    axis = sketch.axis
+    if axis is not None and axis >= x.dim():
+        raise NumericError(f"a range per channel of axis {axis} needs that axis; the shape is {tuple(x.shape)}")
+    values = x.to(torch.float32)
+    rows = values.reshape(1, -1) if axis is None else values.movedim(axis, 0).reshape(x.shape[axis], -1).contiguous()
+    lo, hi = rows.amin(1), rows.amax(1)  # NaN, where there is one
+    if not bool((torch.isfinite(lo) & torch.isfinite(hi)).all()):
+        sketch.observe(x.cpu().numpy(), unit.index, unit.samples)
+        return
+    tracked = None
+    if sketch.tracks:
+        samples = values.reshape(x.shape[0] if x.dim() else 1, -1)
+        tracked = (samples.amin(1).cpu().numpy(), samples.amax(1).cpu().numpy())
+    pages = count(torch, rows, MANTISSA if axis is None else CHANNEL_MANTISSA)
+    _merge(sketch, unit, size, lo.cpu().numpy(), hi.cpu().numpy(), pages, tracked)
+
+
+def count(torch: Any, rows: Any, mantissa: int) -> Pages:
+    """`Pages.count` of finite float32 (rows, columns) by torch, where they are."""
+    bins = PAGES << mantissa
+    step = max(1, COUNTERS // bins)
+    parts = []
+    for start in range(0, len(rows), step):
+        bits = rows[start : start + step].view(torch.int32)
+        keys = (bits >> (23 - mantissa)) & (bins - 1)  # the shift repeats the sign
+        keys += torch.arange(len(bits), dtype=torch.int32, device=bits.device)[:, None] * bins
+        counts = torch.bincount(keys.reshape(-1), minlength=len(bits) * bins).reshape(len(bits), PAGES, -1)
+        used = counts.any(2).any(0).nonzero().reshape(-1)
+        parts.append((start, used.cpu().numpy(), counts[:, used].cpu().numpy()))
+    found = Pages.empty(len(rows), mantissa)
+    found.add_pages(np.unique(np.concatenate([used for _, used, _ in parts])))
+    for start, used, counts in parts:
+        found.counts[start : start + len(counts), found.slots[used]] = counts
+    return found
+
+
+def _merge(
+    sketch: Sketch,
+    unit: Unit,
+    elements: int,
+    lo: Array,
+    hi: Array,
+    pages: Pages | None = None,
+    tracked: tuple[Array, Array] | None = None,
+) -> None:
+    """Have a sketch take in one tensor of finite values.
+
+    Args:
+        lo, hi: float32 (C,).
+        pages: its counts, for a sketch with a distribution.
+        tracked: float32 (S,) twice: extremes of its samples.
+    """
+    part = Sketch(axis=sketch.axis, detail=sketch.detail, track=sketch.tracks)
+    part.take_summary(unit.samples, elements, lo, hi)
+    part.pages = pages
+    for row, (low, high) in enumerate(zip(*tracked, strict=True) if tracked is not None else ()):
+        part.take_track(unit.index, float(low), float(high), row)
+    sketch.merge(part)
+
+
+def fetched(piece: Graph, name: str, known: Mapping[str, Any], device: str) -> Array:
+    """A tensor that stayed on the device, computed once more. `piece` is changed."""
+    piece.outputs[:] = [tensor for tensor in piece.outputs if tensor.name == name]
+    with LayerRunner(piece, device=device, threads=1) as run:
+        values: Array = run.run(known)[name]
+        return values
+
+
+def place_on(chosen: Sequence[Any]) -> str:
+    """Where outputs stay, "cpu" or "cuda:0", with these execution providers."""
+    return "cpu" if chosen[0] == CPU else f"cuda:{chosen[0][1]['device_id']}"

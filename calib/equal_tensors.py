@@ -1,0 +1,149 @@
+"""Which tensors of two graphs hold the same numbers: those of one model lifted to two opsets, for example."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final
+
+import numpy as np
+
+from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.engine.runner import LayerRunner
+from sbonnx.calib.engine.sample_splitter import Rows, Unit
+from sbonnx.calib.engine.schedule import branches_of
+from sbonnx.calib.engine.segments import bytes_of
+from sbonnx.graph import Graph
+from sbonnx.graph.digests import tensor_digests
+from sbonnx.graph.extract import extract
+from sbonnx.graph.query import scopes, shape
+
+Conditions = tuple[tuple[str, bool], ...]
+
+TRIED: Final = 2
+"""Samples on which values are compared."""
+
+
+@dataclass(frozen=True)
+class Alike:
+    """What a comparison says.
+
+    Attributes:
+        same: tensors that are computed alike, or came out equal in every bit.
+        unseen: tensors of branches that ran in neither graph.
+    """
+
+    same: frozenset[str] = frozenset()
+    unseen: frozenset[str] = field(default=frozenset())
+
+
+def alike(one: Graph, other: Graph, names: Sequence[str], data: Dataset, *, device: str, budget: int) -> Alike:
+    """Which of `names` hold in `one` what they hold in `other`.
+
+    Tensors of equal digests do. Others are computed in both, by the same kernels if all goes well, on the first
+    `TRIED` samples, and compared bit by bit.
+
+    Args:
+        names: tensors; those that are not in both graphs, in the same scope, are not alike.
+        data: of `one`.
+        device: where to compute them.
+        budget: bytes for what is computed at a time.
+
+    Raises:
+        DataError, ModelError, DeviceError: see `LayerRunner`.
+    """
+    here, there = places(one), places(other)
+    known = [name for name in names if name in here and here[name] == there.get(name)]
+    ours, theirs = tensor_digests(one), tensor_digests(other)
+    same = {name for name in known if ours[name] == theirs[name]}
+    unsure = [name for name in known if name not in same]
+    if not unsure or not _fed_alike(one, other):
+        return Alike(frozenset(same))
+    units = list(islice(Rows(one, device=device).units(data.items()), TRIED))
+    unseen: set[str] = set()
+    for some in _within(unsure, bytes_of(one, _dims(one, units[0])) if units else {}, budget):
+        found = [_values(graph, [(name, here[name]) for name in some], units, device) for graph in (one, other)]
+        for name in some:
+            pairs = [(ours.get(name), theirs.get(name)) for ours, theirs in zip(*found, strict=True)]
+            if all(a is None and b is None for a, b in pairs):
+                unseen.add(name)
+            elif all(_equal(a, b) for a, b in pairs):
+                same.add(name)
+    return Alike(frozenset(same), frozenset(unseen) if units else frozenset())
+
+
+def places(graph: Graph) -> dict[str, str]:
+    """By tensor that is fed or computed, the scope that it lies in."""
+    found = {tensor.name: "" for tensor in graph.inputs}
+    for scope, body in scopes(graph):
+        found.update({tensor.name: scope for tensor in body.inputs} if scope else {})
+        found.update({tensor.name: scope for node in body.nodes for tensor in node.outputs if tensor.name})
+    return found
+
+
+def _values(graph: Graph, names: Sequence[tuple[str, str]], units: Sequence[Unit], device: str) -> list[dict[str, Any]]:
+    """Values by name, of each unit. What is in branches that do not run is left out."""
+    observed: dict[str, list[str]] = {}
+    for name, scope in names:
+        observed.setdefault(scope, []).append(name)
+    segments, _, handed_on = branches_of(graph, observed)
+    fed = {tensor.name for tensor in graph.inputs}
+    wanted = [name for name in dict.fromkeys([*observed.get("", ()), *handed_on]) if name not in fed]
+    found: list[dict[str, Any]] = [dict(unit.feed) for unit in units]
+    with ExitStack() as stack:
+        pieces: list[tuple[Graph, list[str], Conditions]] = [(_piece(graph, wanted), wanted, ())] if wanted else []
+        pieces += [(segment.model(graph), list(segment.outputs), segment.conditions) for segment in segments]
+        for piece, outputs, conditions in pieces:
+            run = stack.enter_context(LayerRunner(piece, device=device, threads=1))
+            for unit, known in zip(units, found, strict=True):
+                if all(_holds(known.get(name), value) for name, value in conditions):
+                    known.update(run.run(known, outputs, where=unit.where))
+    return found
+
+
+def _holds(condition: Any, value: bool) -> bool:
+    """Whether an outer boolean is there and says so."""
+    return condition is not None and bool(np.asarray(condition).item()) == value
+
+
+def _piece(graph: Graph, names: Sequence[str]) -> Graph:
+    """The part of a graph that gives these tensors, from its inputs."""
+    return extract(graph, [tensor.name for tensor in graph.inputs], names)
+
+
+def _fed_alike(one: Graph, other: Graph) -> bool:
+    """Whether both take the same feeds."""
+    return [(tensor.name, shape(tensor)) for tensor in one.inputs] == [(x.name, shape(x)) for x in other.inputs]
+
+
+def _within(names: Sequence[str], sizes: Mapping[str, int], budget: int) -> Iterator[list[str]]:
+    """The names in lists whose tensors take no more than `budget` bytes together, or one name each."""
+    some: list[str] = []
+    taken = 0
+    for name in names:
+        size = sizes.get(name, 0)
+        if some and taken + size > budget:
+            yield some
+            some, taken = [], 0
+        some.append(name)
+        taken += size
+    if some:
+        yield some
+
+
+def _dims(graph: Graph, unit: Unit) -> dict[str, int]:
+    """Lengths of the dynamic dimensions of the inputs."""
+    pairs = [(shape(tensor) or (), unit.feed[tensor.name].shape) for tensor in graph.inputs]
+    return {dim: size for dims, sizes in pairs for dim, size in zip(dims, sizes, strict=False) if isinstance(dim, str)}
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two arrays are the same, NaN and the sign of zero included."""
+    if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):
+        return False
+    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+__all__ = ["Alike", "alike", "places"]

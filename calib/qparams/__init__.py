@@ -1,0 +1,1 @@
+"""Scales and zero points from observed ranges."""

@@ -1,0 +1,299 @@
+"""From ranges to numbers: scales and zero points, weight codes, bias codes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from sbonnx.calib.observers import Observer, make_observer
+from sbonnx.calib.qparams.safe_scales import (
+    limits_for,
+    one_sided,
+    pooled,
+    raised_channels,
+    unfit,
+    unread,
+    with_headroom,
+)
+from sbonnx.calib.sketches import Sketch
+from sbonnx.errors import DataError, ModelError, NumericError, RecipeError
+from sbonnx.graph import Constant, Graph, Tensor
+from sbonnx.graph.query import constant, dtype, tensors_by_name
+from sbonnx.graph.scratch import kept
+from sbonnx.plan.magnitudes import KINDS
+from sbonnx.plan.types import Plan, Site, Solution
+from sbonnx.report import Refusal
+from sbonnx.rounding.hqq import hqq_bounds
+from sbonnx.spec import Array, Bounds, QParams, QuantSpec, ScaleRule, params_from_bounds
+
+Solve = Callable[[Site, Array, QParams], Array]
+"""Rounds a weight: site, float weight, scales → integer codes of the weight's shape."""
+
+INT32: Final = np.iinfo(np.int32)
+
+
+def fixed_bounds(site: Site, tensor: Tensor) -> Bounds:
+    """The range that the user fixed, for every channel or block."""
+    if site.fixed is None:
+        raise ValueError(f"site '{site.key}' has no fixed range")
+    axis, block = site.spec.axis, site.spec.block_size
+    shape: tuple[int, ...] = () if axis is None else (tensor.shape[axis],)
+    if axis is not None and block is not None:
+        shape = (*tensor.shape[:axis], -(-tensor.shape[axis] // block), *tensor.shape[axis + 1 :])
+    lo, hi = site.fixed
+    return Bounds(np.full(shape, lo, np.float32), np.full(shape, hi, np.float32))
+
+
+def weight_of(site: Site, tensor: Tensor) -> Array:
+    """The constant behind a weight or bias site.
+
+    Raises:
+        ModelError: the tensor is no constant.
+    """
+    value = constant(tensor)
+    if value is None:
+        raise ModelError(f"'{site.tensor}' is planned as a {site.role} and is no constant")
+    return value
+
+
+def weight_bounds(site: Site, weight: Array, rule: ScaleRule = "exact") -> Bounds:
+    """The range of a weight: per tensor, channel or block, as its observer says; moved from there by HQQ where asked.
+
+    Raises:
+        NumericError: it holds NaN or Inf.
+        RecipeError: the observer is for activations only.
+    """
+    observer = make_observer(site.observer.name, site.observer.arguments)
+    if not observer.for_weights:
+        raise RecipeError(
+            f"observer '{site.observer.name}' is for activations; use 'minmax' for weight '{site.tensor}'"
+        )
+    with np.errstate(over="ignore"):
+        fine = np.isfinite(weight.astype(np.float32, copy=False)).all()
+    if not fine:
+        raise NumericError(f"weight '{site.tensor}' holds NaN or infinite values: mend the model")
+    if site.spec.block_size is not None:
+        found = _block_bounds(weight, site.spec, observer, rule)
+    else:
+        found = observer.bounds(Sketch.of(weight, site.spec.axis), site.spec, rule)
+    if site.rounding.scale == "hqq":
+        return hqq_bounds(weight, site.spec, found, rule)
+    return found
+
+
+def _block_bounds(weight: Array, spec: QuantSpec, observer: Observer, rule: ScaleRule) -> Bounds:
+    """The range of each block along the axis, shape of the weight with that axis divided by the block size.
+
+    Every block is a channel of the sketch; blocks at the end that are shorter have a sketch of their own.
+    """
+    size, axis = spec.block_size or 1, spec.axis or 0
+    rows = np.moveaxis(weight, axis, -1)
+    whole = rows.shape[-1] // size * size
+    found = [[np.zeros((*rows.shape[:-1], 0), np.float32)] * 2]
+    for part, length in ((rows[..., :whole], size), (rows[..., whole:], rows.shape[-1] - whole)):
+        if part.size:
+            blocks = np.ascontiguousarray(part).reshape(-1, length)
+            bounds = observer.bounds(Sketch.of(blocks, 0), spec, rule)
+            found.append([end.reshape(*rows.shape[:-1], -1) for end in (bounds.lo, bounds.hi)])
+    lo, hi = (np.moveaxis(np.concatenate(ends, axis=-1), -1, axis) for ends in zip(*found, strict=True))
+    return Bounds(lo, hi)
+
+
+def united(sites: Iterable[Site], bounds: Mapping[str, Bounds], fixed: Mapping[str, Bounds]) -> dict[str, Bounds]:
+    """Bounds by site key, those of one group being the union of its members'; a range fixed by hand wins its group."""
+    sites = tuple(sites)
+    groups: dict[str, Bounds] = {}
+    for chosen in (fixed, bounds):
+        mine: dict[str, Bounds] = {}
+        for site in sites:
+            if site.key in chosen and site.group not in groups:
+                seen = mine.get(site.group)
+                mine[site.group] = chosen[site.key] if seen is None else seen.union(chosen[site.key])
+        groups.update(mine)
+    return {site.key: groups[site.group] for site in sites if site.group in groups}
+
+
+def scale_type(tensor: Tensor, plan: Plan) -> Any:
+    """The type that the scales of a tensor are rounded to before anything is computed with them: that of the tensor,
+    or what float32 becomes by `Plan.float_type`.
+    """
+    if dtype(tensor) != np.float32 or plan.float_type == "fp32":
+        return np.float16 if dtype(tensor) == np.float16 else np.float32
+    return KINDS[plan.float_type].dtype
+
+
+def qparams_of(site: Site, bounds: Bounds, tensor: Tensor, plan: Plan) -> QParams:
+    """Scale and zero point of a site; half precision where the tensor is, or will be.
+
+    Raises:
+        NumericError: the range cannot be represented; the message names the tensor.
+    """
+    scale_dtype = scale_type(tensor, plan)
+    try:
+        least = limits_for(plan, tensor).least
+        return params_from_bounds(bounds, site.spec, rule=plan.scale_rule, scale_dtype=scale_dtype, least=least)
+    except NumericError as error:
+        raise NumericError(f"'{site.tensor}': {error}") from error
+
+
+def bias_codes(site: Site, bias: Array, qparams: Mapping[str, QParams]) -> tuple[Array, Array] | Refusal:
+    """int32 codes and float32 scale of a bias, whose scale is the product of the activation's and the weight's.
+
+    A bias that would not fit int32 (a channel whose weights are next to nothing has a next to nothing scale) stays
+    float: clipping it would move the whole channel.
+    """
+    if site.follows is None:
+        raise ValueError(f"bias site '{site.key}' does not say which scales it follows")
+    activation, weight = site.follows
+    if activation not in qparams or weight not in qparams:
+        lost = activation if activation not in qparams else weight
+        return Refusal("quantize bias", site.tensor, f"'{lost}', whose scale it needs, is not quantized")
+    scale = (qparams[activation].scale * qparams[weight].scale).astype(np.float32)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        codes = np.rint(bias.astype(np.float64) / scale.astype(np.float64))
+    if not (np.isfinite(codes).all() and np.abs(codes).max(initial=0.0) <= INT32.max):
+        return Refusal("quantize bias", site.tensor, "it does not fit int32 at the scale of its activation and weight")
+    return codes.astype(np.int32), scale
+
+
+def left_alone(plan: Plan, measured: Mapping[str, Bounds]) -> list[Site]:
+    """Weights that would be the only quantized input of their nodes, where the plan does not want that."""
+    if plan.weights_alone:
+        return []
+    reached = {site.group for site in plan.sites if site.key in measured or site.fixed is not None}
+    activations = plan.of_role("activation")
+    dropped = {reader.node for site in activations if site.group not in reached for reader in site.readers}
+    return [site for site in plan.of_role("weight") if all(reader.node in dropped for reader in site.readers)]
+
+
+def safe_ranges(
+    plan: Plan, sites: Sequence[Site], tensors: Mapping[str, Tensor], ranges: Mapping[str, Bounds]
+) -> tuple[dict[str, Bounds], list[Refusal], list[str]]:
+    """The ranges that can have a scale which the runtime computes with safely.
+
+    Returns:
+        Ranges by site key; what stays float for want of a safe scale, and what is left alone by that; notes.
+    """
+    if plan.scale_rule == "sparsebit":
+        return dict(ranges), [], []
+    fits = pooled(sites, tensors, ranges)
+    refusals, notes = [], []
+    for site in sites:
+        if site.key in fits:
+            limits = limits_for(plan, tensors[site.tensor])
+            why = unfit(site, fits[site.key], limits, plan.scale_rule)
+            raised = raised_channels(fits[site.key], site, limits, plan.scale_rule)
+            if why is not None:
+                refusals.append(Refusal(f"quantize {site.role}", site.tensor, why))
+                del fits[site.key]
+            elif raised:
+                notes.append(
+                    f"'{site.tensor}': {raised} scales are raised to {limits.least:.3g}, the smallest safe one"
+                )
+    return fits, [*refusals, *_drop_one_sided(plan, sites, fits)], notes
+
+
+def _drop_one_sided(plan: Plan, sites: Sequence[Site], ranges: dict[str, Bounds]) -> list[Refusal]:
+    """Take what lost its counterpart out of `ranges`. In place; returns what was taken."""
+    found = list(one_sided(plan, sites, ranges))
+    for site, _ in found:
+        del ranges[site.key]
+    return [Refusal(f"quantize {site.role}", site.tensor, why) for site, why in found]
+
+
+def safe_numbers(
+    plan: Plan,
+    sites: Sequence[Site],
+    tensors: Mapping[str, Tensor],
+    ranges: Mapping[str, Bounds],
+    chosen: Mapping[str, QParams],
+) -> tuple[dict[str, QParams], dict[str, Bounds], list[Refusal], list[str]]:
+    """Scales and zero points that runtimes compute with safely: those `chosen`, else those of the ranges.
+
+    Returns:
+        Numbers by site key; the ranges of those sites; what stays float and why; notes.
+    """
+    fits, refusals, notes = safe_ranges(plan, sites, tensors, ranges)
+    while True:
+        made = {
+            site.key: chosen.get(site.key) or qparams_of(site, fits[site.key], tensors[site.tensor], plan)
+            for site in sites
+            if site.key in fits
+        }
+        qparams, lost, widened = with_headroom(plan, tensors, made)
+        if not lost:
+            return qparams, fits, refusals, [*notes, *widened]
+        fits = {key: bounds for key, bounds in fits.items() if key in qparams}
+        refusals += [*lost, *_drop_one_sided(plan, sites, fits)]
+
+
+def solution_of(
+    plan: Plan,
+    tensors: Mapping[str, Tensor],
+    measured: Mapping[str, Bounds],
+    refusals: Sequence[Refusal],
+    solve: Solve | None,
+    samples: int,
+    *,
+    chosen: Mapping[str, QParams] | None = None,
+    constants: Mapping[str, Array] | None = None,
+) -> Solution:
+    """Numbers from ranges. Weights are read one at a time, once for the range and once for the codes.
+
+    Args:
+        tensors: of all scopes, by name.
+        measured: ranges of activations by site key, and of weights where they are known already.
+        refusals: what could not be measured.
+        solve: rounds weights; None: to the nearest code.
+        samples: how many were seen.
+        chosen: scales and zero points of weights that do not follow from a range, by site key.
+        constants: new values of float constants by tensor name, such as corrected biases.
+    """
+    constants = constants or {}
+    tensors = {**tensors, **{name: Constant(name, values) for name, values in constants.items()}}
+    fixed: dict[str, Bounds] = {}
+    alone = left_alone(plan, measured)
+    measured = dict(measured)
+    refusals = [*refusals, *(Refusal("quantize weight", site.tensor, "its input stays float") for site in alone)]
+    sites = [site for site in plan.sites if site not in alone]
+    for site in sites:
+        if site.fixed is not None and site.role != "bias":
+            fixed[site.key] = fixed_bounds(site, tensors[site.tensor])
+        elif site.role == "weight" and site.key not in measured:
+            measured[site.key] = weight_bounds(site, weight_of(site, tensors[site.tensor]), plan.scale_rule)
+    ranges = united((site for site in sites if site.role != "bias"), measured, fixed)
+    qparams, ranges, unsafe, notes = safe_numbers(plan, sites, tensors, ranges, chosen or {})
+    refusals += unsafe
+    codes: dict[str, Array] = {}
+    scales: dict[str, Array] = {}
+    for site in sites:
+        if site.role == "weight" and site.key in qparams:
+            weight = weight_of(site, tensors[site.tensor])
+            made = qparams[site.key]
+            codes[site.key] = kept(made.quantize(weight) if solve is None else solve(site, weight, made))
+        elif site.role == "bias":
+            found = bias_codes(site, weight_of(site, tensors[site.tensor]), qparams)
+            if isinstance(found, Refusal):
+                refusals.append(found)
+            else:
+                codes[site.key], scales[site.key] = found
+    unfit_weights = {site.key for site in sites if site.role == "weight" and site.key not in qparams}
+    left = unread(plan, qparams, unfit_weights)
+    activations = {site.key: ranges[site.key] for site in plan.of_role("activation") if site.key in ranges}
+    return Solution(
+        qparams, codes, activations, tuple(refusals), samples, scales, tuple(notes), left, constants=constants
+    )
+
+
+def weights_alone(graph: Graph, plan: Plan, solve: Solve | None = None) -> Solution:
+    """The solution of a plan that measures nothing: no activation is quantized.
+
+    Raises:
+        DataError: the plan quantizes activations, which only data can solve.
+        NumericError: a weight holds NaN or Inf.
+    """
+    if plan.of_role("activation"):
+        raise DataError("the plan quantizes activations, whose ranges need calibration data: give some")
+    return solution_of(plan, tensors_by_name(graph), {}, (), solve, 0)

@@ -1,0 +1,1 @@
+"""Simulated quantized graph: values of a network whose activations and weights are quantized."""

@@ -1,0 +1,186 @@
+"""Scales and codes as far as a quantized stream got: what its next piece is quantized with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sbonnx.calib.observers import make_observer
+from sbonnx.calib.qparams.safe_scales import limits_for, unfit
+from sbonnx.calib.qparams.solve import (
+    Solve,
+    bias_codes,
+    fixed_bounds,
+    left_alone,
+    qparams_of,
+    united,
+    weight_bounds,
+    weight_of,
+)
+from sbonnx.calib.sketches import Sketch
+from sbonnx.graph import Constant, Graph
+from sbonnx.graph.query import dtype, tensors_by_name
+from sbonnx.graph.scratch import kept
+from sbonnx.plan.types import Gain, Plan, Site
+from sbonnx.report import Refusal
+from sbonnx.spec import Array, Bounds, QParams
+
+
+@dataclass(frozen=True)
+class Walked:
+    """What a quantized stream leaves for `solution_of`.
+
+    Attributes:
+        bounds: by site key: ranges of activations, measured in it where it came by, else those given; and of the
+            weights that it rounded.
+        codes: of those weights.
+        scales: with which they were rounded.
+        qparams: of weights whose rounding chose them, instead of those that follow from `bounds`.
+        constants: new values of float constants by tensor name: biases that took up a mean error.
+        gains: by site key.
+        refusals: weights whose inputs were not looked at, and why.
+    """
+
+    bounds: Mapping[str, Bounds]
+    codes: Mapping[str, Array]
+    scales: Mapping[str, Array]
+    qparams: Mapping[str, QParams] = field(default_factory=dict)
+    constants: Mapping[str, Array] = field(default_factory=dict)
+    gains: Mapping[str, Gain] = field(default_factory=dict)
+    refusals: tuple[Refusal, ...] = ()
+
+    def solve(self, otherwise: Solve | None) -> Solve:
+        """Gives the codes that are there; `otherwise` (None: the nearest) rounds the other weights, and those whose
+        scales were chosen anew for their biases.
+        """
+
+        def codes_of(site: Site, weight: Array, qparams: QParams) -> Array:
+            if site.key in self.codes and np.array_equal(self.scales[site.key], qparams.scale):
+                return self.codes[site.key]
+            return qparams.quantize(weight) if otherwise is None else otherwise(site, weight, qparams)
+
+        return codes_of
+
+
+RoundSite = Callable[[Site, Array, QParams], tuple[Array, QParams]]
+"""Rounds a weight: site, float weight, scales → integer codes of its shape, and the scales that they are of."""
+
+
+@dataclass
+class Numbers:
+    """Scales and codes, as far as the stream got.
+
+    Attributes:
+        graph, plan: what is quantized.
+        floats: ranges in the float stream by site key.
+        round: rounds a weight at the first asking; see `RoundSite`.
+        bounds: by site key: measured in the stream, or in float where it did not come by yet.
+        codes: of weights rounded so far.
+        scales: with which they were.
+        moved: scales and zero points that a rounding chose.
+        constants: new values of float constants so far.
+    """
+
+    graph: Graph
+    plan: Plan
+    floats: Mapping[str, Bounds]
+    round: RoundSite
+    bounds: dict[str, Bounds] = field(init=False)
+    codes: dict[str, Array] = field(init=False, default_factory=dict)
+    scales: dict[str, Array] = field(init=False, default_factory=dict)
+    moved: dict[str, QParams] = field(init=False, default_factory=dict)
+    constants: dict[str, Array] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.bounds = dict(self.floats)
+        self.tensors = tensors_by_name(self.graph)
+        self._sites = self.plan.by_key()
+        self._alone = {site.key for site in left_alone(self.plan, self.floats)}
+        self._params: dict[str, QParams | None] = {}
+        self._groups: dict[str, list[Site]] = {}
+        for site in self.plan.sites:
+            if site.role != "bias" and site.key not in self._alone:
+                self._groups.setdefault(site.group, []).append(site)
+        self._fixed = {
+            site.key: fixed_bounds(site, self.tensors[site.tensor])
+            for site in self.plan.sites
+            if site.fixed is not None and site.role != "bias"
+        }
+
+    def measure(self, site: Site, sketch: Sketch) -> None:
+        """The range of an activation is that of what was seen in the stream."""
+        observer = make_observer(site.observer.name, site.observer.arguments)
+        self.limit(site, observer.bounds(sketch, site.spec, self.plan.scale_rule))
+
+    def limit(self, site: Site, bounds: Bounds) -> None:
+        """From now on `bounds` is the range of a site."""
+        self.bounds[site.key] = bounds
+        for member in self._groups[site.group]:
+            self._params.pop(member.key, None)
+
+    def members(self, site: Site) -> int:
+        """How many sites share the scale of this one, itself counted."""
+        return len(self._groups.get(site.group, ()))
+
+    def round_all(self) -> None:
+        """Round every weight."""
+        for site in self.plan.of_role("weight"):
+            self.codes_of(site)
+
+    def weight(self, site: Site) -> Array:
+        """The float values of a weight or bias, corrected ones where there are."""
+        found = self.constants.get(site.tensor)
+        return weight_of(site, self.tensors[site.tensor]) if found is None else found
+
+    def params(self, site: Site) -> QParams | None:
+        """Scale and zero point, from the ranges of the whole group; None where there is none."""
+        if site.key in self.moved:
+            return self.moved[site.key]
+        if site.key not in self._params:
+            self._params[site.key] = self._solved(site)
+        return self._params[site.key]
+
+    def _solved(self, site: Site) -> QParams | None:
+        """`params`, not remembered."""
+        members = self._groups.get(site.group, ()) if site.key not in self._alone else ()
+        for member in members:
+            if member.role == "weight" and member.fixed is None and member.key not in self.bounds:
+                self.bounds[member.key] = weight_bounds(member, self.weight(member), self.plan.scale_rule)
+        ranges = united(members, self.bounds, self._fixed)
+        if site.key not in ranges:
+            return None
+        limits = limits_for(self.plan, self.tensors[site.tensor])
+        if unfit(site, ranges[site.key], limits, self.plan.scale_rule) is not None:
+            return None
+        return qparams_of(site, ranges[site.key], self.tensors[site.tensor], self.plan)
+
+    def meaning(self, site: Site, tensor: Constant) -> Array | None:
+        """What the codes of a weight or bias mean."""
+        if site.role == "bias":
+            found = self._bias(site)
+            return (
+                None if isinstance(found, Refusal) else (found[0].astype(np.float32) * found[1]).astype(dtype(tensor))
+            )
+        codes = self.codes_of(site)
+        qparams = self.params(site)
+        return None if qparams is None or codes is None else qparams.dequantize(codes).astype(dtype(tensor))
+
+    def codes_of(self, site: Site) -> Array | None:
+        """Codes of a weight, rounded at the first asking; None where it stays float."""
+        if site.key not in self.codes:
+            qparams = self.params(site)
+            if qparams is None:
+                return None
+            codes, used = self.round(site, self.weight(site), qparams)
+            if used is not qparams:
+                self.moved[site.key] = used
+            self.codes[site.key], self.scales[site.key] = kept(codes), used.scale
+        return self.codes[site.key]
+
+    def _bias(self, site: Site) -> tuple[Array, Array] | Refusal:
+        """Codes and scale of a bias at the scales of now."""
+        followed = {key: self.params(self._sites[key]) for key in site.follows or ()}
+        known = {key: qparams for key, qparams in followed.items() if qparams is not None}
+        return bias_codes(site, self.weight(site), known)

@@ -1,0 +1,197 @@
+"""The quantized stream: a second walk in which every range is measured after what comes before it was quantized."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+
+from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.engine.observation import Observation, wishes_of
+from sbonnx.calib.engine.segments import Segment, inputs_of, needed, produced, reads_of
+from sbonnx.calib.progress import Progress
+from sbonnx.calib.qparams.solve import Solve
+from sbonnx.calib.quantized.fake_quant import Uses, quantize_reads
+from sbonnx.calib.quantized.state import Numbers, RoundSite, Walked
+from sbonnx.calib.storage.tensor_store import TensorStore
+from sbonnx.errors import NumericError
+from sbonnx.graph import Constant, Graph, Node
+from sbonnx.graph.edit import Names, add_constant, replace_input
+from sbonnx.graph.query import bodies, dtype, scopes
+from sbonnx.plan.types import Plan, Reader, Site
+from sbonnx.spec import Array, Bounds, QParams
+
+
+@dataclass(frozen=True)
+class Asym:
+    """What the second stream quantizes, and who looks at it.
+
+    Attributes:
+        weights: weights upstream are rounded.
+        activations: activations upstream are fake-quantized. Biases are as their codes where both are on.
+        ranges: activations are measured in it; else their ranges are those of the float stream.
+        rounding: a weight is rounded when the stream reaches its layer, after all that comes before; else all weights
+            are rounded before it starts. No rounding looks at inputs yet, so the codes are the same.
+    """
+
+    weights: bool = True
+    activations: bool = True
+    ranges: bool = True
+    rounding: bool = True
+
+    @property
+    def moves_ranges(self) -> bool:
+        """Whether any range can differ from that of the float stream."""
+        return self.ranges and (self.weights or self.activations)
+
+
+def walk_quantized(
+    graph: Graph,
+    plan: Plan,
+    units: Iterator[Unit],
+    floats: Mapping[str, Bounds],
+    *,
+    asym: Asym,
+    solve: Solve | None,
+    device: str,
+    threads: int,
+    memory: int,
+    progress: Progress,
+    count: int | None = None,
+) -> Walked:
+    """Measure the activations of `plan` again, each after what comes before it was quantized.
+
+    The main graph runs in stages, all samples through one before the next: a stage ends where a reader wants a tensor
+    quantized whose range is not known yet. Between stages values wait in a `TensorStore`, plain; each stage fake-
+    quantizes what its nodes read quantized.
+
+    Sites inside branches of If keep the float ranges; the branches run quantized with those. Where several sites share
+    one scale, a stage that comes before some of them reckons with the float ranges of those; in the end all are
+    measured. The numbers are those of `Forward`, but for the last bits of float sums, for any batch size and any
+    number of threads.
+
+    Args:
+        graph, plan: as for `calibrate`; not changed.
+        units: the data, walked once.
+        floats: ranges in the float stream by site key; sites without stay without.
+        solve: rounds a weight; None: to the nearest code.
+        device, threads: where stages run, and how many samples at a time.
+        memory: bytes for waiting activations.
+        progress: told of `count` pieces a stage.
+
+    Raises:
+        NumericError: NaN or Inf that quantization brought about, named with the sample.
+        DataError, ModelError, DeviceError: see `LayerRunner`.
+    """
+    numbers = Numbers(graph, plan, floats, plainly(solve))
+    sites = measured_sites(graph, plan, floats)
+    stages = staged(graph, list(sites), quantized_reads(plan))
+    if stages:
+        if not asym.rounding:
+            numbers.round_all()
+        wishes = wishes_of(chain.from_iterable(sites.values()))
+        observation = Observation(graph, stages, wishes, device=device, threads=threads)
+        progress.start("quantized stream", count)
+        with TensorStore(memory) as store:
+            model = partial(quantized, graph=graph, numbers=numbers, uses=uses_of(plan, asym))
+            _measure(observation, observation.layerwise(units, store, progress, model), sites, numbers)
+    return Walked(numbers.bounds, numbers.codes, numbers.scales)
+
+
+def plainly(solve: Solve | None) -> RoundSite:
+    """`solve`, or to the nearest code, with the scales that are given."""
+
+    def rounded(site: Site, weight: Array, qparams: QParams) -> tuple[Array, QParams]:
+        return qparams.quantize(weight) if solve is None else solve(site, weight, qparams), qparams
+
+    return rounded
+
+
+def quantized(stage: Segment, graph: Graph, numbers: Numbers, uses: Uses) -> Graph:
+    """A stage as a model, quantized with what is known by now."""
+    piece = stage.model(graph, numbers.tensors)
+    quantize_reads(piece, uses, numbers)
+    names = Names(piece) if numbers.constants else None
+    for node in piece.nodes if names is not None else ():
+        for index, tensor in enumerate(list(node.inputs)):
+            values = numbers.constants.get(tensor.name)
+            if values is not None and names is not None and isinstance(tensor, Constant):
+                replace_input(node, index, add_constant(piece, f"{tensor.name}/corrected", values, names))
+    return piece
+
+
+def _measure(
+    observation: Observation, stages: Iterator[Sequence[str]], sites: Mapping[str, Sequence[Site]], numbers: Numbers
+) -> None:
+    """Run the stages; the ranges of what one observed are known to the next."""
+    try:
+        for done in stages:
+            found = observation.found()
+            for site in chain.from_iterable(sites[name] for name in done):
+                numbers.measure(site, found[site.tensor, site.spec.axis])
+    except NumericError as error:
+        raise NumericError(f"with everything before it quantized, {error}; or calibrate without asym") from error
+
+
+def measured_sites(graph: Graph, plan: Plan, floats: Mapping[str, Bounds]) -> dict[str, list[Site]]:
+    """The sites that the stream measures, by tensor: those whose tensor the main graph computes."""
+    makers = produced(graph)
+    found: dict[str, list[Site]] = {}
+    for site in plan.of_role("activation"):
+        if site.fixed is None and site.key in floats and site.scope == "" and site.tensor in makers:
+            found.setdefault(site.tensor, []).append(site)
+    return found
+
+
+def quantized_reads(plan: Plan) -> frozenset[Reader]:
+    """Every use of an activation of the main graph that reads it quantized."""
+    return frozenset(reader for site in plan.of_role("activation") if site.scope == "" for reader in site.readers)
+
+
+def uses_of(plan: Plan, asym: Asym) -> dict[Reader, Site]:
+    """Which site each use reads through in the stream."""
+    on = {"weight": asym.weights, "activation": asym.activations, "bias": asym.weights and asym.activations}
+    return {reader: site for site in plan.sites if on[site.role] for reader in site.readers}
+
+
+def staged(graph: Graph, observed: Sequence[str], quantized: Collection[Reader]) -> list[Segment]:
+    """The fewest pieces of the main graph in which no node reads quantized what its own piece computes.
+
+    A node runs in the first piece in which all that it reads is there. What has no known type (a sequence) cannot
+    wait: every piece that reads it computes it anew.
+
+    Args:
+        observed: tensors to measure, each computed by a node; nodes that lead to none of them are left out.
+        quantized: uses, in branches too, that need the range of what they read.
+    """
+    measured = set(observed)
+    nodes = needed(graph, observed)
+    makers = {tensor.name: node for node in nodes for tensor in node.outputs if tensor.name}
+    untyped = {name for node in nodes for name in (t.name for t in node.outputs if dtype(t) is None)}
+    ready: dict[str, int] = {}
+    pieces: list[list[Node]] = []
+    for node in nodes:
+        late = {name for name in _names_read(node, quantized) if name in makers}
+        at = max((ready[name] + (name in late) for name in reads_of(node) if name in makers), default=0)
+        ready.update((tensor.name, at) for tensor in node.outputs)
+        pieces.extend([] for _ in range(at + 1 - len(pieces)))
+        pieces[at].append(node)
+    inputs = [inputs_of(piece, makers, untyped) for piece in pieces]
+    last = {name: number for number, names in enumerate(inputs) for name in names}
+    segments = []
+    for number, piece in enumerate(pieces):
+        made = [tensor.name for node in piece for tensor in node.outputs if tensor.name]
+        here = tuple(name for name in made if name in measured)
+        outputs = tuple(name for name in made if name in here or last.get(name, -1) > number)
+        segments.append(Segment(inputs[number], outputs, here, tuple(node.name for node in piece)))
+    return segments
+
+
+def _names_read(node: Node, uses: Collection[Reader]) -> set[str]:
+    """Names of the tensors that a node, or a body inside it, reads by one of `uses`."""
+    inside: list[Node] = [node]
+    inside.extend(each for _, body in bodies(node) for _, scope in scopes(body) for each in scope.nodes)
+    return {
+        tensor.name for each in inside for index, tensor in enumerate(each.inputs) if Reader(each.name, index) in uses
+    }

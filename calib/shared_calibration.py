@@ -1,0 +1,181 @@
+"""Statistics for several plans of one model in one walk of its data: what each of them looks up is there afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sbonnx.calib.cache.resume import EVERYTHING, Recall
+from sbonnx.calib.calibrator import Calibrator
+from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.engine.observation import Key
+from sbonnx.calib.engine.runner import settings
+from sbonnx.calib.engine.segments import Granularity
+from sbonnx.calib.equal_tensors import Alike, alike, places
+from sbonnx.calib.progress import Progress, Silent
+from sbonnx.calib.sketches import Sketch
+from sbonnx.calib.storage.tensor_store import parse_size
+from sbonnx.graph import Graph
+from sbonnx.graph.digests import outputs_digest
+from sbonnx.plan.types import Plan, Site
+
+Walk = Callable[..., Mapping[Key, Sketch]]
+"""Sketches of some sites of a course: (course, sites, data, *, device, granularity, memory, threads, progress)."""
+
+_WALK: ContextVar[Walk | None] = ContextVar("sbonnx_walk", default=None)
+
+
+@contextmanager
+def walked_by(walk: Walk) -> Iterator[None]:
+    """Meanwhile this thread's `observe_courses` has the data walked by `walk`, of a part of the samples for example.
+
+    Plans, graphs and caches are then the same as they are without.
+    """
+    token = _WALK.set(walk)
+    try:
+        yield
+    finally:
+        _WALK.reset(token)
+
+
+@dataclass
+class Course:
+    """A graph, and all that any plan on it wishes to have observed.
+
+    Attributes:
+        name: digest of the graph: that of its folder.
+        graph: simplified and fused; not changed.
+        sites: one a tensor and axis.
+    """
+
+    name: str
+    graph: Graph
+    sites: dict[Key, Site]
+
+
+class Courses:
+    """Gathers plans by what they compute: graphs that compute the same are one."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Course] = {}
+
+    def add(self, graph: Graph, plan: Plan) -> str:
+        """Take in what `plan` wishes of `graph`; the name of the folder where its statistics will be.
+
+        The first of equal graphs is kept. Tensors are known by their names: those of equal graphs that were prepared
+        from one file in one way are the same.
+        """
+        name = outputs_digest(graph)
+        course = self.found.setdefault(name, Course(name, graph, {}))
+        there = places(course.graph)
+        for site in plan.of_role("activation"):
+            if site.fixed is None and there.get(site.tensor) == site.scope:
+                course.sites.setdefault((site.tensor, site.spec.axis), site)
+        return name
+
+
+def observe_courses(
+    courses: Iterable[Course],
+    data: Callable[[Graph], Dataset],
+    root: Path,
+    *,
+    device: str = "cpu",
+    granularity: Granularity = "auto",
+    memory: str | int = "2 GiB",
+    threads: int | None = None,
+    workers: int = 1,
+    progress: Progress | None = None,
+) -> tuple[str, ...]:
+    """Fill the caches `root / course.name` with all that the courses wish, walking the data as seldom as can be.
+
+    What is known already is not measured again. Graphs that differ, in the opset they were lifted to for example,
+    share a walk as far as their tensors come out equal, see `alike`. The rest is walked on its own.
+
+    Args:
+        data: the data set of a graph.
+        root: folder that is there; each course has a cache of its own in it, for `calibrate(cache=...)`.
+        device, granularity, memory, threads, workers, progress: see `calibrate`.
+
+    Returns:
+        Notes of the caches.
+
+    Raises: see `calibrate`.
+    """
+    how: dict[str, Any] = {
+        "device": device,
+        "granularity": granularity,
+        "memory": memory,
+        "threads": threads,
+        "workers": workers,
+    }
+    progress = progress or Silent()
+    waiting = [_look(course, data, root, device) for course in sorted(courses, key=lambda one: one.name)]
+    while any(one.sites for one in waiting):
+        lead = max(waiting, key=lambda one: len(one.sites))
+        others = [one for one in waiting if one is not lead and one.sites]
+        shared = [_compare(lead.course, one, data, device=device, budget=parse_size(memory) // 4) for one in others]
+        union = dict(lead.sites)
+        for one, found in zip(others, shared, strict=True):
+            union.update({key: site for key, site in one.sites.items() if key[0] in found.same | found.unseen})
+        seen = _walked(lead, union, data(lead.course.graph), root, progress, how)
+        lead.sites.clear()
+        for one, found in zip(others, shared, strict=True):
+            given = _given(one.sites, found, seen)
+            one.recall.keep({key: seen[key] for key in given})
+            for key in given:
+                del one.sites[key]
+    return tuple(note for one in waiting for note in one.recall.notes)
+
+
+@dataclass
+class _Waiting:
+    """A course whose tensors are not all known yet.
+
+    Attributes:
+        recall: its cache.
+        sites: what is left to be measured.
+    """
+
+    course: Course
+    recall: Recall
+    sites: dict[Key, Site]
+
+
+def _look(course: Course, data: Callable[[Graph], Dataset], root: Path, device: str) -> _Waiting:
+    """What a cache does not know of a course."""
+    recall = Recall(root / course.name, course.graph, data(course.graph), settings(device))
+    known = recall.known(dict.fromkeys(course.sites, EVERYTHING))
+    return _Waiting(course, recall, {key: site for key, site in course.sites.items() if key not in known})
+
+
+def _compare(lead: Course, other: _Waiting, data: Callable[[Graph], Dataset], *, device: str, budget: int) -> Alike:
+    """What of `other` the graph of `lead` tells."""
+    names = list(dict.fromkeys(name for name, _ in other.sites))
+    return alike(lead.graph, other.course.graph, names, data(lead.graph), device=device, budget=budget)
+
+
+def _walked(
+    lead: _Waiting, sites: Mapping[Key, Site], data: Dataset, root: Path, progress: Progress, how: Mapping[str, Any]
+) -> Mapping[Key, Sketch]:
+    """The data through one graph once; what was seen of `sites`, which its cache knows from now on."""
+    course, walk = lead.course, _WALK.get()
+    if walk is not None:
+        found = walk(course, sites, data, progress=progress, **{key: how[key] for key in how if key != "workers"})
+        lead.recall.keep(found)
+        return found
+    plan = Plan(tuple(replace(site, key=f"{key[0]} {key[1]}") for key, site in sites.items()))
+    with Calibrator(course.graph, plan, cache=root / course.name, **how) as calibrator:
+        calibrator.observe_all(data, progress)
+        return calibrator.sketches()
+
+
+def _given(sites: Iterable[Key], shared: Alike, found: Mapping[Key, Sketch]) -> set[Key]:
+    """What a walk over one graph tells of another. A branch that never ran in the one never ran in the other."""
+    return {key for key in sites if key[0] in shared.same or (key[0] in shared.unseen and not found[key].samples)}
+
+
+__all__ = ["Course", "Courses", "Walk", "observe_courses", "walked_by"]

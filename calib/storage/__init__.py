@@ -1,0 +1,1 @@
+"""Storage of activations: memory within a budget, then a file."""

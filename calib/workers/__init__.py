@@ -1,0 +1,1 @@
+"""Worker processes: several processes share the samples of one calibration."""

@@ -1,0 +1,131 @@
+"""A worker process: opens the sessions it is told of, takes samples through them, hands back sketches.
+
+Started by `sbonnx.calib.workers.shards`. Imports neither onnx nor graphs: half of the time to start.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import traceback
+from collections.abc import Mapping
+from queue import SimpleQueue
+from typing import IO, Any, Final
+
+from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.engine.sample_runner import Lane, last_reads, through
+from sbonnx.calib.engine.session import CPU, Session
+from sbonnx.calib.workers.protocol import Job, Parcel, TrayReader, load, receive, send
+from sbonnx.errors import NumericError
+
+LOOK_EVERY: Final = 2.0
+"""Seconds between two looks at whether the parent is still there, should another process hold the pipe open."""
+
+
+class Worker:
+    """One worker.
+
+    Args:
+        inbox, outbox: from and to the parent.
+        models: the file of models.
+        trays: files of trays.
+        parent: its process id.
+    """
+
+    def __init__(self, inbox: IO[bytes], outbox: IO[bytes], models: int, trays: list[int], parent: int) -> None:
+        self._inbox = inbox
+        self._outbox = outbox
+        self._models = models
+        self._trays = [TrayReader(fd) for fd in trays]
+        self._parent = parent
+        self._lock = threading.Lock()  # of the outbox
+        self._waiting: SimpleQueue[tuple[int, Unit]] = SimpleQueue()
+
+    def serve(self) -> None:
+        """Do what the parent says until it is gone or says no more."""
+        job = self._next()[0]
+        try:
+            self._open(job)
+        except Exception:  # whatever it is: the parent says it to the user
+            self._say("failed", traceback.format_exc())
+            return
+        lanes = [Lane(job.wishes) for _ in range(job.threads)]
+        for lane in lanes:
+            threading.Thread(target=self._run, args=(lane,), daemon=True).start()
+        self._say("ready")
+        while True:
+            kind, *rest = self._next()
+            if kind == "run":
+                self._take(*rest)
+            else:
+                self._say("sketches", _gathered(lanes))
+
+    def _open(self, job: Job) -> None:
+        """Open the sessions."""
+        self._pieces = job.pieces
+        self._last = last_reads(job.pieces)
+        self._sessions = [
+            None if stored is None else Session(load(stored, self._models), [CPU], threads=1, name=piece.name)
+            for stored, piece in zip(job.models, job.pieces, strict=True)
+        ]
+        os.close(self._models)
+
+    def _next(self) -> tuple[Any, ...]:
+        """The next message; ends the process, whatever its threads do, when the parent is gone."""
+        while not select.select([self._inbox], [], [], LOOK_EVERY)[0]:
+            if os.getppid() != self._parent:
+                os._exit(1)
+        message = receive(self._inbox)
+        if message is None:
+            os._exit(0)
+        return message
+
+    def _take(self, number: int, tray: int, parcel: Parcel, index: int, where: str, samples: int) -> None:
+        """Have a sample run."""
+        self._waiting.put((number, Unit(index, where, self._trays[tray].take(parcel), samples)))
+
+    def _run(self, lane: Lane) -> None:
+        """Take samples through the pieces, one after the other."""
+        while True:
+            number, unit = self._waiting.get()
+            try:
+                through(lane, self._pieces, self._sessions, self._last, unit, _blame)
+            except Exception as error:  # whatever it is: the parent finds out more
+                self._say("bad", number, f"{type(error).__name__}: {error}")
+            else:
+                self._say("done", number)
+
+    def _say(self, *message: Any) -> None:
+        """Send a message; ends the process when the parent is gone."""
+        try:
+            with self._lock:
+                send(self._outbox, message)
+        except BrokenPipeError:
+            os._exit(0)
+
+
+def _blame(number: int, tensor: str, known: Mapping[str, Any], unit: Unit) -> Exception:
+    """A plain error for a tensor that is not finite: the parent runs the sample again to say more."""
+    return NumericError(f"'{tensor}' holds NaN or infinite values at {unit.where}")
+
+
+def _gathered(lanes: list[Lane]) -> list[tuple[Any, dict[str, Any]]]:
+    """What all lanes saw, as (key, arrays); they begin anew."""
+    for lane in lanes:
+        lane.settle()
+    first, *others = lanes
+    for other in others:
+        for key, sketch in other.sketches.items():
+            first.sketches[key].merge(sketch)
+    found = [(key, sketch.to_arrays()) for key, sketch in first.sketches.items()]
+    for lane in lanes:
+        lane.forget()
+    return found
+
+
+def main(inbox: int, outbox: int, models: int, trays: list[int], parent: int) -> None:
+    """Run a worker over inherited files. Never returns: threads may be in the middle of a sample."""
+    with os.fdopen(inbox, "rb", buffering=0) as source, os.fdopen(outbox, "wb", buffering=0) as target:
+        Worker(source, target, models, trays, parent).serve()
+    os._exit(0)
