@@ -15,9 +15,9 @@ from benchmarks.calibration_ways import Seconds
 from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.io_binding import Bound
-from sbonnx.calib.progress import Silent
 from sbonnx.calib.sketches import Panel
 from sbonnx.prepare import Prepared
+from sbonnx.progress import Silent
 
 
 def parts(made: Prepared, data: Dataset) -> Seconds:

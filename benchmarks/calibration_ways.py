@@ -14,10 +14,10 @@ from sbonnx.calib import calibrate as walk
 from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data.dataset import Dataset, read
 from sbonnx.calib.observers import make_observer
-from sbonnx.calib.progress import Silent
 from sbonnx.graph import Graph
 from sbonnx.plan.types import Plan, Solution
 from sbonnx.prepare import Prepared, prepare, read_recipe
+from sbonnx.progress import Silent
 from sbonnx.spec import Bounds
 
 BACKEND = "onnxruntime"

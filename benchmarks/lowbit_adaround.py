@@ -21,12 +21,12 @@ from sbonnx.calib.engine.batching import MOST
 from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.threads import one_blas_thread
-from sbonnx.calib.layers import Layer, layers_of
-from sbonnx.calib.progress import Silent
 from sbonnx.calib.quantized.state import Numbers
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.moments import Moments, MomentSums
 from sbonnx.prepare import Prepared, prepare, read_recipe
+from sbonnx.progress import Silent
+from sbonnx.reconstruct.layer_inputs import Layer, layers_of
 from sbonnx.rounding.adaround import AdaRound
 from sbonnx.spec import Array, QParams
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.calib.layers import Layer
+from sbonnx.reconstruct.layer_inputs import Layer
 from sbonnx.spec import Array, QParams
 
 BATCH: Final = 32

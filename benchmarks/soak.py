@@ -53,8 +53,8 @@ def long_run(samples: int) -> dict[str, float]:
     from benchmarks.models import mobilenet
     from sbonnx.calib.calibrator import Calibrator
     from sbonnx.calib.data.dataset import read
-    from sbonnx.calib.progress import Silent
     from sbonnx.prepare import prepare, read_recipe
+    from sbonnx.progress import Silent
 
     prepared = prepare(mobilenet(), *read_recipe(None, None, {"observer": "mse"}))
     rng = np.random.default_rng(0)
@@ -89,9 +89,9 @@ def large_run(gigabytes: float) -> dict[str, float]:
 
     from sbonnx.calib.calibrator import Calibrator
     from sbonnx.calib.data.dataset import read
-    from sbonnx.calib.progress import Silent
     from sbonnx.calib.storage.tensor_store import StoreCounters, TensorStore
     from sbonnx.prepare import prepare, read_recipe
+    from sbonnx.progress import Silent
 
     rng = np.random.default_rng(0)
     proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>{SMALL}')

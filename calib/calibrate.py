@@ -8,13 +8,13 @@ from typing import Any
 from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data.dataset import Dataset, read
 from sbonnx.calib.engine.segments import Granularity
-from sbonnx.calib.progress import Progress, Silent
 from sbonnx.calib.qparams.solve import Solve
 from sbonnx.calib.quantized.forward import Forward, forward
 from sbonnx.calib.quantized.stream import Asym
-from sbonnx.calib.reconstruct import Reconstruction
 from sbonnx.graph import Graph
 from sbonnx.plan.types import Plan, Solution
+from sbonnx.progress import Progress, Silent
+from sbonnx.reconstruct.layerwise import Reconstruction
 
 
 def calibrate(

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from sbonnx.calib.blockwise import walk_blocks, wants_blocks
 from sbonnx.calib.cache.forward_count import count as counted
 from sbonnx.calib.cache.resume import CHECKPOINT_EVERY, EVERYTHING, Recall
 from sbonnx.calib.data import Feed
@@ -24,13 +23,10 @@ from sbonnx.calib.engine.runner import CPU, providers, settings
 from sbonnx.calib.engine.sample_splitter import Rows, Unit
 from sbonnx.calib.engine.schedule import branches_of, course_of
 from sbonnx.calib.engine.segments import Granularity
-from sbonnx.calib.fit import said
 from sbonnx.calib.observers import make_observer
-from sbonnx.calib.progress import Progress
 from sbonnx.calib.qparams.solve import Solve, solution_of
 from sbonnx.calib.quantized.state import Walked
 from sbonnx.calib.quantized.stream import Asym, walk_quantized
-from sbonnx.calib.reconstruct import Reconstruction, walk_rounding
 from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.storage.tensor_store import TensorStore, parse_size
 from sbonnx.calib.workers.shards import Shards, one_process
@@ -39,6 +35,10 @@ from sbonnx.errors import DataError
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.plan.types import Plan, Solution
+from sbonnx.progress import Progress
+from sbonnx.reconstruct.blockwise import walk_blocks, wants_blocks
+from sbonnx.reconstruct.layer_fit import said
+from sbonnx.reconstruct.layerwise import Reconstruction, walk_rounding
 from sbonnx.report import Refusal
 from sbonnx.spec import Bounds
 

@@ -16,12 +16,12 @@ from sbonnx.calib.engine.observation import Key
 from sbonnx.calib.engine.runner import settings
 from sbonnx.calib.engine.segments import Granularity
 from sbonnx.calib.equal_tensors import Alike, alike, places
-from sbonnx.calib.progress import Progress, Silent
 from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.storage.tensor_store import parse_size
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import outputs_digest
 from sbonnx.plan.types import Plan, Site
+from sbonnx.progress import Progress, Silent
 
 Walk = Callable[..., Mapping[Key, Sketch]]
 """Sketches of some sites of a course: (course, sites, data, *, device, granularity, memory, threads, progress)."""

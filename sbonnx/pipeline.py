@@ -19,18 +19,18 @@ from sbonnx.backends import Backend
 from sbonnx.calib import calibrate as walk
 from sbonnx.calib import trt_cache as trt
 from sbonnx.calib.data import dataset as datasets
-from sbonnx.calib.extremes import with_magnitudes
 from sbonnx.calib.held_out import HeldOutSplit, divide, divide_sequences
-from sbonnx.calib.progress import Progress
 from sbonnx.calib.recurrent import read_steps, unroll
-from sbonnx.calib.tuning import tune_norms
+from sbonnx.correct.batchnorm_tuning import tune_norms
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph, query
 from sbonnx.graph.staging import staged
 from sbonnx.graph.temporary import temporary_folder
 from sbonnx.judged import Judged
 from sbonnx.plan import Plan, Site, Solution
+from sbonnx.precision.measure import with_magnitudes
 from sbonnx.prepare import Prepared, Source, prepare, source_of
+from sbonnx.progress import Progress
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.limits import FLOAT
 from sbonnx.report import Refusal, Report

@@ -16,25 +16,25 @@ from sbonnx import graph as graphs
 from sbonnx import recipe as recipes
 from sbonnx.backends import Backend, backend_for
 from sbonnx.backends.tensorrt_profiles import VERSIONS
-from sbonnx.calib import peaks
-from sbonnx.calib.analytic import correct_analytically
-from sbonnx.calib.aware import scale_by_activations
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.layers import looks_at_inputs
 from sbonnx.calib.observers import OBSERVERS
-from sbonnx.calib.progress import Progress
 from sbonnx.calib.qparams.solve import weights_alone
 from sbonnx.calib.quantized.stream import Asym
-from sbonnx.calib.reconstruct import Reconstruction
 from sbonnx.correct import give_biases, own_statistics, record_normals
+from sbonnx.correct.analytic import correct_analytically
 from sbonnx.equalize import Equalization, equalize, equalize_measured, wanted_ranges
+from sbonnx.equalize import channel_ranges as peaks
+from sbonnx.equalize.awq_calibrate import scale_by_activations
 from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph, edit, query
 from sbonnx.ops import EMBEDDING
 from sbonnx.plan import Plan, Site, Solution, make
+from sbonnx.progress import Progress
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.modules import Modules, NodeInfo
 from sbonnx.recipe.schemes import is_per_channel
+from sbonnx.reconstruct.layer_inputs import looks_at_inputs
+from sbonnx.reconstruct.layerwise import Reconstruction
 from sbonnx.report import Fired, Refusal
 from sbonnx.rounding import make_rounder
 from sbonnx.spec import Array, QParams

@@ -18,12 +18,12 @@ from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.session import SessionModel
 from sbonnx.calib.engine.threads import chunks, in_order
 from sbonnx.calib.observers import make_observer
-from sbonnx.calib.progress import Progress
 from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.plan.types import Site
+from sbonnx.progress import Progress
 
 
 def wishes_of(sites: Iterable[Site]) -> dict[Key, Wish]:

@@ -10,7 +10,6 @@ from itertools import chain
 from sbonnx.calib.data.sample import Unit
 from sbonnx.calib.engine.observation import Observation, wishes_of
 from sbonnx.calib.engine.segments import Segment, inputs_of, needed, produced, reads_of
-from sbonnx.calib.progress import Progress
 from sbonnx.calib.qparams.solve import Solve
 from sbonnx.calib.quantized.fake_quant import Uses, quantize_reads
 from sbonnx.calib.quantized.state import Numbers, RoundSite, Walked
@@ -20,6 +19,7 @@ from sbonnx.graph import Constant, Graph, Node
 from sbonnx.graph.edit import Names, add_constant, replace_input
 from sbonnx.graph.query import bodies, dtype, scopes
 from sbonnx.plan.types import Plan, Reader, Site
+from sbonnx.progress import Progress
 from sbonnx.spec import Array, Bounds, QParams
 
 

@@ -22,7 +22,7 @@ from sbonnx.batch.job import Outcome, Places, Status, Step, Tell, encodable
 from sbonnx.batch.outcomes import from_json, now
 from sbonnx.batch.starting import environment, started
 from sbonnx.batch.sweep import remove, remove_empty, scratch_root
-from sbonnx.calib.progress import size_text
+from sbonnx.progress import size_text
 
 LOOK_EVERY: Final = 0.1
 """Seconds between two looks at memory."""

@@ -25,10 +25,10 @@ from sbonnx.calib.cache.sketch_cache import DONE, HEADER
 from sbonnx.calib.cache.sketch_files import Packed, load_packed, save_packed, write_whole
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.observation import Key
-from sbonnx.calib.progress import Progress
 from sbonnx.calib.shared_calibration import Course, walked_by
 from sbonnx.calib.sketches import Sketch
 from sbonnx.plan.types import Site
+from sbonnx.progress import Progress
 
 SKETCHES: Final = "sketches"
 """Folder with the caches, in that of what a part has made and in the state folder."""

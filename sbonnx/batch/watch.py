@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import IO, Any, Final, final
 
 from sbonnx.batch.job import FINE, Outcome, Step, Watch
-from sbonnx.calib.progress import size_text
+from sbonnx.progress import size_text
 from sbonnx.terminal import LINE_LENGTH, escaped, json_escaped, one_line
 
 LINE_EVERY: Final = 60.0

@@ -73,7 +73,7 @@ def _make(folder: Path) -> None:
 def _quantized(backend: str, floats: Path, paths: DigitsPaths, target: Path, quiet: bool) -> dict[str, Any]:
     """One row of the table: quantize, then measure on images that calibration has not seen."""
     from sbonnx import verify
-    from sbonnx.calib.progress import make_progress
+    from sbonnx.progress import make_progress
     from sbonnx.quantize import quantize
 
     progress = make_progress(quiet=quiet)

@@ -82,9 +82,9 @@ def run(
 ) -> int:
     """See `HELP`."""
     from sbonnx import graph as graphs
-    from sbonnx.calib.progress import make_progress
     from sbonnx.mermaid import mermaid as chart
     from sbonnx.prepare import read_recipe
+    from sbonnx.progress import make_progress
 
     show = Show(as_json=as_json, quiet=quiet)
     _check_words(metric, sort, top)

@@ -13,7 +13,7 @@ from sbonnx.cli.show import Show
 from sbonnx.errors import RecipeError
 
 if TYPE_CHECKING:
-    from sbonnx.calib.progress import Progress
+    from sbonnx.progress import Progress
     from sbonnx.report import Report
 
 HELP: Final = (
@@ -101,7 +101,7 @@ def run(
 ) -> int:
     """See `HELP`."""
     from sbonnx import graph as graphs
-    from sbonnx.calib.progress import make_progress
+    from sbonnx.progress import make_progress
 
     target, source = options.output_of(output), options.required(data)
     check_report(report_file, [model, target, source], force=force)

@@ -101,7 +101,7 @@ def check_report(file: Path | None, taken: Sequence[Path], *, force: bool) -> No
 
 def _made(model: Path, source: Path | None, *, quiet: bool, as_json: bool, **how: Any) -> Report:
     """`sbonnx.quantize` with the keywords `how`, its progress on stderr."""
-    from sbonnx.calib.progress import make_progress
+    from sbonnx.progress import make_progress
     from sbonnx.quantize import quantize
 
     progress = make_progress(quiet=quiet, as_json=as_json)

@@ -22,10 +22,10 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.equalize.parts import set_constant
+from sbonnx.equalize.channel_flow.constants import set_constant
+from sbonnx.equalize.channel_flow.trace import Traced, trace
 from sbonnx.equalize.rules import RULES
 from sbonnx.equalize.scales import apply
-from sbonnx.equalize.trace import Traced, trace
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
 from sbonnx.moments import Moments
 from sbonnx.ops import LINEAR, MATRIX_PRODUCTS

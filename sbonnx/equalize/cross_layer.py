@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.equalize.parts import Weight
-from sbonnx.equalize.trace import Traced
+from sbonnx.equalize.channel_flow.constants import Weight
+from sbonnx.equalize.channel_flow.trace import Traced
 from sbonnx.graph.model import Normal
 from sbonnx.spec import Array
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sbonnx.equalize.parts import Vector, put_ceiling, put_relu, set_constant
-from sbonnx.equalize.trace import Clips, Traced, along
+from sbonnx.equalize.channel_flow.constants import Vector, put_ceiling, put_relu, set_constant
+from sbonnx.equalize.channel_flow.trace import Clips, Traced, along
 from sbonnx.graph import Graph
 from sbonnx.graph.edit import Names, sort, sweep
 from sbonnx.graph.query import constant

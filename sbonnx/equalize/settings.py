@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sbonnx.equalize.trace import Clips
+from sbonnx.equalize.channel_flow.trace import Clips
 
 
 @dataclass(frozen=True)

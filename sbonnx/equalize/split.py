@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.equalize.parts import Weight
+from sbonnx.equalize.channel_flow.constants import Weight
+from sbonnx.equalize.channel_flow.trace import Traced
 from sbonnx.equalize.settings import Equalization
-from sbonnx.equalize.trace import Traced
 from sbonnx.graph import Graph, Node, Tensor
 from sbonnx.graph.edit import Names
 from sbonnx.graph.query import output_names, readers, shape

@@ -10,12 +10,12 @@ import numpy as np
 
 from sbonnx.equalize import smooth
 from sbonnx.equalize.absorb import absorb, before_relus
+from sbonnx.equalize.channel_flow.trace import Traced, trace
 from sbonnx.equalize.cross_layer import cross_layer_scales
 from sbonnx.equalize.rules import RULES
 from sbonnx.equalize.scales import apply
 from sbonnx.equalize.settings import Equalization
 from sbonnx.equalize.split import split_channels
-from sbonnx.equalize.trace import Traced, trace
 from sbonnx.graph import Graph
 from sbonnx.graph.edit import Names, sort
 from sbonnx.graph.query import producer

@@ -8,13 +8,13 @@ from typing import Any, final
 from sbonnx import graph as graphs
 from sbonnx import recipe as recipes
 from sbonnx.backends import Backend
-from sbonnx.calib.progress import Progress, Silent
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph.temporary import temporary_folder
 from sbonnx.mixed.judge import Judge, Metric, Samples, Score, divide, loss_kind
 from sbonnx.pipeline import divided, solve
 from sbonnx.plan import Solution
 from sbonnx.prepare import Prepared, Source, prepare, source_of
+from sbonnx.progress import Progress, Silent
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.mixed import Auto, Mixed
 from sbonnx.verify import file_bytes

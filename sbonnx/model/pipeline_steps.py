@@ -13,16 +13,16 @@ from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.data.feed_buffer import Kept
 from sbonnx.calib.engine.runner import providers
-from sbonnx.calib.extremes import with_magnitudes
-from sbonnx.calib.progress import Silent
 from sbonnx.calib.quantized.forward import Forward
 from sbonnx.calib.quantized.stream import Asym
-from sbonnx.calib.tuning import Reference, tune_norms
+from sbonnx.correct.batchnorm_tuning import Reference, tune_norms
 from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.model.layer_access import with_keys
 from sbonnx.model.switches import Side, Switch, switched
 from sbonnx.plan import Solution
+from sbonnx.precision.measure import with_magnitudes
 from sbonnx.prepare import Prepared, Source, prepare, read_recipe
+from sbonnx.progress import Silent
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.modules import ModuleCall
 from sbonnx.spec import Array

@@ -17,12 +17,12 @@ from sbonnx import graph as graphs
 from sbonnx import pipeline
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.held_out import HeldOutSplit
-from sbonnx.calib.progress import Progress
 from sbonnx.errors import RecipeError
 from sbonnx.graph.query import shape
 from sbonnx.plan import Solution
 from sbonnx.plan.make import LEARNS
 from sbonnx.prepare import Prepared, Source, read_recipe
+from sbonnx.progress import Progress
 from sbonnx.qat import loop
 from sbonnx.qat.adapters import Adapters, add_adapters
 from sbonnx.qat.agreement import disagreements

@@ -14,9 +14,9 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from sbonnx.calib.progress import Progress, Silent
 from sbonnx.errors import DataError, NumericError
 from sbonnx.graph import check_target
+from sbonnx.progress import Progress, Silent
 from sbonnx.qat.augment import Augment
 from sbonnx.qat.average import Average
 from sbonnx.qat.batches import Batches

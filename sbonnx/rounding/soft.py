@@ -1,7 +1,7 @@
 """Soft rounding: the choice between the two codes beside each weight as a number that gradients can move.
 
 Here are its settings, its place among the roundings, and the choice itself on torch's tensors; the loop over blocks
-and batches is `sbonnx.calib.blockwise`.
+and batches is `sbonnx.reconstruct.blockwise`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BLOCKS: Final = "blocks"
 @final
 @dataclass(frozen=True)
 class SoftBlocks(Rounder):
-    """AdaRound on batches of what a whole block of layers meets; see `sbonnx.calib.blockwise.walk_blocks`.
+    """AdaRound on batches of what a whole block of layers meets; see `sbonnx.reconstruct.blockwise.walk_blocks`.
 
     As a rounding of one layer by its moments it gives the codes that the blocks begin with.
 

@@ -20,10 +20,10 @@ from sbonnx.calib.calibrate import calibrate
 from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data.dataset import read
 from sbonnx.calib.engine.runner import settings
-from sbonnx.calib.progress import Silent
 from sbonnx.errors import NumericError
 from sbonnx.plan.types import Solution
 from sbonnx.prepare import Prepared, prepare, read_recipe
+from sbonnx.progress import Silent
 
 ASSETS = Path(__file__).resolve().parents[2] / "sbonnx" / "assets"
 MODEL, DATA = ASSETS / "digits.onnx", ASSETS / "digits_calib.npz"

@@ -11,14 +11,14 @@ import pytest
 
 import sbonnx
 from sbonnx import graph as graphs
-from sbonnx.calib import blockwise
 from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data.dataset import read
-from sbonnx.calib.progress import Silent
 from sbonnx.calib.quantized.state import Numbers, Walked
 from sbonnx.calib.quantized.stream import plainly
 from sbonnx.plan.types import RoundingChoice
 from sbonnx.prepare import Prepared, prepare, read_recipe
+from sbonnx.progress import Silent
+from sbonnx.reconstruct import blockwise
 from sbonnx.rounding.soft import BLOCKS
 from sbonnx.spec import Array
 from tests.models import model, run

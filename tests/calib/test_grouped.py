@@ -9,11 +9,11 @@ import onnx
 import pytest
 
 from sbonnx import graph as graphs
-from sbonnx.calib import reconstruct
 from sbonnx.calib.data.sample import Unit
 from sbonnx.calib.engine import batching as groups
 from sbonnx.calib.engine.batching import grouped, width_for
 from sbonnx.errors import NumericError
+from sbonnx.reconstruct import layerwise as reconstruct
 from sbonnx.spec import Array
 from tests.calib.test_reconstruct import images, prepared, solved
 from tests.models import model

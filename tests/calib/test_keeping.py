@@ -10,9 +10,9 @@ import pytest
 from sbonnx.calib.calibrate import Calibrator, calibrate
 from sbonnx.calib.data.dataset import read
 from sbonnx.calib.engine import activation_cache as keeping
-from sbonnx.calib.progress import Silent
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.graph import load
+from sbonnx.progress import Silent
 from tests.calib.naive import plan_linear
 from tests.calib.test_walk import same
 from tests.models import model, residual

@@ -13,9 +13,9 @@ from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data.dataset import read
 from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.observers import make_observer
-from sbonnx.calib.progress import Silent
 from sbonnx.graph.extract import extract
 from sbonnx.prepare import prepare, read_recipe
+from sbonnx.progress import Silent
 from sbonnx.spec import Array, QuantSpec, params_from_bounds
 
 MODELS = ("cifar_resnet20", "fastestdet", "minilm_l6", "mobilenetv2_tin200", "squeezenet11", "ultraface_rfb320")

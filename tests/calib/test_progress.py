@@ -11,17 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sbonnx.calib.progress import (
-    Bar,
-    JsonLines,
-    Lines,
-    Progress,
-    Silent,
-    _peak,
-    make_progress,
-    memory_in_use,
-    size_text,
-)
+from sbonnx.progress import Bar, JsonLines, Lines, Progress, Silent, _peak, make_progress, memory_in_use, size_text
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,8 +33,8 @@ MEMORY = 512_300_000
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Time that goes when told, in a process of 512 MB."""
     made = Clock()
-    monkeypatch.setattr("sbonnx.calib.progress.time.monotonic", made)
-    monkeypatch.setattr("sbonnx.calib.progress.memory_in_use", lambda: MEMORY)
+    monkeypatch.setattr("sbonnx.progress.time.monotonic", made)
+    monkeypatch.setattr("sbonnx.progress.memory_in_use", lambda: MEMORY)
     return made
 
 

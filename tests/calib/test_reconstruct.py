@@ -11,14 +11,14 @@ import onnx
 import pytest
 
 import sbonnx
-from sbonnx.calib import reconstruct
 from sbonnx.calib.calibrate import Asym, calibrate
 from sbonnx.calib.qparams.solve import weights_alone
 from sbonnx.calib.quantized.forward import Forward
-from sbonnx.calib.reconstruct import Reconstruction
 from sbonnx.graph.query import constant, tensors_by_name
 from sbonnx.plan import Solution
 from sbonnx.prepare import Prepared, prepare, read_recipe
+from sbonnx.reconstruct import layerwise as reconstruct
+from sbonnx.reconstruct.layerwise import Reconstruction
 from sbonnx.spec import Array
 from tests.models import model, run
 

@@ -8,8 +8,8 @@ import pytest
 
 from sbonnx import graph as graphs
 from sbonnx.calib.engine.segments import Segment
-from sbonnx.calib.single_cuts import blocks
 from sbonnx.graph import Graph
+from sbonnx.reconstruct.blocks import blocks
 from tests.models import model
 
 NET = """

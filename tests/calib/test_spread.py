@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbonnx.calib.spread import Spread
+from sbonnx.correct.running_variance import Spread
 
 
 @settings(max_examples=60, deadline=None)

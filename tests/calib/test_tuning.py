@@ -16,7 +16,7 @@ from sbonnx import graph as graphs
 from sbonnx.calib import calibrate as walk
 from sbonnx.calib.data.dataset import read
 from sbonnx.calib.qparams.solve import weights_alone
-from sbonnx.calib.tuning import tune_norms
+from sbonnx.correct.batchnorm_tuning import tune_norms
 from sbonnx.errors import DataError
 from sbonnx.model import LifeCycleError
 from sbonnx.plan import Solution

@@ -14,8 +14,8 @@ from sbonnx.calib.cache.forward_count import counting
 from sbonnx.calib.calibrate import calibrate
 from sbonnx.calib.data.dataset import Dataset, read
 from sbonnx.calib.equal_tensors import Alike, alike
-from sbonnx.calib.peaks import channel_ranges
 from sbonnx.calib.shared_calibration import Courses, observe_courses
+from sbonnx.equalize.channel_ranges import channel_ranges
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
 from sbonnx.plan import Plan, Site

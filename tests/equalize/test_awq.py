@@ -10,11 +10,11 @@ import pytest
 
 import sbonnx
 from sbonnx import graph as graphs
-from sbonnx.calib import aware
-from sbonnx.calib.aware import scale_by_activations
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.qparams.solve import weights_alone
+from sbonnx.equalize import awq_calibrate as aware
 from sbonnx.equalize.awq import WRITES_OUTPUT, Aware, Scaled
+from sbonnx.equalize.awq_calibrate import scale_by_activations
 from sbonnx.graph.query import constant
 from sbonnx.plan import modes
 from sbonnx.prepare import Prepared

@@ -14,8 +14,8 @@ import pytest
 import sbonnx
 from sbonnx import graph as graphs
 from sbonnx.calib.data import dataset as datasets
-from sbonnx.calib.peaks import channel_ranges
 from sbonnx.equalize import Equalization, Equalized, equalize, equalize_measured, wanted_ranges
+from sbonnx.equalize.channel_ranges import channel_ranges
 from sbonnx.errors import RecipeError
 from sbonnx.graph.query import constant
 from sbonnx.model import QuantModel

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from sbonnx import graph as graphs
 from sbonnx import precision
 from sbonnx.calib.data import dataset as datasets
-from sbonnx.calib.extremes import magnitudes
+from sbonnx.precision.measure import magnitudes
 from sbonnx.spec import Array
 from tests.models import run
 from tests.precision.converting import assert_few_casts, types

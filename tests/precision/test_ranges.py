@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbonnx.calib.extremes import magnitudes_of
 from sbonnx.calib.sketches import Sketch
 from sbonnx.plan.magnitudes import KINDS
 from sbonnx.precision.constants import exactly, misfit, rounding_db
+from sbonnx.precision.measure import magnitudes_of
 from tests.models import model, run
 from tests.precision.converting import assert_few_casts, convert, made, normal, ops_by_type, types, whys
 

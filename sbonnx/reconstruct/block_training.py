@@ -10,9 +10,9 @@ import numpy as np
 
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.quantized.activation_pairs import FLOAT, QUANTIZED, TwoStreams
-from sbonnx.calib.soft_block import BESIDE, SoftBlock
 from sbonnx.errors import ModelError
 from sbonnx.plan.types import Site
+from sbonnx.reconstruct.soft_block import BESIDE, SoftBlock
 from sbonnx.rounding.soft import SETTLINGS, Choice, SoftBlocks, pull
 from sbonnx.spec import Array, Bounds, QParams
 from sbonnx.torchnet import Unfit, as_tensor

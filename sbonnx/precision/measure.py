@@ -9,12 +9,12 @@ import numpy as np
 
 from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.progress import Progress, Silent
 from sbonnx.calib.sketches import Sketch
 from sbonnx.graph import Graph, Variable
 from sbonnx.graph.query import dtype, scopes
 from sbonnx.plan.magnitudes import LOWEST, OCTAVES, Magnitudes
 from sbonnx.plan.types import ObserverChoice, Plan, Site, Solution
+from sbonnx.progress import Progress, Silent
 from sbonnx.spec import QuantSpec
 
 BY_HISTOGRAM: Final = ObserverChoice("mse")

@@ -16,8 +16,6 @@ from sbonnx.calib.engine.runner import CPU, LayerRunner, providers
 from sbonnx.calib.engine.sample_splitter import Rows
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.threads import in_order, one_blas_thread
-from sbonnx.calib.layers import Layer, Watched, in_budget, layers_of, watched
-from sbonnx.calib.progress import Progress, Silent
 from sbonnx.calib.qparams.solve import weight_bounds
 from sbonnx.calib.storage.tensor_store import parse_size
 from sbonnx.cpu import cores
@@ -26,6 +24,8 @@ from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.ops import MATRIX_PRODUCTS
 from sbonnx.plan.types import Plan, RoundingChoice, Site
+from sbonnx.progress import Progress, Silent
+from sbonnx.reconstruct.layer_inputs import Layer, Watched, in_budget, layers_of, watched
 from sbonnx.report import Refusal
 from sbonnx.spec import Array, ScaleRule, params_from_bounds
 

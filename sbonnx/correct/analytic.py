@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.calib.corrected import with_corrections
 from sbonnx.correct.biases import biases_of
+from sbonnx.correct.corrected import with_corrections
 from sbonnx.correct.expected import Expected, expected_rows, spreads, through
 from sbonnx.graph import Constant, Graph, Node
 from sbonnx.graph.query import constant, node_by_name, tensors_by_name

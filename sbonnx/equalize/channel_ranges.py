@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.progress import Progress, Silent
 from sbonnx.graph import Graph
 from sbonnx.graph.query import scopes
 from sbonnx.plan.types import Plan, Site
+from sbonnx.progress import Progress, Silent
 from sbonnx.spec import Bounds, QuantSpec
 
 

@@ -22,7 +22,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sbonnx.calib.corrected import with_corrections
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.data.sample import Unit
 from sbonnx.calib.engine.activation_cache import Keeper
@@ -31,18 +30,19 @@ from sbonnx.calib.engine.runner import CPU, LayerRunner, providers
 from sbonnx.calib.engine.sample_splitter import Rows
 from sbonnx.calib.engine.segments import Segment, cut
 from sbonnx.calib.engine.threads import in_order
-from sbonnx.calib.progress import Progress, Silent
 from sbonnx.calib.quantized.fake_quant import quantize_reads
 from sbonnx.calib.quantized.stream import staged
-from sbonnx.calib.spread import Spread
 from sbonnx.calib.storage.tensor_store import TensorStore, parse_size
-from sbonnx.calib.tunable import CHANNELS, Tunable, tunables
+from sbonnx.correct.corrected import with_corrections
+from sbonnx.correct.foldable_batchnorms import CHANNELS, Tunable, tunables
+from sbonnx.correct.running_variance import Spread
 from sbonnx.cpu import cores
 from sbonnx.errors import NumericError
 from sbonnx.graph import Constant, Graph, Node, Variable
 from sbonnx.graph.edit import Names, add_constant, replace_input
 from sbonnx.graph.query import dtype, readers, tensors_by_name
 from sbonnx.plan.types import Plan, Reader, Site, Solution
+from sbonnx.progress import Progress, Silent
 from sbonnx.report import Refusal
 from sbonnx.spec import Array, QParams
 

@@ -24,9 +24,6 @@ from sbonnx.calib.engine.observation import wishes_of
 from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.threads import in_order, one_blas_thread
-from sbonnx.calib.fit import Fitter, Reconstruction
-from sbonnx.calib.layers import Layer, Seen, in_budget, layers_of
-from sbonnx.calib.progress import Progress
 from sbonnx.calib.quantized.state import RoundSite, Walked
 from sbonnx.calib.quantized.stream import Asym, measured_sites, quantized, quantized_reads, staged, uses_of
 from sbonnx.calib.sketches import Sketch
@@ -34,6 +31,9 @@ from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
 from sbonnx.plan.types import Plan, Reader, Site
+from sbonnx.progress import Progress
+from sbonnx.reconstruct.layer_fit import Fitter, Reconstruction
+from sbonnx.reconstruct.layer_inputs import Layer, Seen, in_budget, layers_of
 from sbonnx.spec import Array, Bounds
 
 WORTH_THREADS: Final = 0.002

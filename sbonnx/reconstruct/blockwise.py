@@ -12,24 +12,24 @@ from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.calib.block_learning import Batches, Found, Lesson
 from sbonnx.calib.data.sample import Unit
 from sbonnx.calib.engine.cuda import place_on
 from sbonnx.calib.engine.runner import LayerRunner, providers
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.threads import in_order
-from sbonnx.calib.progress import Progress
 from sbonnx.calib.quantized.activation_pairs import FLOAT, QUANTIZED, TwoStreams
 from sbonnx.calib.quantized.state import Numbers, Walked
 from sbonnx.calib.quantized.stream import plainly, quantized
-from sbonnx.calib.single_cuts import blocks
-from sbonnx.calib.soft_block import SoftBlock
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.correct.biases import biases_of
 from sbonnx.errors import ModelError
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.plan.types import Gain, Plan, Reader, Site
+from sbonnx.progress import Progress
+from sbonnx.reconstruct.block_training import Batches, Found, Lesson
+from sbonnx.reconstruct.blocks import blocks
+from sbonnx.reconstruct.soft_block import SoftBlock
 from sbonnx.report import Refusal
 from sbonnx.rounding.soft import BLOCKS, SoftBlocks
 from sbonnx.spec import Array, QParams

@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from sbonnx.equalize.ids import FIXED, Groups, Ids
-from sbonnx.equalize.parts import Ceiling, Vector, Weight
+from sbonnx.equalize.channel_flow.constants import Ceiling, Vector, Weight
+from sbonnx.equalize.channel_flow.ids import FIXED, Groups, Ids
 from sbonnx.graph import Body, Graph, Node, Tensor
 from sbonnx.graph.query import bodies, captured, constant, dtype, scopes, shape
 from sbonnx.ops import READS_SHAPE, STANDARD_DOMAINS

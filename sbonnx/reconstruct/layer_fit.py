@@ -8,7 +8,6 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.calib.layers import WHAT, Layer, Seen, Watched, WatchedMeans, watched
 from sbonnx.calib.qparams.safe_scales import limits_for
 from sbonnx.calib.qparams.solve import scale_type
 from sbonnx.calib.quantized.state import Numbers
@@ -16,6 +15,7 @@ from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
 from sbonnx.moments import Means, Moments, share_of, shrinkage_of
 from sbonnx.plan.types import Gain, Plan, RoundingChoice, Site
+from sbonnx.reconstruct.layer_inputs import WHAT, Layer, Seen, Watched, WatchedMeans, watched
 from sbonnx.report import Refusal
 from sbonnx.rounding import ROUNDERS, make_rounder
 from sbonnx.rounding.scales import search_bounds
