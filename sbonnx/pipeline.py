@@ -16,8 +16,8 @@ from sbonnx import graph as graphs
 from sbonnx import loops, precision, profile
 from sbonnx import verify as proof
 from sbonnx.backends import Backend
+from sbonnx.backends.tensorrt import calibration_cache as trt
 from sbonnx.calib import calibrate as walk
-from sbonnx.calib import trt_cache as trt
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.held_out import HeldOutSplit, divide, divide_sequences
 from sbonnx.calib.recurrent import read_steps, unroll

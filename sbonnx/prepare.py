@@ -15,7 +15,7 @@ from sbonnx import export, patterns, precision, qdq
 from sbonnx import graph as graphs
 from sbonnx import recipe as recipes
 from sbonnx.backends import Backend, backend_for
-from sbonnx.backends.tensorrt_profiles import VERSIONS
+from sbonnx.backends.tensorrt.profiles import VERSIONS
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.observers import OBSERVERS
 from sbonnx.calib.qparams.solve import weights_alone

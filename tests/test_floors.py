@@ -31,7 +31,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"moments"}),
     frozenset({"unfold"}),
     frozenset({"layout"}),
-    frozenset({"spec", "ops", "runtime", "cpu", "loops", "assets", "regex_time", "backends.tensorrt_profiles"}),
+    frozenset({"spec", "ops", "runtime", "cpu", "loops", "assets", "regex_time", "backends.tensorrt.profiles"}),
     frozenset({"errors", "version", "isolation", "input_files", "terminal"}),
 )
 FLOOR_OF = {unit: len(FLOORS) - 1 - depth for depth, units in enumerate(FLOORS) for unit in units}
@@ -50,7 +50,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
             "calib.engine.session",
             "verify.sessions",
             "profile",
-            "backends.ort",
+            "backends.onnxruntime.backend",
             "patterns.simplify.fold",
             "lint.ort_kernels",
             "batch.cluster_tasks",

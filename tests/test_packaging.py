@@ -30,7 +30,7 @@ DATA = (
     "assets/digits.onnx",
     "assets/digits_calib.npz",
     "assets/digits_eval.npz",
-    "backends/ort_costs.json",
+    "backends/onnxruntime/kernel_costs.json",
     "pages/base.html.j2",
     "pages/batch.html.j2",
     "pages/chart.html.j2",

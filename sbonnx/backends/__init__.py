@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from sbonnx.backends.base import Backend, Rule
-from sbonnx.backends.ort import ONNXRUNTIME
-from sbonnx.backends.tensorrt import TENSORRT, of_version
+from sbonnx.backends.onnxruntime.backend import ONNXRUNTIME
+from sbonnx.backends.tensorrt.backend import TENSORRT, of_version
 from sbonnx.backends.virtual import VIRTUAL
 
 BACKENDS: Final[dict[str, Backend]] = {

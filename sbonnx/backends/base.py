@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from sbonnx.backends.ort_costs import Costs
-from sbonnx.backends.tensorrt_profiles import INT4_BITS, Profile
+from sbonnx.backends.onnxruntime.costs import Costs
+from sbonnx.backends.tensorrt.profiles import INT4_BITS, Profile
 from sbonnx.graph import Node, query
 from sbonnx.ops import ELEMENTWISE, MATRIX_PRODUCTS
 from sbonnx.spec import ANY_SCALE, QuantSpec, ScaleLimits

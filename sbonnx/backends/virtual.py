@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from sbonnx.backends.base import Backend, Rule, copies, never, signed_when_symmetric
-from sbonnx.backends.ort_biases import keep_biases
+from sbonnx.backends.onnxruntime.biases import keep_biases
 from sbonnx.ops import ACTIVATIONS, ADDS, CONCATS, ELEMENTWISE, MATRIX_PRODUCTS, POOLS, REDUCES, RESIZES, SOFTMAX
 
 NORM_OPS: Final = frozenset({"LayerNormalization", "RMSNormalization", "GroupNormalization"})

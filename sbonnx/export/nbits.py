@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.backends import ort
+from sbonnx.backends.onnxruntime import backend as ort
 from sbonnx.export.products import Product, product
 from sbonnx.export.read import Codes, Converted, dequantized
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query

@@ -1,6 +1,7 @@
 """Codes of few bits, stored in fewer: int4 (int2 where the opset has it) behind a Cast to bytes.
 
-Codes about 0 that had a zero point a channel (`sbonnx.backends.ort_zeros`) span as few values, about another middle in
+Codes about 0 that had a zero point a channel (`sbonnx.backends.onnxruntime.zero_points`) span as few values, about
+another middle in
 each channel: those middles are taken off them again, and stand behind the Cast in a Sub.
 
 onnxruntime has no integer kernel for weights of int4: it computes in float behind them. A Cast of a constant it

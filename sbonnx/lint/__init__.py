@@ -8,7 +8,7 @@ from typing import Final
 from onnx import ModelProto
 
 from sbonnx import graph as graphs
-from sbonnx.backends.tensorrt_profiles import PROFILES
+from sbonnx.backends.tensorrt.profiles import PROFILES
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Graph
 from sbonnx.lint.ort import ORT_RULES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sbonnx.backends.tensorrt_profiles import PROFILES
+from sbonnx.backends.tensorrt.profiles import PROFILES
 from sbonnx.lint import tensorrt_codes as codes
 from sbonnx.lint import tensorrt_fusion as fusion
 from sbonnx.lint import tensorrt_sizes as sizes

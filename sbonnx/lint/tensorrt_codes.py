@@ -8,7 +8,7 @@ from typing import Final
 import ml_dtypes
 import numpy as np
 
-from sbonnx.backends.tensorrt_profiles import E8M0, PROFILES
+from sbonnx.backends.tensorrt.profiles import E8M0, PROFILES
 from sbonnx.graph import query
 from sbonnx.lint.view import Quantizer, View
 from sbonnx.ops import STANDARD_DOMAINS

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.backends.tensorrt import FEW, slow_linear, unfit
+from sbonnx.backends.tensorrt.backend import FEW, slow_linear, unfit
 from sbonnx.graph import Node, Tensor, query
 from sbonnx.lint.tensorrt_codes import Site
 from sbonnx.lint.view import Quantizer, View

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from sbonnx.backends.tensorrt_profiles import E8M0, FP4, INT4_BLOCKS
+from sbonnx.backends.tensorrt.profiles import E8M0, FP4, INT4_BLOCKS
 from sbonnx.graph import Node, Tensor, query
 from sbonnx.lint.tensorrt_codes import Site
 from sbonnx.lint.view import RENAMES, Quantizer, View

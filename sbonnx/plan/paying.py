@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import networkx
 
-from sbonnx.backends.ort_costs import Costs, Price
+from sbonnx.backends.onnxruntime.costs import Costs, Price
 from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.ops import BLOCKED_POOLS, CONVOLUTIONS, LINEAR, MATRIX_PRODUCTS, MOVES_DATA
 from sbonnx.plan.survey import Survey

@@ -73,7 +73,8 @@ def _spec(zero: Array, node: Node, axis: int | None, scheme: str | None) -> Quan
 
 
 def _untaken(codes: Array | None, zero: Array, spec: QuantSpec) -> Array:
-    """The zero points that were taken into stored codes (`sbonnx.backends.ort_zeros`); `zero` where none were.
+    """The zero points that were taken into stored codes (`sbonnx.backends.onnxruntime.zero_points`); `zero` where none
+    were.
 
     Any with which the codes fit the width mean the same values: those with which each channel begins at the lowest.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, get_args
 
-from sbonnx.backends.tensorrt_profiles import VERSIONS
+from sbonnx.backends.tensorrt.profiles import VERSIONS
 from sbonnx.spec import Kind
 
 Backend = Literal["virtual", "onnxruntime", "tensorrt"]

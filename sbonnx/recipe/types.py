@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from sbonnx.backends.tensorrt_profiles import INT4_BITS, INT4_BLOCKS, PROFILES, VERSIONS
+from sbonnx.backends.tensorrt.profiles import INT4_BITS, INT4_BLOCKS, PROFILES, VERSIONS
 from sbonnx.recipe import names
 from sbonnx.recipe.problem import Path, Wrong, one_of
 from sbonnx.recipe.schemes import is_per_channel

@@ -15,7 +15,7 @@ from typing import Annotated, Final
 
 from pydantic import BeforeValidator, WithJsonSchema
 
-from sbonnx.backends.tensorrt_profiles import VERSIONS, Version
+from sbonnx.backends.tensorrt.profiles import VERSIONS, Version
 from sbonnx.recipe import names
 from sbonnx.recipe.matching import check_pattern
 from sbonnx.recipe.problem import UNSAID, Wrong, one_of, short

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbonnx import graph as graphs
-from sbonnx.backends.ort_align import align
-from sbonnx.backends.ort_stems import widen_stems
+from sbonnx.backends.onnxruntime.alignment import align
+from sbonnx.backends.onnxruntime.stems import widen_stems
 from sbonnx.spec import Array
 from tests.models import model, run
 

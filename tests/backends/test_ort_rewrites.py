@@ -11,8 +11,8 @@ import onnxruntime as ort
 import pytest
 
 from sbonnx import graph as graphs
-from sbonnx.backends.ort_codes import pad_codes
-from sbonnx.backends.ort_sums import write_sums
+from sbonnx.backends.onnxruntime.codes import pad_codes
+from sbonnx.backends.onnxruntime.sums import write_sums
 from sbonnx.spec import Array
 from tests.models import model, run
 

@@ -11,9 +11,9 @@ import pytest
 import sbonnx
 from sbonnx import lint as linting
 from sbonnx.backends import BACKENDS, backend_for
-from sbonnx.backends import tensorrt_profiles as profiles
-from sbonnx.backends.tensorrt import unfit
-from sbonnx.backends.tensorrt_profiles import FP4, PROFILES, VERSIONS
+from sbonnx.backends.tensorrt import profiles
+from sbonnx.backends.tensorrt.backend import unfit
+from sbonnx.backends.tensorrt.profiles import FP4, PROFILES, VERSIONS
 from sbonnx.errors import ModelError
 from sbonnx.graph import load, query
 from sbonnx.lint import TARGETS, lint

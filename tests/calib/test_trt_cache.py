@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sbonnx.calib.trt_cache import read_calibration_cache, scale_of, write_calibration_cache
+from sbonnx.backends.tensorrt.calibration_cache import read_calibration_cache, scale_of, write_calibration_cache
 from sbonnx.errors import DataError, NumericError, OutputError
 from sbonnx.spec import Bounds
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 import sbonnx
-from sbonnx.backends import ort
+from sbonnx.backends.onnxruntime import backend as ort
 from sbonnx.errors import DataError
 from sbonnx.export.nbits import blocked, pack
 from sbonnx.plan import modes

@@ -7,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from sbonnx import graph as graphs
-from sbonnx.backends.ort_costs import load_costs
+from sbonnx.backends.onnxruntime.costs import load_costs
 from sbonnx.prepare import prepare, read_recipe
 from tests.models import model
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import sbonnx
 from sbonnx import graph as graphs
-from sbonnx.backends.ort_costs import BUNDLED, KINDS, Costs, Price, load_costs
+from sbonnx.backends.onnxruntime.costs import BUNDLED, KINDS, Costs, Price, load_costs
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Node, Tensor, query
 from sbonnx.plan.paying import SLACK_NS, SLACK_SHARE, unpaid

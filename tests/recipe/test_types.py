@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sbonnx.backends.tensorrt_profiles import VERSIONS
+from sbonnx.backends.tensorrt.profiles import VERSIONS
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import load
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sbonnx import graph as graphs
-from sbonnx.backends.tensorrt_profiles import PROFILES
+from sbonnx.backends.tensorrt.profiles import PROFILES
 from sbonnx.errors import ModelError
 from sbonnx.graph import Graph
 from sbonnx.lint.fix.bench import Bench

@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.backends.ort_convs import IntegerConv, integer_conv, like, set_channels, widen
-from sbonnx.backends.ort_costs import UNKNOWN
+from sbonnx.backends.onnxruntime.convolutions import IntegerConv, integer_conv, like, set_channels, widen
+from sbonnx.backends.onnxruntime.costs import UNKNOWN
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
 from sbonnx.ops import QUANTIZE
 from sbonnx.spec import Array

@@ -7,7 +7,7 @@ from math import prod
 from typing import Any, Final, Literal
 
 from sbonnx.backends.base import ON_REQUEST, Backend, Rule
-from sbonnx.backends.tensorrt_profiles import (
+from sbonnx.backends.tensorrt.profiles import (
     FP8_WINDOW,
     INT4_BITS,
     INT4_BLOCKS,

@@ -1,7 +1,7 @@
 """What onnxruntime's CPU kernels cost, from a table that was measured and can be measured again on any machine.
 
-``python -m benchmarks.kernels`` writes such a table; `ort_costs.json` is the one of a server with VNNI. Seconds differ
-between machines, ratios of 2 and more hardly (docs/decisions/0007).
+``python -m benchmarks.kernels`` writes such a table; `kernel_costs.json` is the one of a server with VNNI. Seconds
+differ between machines, ratios of 2 and more hardly (docs/decisions/0007).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sbonnx.graph import Node, Tensor, query
 from sbonnx.input_files import read_regular
 from sbonnx.ops import CONVOLUTIONS, MATRIX_PRODUCTS, MOVES_DATA
 
-BUNDLED: Final = Path(__file__).with_name("ort_costs.json")
+BUNDLED: Final = Path(__file__).with_name("kernel_costs.json")
 
 LARGEST: Final = 16 << 20
 """Bytes of a table; the bundled one has 20 thousand."""

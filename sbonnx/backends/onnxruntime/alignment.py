@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from sbonnx.backends.ort_convs import IntegerConv, integer_conv, one_scale, set_channels, widen
+from sbonnx.backends.onnxruntime.convolutions import IntegerConv, integer_conv, one_scale, set_channels, widen
 from sbonnx.graph import Body, Graph, Node, Tensor, edit, query
 from sbonnx.ops import DEQUANTIZE, QUANTIZE, RECTIFIERS
 

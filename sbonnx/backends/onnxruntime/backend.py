@@ -10,14 +10,14 @@ from typing import Final, Literal
 import numpy as np
 
 from sbonnx.backends.base import ON_REQUEST, Backend, Rule, fills_zero, interpolates
-from sbonnx.backends.ort_align import align
-from sbonnx.backends.ort_biases import keep_biases
-from sbonnx.backends.ort_clips import clip_codes
-from sbonnx.backends.ort_codes import pad_codes
-from sbonnx.backends.ort_costs import load_costs
-from sbonnx.backends.ort_stems import widen_stems
-from sbonnx.backends.ort_sums import write_sums
-from sbonnx.backends.ort_zeros import centre_weights
+from sbonnx.backends.onnxruntime.alignment import align
+from sbonnx.backends.onnxruntime.biases import keep_biases
+from sbonnx.backends.onnxruntime.clips import clip_codes
+from sbonnx.backends.onnxruntime.codes import pad_codes
+from sbonnx.backends.onnxruntime.costs import load_costs
+from sbonnx.backends.onnxruntime.stems import widen_stems
+from sbonnx.backends.onnxruntime.sums import write_sums
+from sbonnx.backends.onnxruntime.zero_points import centre_weights
 from sbonnx.graph import Graph, Node, query
 from sbonnx.ops import ADDS, CONCATS, MULTIPLIES, PADS, PICKS_MAX, POOLS, RECTIFIERS, RESIZES
 from sbonnx.runtime import version

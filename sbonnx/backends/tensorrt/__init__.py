@@ -1,0 +1,1 @@
+"""TensorRT: what its versions read, and its calibration cache."""
