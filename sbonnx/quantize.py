@@ -10,14 +10,13 @@ from typing import Any
 
 from sbonnx import graph as graphs
 from sbonnx import pipeline
-from sbonnx.auto import Found, search
 from sbonnx.errors import RecipeError
-from sbonnx.mixed import Metric, open_trials
 from sbonnx.pipeline import solve
 from sbonnx.prepare import Source, read_recipe
 from sbonnx.progress import Progress
 from sbonnx.recipe import Recipe, as_yaml
 from sbonnx.report import Report
+from sbonnx.search import Found, Metric, open_trials, search
 
 
 def quantize(

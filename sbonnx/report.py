@@ -48,7 +48,7 @@ class Report:
         settings: the resolved recipe.
         notes: what loading changed in the model (lifted opset, inlined functions, ...).
         quantized: the model itself where no output was asked for (left out of `to_dict`).
-        search: what AUTO and MIXED tried, see `sbonnx.auto.Found`; empty where nothing was to be found out.
+        search: what AUTO and MIXED tried, see `sbonnx.search.Found`; empty where nothing was to be found out.
         problems: what makes the result worse than asked (empty when all is well).
     """
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, final
 
 from sbonnx.errors import RecipeError
 from sbonnx.graph.query import node_by_name
-from sbonnx.mixed.choices import pattern_of
 from sbonnx.model.switches import ROLES, Side, is_on
 from sbonnx.plan import Site
 from sbonnx.recipe import Recipe, load
@@ -16,6 +15,7 @@ from sbonnx.recipe.matching import matcher
 from sbonnx.recipe.modules import ModuleCall, candidates
 from sbonnx.recipe.problem import likest
 from sbonnx.recipe.resolve import changed, changes, overlay
+from sbonnx.search.bit_groups import pattern_of
 from sbonnx.spec import Array, QParams
 
 if TYPE_CHECKING:

@@ -11,16 +11,15 @@ import onnx
 import pytest
 
 import sbonnx
-from sbonnx.auto import search
-from sbonnx.auto.steps import STEPS, Situation, steps_for
 from sbonnx.calib import held_out
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph import load
-from sbonnx.mixed import Score, open_trials
-from sbonnx.mixed.judge import divide, loss_kind
 from sbonnx.prepare import prepare, read_recipe
 from sbonnx.recipe import load as load_recipe
+from sbonnx.search import Score, open_trials, search
+from sbonnx.search.evaluation import divide, loss_kind
+from sbonnx.search.recipe_steps import STEPS, Situation, steps_for
 from sbonnx.spec import Array
 from tests.models import residual, run
 

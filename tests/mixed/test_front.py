@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbonnx.mixed import front as fronts
-from sbonnx.mixed.front import Front, Option, either, greedy, join, join_all, leaf
+from sbonnx.search import pareto as fronts
+from sbonnx.search.pareto import Front, Option, either, greedy, join, join_all, leaf
 
 NUMBER = st.integers(0, 12).map(float)
 CHOICE = st.lists(st.tuples(NUMBER, NUMBER), min_size=1, max_size=4)

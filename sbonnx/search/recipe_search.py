@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from sbonnx import graph as graphs
-from sbonnx.auto.steps import Situation, Step, steps_for
 from sbonnx.errors import SbonnxError
-from sbonnx.mixed import Goal, Outcome, Score, Trials, choose, for_loss, settled, survey
-from sbonnx.mixed.trials import changed
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.limits import FLOAT, sides
 from sbonnx.report import Refusal
+from sbonnx.search.bit_search import choose, for_loss
+from sbonnx.search.evaluation import Goal, Score
+from sbonnx.search.outcome import Outcome
+from sbonnx.search.recipe_steps import Situation, Step, steps_for
+from sbonnx.search.sensitivity import survey
+from sbonnx.search.trials import Trials, changed, settled
 
 WORTH: Final = 0.02
 """Share of the error's energy that a step must save to be kept; see `Score.beats`."""
@@ -144,7 +147,7 @@ def search(trials: Trials, recipe: Recipe, decided: frozenset[str]) -> Found:
         decided: key paths that no step changes.
 
     Raises:
-        SbonnxError: the recipe as it is cannot be run on the model; see `sbonnx.mixed.choose`.
+        SbonnxError: the recipe as it is cannot be run on the model; see `sbonnx.search.choose`.
     """
     goal = goal_of(recipe, trials)
     attempts: list[Attempt] = []

@@ -6,10 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from sbonnx.mixed.choices import WEIGHT, Choice
-from sbonnx.mixed.judge import Score
 from sbonnx.recipe import Recipe
 from sbonnx.report import Refusal
+from sbonnx.search.bit_groups import WEIGHT, Choice
+from sbonnx.search.evaluation import Score
 
 
 @dataclass(frozen=True)

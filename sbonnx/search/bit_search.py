@@ -8,14 +8,14 @@ from typing import Final, cast
 
 from sbonnx import recipe as recipes
 from sbonnx.errors import RecipeError
-from sbonnx.mixed.choices import Choice, Group, with_choices
-from sbonnx.mixed.costs import CostName, Costs, costs_of
-from sbonnx.mixed.front import Front, greedy, join_all
-from sbonnx.mixed.judge import Goal
-from sbonnx.mixed.outcome import Measured, Outcome, Tried
-from sbonnx.mixed.survey import Survey, survey
-from sbonnx.mixed.trials import Trials
 from sbonnx.recipe import Recipe
+from sbonnx.search.bit_groups import Choice, Group, with_choices
+from sbonnx.search.costs import CostName, Costs, costs_of
+from sbonnx.search.evaluation import Goal
+from sbonnx.search.outcome import Measured, Outcome, Tried
+from sbonnx.search.pareto import Front, greedy, join_all
+from sbonnx.search.sensitivity import Survey, survey
+from sbonnx.search.trials import Trials
 
 PRUDENCE: Final = (1.5, 2.0, 3.0)
 """How many times losses at low widths count in the choices that are measured beside the solver's."""

@@ -10,7 +10,13 @@ from sbonnx import graph as graphs
 from sbonnx import recipe as recipes
 from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.graph import query
-from sbonnx.mixed.choices import (
+from sbonnx.plan import Plan, Solution
+from sbonnx.prepare import Prepared, prepare
+from sbonnx.profile import Candidate, Sensitivities, sensitivity
+from sbonnx.recipe import Recipe
+from sbonnx.recipe.limits import FLOAT, sides
+from sbonnx.report import Refusal
+from sbonnx.search.bit_groups import (
     ACTIVATION,
     WEIGHT,
     Choice,
@@ -21,15 +27,9 @@ from sbonnx.mixed.choices import (
     groups_of,
     with_choices,
 )
-from sbonnx.mixed.costs import Costs, Weighted
-from sbonnx.mixed.front import Front
-from sbonnx.mixed.trials import Trials, changed, settled
-from sbonnx.plan import Plan, Solution
-from sbonnx.prepare import Prepared, prepare
-from sbonnx.profile import Candidate, Sensitivities, sensitivity
-from sbonnx.recipe import Recipe
-from sbonnx.recipe.limits import FLOAT, sides
-from sbonnx.report import Refusal
+from sbonnx.search.costs import Costs, Weighted
+from sbonnx.search.pareto import Front
+from sbonnx.search.trials import Trials, changed, settled
 
 WEIGHTS: Final = (2, 3, 4, 8)
 """Widths of weights to choose from where the recipe names none: those of the backend."""

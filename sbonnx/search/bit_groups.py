@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sbonnx.mixed.costs import Cost, Weighted
-from sbonnx.mixed.front import Front, Option, either, join, join_all, leaf
 from sbonnx.plan import Plan, Site
 from sbonnx.profile import Candidate, Sensitivities, Sensitivity
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.limits import FLOAT
 from sbonnx.recipe.rounding import AUTO
+from sbonnx.search.costs import Cost, Weighted
+from sbonnx.search.pareto import Front, Option, either, join, join_all, leaf
 
 SPECIAL: Final = re.compile(r"[*?\[\]]")
 """Characters that mean more than themselves in a pattern."""
