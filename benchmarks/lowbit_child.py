@@ -58,8 +58,8 @@ NOT_DONE = ("round by inputs", "round in blocks")
 
 def _losses(job: Told, samples: Samples, wishes: Told) -> Told:
     """What the rounding of each layer left of its error: {layer: [loss, loss of the nearest codes]}."""
+    from sbonnx.api import solve
     from sbonnx.prepare import read_recipe
-    from sbonnx.quantize import solve
 
     backend = wishes.pop("backend")
     recipe, rules = read_recipe(None, backend, wishes)

@@ -19,45 +19,29 @@ if sys.argv[:1] == ["-m"] and not (sys.flags.isolated or getattr(sys.flags, "saf
 
 import importlib
 import importlib.util
-from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.errors import NO_RUNTIME
 from sbonnx.version import __version__
 
 if TYPE_CHECKING:
-    from sbonnx.model import QuantModel
-    from sbonnx.quantize import quantize
+    from sbonnx.api import quantize
+    from sbonnx.quant_model import QuantModel
     from sbonnx.recipe import parse_qconfig
     from sbonnx.report import Report
 
 __all__ = ["QuantModel", "Report", "__version__", "parse_qconfig", "quantize"]
 
 _HOMES: Final = {
-    "QuantModel": "sbonnx.model",
+    "QuantModel": "sbonnx.quant_model",
     "Report": "sbonnx.report",
     "parse_qconfig": "sbonnx.recipe",
+    "quantize": "sbonnx.api",
 }
-"""Where the public names live, but for `quantize`: see `_Package`."""
+"""Modules of the public names."""
 
-
-class MissingRuntime(ImportError):
-    """Neither of the two builds of onnxruntime is installed."""
-
-
-class _Package(ModuleType):
-    """This package. `sbonnx.quantize` is the function, whoever imported the module of that name before.
-
-    Loading the module sbonnx.quantize sets an attribute of that name on the package; a property stands in its way.
-    """
-
-    @property
-    def quantize(self) -> Any:
-        return importlib.import_module("sbonnx.quantize").quantize
-
-    @quantize.setter
-    def quantize(self, module: ModuleType) -> None:
-        """Called by the import system with the module, which `sys.modules` holds anyhow."""
+_RUN: Final = frozenset({"QuantModel", "quantize"})
+"""Public names that need onnxruntime."""
 
 
 if not TYPE_CHECKING:  # else any name would be right for type checkers
@@ -65,6 +49,8 @@ if not TYPE_CHECKING:  # else any name would be right for type checkers
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:
             raise AttributeError(f"module 'sbonnx' has no attribute '{name}'")
+        if name in _RUN and importlib.util.find_spec("onnxruntime") is None:
+            raise ImportError(NO_RUNTIME, name="onnxruntime")
         value = getattr(importlib.import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
@@ -72,29 +58,3 @@ if not TYPE_CHECKING:  # else any name would be right for type checkers
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-def _require_runtime() -> None:
-    """onnxruntime is an extra, because its two builds exclude each other, and nothing can be proved without it.
-
-    Where the exception ends the program, it does so as one line, not as a traceback, and with the exit code of a
-    mistake that the user can mend.
-    """
-    if "onnxruntime" in sys.modules or importlib.util.find_spec("onnxruntime") is not None:
-        return
-    before = sys.excepthook
-
-    def in_one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not issubclass(kind, MissingRuntime):
-            before(kind, error, trace)
-            return
-        print(f"ImportError: {error}", file=sys.stderr)
-        if not hasattr(sys, "ps1"):  # an interactive interpreter goes on
-            sys.exit(2)
-
-    sys.excepthook = in_one_line
-    raise MissingRuntime(NO_RUNTIME, name="onnxruntime")
-
-
-_require_runtime()
-sys.modules[__name__].__class__ = _Package

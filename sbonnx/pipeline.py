@@ -13,7 +13,8 @@ import numpy as np
 import onnx
 
 from sbonnx import graph as graphs
-from sbonnx import loops, precision, profile
+from sbonnx import native as loops
+from sbonnx import precision, profile
 from sbonnx import verify as proof
 from sbonnx.backends import Backend
 from sbonnx.backends.tensorrt import calibration_cache as trt
@@ -26,7 +27,6 @@ from sbonnx.errors import DataError
 from sbonnx.graph import Graph, query
 from sbonnx.graph.staging import staged
 from sbonnx.graph.temporary import temporary_folder
-from sbonnx.judged import Judged
 from sbonnx.plan import Plan, Site, Solution
 from sbonnx.precision.measure import with_magnitudes
 from sbonnx.prepare import Prepared, Source, prepare, source_of
@@ -35,6 +35,7 @@ from sbonnx.recipe import Recipe
 from sbonnx.recipe.limits import FLOAT
 from sbonnx.report import Refusal, Report
 from sbonnx.spec import Bounds
+from sbonnx.verify.ort_options import Judged
 
 OLDEST_OPSET = 7
 """onnxruntime has no kernels for older versions of the operators."""

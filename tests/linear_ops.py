@@ -11,9 +11,9 @@ import pytest
 from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
-from sbonnx.layout import Layout, layout_of
+from sbonnx.linear.im2col import Geometry, geometry_of
+from sbonnx.linear.layout import Layout, layout_of
 from sbonnx.spec import Array
-from sbonnx.unfold import Geometry, geometry_of
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from sbonnx import quantize
 from sbonnx.calib.calibrate import Asym, calibrate
 from sbonnx.calib.data.feed_buffer import Kept
 from sbonnx.errors import DataError
-from sbonnx.model import LifeCycleError, QuantModel
 from sbonnx.plan import Solution
+from sbonnx.quant_model import LifeCycleError, QuantModel
 from tests.models import residual
 
 IMAGES = np.random.default_rng(4).standard_normal((6, 3, 8, 8)).astype(np.float32)
@@ -70,7 +70,7 @@ def test_what_was_fed_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
             closed.append(self.count)
             super().close()
 
-    monkeypatch.setattr("sbonnx.model.pipeline_steps.Kept", Watched)
+    monkeypatch.setattr("sbonnx.quant_model.pipeline_steps.Kept", Watched)
     with QuantModel(residual(opset=21), **FOUR) as one:
         one.prepare_calibration()
         with pytest.raises(DataError):

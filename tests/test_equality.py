@@ -17,7 +17,7 @@ import pytest
 from sbonnx.assets import digits
 from sbonnx.calib.quantized.forward import Forward
 from sbonnx.graph import Graph
-from sbonnx.model import QuantModel
+from sbonnx.quant_model import QuantModel
 from sbonnx.spec import Array
 from tests.models import model, residual
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from sbonnx.layout import KNOWN, layout_of
+from sbonnx.linear.layout import KNOWN, layout_of
 from sbonnx.spec import QuantSpec, bounds_of, params_from_bounds
 from tests.linear_ops import FIXED, Linear, linear_ops
 from tests.rounding.layers import scales

@@ -16,8 +16,8 @@ from sbonnx.assets import digits
 from sbonnx.cli import main
 from sbonnx.errors import ModelError
 from sbonnx.metrics import sqnr_db
-from sbonnx.model import QuantModel
 from sbonnx.prepare import prepare, read_recipe
+from sbonnx.quant_model import QuantModel
 from sbonnx.spec import Array
 from tests.models import model, residual, run
 from tests.qdq.test_unfold import Reader, images, product

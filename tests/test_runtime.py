@@ -22,7 +22,7 @@ ort.InferenceSession(str(digits().model))
 """
 
 DIRECT = """
-import sbonnx.quantize
+import sbonnx.api
 import onnxruntime
 """
 

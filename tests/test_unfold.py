@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 from sbonnx.errors import ModelError
-from sbonnx.layout import Layout, layout_of
+from sbonnx.linear.im2col import geometry_of
+from sbonnx.linear.layout import Layout, layout_of
 from sbonnx.ops import LINEAR
 from sbonnx.spec import Array
-from sbonnx.unfold import geometry_of
 from tests.linear_ops import FIXED, Linear, linear_ops
 
 

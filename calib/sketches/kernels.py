@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.loops import address, compiled
+from sbonnx.native import address, compiled
 from sbonnx.spec import Array
 
 native = compiled("sbonnx.calib.sketches._kernels")

@@ -10,7 +10,7 @@ import numpy as np
 
 from sbonnx.calib.sketches import kernels
 from sbonnx.calib.sketches.sketch import MANTISSA, Sketch
-from sbonnx.loops import address
+from sbonnx.native import address
 from sbonnx.spec import Array
 
 JOB: Final = 5

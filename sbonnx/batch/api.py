@@ -153,7 +153,7 @@ def write_reports(report: BatchReport, places: Places) -> None:
         OutputError: they cannot be written there.
     """
     from sbonnx import graph as graphs
-    from sbonnx.pages import batch_page, junit
+    from sbonnx.html_report import batch_page, junit
 
     values = plain(report)
     texts = (

@@ -20,7 +20,7 @@ PRELOADED: Final = (
     "sbonnx.batch.child",
     "sbonnx.batch.work",
     "sbonnx.batch.publish",
-    "sbonnx.quantize",
+    "sbonnx.api",
     "numpy",
     "onnx",
     "onnx_graphsurgeon",

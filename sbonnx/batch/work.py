@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from sbonnx.api import quantize
 from sbonnx.backends import backend_for
 from sbonnx.batch.accept import both, judge
 from sbonnx.batch.digests import Digests
@@ -45,7 +46,6 @@ from sbonnx.graph.digests import combined, file_digest, text
 from sbonnx.graph.files import write_bytes
 from sbonnx.pipeline import divided
 from sbonnx.prepare import Prepared, prepare
-from sbonnx.quantize import quantize
 from sbonnx.recipe import Recipe, load
 from sbonnx.report import Report
 from sbonnx.terminal import escaped

@@ -67,7 +67,7 @@ def _app() -> typer.Typer:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from sbonnx.loops import MODULES, missing
+        from sbonnx.native import MODULES, missing
 
         absent = missing()
         loops = "no" if len(absent) == len(MODULES) else f"all but {', '.join(absent)}" if absent else "yes"

@@ -73,8 +73,8 @@ def _make(folder: Path) -> None:
 def _quantized(backend: str, floats: Path, paths: DigitsPaths, target: Path, quiet: bool) -> dict[str, Any]:
     """One row of the table: quantize, then measure on images that calibration has not seen."""
     from sbonnx import verify
+    from sbonnx.api import quantize
     from sbonnx.progress import make_progress
-    from sbonnx.quantize import quantize
 
     progress = make_progress(quiet=quiet)
     try:

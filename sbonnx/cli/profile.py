@@ -137,8 +137,8 @@ def _planned(
     model: Path, source: Path, wishes: tuple[Recipe, Backend], split: int | None, metric: str, progress: Any
 ) -> tuple[Graph, Profile]:
     """The model quantized as the recipe says, and its profile on the same data."""
+    from sbonnx.api import solve
     from sbonnx.profile import losses
-    from sbonnx.quantize import solve
 
     recipe, rules = wishes
     if recipe.mode == "dynamic":

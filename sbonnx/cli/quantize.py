@@ -101,8 +101,8 @@ def check_report(file: Path | None, taken: Sequence[Path], *, force: bool) -> No
 
 def _made(model: Path, source: Path | None, *, quiet: bool, as_json: bool, **how: Any) -> Report:
     """`sbonnx.quantize` with the keywords `how`, its progress on stderr."""
+    from sbonnx.api import quantize
     from sbonnx.progress import make_progress
-    from sbonnx.quantize import quantize
 
     progress = make_progress(quiet=quiet, as_json=as_json)
     try:
@@ -127,7 +127,7 @@ def _written(report: Report, file: Path) -> str:
     """The report as the name of its file wants it."""
     if file.suffix.lower() == JSON:
         return to_json(report.to_dict()) + "\n"
-    from sbonnx.pages import single_page
+    from sbonnx.html_report import single_page
 
     return single_page(report.to_dict())
 

@@ -19,7 +19,7 @@ from sbonnx.correct.corrected import with_corrections
 from sbonnx.correct.expected import Expected, expected_rows, spreads, through
 from sbonnx.graph import Constant, Graph, Node
 from sbonnx.graph.query import constant, node_by_name, tensors_by_name
-from sbonnx.layout import layout_of
+from sbonnx.linear.layout import layout_of
 from sbonnx.ops import LINEAR
 from sbonnx.plan.types import Plan, Site, Solution
 from sbonnx.report import Refusal

@@ -24,7 +24,7 @@ import numpy as np
 from sbonnx.correct.normals import CHANNELS, channel_map, known_channels
 from sbonnx.graph import Graph, Node, Tensor
 from sbonnx.graph.query import constant, rank, scopes, shape
-from sbonnx.layout import layout_of
+from sbonnx.linear.layout import layout_of
 from sbonnx.ops import LINEAR
 from sbonnx.spec import Array
 

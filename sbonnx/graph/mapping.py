@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sbonnx.errors import ModelError
-from sbonnx.loops import compiled
+from sbonnx.native import compiled
 
 pages: Final = compiled("sbonnx.graph._pages")
 

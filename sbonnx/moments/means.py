@@ -8,11 +8,11 @@ from typing import final
 
 import numpy as np
 
-from sbonnx.layout import Layout
+from sbonnx.linear.im2col import Geometry
+from sbonnx.linear.layout import Layout
 from sbonnx.moments.lags import tap_sums
 from sbonnx.ops import EMBEDDING
 from sbonnx.spec import Array
-from sbonnx.unfold import Geometry
 
 
 @dataclass(frozen=True)

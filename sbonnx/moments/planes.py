@@ -11,8 +11,8 @@ from typing import Final, final
 
 import numpy as np
 
-from sbonnx.loops import address, compiled
 from sbonnx.moments.lags import LagPlan, Piece
+from sbonnx.native import address, compiled
 from sbonnx.spec import Array
 
 loops = compiled("sbonnx.moments._lags")

@@ -9,10 +9,10 @@ from typing import Any, Final, TypeAlias, final
 
 import numpy as np
 
+from sbonnx.linear.im2col import Geometry
 from sbonnx.moments.lags import LagPlan, lag_plan, tap_sums
 from sbonnx.moments.planes import Boxes
 from sbonnx.spec import Array
-from sbonnx.unfold import Geometry
 
 CHUNK: Final = 16 << 20
 """Bytes of inputs or rows that wait for their products; so many, too, are unfolded or copied for one product."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sbonnx.layout import Layout
+from sbonnx.linear.layout import Layout
 from sbonnx.moments.means import Means
 from sbonnx.spec import Array
 

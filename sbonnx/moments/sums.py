@@ -9,14 +9,14 @@ from typing import Final, final
 
 import numpy as np
 
-from sbonnx.layout import Layout
+from sbonnx.linear.im2col import Geometry
+from sbonnx.linear.layout import Layout
 from sbonnx.moments.lags import lag_plan, speed
 from sbonnx.moments.planes import Boxes
 from sbonnx.moments.products import WAITING, Arrays, Pairs, RowSums, Streams, WindowSums, parts, rows_at_once
 from sbonnx.moments.second import Moments
 from sbonnx.ops import CONVOLUTIONS, EMBEDDING
 from sbonnx.spec import Array
-from sbonnx.unfold import Geometry
 
 MOST_TAPS: Final = 64
 """Larger windows are unfolded: the plan of their lags grows with the square of their size."""

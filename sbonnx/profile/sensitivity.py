@@ -15,7 +15,7 @@ from sbonnx.calib.qparams.solve import Solve
 from sbonnx.graph import Graph
 from sbonnx.graph.extract import extract
 from sbonnx.graph.query import dtype
-from sbonnx.layout import layout_of
+from sbonnx.linear.layout import layout_of
 from sbonnx.ops import CONVOLUTIONS, LINEAR
 from sbonnx.plan.types import Plan, Reader, Site, Solution
 from sbonnx.profile.checkers import Checker, kind_of, make_measure

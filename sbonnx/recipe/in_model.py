@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from sbonnx.recipe.matching import Matcher, matcher
 from sbonnx.recipe.modules import Modules, NodeInfo, candidates
+from sbonnx.recipe.node_patterns.time_limit import LIMIT, first_slow
 from sbonnx.recipe.problem import UNSAID, Path, Wrong, likest
-from sbonnx.regex_time import LIMIT, first_slow
 
 SKIPPED = "SKIP_TRACE_MODULES"
 """The key whose patterns are paths of modules first, and may mean modules that left no node in the file."""

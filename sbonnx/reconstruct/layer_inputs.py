@@ -9,14 +9,14 @@ from typing import Final
 from sbonnx.correct.biases import biases_of
 from sbonnx.graph import Constant, Graph, Node
 from sbonnx.graph.query import constant, scopes
-from sbonnx.layout import Layout, layout_of
+from sbonnx.linear.im2col import Geometry, geometry_of
+from sbonnx.linear.layout import Layout, layout_of
 from sbonnx.moments import Means, MeanSums, Moments, MomentSums, bytes_for
 from sbonnx.ops import CONVOLUTIONS, LINEAR
 from sbonnx.plan.types import Plan, Reader, Site
 from sbonnx.report import Refusal
 from sbonnx.rounding import ROUNDERS
 from sbonnx.spec import Array
-from sbonnx.unfold import Geometry, geometry_of
 
 WHAT: Final = "round by inputs"
 

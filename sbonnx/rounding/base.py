@@ -8,7 +8,7 @@ from typing import final
 
 import numpy as np
 
-from sbonnx.layout import Layout
+from sbonnx.linear.layout import Layout
 from sbonnx.moments import Moments
 from sbonnx.spec import Array, QParams
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sbonnx.loops import address
 from sbonnx.moments import Moments
+from sbonnx.native import address
 from sbonnx.rounding import native
 from sbonnx.rounding.base import Grid
 from sbonnx.rounding.factor import back_substitute

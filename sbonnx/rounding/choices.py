@@ -9,8 +9,8 @@ from typing import Final, final
 import numpy as np
 
 from sbonnx.cpu import cores
-from sbonnx.loops import address
 from sbonnx.moments import Moments
+from sbonnx.native import address
 from sbonnx.rounding import native
 from sbonnx.rounding.adam import TINY, factors
 from sbonnx.rounding.base import Grid

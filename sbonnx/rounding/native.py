@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from sbonnx.cpu import cores
-from sbonnx.loops import compiled
+from sbonnx.native import compiled
 
 loops = compiled("sbonnx.rounding._search")
 

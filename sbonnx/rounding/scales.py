@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, final
 import numpy as np
 
 from sbonnx.errors import NumericError
-from sbonnx.layout import Layout
+from sbonnx.linear.layout import Layout
 from sbonnx.moments import Moments
 from sbonnx.rounding.base import Grid
 from sbonnx.rounding.beam import Planes, columns, search, shift

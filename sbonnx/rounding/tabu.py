@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.loops import address
 from sbonnx.moments import Moments
+from sbonnx.native import address
 from sbonnx.rounding import native
 from sbonnx.rounding.base import Grid
 from sbonnx.rounding.descent import alive

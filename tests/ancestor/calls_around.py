@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from sbonnx.errors import DataError, ModelError, RecipeError
-from sbonnx.model import GraphVisitor, LifeCycleError, QuantizationErrorProfiler, SharedData, mse
+from sbonnx.quant_model import GraphVisitor, LifeCycleError, QuantizationErrorProfiler, SharedData, mse
 from sbonnx.spec import Array
 from tests.ancestor.calls_steps import FLOAT, IMAGES, Context, call
 

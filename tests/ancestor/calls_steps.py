@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sbonnx.errors import DataError, DeviceError, RecipeError
-from sbonnx.model import GraphVisitor, LifeCycleError, QuantModel, SharedData
+from sbonnx.quant_model import GraphVisitor, LifeCycleError, QuantModel, SharedData
 from sbonnx.recipe import parse_qconfig, update_config
 from sbonnx.spec import Array
 from tests.ancestor.networks import residual_block

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from sbonnx.model import QuantModel
+from sbonnx.quant_model import QuantModel
 from sbonnx.spec import Array
 
 TENSORRT_8_8 = """\

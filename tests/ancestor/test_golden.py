@@ -14,8 +14,8 @@ import pytest
 
 from sbonnx import graph as graphs
 from sbonnx import qdq
-from sbonnx.model import QuantModel
-from sbonnx.quantize import quantize
+from sbonnx.api import quantize
+from sbonnx.quant_model import QuantModel
 from sbonnx.spec import Array
 from tests.ancestor.qconfigs import SPARSEBIT_SCALES, scale_and_zero, virtual, written
 from tests.models import model

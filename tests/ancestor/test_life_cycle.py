@@ -14,7 +14,7 @@ import pytest
 
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.metrics import sqnr_db
-from sbonnx.model import LifeCycleError, QuantModel
+from sbonnx.quant_model import LifeCycleError, QuantModel
 from sbonnx.spec import Array
 from tests.ancestor.networks import residual_block
 from tests.ancestor.qconfigs import virtual, written

@@ -16,7 +16,7 @@ import pytest
 from onnx import numpy_helper
 
 from sbonnx.metrics import sqnr_db
-from sbonnx.model import QuantModel
+from sbonnx.quant_model import QuantModel
 from sbonnx.spec import Array
 from tests.ancestor import networks
 from tests.ancestor.networks import DEIT_BLOCKS

@@ -16,7 +16,7 @@ import yaml
 
 from sbonnx import quantize
 from sbonnx.metrics import sqnr_db
-from sbonnx.model import QuantModel
+from sbonnx.quant_model import QuantModel
 from sbonnx.recipe import parse_qconfig
 from sbonnx.spec import Array
 from tests.ancestor import examples

@@ -18,9 +18,9 @@ from sbonnx.calib.data.dataset import read
 from sbonnx.calib.qparams.solve import weights_alone
 from sbonnx.correct.batchnorm_tuning import tune_norms
 from sbonnx.errors import DataError
-from sbonnx.model import LifeCycleError
 from sbonnx.plan import Solution
 from sbonnx.prepare import Prepared, prepare, read_recipe
+from sbonnx.quant_model import LifeCycleError
 from sbonnx.spec import Array
 from tests.correct.normed import images, inner, put, settled, zoo
 from tests.models import model, run

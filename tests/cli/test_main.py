@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import sbonnx
-from sbonnx import loops
+from sbonnx import native as loops
 from sbonnx.assets import digits
 from sbonnx.cli import VERBS, main
 from sbonnx.cli.show import Show, megabytes, plain, to_json

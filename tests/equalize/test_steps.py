@@ -18,7 +18,7 @@ from sbonnx.equalize import Equalization, Equalized, equalize, equalize_measured
 from sbonnx.equalize.channel_ranges import channel_ranges
 from sbonnx.errors import RecipeError
 from sbonnx.graph.query import constant
-from sbonnx.model import QuantModel
+from sbonnx.quant_model import QuantModel
 from sbonnx.recipe import load
 from sbonnx.spec import Array
 from tests.models import model, run

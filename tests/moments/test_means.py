@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sbonnx.layout import layout_of
+from sbonnx.linear.im2col import geometry_of
+from sbonnx.linear.layout import layout_of
 from sbonnx.moments import MeanSums, MomentSums
 from sbonnx.spec import Array
-from sbonnx.unfold import geometry_of
 
 CASES: dict[str, tuple[str, tuple[int, ...], dict[str, Any], list[tuple[int, ...]]]] = {
     "conv": ("Conv", (6, 3, 3, 3), {"pads": [1, 1, 1, 1], "strides": [2, 2]}, [(2, 3, 9, 8), (1, 3, 9, 8)]),

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbonnx.layout import Layout, layout_of
+from sbonnx.linear.im2col import Geometry, geometry_of
+from sbonnx.linear.layout import Layout, layout_of
 from sbonnx.moments import Moments, MomentSums, planes
 from sbonnx.moments.lags import lag_plan
 from sbonnx.moments.planes import Boxes
 from sbonnx.spec import Array
-from sbonnx.unfold import Geometry, geometry_of
 
 compiled = pytest.mark.skipif(planes.loops is None, reason="not compiled: no C compiler where it was installed")
 in_both = pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbonnx.layout import layout_of
+from sbonnx.linear.layout import layout_of
 from sbonnx.moments import Moments
 from sbonnx.spec import Array
 

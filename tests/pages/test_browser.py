@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sbonnx.pages import batch_page, single_page
+from sbonnx.html_report import batch_page, single_page
 from tests.pages.browser import Browser
 from tests.pages.reports import EVIL, batch, job, layer, network, one_of_each, sites_of
 

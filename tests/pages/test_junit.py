@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from sbonnx.batch.job import Status
-from sbonnx.pages import junit
+from sbonnx.html_report import junit
 from tests.pages.reports import EVIL, batch, job, network, one_of_each
 
 # element: (attributes that must be there, those that may be, children)

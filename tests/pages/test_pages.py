@@ -14,8 +14,8 @@ import pytest
 
 from sbonnx.batch.job import BatchReport, Job, JobResult, Outcome, Status
 from sbonnx.cli.show import to_json
-from sbonnx.pages import batch_page, chart, figures, single_page
-from sbonnx.pages.overview import STATUSES, overview_of
+from sbonnx.html_report import batch_page, chart, figures, single_page
+from sbonnx.html_report.overview import STATUSES, overview_of
 from tests.pages.markup import Page
 from tests.pages.reports import EVIL, batch, job, layer, network, one_of_each, sites_of
 

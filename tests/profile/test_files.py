@@ -12,12 +12,12 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 
 from sbonnx import graph as graphs
 from sbonnx import qdq
+from sbonnx.api import solve
 from sbonnx.assets import digits
 from sbonnx.errors import ModelError
 from sbonnx.metrics import sqnr_db
 from sbonnx.prepare import read_recipe
 from sbonnx.profile import losses, same_model, subject_of
-from sbonnx.quantize import solve
 from tests.models import model, residual, run
 
 MODEL = str(digits().model)

@@ -17,12 +17,12 @@ import sbonnx  # noqa: E402
 from sbonnx import pipeline, qat  # noqa: E402
 from sbonnx.assets import digits  # noqa: E402
 from sbonnx.errors import ModelError, OutputError, RecipeError  # noqa: E402
-from sbonnx.model import LifeCycleError  # noqa: E402
 from sbonnx.plan import Solution  # noqa: E402
 from sbonnx.prepare import Prepared, read_recipe  # noqa: E402
 from sbonnx.qat.api import fixed_batch, from_calibration  # noqa: E402
 from sbonnx.qat.fakequant import FakeQuant  # noqa: E402
 from sbonnx.qat.module import origin_of, within_codes  # noqa: E402
+from sbonnx.quant_model import LifeCycleError  # noqa: E402
 from sbonnx.spec import QParams, QuantSpec  # noqa: E402
 from tests.models import model, residual  # noqa: E402
 from tests.qat.sent_back import assert_same_file, constants  # noqa: E402

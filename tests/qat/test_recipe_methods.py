@@ -13,7 +13,7 @@ import pytest
 from sbonnx import quantize
 from sbonnx.assets import digits
 from sbonnx.cli import main
-from sbonnx.model import QuantModel
+from sbonnx.quant_model import QuantModel
 from sbonnx.recipe.names import LEARNED
 from tests.models import run
 

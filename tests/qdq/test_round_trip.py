@@ -10,7 +10,7 @@ import pytest
 from sbonnx import graph as graphs
 from sbonnx import qdq
 from sbonnx.graph import query
-from sbonnx.model import QuantModel
+from sbonnx.quant_model import QuantModel
 from sbonnx.spec import Array
 from tests.models import model, residual, run
 

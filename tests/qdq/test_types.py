@@ -10,8 +10,8 @@ import pytest
 
 from sbonnx import graph as graphs
 from sbonnx import qdq
-from sbonnx.model import QuantModel
 from sbonnx.plan import load_solution, save_solution
+from sbonnx.quant_model import QuantModel
 from sbonnx.spec import FP8, Array, QuantSpec
 from tests.models import model, residual, run
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from sbonnx import regex_time
 from sbonnx.calib.storage.tensor_store import parse_size
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import load, text
 from sbonnx.recipe.modules import NodeInfo
+from sbonnx.recipe.node_patterns import time_limit as regex_time
 from sbonnx.recipe.overrides import all_keys
 
 MB = 1 << 20

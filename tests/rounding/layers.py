@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sbonnx.layout import Layout, layout_of
+from sbonnx.linear.layout import Layout, layout_of
 from sbonnx.moments import Moments
 from sbonnx.rounding import Rounded
 from sbonnx.spec import Array, Bounds, QParams, QuantSpec, bounds_of, params_from_bounds

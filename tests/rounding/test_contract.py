@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 from sbonnx.errors import RecipeError
-from sbonnx.layout import layout_of
+from sbonnx.linear.layout import layout_of
 from sbonnx.rounding import ROUNDERS, Rounded, make_rounder
 from sbonnx.spec import FP8_BITS, Array, QuantSpec
 from tests.rounding.layers import CASES, CHANNELS, Case, Layer, layer, rows, scales

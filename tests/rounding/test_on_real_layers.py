@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from sbonnx.layout import layout_of
+from sbonnx.linear.layout import layout_of
 from sbonnx.rounding import Rounder
 from sbonnx.rounding.adaquant import AdaQuant
 from sbonnx.rounding.adaround import AdaRound

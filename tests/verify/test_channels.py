@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from sbonnx import quantize
-from sbonnx.judged import NO_CHANNELS
+from sbonnx.verify.ort_options import NO_CHANNELS
 
 RANDOM = np.random.default_rng(0)
 FEEDS = [{"x": RANDOM.standard_normal((1, 3, 8, 8)).astype(np.float32)} for _ in range(4)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sbonnx import profile
-from sbonnx.model.quant_model import QuantModel, mse
+from sbonnx.quant_model.life_cycle import QuantModel, mse
 
 
 class QuantizationErrorProfiler:

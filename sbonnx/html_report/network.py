@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sbonnx.pages import figures
-from sbonnx.pages.figures import number, text
-from sbonnx.pages.layers import Layers, layers_of
+from sbonnx.html_report import figures
+from sbonnx.html_report.figures import number, text
+from sbonnx.html_report.layers import Layers, layers_of
 
 PLACES: Final = 1500
 """Names of nodes listed for all reasons, and for all patterns; further ones are counted."""

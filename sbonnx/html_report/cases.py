@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from xml.etree import ElementTree
 
-from sbonnx.pages.accepted import held_of
-from sbonnx.pages.figures import address, number, text
+from sbonnx.html_report.accepted import held_of
+from sbonnx.html_report.figures import address, number, text
 
 WRONG: Final = {"unaccepted": "failure", "refused": "failure", "skipped": "skipped"}
 """What a status is to a CI; what is in no row here and not done is an error.

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from sbonnx.model.layer_access import LayerAccess, QuantLayer, find_layers
-from sbonnx.model.pipeline_steps import LifeCycleError, PipelineSteps
-from sbonnx.model.switches import SIDES, Side
+from sbonnx.quant_model.layer_access import LayerAccess, QuantLayer, find_layers
+from sbonnx.quant_model.pipeline_steps import LifeCycleError, PipelineSteps
+from sbonnx.quant_model.switches import SIDES, Side
 from sbonnx.recipe import load
 
 Sides = Literal["input", "weight", "both"]
 
 
 class LayerControls(PipelineSteps):
-    """Settings of single layers after construction; base of `sbonnx.model.QuantModel`."""
+    """Settings of single layers after construction; base of `sbonnx.quant_model.QuantModel`."""
 
     @property
     def model(self) -> LayerAccess:

@@ -11,7 +11,7 @@ from typing import Any, final
 import numpy as np
 
 from sbonnx.errors import ModelError
-from sbonnx.layout import Layout
+from sbonnx.linear.layout import Layout
 from sbonnx.ops import CONVOLUTIONS, EMBEDDING
 from sbonnx.spec import Array
 

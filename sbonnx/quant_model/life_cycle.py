@@ -14,13 +14,13 @@ from sbonnx import profile
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.errors import DataError
 from sbonnx.mermaid import mermaid
-from sbonnx.model.controls import LayerControls
-from sbonnx.model.onnx_export import DynamicAxes, write_onnx
-from sbonnx.model.pipeline_steps import Feeds
-from sbonnx.model.tensors import as_arrays, as_tensors, is_tensor
-from sbonnx.model.visitor import Hooks
 from sbonnx.plan import Solution
 from sbonnx.prepare import Prepared
+from sbonnx.quant_model.controls import LayerControls
+from sbonnx.quant_model.onnx_export import DynamicAxes, write_onnx
+from sbonnx.quant_model.pipeline_steps import Feeds
+from sbonnx.quant_model.tensors import as_arrays, as_tensors, is_tensor
+from sbonnx.quant_model.visitor import Hooks
 from sbonnx.spec import Array
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sbonnx.pages import figures
-from sbonnx.pages.accepted import Held, held_of
-from sbonnx.pages.figures import number, text
-from sbonnx.pages.network import Network, bits_of, least, network_of
+from sbonnx.html_report import figures
+from sbonnx.html_report.accepted import Held, held_of
+from sbonnx.html_report.figures import number, text
+from sbonnx.html_report.network import Network, bits_of, least, network_of
 
 STATUSES: Final = {
     "done": "good",

@@ -17,12 +17,12 @@ from sbonnx.calib.quantized.forward import Forward
 from sbonnx.calib.quantized.stream import Asym
 from sbonnx.correct.batchnorm_tuning import Reference, tune_norms
 from sbonnx.errors import RecipeError, SbonnxError
-from sbonnx.model.layer_access import with_keys
-from sbonnx.model.switches import Side, Switch, switched
 from sbonnx.plan import Solution
 from sbonnx.precision.measure import with_magnitudes
 from sbonnx.prepare import Prepared, Source, prepare, read_recipe
 from sbonnx.progress import Silent
+from sbonnx.quant_model.layer_access import with_keys
+from sbonnx.quant_model.switches import Side, Switch, switched
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.modules import ModuleCall
 from sbonnx.spec import Array

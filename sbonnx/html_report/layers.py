@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from sbonnx.pages import chart
-from sbonnx.pages.figures import number, text
+from sbonnx.html_report import chart
+from sbonnx.html_report.figures import number, text
 
 ROLES: Final = ("activation", "weight", "bias")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sbonnx.pages.figures import count, decibel, number, percent, plain, ratio, text
+from sbonnx.html_report.figures import count, decibel, number, percent, plain, ratio, text
 
 AT_MOST: Final = "max_"
 """Begin of the names of what must not be more than wanted; anything else must not be less."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, final
 
 from sbonnx.errors import RecipeError
 from sbonnx.graph.query import node_by_name
-from sbonnx.model.switches import ROLES, Side, is_on
 from sbonnx.plan import Site
+from sbonnx.quant_model.switches import ROLES, Side, is_on
 from sbonnx.recipe import Recipe, load
 from sbonnx.recipe.matching import matcher
 from sbonnx.recipe.modules import ModuleCall, candidates
@@ -19,7 +19,7 @@ from sbonnx.search.bit_groups import pattern_of
 from sbonnx.spec import Array, QParams
 
 if TYPE_CHECKING:
-    from sbonnx.model.pipeline_steps import PipelineSteps
+    from sbonnx.quant_model.pipeline_steps import PipelineSteps
 
 
 @final

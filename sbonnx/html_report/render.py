@@ -9,9 +9,9 @@ from functools import lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from sbonnx.pages import accepted, figures
-from sbonnx.pages.network import network_of
-from sbonnx.pages.overview import COLUMNS, FIGURES, overview_of
+from sbonnx.html_report import accepted, figures
+from sbonnx.html_report.network import network_of
+from sbonnx.html_report.overview import COLUMNS, FIGURES, overview_of
 from sbonnx.version import __version__
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _environment() -> Environment:
 
 def _packed(name: str) -> str:
     """A file that lies beside this one, zipped or not."""
-    return resources.files("sbonnx.pages").joinpath(name).read_text(encoding="utf-8")
+    return resources.files("sbonnx.html_report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _hashed(content: str) -> str:

@@ -25,7 +25,7 @@ from sbonnx.graph.query import producer
 from sbonnx.spec import Array
 
 if TYPE_CHECKING:
-    from sbonnx.model.quant_model import QuantModel
+    from sbonnx.quant_model.life_cycle import QuantModel
 
 OUTPUT: Final = "output"
 """The name that stands for outputs in `SharedData`, and for no other value."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sbonnx.pages.cases import junit
-from sbonnx.pages.render import batch_page, single_page
+from sbonnx.html_report.cases import junit
+from sbonnx.html_report.render import batch_page, single_page
 
 __all__ = ["batch_page", "junit", "single_page"]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sbonnx.pages.figures import count, decibel, shortened
+from sbonnx.html_report.figures import count, decibel, shortened
 
 WIDTH: Final = 1080
 """Units of the drawing; a page scales it."""

@@ -1,0 +1,1 @@
+"""Patterns of a recipe on names of nodes, tensors and torch modules."""
