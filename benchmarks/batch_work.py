@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sbonnx.batch.job import Job, Outcome, Places, Step, Tell
+from sbonnx.batch.jobs.job import Job, Outcome, Places, Step, Tell
+from sbonnx.batch.jobs.plan import Wish
 from sbonnx.batch.outcomes import FILE, now, to_json
-from sbonnx.batch.plan import Wish
 
 
 def noop(step: Step, places: Places, tell: Tell, threads: int) -> Outcome:

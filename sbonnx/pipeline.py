@@ -25,8 +25,8 @@ from sbonnx.calib.recurrent import read_steps, unroll
 from sbonnx.correct.batchnorm_tuning import tune_norms
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph, query
-from sbonnx.graph.staging import staged
-from sbonnx.graph.temporary import temporary_folder
+from sbonnx.graph.storage.staging import staged
+from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.plan import Plan, Site, Solution
 from sbonnx.precision.measure import with_magnitudes
 from sbonnx.prepare import Prepared, Source, prepare, source_of

@@ -31,7 +31,7 @@ from sbonnx.ops import EMBEDDING
 from sbonnx.plan import Plan, Site, Solution, make
 from sbonnx.progress import Progress
 from sbonnx.recipe import Recipe
-from sbonnx.recipe.modules import Modules, NodeInfo
+from sbonnx.recipe.node_patterns.torch_modules import Modules, NodeInfo
 from sbonnx.recipe.schemes import is_per_channel
 from sbonnx.reconstruct.layer_inputs import looks_at_inputs
 from sbonnx.reconstruct.layerwise import Reconstruction

@@ -22,7 +22,7 @@ from typing import IO, Any, Final
 import numpy as np
 
 from sbonnx.errors import DataError, OutputError
-from sbonnx.graph.files import move
+from sbonnx.graph.storage.files import move
 from sbonnx.input_files import open_regular
 from sbonnx.spec import Array
 

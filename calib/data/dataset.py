@@ -24,7 +24,7 @@ from sbonnx.calib.data import (
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph
 from sbonnx.graph.query import dtype, shape
-from sbonnx.graph.weights import Weights
+from sbonnx.graph.storage.weights import Weights
 from sbonnx.spec import Array
 
 

@@ -12,7 +12,7 @@ from sbonnx.calib.engine.sample_runner import Key, Wish
 from sbonnx.graph import Graph, Tensor, Variable
 from sbonnx.graph.edit import Names, add_constant, add_node
 from sbonnx.graph.query import dtype, rank
-from sbonnx.graph.weights import onnx_dtype
+from sbonnx.graph.storage.weights import onnx_dtype
 from sbonnx.spec import Array
 
 EXTREMES: Final = "sbonnx/extremes"

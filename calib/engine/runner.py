@@ -14,7 +14,7 @@ from sbonnx.calib.engine.nchwc import unblocked, weights_beside
 from sbonnx.calib.engine.session import CPU, CUDA, LEVELS, Session, SessionModel, open_session, session_options
 from sbonnx.errors import DeviceError, ModelError
 from sbonnx.graph import Graph, serialize
-from sbonnx.graph.temporary import temporary_folder
+from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.runtime import onnxruntime
 
 Optimisation = Literal["off", "basic", "extended", "all"]

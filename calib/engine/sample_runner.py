@@ -1,4 +1,4 @@
-"""`Lane`: what one thread at a time takes samples through the segments with. Knows no graphs: see `calib.worker`."""
+"""Per-thread buffers and statistics of a run over segments. Must not import onnx, so that workers start fast."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import DataError, ModelError, NumericError, RecipeError
 from sbonnx.graph import Constant, Graph, Tensor
 from sbonnx.graph.query import constant, dtype, tensors_by_name
-from sbonnx.graph.scratch import kept
+from sbonnx.graph.storage.scratch import kept
 from sbonnx.plan.magnitudes import KINDS
 from sbonnx.plan.types import Plan, Site, Solution
 from sbonnx.report import Refusal

@@ -12,7 +12,7 @@ from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph, Node, Tensor, Variable
 from sbonnx.graph.edit import Names, add_constant, replace_input
 from sbonnx.graph.query import dtype, producer, rank, scopes, shape
-from sbonnx.graph.weights import onnx_dtype
+from sbonnx.graph.storage.weights import onnx_dtype
 from sbonnx.plan.types import Reader, Site
 from sbonnx.spec import Array, QParams
 

@@ -22,7 +22,7 @@ from sbonnx.calib.qparams.solve import (
 from sbonnx.calib.sketches import Sketch
 from sbonnx.graph import Constant, Graph
 from sbonnx.graph.query import dtype, tensors_by_name
-from sbonnx.graph.scratch import kept
+from sbonnx.graph.storage.scratch import kept
 from sbonnx.plan.types import Gain, Plan, Site
 from sbonnx.report import Refusal
 from sbonnx.spec import Array, Bounds, QParams

@@ -13,7 +13,7 @@ import onnx
 from sbonnx.graph import Constant, Graph, Node, Tensor
 from sbonnx.graph.edit import sweep
 from sbonnx.graph.query import all_nodes, bodies, scopes
-from sbonnx.graph.weights import Weights, chunks
+from sbonnx.graph.storage.weights import Weights, chunks
 from sbonnx.ops import QDQ, RANDOM
 from sbonnx.report import Fired, Refusal
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from sbonnx.batch.digests import Digests
-from sbonnx.batch.hidden import Hider, revealed
-from sbonnx.batch.job import Acceptance, Places
+from sbonnx.batch.jobs.job import Acceptance, Places
 from sbonnx.batch.metric import Rows, digest_of, loaded, sources_of
-from sbonnx.batch.sweep import used
+from sbonnx.batch.process.cleanup import used
+from sbonnx.batch.redaction import Hider, revealed
 from sbonnx.errors import DataError, ModelError, RecipeError
 from sbonnx.graph.digests import combined, text
-from sbonnx.graph.files import write_text
+from sbonnx.graph.storage.files import write_text
 
 Row = tuple[str, float, float, bool]
 """(what, found, wanted, met)"""

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any, Final, Protocol, final
 
 from sbonnx.batch.accept import READS
-from sbonnx.batch.child import Publish, own_publish
 from sbonnx.batch.digests import Digests
 from sbonnx.batch.engine import LocalEngine
-from sbonnx.batch.hidden import revealed
-from sbonnx.batch.job import FINE, BatchReport, Job, JobResult, Outcome, Places, Step, Watch, encodable
+from sbonnx.batch.jobs.job import FINE, BatchReport, Job, JobResult, Outcome, Places, Step, Watch, encodable
+from sbonnx.batch.jobs.plan import Todo, Wish, todo, wish
 from sbonnx.batch.outcomes import now
-from sbonnx.batch.plan import Todo, Wish, todo, wish
-from sbonnx.batch.sockets import claim_socket_folder
+from sbonnx.batch.process.cleanup import prune, remove, sweep, unmake, used
+from sbonnx.batch.process.sockets import claim_socket_folder
+from sbonnx.batch.process.step_main import Publish, own_publish
+from sbonnx.batch.redaction import revealed
 from sbonnx.batch.state import State, past, peek
-from sbonnx.batch.sweep import prune, remove, sweep, unmake, used
-from sbonnx.batch.urls import local_path
+from sbonnx.batch.storage.urls import local_path
 from sbonnx.batch.watch import Quiet
 from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.version import __version__
@@ -123,7 +123,7 @@ def _engine(workers: int | None, cluster: Any, state: State) -> Engine:
     """On this machine, or on a cluster where there is one."""
     if cluster is None:
         return LocalEngine(workers, expected=lambda step: state.expected(step) or guess(step))
-    from sbonnx.batch.cluster import DaskEngine
+    from sbonnx.batch.dask.cluster import DaskEngine
 
     return DaskEngine(cluster)
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, final
 
-from sbonnx.batch.child import Publish, Work
-from sbonnx.batch.job import AGAIN, FINE, Outcome, Places, Step, Watch
+from sbonnx.batch.jobs.job import AGAIN, FINE, Outcome, Places, Step, Watch
 from sbonnx.batch.outcomes import now
-from sbonnx.batch.process import LOOK_EVERY, Isolated
-from sbonnx.batch.sweep import sweep
+from sbonnx.batch.process.cleanup import sweep
+from sbonnx.batch.process.step_main import Publish, Work
+from sbonnx.batch.process.step_process import LOOK_EVERY, Isolated
 from sbonnx.cpu import cores
 from sbonnx.errors import DeviceError
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import median
 from typing import Final, Literal
 
-from sbonnx.batch.hidden import revealed
-from sbonnx.batch.job import Kind, Step
-from sbonnx.batch.urls import local_path
+from sbonnx.batch.jobs.job import Kind, Step
+from sbonnx.batch.redaction import revealed
+from sbonnx.batch.storage.urls import local_path
 from sbonnx.errors import RecipeError
 
 BASE: Final[Mapping[Kind, float]] = {"calibrate": 0.8, "quantize": 2.5}

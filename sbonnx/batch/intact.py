@@ -6,7 +6,7 @@ from typing import Final
 
 from sbonnx.batch.accept import unchanged
 from sbonnx.batch.digests import Digests
-from sbonnx.batch.job import Outcome, Places, Step
+from sbonnx.batch.jobs.job import Outcome, Places, Step
 from sbonnx.batch.outcomes import read_made
 
 FILES: Final = "files"

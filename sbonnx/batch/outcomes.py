@@ -7,7 +7,7 @@ from dataclasses import fields
 from datetime import datetime, timezone
 from typing import Any, Final, get_args
 
-from sbonnx.batch.job import Outcome, Places, Status
+from sbonnx.batch.jobs.job import Outcome, Places, Status
 
 FILE: Final = "outcome.json"
 """In the folder of what a step has made."""

@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Any, Final
 
 from sbonnx.batch.intact import Intact
-from sbonnx.batch.job import Outcome, Places, Step
+from sbonnx.batch.jobs.job import Outcome, Places, Step
 from sbonnx.batch.outcomes import JUDGED_ALONE, from_json, now, to_json
-from sbonnx.batch.sole import sole
+from sbonnx.batch.process.locks import sole
 from sbonnx.errors import OutputError
 
 VERSION: Final = 1

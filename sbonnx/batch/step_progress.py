@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sbonnx.batch.hidden import Hider
-from sbonnx.batch.job import Outcome, Tell
+from sbonnx.batch.jobs.job import Outcome, Tell
+from sbonnx.batch.redaction import Hider
 
 
 class StepProgress:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Final, final
 
-from sbonnx.batch.job import FINE, Outcome, Step, Watch
+from sbonnx.batch.jobs.job import FINE, Outcome, Step, Watch
 from sbonnx.progress import size_text
 from sbonnx.terminal import LINE_LENGTH, escaped, json_escaped, one_line
 

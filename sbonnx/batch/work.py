@@ -18,15 +18,9 @@ from sbonnx.api import quantize
 from sbonnx.backends import backend_for
 from sbonnx.batch.accept import both, judge
 from sbonnx.batch.digests import Digests
-from sbonnx.batch.hidden import Hider, reveal_job
 from sbonnx.batch.intact import FILES, Intact, made_before
-from sbonnx.batch.job import Job, Outcome, Places, Step, Tell
-from sbonnx.batch.outcomes import FILE, JUDGED_ALONE, now, to_json
-from sbonnx.batch.publish import publish
-from sbonnx.batch.remote import localized
-from sbonnx.batch.sole import lock_path, take
-from sbonnx.batch.step_progress import StepProgress, clean_log, hidden, plain
-from sbonnx.batch.steps import (
+from sbonnx.batch.jobs.job import Job, Outcome, Places, Step, Tell
+from sbonnx.batch.jobs.steps import (
     Given,
     calibrate_key,
     file_name,
@@ -36,14 +30,20 @@ from sbonnx.batch.steps import (
     sketches_digest,
     work_key,
 )
-from sbonnx.batch.sweep import clear, used
+from sbonnx.batch.outcomes import FILE, JUDGED_ALONE, now, to_json
+from sbonnx.batch.process.cleanup import clear, used
+from sbonnx.batch.process.locks import lock_path, take
+from sbonnx.batch.redaction import Hider, reveal_job
+from sbonnx.batch.step_progress import StepProgress, clean_log, hidden, plain
+from sbonnx.batch.storage.publish import publish
+from sbonnx.batch.storage.remote import localized
 from sbonnx.calib.cache.forward_count import counting
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.shared_calibration import Course, Courses, observe_courses
 from sbonnx.errors import DataError, SbonnxError
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import combined, file_digest, text
-from sbonnx.graph.files import write_bytes
+from sbonnx.graph.storage.files import write_bytes
 from sbonnx.pipeline import divided
 from sbonnx.prepare import Prepared, prepare
 from sbonnx.recipe import Recipe, load

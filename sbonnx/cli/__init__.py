@@ -13,8 +13,8 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from sbonnx.cli import batch, compare, demo, inspect, lint, plan, profile, qat, quantize, recipe, simplify
-from sbonnx.cli.faults import DONE, INTERRUPTED, MENDABLE, guard, report
-from sbonnx.cli.streams import standard_streams
+from sbonnx.cli.output.errors import DONE, INTERRUPTED, MENDABLE, guard, report
+from sbonnx.cli.output.streams import standard_streams
 from sbonnx.terminal import LINE_LENGTH, one_line
 from sbonnx.version import __version__
 

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from sbonnx.cli import options
-from sbonnx.cli.faults import DONE
-from sbonnx.cli.show import Show, megabytes
+from sbonnx.cli.output.errors import DONE
+from sbonnx.cli.output.show import Show, megabytes
 from sbonnx.terminal import LINE_LENGTH, one_line
 
 if TYPE_CHECKING:
-    from sbonnx.batch.job import BatchReport, JobResult
-    from sbonnx.batch.plan import Wish
+    from sbonnx.batch.jobs.job import BatchReport, JobResult
+    from sbonnx.batch.jobs.plan import Wish
 
 HELP: Final = "Quantize many models for many targets. What is done is not done again; what crashes costs only itself."
 
@@ -62,7 +62,7 @@ def run(
 ) -> int:
     """See `HELP`."""
     from sbonnx.batch.api import fulfil, plain
-    from sbonnx.batch.plan import wish
+    from sbonnx.batch.jobs.plan import wish
     from sbonnx.batch.state import past
     from sbonnx.batch.watch import make_watch
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from sbonnx.cli import options
-from sbonnx.cli.figures import OUTPUT_COLUMNS, measured, output_rows
-from sbonnx.cli.show import Show
+from sbonnx.cli.output.metric_tables import OUTPUT_COLUMNS, measured, output_rows
+from sbonnx.cli.output.show import Show
 
 HELP: Final = "Compare a quantized model with its float one. Error of each output, size, latency, integer kernels."
 

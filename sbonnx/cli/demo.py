@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from sbonnx.cli import options
-from sbonnx.cli.figures import percent
-from sbonnx.cli.show import Show, megabytes
+from sbonnx.cli.output.metric_tables import percent
+from sbonnx.cli.output.show import Show, megabytes
 
 if TYPE_CHECKING:
     from sbonnx.assets import DigitsPaths
@@ -39,7 +39,7 @@ def run(
     """See `HELP`."""
     from sbonnx.assets import digits
     from sbonnx.backends import BACKENDS
-    from sbonnx.graph.files import write_bytes
+    from sbonnx.graph.storage.files import write_bytes
 
     show = Show(as_json=as_json, quiet=quiet)
     begin = time.perf_counter()

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
-from sbonnx.cli.show import Show, megabytes
+from sbonnx.cli.output.show import Show, megabytes
 
 if TYPE_CHECKING:
     from sbonnx.graph import Graph

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from sbonnx.cli import options
-from sbonnx.cli.faults import BELOW_QUALITY, DONE
-from sbonnx.cli.show import Show, to_json
+from sbonnx.cli.output.errors import BELOW_QUALITY, DONE
+from sbonnx.cli.output.show import Show, to_json
 from sbonnx.errors import OutputError, RecipeError
 
 if TYPE_CHECKING:

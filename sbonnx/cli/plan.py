@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from sbonnx.cli import options
-from sbonnx.cli.show import Show, to_json
+from sbonnx.cli.output.show import Show, to_json
 
 if TYPE_CHECKING:
     from sbonnx.plan import Site

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from sbonnx.cli import options
-from sbonnx.cli.bars import bar
-from sbonnx.cli.show import Show
+from sbonnx.cli.output.bars import bar
+from sbonnx.cli.output.show import Show
 from sbonnx.errors import RecipeError
 
 if TYPE_CHECKING:

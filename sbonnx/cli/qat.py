@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from sbonnx.cli import options
+from sbonnx.cli.output.show import Show
 from sbonnx.cli.quantize import check_report, said
-from sbonnx.cli.show import Show
 from sbonnx.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def _made(
     """Calibrate, train, write."""
     from sbonnx import qat
     from sbonnx.prepare import read_recipe
-    from sbonnx.qat.augment import make_augment
+    from sbonnx.qat.training.augment import make_augment
 
     try:
         chosen = qat.Settings(**settings)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
-from sbonnx.cli.figures import OUTPUT_COLUMNS, measured, output_rows
-from sbonnx.cli.searched import show_search
-from sbonnx.cli.show import Show, to_json
+from sbonnx.cli.output.metric_tables import OUTPUT_COLUMNS, measured, output_rows
+from sbonnx.cli.output.search_tables import show_search
+from sbonnx.cli.output.show import Show, to_json
 from sbonnx.errors import OutputError
 
 if TYPE_CHECKING:

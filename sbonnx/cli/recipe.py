@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from sbonnx.cli import options
-from sbonnx.cli.show import Show
+from sbonnx.cli.output.show import Show
 from sbonnx.errors import RecipeError
 
 HELP: Final = "Print the default recipe, explained. With FILE, check that recipe and print what it resolves to."

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from sbonnx.cli import options
-from sbonnx.cli.figures import OUTPUT_COLUMNS, output_rows
-from sbonnx.cli.show import Show
+from sbonnx.cli.output.metric_tables import OUTPUT_COLUMNS, output_rows
+from sbonnx.cli.output.show import Show
 
 if TYPE_CHECKING:
     from sbonnx.graph import Graph
@@ -43,7 +43,7 @@ def run(
     """See `HELP`."""
     from sbonnx import graph as graphs
     from sbonnx import patterns
-    from sbonnx.graph.staging import staged
+    from sbonnx.graph.storage.staging import staged
 
     show = Show(as_json=as_json, quiet=quiet)
     target = options.output_of(output)
@@ -77,7 +77,7 @@ def _prove(
     from sbonnx import graph as graphs
     from sbonnx import verify
     from sbonnx.calib.data import dataset as datasets
-    from sbonnx.cli.feeds import guesses, workable
+    from sbonnx.cli.output.feeds import guesses, workable
 
     if data is not None:
         return verify.check(model, simplified, datasets.read(data, graph, split=split, limit=samples)), ""

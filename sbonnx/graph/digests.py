@@ -14,7 +14,7 @@ from onnx import AttributeProto
 from sbonnx.errors import ModelError
 from sbonnx.graph.model import Body, Constant, Graph, Node, Tensor
 from sbonnx.graph.query import Array, all_tensors, bodies, dtype, ordered, shape
-from sbonnx.graph.weights import Weights, array_chunks
+from sbonnx.graph.storage.weights import Weights, array_chunks
 from sbonnx.ops import RANDOM
 
 PIECE: Final = 1 << 22

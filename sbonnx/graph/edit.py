@@ -13,7 +13,7 @@ import numpy as np
 
 from sbonnx.graph.model import Body, Constant, Node, Tensor, Variable
 from sbonnx.graph.query import Array, all_nodes, all_tensors, bodies, ordered, readers, scopes
-from sbonnx.graph.scratch import kept_packed
+from sbonnx.graph.storage.scratch import kept_packed
 
 
 class Names:

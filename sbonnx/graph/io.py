@@ -14,12 +14,13 @@ from onnx import ModelProto, ValueInfoProto
 from onnx.inliner import inline_local_functions
 
 from sbonnx.errors import ModelError
-from sbonnx.graph import opset as opsets
-from sbonnx.graph.dense import make_dense
+from sbonnx.graph.convert import opset_rules as opsets
+from sbonnx.graph.convert.local_functions import require_bounded
+from sbonnx.graph.convert.opset_convert import lift
+from sbonnx.graph.convert.sparse_to_dense import make_dense
+from sbonnx.graph.convert.traps import require_no_traps
+from sbonnx.graph.convert.validate import free_sizes, validate
 from sbonnx.graph.digests import array_digests
-from sbonnx.graph.files import EXTERNAL_BYTES, model_pieces, write_model
-from sbonnx.graph.lift import lift
-from sbonnx.graph.local_functions import require_bounded
 from sbonnx.graph.model import Graph, ModelInfo
 from sbonnx.graph.protos import (
     ONNX_ERRORS,
@@ -30,10 +31,9 @@ from sbonnx.graph.protos import (
 )
 from sbonnx.graph.query import Array
 from sbonnx.graph.read import build
-from sbonnx.graph.source import Opened, open_model
-from sbonnx.graph.traps import require_no_traps
-from sbonnx.graph.validate import free_sizes, validate
-from sbonnx.graph.weights import Weights
+from sbonnx.graph.storage.files import EXTERNAL_BYTES, model_pieces, write_model
+from sbonnx.graph.storage.source import Opened, open_model
+from sbonnx.graph.storage.weights import Weights
 from sbonnx.graph.write import read_type, skeleton
 from sbonnx.ops import QDQ
 

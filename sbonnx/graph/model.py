@@ -12,7 +12,7 @@ import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
 
-from sbonnx.graph.mapping import WeightBytes
+from sbonnx.graph.storage.mapping import WeightBytes
 
 Node = gs.Node
 Tensor = gs.Tensor

@@ -13,8 +13,8 @@ from sbonnx.errors import ModelError
 from sbonnx.graph.model import Body, Constant, Graph, ModelInfo, Node, Tensor, Variable
 from sbonnx.graph.protos import graph_protos, node_protos
 from sbonnx.graph.query import Array
-from sbonnx.graph.source import Payload
-from sbonnx.graph.weights import Weights, byte_size, numpy_dtype
+from sbonnx.graph.storage.source import Payload
+from sbonnx.graph.storage.weights import Weights, byte_size, numpy_dtype
 from sbonnx.graph.write import read_type
 
 _PLAIN: Final[dict[int, Callable[[AttributeProto], Any]]] = {

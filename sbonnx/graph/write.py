@@ -11,11 +11,11 @@ import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from sbonnx.errors import ModelError
-from sbonnx.graph import wire
 from sbonnx.graph.model import Body, Constant, Graph, ModelInfo, Node, Tensor, Variable
 from sbonnx.graph.protos import ir_version_for, tensor_protos
 from sbonnx.graph.query import Array, all_nodes, bodies, constant, ordered
-from sbonnx.graph.weights import INLINE_BYTES, Weights, chunks, numpy_dtype, onnx_dtype, stored_bytes
+from sbonnx.graph.storage import protobuf_payloads as wire
+from sbonnx.graph.storage.weights import INLINE_BYTES, Weights, chunks, numpy_dtype, onnx_dtype, stored_bytes
 
 METADATA_IR = 10
 """From this IR version on nodes, tensors and values carry metadata_props."""

@@ -26,7 +26,7 @@ def junit(report: Mapping[str, Any]) -> str:
     code is not 0.
 
     Args:
-        report: `dataclasses.asdict` of a `sbonnx.batch.job.BatchReport`, or that read back from JSON.
+        report: `dataclasses.asdict` of a `sbonnx.batch.jobs.job.BatchReport`, or that read back from JSON.
 
     Returns:
         The text of an XML file, with its declaration.

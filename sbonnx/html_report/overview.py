@@ -118,7 +118,7 @@ class Overview:
 
 
 def overview_of(report: Mapping[str, Any]) -> Overview:
-    """The view of `dataclasses.asdict` of a `sbonnx.batch.job.BatchReport`, or of that read back from JSON."""
+    """The view of `dataclasses.asdict` of a `sbonnx.batch.jobs.job.BatchReport`, or of that read back from JSON."""
     rows = report.get("rows") or ()
     reports = [row["outcome"]["report"] for row in rows if row["outcome"].get("report")]
     common = _common(reports)

@@ -35,7 +35,7 @@ def batch_page(report: Mapping[str, Any]) -> str:
     """A page of a batch: an overview, and a section a job.
 
     Args:
-        report: `dataclasses.asdict` of a `sbonnx.batch.job.BatchReport`, or that read back from JSON.
+        report: `dataclasses.asdict` of a `sbonnx.batch.jobs.job.BatchReport`, or that read back from JSON.
 
     Returns:
         The text of an HTML file, as of `single_page`.

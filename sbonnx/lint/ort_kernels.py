@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from sbonnx import graph as graphs
 from sbonnx.errors import DeviceError, SbonnxError
 from sbonnx.graph import Constant, Graph, Node, query
-from sbonnx.graph.temporary import temporary_folder
+from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.lint.view import View
 from sbonnx.ops import DEQUANTIZE, QDQ, QUANTIZE
 from sbonnx.runtime import onnxruntime

@@ -19,8 +19,8 @@ from sbonnx.plan.wishes import Wishes
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import LEARNED
 from sbonnx.recipe.resolve import tensor_hit
-from sbonnx.recipe.rounding import AUTO
 from sbonnx.recipe.schemes import UNIFORM
+from sbonnx.recipe.sections.rounding import AUTO
 from sbonnx.report import Refusal
 from sbonnx.rounding import ROUNDERS
 

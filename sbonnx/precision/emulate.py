@@ -9,7 +9,7 @@ import numpy as np
 
 from sbonnx import graph as graphs
 from sbonnx.graph import Constant, Graph, Node, Tensor, Variable, edit, query
-from sbonnx.graph.weights import onnx_dtype
+from sbonnx.graph.storage.weights import onnx_dtype
 from sbonnx.precision.slots import FLOAT32
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

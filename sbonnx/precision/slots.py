@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from sbonnx.graph import Node, Tensor, query
-from sbonnx.graph.weights import onnx_dtype
+from sbonnx.graph.storage.weights import onnx_dtype
 from sbonnx.ops import CONTROL_FLOW, STANDARD_DOMAINS
 from sbonnx.plan.magnitudes import FloatKind
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sbonnx.graph import Body, Constant, Graph, Node, Tensor, Variable, edit, query
-from sbonnx.graph.weights import onnx_dtype
+from sbonnx.graph.storage.weights import onnx_dtype
 from sbonnx.ops import QUANTIZE
 from sbonnx.plan.magnitudes import FloatKind
 from sbonnx.precision.constants import narrowed

@@ -11,22 +11,16 @@ from sbonnx.torchnet import torch_module
 
 torch_module()  # where torch is missing, all that follows would say so at length
 
-from sbonnx.qat.adapters import (  # noqa: E402
-    Adapters,
-    adapter_parameters,
-    adapter_state,
-    add_adapters,
-    load_adapters,
-)
+from sbonnx.qat.adapters.adapters import Adapters, adapter_parameters, adapter_state, add_adapters, load_adapters  # noqa: E402
+from sbonnx.qat.adapters.merging import Merged, merge  # noqa: E402
 from sbonnx.qat.api import export, prepare, train  # noqa: E402
-from sbonnx.qat.augment import make_augment  # noqa: E402
 from sbonnx.qat.fakequant import METHODS, quant_parameters  # noqa: E402
-from sbonnx.qat.loop import Trained  # noqa: E402
-from sbonnx.qat.losses import distillation, with_divergence  # noqa: E402
-from sbonnx.qat.merging import Merged, merge  # noqa: E402
 from sbonnx.qat.module import float_twin, trainable  # noqa: E402
-from sbonnx.qat.reimport import parameter_name, reimport, site_of  # noqa: E402
-from sbonnx.qat.settings import Settings  # noqa: E402
+from sbonnx.qat.onnx_to_torch.reimport import parameter_name, reimport, site_of  # noqa: E402
+from sbonnx.qat.training.augment import make_augment  # noqa: E402
+from sbonnx.qat.training.loop import Trained  # noqa: E402
+from sbonnx.qat.training.losses import distillation, with_divergence  # noqa: E402
+from sbonnx.qat.training.settings import Settings  # noqa: E402
 
 __all__ = [
     "METHODS",

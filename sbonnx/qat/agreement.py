@@ -21,7 +21,7 @@ from sbonnx.plan import Site, Solution
 from sbonnx.precision import emulated
 from sbonnx.qat.fakequant import FakeQuant
 from sbonnx.qat.module import Origin, unwrapped
-from sbonnx.qat.reimport import site_of
+from sbonnx.qat.onnx_to_torch.reimport import site_of
 from sbonnx.spec import Array
 
 PLACEHOLDER: Final = "placeholder"

@@ -23,17 +23,17 @@ from sbonnx.plan import Solution
 from sbonnx.plan.make import LEARNS
 from sbonnx.prepare import Prepared, Source, read_recipe
 from sbonnx.progress import Progress
-from sbonnx.qat import loop
-from sbonnx.qat.adapters import Adapters, add_adapters
+from sbonnx.qat.adapters.adapters import Adapters, add_adapters
 from sbonnx.qat.agreement import disagreements
-from sbonnx.qat.augment import Augment, make_augment, names_of
 from sbonnx.qat.export import learned
 from sbonnx.qat.fakequant import quant_parameters
-from sbonnx.qat.inner import BLOCKS, Taps, inner_tensors, with_inner
-from sbonnx.qat.loop import Trained
-from sbonnx.qat.losses import Loss, distillation, with_divergence
 from sbonnx.qat.module import float_twin, keep_source, origin_of, source_of, trainable
-from sbonnx.qat.settings import Settings
+from sbonnx.qat.onnx_to_torch.feature_taps import BLOCKS, Taps, inner_tensors, with_inner
+from sbonnx.qat.training import loop
+from sbonnx.qat.training.augment import Augment, make_augment, names_of
+from sbonnx.qat.training.loop import Trained
+from sbonnx.qat.training.losses import Loss, distillation, with_divergence
+from sbonnx.qat.training.settings import Settings
 from sbonnx.recipe.names import BY_WIDTH
 from sbonnx.report import Report
 
@@ -158,19 +158,19 @@ def train(
     progress: Progress | None = None,
     **wishes: Any,
 ) -> Trained:
-    """Train `module`, in place, to give what its float network gives on `data`; see `sbonnx.qat.loop.train`.
+    """Train `module`, in place, to give what its float network gives on `data`; see `sbonnx.qat.training.loop.train`.
 
     Args:
         module: of `prepare`.
         data: as for `sbonnx.quantize`; held in memory.
         settings: see `Settings`.
-        loss, checkpoint, progress: see `sbonnx.qat.loop.train`.
+        loss, checkpoint, progress: see `sbonnx.qat.training.loop.train`.
         inner: tensors inside the network that are to agree too, beside the outputs, with the weight
             ``settings.inner_weight``: their names in the graph, or "blocks" for the ends of its blocks (see
-            `sbonnx.qat.inner.inner_tensors`). None: "blocks" with a loss of this package, none with one of your
-            own. (): none.
+            `sbonnx.qat.onnx_to_torch.feature_taps.inner_tensors`). None: "blocks" with a loss of this package, none
+            with one of your own. (): none.
         augment: changes each batch before both networks see it: a function, or names of
-            `sbonnx.qat.augment.AUGMENTATIONS`, such as "flip,shift".
+            `sbonnx.qat.training.augment.AUGMENTATIONS`, such as "flip,shift".
         split: cut each feed into pieces of so many samples before they are read.
         wishes: single settings, such as ``epochs=20``, over `settings`.
 

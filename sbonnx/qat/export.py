@@ -17,8 +17,8 @@ from sbonnx.graph.edit import Names, add_constant, replace_input
 from sbonnx.graph.query import constant, node_by_name, readers, tensors_by_name
 from sbonnx.plan import Solution
 from sbonnx.prepare import Prepared
+from sbonnx.qat.adapters.lora import Outside, low_ranks, weight_as_read
 from sbonnx.qat.fakequant import FakeQuant
-from sbonnx.qat.low_rank import Outside, low_ranks, weight_as_read
 from sbonnx.qat.module import KEPT, Origin, origin_of, set_values, unwrapped, weight_parameter
 from sbonnx.spec import Array, QParams
 

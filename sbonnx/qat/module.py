@@ -23,8 +23,8 @@ from sbonnx.qat.biases import BiasCodes
 from sbonnx.qat.fakequant import FakeQuant, Role, make_fake_quant
 from sbonnx.qat.fakequant.pact import Pact
 from sbonnx.qat.methods import LearningMethod, Methods
-from sbonnx.qat.operators import Op
-from sbonnx.qat.reimport import parameter_name, reimport, site_of
+from sbonnx.qat.onnx_to_torch.operators import Op
+from sbonnx.qat.onnx_to_torch.reimport import parameter_name, reimport, site_of
 from sbonnx.spec import Array, QParams, ScaleLimits
 
 KEPT: Final = "sbonnx"

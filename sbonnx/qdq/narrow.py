@@ -1,7 +1,7 @@
 """Channels of zeros that were added for onnxruntime's integer kernels, taken away again from float convolutions.
 
-`backends.ort_align` widens tensors between convolutions, with weights and biases of zeros: the added channels hold
-zeros, and nothing reads them but zero weights.
+`backends.onnxruntime.alignment` widens tensors between convolutions, with weights and biases of zeros: the added
+channels hold zeros, and nothing reads them but zero weights.
 """
 
 from __future__ import annotations

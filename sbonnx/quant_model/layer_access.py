@@ -11,8 +11,8 @@ from sbonnx.graph.query import node_by_name
 from sbonnx.plan import Site
 from sbonnx.quant_model.switches import ROLES, Side, is_on
 from sbonnx.recipe import Recipe, load
-from sbonnx.recipe.matching import matcher
-from sbonnx.recipe.modules import ModuleCall, candidates
+from sbonnx.recipe.node_patterns.matching import matcher
+from sbonnx.recipe.node_patterns.torch_modules import ModuleCall, candidates
 from sbonnx.recipe.problem import likest
 from sbonnx.recipe.resolve import changed, changes, overlay
 from sbonnx.search.bit_groups import pattern_of

@@ -92,7 +92,7 @@ class QuantModel(LayerControls):
         tensors = bool(given) and all(map(is_tensor, given))
         feeds = self._named(args, inputs)
         if self._trained is not None:
-            from sbonnx.qat.run import run_module
+            from sbonnx.qat.training.run import run_module
 
             outputs = run_module(self._trained, feeds, gradients=tensors)
             return as_tensors(outputs) if tensors else as_arrays(outputs)

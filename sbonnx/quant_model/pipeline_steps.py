@@ -24,7 +24,7 @@ from sbonnx.progress import Silent
 from sbonnx.quant_model.layer_access import with_keys
 from sbonnx.quant_model.switches import Side, Switch, switched
 from sbonnx.recipe import Recipe
-from sbonnx.recipe.modules import ModuleCall
+from sbonnx.recipe.node_patterns.torch_modules import ModuleCall
 from sbonnx.spec import Array
 
 if TYPE_CHECKING:

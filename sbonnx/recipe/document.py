@@ -12,9 +12,9 @@ import yaml
 from pydantic.fields import FieldInfo
 
 from sbonnx.recipe import names, text
-from sbonnx.recipe.keys import Section, children
 from sbonnx.recipe.loading import load
 from sbonnx.recipe.schema import Recipe
+from sbonnx.recipe.sections.keys import Section, children
 
 _WIDTH: Final = 110
 

@@ -6,8 +6,8 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from sbonnx.recipe.keys import Section
 from sbonnx.recipe.problem import ManyWrong, Path, Wrong, nearest
+from sbonnx.recipe.sections.keys import Section
 
 
 def _section_in(annotation: Any) -> type[Section] | None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from sbonnx.recipe import names
 from sbonnx.recipe.problem import Path, Wrong, one_of
-from sbonnx.recipe.sections import SideBits
+from sbonnx.recipe.sections.layers import SideBits
 from sbonnx.recipe.types import symmetric_for
 from sbonnx.recipe.values import MAX_BITS, MIN_BITS
 

@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import limits, names, text
 from sbonnx.recipe.explain import problems
-from sbonnx.recipe.keys import canonical
 from sbonnx.recipe.overrides import Overrides, lay_over
 from sbonnx.recipe.problem import Origin, Wrong, nearest, one_of, short
 from sbonnx.recipe.schema import Recipe
+from sbonnx.recipe.sections.keys import canonical
 
 AUTO: Final = "auto"
 """The source that means: the backend's defaults, and what helps beside them, found out by trying."""

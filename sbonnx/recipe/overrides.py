@@ -7,14 +7,14 @@ from typing import Any, Final
 
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import text
-from sbonnx.recipe.keys import Section, canonical, children
 from sbonnx.recipe.names import SHORT_FORMS
 from sbonnx.recipe.problem import Origin, Wrong, nearest, one_of, short
 from sbonnx.recipe.resolve import overlay
 from sbonnx.recipe.schema import Recipe
+from sbonnx.recipe.sections.keys import Section, canonical, children
+from sbonnx.recipe.sections.verification import BY_OUTPUT
 from sbonnx.recipe.spellings import TWINS, planted
 from sbonnx.recipe.values import both_bits
-from sbonnx.recipe.verification import BY_OUTPUT
 from sbonnx.spec import FP8_BITS
 
 Overrides = Mapping[str, Any] | Iterable[str]

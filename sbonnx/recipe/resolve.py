@@ -8,12 +8,11 @@ from functools import cached_property
 from typing import Any, Final
 
 from sbonnx.recipe.limits import FLOAT, STATIC, check_bits, check_scheme
-from sbonnx.recipe.matching import matcher
 from sbonnx.recipe.names import BY_WIDTH, LEARNED
+from sbonnx.recipe.node_patterns.matching import matcher
 from sbonnx.recipe.problem import Path, Wrong, key_path, nearest, one_of
-from sbonnx.recipe.rounding import AUTO, ScaleName, ScaleWish
 from sbonnx.recipe.schemes import FULL_BITS, UNIFORM, is_per_channel, is_symmetric
-from sbonnx.recipe.sections import (
+from sbonnx.recipe.sections.layers import (
     ActivationChange,
     ActivationObserver,
     ActivationQuantizer,
@@ -23,6 +22,7 @@ from sbonnx.recipe.sections import (
     WeightObserver,
     WeightQuantizer,
 )
+from sbonnx.recipe.sections.rounding import AUTO, ScaleName, ScaleWish
 from sbonnx.spec import Kind
 
 Observer = WeightObserver | ActivationObserver

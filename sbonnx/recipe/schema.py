@@ -11,12 +11,8 @@ from typing import Annotated, Any, Literal, final
 from pydantic import BeforeValidator, PrivateAttr, model_validator
 
 from sbonnx.recipe import limits, names, types, values
-from sbonnx.recipe.calibration import Calibration
-from sbonnx.recipe.equalize import Equalize
-from sbonnx.recipe.in_model import Use, find_meant, slow_problem
-from sbonnx.recipe.keys import Section, canonical, key
-from sbonnx.recipe.mixed import Auto, Mixed
-from sbonnx.recipe.modules import NodeInfo
+from sbonnx.recipe.node_patterns.resolution import Use, find_meant, slow_problem
+from sbonnx.recipe.node_patterns.torch_modules import NodeInfo
 from sbonnx.recipe.problem import ManyWrong, Origin, Wrong, key_path
 from sbonnx.recipe.resolve import (
     Part,
@@ -28,15 +24,13 @@ from sbonnx.recipe.resolve import (
     tensor_hit,
 )
 from sbonnx.recipe.schemes import is_per_channel
-from sbonnx.recipe.sections import (
-    Activations,
-    QuantizeInputsOf,
-    Schedule,
-    SideBits,
-    Weights,
-)
+from sbonnx.recipe.sections.calibration import Calibration
+from sbonnx.recipe.sections.equalize import Equalize
+from sbonnx.recipe.sections.keys import Section, canonical, key
+from sbonnx.recipe.sections.layers import Activations, QuantizeInputsOf, Schedule, SideBits, Weights
+from sbonnx.recipe.sections.mixed import Auto, Mixed
+from sbonnx.recipe.sections.verification import Verification
 from sbonnx.recipe.spellings import one_spelling
-from sbonnx.recipe.verification import Verification
 from sbonnx.spec import ScaleRule
 
 WeightForm = Literal["codes", "qdq"]

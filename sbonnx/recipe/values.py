@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, WithJsonSchema
 
 from sbonnx.backends.tensorrt.profiles import VERSIONS, Version
 from sbonnx.recipe import names
-from sbonnx.recipe.matching import check_pattern
+from sbonnx.recipe.node_patterns.matching import check_pattern
 from sbonnx.recipe.problem import UNSAID, Wrong, one_of, short
 from sbonnx.spec import Kind
 

@@ -13,8 +13,8 @@ from sbonnx.moments import Moments
 from sbonnx.rounding.adam import Adam
 from sbonnx.rounding.adaround import Start, best_alone, first_codes
 from sbonnx.rounding.base import Grid, Rounder
-from sbonnx.rounding.descent import alive, descend
 from sbonnx.rounding.gptq import Gptq
+from sbonnx.rounding.search.descent import alive, descend
 from sbonnx.spec import ANY_SCALE, HALF_LIMITS, Array, QParams
 
 FURTHEST: Final = 4.0

@@ -12,8 +12,8 @@ from sbonnx.errors import NumericError
 from sbonnx.moments import Moments
 from sbonnx.rounding.base import Grid, Rounder
 from sbonnx.rounding.choices import learn_choices
-from sbonnx.rounding.descent import alive, descend
 from sbonnx.rounding.gptq import Gptq
+from sbonnx.rounding.search.descent import alive, descend
 from sbonnx.spec import Array, QParams
 
 Start = Literal["gptq", "nearest"]

@@ -11,11 +11,11 @@ import numpy as np
 from sbonnx.cpu import cores
 from sbonnx.moments import Moments
 from sbonnx.native import address
-from sbonnx.rounding import native
 from sbonnx.rounding.adam import TINY, factors
 from sbonnx.rounding.base import Grid
-from sbonnx.rounding.descent import alive
-from sbonnx.rounding.native import over_rows
+from sbonnx.rounding.search import compiled as native
+from sbonnx.rounding.search.compiled import over_rows
+from sbonnx.rounding.search.descent import alive
 from sbonnx.spec import Array
 
 ZETA: Final = 1.1

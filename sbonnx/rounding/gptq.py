@@ -9,10 +9,10 @@ import numpy as np
 from sbonnx.errors import NumericError
 from sbonnx.moments import Moments
 from sbonnx.rounding.base import Grid, Rounder
-from sbonnx.rounding.beam import Planes, columns, search, shift
-from sbonnx.rounding.descent import descend
-from sbonnx.rounding.factor import Order, ordered_factor
-from sbonnx.rounding.tabu import tabu
+from sbonnx.rounding.search.beam import Planes, columns, search, shift
+from sbonnx.rounding.search.descent import descend
+from sbonnx.rounding.search.factor import Order, ordered_factor
+from sbonnx.rounding.search.tabu import tabu
 from sbonnx.spec import Array, QParams
 
 AT_ONCE: Final = 1 << 24
@@ -35,14 +35,14 @@ class Gptq(Rounder):
         v_k = round(w_k + (Z_k + sum over j < k of (w_j - v_j) M_jk) / M_kk),   Z M' = w (B - A)
 
     Z is 0 where float and quantized inputs are the same. No inverse is needed. With more than one beam the best few
-    roundings of the columns so far stay in play, see `sbonnx.rounding.beam`.
+    roundings of the columns so far stay in play, see `sbonnx.rounding.search.beam`.
 
     Args:
         damping: added to the diagonal, as a share of its mean; ten times as much, again, while the factor fails.
         order: of the columns, see `ordered_factor`.
         beams: choices of codes that each output keeps in play, up to four times as many in layers with few inputs;
             1 is plain GPTQ.
-        steps: of tabu search for each column, see `sbonnx.rounding.tabu`.
+        steps: of tabu search for each column, see `sbonnx.rounding.search.tabu`.
         block: columns that are kept in step one by one, the others by a product of matrices after each block.
         sweeps: at most so many of coordinate descent afterwards.
 

@@ -14,9 +14,9 @@ from sbonnx.errors import NumericError
 from sbonnx.linear.layout import Layout
 from sbonnx.moments import Moments
 from sbonnx.rounding.base import Grid
-from sbonnx.rounding.beam import Planes, columns, search, shift
-from sbonnx.rounding.descent import alive
-from sbonnx.rounding.factor import ordered_factor
+from sbonnx.rounding.search.beam import Planes, columns, search, shift
+from sbonnx.rounding.search.descent import alive
+from sbonnx.rounding.search.factor import ordered_factor
 from sbonnx.spec import MIN_SCALE, Array, Bounds, QParams, QuantSpec, ScaleRule, params_from_bounds
 
 By = Literal["gptq", "nearest", "diagonal"]

@@ -9,13 +9,13 @@ from sbonnx import graph as graphs
 from sbonnx import recipe as recipes
 from sbonnx.backends import Backend
 from sbonnx.errors import DataError, RecipeError
-from sbonnx.graph.temporary import temporary_folder
+from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.pipeline import divided, solve
 from sbonnx.plan import Solution
 from sbonnx.prepare import Prepared, Source, prepare, source_of
 from sbonnx.progress import Progress, Silent
 from sbonnx.recipe import Recipe
-from sbonnx.recipe.mixed import Auto, Mixed
+from sbonnx.recipe.sections.mixed import Auto, Mixed
 from sbonnx.search.evaluation import Judge, Metric, Samples, Score, divide, loss_kind
 from sbonnx.verify import file_bytes
 

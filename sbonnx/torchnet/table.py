@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from sbonnx.torchnet import (
+from sbonnx.torchnet.call import Function
+from sbonnx.torchnet.ops import (
     algebra,
     attention,
     deformed,
@@ -20,7 +21,6 @@ from sbonnx.torchnet import (
     signals,
     windows,
 )
-from sbonnx.torchnet.call import Function
 
 FUNCTIONS: Final[dict[str, Function]] = {
     # products and pools

@@ -15,7 +15,7 @@ from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.cpu import has_dot_product
 from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import check_file, read_proto
-from sbonnx.graph.temporary import temporary_folder
+from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.metrics import OutputDifference, OutputDifferences
 from sbonnx.verify import levels as by_level
 from sbonnx.verify.comparison import Comparison, LevelDifference

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from sbonnx.batch.cluster import DaskEngine
-from sbonnx.batch.job import Job, Outcome, Step
-from sbonnx.batch.steps import steps_of
+from sbonnx.batch.dask.cluster import DaskEngine
+from sbonnx.batch.jobs.job import Job, Outcome, Step
+from sbonnx.batch.jobs.steps import steps_of
 from tests.batch import works
 
 distributed = pytest.importorskip("distributed", reason="clusters are Dask's")

@@ -30,7 +30,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a batch that the local engine ran."""
     from sbonnx.batch.engine import LocalEngine
-    from sbonnx.batch.job import Places
+    from sbonnx.batch.jobs.job import Places
     from tests.batch.clusters import Seen, steps_in
 
     output = tmp_path_factory.mktemp("alone")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sbonnx.batch.accept import both, judge, run_metric
-from sbonnx.batch.job import Acceptance, Places
+from sbonnx.batch.jobs.job import Acceptance, Places
 from sbonnx.errors import DataError, RecipeError
 
 METRICS: dict[str, Any] = {

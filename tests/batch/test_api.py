@@ -17,8 +17,8 @@ import pytest
 import sbonnx
 from sbonnx.batch import api
 from sbonnx.batch.api import batch, look
-from sbonnx.batch.job import BatchReport, Job, Places
-from sbonnx.batch.plan import wish
+from sbonnx.batch.jobs.job import BatchReport, Job, Places
+from sbonnx.batch.jobs.plan import wish
 from sbonnx.batch.state import State
 from sbonnx.errors import OutputError, RecipeError
 from tests.batch import works

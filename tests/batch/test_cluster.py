@@ -14,12 +14,12 @@ import numpy as np
 import psutil
 import pytest
 
-from sbonnx.batch import cluster
-from sbonnx.batch.cluster import DaskEngine
+from sbonnx.batch.dask import cluster
+from sbonnx.batch.dask.cluster import DaskEngine
 from sbonnx.batch.engine import LocalEngine
-from sbonnx.batch.job import Outcome, Places, Step
+from sbonnx.batch.jobs.job import Outcome, Places, Step
+from sbonnx.batch.jobs.steps import steps_of
 from sbonnx.batch.outcomes import read_made
-from sbonnx.batch.steps import steps_of
 from sbonnx.errors import DeviceError
 from tests.batch import works
 from tests.batch.clusters import (

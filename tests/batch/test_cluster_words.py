@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from sbonnx.batch import cluster, cluster_check, cluster_tasks, sharding
-from sbonnx.batch.job import Job, Limits, Places, Step
+from sbonnx.batch.dask import cluster, cluster_check, cluster_tasks, sharding
+from sbonnx.batch.jobs.job import Job, Limits, Places, Step
 from sbonnx.calib.cache.sketch_files import save_packed
 from sbonnx.errors import DeviceError
 from tests.batch import works

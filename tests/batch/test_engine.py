@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from sbonnx.batch.engine import LocalEngine, default_workers
-from sbonnx.batch.job import Outcome, Places, Step
-from sbonnx.batch.process import Isolated
-from sbonnx.batch.sweep import scratch_of
+from sbonnx.batch.jobs.job import Outcome, Places, Step
+from sbonnx.batch.process.cleanup import scratch_of
+from sbonnx.batch.process.step_process import Isolated
 from sbonnx.cpu import cores
 from sbonnx.errors import DeviceError
 from tests.batch import works
@@ -259,7 +259,7 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 from sbonnx.batch.engine import LocalEngine
-from sbonnx.batch.job import Places
+from sbonnx.batch.jobs.job import Places
 from sbonnx.batch.watch import JsonLines
 from tests.batch import works
 

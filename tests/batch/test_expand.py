@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from sbonnx.batch.expand import selected
-from sbonnx.batch.globs import matches
-from sbonnx.batch.hidden import Hider, names_in, reveal_job
-from sbonnx.batch.job import Job
-from sbonnx.batch.jobfile import read_jobs
+from sbonnx.batch.jobs.globs import matches
+from sbonnx.batch.jobs.job import Job
+from sbonnx.batch.jobs.jobfile import read_jobs
+from sbonnx.batch.jobs.matrix import selected
+from sbonnx.batch.redaction import Hider, names_in, reveal_job
 from sbonnx.errors import RecipeError
 
 
@@ -193,10 +193,10 @@ def test_globs_do_not_follow_links_to_themselves(models: Path) -> None:
 
 
 def test_globs_have_an_end(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbonnx.batch.expand.MOST_MODELS", 1)
+    monkeypatch.setattr("sbonnx.batch.jobs.matrix.MOST_MODELS", 1)
     with pytest.raises(RecipeError, match="matches more than 1 files"):
         jobs_of(models, "output: o\njobs: [{model: 'models/*.onnx'}]")
-    monkeypatch.setattr("sbonnx.batch.expand.MOST_JOBS", 3)
+    monkeypatch.setattr("sbonnx.batch.jobs.matrix.MOST_JOBS", 3)
     with pytest.raises(RecipeError, match="makes more than 3 jobs"):
         jobs_of(models, "output: o\njobs: [{model: models/a.onnx, bits: [w8a8, w4a8, w8a16, w4a4]}]")
 

@@ -15,8 +15,8 @@ import pytest
 
 from sbonnx.batch.api import fulfil
 from sbonnx.batch.engine import LocalEngine
-from sbonnx.batch.job import BatchReport, Places, Step
-from sbonnx.batch.plan import Wish
+from sbonnx.batch.jobs.job import BatchReport, Places, Step
+from sbonnx.batch.jobs.plan import Wish
 from sbonnx.batch.state import State
 from tests.batch import works
 from tests.batch.works import Begun, statuses
@@ -117,7 +117,7 @@ def test_what_nobody_asks_for_any_more_goes_in_time(tmp_path: Path) -> None:
 INTERRUPTED = """
 import sys
 from pathlib import Path
-from sbonnx.cli.faults import guard
+from sbonnx.cli.output.errors import guard
 from tests.batch import works
 from tests.batch.test_fulfil import play, wished
 

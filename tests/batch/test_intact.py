@@ -14,7 +14,7 @@ import onnx
 import pytest
 
 from sbonnx.batch.api import batch
-from sbonnx.batch.job import Acceptance, BatchReport, Job, Places
+from sbonnx.batch.jobs.job import Acceptance, BatchReport, Job, Places
 from sbonnx.batch.state import past
 from tests.batch.test_work import own, place
 from tests.batch.works import statuses

@@ -10,8 +10,8 @@ from runpy import run_path
 import pytest
 
 from sbonnx.batch.accept import run_metric
-from sbonnx.batch.job import Acceptance, Limits
-from sbonnx.batch.jobfile import AcceptKeys, JobFile, JobKeys, LimitKeys, as_text, read_jobs, schema
+from sbonnx.batch.jobs.job import Acceptance, Limits
+from sbonnx.batch.jobs.jobfile import AcceptKeys, JobFile, JobKeys, LimitKeys, as_text, read_jobs, schema
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import load
 

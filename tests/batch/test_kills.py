@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sbonnx.batch.job import Places
-from sbonnx.batch.plan import Wish
-from sbonnx.batch.sweep import scratch_of
+from sbonnx.batch.jobs.job import Places
+from sbonnx.batch.jobs.plan import Wish
+from sbonnx.batch.process.cleanup import scratch_of
 from tests.batch import works
 
 ROOT = Path(__file__).resolve().parents[2]

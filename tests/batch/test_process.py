@@ -16,11 +16,11 @@ from typing import Any
 import psutil
 import pytest
 
-from sbonnx.batch.job import Outcome, Places
+from sbonnx.batch.jobs.job import Outcome, Places
 from sbonnx.batch.outcomes import from_json, read_made, to_json
-from sbonnx.batch.process import Isolated, run_isolated
-from sbonnx.batch.sole import lock_path, take
-from sbonnx.batch.sweep import scratch_of, scratch_root, sweep
+from sbonnx.batch.process.cleanup import scratch_of, scratch_root, sweep
+from sbonnx.batch.process.locks import lock_path, take
+from sbonnx.batch.process.step_process import Isolated, run_isolated
 from tests.batch import works
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,8 +139,8 @@ SHADOWED = ("select", "threading", "multiprocessing", "queue", "json", "sitecust
 SCRIPT = """
 import sys, select, threading, multiprocessing, queue, json
 from pathlib import Path
-from sbonnx.batch.job import Places
-from sbonnx.batch.process import run_isolated
+from sbonnx.batch.jobs.job import Places
+from sbonnx.batch.process.step_process import run_isolated
 from tests.batch import works
 
 sys.path.insert(0, "")  # as in an interactive session
@@ -317,8 +317,8 @@ def test_only_what_a_batch_makes_is_swept(what: str, places: Places, monkeypatch
 PARENT = """
 import sys
 from pathlib import Path
-from sbonnx.batch.job import Places
-from sbonnx.batch.process import run_isolated
+from sbonnx.batch.jobs.job import Places
+from sbonnx.batch.process.step_process import run_isolated
 from tests.batch import works
 output = Path(sys.argv[1])
 step = works.step_of(sys.argv[2], output)

@@ -16,8 +16,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from sbonnx.batch import remote, urls
-from sbonnx.batch.job import Job
+from sbonnx.batch.jobs.job import Job
+from sbonnx.batch.storage import remote, urls
 from sbonnx.errors import DataError, DeviceError, ModelError, OutputError
 
 fsspec = pytest.importorskip("fsspec", reason="URLs are read through fsspec")

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sbonnx.batch import sharding, shards
-from sbonnx.batch.job import Job, Places, Step
-from sbonnx.batch.steps import steps_of
+from sbonnx.batch.dask import sharding, shards
+from sbonnx.batch.jobs.job import Job, Places, Step
+from sbonnx.batch.jobs.steps import steps_of
 from sbonnx.batch.work import run_step
 from sbonnx.calib.cache.resume import Recall
 from sbonnx.calib.calibrate import calibrate

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sbonnx.batch.job import Outcome, Places, Step
+from sbonnx.batch.jobs.job import Outcome, Places, Step
 from sbonnx.batch.state import State, past, peek
 from sbonnx.errors import OutputError
 from tests.batch import works
@@ -122,7 +122,7 @@ def test_skipped_steps_leave_no_row(places: Places) -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from sbonnx.batch.job import Places
+from sbonnx.batch.jobs.job import Places
 from sbonnx.batch.state import State
 from tests.batch import works
 places = Places(Path(sys.argv[1]))

@@ -15,8 +15,8 @@ import pytest
 from sbonnx.assets import digits
 from sbonnx.batch.digests import MISSING, Digests
 from sbonnx.batch.estimate import estimates, wall
-from sbonnx.batch.job import Acceptance, Job, Limits, Step
-from sbonnx.batch.steps import steps_of
+from sbonnx.batch.jobs.job import Acceptance, Job, Limits, Step
+from sbonnx.batch.jobs.steps import steps_of
 
 pytestmark = pytest.mark.skipif(not digits().model.is_file(), reason="the bundled model is not there")
 

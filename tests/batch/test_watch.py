@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sbonnx.batch.job import Outcome, Watch
+from sbonnx.batch.jobs.job import Outcome, Watch
 from sbonnx.batch.watch import JsonLines, Lines, Quiet, Table, clock, make_watch
 from tests.batch import works
 

@@ -19,10 +19,10 @@ from sbonnx import quantize
 from sbonnx.assets import digits
 from sbonnx.batch.accept import unchanged
 from sbonnx.batch.digests import Digests
-from sbonnx.batch.job import Acceptance, Job, Outcome, Places, Step
+from sbonnx.batch.jobs.job import Acceptance, Job, Outcome, Places, Step
+from sbonnx.batch.jobs.steps import steps_of
 from sbonnx.batch.outcomes import from_json, read_made
-from sbonnx.batch.publish import publish
-from sbonnx.batch.steps import steps_of
+from sbonnx.batch.storage.publish import publish
 from sbonnx.batch.work import run_step
 from sbonnx.errors import OutputError
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sbonnx.batch.job import BatchReport, Job, Limits, Outcome, Places, Step, Tell
+from sbonnx.batch.jobs.job import BatchReport, Job, Limits, Outcome, Places, Step, Tell
 from sbonnx.batch.outcomes import now, to_json
 from sbonnx.errors import ModelError
 

@@ -14,7 +14,7 @@ from sbonnx.calib import held_out
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.held_out import FEWEST, FEWEST_SEQUENCES, MOST, HeldOutSplit, divide, divide_sequences
 from sbonnx.calib.recurrent import unroll
-from sbonnx.cli.figures import measured
+from sbonnx.cli.output.metric_tables import measured
 from tests.calib.recurrent import BACK, step
 from tests.models import model
 

@@ -13,7 +13,7 @@ import sbonnx
 from sbonnx import native as loops
 from sbonnx.assets import digits
 from sbonnx.cli import VERBS, main
-from sbonnx.cli.show import Show, megabytes, plain, to_json
+from sbonnx.cli.output.show import Show, megabytes, plain, to_json
 from sbonnx.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ import pytest
 from sbonnx.calib.cache.sketch_files import write_whole
 from sbonnx.cli import main
 from sbonnx.errors import OutputError
-from sbonnx.graph import files
+from sbonnx.graph.storage import files
 from tests.bad_place import check_line, good_place, line, state
 
 Make = Callable[[Path], None]
@@ -160,7 +160,7 @@ def test_a_folder_that_is_removed_during_the_run(
     """While the file is written, or while it is proved."""
     import shutil
 
-    for module, name in (("sbonnx.graph.files", "_write"), ("sbonnx.verify.proof", "compare")):
+    for module, name in (("sbonnx.graph.storage.files", "_write"), ("sbonnx.verify.proof", "compare")):
         (place / "out").mkdir(exist_ok=True)
         before = state(place)
         whole = getattr(__import__(module, fromlist=[name]), name)

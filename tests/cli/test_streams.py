@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from sbonnx.assets import digits
-from sbonnx.cli.faults import line_of
+from sbonnx.cli.output.errors import line_of
 from sbonnx.errors import DataError, DeviceError, ModelError
 from tests.bad_place import good_place
 
@@ -57,7 +57,7 @@ def test_closed_streams(redirections: str, place: Path) -> None:
 
 CHILD = """
 import subprocess, sys
-from sbonnx.cli.streams import standard_streams
+from sbonnx.cli.output.streams import standard_streams
 with standard_streams(capture=False):
     subprocess.run([sys.executable, "-c", "import os; [os.fstat(number) for number in range(3)]"], check=True)
 """
@@ -109,7 +109,7 @@ def test_messages_of_native_code_need_debug(place: Path) -> None:
 
 STREAMS = """
 import os, signal, sys
-from sbonnx.cli.streams import last_native_message, standard_streams
+from sbonnx.cli.output.streams import last_native_message, standard_streams
 before = os.fstat(2).st_ino
 with standard_streams(capture=True):
     os.write(2, b"native\\n")
@@ -136,7 +136,7 @@ def test_native_messages_are_shown_after_a_crash(end: str, shown: str, code: int
 
 
 def test_an_error_of_nobody_quotes_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sbonnx.cli import faults
+    from sbonnx.cli.output import errors as faults
 
     monkeypatch.setattr(faults, "last_native_message", lambda: "double free")
     assert "(native code said: double free)" in faults.line_of(RuntimeError("x"))

@@ -79,7 +79,7 @@ def recipe_schema() -> dict[str, Any]:
 @cache
 def job_schema() -> dict[str, Any]:
     """The JSON schema of a job file."""
-    from sbonnx.batch.jobfile import schema
+    from sbonnx.batch.jobs.jobfile import schema
 
     return schema()
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from sbonnx.errors import ModelError
-from sbonnx.graph import Graph, digest, load, mapping, save
+from sbonnx.graph import Graph, digest, load, save
 from sbonnx.graph.query import constant
+from sbonnx.graph.storage import mapping
 from tests.models import model
 
 SIZE = 1 << 20

@@ -23,7 +23,7 @@ from sbonnx.graph import Constant, Graph, Node, Variable, load, save
 from sbonnx.graph import digest as graph_digest
 from sbonnx.graph.digests import array_digests, outputs_digest, tensor_digests
 from sbonnx.graph.query import all_nodes, all_tensors, node_by_name, tensors_by_name
-from sbonnx.graph.weights import Weights
+from sbonnx.graph.storage.weights import Weights
 from tests.graph.digesting import IF, LOOP, changed, of, set_weight
 from tests.models import model, residual
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from sbonnx.graph import load, save
 from sbonnx.graph.edit import Names, add_constant
 from sbonnx.graph.query import constant, tensors_by_name
-from sbonnx.graph.weights import SPILL_BYTES, array_chunks, spill
+from sbonnx.graph.storage.weights import SPILL_BYTES, array_chunks, spill
 from tests.models import run
 
 ROOT = Path(__file__).resolve().parents[2]

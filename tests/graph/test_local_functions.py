@@ -10,7 +10,7 @@ from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, helper, p
 
 from sbonnx.errors import ModelError
 from sbonnx.graph import load
-from sbonnx.graph.local_functions import Cost, Key, _callees_first, _cost, key_of
+from sbonnx.graph.convert.local_functions import Cost, Key, _callees_first, _cost, key_of
 from sbonnx.graph.query import all_nodes
 
 IMPORTS = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]

@@ -189,7 +189,7 @@ def test_an_interrupt_while_files_move_to_their_places_leaves_none(
         moved.append(target)
         real(source, target)
 
-    monkeypatch.setattr("sbonnx.graph.files.os.replace", replace)
+    monkeypatch.setattr("sbonnx.graph.storage.files.os.replace", replace)
     with pytest.raises(seen):
         save(read, tmp_path / "out.onnx", external_over=external_over)
     assert len(moved) == moves and listing(tmp_path) == ["in.onnx"]

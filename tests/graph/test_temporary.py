@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from sbonnx.graph import files, temporary
-from sbonnx.graph.staging import staged
-from sbonnx.graph.temporary import MAGIC, MARKER, sweep, temporary_folder
+from sbonnx.graph.storage import files, temporary
+from sbonnx.graph.storage.staging import staged
+from sbonnx.graph.storage.temporary import MAGIC, MARKER, sweep, temporary_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no su
 WRITING = """
 import os, sys, time
 from pathlib import Path
-from sbonnx.graph import files
-from sbonnx.graph.staging import staged
-from sbonnx.graph.temporary import temporary_folder
+from sbonnx.graph.storage import files
+from sbonnx.graph.storage.staging import staged
+from sbonnx.graph.storage.temporary import temporary_folder
 
 target = Path(sys.argv[1])
 with staged(target) as path, temporary_folder() as scratch, files.replacing(target.with_name("report.json")) as report:
@@ -106,7 +106,7 @@ def test_what_a_child_still_uses_stays(place: Path, writing: Start) -> None:
 
 FORK_SERVER = """
 import multiprocessing, time
-from sbonnx.batch.sockets import claim_socket_folder
+from sbonnx.batch.process.sockets import claim_socket_folder
 claim_socket_folder()
 claim_socket_folder()
 context = multiprocessing.get_context("forkserver")

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from sbonnx.errors import ModelError
-from sbonnx.graph import load, to_proto, wire
+from sbonnx.graph import load, to_proto
 from sbonnx.graph.protos import tensor_protos
+from sbonnx.graph.storage import protobuf_payloads as wire
 
 
 def put_together(data: bytes, skeleton: bytes, spans: list[wire.Span]) -> bytes:

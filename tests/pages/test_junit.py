@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from sbonnx.batch.job import Status
+from sbonnx.batch.jobs.job import Status
 from sbonnx.html_report import junit
 from tests.pages.reports import EVIL, batch, job, network, one_of_each
 

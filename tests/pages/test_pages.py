@@ -12,8 +12,8 @@ from typing import Any, get_args
 
 import pytest
 
-from sbonnx.batch.job import BatchReport, Job, JobResult, Outcome, Status
-from sbonnx.cli.show import to_json
+from sbonnx.batch.jobs.job import BatchReport, Job, JobResult, Outcome, Status
+from sbonnx.cli.output.show import to_json
 from sbonnx.html_report import batch_page, chart, figures, single_page
 from sbonnx.html_report.overview import STATUSES, overview_of
 from tests.pages.markup import Page

@@ -19,11 +19,11 @@ import torch
 from torch import nn
 
 from sbonnx.errors import DataError, NumericError, OutputError
-from sbonnx.qat.average import Average
-from sbonnx.qat.batches import Batches
-from sbonnx.qat.loop import freeze_norms, train
-from sbonnx.qat.losses import distillation, divergence, relative_error, with_divergence
-from sbonnx.qat.settings import Settings
+from sbonnx.qat.training.batches import Batches
+from sbonnx.qat.training.ema import Average
+from sbonnx.qat.training.loop import freeze_norms, train
+from sbonnx.qat.training.losses import distillation, divergence, relative_error, with_divergence
+from sbonnx.qat.training.settings import Settings
 
 SHORT = Settings(epochs=4, batch=8, lr=0.1, check_every=3)
 

@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 
 from sbonnx import graph as graphs  # noqa: E402
 from sbonnx.errors import ModelError  # noqa: E402
-from sbonnx.qat.operators import Op  # noqa: E402
-from sbonnx.qat.reimport import parameter_name, reimport, site_of  # noqa: E402
+from sbonnx.qat.onnx_to_torch.operators import Op  # noqa: E402
+from sbonnx.qat.onnx_to_torch.reimport import parameter_name, reimport, site_of  # noqa: E402
 from sbonnx.spec import Array  # noqa: E402
 from tests import models  # noqa: E402
 from tests.models import batchnorm, residual, run  # noqa: E402
@@ -295,7 +295,7 @@ def test_sites_that_are_not_there() -> None:
         site_of(module, "conv9", 0)
     with pytest.raises(ModelError, match=r"input 5 of node 'conv1' \(Conv\) is no tensor"):
         site_of(module, "conv1", 5)
-    with pytest.raises(ModelError, match=r"does not come from sbonnx.qat.reimport"):
+    with pytest.raises(ModelError, match=r"does not come from sbonnx.qat.onnx_to_torch.reimport"):
         parameter_name(torch.fx.GraphModule({}, torch.fx.Graph()), "w")
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from sbonnx import graph as graphs  # noqa: E402
-from sbonnx.qat.operators import Sizes  # noqa: E402
-from sbonnx.qat.reimport import reimport  # noqa: E402
-from sbonnx.qat.sizes import SIZES  # noqa: E402
+from sbonnx.qat.onnx_to_torch.operators import Sizes  # noqa: E402
+from sbonnx.qat.onnx_to_torch.reimport import reimport  # noqa: E402
+from sbonnx.qat.onnx_to_torch.shape_arith import SIZES  # noqa: E402
 from sbonnx.torchnet import Call  # noqa: E402
 from tests.models import model, run  # noqa: E402
 

@@ -18,11 +18,11 @@ from sbonnx import graph as graphs
 from sbonnx.assets import digits
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.qat import api
-from sbonnx.qat.inner import Taps, inner_tensors, with_inner
-from sbonnx.qat.losses import distillation, relative_error
 from sbonnx.qat.module import float_twin, origin_of
-from sbonnx.qat.reimport import reimport
-from sbonnx.qat.settings import Settings
+from sbonnx.qat.onnx_to_torch.feature_taps import Taps, inner_tensors, with_inner
+from sbonnx.qat.onnx_to_torch.reimport import reimport
+from sbonnx.qat.training.losses import distillation, relative_error
+from sbonnx.qat.training.settings import Settings
 
 RNG = np.random.default_rng(0)
 

@@ -13,8 +13,8 @@ import pytest
 from sbonnx.calib.storage.tensor_store import parse_size
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import load, text
-from sbonnx.recipe.modules import NodeInfo
 from sbonnx.recipe.node_patterns import time_limit as regex_time
+from sbonnx.recipe.node_patterns.torch_modules import NodeInfo
 from sbonnx.recipe.overrides import all_keys
 
 MB = 1 << 20

@@ -8,7 +8,7 @@ import pytest
 
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import Settings, load
-from sbonnx.recipe.modules import NodeInfo
+from sbonnx.recipe.node_patterns.torch_modules import NodeInfo
 
 NODES = [
     NodeInfo(name, op)

@@ -14,10 +14,10 @@ from threadpoolctl import threadpool_limits
 
 from sbonnx.moments import Moments
 from sbonnx.rounding import choices as module
-from sbonnx.rounding import native
 from sbonnx.rounding.adaround import AdaRound
 from sbonnx.rounding.base import Grid
 from sbonnx.rounding.choices import _Problem, learn_choices
+from sbonnx.rounding.search import compiled as native
 from sbonnx.spec import Array, QuantSpec
 from tests.rounding.layers import CASES, CHANNELS, Case, Layer, layer
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbonnx.errors import NumericError
-from sbonnx.rounding.factor import Order, back_substitute, damped, ordered_factor, pivoted_cholesky
+from sbonnx.rounding.search.factor import Order, back_substitute, damped, ordered_factor, pivoted_cholesky
 from sbonnx.spec import Array
 from tests.rounding.layers import rows
 

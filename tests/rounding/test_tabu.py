@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbonnx.moments import Moments
-from sbonnx.rounding import native
-from sbonnx.rounding import tabu as module
 from sbonnx.rounding.base import Grid
-from sbonnx.rounding.descent import descend
 from sbonnx.rounding.gptq import Gptq
-from sbonnx.rounding.tabu import tabu
+from sbonnx.rounding.search import compiled as native
+from sbonnx.rounding.search import tabu as module
+from sbonnx.rounding.search.descent import descend
+from sbonnx.rounding.search.tabu import tabu
 from sbonnx.spec import Array, QuantSpec
 from tests.rounding.layers import CASES, CHANNELS, Case, Layer, layer
 

@@ -1,0 +1,1 @@
+"""Batches on Dask clusters, and calibration split over their workers."""

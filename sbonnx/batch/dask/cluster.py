@@ -1,0 +1,391 @@
+"""`DaskEngine`: the steps of a batch as tasks of a Dask cluster."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, Final, final
+from uuid import uuid4
+
+from sbonnx.batch.dask.cluster_check import (
+    Offer,
+    absolute,
+    can_be_cut,
+    check_paths,
+    connected,
+    is_shared,
+    needed,
+    offer_of,
+    size_of,
+)
+from sbonnx.batch.dask.cluster_tasks import Errand, Parcel, StepDied, carry_out, installed, unpack
+from sbonnx.batch.dask.sharding import part_keys, run_part
+from sbonnx.batch.dask.shards import Shard
+from sbonnx.batch.jobs.job import FINE, Outcome, Places, Step, Watch
+from sbonnx.batch.outcomes import from_json, now, read_made
+from sbonnx.batch.process.cleanup import remove, sweep
+from sbonnx.batch.process.step_main import Publish, Work, own_publish
+from sbonnx.errors import DeviceError, SbonnxError
+
+PATIENCE: Final = 60.0
+"""Seconds to wait for a scheduler, and for its first worker."""
+
+LOOK_EVERY: Final = 1.0
+"""Seconds between two looks whether the scheduler is still there."""
+
+SMALL: Final = 4 << 20
+"""Bytes of a model and its data up to which a calibration is done sooner than its parts have begun."""
+
+GONE: Final = ("lost", "cancelled")
+"""States of a future whose scheduler knows nothing of it."""
+
+LOST: Final = "its worker was lost"
+
+
+@final
+class DaskEngine:
+    """Runs steps as tasks of a Dask cluster, each in a process of its own on a worker.
+
+    A step that crashes costs neither its worker nor the others, and is tried again where there is room, as are those of
+    a worker that is lost. The statistics of one model are measured on several workers at once where there are more of
+    them than models to measure.
+
+        outcomes = DaskEngine("tcp://host:8786").run(steps, Places(folder), watch)
+
+    Workers that see the folder of the batch under the same path work in it. Where one does not, what steps make travels
+    back through the cluster; what jobs read must then be seen by all workers, or be named by URLs.
+
+    Args:
+        scheduler: its address, a `distributed.Client`, or a cluster object (of dask-jobqueue, dask-kubernetes or
+            distributed itself).
+        shards: pieces to cut a calibration into; None: as many as there are workers for, where it is no small one.
+        patience: seconds to wait for the scheduler, and for its first worker.
+        work, publish: see `child.Errand`; None: sbonnx's own. Workers must be able to import them.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        *,
+        shards: int | None = None,
+        patience: float = PATIENCE,
+        work: Work | None = None,
+        publish: Publish | None = None,
+    ) -> None:
+        if shards is not None and shards < 1:
+            raise DeviceError(f"a calibration is cut into at least one piece, got shards={shards}")
+        self._scheduler = scheduler
+        self._shards = shards
+        self._patience = patience
+        self._work = work
+        self._publish = publish
+
+    def run(self, steps: Sequence[Step], places: Places, watch: Watch) -> dict[str, Outcome]:
+        """As `LocalEngine.run`.
+
+        Raises:
+            DeviceError: there is no cluster or no worker; one has other versions of sbonnx or onnxruntime, or does not
+                see what a job reads; or the scheduler is lost.
+            OutputError: the folder cannot be written to.
+        """
+        unique = {step.key: replace(step, jobs=tuple(map(absolute, step.jobs))) for step in steps}
+        places = Places(places.output.absolute())
+        places.made("").mkdir(parents=True, exist_ok=True)
+        sweep(places, unique.values())
+        with ExitStack() as stack:
+            client = stack.enter_context(connected(self._scheduler, self._patience))
+            offer = offer_of(client, self._patience)
+            shared = is_shared(client, places)
+            check_paths(client, (job for step in unique.values() for job in step.jobs), shared=shared)
+            topic = f"sbonnx-{uuid4().hex}"
+            errand = partial(
+                Errand,
+                places=places,
+                topic=topic,
+                shared=shared,
+                slots=dict(offer.slots),
+                versions=installed(),
+            )
+            run = _Run(unique, places, watch, client, topic, shared, self._publish)
+            stack.callback(sweep, places, unique.values())
+            stack.callback(run.end)
+            for step in unique.values():
+                run.submit(step, self._errands(step, errand, offer, places, unique), needed(step, offer, places.state))
+            run.go()
+        return run.outcomes
+
+    def _errands(
+        self, step: Step, errand: Any, offer: Offer, places: Places, steps: Mapping[str, Step]
+    ) -> tuple[Errand, ...]:
+        """What is to be done for a step: its shards, if any, and last itself."""
+        parts = self._parts(step, offer, places, steps)
+        pieces = tuple(
+            errand(
+                step=replace(step, key=key, title=f"{step.title} ({number + 1}/{len(parts)})"),
+                part=True,
+                work=partial(run_part, shard=Shard(number, len(parts))),
+            )
+            for number, key in enumerate(parts)
+        )
+        return (*pieces, errand(step=step, parts=parts, work=self._work, publish=self._publish))
+
+    def _parts(self, step: Step, offer: Offer, places: Places, steps: Mapping[str, Step]) -> tuple[str, ...]:
+        """Keys of the shards of a step; none where it is done by one."""
+        if step.kind != "calibrate" or read_made(places, step.key) is not None:
+            return ()
+        count = self._shards
+        if count is None:
+            alike = sum(one.kind == "calibrate" for one in steps.values())
+            count = offer.total // alike if size_of(step.jobs[0]) > SMALL else 1
+        return part_keys(step.key, count) if count > 1 and can_be_cut(step, places.state) else ()
+
+
+@dataclass
+class _Task:
+    """A task of the cluster.
+
+    Attributes:
+        step: what it does; a shard's is none of the batch's.
+        future: its result, a `Parcel`.
+        own: whether `step` is of the batch.
+        attempt: how often it began.
+        running: whether it is at work, as far as it said.
+    """
+
+    step: Step
+    future: Any
+    own: bool
+    attempt: int = 0
+    running: bool = False
+    parts: list[str] = field(default_factory=list)
+
+
+class _Run:
+    """One run of an engine.
+
+    Attributes:
+        outcomes: of the batch's steps that have ended, by key.
+    """
+
+    def __init__(
+        self,
+        steps: dict[str, Step],
+        places: Places,
+        watch: Watch,
+        client: Any,
+        topic: str,
+        shared: bool,
+        publish: Publish | None,
+    ) -> None:
+        self.outcomes: dict[str, Outcome] = {}
+        self._steps = steps
+        self._places = places
+        self._watch = watch
+        self._client = client
+        self._topic = topic
+        self._shared = shared
+        self._publish = publish
+        self._tasks: dict[str, _Task] = {}
+        self._heard: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+        self._refused: dict[str, str] = {}
+        client.subscribe_topic(topic, lambda event: self._heard.put(("said", event[1])))
+
+    def submit(self, step: Step, errands: Sequence[Errand], need: tuple[dict[str, float], str | None]) -> None:
+        """Hand the tasks of a step to the scheduler. Steps that it needs were handed in before."""
+        resources, refusal = need
+        if refusal is not None:
+            self._refused[step.key] = refusal
+            return
+        if any(key in self._refused for key in step.after):
+            return  # it is skipped
+        before = [self._tasks[key].future for key in step.after if key in self._tasks]
+        parts: list[str] = []
+        for errand in errands:
+            own = errand.step.key == step.key
+            key = errand.step.key
+            future = self._client.submit(
+                carry_out,
+                errand,
+                *before,
+                *[self._tasks[part].future for part in parts],
+                key=f"{step.kind}-{key}-{self._topic[-8:]}",
+                resources=resources or None,
+                retries=step.limits.retries,
+                priority=len(self._steps) - len(self._tasks),
+                pure=False,
+            )
+            self._tasks[key] = _Task(errand.step, future, own, parts=list(parts) if own else [])
+            future.add_done_callback(lambda _, key=key: self._heard.put(("ended", key)))
+            if not own:
+                parts.append(key)
+
+    def go(self) -> None:
+        """Until all have ended."""
+        for key, why in self._refused.items():
+            self._settle(key, Outcome(key, "refused", reason=why, attempts=0, finished=now(), error="DeviceError"))
+        self._skip()
+        looked = time.monotonic()
+        while len(self.outcomes) < len(self._steps):
+            try:
+                kind, what = self._heard.get(timeout=LOOK_EVERY)
+            except Empty:
+                kind, what = "", None
+            if kind == "said":
+                self._hear(what)
+            elif kind == "ended":
+                self._ended(self._tasks[what])
+            if time.monotonic() - looked > LOOK_EVERY:
+                looked = time.monotonic()
+                self._check()
+
+    def end(self) -> None:
+        """Leave nothing at work."""
+        open_ = [task.future for task in self._tasks.values() if not task.future.done()]
+        if open_ and self._client.status == "running":
+            self._client.cancel(open_, force=True)
+        for task in self._tasks.values():
+            task.future.release()
+        if self._client.status == "running":
+            self._client.unsubscribe_topic(self._topic)
+        if not open_:
+            self._drop_parts()
+
+    def _hear(self, said: Mapping[str, Any]) -> None:
+        """What a task says."""
+        task = self._tasks[said["key"]]
+        if not task.own:
+            if said["what"] == "told":
+                self._hear_part(task, said)
+            return
+        if task.step.key in self.outcomes:
+            return
+        if said["what"] == "began":
+            if task.running:  # and its worker said no more
+                lost = Outcome(task.step.key, "crashed", reason=LOST, attempts=task.attempt, finished=now())
+                self._watch.ended(task.step, lost, again=True)
+            task.attempt += 1
+            task.running = True
+            self._watch.started(task.step, task.attempt, said["worker"])
+        elif said["what"] == "died":
+            if task.attempt <= task.step.limits.retries:
+                task.running = False
+                died = replace(from_json(said["outcome"]), attempts=task.attempt)
+                self._watch.ended(task.step, died, again=True)
+        else:
+            self._watch.told(task.step, said["stage"], said["done"], said["total"], 0)
+
+    def _hear_part(self, part: _Task, said: Mapping[str, Any]) -> None:
+        """What a shard says, as of the step that it is a shard of."""
+        for task in self._tasks.values():
+            if part.step.key in task.parts and task.step.key not in self.outcomes:
+                number = task.parts.index(part.step.key) + 1
+                stage = f"{said['stage']} ({number}/{len(task.parts)})"
+                self._watch.told(task.step, stage, said["done"], said["total"], 0)
+
+    def _ended(self, task: _Task) -> None:
+        """The result of a task is there, or why there is none."""
+        key = task.step.key
+        if not task.own or key in self.outcomes:
+            return
+        if task.future.status in GONE:
+            self._check()
+            return
+        outcome = self._outcome(task)
+        if outcome.status == "skipped":  # as soon as what it needed is known to have ended
+            return
+        self._settle(key, outcome)
+        self._skip()
+
+    def _outcome(self, task: _Task) -> Outcome:
+        """What became of a task that has ended."""
+        error = task.future.exception()
+        attempts = max(1, task.attempt)
+        if error is None:
+            parcel: Parcel = task.future.result()
+            if parcel.outcome.status == "skipped":
+                return parcel.outcome
+            try:
+                unpack(parcel.files, self._places)
+            except DeviceError as wrong:
+                return _refused(task.step.key, wrong)
+            return replace(self._published(task.step, parcel.outcome), attempts=attempts)
+        if isinstance(error, StepDied):
+            with suppress(DeviceError):  # it has died: its files would only help the next attempt
+                unpack(error.parcel.files, self._places)
+            if error.parcel.outcome.key == task.step.key:
+                return replace(error.parcel.outcome, attempts=attempts)
+        if any(key in self._tasks and self._tasks[key].future.status == "error" for key in task.step.after):
+            return Outcome(task.step.key, "skipped", finished=now())
+        if isinstance(error, SbonnxError):
+            return _refused(task.step.key, error)
+        if type(error).__name__ == "KilledWorker":
+            return Outcome(task.step.key, "crashed", f"{LOST} each time", attempts=attempts, finished=now())
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        return Outcome(task.step.key, "failed", reason, attempts=attempts, finished=now())
+
+    def _published(self, step: Step, outcome: Outcome) -> Outcome:
+        """What a worker made in a folder of its own, put in its place from here."""
+        if self._shared or step.kind != "quantize" or read_made(self._places, step.key) is None:
+            return outcome
+        try:
+            (self._publish or own_publish())(step, self._places)
+        except SbonnxError as error:
+            return _refused(step.key, error)
+        return outcome
+
+    def _settle(self, key: str, outcome: Outcome) -> None:
+        """The last outcome of a step."""
+        self.outcomes[key] = outcome
+        self._watch.ended(self._steps[key], outcome, again=False)
+
+    def _skip(self) -> None:
+        """Those of which a need did not end well; and those that need them."""
+        while lost := list(self._lost()):
+            for key, why in lost:
+                self._settle(key, Outcome(key, "skipped", reason=why, attempts=0, finished=now()))
+
+    def _lost(self) -> Iterator[tuple[str, str]]:
+        for key, step in self._steps.items():
+            if key in self.outcomes:
+                continue
+            for need in step.after:
+                ended = self.outcomes.get(need)
+                if ended is not None and ended.status not in FINE:
+                    yield key, f"'{self._steps[need].title}' did not end well ({ended.status}): {ended.reason}"
+                    break
+
+    def _check(self) -> None:
+        """The scheduler is there.
+
+        Raises:
+            DeviceError: it is not, or has forgotten the tasks.
+        """
+        lost = any(
+            task.future.status in GONE
+            for task in self._tasks.values()
+            if task.own and task.step.key not in self.outcomes
+        )
+        if lost or self._client.status in ("closing", "closed"):
+            raise DeviceError("the scheduler was lost: start it and run the batch again; what is done stays done")
+
+    def _drop_parts(self) -> None:
+        """What shards made is in the statistics of the whole by now."""
+        for task in self._tasks.values():
+            if not task.own:
+                made: Path = self._places.made(task.step.key)
+                shutil.rmtree(made, ignore_errors=True)
+                remove(made.with_name(f"{made.name}.lock"))
+
+
+def _refused(key: str, error: SbonnxError) -> Outcome:
+    """The outcome of what sbonnx itself says cannot be done."""
+    return Outcome(key, "refused", reason=str(error), finished=now(), error=type(error).__name__)
+
+
+__all__ = ["DaskEngine"]

@@ -1,0 +1,1 @@
+"""Job files, and the steps that jobs become."""

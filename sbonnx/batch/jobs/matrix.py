@@ -1,0 +1,290 @@
+"""From the entries of a job file to jobs: globs, every combination of the matrix, names and outputs."""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice, product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sbonnx.batch.jobs.globs import matches
+from sbonnx.batch.jobs.job import Acceptance, Job, Limits, Places
+from sbonnx.batch.jobs.outputs import Inputs, refusal
+from sbonnx.batch.redaction import Hider, names_in, revealed
+from sbonnx.batch.storage.urls import is_url
+from sbonnx.errors import RecipeError
+from sbonnx.recipe.loading import AUTO
+from sbonnx.recipe.problem import Wrong, likest, nearest, one_of
+
+if TYPE_CHECKING:
+    from sbonnx.batch.jobs.jobfile import DefaultKeys, ExcludeKeys, JobFile, JobKeys
+
+BACKEND: Final = "onnxruntime"
+"""Where neither a job nor the matrix says."""
+
+FIELDS: Final = ("model", "folder", "backend", "bits", "recipe")
+"""What a template may name."""
+
+MOST_MODELS: Final = 10_000
+"""Files that a glob may match."""
+
+MOST_JOBS: Final = 100_000
+"""Jobs that a file may make."""
+
+_FIELD: Final = re.compile(r"(?<!\$)\{([^{}]*)\}")
+
+
+def expand(file: JobFile, path: Path) -> tuple[Path, tuple[Job, ...]]:
+    """The output folder and the jobs of a job file that lies at `path`.
+
+    Raises:
+        Wrong: an entry that cannot be used; names or outputs that are there twice.
+    """
+    for key in ("output", "naming"):
+        _plain(getattr(file, key) or "", (key,))
+    if is_url(file.output):
+        raise Wrong("must be a folder: give URLs as the output of jobs", path=("output",), value=file.output)
+    base = path.parent
+    output = Path(os.path.abspath(base / file.output))
+    jobs: list[Job] = []
+    places: list[tuple[Any, ...]] = []
+    for number, entry in enumerate(file.jobs):
+        made = list(islice(_of_entry(file, entry, base, output, number), MOST_JOBS + 1 - len(jobs)))
+        if not made:
+            raise Wrong("makes no job: exclude leaves nothing of it", path=("jobs", number))
+        jobs += made
+        if len(jobs) > MOST_JOBS:
+            raise Wrong(f"makes more than {MOST_JOBS} jobs: use several job files", path=("jobs", number))
+        places += [("jobs", number)] * len(made)
+    _distinct(jobs, places, Places(output), path)
+    return output, tuple(jobs)
+
+
+def selected(jobs: Sequence[Job], only: str | None) -> tuple[Job, ...]:
+    """Jobs whose name matches a glob; all of them for None.
+
+    Raises:
+        RecipeError: none does.
+    """
+    if only is None:
+        return tuple(jobs)
+    found = tuple(job for job in jobs if fnmatch.fnmatchcase(job.name, only))
+    if not found:
+        near = ", ".join(likest(only, [job.name for job in jobs], count=3))
+        raise RecipeError(f"no job's name matches '{only}'; near it: {near}; --dry-run shows all of them")
+    return found
+
+
+def _of_entry(file: JobFile, entry: JobKeys, base: Path, output: Path, number: int) -> Iterator[Job]:
+    """The jobs of one entry."""
+    here = ("jobs", number)
+    for key in ("name", "output"):
+        _plain(getattr(entry, key) or "", (*here, key)) if not is_url(entry.output or "") else None
+    lists = [getattr(entry, key) or getattr(file.matrix, key) or getattr(file.defaults, key) for key in FIELDS[2:]]
+    backends, bits, recipes = lists
+    for model in _models(entry.model, base, here):
+        for backend, width, recipe in product(backends or (BACKEND,), bits or (None,), recipes or (None,)):
+            values = _values(model, backend, width, recipe)
+            if any(_matches(one, values) for one in (*file.exclude, *entry.exclude)):
+                continue
+            name = _name(entry, file.naming, values, here)
+            yield Job(
+                name=name,
+                model=model,
+                data=_data(entry, file.defaults, base, values, here),
+                backend=backend,
+                output=_output(entry.output, name, output, values, here),
+                split=entry.split if entry.split is not None else file.defaults.split,
+                recipe=_recipe(recipe, base, here),
+                overrides=_overrides(width, file.defaults.set, entry.set),
+                accept=_accept(file.defaults, entry, base),
+                limits=_limits(file.defaults, entry),
+                outside_output=_first(entry.outside_output, file.defaults.outside_output, False),
+            )
+
+
+def _first(*values: bool | None) -> bool:
+    """The first that is given."""
+    return next(value for value in values if value is not None)
+
+
+def _plain(text: str, path: tuple[Any, ...]) -> None:
+    """Names stand in reports: nothing hidden in them."""
+    if any(names_in(text)):
+        raise Wrong("is shown everywhere and cannot hold ${...}: write it out", path=path)
+
+
+def _models(text: str, base: Path, here: tuple[Any, ...]) -> list[str]:
+    """Absolute paths of models, sorted; a URL or a path without wildcards as it is."""
+    hider = Hider(names_in(text))
+    wanted = revealed(text)
+    if is_url(wanted):
+        return [text]
+    place = os.path.abspath(base / wanted)
+    if os.path.exists(place) or not glob.has_magic(wanted):  # a path that is not there is for its own job to say
+        return [hider.text(place)]
+    where = hider.text(os.path.abspath(base))
+    found = sorted(islice(matches(wanted, base), MOST_MODELS + 1))
+    if len(found) > MOST_MODELS:
+        raise Wrong(f"matches more than {MOST_MODELS} files in '{where}'", path=(*here, "model"), value=text)
+    if not found:
+        raise Wrong(f"matches no file in '{where}'", path=(*here, "model"), value=text)
+    return [hider.text(one) for one in found]
+
+
+def _values(model: str, backend: str, bits: str | None, recipe: str | None) -> dict[str, str | None]:
+    """What templates may name, of one job."""
+    bare = re.split(r"[?#]", model)[0] if is_url(model) else model
+    parts = bare.replace(os.sep, "/").rstrip("/").split("/")
+    stem = parts[-1].removesuffix(".onnx") or parts[-1]
+    return {
+        "model": stem,
+        "folder": parts[-2] if len(parts) > 1 else "",
+        "backend": backend,
+        "bits": bits,
+        "recipe": None if recipe is None else Path(recipe).stem,
+    }
+
+
+def _matches(rule: ExcludeKeys, values: Mapping[str, str | None]) -> bool:
+    """Whether all that a rule names is so. A rule that names nothing matches nothing."""
+    wanted = {key: text for key in ("model", "backend", "bits", "recipe") if (text := getattr(rule, key)) is not None}
+    return bool(wanted) and all(fnmatch.fnmatchcase(values[key] or "", text) for key, text in wanted.items())
+
+
+def _filled(template: str, values: Mapping[str, str | None], path: tuple[Any, ...]) -> str:
+    """A template with its fields."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in FIELDS:
+            close = nearest(name, FIELDS)
+            hint = f"Did you mean {{{close[0]}}}? " if close else ""
+            raise Wrong(f"has the field {{{name}}}", f"{hint}There are {one_of(FIELDS)}", path=path)
+        found = values[name]
+        if found is None:
+            raise Wrong(f"has the field {{{name}}}, and the job has no {name}", path=path)
+        return found
+
+    return _FIELD.sub(value, template)
+
+
+def _name(entry: JobKeys, naming: str | None, values: Mapping[str, str | None], here: tuple[Any, ...]) -> str:
+    """The name of a job."""
+    template = entry.name or naming
+    if template is None:
+        name = "-".join(one for key in ("model", "backend", "bits", "recipe") if (one := values[key]))
+    else:
+        name = _filled(template, values, (*here, "name") if entry.name else ("naming",))
+    path = (*here, "name") if entry.name else ("naming",) if naming else here
+    _plain(name, path)
+    parts = name.split("/")
+    if not all(part.strip() and part not in (".", "..") for part in parts) or "\\" in name or not name.isprintable():
+        raise Wrong("must be a name of a file in the output folder", path=path, value=name)
+    return name
+
+
+def _output(
+    template: str | None, name: str, output: Path, values: Mapping[str, str | None], here: tuple[Any, ...]
+) -> str:
+    """The file of a job: absolute, or a URL."""
+    if template is None:
+        return str(output / f"{name}.onnx")
+    path = (*here, "output")
+    filled = _filled(template, values, path)
+    if is_url(filled):
+        return filled
+    if filled.endswith(("/", os.sep)) or "\0" in filled:
+        raise Wrong("must name a file", path=path, value=filled)
+    return os.path.abspath(output / filled)
+
+
+def _data(
+    entry: JobKeys, defaults: DefaultKeys, base: Path, values: Mapping[str, str | None], here: tuple[Any, ...]
+) -> str | None:
+    """Absolute path or URL of the data."""
+    text, path = (entry.data, (*here, "data")) if entry.data is not None else (defaults.data, ("defaults", "data"))
+    if text is None:
+        return None
+    filled = _filled(text, values, path)
+    wanted = revealed(filled)
+    return filled if is_url(wanted) else Hider(names_in(filled)).text(os.path.abspath(base / wanted))
+
+
+def _recipe(text: str | None, base: Path, here: tuple[Any, ...]) -> str | None:
+    """Absolute path of a recipe, or "auto"."""
+    if text is None or text.lower() == AUTO:
+        return None if text is None else AUTO
+    wanted = revealed(text)
+    if is_url(wanted):
+        return text
+    place = os.path.abspath(base / wanted)
+    if not os.path.isfile(place):
+        raise Wrong("names a recipe that is not there", path=(*here, "recipe"), value=text)
+    return Hider(names_in(text)).text(place)
+
+
+def _overrides(
+    bits: str | None, defaults: Iterable[tuple[str, str]], own: Iterable[tuple[str, str]]
+) -> tuple[tuple[str, str], ...]:
+    """Values of the recipe: those of the entry over the defaults, the width last."""
+    rows = {key.lower(): (key, value) for key, value in (*defaults, *own)}
+    if bits is not None:
+        rows["bits"] = ("bits", bits)
+    return tuple(rows.values())
+
+
+def _accept(defaults: DefaultKeys, entry: JobKeys, base: Path) -> Acceptance:
+    """The acceptance: key by key, the entry's over the defaults."""
+    given = {**defaults.accept.model_dump(exclude_unset=True), **entry.accept.model_dump(exclude_unset=True)}
+    least = given.pop("min_metric", {})
+    found = Acceptance(**given, min_metric=tuple(sorted(least.items())))
+    if least and found.metric is None:
+        raise Wrong("needs metric: a file.py:function that gives the values", path=("accept", "min_metric"))
+    if found.metric is None:
+        return found
+    file, colon, function = found.metric.rpartition(":")
+    if not colon or not file or not function.isidentifier():
+        raise Wrong("must be file.py:function", path=("accept", "metric"), value=found.metric)
+    place = Hider(names_in(file)).text(os.path.abspath(base / revealed(file)))
+    return replace(found, metric=f"{place}:{function}")
+
+
+def _limits(defaults: DefaultKeys, entry: JobKeys) -> Limits:
+    """The limits: key by key, the entry's over the defaults."""
+    given = {**defaults.limits.model_dump(exclude_unset=True), **entry.limits.model_dump(exclude_unset=True)}
+    return Limits(**{key: value for key, value in given.items() if key != "retries" or value is not None})
+
+
+def _distinct(jobs: Sequence[Job], entries: Sequence[tuple[Any, ...]], places: Places, file: Path) -> None:
+    """No two jobs of one name, no two of one output, no output over an input or outside the output folder."""
+    names: dict[str, str] = {}
+    outputs: dict[str, str] = {}
+    inputs = Inputs(jobs, [("the job file", file)])
+    for job, entry in zip(jobs, entries, strict=True):
+        more = f"; templates may hold {', '.join(f'{{{one}}}' for one in FIELDS)}"
+        if job.name in names:
+            raise Wrong(f"makes a second job of the name '{job.name}': give it a name of its own{more}", path=entry)
+        real = _real(job.output)
+        if real in outputs:
+            raise Wrong(f"makes two jobs write '{job.output}' ('{outputs[real]}', '{job.name}'){more}", path=entry)
+        over = inputs.over(revealed(job.output))
+        if over is not None:
+            raise Wrong(f"would write over '{job.output}', {over}: give another output", path=entry)
+        told = refusal(job, places)
+        if told is not None:
+            raise Wrong(f"makes an output that {told}", path=entry, value=job.output[:200])
+        names[job.name] = outputs[real] = job.name
+
+
+def _real(text: str) -> str:
+    """What two spellings of one place have in common."""
+    return text if is_url(text) or text == AUTO else os.path.realpath(revealed(text))
+
+
+__all__ = ["FIELDS", "expand", "selected"]

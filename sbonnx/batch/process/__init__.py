@@ -1,0 +1,1 @@
+"""Steps as processes of their own: start, limits, locks, cleanup."""

@@ -1,0 +1,209 @@
+"""What killed processes leave behind, and its end: folders half filled, temporary files, temporary names of outputs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from sbonnx.batch.jobs.job import Places, Step
+from sbonnx.batch.process.locks import lock_path, take
+from sbonnx.batch.redaction import revealed
+from sbonnx.batch.storage.urls import local_path
+from sbonnx.errors import OutputError, SbonnxError
+
+UNUSED_DAYS: Final = 30.0
+"""Days for which what a step has made is kept though no batch asks for it: a recipe may come back."""
+
+
+def scratch_of(places: Places) -> Path:
+    """The folder for temporary files of all processes of a batch, where the system keeps such files. It is found again
+    after a kill, since its name follows from the output's."""
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    name = hashlib.sha256(os.fsencode(places.output.resolve())).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"sbonnx-{user}-{name}"
+
+
+def scratch_root(places: Places) -> Path | None:
+    """`scratch_of`, made; None where it cannot be, or is somebody else's."""
+    root = scratch_of(places)
+    try:
+        root.mkdir(mode=0o700, exist_ok=True)
+        fd = _opened(root)
+    except OSError:
+        return None
+    if fd is None:
+        return None
+    os.close(fd)
+    return root
+
+
+def sweep(places: Places, steps: Iterable[Step]) -> None:
+    """Remove what processes that are gone have left of any step in this folder, and beside the outputs of `steps`.
+
+    Whether a process is gone is told by the lock of its step, not by its number: that may be another's by now, or of
+    another machine. What is in use stays, and so does what has no name that a batch makes.
+    """
+    scratch = scratch_of(places)
+    for folder, head in ((places.state / "steps", "."), (scratch, "")):
+        fd = _opened(folder)
+        if fd is None:
+            continue
+        try:
+            for name in os.listdir(fd):
+                key = _key_of(name, head, places)
+                if key is not None:
+                    _unless_at_work(places, key, partial(_remove_in, fd, name))
+        finally:
+            os.close(fd)
+    remove_empty(scratch)
+    for step in steps:
+        left = [path for job in step.jobs if step.kind == "quantize" for path in _beside(job.output)]
+        if left:
+            _unless_at_work(places, step.key, partial(_remove_all, left))
+
+
+def clear(places: Places, key: str) -> None:
+    """Remove what a step has made, and what others left of it half done. For the holder of its lock."""
+    if os.path.lexists(places.made(key)):
+        unmake(places, key)
+    for path in places.made(key).parent.iterdir():
+        if _key_of(path.name, ".", places) == key:
+            remove(path)
+
+
+def prune(places: Places, days: float = UNUSED_DAYS) -> None:
+    """Remove what steps have made, with their locks and logs, that no batch has asked for in so many days, and
+    statistics and metrics that no step has (see `used`): each night's new models would fill the disk. What lies at the
+    outputs stays."""
+    oldest = time.time() - days * 86400
+    for path in (*_old(places.state / "sketches", oldest), *_old(places.metrics, oldest)):
+        remove(path)
+    for path in _old(places.state / "steps", oldest):
+        if path.is_dir():
+            left = [path, lock_path(places, path.name), places.log(path.name)]
+            _unless_at_work(places, path.name, partial(_remove_all, left))
+
+
+def _old(root: Path, oldest: float) -> list[Path]:
+    """Entries of `root` last used before `oldest` that are neither temporary nor locks."""
+    if not root.is_dir():
+        return []
+    found = [path for path in root.iterdir() if not path.name.startswith(".") and path.suffix != ".lock"]
+    return [path for path in found if path.lstat().st_mtime < oldest]
+
+
+def used(made: Path) -> None:
+    """Somebody has asked for this folder or file: `prune` lets it live."""
+    try:
+        os.utime(made)
+    except OSError:  # its step was refused, and has made nothing
+        return
+
+
+def remove(path: Path) -> None:
+    """Remove a file or folder; what cannot be removed stays, and costs room only."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+    except OSError:
+        return
+
+
+def unmake(places: Places, key: str) -> None:
+    """Remove what a step has made, at once as others see it."""
+    made = places.made(key)
+    hidden = made.with_name(f".{key}.{os.getpid()}")
+    remove(hidden)
+    try:
+        os.rename(made, hidden)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise OutputError(f"'{made}' cannot be removed: {error.strerror or error}") from error
+    remove(hidden)
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder, should nothing be in it."""
+    try:
+        folder.rmdir()
+    except OSError:  # in use
+        return
+
+
+def _unless_at_work(places: Places, key: str, do: Callable[[], None]) -> None:
+    lock = take(lock_path(places, key))
+    if lock is None:
+        return
+    try:
+        do()
+    finally:
+        os.close(lock)
+
+
+def _key_of(name: str, head: str, places: Places) -> str | None:
+    """The step's key of a name such as ``<head><key>.<pid>``; None where it is no such name, or no process of that step
+    ever worked here: it would have left a lock."""
+    match = re.fullmatch(rf"{re.escape(head)}([^.].*)\.[0-9]+", name)
+    return match[1] if match is not None and lock_path(places, match[1]).is_file() else None
+
+
+def _opened(folder: Path) -> int | None:
+    """A folder of this user's, open; None where there is none, or a link stands in its place."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0))
+    except OSError:
+        return None
+    if hasattr(os, "getuid") and os.fstat(fd).st_uid != os.getuid():
+        os.close(fd)
+        return None
+    return fd
+
+
+def _remove_in(folder: int, name: str) -> None:
+    """Remove a file, a link or a folder from an open folder. No link is followed, also one that is put there meanwhile;
+    what cannot be removed stays, and costs room only."""
+    with contextlib.suppress(OSError):
+        if not stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+            os.unlink(name, dir_fd=folder)
+            return
+        for _, folders, files, inner in os.fwalk(name, topdown=False, follow_symlinks=False, dir_fd=folder):
+            for entry in (*files, *folders):
+                try:
+                    os.unlink(entry, dir_fd=inner)
+                except OSError:  # a folder, which is empty by now
+                    os.rmdir(entry, dir_fd=inner)
+        os.rmdir(name, dir_fd=folder)
+
+
+def _remove_all(paths: Iterable[Path]) -> None:
+    for path in paths:
+        remove(path)
+
+
+def _beside(output: str) -> list[Path]:
+    """Temporary files of an output: hidden, its name, a number in hexadecimal digits."""
+    try:
+        path = local_path(revealed(output))
+    except SbonnxError:  # a variable is not set: the step says so
+        return []
+    if path is None:
+        return []
+    fits = re.compile(rf"\.{re.escape(path.name)}(\.data)?\.[0-9a-f]+\.tmp").fullmatch
+    try:
+        with os.scandir(path.parent) as rows:
+            return [Path(row.path) for row in rows if fits(row.name) and row.is_file(follow_symlinks=False)]
+    except OSError:  # no such folder
+        return []

@@ -1,0 +1,100 @@
+"""Starts the processes of steps: forks of a server that has loaded what they need, and knows nothing of the caller."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import threading
+import types
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+from sbonnx.batch.process.step_main import POOLS, Errand, serve
+from sbonnx.isolation import safe_start
+
+PRELOADED: Final = (
+    "sbonnx.batch.process.step_main",
+    "sbonnx.batch.work",
+    "sbonnx.batch.storage.publish",
+    "sbonnx.api",
+    "numpy",
+    "onnx",
+    "onnx_graphsurgeon",
+)
+"""Modules that the fork server has loaded: a step begins after 20 ms instead of a second. onnxruntime is not one of
+them: its import starts a thread, and a process that has threads cannot be forked safely. Steps import it in 60 to 120
+ms."""
+
+ONE_THREAD: Final = dict.fromkeys(POOLS, "1")
+"""Environment of the fork server: numpy's BLAS would start threads as well. Each step sets its own number of them."""
+
+HOME: Final = str(Path(__file__).resolve().parents[2])
+"""The folder that holds sbonnx."""
+
+_starting = threading.Lock()
+
+
+def environment() -> dict[str, str]:
+    """The environment of this process, without what `started` sets in another thread for a moment."""
+    with _starting:
+        return dict(os.environ)
+
+
+def started(errand: Errand, sink: Connection, alive: Connection, method: str | None) -> Any:
+    """The process, begun. Where the server of forks was killed, another is started."""
+    usual = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    ways = [method] if method else [usual, usual, "spawn"]
+    for number, way in enumerate(ways):
+        context = multiprocessing.get_context(way)
+        if way == "forkserver":
+            context.set_forkserver_preload(list(PRELOADED))
+        process = context.Process(  # type: ignore[attr-defined]
+            target=serve, args=(errand, sink, alive), name=f"sbonnx {errand.step.title}"
+        )
+        try:
+            with _starting, safe_start(), _nothing_of_the_caller():
+                process.start()
+        except (OSError, EOFError) as error:
+            if number + 1 == len(ways):
+                raise OSError(f"no process can be started for '{errand.step.title}': {error}") from error
+        else:
+            return process
+    raise AssertionError("there is always a way")
+
+
+@contextlib.contextmanager
+def _nothing_of_the_caller() -> Iterator[None]:
+    """Processes that are started know nothing of the caller's script, which they would load otherwise: without a
+    guard around its batch each would begin one of its own. A caller that is a daemon (a worker of Dask) may start them
+    as well: ours end with their parent by themselves. The server of forks, which only looks where the environment
+    says, finds the sbonnx that is running. The working folder, where it is on the search path ("", as in an interactive
+    session), comes last there."""
+    main = sys.modules["__main__"]
+    config: dict[str, Any] = getattr(multiprocessing.current_process(), "_config", {})
+    daemon, places, path = config.get("daemon"), os.environ.get("PYTHONPATH"), sys.path
+    before = {name: os.environ.get(name) for name in ("PYTHONPATH", *ONE_THREAD)}
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    config["daemon"] = False
+    os.environ.update(ONE_THREAD, PYTHONPATH=os.pathsep.join([HOME, places] if places else [HOME]))
+    sys.path = sorted(path, key=lambda entry: entry == "")
+    try:
+        yield
+    finally:
+        sys.path = path
+        sys.modules["__main__"] = main
+        if daemon is None:
+            config.pop("daemon", None)
+        else:
+            config["daemon"] = daemon
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+__all__ = ["environment", "started"]

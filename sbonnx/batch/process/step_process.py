@@ -1,0 +1,346 @@
+"""A step in a process of its own: it may crash, hang, or eat memory, and costs only itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from sbonnx.batch.jobs.job import Outcome, Places, Status, Step, Tell, encodable
+from sbonnx.batch.outcomes import from_json, now
+from sbonnx.batch.process.cleanup import remove, remove_empty, scratch_root
+from sbonnx.batch.process.starting import environment, started
+from sbonnx.batch.process.step_main import Errand, Publish, Work, own_publish
+from sbonnx.progress import size_text
+
+LOOK_EVERY: Final = 0.1
+"""Seconds between two looks at memory."""
+
+KIN_EVERY: Final = 1.0
+"""Seconds between two looks for a step's own child processes: they are few and live long."""
+
+GRACE: Final = 10.0
+"""Seconds that a process may take to end after it has said what became of its step."""
+
+TOLD: Final = 1 << 16
+"""Bytes that are read from a process at a time."""
+
+READS: Final = 64
+"""Reads at a time: a process that writes without end must not keep the batch from looking at the others."""
+
+LONGEST: Final = 1 << 26
+"""Bytes of a line. A report of ten thousand layers has a tenth of that."""
+
+
+class Isolated:
+    """A step at work in a process, looked after by whoever calls `look` about every `LOOK_EVERY`.
+
+        one = Isolated(step, places, threads=2)
+        while one.outcome is None:
+            wait(one.sources(), timeout=LOOK_EVERY)
+            one.look(tell)
+
+    Args:
+        threads: how many it may use.
+        cpus: the processors that it may use; None: any.
+        work, publish: what to do, and with what it made; see `child.Errand`.
+        attempt: number of this one, from 1.
+        method: of starting processes; None: a server of forks where there is one.
+
+    Attributes:
+        outcome: None while it works.
+        memory, peak: bytes of resident memory of its processes, now and at most.
+        pid: of its process.
+
+    Raises:
+        OSError: no process can be started.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        places: Places,
+        *,
+        threads: int = 1,
+        cpus: Sequence[int] | None = None,
+        work: Work | None = None,
+        publish: Publish | None = None,
+        attempt: int = 1,
+        method: str | None = None,
+    ) -> None:
+        self.step = step
+        self.places = places
+        self.attempt = attempt
+        self.cpus = tuple(cpus or ())
+        self.outcome: Outcome | None = None
+        self.memory = self.peak = 0
+        self._publish = publish
+        self._said: Outcome | None = None
+        self._said_at = 0.0
+        self._killed: tuple[Status, str] | None = None
+        self._unread = bytearray()
+        self._kin: list[psutil.Process] = []
+        self._looked = self._kin_looked = 0.0
+        self._oom_kills = _oom_kills()
+        root = scratch_root(places)
+        source, sink = multiprocessing.Pipe(duplex=False)
+        alive, self._alive = multiprocessing.Pipe(duplex=False)
+        errand = Errand(
+            step=step,
+            places=places,
+            threads=threads,
+            cpus=self.cpus,
+            work=work,
+            publish=publish,
+            scratch=None if root is None else str(root),
+            environment=environment(),
+            again=attempt > 1,
+        )
+        try:
+            self._process = started(errand, sink, alive, method)
+        except BaseException:
+            source.close()
+            self._alive.close()
+            raise
+        finally:  # the ends of the child: when it dies, the pipe ends
+            sink.close()
+            alive.close()
+        self._pipe: Connection = source
+        os.set_blocking(source.fileno(), False)
+        self._began = time.monotonic()  # not before: the first has to wait for the server of forks
+        self.pid = int(self._process.pid or 0)
+        self._scratch = None if root is None else root / f"{step.key}.{self.pid}"
+        with contextlib.suppress(psutil.Error):
+            self._kin = [psutil.Process(self.pid)]
+
+    def sources(self) -> list[Any]:
+        """What to wait for: word from the process, and its end."""
+        return [self._process.sentinel] if self._pipe.closed else [self._pipe, self._process.sentinel]
+
+    def look(self, tell: Tell | None = None) -> None:
+        """Take in what it says, hold it to its limits, and find out whether it has ended."""
+        if self.outcome is not None:
+            return
+        self._read(tell)
+        ended = self._process.exitcode is not None
+        if not ended:
+            self._measure()
+            self._limit()
+            return
+        self._read(tell)
+        self.outcome = self._concluded()
+        self._release()
+
+    def kill(self, status: Status = "crashed", reason: str = "it was ended with the batch") -> None:
+        """End it and the processes that it has started, now."""
+        if self.outcome is None and self._killed is None:
+            self._killed = (status, reason)
+            self._end_all()
+
+    def end(self) -> Outcome:
+        """`kill`, and wait until nothing of it runs any more; what became of it."""
+        self.kill()
+        while self.outcome is None:
+            multiprocessing.connection.wait([self._process.sentinel], timeout=1.0)
+            self.look()
+        return self.outcome
+
+    def _read(self, tell: Tell | None) -> None:
+        seen = len(self._unread)
+        for _ in range(READS):
+            if self._pipe.closed:
+                break
+            try:
+                got = os.read(self._pipe.fileno(), TOLD)
+            except BlockingIOError:
+                break
+            if not got:
+                self._pipe.close()
+                break
+            self._unread += got
+        end = self._unread.rfind(b"\n", seen) + 1
+        lines = bytes(self._unread[:end]).split(b"\n")
+        del self._unread[:end]
+        for line in lines:  # whole ones: a process that is killed in the middle of one has not said it
+            self._hear(line, tell)
+        if len(self._unread) > LONGEST:
+            self.kill("crashed", f"it wrote more than {size_text(LONGEST)} without a line break to sbonnx's own pipe")
+
+    def _hear(self, line: bytes, tell: Tell | None) -> None:
+        """Take in a line. Code of a metric can write anything to the pipe: what is no message is left out."""
+        try:
+            if line.startswith(b"o"):
+                self._said, self._said_at = from_json(line[1:]), time.monotonic()
+                return
+            stage, done, total = json.loads(line[1:]) if line.startswith(b"t") else ("", 0, None)
+            count, whole = int(done), None if total is None else int(total)
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
+            return
+        if stage and tell is not None:
+            tell(encodable(str(stage)), count, whole)
+
+    def _measure(self) -> None:
+        at = time.monotonic()
+        if at - self._looked < LOOK_EVERY:
+            return
+        self._looked = at
+        if at - self._kin_looked >= KIN_EVERY and self._kin:
+            self._kin_looked = at
+            with contextlib.suppress(psutil.Error):
+                self._kin = [self._kin[0], *self._kin[0].children(recursive=True)]
+        total = 0
+        for one in self._kin:
+            with contextlib.suppress(psutil.Error):
+                total += one.memory_info().rss
+        self.memory = total
+        self.peak = max(self.peak, total)
+
+    def _limit(self) -> None:
+        limits = self.step.limits
+        if self._said is not None:
+            if time.monotonic() - self._said_at > GRACE:
+                self._end_all()
+        elif limits.memory is not None and self.memory > limits.memory:
+            self.kill(
+                "out of memory",
+                f"it held {size_text(self.memory)} of memory, over its limit of {size_text(limits.memory)}",
+            )
+        elif limits.seconds is not None and time.monotonic() - self._began > limits.seconds:
+            self.kill("timed out", f"it ran longer than its limit of {limits.seconds:g} s")
+
+    def _end_all(self) -> None:
+        """Kill the process, its group, and what has left that."""
+        for one in self._kin[1:]:
+            with contextlib.suppress(psutil.Error):
+                one.kill()  # psutil looks whether the number is still the same process's
+        if hasattr(os, "killpg") and self.pid:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError, AttributeError):  # before it has a group of its own
+            self._process.kill()
+
+    def _concluded(self) -> Outcome:
+        """What became of it, once it has ended."""
+        said = self._said
+        if said is None:
+            said = self._adopted() or self._dead()
+        return replace(
+            said,
+            key=self.step.key,
+            seconds=time.monotonic() - self._began,
+            peak_bytes=max(self.peak, said.peak_bytes),
+            attempts=self.attempt,
+            finished=now(),
+        )
+
+    def _adopted(self) -> Outcome | None:
+        """What it had made when it died, if it had."""
+        from sbonnx.batch.intact import made_before
+
+        made = made_before(self.step, self.places)
+        if made is None or self._killed is not None:
+            return None
+        if self.step.kind == "quantize":
+            try:
+                (self._publish or own_publish())(self.step, self.places)
+            except Exception:  # the next attempt finds it made, and says what is wrong with its place
+                return None
+        return made
+
+    def _dead(self) -> Outcome:
+        if self._killed is not None:
+            status, reason = self._killed
+        else:
+            status, reason = _cause(self._process.exitcode or 0, self._oom_kills, self.peak)
+        return Outcome(self.step.key, status, reason=reason)
+
+    def _release(self) -> None:
+        """Give back what belongs to it."""
+        self._end_all()  # what it has started, should that outlive it
+        self._pipe.close()
+        self._alive.close()
+        self._process.join()
+        self._process.close()
+        if self._scratch is not None:
+            remove(self._scratch)
+            remove_empty(self._scratch.parent)
+        log = self.places.log(self.step.key)
+        with contextlib.suppress(OSError):
+            if log.stat().st_size == 0:
+                log.unlink()
+
+
+def run_isolated(
+    step: Step,
+    places: Places,
+    threads: int,
+    tell: Tell,
+    *,
+    work: Work | None = None,
+    publish: Publish | None = None,
+    attempt: int = 1,
+    method: str | None = None,
+    stopped: Callable[[], bool] | None = None,
+) -> Outcome:
+    """One attempt at a step in a process of its own, held to the limits of the step.
+
+    Args:
+        threads: how many it may use.
+        tell: told how far it is.
+        work, publish, attempt, method: see `Isolated`; None: sbonnx's own.
+        stopped: asked about ten times a second; where it says so, the process is ended.
+
+    Raises:
+        OSError: no process can be started.
+    """
+    one = Isolated(step, places, threads=threads, work=work, publish=publish, attempt=attempt, method=method)
+    try:
+        while one.outcome is None:
+            multiprocessing.connection.wait(one.sources(), timeout=LOOK_EVERY)
+            one.look(tell)
+            if stopped is not None and stopped():
+                return one.end()
+        return one.outcome
+    except BaseException:
+        one.end()
+        raise
+
+
+def _cause(code: int, oom_kills: int | None, peak: int) -> tuple[Status, str]:
+    """Why a process is dead that has said nothing."""
+    if code >= 0:
+        return "crashed", f"its process ended without a result (exit code {code})"
+    name = _signal_name(-code)
+    if -code == getattr(signal, "SIGKILL", 9) and oom_kills is not None and (_oom_kills() or 0) > oom_kills:
+        return "out of memory", f"the system ended it for want of memory; it held {size_text(peak)} when last seen"
+    return "crashed", f"its process was killed by signal {-code} ({name})"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "of the machine"
+
+
+def _oom_kills() -> int | None:
+    """How many processes Linux has ended for want of memory; None where that cannot be known.
+
+    In /proc/vmstat since 4.13, of the whole machine; a container sees the same.
+    """
+    try:
+        with Path("/proc/vmstat").open() as file:
+            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), None)
+    except OSError:
+        return None

@@ -1,0 +1,120 @@
+"""${NAME} in a job file: filled in where it is used, and nowhere else to be seen."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Final
+
+from sbonnx.batch.jobs.job import Job
+from sbonnx.errors import RecipeError
+
+SHORTEST: Final = 4
+"""Characters that a value must have: shorter ones stand in many places that have nothing to do with them."""
+
+_NAME: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+def names_in(value: Any) -> Iterator[str]:
+    """Names of the environment variables that the texts of a value refer to: of dataclasses, mappings and lists."""
+    if isinstance(value, str):
+        yield from _NAME.findall(value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from names_in(getattr(value, field.name))
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from names_in(key)
+            yield from names_in(inner)
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from names_in(inner)
+
+
+def revealed(text: str) -> str:
+    """`text` with the values of the environment in place of ${NAME}.
+
+    Raises:
+        RecipeError: a variable is not set, or shorter than `SHORTEST` characters.
+    """
+    return _NAME.sub(lambda match: _value(match[1]), text)
+
+
+def _value(name: str) -> str:
+    """The value of a variable.
+
+    Raises: see `revealed`.
+    """
+    value = os.environ.get(name)
+    if value is None:
+        raise RecipeError(f"the job file refers to ${{{name}}}, and the environment has no {name}: set it")
+    if len(value) < SHORTEST:
+        raise RecipeError(
+            f"the value of ${{{name}}} has fewer than {SHORTEST} characters and could not be kept out of logs and "
+            "reports: write it out in the job file"
+        )
+    return value
+
+
+class Hider:
+    """Puts ${NAME} back in place of the values of some variables.
+
+    Args:
+        names: of the variables; those that are not set have no value to hide.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        values = {name: os.environ.get(name, "") for name in dict.fromkeys(names)}
+        found = [(value, f"${{{name}}}") for name, value in values.items() if len(value) >= SHORTEST]
+        self._pairs = sorted(found, key=lambda pair: -len(pair[0]))
+
+    @classmethod
+    def of(cls, jobs: Iterable[Job]) -> Hider:
+        """For what these jobs refer to."""
+        return cls(names_in(list(jobs)))
+
+    def __bool__(self) -> bool:
+        return bool(self._pairs)
+
+    def text(self, text: str) -> str:
+        """A text without the values."""
+        for value, name in self._pairs:
+            text = text.replace(value, name)
+        return text
+
+    def plain(self, value: Any) -> Any:
+        """Plain values (of JSON) without them, keys included."""
+        if not self._pairs:
+            return value
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            return {self.plain(key): self.plain(inner) for key, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.plain(inner) for inner in value)
+        return value
+
+
+def reveal_job(job: Job) -> Job:
+    """The job with its values filled in: only for the process that does the work, never to be kept or shown.
+
+    Raises: see `revealed`.
+    """
+
+    def of(text: str | None) -> str | None:
+        return None if text is None else revealed(text)
+
+    return replace(
+        job,
+        model=revealed(job.model),
+        data=of(job.data),
+        recipe=of(job.recipe),
+        output=revealed(job.output),
+        overrides=tuple((key, revealed(value)) for key, value in job.overrides),
+        accept=replace(job.accept, metric=of(job.accept.metric)),
+    )
+
+
+__all__ = ["SHORTEST", "Hider", "names_in", "reveal_job", "revealed"]

@@ -1,0 +1,1 @@
+"""Remote files of a batch: download, upload, and publication of outputs."""

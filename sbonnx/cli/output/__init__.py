@@ -1,0 +1,1 @@
+"""Terminal output of the command line: tables, bars, error lines."""

@@ -1,0 +1,99 @@
+"""From an exception to one line on stderr and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, Final
+
+from sbonnx.cli.output.streams import last_native_message
+from sbonnx.errors import DeviceError, SbonnxError, memory_failure, out_of_memory
+from sbonnx.terminal import LINE_LENGTH, escaped, one_line
+
+DONE: Final = 0
+BELOW_QUALITY: Final = 1
+MENDABLE: Final = 2
+"""Exit codes. 2 is also that of an internal error, whose line says so."""
+
+INTERRUPTED: Final = "interrupted; nothing was written"
+"""Unless the exception itself says what was."""
+
+OS_CAUSES: Final = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+    errno.EFBIG: "a file would be larger than allowed (ulimit -f)",
+    errno.ENAMETOOLONG: "the name is too long",
+    errno.ELOOP: "symlinks lead in a circle",
+    errno.EIO: "the disk cannot be read or written (input/output error)",
+}
+"""What the machine refuses and the user can mend."""
+
+REASON_LENGTH: Final = 200
+"""Maximum length of a quoted message."""
+
+NO_THREADS: Final = "OpenBLAS"
+"""Raises SIGINT in its own process when it cannot start threads, after printing a message."""
+
+
+def line_of(error: BaseException) -> str:
+    """Error line of an exception: kind, cause and fix, at most 500 characters."""
+    return one_line(_text_of(error), LINE_LENGTH)
+
+
+def _text_of(error: BaseException) -> str:
+    short = memory_failure(error)
+    if short is not None:
+        return out_of_memory(one_line(error if isinstance(error, SbonnxError) else short, REASON_LENGTH))
+    if isinstance(error, SbonnxError):
+        return f"{type(error).__name__}: {error}{_native(error)}"
+    if isinstance(error, KeyboardInterrupt) and NO_THREADS in last_native_message():
+        return out_of_memory(f"{NO_THREADS} cannot start its threads")
+    if isinstance(error, KeyboardInterrupt):
+        return f"interrupted; {error}" if error.args else INTERRUPTED
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return "OSError: too many files are open: raise the limit (ulimit -n), or use fewer --workers"
+    if isinstance(error, OSError) and error.errno in OS_CAUSES:
+        where = f" at '{error.filename}'" if error.filename else ""
+        return f"OSError: {OS_CAUSES[error.errno]}{where}: make room or give another place"
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({os.path.basename(frames[-1].filename)} line {frames[-1].lineno})" if frames else ""
+    kind = type(error).__name__
+    return f"internal error: {kind}: {error}{where}{_native(error)}; this is a fault of sbonnx: run again with --debug"
+
+
+def _native(error: BaseException) -> str:
+    """The last native message, for errors that native code may have caused: internal ones and crashed workers."""
+    if isinstance(error, SbonnxError) and not isinstance(error, DeviceError):
+        return ""
+    message = one_line(last_native_message(), REASON_LENGTH)
+    return f" (native code said: {message})" if message else ""
+
+
+def report(error: BaseException, *, debug: bool) -> int:
+    """Print the line of `error` on stderr (the traceback above it when `debug`); the exit code."""
+    if debug:
+        print(escaped("".join(traceback.format_exception(error)), keep="\n"), end="", file=sys.stderr)
+    print(line_of(error), file=sys.stderr, flush=True)
+    return MENDABLE
+
+
+def guard(run: Callable[..., int]) -> Callable[..., int]:
+    """`run`, ending in an exit code whatever happens."""
+
+    @functools.wraps(run)
+    def verb(*args: Any, **keywords: Any) -> int:
+        try:
+            code = run(*args, **keywords)
+            sys.stdout.flush()  # what cannot be written is an error, not a remark at exit
+        except (Exception, KeyboardInterrupt) as error:
+            return report(error, debug=bool(keywords.get("debug")))
+        return code
+
+    return verb

@@ -1,0 +1,87 @@
+"""The figures of a comparison, for tables."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from sbonnx.cli.output.show import megabytes
+
+MOST_KERNELS: Final = 4
+"""Kinds of integer kernels named in the table; all of them are in the JSON."""
+
+MOST_OUTPUTS: Final = 4
+"""Outputs whose figure on samples calibrated on is shown; all of them are in the JSON."""
+
+OUTPUT_COLUMNS: Final = ("output", "mse", "max error", "SQNR dB", "cosine", "agreement")
+
+
+def output_rows(outputs: Any) -> list[tuple[object, ...]]:
+    """Rows of `OUTPUT_COLUMNS` from a comparison's plain values."""
+    keys = ("name", "mse", "max_abs", "sqnr_db", "cosine")
+    return [(*(row[key] for key in keys), percent(row["agreement"])) for row in outputs]
+
+
+def percent(share: float | None) -> str | None:
+    """A share as text, or None."""
+    return None if share is None else f"{100 * share:.2f} %"
+
+
+def measured(metrics: dict[str, Any], *, calibrated: bool = False) -> dict[str, object]:
+    """Size and latency of a comparison's plain values, for people.
+
+    Args:
+        calibrated: the model was calibrated on the feeds compared, unless samples were held out.
+    """
+    if not metrics:
+        return {}
+    facts: dict[str, object] = {}
+    if metrics["size_ratio"] is not None:
+        before, after = megabytes(metrics["bytes_float"]), megabytes(metrics["bytes_quantized"])
+        facts["size"] = f"{before} -> {after} ({metrics['size_ratio']:.2f} of float)"
+    if metrics["latency_ratio"] is not None:
+        times = f"{metrics['median_ms_float']:.3g} ms -> {metrics['median_ms_quantized']:.3g} ms"
+        best = f"best {metrics['ms_float']:.3g} -> {metrics['ms_quantized']:.3g}"
+        facts["latency"] = f"{times} ({metrics['latency_ratio']:.2f} of float, side by side; {best})"
+    facts["integer kernels"] = _kernels(metrics["kernels"])
+    facts["optimisation levels"] = _levels(metrics)
+    facts["compared on"] = _compared(metrics, calibrated)
+    return facts
+
+
+def _compared(metrics: dict[str, Any], calibrated: bool) -> str:
+    """On which samples the outputs were compared, and what is known of those that were calibrated on."""
+    feeds = f"{metrics['feeds']} feed{'s' * (metrics['feeds'] != 1)}"
+    if not metrics["held_out"]:
+        return f"{feeds} of the data calibrated on: none was held out" if calibrated and metrics["feeds"] else feeds
+    known = ", ".join(f"{row['sqnr_db']:.1f}" for row in metrics["calibration"][:MOST_OUTPUTS])
+    more = ", ..." if len(metrics["calibration"]) > MOST_OUTPUTS else ""
+    return (
+        f"{metrics['held_out']} samples held out of calibration, in {feeds} "
+        f"(on as many that were calibrated on: {known}{more} dB)"
+    )
+
+
+def _kernels(kernels: dict[str, Any] | None) -> str | None:
+    """How much became an integer kernel; None where nothing of it was planned or counted."""
+    if kernels is None or not (kernels["planned"] or kernels["skipped"]):
+        return None
+    if kernels["skipped"]:
+        return f"not counted: {kernels['skipped']}"
+    folded = f", {kernels['folded']} more folded away" if kernels["folded"] else ""
+    text = f"{kernels['in_integers']} of {kernels['planned'] - kernels['folded']} planned ops{folded}"
+    text += f"; {percent(kernels['weights_in_integers'])} of the weights"
+    most = ", ".join(f"{name} {count}" for name, count in list(kernels["integer"].items())[:MOST_KERNELS])
+    return f"{text}; {most}" if most else text
+
+
+def _levels(metrics: dict[str, Any]) -> str | None:
+    """How near to each other the optimisation levels are at least, and on which kind of CPU."""
+    rows = metrics["levels"]
+    if not rows:
+        return None
+    least = min(row["off_db"] for row in rows)
+    agree = "agree" if least == math.inf else f"agree to {least:.1f} dB"
+    products = "adds 8-bit products exactly" if metrics["dot_product"] else "has no VNNI: 8-bit products saturate"
+    feeds = rows[0]["feeds"]
+    return f"{agree} ({feeds} feed{'s' * (feeds != 1)}; this CPU {products})"

@@ -1,0 +1,134 @@
+"""Where the results of a verb go: tables for people, or one JSON value for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, final
+
+from sbonnx.cli.output.errors import BELOW_QUALITY, DONE
+from sbonnx.terminal import LINE_LENGTH, escaped, json_escaped, one_line
+
+NUMBER: Final = re.compile(r"[-+]?(\d[\d.,]*(e[-+]?\d+)?|inf|nan)( (%|[kMG]?B))?")
+
+PIPE_WIDTH: Final = 100_000
+"""Columns of a table that is not for a terminal: nothing is cut or wrapped."""
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it: numbers that are not finite become the text "inf", "-inf" or "nan"."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain(dataclasses.asdict(value))
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):  # numpy, not imported for this
+        return plain(value.tolist())
+    return value
+
+
+def to_json(value: Any) -> str:
+    """JSON text of `value`, indented, without a line feed at its end, and without characters that act on terminals."""
+    return json_escaped(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def cell(value: object) -> str:
+    """One table cell: numbers in a readable length, nothing for None."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return one_line(value)
+
+
+def megabytes(count: int) -> str:
+    """A number of bytes for people: ``237 kB``, ``1.4 MB``."""
+    if count < 1_000_000:
+        return f"{count / 1000:.3g} kB" if count >= 1000 else f"{count} B"
+    return f"{count / 1e6:.3g} MB" if count < 1_000_000_000 else f"{count / 1e9:.3g} GB"
+
+
+@final
+class Show:
+    """Prints tables unless `as_json` or `quiet`; JSON if `as_json`, and then nothing else on stdout."""
+
+    def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
+        self.as_json = as_json
+        self.tables = not (as_json or quiet)
+
+    def table(
+        self, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, headed: bool = True
+    ) -> None:
+        """A table; nothing where there are no rows. Columns that hold only numbers stand to the right."""
+        texts = [[cell(value) for value in row] for row in rows]
+        if not self.tables or not texts:
+            return
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        terminal = sys.stdout.isatty()
+        table = Table(box=box.SIMPLE_HEAD if terminal else None, pad_edge=False, show_header=headed)
+        for index, column in enumerate(columns):
+            numeric = all(_is_number(row[index]) for row in texts)
+            table.add_column(Text(column), justify="right" if numeric else "left", overflow="fold")
+        for row in texts:
+            table.add_row(*map(Text, row))
+        console = Console(file=sys.stdout, width=None if terminal else PIPE_WIDTH, highlight=False)
+        with console.capture() as captured:
+            console.print(Text(one_line(title), style="bold"))
+            console.print(table)
+        for line in captured.get().splitlines():
+            print(line.rstrip())
+        if not terminal:  # the box ends in an empty line of its own
+            print()
+
+    def facts(self, title: str, facts: Mapping[str, object]) -> None:
+        """A table of names and values, without those that are None."""
+        rows = [(name, value) for name, value in facts.items() if value is not None]
+        self.table(title, ("", ""), rows, headed=False)
+
+    def line(self, text: str) -> None:
+        """One line of text."""
+        if self.tables:
+            print(escaped(text))
+
+    def note(self, text: str) -> None:
+        """One line about what is to be known of the result."""
+        self.line(one_line(f"note: {text}", LINE_LENGTH))
+
+    def text(self, text: str) -> None:
+        """Text of several lines."""
+        if self.tables:
+            print(escaped(text, keep="\n"))
+
+    def value(self, value: Any) -> None:
+        """The JSON value, where JSON was asked for."""
+        if self.as_json:
+            text = to_json(value)
+            utf = (sys.stdout.encoding or "utf").lower().startswith("utf")
+            print(text if utf else json.dumps(json.loads(text), indent=2))
+
+    def problems(self, problems: Sequence[str]) -> int:
+        """Each problem as one line on stderr; the exit code that follows."""
+        for problem in problems:
+            print(f"below quality: {one_line(problem, LINE_LENGTH)}", file=sys.stderr)
+        return BELOW_QUALITY if problems else DONE
+
+
+def _is_number(text: str) -> bool:
+    """Whether a cell is a number, perhaps with a unit behind it: ``0.99``, ``-inf``, ``74.3 kB``, ``99.1 %``."""
+    return not text or bool(NUMBER.fullmatch(text))

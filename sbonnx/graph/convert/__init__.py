@@ -1,0 +1,1 @@
+"""Models as they are read: validation, opset conversion, functions, sparse tensors."""

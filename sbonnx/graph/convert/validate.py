@@ -1,0 +1,320 @@
+"""Validation of a parsed model, before any native code works on it.
+
+onnx's version converter, shape inference and inliner trust what they are given: an attribute of another type than its
+operator's schema says ends the process. Whatever holds for the whole file is checked here once, so that the code behind
+it may rely on it:
+
+- nodes have as many inputs and outputs as their schema or function allows, required ones are there;
+- attributes are listed once, hold a value of their own type, which is the schema's, and required ones are there;
+- bodies of If, Loop and Scan have as many outputs as their node (and as many inputs);
+- tensors and types have at most `MAX_RANK` dimensions, sizes of tensors are not negative and their values fill them.
+
+Checks of names, order and operators: `protos.sort_protos` and `opset`. Limits of functions: `functions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Final
+
+import onnx
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
+
+from sbonnx.errors import ModelError
+from sbonnx.graph.convert.local_functions import Key, attribute_types, key_of
+from sbonnx.graph.protos import body_protos, describe, graph_protos, tensor_protos
+from sbonnx.graph.storage.weights import byte_size
+from sbonnx.ops import STANDARD_DOMAINS
+
+MAX_RANK: Final = 64
+"""Dimensions of a tensor: the most that numpy holds."""
+
+MAX_ELEMENTS: Final = 1 << 62
+"""Elements of a tensor: what can be counted in 64 bits."""
+
+FIELDS: Final[dict[int, str]] = {
+    AttributeProto.FLOAT: "f",
+    AttributeProto.INT: "i",
+    AttributeProto.STRING: "s",
+    AttributeProto.TENSOR: "t",
+    AttributeProto.GRAPH: "g",
+    AttributeProto.SPARSE_TENSOR: "sparse_tensor",
+    AttributeProto.TYPE_PROTO: "tp",
+    AttributeProto.FLOATS: "floats",
+    AttributeProto.INTS: "ints",
+    AttributeProto.STRINGS: "strings",
+    AttributeProto.TENSORS: "tensors",
+    AttributeProto.GRAPHS: "graphs",
+    AttributeProto.SPARSE_TENSORS: "sparse_tensors",
+    AttributeProto.TYPE_PROTOS: "type_protos",
+}
+"""The field of an attribute that holds its value, by type."""
+
+VALUES: Final = frozenset(FIELDS.values())
+
+MESSAGES: Final = frozenset({"t", "g", "sparse_tensor", "tp"})
+"""Fields without which an attribute has no value: a number or text that is missing is 0 or empty."""
+
+
+MAX_VERSION: Final = (1 << 31) - 1
+"""Largest opset version that onnx's functions take."""
+
+LEAST: Final = {"group": 1, "blocksize": 1, "num_groups": 1, "batch_dims": 0}
+"""Attributes and the lowest value that they may have, whatever the operator."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Limits of an operator's schema.
+
+    Attributes:
+        attributes: type by name.
+        required: names of the attributes that must be there.
+        inputs, outputs: least and largest count.
+        single_inputs, single_outputs: positions that cannot be left out (an empty name).
+    """
+
+    attributes: dict[str, int]
+    required: frozenset[str]
+    inputs: tuple[int, int]
+    outputs: tuple[int, int]
+    single_inputs: frozenset[int]
+    single_outputs: frozenset[int]
+
+
+@lru_cache(maxsize=4096)
+def signature(op: str, version: int, domain: str) -> Signature | None:
+    """The limits of an operator in an opset; None where onnx has no schema for it."""
+    if not 0 < version <= MAX_VERSION:
+        return None
+    try:
+        schema = onnx.defs.get_schema(op, version, domain)
+    except onnx.defs.SchemaError:
+        return None
+    single = onnx.defs.OpSchema.FormalParameterOption.Single
+    return Signature(
+        attributes={name: _type_of(known) for name, known in schema.attributes.items()},
+        required=frozenset(name for name, known in schema.attributes.items() if known.required),
+        inputs=(schema.min_input, schema.max_input),
+        outputs=(schema.min_output, schema.max_output),
+        single_inputs=frozenset(place for place, one in enumerate(schema.inputs) if one.option == single),
+        single_outputs=frozenset(place for place, one in enumerate(schema.outputs) if one.option == single),
+    )
+
+
+def validate(model: ModelProto) -> None:
+    """Check nodes, attributes, tensors and types of all graphs and functions. See the module.
+
+    Args:
+        model: large tensors may be references to payloads; every domain is imported once.
+
+    Raises:
+        ModelError: the first fault, with the node, tensor or value that has it.
+    """
+    functions = attribute_types(model)
+    versions = {entry.domain: entry.version for entry in model.opset_import}
+    for scope in graph_protos(model.graph):
+        _check_scope(scope, versions, functions)
+    for function in model.functions:
+        own = {
+            "" if entry.domain in STANDARD_DOMAINS else entry.domain: entry.version for entry in function.opset_import
+        }
+        for scope in graph_protos(GraphProto(node=function.node, value_info=function.value_info)):
+            _check_scope(scope, {**versions, **own}, functions)
+    for tensor, where in tensor_protos(model):
+        check_tensor(tensor, where)
+
+
+def _check_scope(scope: GraphProto, versions: dict[str, int], functions: dict[Key, dict[str, int]]) -> None:
+    for value in [*scope.input, *scope.output, *scope.value_info]:
+        _check_type(value.type, value.name)
+    for node in scope.node:
+        domain = "" if node.domain in STANDARD_DOMAINS else node.domain
+        _check_attributes(node)
+        called = functions.get(key_of(node))
+        if called is not None:
+            _check_types(node, called)
+        elif domain in versions:
+            known = signature(node.op_type, versions[domain], domain)
+            if known is not None:
+                _check_node(node, known)
+        if not domain and (node.op_type in ("If", "Loop") or (node.op_type == "Scan" and versions[""] >= SCAN)):
+            _check_bodies(node)
+
+
+def _check_attributes(node: NodeProto) -> None:
+    """That each attribute has one value, of the type that it says."""
+    seen: set[str] = set()
+    for one in node.attribute:
+        if one.name in seen:
+            raise ModelError(f"{describe(node)} lists attribute '{one.name}' twice")
+        seen.add(one.name)
+        field = FIELDS.get(one.type)
+        if field is None:
+            raise ModelError(f"{describe(node)}: attribute '{one.name}' has no type that onnx {onnx.__version__} knows")
+        held = VALUES & {known.name for known, _ in one.ListFields()}
+        if held - {field}:
+            text = f"{_name(one.type)}, and holds a value in the field '{min(held - {field})}'"
+            raise ModelError(f"{describe(node)}: attribute '{one.name}' has type {text}")
+        if field in MESSAGES and not held and not one.ref_attr_name:
+            raise ModelError(f"{describe(node)}: attribute '{one.name}' of type {_name(one.type)} has no value")
+
+
+def _type_of(attribute: onnx.defs.OpSchema.Attribute) -> int:
+    return int(AttributeProto.AttributeType.Value(str(attribute.type).rpartition(".")[2]))
+
+
+def _name(kind: int) -> str:
+    return str(AttributeProto.AttributeType.Name(kind))
+
+
+def _check_node(node: NodeProto, known: Signature) -> None:
+    """That a node has the inputs, outputs and attributes of its operator."""
+    for kind, names, (least, most), single in (
+        ("input", node.input, known.inputs, known.single_inputs),
+        ("output", node.output, known.outputs, known.single_outputs),
+    ):
+        if not least <= len(names) <= most:
+            want = str(least) if least == most else f"{least} or more" if most >= 1 << 30 else f"{least} to {most}"
+            raise ModelError(f"{describe(node)} has {_counted(len(names), kind)}; the operator has {want}")
+        lacks = next((place for place, name in enumerate(names) if not name and place in single), None)
+        if lacks is not None:
+            raise ModelError(f"{describe(node)}: {kind} {lacks} has no name, and the operator needs it")
+    _check_types(node, known.attributes)
+    _check_least(node)
+    _check_texts(node)
+    missing = known.required.difference(one.name for one in node.attribute)
+    if missing:
+        raise ModelError(f"{describe(node)} lacks attribute '{min(missing)}', which the operator needs")
+    if node.op_type == "Constant" and len(node.attribute) != 1:
+        where = f"the Constant node of '{node.output[0]}'"
+        raise ModelError(f"{where} must have one value, not {len(node.attribute)}")
+
+
+def _check_least(node: NodeProto) -> None:
+    """That numbers which kernels divide or count by are not below what makes sense."""
+    for one in node.attribute:
+        least = LEAST.get(one.name)
+        if least is not None and one.type == AttributeProto.INT and one.i < least and not one.ref_attr_name:
+            raise ModelError(f"{describe(node)}: attribute '{one.name}' is {one.i}; it must be {least} or more")
+
+
+def _check_texts(node: NodeProto) -> None:
+    """That strings of ONNX's own operators are text. Those of a Constant, and of other domains, may be any bytes."""
+    if node.op_type == "Constant" or node.domain not in STANDARD_DOMAINS:
+        return
+    for one in node.attribute:
+        for text in (one.s, *one.strings):
+            try:
+                text.decode()
+            except UnicodeDecodeError:
+                raise ModelError(
+                    f"{describe(node)}: attribute '{one.name}' is {text[:40]!r}, which is not text"
+                ) from None
+
+
+def _check_types(node: NodeProto, types: dict[str, int]) -> None:
+    """That attributes have the types that the operator (or function) wants; others are not known and not checked."""
+    for one in node.attribute:
+        want = types.get(one.name, one.type)
+        if one.type != want:
+            raise ModelError(
+                f"{describe(node)}: attribute '{one.name}' is of type {_name(one.type)}, "
+                f"the operator wants {_name(want)}: export the model again"
+            )
+
+
+def _counted(count: int, kind: str) -> str:
+    return f"{count or 'no'} {kind}{'' if count == 1 else 's'}"
+
+
+SCAN: Final = 9
+"""From this opset on a Scan has no input beside those of its body."""
+
+
+def _check_bodies(node: NodeProto) -> None:
+    """That the bodies of a node have as many inputs and outputs as it passes and takes."""
+    for name, body in body_protos(node):
+        inputs, outputs = len(body.input), len(body.output)
+        if node.op_type == "If":
+            want = (0, len(node.output))
+        elif node.op_type == "Loop":  # iteration and condition come first
+            want = (len(node.input), len(node.output) + 1)
+        else:
+            want = (len(node.input), len(node.output))
+        if outputs != want[1]:
+            text = f"{_counted(outputs, 'output')}, and its node needs {want[1]}"
+        elif inputs != want[0]:
+            text = f"{_counted(inputs, 'input')}, and its node gives {want[0] or 'none'}"
+        else:
+            continue
+        raise ModelError(f"{describe(node)}: graph '{name}' has {text}")
+
+
+def check_tensor(tensor: TensorProto, where: str) -> None:
+    """That a tensor has a shape that can be held, and as many values as fill it.
+
+    Values that are external or in the fields of small types are compared where they are read.
+    """
+    dims = list(tensor.dims)
+    if len(dims) > MAX_RANK:
+        raise ModelError(f"tensor '{where}' has {len(dims)} dimensions; sbonnx reads up to {MAX_RANK}")
+    if any(size < 0 for size in dims):
+        raise ModelError(f"tensor '{where}' has the shape {dims}: sizes cannot be negative")
+    elements = prod(dims)
+    if elements > MAX_ELEMENTS:
+        raise ModelError(f"tensor '{where}' of shape {dims} is larger than any memory")
+    if tensor.data_type == TensorProto.STRING:
+        if tensor.data_location == TensorProto.EXTERNAL or tensor.HasField("raw_data"):
+            raise ModelError(f"tensor '{where}' is of type STRING, and holds bytes instead of strings")
+        if len(tensor.string_data) != elements:
+            text = f"{len(tensor.string_data)} strings for {elements} elements"
+            raise ModelError(f"tensor '{where}' of shape {dims} has {text}")
+    elif tensor.data_location == TensorProto.EXTERNAL or not tensor.HasField("raw_data"):
+        byte_size(tensor.data_type, elements)  # the element type is known; values are compared where they are read
+    else:
+        want = byte_size(tensor.data_type, elements)
+        if len(tensor.raw_data) != want:
+            raise ModelError(
+                f"tensor '{where}' of shape {dims} needs {want} bytes, and {len(tensor.raw_data)} are stored"
+            )
+
+
+def _types(proto: TypeProto) -> Iterator[TypeProto.Tensor | TypeProto.SparseTensor]:
+    """The tensor types inside a type."""
+    stack = [proto]
+    while stack:
+        one = stack.pop()
+        kind = one.WhichOneof("value")
+        if kind == "tensor_type":
+            yield one.tensor_type
+        elif kind == "sparse_tensor_type":
+            yield one.sparse_tensor_type
+        elif kind == "sequence_type":
+            stack.append(one.sequence_type.elem_type)
+        elif kind == "optional_type":
+            stack.append(one.optional_type.elem_type)
+        elif kind == "map_type":
+            stack.append(one.map_type.value_type)
+
+
+def _check_type(proto: TypeProto, where: str) -> None:
+    for tensor in _types(proto):
+        if len(tensor.shape.dim) > MAX_RANK:
+            raise ModelError(f"'{where}' has {len(tensor.shape.dim)} dimensions; sbonnx reads up to {MAX_RANK}")
+        if tensor.elem_type:
+            byte_size(tensor.elem_type, 1)
+
+
+def free_sizes(values: Sequence[ValueInfoProto]) -> int:
+    """In place: sizes below 0, which old exporters write for dynamic ones, are not known; returns how many values."""
+    changed = 0
+    for value in values:
+        dims = [dim for tensor in _types(value.type) for dim in tensor.shape.dim if dim.dim_value < 0]
+        for dim in dims:
+            dim.ClearField("dim_value")
+        changed += bool(dims)
+    return changed

@@ -1,0 +1,223 @@
+"""Model files on disk, written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from sbonnx.errors import OutputError
+from sbonnx.graph.storage import protobuf_payloads as wire
+from sbonnx.graph.storage.temporary import temporary_folder
+from sbonnx.graph.write import Skeleton
+
+EXTERNAL_BYTES: Final = 3 << 29
+"""Weights of more than 1.5 GiB go to a file of their own: protobuf can hold 2 GiB in all."""
+
+ALIGNMENT: Final = 4096
+"""Each tensor of a data file starts at a page, so that runtimes can map it."""
+
+SPECIAL: Final = {
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+    stat.S_IFIFO: "a FIFO (named pipe)",
+    stat.S_IFSOCK: "a socket",
+}
+"""Kinds of files that are never replaced. A rename over /dev/null by root would remove the device."""
+
+
+def model_pieces(made: Skeleton) -> Iterator[bytes | memoryview]:
+    """The bytes of the model with its weights inside, in pieces; the same graph gives the same bytes."""
+    for piece in wire.inflate(made.model.SerializeToString(deterministic=True), made.sizes()):
+        if piece.payload is None:
+            yield piece.content
+        else:
+            yield from made.chunks(piece.payload)
+
+
+def write_model(
+    made: Skeleton, path: Path, *, inputs: Iterable[Path], force: bool, external_over: int = EXTERNAL_BYTES
+) -> None:
+    """Write a model, weights streamed: inside, or beside it in `<name>.data` when they are too many.
+
+    Args:
+        inputs: files that must not be written over: the model that was read, and its data.
+        force: replace an existing file.
+        external_over: bytes of weights past which they go to the data file.
+
+    Raises:
+        OutputError: the file exists, is an input, or cannot be written. Nothing is left behind then.
+    """
+    external = sum(made.sizes()) > external_over
+    data = path.with_name(f"{path.name}.data")
+    targets = [path, data] if external else [path]
+    for target in targets:
+        check_target(target, inputs, force=force)
+    with _reporting(path), _temporary(path) as temporary:
+        if not external:
+            _write(temporary, model_pieces(made))
+            move(temporary, path)
+            return
+        with _temporary(data) as temporary_data:
+            places = list(_places(made.sizes()))
+            _write(temporary_data, _data_pieces(made, places))
+            _write(temporary, [_with_locations(made, data.name, places)])
+            new = not data.exists()
+            move(temporary_data, data)
+            try:
+                move(temporary, path)
+            except BaseException:
+                if new:
+                    data.unlink()
+                raise
+
+
+def write_bytes(path: Path, content: bytes | memoryview) -> None:
+    """Write a small file whole or not at all, over what is there.
+
+    Raises:
+        OutputError: it cannot be written there.
+    """
+    with replacing(path) as temporary:
+        _write(temporary, [content])
+
+
+def write_text(path: Path, text: str) -> None:
+    """`write_bytes` of a text in UTF-8, with lone surrogates as backslash escapes."""
+    write_bytes(path, text.encode(errors="backslashreplace"))
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path whose file replaces `path` when the block ends; after an exception `path` is unchanged.
+
+    Raises:
+        OutputError: it cannot be written there.
+    """
+    check_target(path, (), force=True)
+    with _reporting(path), _temporary(path) as temporary:
+        yield temporary
+        move(temporary, path)
+
+
+def check_target(path: Path, inputs: Iterable[Path], *, force: bool) -> None:
+    """That a file may be written here, before the work begins.
+
+    A symlink to a regular file counts as that file; what is written replaces the link, not the file it leads to.
+
+    Args:
+        inputs: files that must not be written over, outputs of the same run that are not there yet included.
+        force: an existing file may be replaced.
+
+    Raises:
+        OutputError: a folder, device, FIFO or socket, or a symlink to one; in no folder, or one that cannot be written
+            to; an input, or there already.
+    """
+    there = is_replaceable(path)
+    _check_folder(path)
+    if any(_same(path, given) for given in inputs):
+        what = "an input of this run" if there else "another output of this run"
+        raise OutputError(f"'{path}' is {what}: give another name for the output")
+    if there and not force:
+        raise OutputError(f"'{path}' exists: give --force (force=True) to replace it")
+
+
+def is_replaceable(path: Path) -> bool:
+    """Whether a regular file, or a symlink to one or to nothing, exists at `path`; False if nothing does.
+
+    Raises:
+        OutputError: anything else exists there, or no file can have this name.
+    """
+    try:
+        mode = os.lstat(path).st_mode
+        if stat.S_ISLNK(mode):
+            with suppress(FileNotFoundError):
+                mode = os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as error:  # ValueError: a NUL, or half a surrogate pair
+        raise OutputError(f"'{path}' cannot be written: {getattr(error, 'strerror', None) or error}") from error
+    if stat.S_ISDIR(mode):
+        raise OutputError(f"'{path}' is a folder: give the name of the file to write")
+    if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+        kind = SPECIAL.get(stat.S_IFMT(mode), "a special file")
+        raise OutputError(f"'{path}' is {kind}, not a regular file: give the name of a file to write")
+    return True
+
+
+def move(temporary: Path, path: Path) -> None:
+    """Rename a file to its place, over a regular file or nothing.
+
+    Raises:
+        OutputError: see `is_replaceable`.
+        OSError: it cannot be renamed.
+    """
+    is_replaceable(path)
+    os.replace(temporary, path)
+
+
+def _check_folder(path: Path) -> None:
+    folder = path.parent
+    if not os.path.isdir(folder):
+        raise OutputError(f"there is no folder '{folder}' to write '{path.name}' to: make it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        read_only = hasattr(os, "statvfs") and os.statvfs(folder).f_flag & os.ST_RDONLY
+        reason = os.strerror(errno.EROFS if read_only else errno.EACCES)
+        raise OutputError(f"'{path}' cannot be written: {reason}: name another folder")
+
+
+def _same(path: Path, other: Path) -> bool:
+    """Whether two names are of one file, also one that is not there yet."""
+    try:
+        return os.path.samefile(path, other)
+    except (OSError, ValueError):
+        return os.path.realpath(path) == os.path.realpath(other)
+
+
+@contextmanager
+def _reporting(path: Path) -> Iterator[None]:
+    """Turns what the system refuses into one line."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not path.parent.is_dir():
+            raise OutputError(f"'{path}' cannot be written: its folder was removed during the run") from error
+        raise OutputError(f"'{path}' cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """A place for the file while it is written, on the same file system. Whatever happens, nothing of it stays."""
+    with temporary_folder(beside=path) as folder:
+        yield folder / path.name
+
+
+def _write(path: Path, contents: Iterable[bytes | memoryview]) -> None:
+    with open(path, "xb") as file:
+        for content in contents:
+            file.write(content)
+
+
+def _places(sizes: Iterable[int]) -> Iterator[int]:
+    """Offset of each payload in the data file."""
+    at = 0
+    for size in sizes:
+        yield at
+        at += size + -size % ALIGNMENT
+
+
+def _data_pieces(made: Skeleton, places: list[int]) -> Iterator[bytes | memoryview]:
+    at = 0
+    for number, (place, size) in enumerate(zip(places, made.sizes(), strict=True)):
+        yield bytes(place - at)
+        yield from made.chunks(number)
+        at = place + size
+
+
+def _with_locations(made: Skeleton, file: str, places: list[int]) -> bytes:
+    """The model's bytes, its references turned into places of the data file."""
+    return made.located(lambda number, size: {"location": file, "offset": str(places[number]), "length": str(size)})

@@ -1,0 +1,262 @@
+"""From a path or a proto to a skeleton and the places of its weights. All that is wrong with files is refused here."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+from onnx import ModelProto, TensorProto
+
+from sbonnx.errors import ModelError
+from sbonnx.graph.convert.validate import check_tensor
+from sbonnx.graph.protos import MAX_BODIES, tensor_protos, texts
+from sbonnx.graph.storage import protobuf_payloads as wire
+from sbonnx.graph.storage.mapping import WeightBytes
+from sbonnx.graph.storage.weights import INLINE_BYTES, byte_size
+
+SHOWN: Final = 100
+"""Characters of a file name that a message shows."""
+
+NOT_ONNX = "it is not an ONNX model, or it is cut off"
+
+OTHER_FILES: Final = (
+    (0, b"PK\x03\x04", "it is a zip archive, as .npz and PyTorch's files are: export the model to ONNX"),
+    (0, b"\x89HDF\r\n", "it is an HDF5 file (Keras): export the model to ONNX"),
+    (0, b"\x1f\x8b", "it is compressed with gzip: unpack it first"),
+    (0, b"\x93NUMPY", "it is an .npy array"),
+    (4, b"TFL3", "it is a TensorFlow Lite model: export the model to ONNX"),
+    (4, b"ORTM", "it is in onnxruntime's own format: give the .onnx file it was made from"),
+)
+"""What is often given instead of a model: offset, first bytes, and what to say."""
+
+
+class Payload(NamedTuple):
+    """Where the bytes of a large tensor lie."""
+
+    source: WeightBytes
+    offset: int
+    length: int
+
+
+@dataclass
+class Opened:
+    """A model without its large weights, and where they are."""
+
+    model: ModelProto
+    payloads: list[Payload]
+    files: list[Path] = field(default_factory=list)
+    path: Path | None = None
+    sources: list[WeightBytes] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        """How messages call the model."""
+        return f"'{self.path}'" if self.path is not None else "the given model"
+
+
+def open_model(source: str | os.PathLike[str] | ModelProto) -> Opened:
+    """Skeleton and payloads of a file, or of a model in memory.
+
+    Raises:
+        ModelError: the file is missing, a folder, empty, not ONNX, cut off, or its external data is missing, too short
+            or outside the model's folder.
+    """
+    if isinstance(source, ModelProto):
+        return _from_proto(source)
+    path = Path(source)
+    try:
+        _require_file(path)
+        mapped = WeightBytes.map(path)
+    except (OSError, ValueError) as error:  # ValueError: it became empty since
+        raise ModelError(f"'{path}' cannot be read: {_reason(error)}") from None
+    opened = _parse(mapped, f"'{path}'")
+    opened.path, opened.files, opened.sources = path, [path], [mapped]
+    _resolve_external(opened)
+    for read in opened.sources:
+        read.require_unchanged()
+    return opened
+
+
+def external_names(path: Path) -> list[str]:
+    """Locations of the external data that a model file names, sorted, whether or not the files are there.
+
+    Empty where the file cannot be read as a model.
+    """
+    try:
+        opened = _parse(WeightBytes.map(path), f"'{path}'")
+    except (OSError, ValueError, ModelError):  # ValueError: an empty file cannot be mapped
+        return []
+    rows = [{entry.key: entry.value for entry in tensor.external_data} for tensor, _ in tensor_protos(opened.model)]
+    return sorted({row["location"] for row in rows if row.get("location") and wire.REFERENCE not in row})
+
+
+def _from_proto(model: ModelProto) -> Opened:
+    try:
+        data = model.SerializeToString()
+    except (ValueError, DecodeError):
+        raise ModelError(
+            "the given model is larger than the 2 GiB protobuf can hold: save it with external data and give its path"
+        ) from None
+    if not data:
+        raise ModelError("the given model is empty")
+    opened = _parse(WeightBytes(data), "the given model")
+    _resolve_external(opened)
+    return opened
+
+
+def _require_file(path: Path) -> None:
+    if path.is_dir():
+        models = sorted(entry.name for entry in path.glob("*.onnx"))[:5]
+        hint = f"give one of its files: {', '.join(models)}" if models else "it holds no .onnx file"
+        raise ModelError(f"'{path}' is a folder, not a model file; {hint}")
+    if not path.exists():
+        raise ModelError(f"'{path}' does not exist{_near(path)}")
+    if not path.is_file():
+        raise ModelError(f"'{path}' is not a regular file")
+    if path.stat().st_size == 0:
+        raise ModelError(f"'{path}' is empty (0 bytes): copy or export it again")
+
+
+def _near(path: Path) -> str:
+    """What the user may have meant: files beside it with such a name."""
+    if not path.parent.is_dir():
+        return f": there is no folder '{path.parent}'"
+    names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
+    close = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
+    close = close or [name for name in sorted(names) if name.endswith(".onnx")][:3]
+    return f". Near it: {', '.join(close)}" if close else ""
+
+
+def _parse(source: WeightBytes, label: str) -> Opened:
+    start = bytes(source.buffer[:64])
+    hint = next((f": {what}" for at, magic, what in OTHER_FILES if start[at:].startswith(magic)), "")
+    if _is_text(start):
+        hint = ": it is a text file"
+    try:
+        skeleton, spans = wire.deflate(source.buffer, largest=INLINE_BYTES)
+        model = _decode(skeleton)
+    except wire.TooDeepError:
+        text = f"its graphs are nested deeper than protobuf reads, about {MAX_BODIES} within one another"
+        raise ModelError(f"{label} cannot be read: {text}") from None
+    except (ValueError, DecodeError) as error:
+        reason = f" ({error})" if isinstance(error, ValueError) and not hint else ""
+        raise ModelError(f"{label} cannot be read{hint or ': ' + NOT_ONNX}{reason}") from None
+    if not model.HasField("graph") or not model.ir_version:
+        lacks = "graph" if not model.HasField("graph") else "ir_version"
+        raise ModelError(f"{label} cannot be read{hint or ': ' + NOT_ONNX} (no {lacks})")
+    broken = next((text for text in texts(model) if isinstance(text, bytes)), None)
+    if broken is not None:
+        raise ModelError(f"{label} cannot be read: the name {broken!r} in it is not text, the file is damaged")
+    return Opened(model, [Payload(source, span.offset, span.length) for span in spans])
+
+
+def _decode(skeleton: bytes) -> ModelProto:
+    try:
+        model: ModelProto = ModelProto.FromString(skeleton)
+    except DecodeError:
+        wire.require_shallow(skeleton)
+        raise
+    return model
+
+
+def _is_text(start: bytes) -> bool:
+    return bool(start) and all(byte in b"\t\r\n" or 32 <= byte < 127 for byte in start)
+
+
+def _resolve_external(opened: Opened) -> None:
+    """In place: every external tensor becomes a reference to a payload, or holds its values where they are few."""
+    sources: dict[Path, WeightBytes] = {}
+    own = {str(number) for number in range(len(opened.payloads))}
+    for tensor, where in tensor_protos(opened.model):
+        if tensor.data_location != TensorProto.EXTERNAL:
+            continue
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if wire.REFERENCE in entries:
+            if entries[wire.REFERENCE] not in own:  # one that `deflate` did not write
+                raise ModelError(f"{opened.label}: tensor '{where}' has an external_data entry that is not ONNX's")
+            own.discard(entries[wire.REFERENCE])
+            continue
+        payload = _external_payload(tensor, where, entries, opened, sources)
+        tensor.ClearField("data_location")
+        tensor.ClearField("external_data")
+        if payload is None or payload.length <= INLINE_BYTES:
+            raw = (
+                b""
+                if payload is None
+                else bytes(payload.source.buffer[payload.offset : payload.offset + payload.length])
+            )
+            tensor.raw_data = raw
+            continue
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key=wire.REFERENCE, value=str(len(opened.payloads)))
+        opened.payloads.append(payload)
+    opened.files.extend(sources)
+    opened.sources.extend(sources.values())
+
+
+def _external_payload(
+    tensor: TensorProto, where: str, entries: dict[str, str], opened: Opened, sources: dict[Path, WeightBytes]
+) -> Payload | None:
+    """Where an external tensor lies, its file mapped; None for a tensor without elements."""
+    check_tensor(tensor, where)
+    length = byte_size(tensor.data_type, prod(tensor.dims))
+    location = entries.get("location", "")
+    if tensor.data_type == TensorProto.STRING:
+        raise ModelError(f"tensor '{where}' holds strings in external data, which ONNX does not allow")
+    file = _external_file(where, location, opened)
+    try:
+        offset = int(entries.get("offset", 0))
+        given = int(entries.get("length", length))
+    except ValueError:
+        raise ModelError(f"tensor '{where}': offset and length of its external data must be whole numbers") from None
+    if given != length:
+        raise ModelError(f"tensor '{where}' needs {length} bytes, and the model says {given} lie in '{location}'")
+    size = file.stat().st_size
+    if offset < 0 or offset + length > size:
+        raise ModelError(
+            f"tensor '{where}' lies at bytes {offset} to {offset + length} of '{location}', "
+            f"which has only {size}: the file is cut off or of another model"
+        )
+    if length == 0:
+        return None
+    if file not in sources:
+        try:
+            sources[file] = WeightBytes.map(file)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"external data '{file}' of tensor '{where}' cannot be read: {_reason(error)}") from None
+    return Payload(sources[file], offset, length)
+
+
+def _reason(error: Exception) -> str:
+    """The cause alone: the text of an OSError repeats the path."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _external_file(where: str, location: str, opened: Opened) -> Path:
+    """The file of an external tensor, which must lie in the model's folder."""
+    if opened.path is None:
+        raise ModelError(
+            f"tensor '{where}' of the given model has its values in the file '{location}': give the model's path"
+        )
+    if not location:
+        raise ModelError(f"tensor '{where}' is external, and the model does not say in which file it lies")
+    folder = opened.path.parent.resolve()
+    try:
+        file = (folder / location).resolve()
+        regular = file.is_file()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, links that lead to themselves, a NUL
+        text = repr(location if len(location) <= SHOWN else f"{location[:SHOWN]}...")
+        raise ModelError(f"tensor '{where}' has its values in {text}, which is no file: {_reason(error)}") from None
+    if Path(location).is_absolute() or not file.is_relative_to(folder):
+        raise ModelError(
+            f"tensor '{where}' has its values in '{location}', outside the model's folder: refused. "
+            f"Put the file beside {opened.label}"
+        )
+    if not regular:
+        raise ModelError(f"'{location}' with the values of tensor '{where}' is missing beside {opened.label}")
+    return file

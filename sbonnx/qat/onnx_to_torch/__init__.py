@@ -1,0 +1,1 @@
+"""ONNX graph to `torch.fx.GraphModule`."""

@@ -1,0 +1,1 @@
+"""Training loop: losses, augmentation, schedules, checkpoints, weight averages."""

@@ -1,0 +1,1 @@
+"""Sections of a recipe: their keys, defaults and allowed values."""

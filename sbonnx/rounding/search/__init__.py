@@ -1,0 +1,1 @@
+"""Discrete search of quantized weights: beam search, tabu search, coordinate descent."""

@@ -1,0 +1,241 @@
+"""Babai's nearest plane with a beam: columns are rounded one after another, several codes of each kept in play."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sbonnx.moments import Moments
+from sbonnx.native import address
+from sbonnx.rounding.base import Grid
+from sbonnx.rounding.search import compiled as native
+from sbonnx.rounding.search.compiled import over_rows
+from sbonnx.rounding.search.factor import back_substitute
+from sbonnx.spec import Array
+
+
+@dataclass(frozen=True)
+class Planes:
+    """A rounding problem with its columns in the order of rounding: float32, (G, O, K) where not said otherwise.
+
+    Attributes:
+        weight, scale, zero: of the grid.
+        target: the weight, shifted to where quantized inputs want it.
+        factor: M_jk / M_kk, (G, K, K), unit upper triangular.
+        pivots: M_kk squared, (G, K).
+        qmin, qmax: of the grid.
+    """
+
+    weight: Array
+    scale: Array
+    zero: Array
+    target: Array
+    factor: Array
+    pivots: Array
+    qmin: int
+    qmax: int
+
+    @staticmethod
+    def of(grid: Grid, order: Array, factor: Array, right: Array | None = None) -> Planes:
+        """The problem of `grid` by `factor` M (G, K, K) of its moments, damped or not, in `order` (G, K).
+
+        Where quantized inputs are not the float ones, `right` is ``w (B - A)``, (G, O, K).
+        """
+        weight, scale, zero = (columns(part, order) for part in (grid.weight, grid.scale, grid.zero))
+        pivots = np.einsum("gkk->gk", factor)
+        target = weight
+        if right is not None:
+            target = weight + back_substitute(columns(right, order), factor) / pivots[:, None, :]
+        unit = factor / pivots[:, None, :]
+        return Planes(
+            weight.astype(np.float32),
+            scale.astype(np.float32),
+            zero.astype(np.float32),
+            target.astype(np.float32),
+            unit.astype(np.float32),
+            np.square(pivots).astype(np.float32),
+            grid.qmin,
+            grid.qmax,
+        )
+
+    def part(self, groups: slice, outputs: slice) -> Planes:
+        """The problem of some of the groups and outputs."""
+        weight, scale = self.weight[groups, outputs], self.scale[groups, outputs]
+        zero, target = self.zero[groups, outputs], self.target[groups, outputs]
+        return replace(
+            self,
+            weight=weight,
+            scale=scale,
+            zero=zero,
+            target=target,
+            factor=self.factor[groups],
+            pivots=self.pivots[groups],
+        )
+
+
+def shift(grid: Grid, moments: Moments) -> Array | None:
+    """What quantized inputs ask of the weight beyond the float one, ``w (B - A)``, (G, O, K); None for nothing."""
+    return None if moments.is_one_stream else grid.weight @ (moments.b - moments.a)
+
+
+def columns(matrices: Array, order: Array) -> Array:
+    """(G, O, K) with the columns of each group in `order` (G, K)."""
+    return np.asarray(np.take_along_axis(matrices, order[:, None, :], axis=2))
+
+
+def search(planes: Planes, beams: int, block: int) -> tuple[Array, Array]:
+    """Codes (G, O, K), in the order of rounding, and what they cost, (G, O); float32.
+
+    Each output keeps its `beams` best choices of codes so far: every one goes on with its nearest and its second
+    nearest code, and the best of them, by ``sum over k of M_kk^2 (free_k - v_k)^2``, stay. One beam is GPTQ.
+    A block of columns is settled when the block after it is done: choices that differ from the best one there are
+    dropped, so that what lies further back is the same for all, and its error is carried on once.
+
+    Args:
+        planes: the problem.
+        beams: at least 1.
+        block: columns, at least 1.
+
+    Returns:
+        codes; their squared output error by the factor's moments, summed over rows, up to a constant of the layer
+        where quantized inputs shift the target.
+    """
+    groups, outputs, count = planes.weight.shape
+    state = _Beams(groups, outputs, beams)
+    codes, error = np.empty_like(planes.weight), np.empty_like(planes.weight)
+    pending: tuple[slice, Array, Array] | None = None
+    for start in range(0, count, block):
+        part = slice(start, min(start + block, count))
+        settled = pending[0].start if pending else start
+        free = planes.target[:, :, part] + error[:, :, :settled] @ planes.factor[:, :settled, part]
+        free = state.for_all(free)
+        if pending:
+            before = pending[0]
+            free += pending[2] @ planes.factor[:, before, part]
+        own, parents = state.round_block(planes, part, free)
+        if pending:
+            kept = state.settle(state.follow(pending[1], parents))
+            before = pending[0]
+            codes[:, :, before] = kept
+            error[:, :, before] = _errors(planes, before, kept)
+        pending = part, own, state.errors(planes, part, own)
+    if pending:
+        codes[:, :, pending[0]] = state.best(pending[1])
+    return codes, state.cost.min(axis=1).reshape(groups, outputs)
+
+
+def _errors(planes: Planes, part: slice, codes: Array) -> Array:
+    """What the weight loses by codes (G, O, B) of the columns `part`."""
+    lost = planes.weight[:, :, part] - (codes - planes.zero[:, :, part]) * planes.scale[:, :, part]
+    return np.asarray(lost)
+
+
+class _Beams:
+    """The choices that are in play: rows (G, O * beams), and what each has cost so far, (G * O, beams)."""
+
+    def __init__(self, groups: int, outputs: int, beams: int) -> None:
+        self.groups, self.outputs, self.beams = groups, outputs, beams
+        self.cost = np.full((groups * outputs, beams), np.inf, np.float32)
+        self.cost[:, 0] = 0.0
+        self.first = (np.arange(groups * outputs) * beams)[:, None]
+
+    def for_all(self, values: Array) -> Array:
+        """(G, O, B) for every beam, (G, O * beams, B), a new array."""
+        return np.repeat(values, self.beams, axis=1)
+
+    def follow(self, rows: Array, parents: Array) -> Array:
+        """The rows (G, O * beams, B) that the beams of now come from; `parents` (G * O * beams,)."""
+        return rows if self.beams == 1 else rows.reshape(len(parents), -1)[parents].reshape(rows.shape)
+
+    def errors(self, planes: Planes, part: slice, own: Array) -> Array:
+        """`_errors` of the codes of all beams, (G, O * beams, B)."""
+        wide = own.reshape(self.groups, self.outputs, self.beams, -1)
+        weight, zero, scale = (each[:, :, None, part] for each in (planes.weight, planes.zero, planes.scale))
+        return np.asarray((weight - (wide - zero) * scale).reshape(own.shape))
+
+    def best(self, rows: Array) -> Array:
+        """The rows of the cheapest beam of each output, (G, O, B) of (G, O * beams, B)."""
+        wide = rows.reshape(self.groups * self.outputs, self.beams, -1)
+        kept = wide[np.arange(len(wide)), self.cost.argmin(axis=1)]
+        return np.asarray(kept.reshape(self.groups, self.outputs, -1))
+
+    def settle(self, rows: Array) -> Array:
+        """The codes of the cheapest beam (G, O, B); beams whose codes (G, O * beams, B) are others are out."""
+        kept = self.best(rows)
+        if self.beams > 1:
+            same = (rows.reshape(self.groups, self.outputs, self.beams, -1) == kept[:, :, None]).all(axis=3)
+            self.cost[~same.reshape(self.cost.shape)] = np.inf
+        return kept
+
+    def round_block(self, planes: Planes, part: slice, free: Array) -> tuple[Array, Array]:
+        """Rounds the columns `part`; `free` (G, O * beams, B) is where their weights would best be, and is used up.
+
+        Returns:
+            the codes of the beams that are left, (G, O * beams, B), and the rows (G * O * beams,) they began from.
+        """
+        width = free.shape[2]
+        triangle = np.ascontiguousarray(planes.factor[:, part, part])
+        pivots = np.ascontiguousarray(planes.pivots[:, part])
+        weight, scale, zero = (
+            np.ascontiguousarray(each[:, :, part]) for each in (planes.weight, planes.scale, planes.zero)
+        )
+        if native.loops is not None:
+            return self._compiled(free, (weight, scale, zero, pivots, triangle), planes.qmin, planes.qmax)
+        weight, scale, zero = (np.moveaxis(each, 2, 0).reshape(width, -1, 1) for each in (weight, scale, zero))
+        pivots = np.repeat(pivots.T, self.outputs, axis=1)[:, :, None]
+        free = free.reshape(-1, width)
+        steps: list[tuple[Array, Array]] = []
+        for k in range(width):
+            at = free[:, k].reshape(self.cost.shape)
+            code, parents = self._choose(at, scale[k], zero[k], pivots[k], planes.qmin, planes.qmax)
+            steps.append((code.reshape(-1), parents))
+            if k + 1 == width:
+                break
+            lost = (weight[k] - (code - zero[k]) * scale[k]).reshape(self.groups, -1, 1)
+            rest = free[:, k + 1 :] if self.beams == 1 else free[parents, k + 1 :]
+            wide = rest.reshape(self.groups, -1, width - k - 1)
+            wide += lost * triangle[:, k, None, k + 1 :]
+            free[:, k + 1 :] = rest
+        return self._trace(steps)
+
+    def _compiled(
+        self, free: Array, block: tuple[Array, Array, Array, Array, Array], qmin: int, qmax: int
+    ) -> tuple[Array, Array]:
+        """What `round_block` does below, for each output on its own."""
+        codes, began = np.empty_like(free), np.empty(self.cost.size, np.int64)
+        rows, width = len(self.cost), free.shape[2]
+        arrays = tuple(address(each) for each in (free, *block, self.cost, codes, began))
+        before = (*arrays, self.outputs, self.beams, width)
+        over_rows("beam", before, rows, (qmin, qmax), rows * self.beams * width * width // 2)
+        return codes, began
+
+    def _choose(
+        self, free: Array, scale: Array, zero: Array, pivot: Array, qmin: int, qmax: int
+    ) -> tuple[Array, Array]:
+        """The codes (G * O, beams) of one column, and the rows that they go on from, (G * O * beams,)."""
+        ratio = free / scale + zero
+        near = np.rint(ratio)
+        first = np.clip(near, qmin, qmax)
+        weight = scale * scale * pivot
+        better = self.cost + weight * np.square(ratio - first)
+        if self.beams == 1:
+            self.cost = better
+            return first, self.first[:, 0]
+        second = np.clip(near + np.where(ratio > near, 1, -1).astype(np.float32), qmin, qmax)
+        worse = np.where(first == second, np.inf, self.cost + weight * np.square(ratio - second))
+        costs = np.concatenate([better, worse], axis=1)
+        picks = costs.argsort(axis=1, kind="stable")[:, : self.beams]
+        self.cost = np.take_along_axis(costs, picks, axis=1)
+        code = np.take_along_axis(np.concatenate([first, second], axis=1), picks, axis=1)
+        return code, (picks % self.beams + self.first).reshape(-1)
+
+    def _trace(self, steps: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+        """The codes of all columns of a block, and the rows that its beams began from, from those of each step."""
+        codes = np.empty((self.cost.size, len(steps)), np.float32)
+        row = np.arange(self.cost.size)
+        for k in range(len(steps) - 1, -1, -1):
+            code, parents = steps[k]
+            codes[:, k] = code[row]
+            row = parents[row]
+        return codes.reshape(self.groups, -1, len(steps)), row

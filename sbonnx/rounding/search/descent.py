@@ -1,0 +1,109 @@
+"""Coordinate descent: one code at a time to the whole number that is best given all the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from sbonnx.moments import Moments
+from sbonnx.native import address
+from sbonnx.rounding.base import Grid
+from sbonnx.rounding.search import compiled as native
+from sbonnx.rounding.search.compiled import over_rows
+from sbonnx.spec import Array
+
+DEAD: Final = 1e-10
+"""An input whose mean square is below this share of the largest one of its group is read as constant 0."""
+
+
+def alive(square: Array) -> Array:
+    """Which inputs are not constant 0, (G, K), from their mean squares (G, K)."""
+    return np.asarray(square > DEAD * square.max(axis=1, keepdims=True))
+
+
+def descend(grid: Grid, codes: Array, moments: Moments, sweeps: int) -> Array:
+    """`codes` after descending the squared output error; never worse than before, up to rounding.
+
+    The error is quadratic in each code: ``v A v' - 2 w B v'`` with the gradient ``2 r``, ``r = v A - w B``, has its
+    least over v_k at ``v_k - r_k / A_kk``. Every output takes that step, rounded to its own codes, one column after
+    another; sweeps end when no code changes.
+
+    Args:
+        grid: the weight and what it may become, (G, O, K).
+        codes: whole numbers (G, O, K) of any type, within the grid's range.
+        moments: of the layer's inputs.
+        sweeps: at most so many passes over the columns.
+
+    Returns:
+        float64 whole numbers (G, O, K), a new array.
+    """
+    before = np.array(codes, np.float64)
+    if sweeps == 0 or before.size == 0:
+        return before
+    rest = grid.values(before) @ moments.a - grid.weight @ moments.b
+    diagonal = np.einsum("gkk->gk", moments.a)
+    moves = alive(diagonal)
+    step = np.where(moves, -1.0 / np.where(moves, diagonal, 1.0), 0.0)[:, None, :] / grid.scale
+    short = partial(np.ascontiguousarray, dtype=np.float32)
+    state = _State(short(before), short(rest), short(step), short(grid.scale), short(moments.a), grid.qmin, grid.qmax)
+    return state.in_numpy(sweeps) if native.loops is None else state.compiled(sweeps)
+
+
+@dataclass(frozen=True)
+class _State:
+    """The codes, and what the next step needs: all float32, (G, O, K), but for `a`, (G, K, K)."""
+
+    codes: Array
+    rest: Array
+    step: Array
+    scale: Array
+    a: Array
+    qmin: int
+    qmax: int
+
+    def compiled(self, sweeps: int) -> Array:
+        """The codes after so many sweeps, float64; one output after another."""
+        groups, outputs, columns = self.codes.shape
+        arrays = (address(each) for each in (self.a, self.rest, self.step, self.scale, self.codes))
+        rows = groups * outputs
+        over_rows("descend", (*arrays, outputs, columns), rows, (self.qmin, self.qmax, sweeps), rows * columns * sweeps)
+        return self.codes.astype(np.float64)
+
+    def in_numpy(self, sweeps: int) -> Array:
+        """The same, column by column, bit for bit."""
+        # Outputs that no longer move are left out: rows where there is one group, else whole groups.
+        found = self.codes.astype(np.float64)
+        axis = 1 if len(found) == 1 else 0
+        state, moving = self, np.arange(found.shape[axis])
+        for _ in range(sweeps):
+            moved = np.asarray(state.sweep().any(axis=1 - axis))
+            found[(slice(None), moving) if axis else moving] = state.codes
+            if not moved.any():
+                break
+            if moved.mean() < 0.8:
+                state, moving = state.only(moved, axis), moving[moved]
+        return found
+
+    def only(self, moved: Array, axis: int) -> _State:
+        """The rows (axis 1) or the groups (axis 0) that `moved` says."""
+        codes, rest, step, scale = (
+            np.compress(moved, part, axis) for part in (self.codes, self.rest, self.step, self.scale)
+        )
+        return replace(self, codes=codes, rest=rest, step=step, scale=scale, a=self.a if axis else self.a[moved])
+
+    def sweep(self) -> Array:
+        """One pass over all columns; which outputs (G, O) changed."""
+        changed = np.zeros(self.codes.shape[:2], bool)
+        for k in range(self.codes.shape[2]):
+            old = self.codes[:, :, k]
+            new = np.clip(np.rint(old + self.rest[:, :, k] * self.step[:, :, k]), self.qmin, self.qmax)
+            delta = (new - old) * self.scale[:, :, k]
+            where = np.nonzero(delta)
+            if where[0].size:
+                self.codes[:, :, k] = new
+                self.rest[where] += delta[where][:, None] * self.a[where[0], k]
+                changed[where] = True
+        return changed

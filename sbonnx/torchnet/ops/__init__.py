@@ -1,0 +1,1 @@
+"""Torch implementations of ONNX operators, by subject."""
