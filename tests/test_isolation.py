@@ -13,8 +13,8 @@ import pytest
 
 from sbonnx import isolation
 from tests.calib.observing import PLAIN, batches
-from tests.calib.test_shards import shared
-from tests.models import residual
+from tests.calib.workers.test_shards import shared
+from tests.support.models import residual
 
 ROOT = Path(__file__).resolve().parents[1]
 

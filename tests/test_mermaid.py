@@ -6,7 +6,7 @@ import math
 
 from sbonnx.graph import load
 from sbonnx.mermaid import colours, mermaid
-from tests.models import residual
+from tests.support.models import residual
 
 
 def test_from_white_to_red() -> None:

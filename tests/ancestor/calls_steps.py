@@ -17,7 +17,7 @@ from sbonnx.recipe import parse_qconfig, update_config
 from sbonnx.spec import Array
 from tests.ancestor.networks import residual_block
 from tests.ancestor.qconfigs import SPARSEBIT_SCALES, virtual, written
-from tests.models import run
+from tests.support.models import run
 
 IMAGES: Final = np.random.default_rng(3).standard_normal((8, 3, 8, 8)).astype(np.float32)
 LO, HI = float(IMAGES.min()), float(IMAGES.max())

@@ -22,7 +22,7 @@ import onnx
 import pytest
 
 from tests.ancestor.qconfigs import Placed, exported, placed, virtual
-from tests.models import batchnorm, model
+from tests.support.models import batchnorm, model
 
 FIRST = {
     "Conv": ("float[2,4,6,6]", "t = Conv (x, w4)"),

@@ -18,7 +18,7 @@ from sbonnx.api import quantize
 from sbonnx.quant_model import QuantModel
 from sbonnx.spec import Array
 from tests.ancestor.qconfigs import SPARSEBIT_SCALES, scale_and_zero, virtual, written
-from tests.models import model
+from tests.support.models import model
 
 Cell = tuple[float, int]
 

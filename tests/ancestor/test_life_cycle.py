@@ -18,7 +18,7 @@ from sbonnx.quant_model import LifeCycleError, QuantModel
 from sbonnx.spec import Array
 from tests.ancestor.networks import residual_block
 from tests.ancestor.qconfigs import virtual, written
-from tests.models import model, run
+from tests.support.models import model, run
 
 IMAGES = np.random.default_rng(3).standard_normal((8, 3, 8, 8)).astype(np.float32)
 

@@ -21,7 +21,7 @@ from sbonnx.spec import Array
 from tests.ancestor import networks
 from tests.ancestor.networks import DEIT_BLOCKS
 from tests.ancestor.qconfigs import TENSORRT_8_8, Placed, placed, random_feeds, virtual, written
-from tests.models import run
+from tests.support.models import run
 
 TOLERANCE = 1e-4
 """Of the ancestor's tests, absolute and relative, with quantization off."""

@@ -14,7 +14,7 @@ import pytest
 
 from tests.ancestor.networks import residual_block
 from tests.ancestor.qconfigs import exported, placed, virtual
-from tests.models import model
+from tests.support.models import model
 
 BLOCK = {
     "x": ["/conv1/Conv", "/skip/Conv"],

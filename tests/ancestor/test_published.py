@@ -22,7 +22,7 @@ from sbonnx.spec import Array
 from tests.ancestor import examples
 from tests.ancestor.networks import residual_block
 from tests.ancestor.qconfigs import placed, random_feeds
-from tests.models import run
+from tests.support.models import run
 
 Recipe = dict[str, Any]
 

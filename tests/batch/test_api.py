@@ -23,7 +23,7 @@ from sbonnx.batch.state import State
 from sbonnx.errors import OutputError, RecipeError
 from tests.batch import works
 from tests.batch.works import Begun, statuses
-from tests.models import residual
+from tests.support.models import residual
 
 ROOT = Path(__file__).resolve().parents[2]
 FAST = (("ROUNDING", "nearest"), ("BIAS_CORRECTION", "none"))

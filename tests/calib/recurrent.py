@@ -6,7 +6,7 @@ from typing import Any
 
 import onnx
 
-from tests.models import model
+from tests.support.models import model
 
 STEP = """
 agraph (float[N,4] x, float[N,8] h) => (float[N,8] next, float[N,2] y) {

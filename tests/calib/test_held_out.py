@@ -16,7 +16,7 @@ from sbonnx.calib.held_out import FEWEST, FEWEST_SEQUENCES, MOST, HeldOutSplit, 
 from sbonnx.calib.recurrent import unroll
 from sbonnx.cli.output.metric_tables import measured
 from tests.calib.recurrent import BACK, step
-from tests.models import model
+from tests.support.models import model
 
 IMAGES = np.load(digits().calib)["image"]
 GRAPH = graphs.load(digits().model)

@@ -15,7 +15,7 @@ from sbonnx.assets import digits
 from sbonnx.backends import BACKENDS
 from sbonnx.cli import main
 from sbonnx.cli.demo import _problems
-from tests.models import run
+from tests.support.models import run
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 from sbonnx.cli import main
-from tests.models import model, residual, run
+from tests.support.models import model, residual, run
 
 X = np.random.default_rng(3).standard_normal((4, 256)).astype(np.float32)
 

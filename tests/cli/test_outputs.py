@@ -14,7 +14,7 @@ from sbonnx.calib.cache.sketch_files import write_whole
 from sbonnx.cli import main
 from sbonnx.errors import OutputError
 from sbonnx.graph.storage import files
-from tests.bad_place import check_line, good_place, line, state
+from tests.support.bad_place import check_line, good_place, line, state
 
 Make = Callable[[Path], None]
 

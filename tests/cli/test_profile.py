@@ -12,7 +12,7 @@ import pytest
 
 from sbonnx.cli import main
 from sbonnx.cli.output.bars import bar
-from tests.models import residual
+from tests.support.models import residual
 
 COMMAND = ("profile", "m.onnx", "--data", "d.npz")
 PLAIN = ("--bits", "w4a8", "--backend", "virtual", "--set", "rounding=nearest", "--set", "bias_correction=none")

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from sbonnx.cli import main, options
 from sbonnx.recipe import load
 from sbonnx.spec import Array
-from tests.models import model, run
+from tests.support.models import model, run
 
 X = np.random.default_rng(3).standard_normal((16, 3, 8, 8)).astype(np.float32)
 

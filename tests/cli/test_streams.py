@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from sbonnx.assets import digits
 from sbonnx.cli.output.errors import line_of
 from sbonnx.errors import DataError, DeviceError, ModelError
-from tests.bad_place import good_place
+from tests.support.bad_place import good_place
 
 ROOT = Path(__file__).resolve().parents[2]
 

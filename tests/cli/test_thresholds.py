@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 from sbonnx.cli import main
-from tests.models import residual
+from tests.support.models import residual
 
 COMMAND = ("quantize", "m.onnx", "--data", "d.npz", "-o", "q.onnx", "--backend", "onnxruntime")
 

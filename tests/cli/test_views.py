@@ -14,7 +14,7 @@ from sbonnx import recipe as recipes
 from sbonnx.assets import digits
 from sbonnx.cli import main
 from sbonnx.plan import from_dict, to_dict
-from tests.models import batchnorm, model, run
+from tests.support.models import batchnorm, model, run
 
 MODEL = str(digits().model)
 

@@ -9,7 +9,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from sbonnx.spec import Array
-from tests.models import model, run
+from tests.support.models import model, run
 
 ZOO = """
 agraph (float[N,3,12,12] x) => (float[N,5] y) {

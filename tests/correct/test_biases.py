@@ -13,8 +13,8 @@ from sbonnx.correct import bias_of, biases_of, give_biases
 from sbonnx.graph import Graph
 from sbonnx.graph.query import constant, node_by_name
 from sbonnx.spec import Array
-from tests.models import model, run
 from tests.patterns.layers import LAYERS, Layer
+from tests.support.models import model, run
 
 
 def layer_model(layer: Layer) -> onnx.ModelProto:

@@ -14,7 +14,7 @@ from sbonnx import graph as graphs
 from sbonnx.correct import record_normals
 from sbonnx.correct.expected import clipped, expected_inputs, rectified, spreads
 from sbonnx.spec import Array
-from tests.models import model, run
+from tests.support.models import model, run
 
 RNG = np.random.default_rng(7)
 POINTS = np.linspace(-8.5, 8.5, 40_001)

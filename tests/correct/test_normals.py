@@ -12,8 +12,8 @@ from sbonnx.correct import own_statistics, record_normals
 from sbonnx.graph.query import readers
 from sbonnx.prepare import prepare, read_recipe
 from tests.correct.normed import images, inner, zoo
-from tests.models import model, run
 from tests.patterns.layers import LAYERS, batchnorm
+from tests.support.models import model, run
 
 X = images(40)
 

@@ -20,7 +20,7 @@ from sbonnx.plan import modes
 from sbonnx.prepare import Prepared
 from sbonnx.spec import Array
 from tests.export.writing import ops, prepared, sqnr
-from tests.models import model, run
+from tests.support.models import model, run
 
 RNG = np.random.default_rng(0)
 WIDE = 64

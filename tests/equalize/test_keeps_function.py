@@ -15,7 +15,7 @@ from sbonnx.equalize.channel_flow.trace import Clips, trace
 from sbonnx.equalize.rules import RULES
 from sbonnx.equalize.scales import apply
 from sbonnx.spec import Array
-from tests.models import model, run
+from tests.support.models import model, run
 
 RELATIVE = 1e-5
 

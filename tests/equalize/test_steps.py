@@ -21,7 +21,7 @@ from sbonnx.graph.query import constant
 from sbonnx.quant_model import QuantModel
 from sbonnx.recipe import load
 from sbonnx.spec import Array
-from tests.models import model, run
+from tests.support.models import model, run
 
 RNG = np.random.default_rng(5)
 

@@ -15,7 +15,7 @@ import sbonnx
 from sbonnx.errors import RecipeError
 from sbonnx.spec import Array
 from tests.export.writing import kernels, ops, prepared, sqnr, without_data
-from tests.models import model, run
+from tests.support.models import model, run
 
 RNG = np.random.default_rng(0)
 

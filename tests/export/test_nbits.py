@@ -20,7 +20,7 @@ from sbonnx.export.nbits import blocked, pack
 from sbonnx.plan import modes
 from sbonnx.spec import Array
 from tests.export.writing import kernels, ops, prepared, solved, sqnr, without_data, written
-from tests.models import model, run
+from tests.support.models import model, run
 
 RNG = np.random.default_rng(0)
 PRODUCT = "agraph (float[N,K] x) => (float[N,M] y) { y = MatMul (x, w) }"

@@ -15,7 +15,7 @@ import pytest
 
 from sbonnx.spec import Array
 from tests.export.writing import both_forms, kernels, ops, sqnr, without_data
-from tests.models import run
+from tests.support.models import run
 
 pytestmark = pytest.mark.slow
 

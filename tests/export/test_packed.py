@@ -21,7 +21,7 @@ from sbonnx.plan import Solution
 from sbonnx.prepare import Prepared
 from sbonnx.spec import Array
 from tests.export.writing import kernels, ops, prepared, solved, sqnr, written
-from tests.models import model, run
+from tests.support.models import model, run
 
 NET = """
 agraph (float[N,16,12,12] x) => (float[N,10] y) {

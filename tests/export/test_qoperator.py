@@ -20,7 +20,7 @@ from sbonnx.export.sinks import changes_no_code
 from sbonnx.graph import Constant, Node, Variable
 from sbonnx.spec import Array, QParams, QuantSpec
 from tests.export.writing import both_forms, ops, sqnr
-from tests.models import model, residual, run
+from tests.support.models import model, residual, run
 
 RNG = np.random.default_rng(0)
 LEVELS = ("off", "all")

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.bad_models import good
 from tests.fuzz import seeds
+from tests.support.bad_models import good
 
 F: Final = TensorProto.FLOAT
 

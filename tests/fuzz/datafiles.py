@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from tests.fuzz.mutations import EDITS, TEXTS, damaged, messages, mutated
 from tests.fuzz.seeds import arrays, seed
-from tests.models import model as from_text
+from tests.support.models import model as from_text
 
 __all__ = ["data_files", "good_npz", "messages"]
 

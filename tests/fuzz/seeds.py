@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.models import model, residual
+from tests.support.models import model, residual
 
 
 def _plain() -> onnx.ModelProto:

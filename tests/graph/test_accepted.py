@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, helper, parser
 
 import sbonnx
 from sbonnx.cli import main
-from tests.models import model, run
+from tests.support.models import model, run
 
 X = np.random.default_rng(0).standard_normal((8, 3)).astype(np.float32)
 

@@ -13,7 +13,7 @@ from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
 
 from sbonnx.errors import ModelError
 from sbonnx.graph import load
-from tests.models import model
+from tests.support.models import model
 
 GOOD = "agraph (float[N,4] x) => (float[N,4] y) { h = Relu(x)  y = MatMul(h, w) }"
 

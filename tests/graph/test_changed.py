@@ -13,7 +13,7 @@ from sbonnx.errors import ModelError
 from sbonnx.graph import Graph, digest, load, save
 from sbonnx.graph.query import constant
 from sbonnx.graph.storage import mapping
-from tests.models import model
+from tests.support.models import model
 
 SIZE = 1 << 20
 compiled = pytest.mark.skipif(mapping.pages is None, reason="built without a C compiler")

@@ -25,7 +25,7 @@ from sbonnx.graph.digests import array_digests, outputs_digest, tensor_digests
 from sbonnx.graph.query import all_nodes, all_tensors, node_by_name, tensors_by_name
 from sbonnx.graph.storage.weights import Weights
 from tests.graph.digesting import IF, LOOP, changed, of, set_weight
-from tests.models import model, residual
+from tests.support.models import model, residual
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL = (
@@ -266,7 +266,7 @@ def test_digests_are_what_they_were() -> None:
 def test_another_process_finds_the_same() -> None:
     code = (
         "from sbonnx.graph import load; from sbonnx.graph.digests import outputs_digest;"
-        "from tests.models import residual; print(outputs_digest(load(residual())))"
+        "from tests.support.models import residual; print(outputs_digest(load(residual())))"
     )
     seeds = {
         subprocess.run(

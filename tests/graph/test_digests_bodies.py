@@ -9,7 +9,7 @@ import numpy as np
 from sbonnx.graph import Graph, Node, Variable, load
 from sbonnx.graph.digests import tensor_digests
 from tests.graph.digesting import IF, LOOP, changed, of, set_weight
-from tests.models import model
+from tests.support.models import model
 
 
 def test_a_branch_depends_on_its_condition_and_on_itself() -> None:

@@ -38,7 +38,7 @@ from sbonnx.graph.query import (
     shape,
     tensors_by_name,
 )
-from tests.models import model, run
+from tests.support.models import model, run
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)
 

@@ -13,7 +13,7 @@ from sbonnx.graph import Graph, digest, extract, load, to_proto
 from sbonnx.graph.query import all_nodes, all_tensors, constant, node_by_name, tensors_by_name
 from sbonnx.spec import Array
 from tests.graph.test_edit import BRANCHES, X, links_are_whole, long_chain
-from tests.models import model, residual, run
+from tests.support.models import model, residual, run
 
 
 def with_outputs(source: onnx.ModelProto, *names: str) -> onnx.ModelProto:

@@ -15,7 +15,7 @@ from sbonnx.graph import load, save
 from sbonnx.graph.edit import Names, add_constant
 from sbonnx.graph.query import constant, tensors_by_name
 from sbonnx.graph.storage.weights import SPILL_BYTES, array_chunks, spill
-from tests.models import run
+from tests.support.models import run
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS, LAYERS = 4096, 40  # 40 weights of 64 MiB: 2.5 GiB of float32

@@ -14,7 +14,7 @@ from sbonnx.errors import ModelError
 from sbonnx.graph import load, node_metadata, to_proto
 from sbonnx.graph.query import all_nodes
 from sbonnx.spec import Array
-from tests.models import run
+from tests.support.models import run
 
 TARGETS = (13, 18, 21)
 Case = tuple[int, str, dict[str, Any]]

@@ -22,7 +22,7 @@ from sbonnx.graph.query import (
     tensors_by_name,
 )
 from sbonnx.spec import Array
-from tests.models import model, run
+from tests.support.models import model, run
 
 
 def parsed(text: str, opset: str = '"": 17', ir: int = 8) -> ModelProto:

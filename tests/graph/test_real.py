@@ -15,7 +15,7 @@ from onnx import ModelProto, numpy_helper
 from sbonnx.errors import ModelError
 from sbonnx.graph import digest, load, save, to_proto
 from sbonnx.spec import Array
-from tests.models import run
+from tests.support.models import run
 
 NAMES = (
     "cifar_resnet20",

@@ -18,7 +18,7 @@ from sbonnx.errors import ModelError, OutputError
 from sbonnx.graph import Graph, digest, load, node_metadata, save, set_node_metadata, to_proto, write
 from sbonnx.graph.edit import Names, add_constant, insert_after
 from sbonnx.graph.query import tensors_by_name
-from tests.models import model, run
+from tests.support.models import model, run
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = "agraph (float[N,64] x) => (float[N,64] y) { h = MatMul(x, w)  y = Add(h, b) }"

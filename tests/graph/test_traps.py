@@ -10,9 +10,9 @@ import pytest
 from sbonnx.errors import ModelError
 from sbonnx.graph import load, to_proto
 from sbonnx.patterns import SIMPLIFY, apply
-from tests.models import model
 from tests.patterns.checks import assert_same_outputs, random_feeds
 from tests.patterns.simplified import ops
+from tests.support.models import model
 
 INTEGERS = [np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)]
 

@@ -14,7 +14,7 @@ from sbonnx.graph import Constant, load, save, serialize, to_proto
 from sbonnx.graph.model import Graph
 from sbonnx.graph.query import constant, dtype, tensors_by_name
 from sbonnx.spec import Array
-from tests.models import model, run
+from tests.support.models import model, run
 
 TYPES = {
     name: value

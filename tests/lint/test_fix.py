@@ -18,7 +18,7 @@ from sbonnx.spec import Array
 from tests.lint.qdq_models import CHANNELS, Net
 from tests.lint.seeded import BLOCKS, CASES, CONCAT, CONV, F32, I8, MORE, RESIDUAL, Case, pair
 from tests.lint.test_ort import SEEDED
-from tests.models import run
+from tests.support.models import run
 
 ISLANDS = Case(
     "xf = Cast<to = 1>(x)\nd_c = QuantizeLinear(xf, s, z)\nd = DequantizeLinear(d_c, s, z)\nh = Cast<to = 10>(d)\n"

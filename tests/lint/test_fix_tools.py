@@ -18,7 +18,7 @@ from sbonnx.lint.fix import fix
 from sbonnx.metrics import sqnr_db
 from sbonnx.spec import Array
 from tests.lint.test_tensorrt_tools import SWITCHES, Reader
-from tests.models import residual, run
+from tests.support.models import residual, run
 
 Feeds = list[dict[str, Array]]
 

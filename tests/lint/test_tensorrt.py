@@ -15,7 +15,7 @@ from sbonnx import graph as graphs
 from sbonnx.errors import ModelError, RecipeError
 from sbonnx.lint import RULES, TARGETS, Finding, lint
 from tests.lint.seeded import ASIDE, CASES, CONV, MORE, SCORES, Case
-from tests.models import residual
+from tests.support.models import residual
 
 TENSORRT = [target for target in TARGETS if target.startswith("tensorrt")]
 

@@ -14,7 +14,7 @@ import pytest
 import sbonnx
 from sbonnx.lint import TARGETS, Finding, lint
 from sbonnx.spec import Array
-from tests.models import residual
+from tests.support.models import residual
 
 TENSORRT = [target for target in TARGETS if target.startswith("tensorrt")]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sbonnx.moments.lags import LagPlan, lag_plan, tap_sums, volume
 from sbonnx.spec import Array
-from tests.linear_ops import FIXED, Linear, convolutions, transposed
+from tests.support.linear_ops import FIXED, Linear, convolutions, transposed
 
 
 def plan_of(case: Linear, *, same: bool) -> tuple[LagPlan, list[Array]]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sbonnx.moments import Moments, MomentSums, bytes_for, products
 from sbonnx.moments.products import Arrays, torch_arrays
 from sbonnx.spec import Array
-from tests.linear_ops import FIXED, Linear, linear_ops
+from tests.support.linear_ops import FIXED, Linear, linear_ops
 
 WAYS = {"as it likes": None, "by lags": True, "by rows": False}
 

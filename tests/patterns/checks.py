@@ -9,7 +9,7 @@ import onnx
 
 from sbonnx.graph import Constant, Graph, to_proto
 from sbonnx.graph.query import all_nodes, all_tensors, scopes
-from tests.models import run
+from tests.support.models import run
 
 Feeds = dict[str, np.ndarray]
 

@@ -34,7 +34,7 @@ class Layer:
         return f"{self.op}{attributes} ({', '.join(operands)})"
 
     def weights(self) -> dict[str, Any]:
-        """Shapes by name, for `tests.models.model`."""
+        """Shapes by name, for `tests.support.models.model`."""
         return {"w": self.w} if self.bias is None else {"w": self.w, "b": self.bias}
 
     def along(self, channels: int) -> tuple[int, ...]:

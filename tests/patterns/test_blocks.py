@@ -16,8 +16,8 @@ from onnx import helper
 
 from sbonnx.graph import load
 from sbonnx.patterns import FUSE, SIMPLIFY, Block, apply, find_blocks
-from tests.models import model, run
 from tests.patterns.checks import random_feeds
+from tests.support.models import model, run
 
 Function = Callable[[Any], Any]
 erf = np.vectorize(math.erf)

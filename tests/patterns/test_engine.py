@@ -14,8 +14,8 @@ from sbonnx.graph import Graph, load
 from sbonnx.graph.query import all_nodes, node_by_name
 from sbonnx.patterns import Applied, Const, Edit, Match, Maybe, Op, Or, Pattern, Var, X, apply, engine, match
 from sbonnx.patterns.sample import sample
-from tests.models import model
 from tests.patterns.checks import assert_same_outputs, assert_sound, random_feeds
+from tests.support.models import model
 
 Rewrite = Callable[[Match, Edit], None]
 

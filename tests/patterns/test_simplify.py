@@ -13,9 +13,9 @@ from sbonnx.graph import load, to_proto
 from sbonnx.graph.query import all_nodes
 from sbonnx.patterns import SIMPLIFY, apply
 from sbonnx.patterns.simplify.nothing import reshapes_nothing
-from tests.models import model
 from tests.patterns.checks import assert_same_outputs, assert_sound, random_feeds
 from tests.patterns.simplified import INT64, ints, ops, simplified, target
+from tests.support.models import model
 
 # -- nodes that do nothing, and the interface
 

@@ -13,7 +13,7 @@ from sbonnx.calib.calibrate import calibrate
 from sbonnx.errors import ModelError, OutputError
 from sbonnx.plan import load_solution, save_solution
 from sbonnx.prepare import prepare, read_recipe
-from tests.models import residual
+from tests.support.models import residual
 
 
 @pytest.mark.parametrize(("backend", "bits"), [("onnxruntime", "w8a8"), ("tensorrt", "w8a8"), ("virtual", "w4a6")])

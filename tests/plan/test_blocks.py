@@ -9,7 +9,7 @@ import pytest
 from sbonnx.graph import load
 from sbonnx.plan.blocks import block_for, in_blocks, summed_axis
 from sbonnx.spec import Array, QuantSpec
-from tests.models import model, run
+from tests.support.models import model, run
 
 CALLS = {
     "MatMul (x, w)": ((3, 8), (8, 5), 1),

@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 from sbonnx import graph as graphs
 from sbonnx.backends.onnxruntime.costs import load_costs
 from sbonnx.prepare import prepare, read_recipe
-from tests.models import model
+from tests.support.models import model
 
 
 def test_integer_convolutions_are_cheaper_and_pools_dearer() -> None:

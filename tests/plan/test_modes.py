@@ -12,7 +12,7 @@ from sbonnx.plan import Plan, from_dict, to_dict
 from sbonnx.plan.modes import METHODS
 from sbonnx.prepare import prepare, read_recipe
 from sbonnx.recipe.limits import MODE_LIMITS
-from tests.models import model, residual
+from tests.support.models import model, residual
 
 TWO = """
 agraph (float[N,384] x) => (float[N,8] y, float[N,3] z) {

@@ -21,7 +21,7 @@ from sbonnx.graph import Node, Tensor, query
 from sbonnx.plan.paying import SLACK_NS, SLACK_SHARE, unpaid
 from sbonnx.plan.survey import Survey
 from sbonnx.prepare import prepare, read_recipe
-from tests.models import model
+from tests.support.models import model
 
 WEIGHTS: dict[str, Any] = {f"w{index}": (4, 4, 1, 1) for index in range(4)}
 

@@ -12,7 +12,7 @@ from sbonnx import plan as plans
 from sbonnx.errors import RecipeError
 from sbonnx.plan import Plan
 from sbonnx.prepare import prepare, read_recipe
-from tests.models import model, residual
+from tests.support.models import model, residual
 
 
 def planned(proto: onnx.ModelProto, backend: str, recipe: Any = None, **overrides: Any) -> Plan:

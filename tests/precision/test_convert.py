@@ -10,7 +10,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from sbonnx.spec import Array
-from tests.models import model, run
 from tests.precision.converting import (
     assert_few_casts,
     casts,
@@ -21,6 +20,7 @@ from tests.precision.converting import (
     types,
     whys,
 )
+from tests.support.models import model, run
 
 LAYERNORM = """agraph (float[N,6,16] x) => (float[N,6,16] y) {
     t = Tanh (x)  l = Mul (t, wide)  m = ReduceMean <axes = [-1]> (l)

@@ -14,8 +14,8 @@ import sbonnx
 from sbonnx.lint import lint
 from sbonnx.metrics import sqnr_db
 from sbonnx.spec import Array
-from tests.models import run
 from tests.precision.converting import assert_few_casts, types
+from tests.support.models import run
 
 MODELS = (
     "cifar_resnet20",

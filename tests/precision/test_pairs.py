@@ -20,8 +20,8 @@ from sbonnx.lint import lint
 from sbonnx.plan.magnitudes import KINDS
 from sbonnx.precision.constants import exactly
 from sbonnx.spec import Array, Bounds, QuantSpec, params_from_bounds
-from tests.models import model, residual, run
 from tests.precision.converting import assert_few_casts, casts, made, normal, ops_by_type, types, whys
+from tests.support.models import model, residual, run
 
 FEEDS = normal(2, 3, 8, 8, count=6)
 

@@ -16,8 +16,8 @@ from sbonnx import precision
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.precision.measure import magnitudes
 from sbonnx.spec import Array
-from tests.models import run
 from tests.precision.converting import assert_few_casts, types
+from tests.support.models import run
 
 PLAIN = ("Relu", "Abs", "Neg", "Tanh", "Sigmoid", "Softmax", "Softplus", "Erf", "Identity", "Softsign")
 WITH_CONSTANT = ("Mul", "Add", "Sub", "Div", "Max", "Min")

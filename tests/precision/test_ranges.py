@@ -11,8 +11,8 @@ from sbonnx.calib.sketches import Sketch
 from sbonnx.plan.magnitudes import KINDS
 from sbonnx.precision.constants import exactly, misfit, rounding_db
 from sbonnx.precision.measure import magnitudes_of
-from tests.models import model, run
 from tests.precision.converting import assert_few_casts, convert, made, normal, ops_by_type, types, whys
+from tests.support.models import model, run
 
 
 @settings(max_examples=80, deadline=None)

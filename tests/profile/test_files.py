@@ -18,7 +18,7 @@ from sbonnx.errors import ModelError
 from sbonnx.metrics import sqnr_db
 from sbonnx.prepare import read_recipe
 from sbonnx.profile import losses, same_model, subject_of
-from tests.models import model, residual, run
+from tests.support.models import model, residual, run
 
 MODEL = str(digits().model)
 IMAGES = np.load(digits().calib)["image"][:24]

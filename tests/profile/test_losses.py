@@ -21,10 +21,10 @@ from sbonnx.prepare import prepare, read_recipe
 from sbonnx.profile import Column, losses, node_errors
 from sbonnx.profile.walk import Walk
 from sbonnx.spec import Array, QuantSpec
-from tests.calib.branching import nested
+from tests.calib.engine.branching import nested
 from tests.calib.naive import plan_linear
-from tests.calib.test_forward import with_qdq
-from tests.models import model, residual, run
+from tests.calib.quantized.test_forward import with_qdq
+from tests.support.models import model, residual, run
 
 ROOT = Path(__file__).resolve().parents[2]
 RNG = np.random.default_rng(3)
@@ -302,7 +302,7 @@ from sbonnx.calib.calibrate import calibrate
 from sbonnx.graph import load
 from sbonnx.profile import losses
 from tests.calib.naive import plan_linear
-from tests.models import residual
+from tests.support.models import residual
 
 def feeds(count):
     rng = np.random.default_rng(0)

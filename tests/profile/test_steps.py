@@ -13,11 +13,11 @@ from sbonnx.plan.types import Plan, Reader, Site
 from sbonnx.profile import losses
 from sbonnx.profile.steps import steps_of
 from sbonnx.spec import QuantSpec
-from tests.calib.branching import nested
+from tests.calib.engine.branching import nested
 from tests.calib.naive import plan_linear
-from tests.calib.test_forward import with_qdq
-from tests.models import model, residual, run
+from tests.calib.quantized.test_forward import with_qdq
 from tests.profile.test_losses import squared
+from tests.support.models import model, residual, run
 
 PARTS: dict[str, Any] = {"two": np.array(2), "first": np.array(0), "second": np.array(1)}
 X = np.random.default_rng(1).standard_normal((3, 4)).astype(np.float32)

@@ -22,7 +22,7 @@ from sbonnx.qat.export import learned  # noqa: E402
 from sbonnx.qat.module import float_twin, origin_of, weight_parameter  # noqa: E402
 from sbonnx.qat.training.loop import _optimizer  # noqa: E402
 from sbonnx.spec import Array  # noqa: E402
-from tests.models import model, run  # noqa: E402
+from tests.support.models import model, run  # noqa: E402
 
 MODEL = str(digits().model)
 IMAGES = np.load(digits().calib)["image"]

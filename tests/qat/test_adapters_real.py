@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 import sbonnx  # noqa: E402
 from sbonnx import qat  # noqa: E402
 from sbonnx.qat.adapters.lora import low_ranks  # noqa: E402
-from tests.models import run  # noqa: E402
+from tests.support.models import run  # noqa: E402
 
 RANK = 4
 LAYERS = 6

@@ -16,7 +16,7 @@ from sbonnx import qat  # noqa: E402
 from sbonnx.assets import digits  # noqa: E402
 from sbonnx.qat.agreement import disagreements  # noqa: E402
 from sbonnx.qat.module import origin_of  # noqa: E402
-from tests.models import model, run  # noqa: E402
+from tests.support.models import model, run  # noqa: E402
 
 MODEL = str(digits().model)
 IMAGES = np.load(digits().calib)["image"][:32]

@@ -19,8 +19,8 @@ import sbonnx  # noqa: E402
 from sbonnx import qat  # noqa: E402
 from sbonnx.errors import ModelError, RecipeError  # noqa: E402
 from sbonnx.qat.module import origin_of  # noqa: E402
-from tests.models import model  # noqa: E402
 from tests.qat.sent_back import assert_same_file  # noqa: E402
+from tests.support.models import model  # noqa: E402
 
 torch.set_num_threads(1)
 

@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 
 from sbonnx import qat  # noqa: E402
 from sbonnx.qat.module import origin_of  # noqa: E402
-from tests.models import batchnorm, model  # noqa: E402
 from tests.qat import distributed_worker as worker  # noqa: E402
+from tests.support.models import batchnorm, model  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 120

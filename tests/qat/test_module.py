@@ -24,8 +24,8 @@ from sbonnx.qat.fakequant import FakeQuant  # noqa: E402
 from sbonnx.qat.module import origin_of, within_codes  # noqa: E402
 from sbonnx.quant_model import LifeCycleError  # noqa: E402
 from sbonnx.spec import QParams, QuantSpec  # noqa: E402
-from tests.models import model, residual  # noqa: E402
 from tests.qat.sent_back import assert_same_file, constants  # noqa: E402
+from tests.support.models import model, residual  # noqa: E402
 
 MODEL = str(digits().model)
 IMAGES = np.load(digits().calib)["image"]
@@ -175,7 +175,7 @@ def test_the_float_twin_is_the_float_network() -> None:
     module = module_of("w2a2 affine", "lsq", "lsq")
     twin = qat.float_twin(module)
     assert not twin.training and not any(one.requires_grad for one in twin.parameters())
-    from tests.models import run
+    from tests.support.models import run
 
     expected = run(onnx.load(MODEL), FEEDS[0])["scores"]
     found = twin(image=torch.from_numpy(FEEDS[0]["image"]))["scores"].numpy()

@@ -15,7 +15,7 @@ from sbonnx.assets import digits
 from sbonnx.cli import main
 from sbonnx.quant_model import QuantModel
 from sbonnx.recipe.names import LEARNED
-from tests.models import run
+from tests.support.models import run
 
 torch = pytest.importorskip("torch")
 

@@ -18,8 +18,8 @@ from sbonnx.errors import ModelError  # noqa: E402
 from sbonnx.qat.onnx_to_torch.operators import Op  # noqa: E402
 from sbonnx.qat.onnx_to_torch.reimport import parameter_name, reimport, site_of  # noqa: E402
 from sbonnx.spec import Array  # noqa: E402
-from tests import models  # noqa: E402
-from tests.models import batchnorm, residual, run  # noqa: E402
+from tests.support import models  # noqa: E402
+from tests.support.models import batchnorm, residual, run  # noqa: E402
 
 torch.set_num_threads(1)
 

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from sbonnx import graph as graphs  # noqa: E402
 from sbonnx.errors import ModelError  # noqa: E402
 from sbonnx.qat.onnx_to_torch.reimport import reimport, settle  # noqa: E402
-from tests.models import model, residual, run  # noqa: E402
+from tests.support.models import model, residual, run  # noqa: E402
 
 torch.set_num_threads(1)
 

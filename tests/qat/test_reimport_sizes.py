@@ -16,7 +16,7 @@ from sbonnx.qat.onnx_to_torch.operators import Sizes  # noqa: E402
 from sbonnx.qat.onnx_to_torch.reimport import reimport  # noqa: E402
 from sbonnx.qat.onnx_to_torch.shape_arith import SIZES  # noqa: E402
 from sbonnx.torchnet import Call  # noqa: E402
-from tests.models import model, run  # noqa: E402
+from tests.support.models import model, run  # noqa: E402
 
 torch.set_num_threads(1)
 

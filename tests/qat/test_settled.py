@@ -15,8 +15,8 @@ from sbonnx import pipeline, qat  # noqa: E402
 from sbonnx.errors import DataError, ModelError  # noqa: E402
 from sbonnx.prepare import read_recipe  # noqa: E402
 from sbonnx.qat.module import keep_source, origin_of, trainable  # noqa: E402
-from tests.models import model  # noqa: E402
 from tests.qat.sent_back import assert_same_file, constants  # noqa: E402
+from tests.support.models import model  # noqa: E402
 
 torch.set_num_threads(1)
 

@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 from sbonnx import qat  # noqa: E402
 from sbonnx.assets import digits  # noqa: E402
 from sbonnx.qat.module import origin_of  # noqa: E402
-from tests.models import batchnorm, model  # noqa: E402
 from tests.qat.sent_back import assert_same_file, constants  # noqa: E402
+from tests.support.models import batchnorm, model  # noqa: E402
 
 torch.set_num_threads(1)
 

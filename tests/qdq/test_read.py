@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from sbonnx import graph as graphs
 from sbonnx import qdq
 from sbonnx.spec import Array
-from tests.models import model, residual, run
+from tests.support.models import model, residual, run
 
 
 class Reader:

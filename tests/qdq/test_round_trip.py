@@ -12,7 +12,7 @@ from sbonnx import qdq
 from sbonnx.graph import query
 from sbonnx.quant_model import QuantModel
 from sbonnx.spec import Array
-from tests.models import model, residual, run
+from tests.support.models import model, residual, run
 
 
 def calibrated(config: dict[str, Any], bits: str) -> tuple[QuantModel, dict[str, Array]]:

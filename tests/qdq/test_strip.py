@@ -23,7 +23,7 @@ from sbonnx.plan import Solution
 from sbonnx.prepare import Prepared, prepare, read_recipe
 from sbonnx.spec import Array
 from tests.lint.qdq_models import CHANNELS, Net
-from tests.models import model, residual, run
+from tests.support.models import model, residual, run
 
 Shape = list[tuple[str, str, list[str], list[str]]]
 

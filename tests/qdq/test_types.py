@@ -13,7 +13,7 @@ from sbonnx import qdq
 from sbonnx.plan import load_solution, save_solution
 from sbonnx.quant_model import QuantModel
 from sbonnx.spec import FP8, Array, QuantSpec
-from tests.models import model, residual, run
+from tests.support.models import model, residual, run
 
 WIDE = """
 agraph (float[N,48] x) => (float[N,20] y) {

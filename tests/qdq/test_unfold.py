@@ -15,7 +15,7 @@ from sbonnx import graph as graphs
 from sbonnx import qdq
 from sbonnx.qdq.layouts import CONCAT, CONTRIBUTED, LAYOUTS, UNKNOWN
 from sbonnx.spec import Array
-from tests.models import residual, run
+from tests.support.models import residual, run
 
 ATTRIBUTES: dict[str, dict[str, Any]] = {
     "QLinearConv": {"pads": [1, 1, 1, 1]},
@@ -192,7 +192,7 @@ def test_the_qoperator_form_of_a_residual_block(per_channel: bool, kind: str, tm
 
 def product(columns: int = 48) -> onnx.ModelProto:
     text = "agraph (float[3,64] x) => (float[3,N] y) { h = MatMul (x, w)\n y = Add (h, b) }"
-    from tests.models import model
+    from tests.support.models import model
 
     return model(text, w=(64, columns), b=columns)
 

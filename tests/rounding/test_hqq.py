@@ -15,7 +15,7 @@ from sbonnx.errors import RecipeError
 from sbonnx.plan.types import ObserverChoice, RoundingChoice, Site
 from sbonnx.rounding.hqq import BETA, ITERATIONS, KAPPA, POWER, half_quadratic, hqq_bounds
 from sbonnx.spec import Array, Bounds, QuantSpec, ScaleRule, params_from_bounds
-from tests.models import model
+from tests.support.models import model
 
 
 def site(spec: QuantSpec, scale: str = "observer") -> Site:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from tests.models import model
+from tests.support.models import model
 
 RNG = np.random.default_rng(0)
 CHANNELS = 8

@@ -15,7 +15,7 @@ import pytest
 import sbonnx
 from sbonnx import verify
 from sbonnx.spec import Array
-from tests.models import residual
+from tests.support.models import residual
 
 CODES = {"uint8", "int8"}
 

@@ -11,7 +11,7 @@ from onnx import helper
 
 from sbonnx import ops
 from sbonnx.verify.kernels import Kernels, count
-from tests.models import model
+from tests.support.models import model
 from tests.verify.qdq import CONV, END, IMAGE, NUMBERS, START, WEIGHT, named, needed, optimised, qdq
 
 

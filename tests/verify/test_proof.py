@@ -14,7 +14,7 @@ import sbonnx
 from sbonnx import verify
 from sbonnx.errors import ModelError
 from sbonnx.spec import Array
-from tests.models import model, residual, run
+from tests.support.models import model, residual, run
 from tests.verify.qdq import named, needed
 
 RNG = np.random.default_rng(1)

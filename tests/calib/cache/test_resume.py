@@ -1,0 +1,171 @@
+"""A cache makes a second run read instead of run, and a killed run go on; the numbers stay those of one plain run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sbonnx.calib import calibrator as calibrators
+from sbonnx.calib.calibrate import calibrate
+from sbonnx.calib.engine import observation as observe
+from sbonnx.calib.engine.sample_runner import Lane
+from sbonnx.calib.workers.shards import Shards
+from sbonnx.errors import DataError
+from sbonnx.graph import Graph, load
+from sbonnx.plan.types import ObserverChoice, Plan
+from sbonnx.spec import Array
+from tests.calib.naive import plan_linear
+from tests.calib.test_calibrate import same
+from tests.support.models import residual
+
+OBSERVERS = ("minmax", "moving_average", "percentile", "mse", "kl_histogram", "aciq", "auto")
+
+FEEDS: list[dict[str, Array]] = [
+    {"x": np.random.default_rng(seed).standard_normal((4, 3, 8, 8)).astype(np.float32) * (1 + seed)}
+    for seed in range(9)
+]
+
+
+@pytest.fixture
+def graph() -> Graph:
+    return load(residual())
+
+
+def plan_with(graph: Graph, observer: str) -> Plan:
+    return plan_linear(graph, observer=ObserverChoice(observer))
+
+
+@pytest.fixture
+def no_inference(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """From the call on, no session may be opened."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a session was opened")
+
+    return lambda: monkeypatch.setattr(observe, "LayerRunner", refuse)
+
+
+@pytest.mark.parametrize("granularity", ["whole", "layer"])
+def test_other_observers_run_nothing(graph: Graph, tmp_path: Path, granularity: Any, no_inference: Any) -> None:
+    plain = {name: calibrate(graph, plan_with(graph, name), FEEDS) for name in OBSERVERS}
+    first = calibrate(graph, plan_with(graph, "minmax"), FEEDS, cache=tmp_path / "cache", granularity=granularity)
+    assert same(first, plain["minmax"])
+    no_inference()
+    for name in OBSERVERS:
+        again = calibrate(graph, plan_with(graph, name), FEEDS, cache=tmp_path / "cache")
+        assert same(again, plain[name])
+        assert again.samples == plain[name].samples
+
+
+def test_a_changed_weight_runs_what_depends_on_it(graph: Graph, tmp_path: Path) -> None:
+    calibrate(graph, plan_with(graph, "minmax"), FEEDS, cache=tmp_path)
+    changed = load(residual(seed=1))
+    with pytest.raises(DataError, match="differs in model"):
+        calibrate(changed, plan_with(changed, "minmax"), FEEDS, cache=tmp_path)
+    with pytest.raises(DataError, match="differs in data"):
+        calibrate(graph, plan_with(graph, "minmax"), FEEDS[:-1], cache=tmp_path)
+
+
+def test_rounds_between_checkpoints_change_nothing(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrators, "CHECKPOINT_EVERY", 0.0)
+    found = calibrate(graph, plan_with(graph, "mse"), FEEDS, cache=tmp_path)
+    assert same(found, calibrate(graph, plan_with(graph, "mse"), FEEDS))
+    assert not list(tmp_path.glob("partial-*"))
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrators, "CHECKPOINT_EVERY", 0.0)
+    plan = plan_with(graph, "moving_average")
+    ran: list[int] = []
+    step = Lane.step
+
+    def noting(self: Lane, number: int, piece: Any, run: Any, known: Any, unit: Any, blame: Any) -> None:
+        if len(ran) == stop:
+            raise KeyboardInterrupt
+        ran.append(unit.index)
+        step(self, number, piece, run, known, unit, blame)
+
+    monkeypatch.setattr(Lane, "step", noting)
+    stop = 20
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(graph, plan, FEEDS, cache=tmp_path, threads=1)
+    ran.clear()
+    stop = -1
+    again = calibrate(graph, plan, FEEDS, cache=tmp_path, threads=1)
+    assert ran == list(range(20, 36))
+    assert same(again, calibrate(graph, plan, FEEDS))
+    assert again.samples == 36
+
+
+KILLED = """
+import sys, time
+import numpy as np
+from sbonnx.calib import calibrator
+from sbonnx.calib.calibrate import calibrate
+from sbonnx.graph import load
+from sbonnx.plan.types import ObserverChoice
+from tests.calib.naive import plan_linear
+from tests.support.models import residual
+from tests.calib.cache.test_resume import FEEDS
+calibrator.CHECKPOINT_EVERY = 0.0
+
+class Slow:
+    def __iter__(self):
+        for feed in FEEDS:
+            time.sleep(float(sys.argv[2]))
+            yield feed
+
+graph = load(residual())
+calibrate(graph, plan_linear(graph, observer=ObserverChoice("mse")), Slow(), cache=sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("granularity", ["auto"])
+def test_killed_and_resumed(graph: Graph, tmp_path: Path, granularity: Any) -> None:
+    cache, temporary = tmp_path / "cache", tmp_path / "tmp"
+    temporary.mkdir()
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    run = subprocess.Popen([sys.executable, "-c", KILLED, str(cache), "0.2"], env=environment)
+    deadline = time.monotonic() + 60
+    while not list(cache.glob("partial-*")) and time.monotonic() < deadline and run.poll() is None:
+        time.sleep(0.02)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    assert list(cache.glob("partial-*")), "it was killed too late"
+    done = subprocess.run([sys.executable, "-c", KILLED, str(cache), "0"], env=environment, check=True, timeout=120)
+    assert done.returncode == 0
+    assert not list(temporary.glob("*sbonnx*"))
+    assert not list(cache.glob("partial-*"))
+    found = calibrate(graph, plan_with(graph, "mse"), FEEDS, cache=cache, granularity=granularity)
+    assert same(found, calibrate(graph, plan_with(graph, "mse"), FEEDS))
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_several_processes_find_the_same(
+    graph: Graph, tmp_path: Path, cached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through `calibrate`; with workers that are started at once, however little there is to do."""
+    monkeypatch.setattr(calibrators, "Shards", partial(Shards, patience=0.0))
+    plan = plan_with(graph, "mse")
+    found = calibrate(graph, plan, FEEDS, workers=3, cache=tmp_path / "cache" if cached else None)
+    assert same(found, calibrate(graph, plan, FEEDS))
+    assert found.samples == 36
+    assert not found.notes
+
+
+def test_where_one_process_must_do(graph: Graph) -> None:
+    found = calibrate(graph, plan_with(graph, "minmax"), FEEDS, workers=2, granularity="layer")
+    assert found.notes == ("workers=2 was not heeded: layer by layer, one process works on one store of activations",)

@@ -1,0 +1,77 @@
+"""Layer by layer under a budget: kept, spilled or made again, the ranges are those of one plain run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sbonnx.calib.calibrate import Calibrator, calibrate
+from sbonnx.calib.data.dataset import read
+from sbonnx.calib.engine import activation_cache as keeping
+from sbonnx.calib.storage.tensor_store import TensorStore
+from sbonnx.graph import load
+from sbonnx.progress import Silent
+from tests.calib.naive import plan_linear
+from tests.calib.test_calibrate import same
+from tests.support.models import model, residual
+
+STEPS = "\n".join(f"r{i} = Conv<pads=[1,1,1,1]>(r{i - 1}, w{i})" for i in range(1, 6))
+CHAIN = model(
+    f"chain (float[N, 3, 8, 8] r0) => (float[N, 4, 8, 8] y) {{ {STEPS} y = Relu(r5) }}",
+    w1=(4, 3, 3, 3), w2=(4, 4, 3, 3), w3=(4, 4, 3, 3), w4=(4, 4, 3, 3), w5=(4, 4, 3, 3),
+)  # fmt: skip
+
+FEEDS = [{"x": np.random.default_rng(seed).standard_normal((3, 3, 8, 8)).astype(np.float32)} for seed in range(5)]
+
+
+@pytest.mark.parametrize(("cheap", "memory"), [(False, 1), (True, 1), (True, 20_000), (False, 1 << 30)])
+def test_whatever_becomes_of_the_activations(cheap: bool, memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    stores: list[TensorStore] = []
+    close = TensorStore.close
+
+    def closing(self: TensorStore) -> None:
+        if self not in stores:
+            assert len(self) == 0, "something was never released"
+            stores.append(self)
+        close(self)
+
+    monkeypatch.setattr(TensorStore, "close", closing)
+    monkeypatch.setattr(TensorStore, "cheaper_to_recompute", lambda *_: cheap)
+    graph = load(residual())
+    plan = plan_linear(graph)
+    found = calibrate(graph, plan, FEEDS, granularity="layer", memory=memory)
+    assert same(found, calibrate(graph, plan, FEEDS))
+    (store,) = stores
+    counters = store.counters
+    assert counters.peak_resident <= memory
+    assert (counters.recomputed > 0) == (cheap and memory < 1 << 30)
+    assert (counters.spills > 0) == (memory < 1 << 30)  # what the first layer read can only be spilled
+
+
+def test_what_is_made_again_is_made_from_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs add up along a chain, so that no chain grows without end."""
+    asked: list[float] = []
+
+    def cheaper(self: TensorStore, seconds: float, nbytes: int, readers: int = 1) -> bool:
+        asked.append(seconds)
+        return True
+
+    monkeypatch.setattr(TensorStore, "cheaper_to_recompute", cheaper)
+    monkeypatch.setattr(keeping.Keeper, "keep", _with_a_second(keeping.Keeper.keep))
+    graph = load(CHAIN)
+    plan = plan_linear(graph)
+    feeds = [{"r0": feed["x"]} for feed in FEEDS]
+    with Calibrator(graph, plan, granularity="layer", memory=1, threads=1) as calibrator:
+        calibrator.observe_all(read(feeds, graph), Silent())
+        found = calibrator.finish()
+    assert sorted(set(asked)) == [2.0, 4.0]  # r2 from r1 (of the first segment: on disk), r3 from r2
+    assert same(found, calibrate(graph, plan, feeds))
+
+
+def _with_a_second(keep: Any) -> Any:
+    def timed(self: Any, number: int, unit: Any, run: Any, known: Any, seconds: float) -> None:
+        keep(self, number, unit, run, known, 1.0)
+
+    return timed

@@ -1,0 +1,130 @@
+"""The documentation does what it says: code blocks run, links lead somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sbonnx.assets import digits
+
+ROOT = Path(__file__).resolve().parents[2]
+SKIPPED_FOLDERS = {".venv", ".peers", ".git", "build", "dist", "node_modules"}
+CONSOLE = "import sys; from sbonnx.cli import main; sys.exit(main())"
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+\s+(.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of the README: its language, its text and the line it starts at."""
+
+    language: str
+    text: str
+    line: int
+
+
+def documents() -> list[Path]:
+    """Every Markdown file of the repository."""
+    found = (path for path in ROOT.rglob("*.md") if not SKIPPED_FOLDERS & set(path.relative_to(ROOT).parts))
+    return sorted(path for path in found if path.resolve() == path)
+
+
+def blocks(path: Path) -> Iterator[Block]:
+    text = path.read_text()
+    for match in FENCE.finditer(text):
+        yield Block(match[1], match[2], text.count("\n", 0, match.start()) + 1)
+
+
+README = list(blocks(ROOT / "README.md"))
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder with the bundled files in it, under the names that the README uses."""
+    for path in (digits().model, digits().calib, digits().eval):
+        shutil.copy(path, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_python_blocks_run_in_order(workplace: Path) -> None:
+    """As one program, the way a reader pastes them."""
+    code = [block for block in README if block.language == "python"]
+    assert code, "the README shows no Python"
+    names: dict[str, object] = {"__name__": "readme"}
+    for block in code:
+        exec(compile("\n" * block.line + block.text, str(ROOT / "README.md"), "exec"), names)
+
+
+def commands() -> list[str]:
+    """The command lines of the shell blocks, continuation lines joined, comments dropped."""
+    text = "\n".join(block.text for block in README if block.language == "sh").replace("\\\n", " ")
+    return [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
+
+
+def test_sbonnx_commands_run_in_order(workplace: Path) -> None:
+    lines = [shlex.split(line, comments=True) for line in commands() if line.startswith("sbonnx ")]
+    assert lines, "the README shows no command"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for _, *arguments in lines:
+        command = [sys.executable, "-c", CONSOLE, *arguments]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"sbonnx {shlex.join(arguments)}\n{done.stdout}{done.stderr}"
+
+
+def test_other_commands_exist() -> None:
+    """make targets, extras named to pip; nothing else stands in a shell block."""
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    extras = set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE))
+    for line in commands():
+        words = shlex.split(line, comments=True)
+        if words[0] == "make":
+            assert set(words[1:]) <= targets, line
+        elif words[:2] == ["pip", "install"]:
+            named = {extra for text in re.findall(r"\[([\w,]+)\]", line) for extra in text.split(",")}
+            assert named <= extras, line
+        else:
+            assert words[0] in ("sbonnx", "git", "cd"), f"not checked by anything: {line}"
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_fences_are_closed_and_named(path: Path) -> None:
+    assert path.read_text().count("\n```") % 2 == 0
+    assert not [block.line for block in blocks(path) if not block.language], "name the language: python, sh, text, ..."
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors of the headings, as GitHub makes them."""
+    headings = HEADING.findall(FENCE.sub("", path.read_text()))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(path: Path) -> None:
+    wrong = []
+    for link in LINK.findall(FENCE.sub("", path.read_text())):
+        if link.startswith("https://"):
+            continue  # the network is no part of the tests
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name) if name else path
+        leads = target.exists() and target.resolve().is_relative_to(ROOT)
+        if not leads or (anchor and anchor not in anchors(target)):
+            wrong.append(link)
+    assert not wrong, f"{path.relative_to(ROOT)}: {wrong}"
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_documents_name_no_machine(path: Path) -> None:
+    """No absolute path of somebody's machine in the documentation."""
+    found = re.findall(r"(?:/home/|/root/|/Users/|/tmp/|[A-Z]:\\)\S*", path.read_text())
+    assert not found

@@ -1,0 +1,30 @@
+"""A browser for the tests of pages, or the reason why there is none; one real report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sbonnx.assets import digits
+from tests.html_report import browser as browsers
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[browsers.Browser]:
+    """An open browser."""
+    program = browsers.found()
+    if program is None:
+        pytest.skip(f"no browser: none of {', '.join(browsers.NAMES)} is on PATH")
+    with browsers.browser(program) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def digits_report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The report of the bundled model, as it comes."""
+    from sbonnx.api import quantize
+
+    where = tmp_path_factory.mktemp("digits")
+    return quantize(digits().model, digits().calib, output=where / "digits.int8.onnx").to_dict()

@@ -1,0 +1,245 @@
+"""The pages in a real browser: what is to be seen, in light and dark, with and without scripts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sbonnx.html_report import batch_page, single_page
+from tests.html_report.browser import Browser
+from tests.html_report.reports import EVIL, batch, job, layer, network, one_of_each, sites_of
+
+NAMES = (
+    "[...document.querySelectorAll('table[aria-label=jobs] tbody tr')].filter(r => !r.hidden)"
+    ".map(r => r.cells[1].querySelector('a').textContent)"
+)
+PRESS = "document.querySelector('table[aria-label=jobs]').tHead.rows[0].cells[{}].querySelector('button').click()"
+CHIP = "[...document.querySelectorAll('.tools button')].find(b => b.textContent === {!r}).click()"
+TYPE = (
+    "(() => {{ const box = document.querySelector('.tools input'); box.value = {!r};"
+    " box.dispatchEvent(new Event('input')); }})()"
+)
+
+# The least contrast (WCAG 2) of any text with what is behind it, and of bars with the page.
+CONTRAST = """(() => {
+  function parts(colour) { return (colour.match(/[\\d.]+/g) || []).map(Number); }
+  function light(c) {
+    const linear = v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+    const [r, g, b] = c.slice(0, 3).map(v => linear(v / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  }
+  function behind(e) {
+    for (; e; e = e.parentElement) {
+      const c = parts(getComputedStyle(e).backgroundColor);
+      if (c.length === 3 || c[3] === 1) return c;
+    }
+    return [255, 255, 255];
+  }
+  function ratio(a, b) { const [x, y] = [light(a), light(b)].sort((p, q) => q - p); return (x + 0.05) / (y + 0.05); }
+  document.querySelectorAll('details').forEach(d => { d.open = true; });
+  let texts = [99, ''], bars = [99, ''], seen = 0;
+  for (const e of document.querySelectorAll('body *')) {
+    const inside = [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim());
+    if (inside && !['SCRIPT', 'STYLE', 'title', 'desc'].includes(e.tagName)) {
+      seen += 1;
+      const style = getComputedStyle(e);
+      const r = ratio(parts(e instanceof SVGElement ? style.fill : style.color), behind(e));
+      if (r < texts[0]) texts = [r, e.outerHTML.slice(0, 120)];
+    }
+    if (e.matches('rect.alone, rect.gathered, path.gathered')) {
+      const r = ratio(parts(getComputedStyle(e).fill), behind(e));
+      if (r < bars[0]) bars = [r, e.outerHTML.slice(0, 120)];
+    }
+  }
+  return {texts, bars, seen, page: behind(document.body)};
+})()"""
+
+
+def shown(chromium: Browser, page: str, where: Path, **how: Any) -> Browser:
+    """The page opened from a file, and nothing said against it."""
+    path = where / "page.html"
+    path.write_text(page, encoding="utf-8")
+    chromium.open(path, **how)
+    chromium.run("0")
+    assert chromium.wrong == []
+    assert [url for url in chromium.fetched if not url.startswith(("about:", "data:"))] == [path.resolve().as_uri()]
+    return chromium
+
+
+def test_errors_are_heard(chromium: Browser, tmp_path: Path) -> None:
+    """Otherwise the other tests could not fail."""
+    path = tmp_path / "bad.html"
+    path.write_text(
+        "<!doctype html><link rel=stylesheet href='none.css'><script>console.error('no'); nowhere()</script>"
+    )
+    chromium.open(path)
+    chromium.run("0")
+    assert any("nowhere" in one for one in chromium.wrong) and any('"no"' in one for one in chromium.wrong)
+    assert any(url.endswith("none.css") for url in chromium.fetched)
+
+
+def test_the_page_of_a_real_model(chromium: Browser, tmp_path: Path, digits_report: dict[str, Any]) -> None:
+    shown(chromium, single_page(digits_report), tmp_path)
+    assert chromium.run("document.title") == "digits.onnx for onnxruntime – sbonnx"
+    rows = chromium.run(
+        "[...document.querySelectorAll('table[aria-label=layers] tbody tr')]"
+        ".map(r => [...r.cells].map(c => c.textContent))"
+    )
+    assert len(rows) >= len(digits_report["layers"]) > 10
+    names = {(row["node"], row["tensor"]) for row in digits_report["layers"]}
+    heads = chromium.run("[...document.querySelectorAll('table[aria-label=layers] th')].map(c => c.textContent)")
+    node, tensor = heads.index("layer"), heads.index("quantized input")
+    places = [(cells[node], cells[tensor]) for cells in rows if cells[tensor]]
+    assert names == set(places)
+    tiles = chromium.run("[...document.querySelectorAll('.tile b')].map(e => e.textContent)")
+    assert f"{digits_report['metrics']['outputs'][0]['sqnr_db']:.1f} dB" in tiles
+    bars = chromium.run("document.querySelectorAll('svg.chart rect.gathered').length")
+    assert bars == len(digits_report["layers"])
+
+
+def test_bars_are_as_long_as_their_figures(chromium: Browser, tmp_path: Path) -> None:
+    figures = [(40.0, 30.0), (20.0, 10.0), (35.0, -5.0), (50.0, float("inf"))]
+    layers = [layer(f"n{index}", *pair) for index, pair in enumerate(figures)]
+    shown(chromium, single_page(network(layers, sites=sites_of(layers))), tmp_path)
+    found = chromium.run(
+        "[...document.querySelectorAll('svg.chart g')].map(g => [...g.querySelectorAll('rect')]"
+        ".map(r => [r.getBBox().x, r.getBBox().width]))"
+    )
+    (gathered, alone), (lower, _), (below, _), (all_there, _) = found
+    unit = alone[1] / 40
+    assert gathered[1] == pytest.approx(30 * unit, abs=0.2) and lower[1] == pytest.approx(10 * unit, abs=0.2)
+    zero = alone[0]
+    assert below[0] + below[1] == pytest.approx(zero, abs=0.2) and below[1] == pytest.approx(5 * unit, abs=0.2)
+    assert all_there[1] == pytest.approx(50 * unit, abs=0.2)
+    said = chromium.run("[...document.querySelectorAll('svg.chart text.value')].map(e => e.textContent)")
+    assert said == ["30.0", "40.0", "10.0", "20.0", "−5.0", "35.0", "∞", "50.0"]
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_overview_fits(width: int, chromium: Browser, tmp_path: Path) -> None:
+    """No page is wider than its window; on a small one the table scrolls by itself."""
+    shown(chromium, batch_page(one_of_each()), tmp_path, width=width)
+    assert chromium.run("document.documentElement.scrollWidth") <= width
+    if width == 1280:
+        assert chromium.run("(e => e.scrollWidth - e.clientWidth)(document.querySelector('.wide'))") <= 0
+
+
+def test_the_overview(chromium: Browser, tmp_path: Path) -> None:
+    report = one_of_each()
+    shown(chromium, batch_page(report), tmp_path)
+    wanted = [row["job"]["name"] for row in report["rows"]]
+    assert chromium.run(NAMES) == wanted
+    words = chromium.run("document.querySelector('table[aria-label=jobs]').textContent")
+    for row in report["rows"]:
+        assert row["outcome"]["status"] in words and row["outcome"]["reason"] in words
+    tiles = chromium.run("[...document.querySelectorAll('.tile')].slice(0, 9).map(e => e.innerText.split('\\n'))")
+    assert tiles[0][:2] == ["Jobs", "9"] and tiles[1][:2] == ["done", "2"]
+
+
+def test_sorting_and_filtering(chromium: Browser, tmp_path: Path) -> None:
+    rows = [job(f"job-{index}", seconds=took) for index, took in enumerate((5.0, 100.0, 0.5, 20.0, 3.0, 7.0, 8.0))]
+    rows += [job("worse", report=network([], metrics={"outputs": [{"name": "y", "sqnr_db": 9.5}]}), seconds=1.0)]
+    rows += [job("better", report=network([], metrics={"outputs": [{"name": "y", "sqnr_db": 10.5}]}), seconds=2.0)]
+    rows += [job("broken", "crashed", reason="SIGSEGV", seconds=0.0)]
+    shown(chromium, batch_page(batch(rows)), tmp_path)
+    heads = chromium.run("[...document.querySelectorAll('table[aria-label=jobs] th')].map(e => e.textContent)")
+    chromium.run(PRESS.format(heads.index("time")))
+    by_time = sorted(rows, key=lambda row: row["outcome"]["seconds"])
+    assert chromium.run(NAMES) == [row["job"]["name"] for row in by_time]
+    chromium.run(PRESS.format(heads.index("time")))
+    assert chromium.run(NAMES) == [row["job"]["name"] for row in reversed(by_time)]
+    chromium.run(PRESS.format(heads.index("SQNR, dB")))
+    assert chromium.run(NAMES)[:2] == ["worse", "better"]
+    chromium.run(PRESS.format(heads.index("SQNR, dB")))
+    assert chromium.run(NAMES)[:2] == ["better", "worse"], "rows without a figure stand last either way"
+    assert chromium.run("[...document.querySelectorAll('th[aria-sort]')].map(e => e.getAttribute('aria-sort'))") == [
+        "descending"
+    ]
+    chromium.run(CHIP.format("crashed"))
+    assert chromium.run(NAMES) == ["broken"]
+    chromium.run(CHIP.format("all"))
+    chromium.run(TYPE.format("NET.v2 worse"))
+    assert chromium.run(NAMES) == ["worse"], "all words, in any order and case"
+    chromium.run(TYPE.format("sigsegv"))
+    assert chromium.run(NAMES) == ["broken"]
+    assert chromium.wrong == []
+
+
+def test_a_link_opens_its_section(chromium: Browser, tmp_path: Path) -> None:
+    shown(chromium, batch_page(one_of_each()), tmp_path)
+    assert chromium.run("document.querySelectorAll('details[open]').length") == 0
+    chromium.run("document.querySelectorAll('table[aria-label=jobs] a')[2].click()")
+    chromium.run("new Promise(done => setTimeout(done, 50))")
+    assert chromium.run("location.hash") == "#job-c-below"
+    assert "c-below" in chromium.run("document.querySelector('details[open] > summary').textContent")
+
+
+def test_without_scripts(chromium: Browser, tmp_path: Path) -> None:
+    """Where a CI's policy stops scripts, all is there to be read and unfolded."""
+    report = one_of_each()
+    path = tmp_path / "page.html"
+    path.write_text(batch_page(report), encoding="utf-8")
+    chromium.open(path, scripts=False)
+    tree = json.dumps(chromium.call("DOM.getDocument", depth=-1), ensure_ascii=False)
+    assert all(f'"nodeValue": "{row["job"]["name"]}"' in tree for row in report["rows"])
+    assert '"nodeName": "BUTTON"' not in tree, "what only scripts can do is not there"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("page", ["single", "batch"])
+def test_readable_in_light_and_dark(page: str, dark: bool, chromium: Browser, tmp_path: Path) -> None:
+    layers = [layer(f"n{index}", 40.0, index - 3.0) for index in range(40)]
+    made = single_page(network(layers, ok=False, problems=("bad",))) if page == "single" else batch_page(one_of_each())
+    shown(chromium, made, tmp_path, dark=dark)
+    found = chromium.run(CONTRAST)
+    assert found["seen"] > 100
+    assert found["texts"][0] >= 4.5, found["texts"]
+    assert found["bars"][0] >= 3, found["bars"]
+    assert (sum(found["page"][:3]) < 384) is dark
+
+
+def test_names_are_only_text(chromium: Browser, tmp_path: Path) -> None:
+    """Whatever stands in a model comes out as text, in tables, charts and their titles."""
+    layers = [layer(name) for name in EVIL]
+    refusals = [{"what": name, "where": name, "why": name} for name in EVIL]
+    report = network(layers, refusals=refusals, notes=EVIL, problems=EVIL, model=EVIL[0], settings={EVIL[0]: EVIL[1]})
+    report["sites"] = sites_of(layers, EVIL[0])
+    rows = [job(name, "failed", reason=name, report=report) for name in EVIL]
+    whole = batch(rows, title=EVIL[0], started=EVIL[1], finished=EVIL[2])
+    for page in (single_page(report), batch_page(whole)):
+        shown(chromium, page, tmp_path)
+        assert chromium.run("document.title") != "taken"
+        assert chromium.run(
+            "[document.scripts.length, document.images.length,"
+            " document.querySelectorAll('b:not(.tile b, summary b)').length]"
+        ) == [1, 0, 0]
+        cells = chromium.run(
+            "[...document.querySelectorAll('table[aria-label=layers] td.mono')].map(e => e.textContent)"
+        )
+        for name in EVIL:
+            assert name in cells or "\x00" in name
+        assert any("\ufffd" in cell for cell in cells)
+
+
+def test_a_thousand_layers(chromium: Browser, tmp_path: Path) -> None:
+    layers = [
+        layer(f"/model/blocks.{index // 10}/attention/projection_{index}/MatMul", 45 - index % 17, 60 - index / 20)
+        for index in range(1000)
+    ]
+    refusals = [
+        {"what": "quantize", "where": row["node"], "why": f"reason {index % 40}"} for index, row in enumerate(layers)
+    ]
+    page = single_page(network(layers, sites=sites_of(layers), refusals=refusals))
+    assert len(page.encode()) < 2_000_000
+    shown(chromium, page, tmp_path)
+    assert chromium.run("document.querySelectorAll('table[aria-label=layers] tbody tr').length") == 1000
+    took = chromium.run(
+        "(() => { const start = performance.now();"
+        " document.querySelector('table[aria-label=layers] th button').click();"
+        " return performance.now() - start; })()"
+    )
+    assert took < 2000
+    assert chromium.run("document.querySelectorAll('svg.chart').length") == 2

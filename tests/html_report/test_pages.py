@@ -1,0 +1,227 @@
+"""What the pages say and how they are made, without a browser."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from dataclasses import asdict
+from typing import Any, get_args
+
+import pytest
+
+from sbonnx.batch.jobs.job import BatchReport, Job, JobResult, Outcome, Status
+from sbonnx.cli.output.show import to_json
+from sbonnx.html_report import batch_page, chart, figures, single_page
+from sbonnx.html_report.overview import STATUSES, overview_of
+from tests.html_report.markup import Page
+from tests.html_report.reports import EVIL, batch, job, layer, network, one_of_each, sites_of
+
+
+def pages() -> dict[str, str]:
+    """Pages of all that tests know, and of nothing."""
+    evil = network(
+        [layer(name) for name in EVIL], notes=EVIL, refusals=[{"what": n, "where": n, "why": n} for n in EVIL]
+    )
+    wide = [layer(f"n{index}", 30.0, 50.0 - index) for index in range(60)]
+    return {
+        "one": single_page(network([layer("conv1"), layer("conv2")])),
+        "bare": single_page({"model": "m", "output": None, "backend": "onnxruntime"}),
+        "unmeasured": single_page(network([], metrics={})),
+        "many layers": single_page(network(wide, sites=sites_of(wide))),
+        "evil": single_page(evil),
+        "batch": batch_page(one_of_each()),
+        "evil batch": batch_page(
+            batch([job(name, "failed", reason=name, report=evil) for name in EVIL], title=EVIL[0])
+        ),
+        "no jobs": batch_page(batch([])),
+    }
+
+
+PAGES = pages()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_markup_is_sound(name: str) -> None:
+    """Well nested, ids unique, every reference has a target, and nothing that a strict policy stops."""
+    text = PAGES[name]
+    page = Page(text)
+    assert page.wrong == []
+    assert text.startswith("<!doctype html>") and text.encode("utf-8")
+    ids = list(page.attributes("id"))
+    assert len(ids) == len(set(ids))
+    assert not [ref for refs in page.attributes("aria-labelledby") for ref in refs.split() if ref not in ids]
+    assert not [ref for ref in page.attributes("href") if ref != "data:," and ref.removeprefix("#") not in ids]
+    assert not list(page.attributes("src")) and "url(" not in text and "@import" not in text
+    assert not [key for _, attrs in page.elements for key in attrs if key == "style" or key.startswith("on")]
+    assert sum(tag == "script" for tag, _ in page.elements) == sum(tag == "style" for tag, _ in page.elements) == 1
+
+
+@pytest.mark.parametrize("name", ["one", "batch"])
+def test_the_policy_allows_what_is_inside_and_no_more(name: str) -> None:
+    (policy,) = (attrs["content"] for _, attrs in Page(PAGES[name]).elements if "http-equiv" in attrs)
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'" and rules["base-uri"] == "'none'"
+    for tag in ("script", "style"):
+        (inside,) = re.findall(f"<{tag}>(.*?)</{tag}>", PAGES[name], re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        assert rules[f"{tag}-src"] == f"'sha256-{digest}'"
+
+
+def test_names_do_not_become_markup() -> None:
+    for name in ("evil", "evil batch"):
+        page = Page(PAGES[name])
+        assert not {"img", "i"} & {tag for tag, _ in page.elements}
+        for given in EVIL:
+            assert figures.text(given) in page.words
+
+
+def test_charts_have_words_and_a_table() -> None:
+    """Each chart has a title and a description, and the table has all its figures."""
+    page = Page(PAGES["many layers"])
+    drawings = [attrs for tag, attrs in page.elements if tag == "svg" and attrs.get("role") == "img"]
+    assert len(drawings) == 2 and all("aria-labelledby" in attrs for attrs in drawings)
+    for index in range(60):
+        assert f"{50.0 - index:.1f}".replace("-", figures.MINUS) in page.words and f"n{index}" in page.words
+
+
+def test_layers_stand_in_the_order_of_the_network_where_it_is_known() -> None:
+    layers = [layer("third", 40.0, 10.0), layer("first", 40.0, 30.0), layer("second", 40.0, 20.0)]
+    in_order = sorted(layers, key=lambda row: ("first", "second", "third").index(row["node"]))
+    drawn = re.findall(r'class="name"[^>]*>(\w+)<', single_page(network(layers, sites=sites_of(in_order))))
+    assert drawn == ["first", "second", "third"]
+    plain = single_page(network(layers))
+    assert re.findall(r'class="name"[^>]*>(\w+)<', plain) == ["third", "second", "first"]
+    assert "Worst first" in plain
+
+
+def test_bits_of_layers() -> None:
+    layers = [layer("conv1"), layer("conv2")]
+    sites = [*sites_of(layers), {"tensor": "w3", "role": "weight", "label": "int3", "bits": 3, "node": "shared"}]
+    words = Page(single_page(network(layers, sites=sites))).words.split("\n")
+    assert words.count("int4 axis 0") == 3, "once in the table of types, once for each of two layers"
+    assert "shared" in words and "int3" in words
+    assert any("w3-4a8" in one for one in words), "weights of several widths"
+    assert "of activations" in Page(single_page(network(layers))).words
+
+
+def test_json_and_the_report_itself_give_the_same_page() -> None:
+    """A report read back has texts where numbers are not finite, and lists for tuples."""
+    report = network([layer("n", 12.5, math.inf), layer("m", math.nan, -math.inf)])
+    assert single_page(json.loads(to_json(report))) == single_page(report)
+    whole = batch([job("a", report=report)])
+    assert batch_page(json.loads(to_json(whole))) == batch_page(whole)
+
+
+def test_every_status_has_a_look() -> None:
+    assert tuple(STATUSES) == get_args(Status)
+
+
+def test_the_types_of_a_batch_make_a_page() -> None:
+    """`asdict` of the real dataclasses, not of what these tests think they are."""
+    asked = Job("one", "m.onnx", None, "onnxruntime", "q.onnx", overrides=(("bits", "w8a8"),))
+    outcome = Outcome("k", "unaccepted", "too far off", 1.5, 10, accepted=(("max_size_ratio", 0.5, 0.3, False),))
+    report = BatchReport("b", "9.9", "2026-01-01T00:00:00Z", "2026-01-01T01:02:03Z", (JobResult(asked, outcome),))
+    page = Page(batch_page(asdict(report)))
+    assert "too far off" in page.words and "1 h 02 min" in page.words and "Made by sbonnx 9.9" in page.words
+    assert "≤ 0.30" in page.words and "w8a8" in page.words
+
+
+def test_acceptance_in_the_overview() -> None:
+    (row,) = [one for one in overview_of(one_of_each()).jobs if one.status == "unaccepted"]
+    sqnr, agreement, metric, size, latency, took, peak = row.cells
+    assert (sqnr.said, sqnr.wanted, sqnr.met) == ("31.2", "≥ 20.0 dB", True)
+    assert (agreement.said, agreement.wanted, agreement.met) == ("97.50 %", "≥ 98.00 %", False)
+    assert (metric.said, metric.wanted, metric.met) == ("0.71", "size of faces ≥ 0.7", True)
+    assert (size.said, size.met, latency.said) == ("0.26", None, "0.60")
+    assert (took.said, peak.said) == ("2.50 s", "300 MB")
+
+
+def test_what_could_not_be_measured_has_no_figure() -> None:
+    reason = "accept.max_latency_ratio cannot be judged: the latency was not measured"
+    row = job("a", "unaccepted", reason=reason, accepted=(("max_latency_ratio", 0.0, 0.9, False),))
+    (found,) = overview_of(batch([row])).jobs
+    assert (found.cells[4].said, found.cells[4].value, found.cells[4].met) == ("–", None, False)
+    assert (found.held[0].found, found.held[0].wanted) == ("not measured", "≤ 0.90")
+
+
+def test_metrics_of_a_job_stand_beside_those_of_float() -> None:
+    report = network([])
+    report["metrics"]["own"] = [{"name": "top1", "float": 0.8, "quantized": 0.78}]
+    words = Page(single_page(report)).words.split("\n")
+    start = words.index("metric top1")
+    assert words[start : start + 4] == ["metric top1", "0.8", "0.78", "0.975"]
+    (found,) = overview_of(batch([job("a", report=report)])).jobs
+    assert (found.cells[2].said, found.cells[2].wanted, found.cells[2].met) == ("0.78", "top1", None)
+
+
+def test_settings_that_all_jobs_share_are_said_once() -> None:
+    rows = [job(name, report=network([], settings={"SAME": 1, "OTHER": name})) for name in ("x", "y")]
+    page = batch_page(batch(rows))
+    assert page.count("SAME=1") == 1 and page.count("OTHER=x") == page.count("OTHER=y") == 1
+
+
+def test_logins_and_keys_of_urls_are_not_shown() -> None:
+    row = job("a", "failed", reason="https://me:hunter2@host/m.onnx?X-Amz-Signature=abc123&v=2 is not there")
+    row["job"]["model"] = "s3://AKIA:hunter2@bucket/m.onnx"
+    row["job"]["data"] = "https://host/d.npz?sv=1&sig=abc123"
+    page = batch_page(batch([row]))
+    assert "hunter2" not in page and "abc123" not in page and "AKIA" not in page
+    assert "s3://***@bucket/m.onnx" in page and "v=2" in page
+
+
+def test_jobs_of_one_name_have_sections_of_their_own() -> None:
+    found = overview_of(batch([job("a b"), job("a/b"), job("名前"), job("a-b-2"), job("")]))
+    anchors = [row.anchor for row in found.jobs]
+    assert len(set(anchors)) == 5 and all(re.fullmatch(r"[A-Za-z0-9._-]+", anchor) for anchor in anchors)
+
+
+@pytest.mark.parametrize(("jobs", "layers", "most"), [(28, 1000, 4_000_000), (200, 60, 8_000_000)])
+def test_many_jobs_stay_small(jobs: int, layers: int, most: int) -> None:
+    """Each job shows fewer layers, the worst, and says that there are more."""
+    rows = [layer(f"/model/blocks.{index // 10}/attention/projection_{index}/MatMul") for index in range(layers)]
+    report = network(rows, sites=sites_of(rows))
+    page = batch_page(batch([job(f"job-{index}", report=report) for index in range(jobs)]))
+    assert len(page.encode()) < most
+    assert "are in the JSON report" in page
+
+
+def test_a_figure_in_few_characters() -> None:
+    said = {
+        figures.plain(0.000161): "0.000161",
+        figures.plain(12): "12",
+        figures.plain(-2.5): "−2.5",
+        figures.plain("inf"): "∞",
+        figures.plain(-math.inf): "−∞",
+        figures.plain("nan"): "not a number",
+        figures.plain(None): "–",
+        figures.plain(True): "–",
+        figures.percent(1.0): "100 %",
+        figures.percent(0.99999): "99.99 %",
+        figures.percent(0.5): "50.00 %",
+        figures.size(0): "0 B",
+        figures.size(84_818): "84.8 kB",
+        figures.size(2.5e12): "2.5 TB",
+        figures.seconds(0.5): "0.50 s",
+        figures.seconds(59.6): "1 min 00 s",
+        figures.seconds(3725): "1 h 02 min",
+        figures.count(1234567): "1\u202f234\u202f567",
+        figures.shortened("abcdefghij", 7): "abc…hij",
+        figures.shortened("abc", 7): "abc",
+    }
+    assert list(said) == list(said.values())
+
+
+def test_an_axis_holds_any_figure() -> None:
+    odd: list[Any] = [None, math.nan, math.inf, -math.inf, 1e9, -1e9, 0.0]
+    drawn = chart.bars([chart.Layer("n", value, value) for value in odd])
+    for row in drawn.rows:
+        for bar in (row.alone, row.gathered):
+            assert bar is None or chart.NAMES <= bar.x <= bar.x + bar.width <= chart.WIDTH
+    assert [row.alone is None for row in drawn.rows] == [True, True, *[False] * 5]
+    strip = chart.strip([chart.Layer("n", value, value) for value in odd], hovered=10)
+    heights = [float(value) for value in re.findall(r"V(-?[\d.]+)", strip.columns)]
+    assert len(heights) == 5 and all(0 <= value <= strip.height for value in heights)
+    assert chart.bars([]).rows == () and chart.strip([], hovered=1).columns == ""

@@ -1,0 +1,268 @@
+"""Weights rounded by what their layers meet: held against explicit rows, and against onnxruntime on what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import sbonnx
+from sbonnx.calib.calibrate import Asym, calibrate
+from sbonnx.calib.qparams.solve import weights_alone
+from sbonnx.calib.quantized.forward import Forward
+from sbonnx.graph.query import constant, tensors_by_name
+from sbonnx.plan import Solution
+from sbonnx.prepare import Prepared, prepare, read_recipe
+from sbonnx.reconstruct import layerwise as reconstruct
+from sbonnx.reconstruct.layerwise import Reconstruction
+from sbonnx.spec import Array
+from tests.support.models import model, run
+
+CHAIN = """agraph (float[N,6,12,12] x) => (float[N,5] y) {
+    c1 = Conv <pads = [1, 1, 1, 1], kernel_shape = [3, 3]> (x, w1, b1)
+    r1 = Relu(c1)
+    c2 = Conv <group = 12, kernel_shape = [3, 3]> (r1, w2)
+    r2 = Relu(c2)
+    c3 = Conv <kernel_shape = [1, 1], strides = [2, 2]> (r2, w3, b3)
+    s = Add(c3, c3)
+    p = GlobalAveragePool(s)
+    f = Flatten(p)
+    y = Gemm(f, w4, b4)
+}"""
+WEIGHTS: dict[str, Any] = {
+    "w1": (12, 6, 3, 3), "b1": 12, "w2": (12, 1, 3, 3), "w3": (8, 12, 1, 1), "b3": 8, "w4": (8, 5), "b4": 5,
+}  # fmt: skip
+
+
+def chain() -> onnx.ModelProto:
+    return model(CHAIN, **WEIGHTS)
+
+
+def images(count: int = 24, seed: int = 0) -> list[dict[str, Array]]:
+    """Smooth ones, so that inputs of a layer hang together."""
+    rng = np.random.default_rng(seed)
+    x = np.tanh(rng.standard_normal((count, 6, 12, 12)).astype(np.float32).cumsum(axis=3).cumsum(axis=2) / 4)
+    return [{"x": one[None]} for one in x]
+
+
+def prepared(bits: int = 4, **wishes: Any) -> Prepared:
+    recipe, backend = read_recipe(None, "virtual", {"w_bit": bits, **wishes})
+    return prepare(chain(), recipe, backend)
+
+
+def solved(ready: Prepared, data: Any, rounding: Reconstruction | None = None, **options: Any) -> Solution:
+    rounding = rounding or ready.reconstruction
+    return calibrate(ready.graph, ready.plan, data, rounding=rounding, solve=ready.round, **options)
+
+
+def error(ready: Prepared, solution: Solution, data: list[dict[str, Array]]) -> float:
+    """Mean squared error of the output, simulated."""
+    with (
+        Forward(ready.graph, ready.plan, solution) as quantized,
+        Forward(ready.graph, ready.plan, solution, w_quant=False, a_quant=False) as floats,
+    ):
+        return float(np.mean([np.square(quantized(feed)["y"] - floats(feed)["y"]).mean() for feed in data]))
+
+
+@pytest.mark.parametrize("inputs", ["quantized", "float"])
+@pytest.mark.parametrize("correct", ["none", "empirical"])
+def test_better_than_nearest_on_other_data(inputs: str, correct: str) -> None:
+    wishes: dict[str, Any] = {"CALIBRATION.MOMENTS": inputs, "bias_correction": correct}
+    ready, plain = prepared(**wishes), prepared(rounding="nearest", bias_correction="none")
+    assert plain.reconstruction is None
+    found, nearest = solved(ready, images()), solved(plain, images())
+    fresh = images(16, seed=1)
+    assert error(ready, found, fresh) < 0.5 * error(plain, nearest, fresh)
+    assert len(found.gains) == 4
+    assert all(gain.loss <= gain.nearest for gain in found.gains.values())
+    assert bool(found.constants) is (correct == "empirical")
+
+
+def _rows(ready: Prepared, solution: Solution, data: list[dict[str, Array]]) -> Mapping[str, float]:
+    """Squared error of each layer's output, summed over channels, by running it alone on both streams in numpy."""
+    layers = {node.name: node for node in ready.graph.nodes if node.op in ("Conv", "Gemm")}
+    reads = [node.inputs[0].name for node in layers.values() if node.inputs[0].name != "x"]
+    sites = {reader.node: site for site in ready.plan.of_role("weight") for reader in site.readers}
+    through = {(r.node, r.index): s for s in ready.plan.of_role("activation") for r in s.readers}
+    found = dict.fromkeys(layers, 0.0)
+    with (
+        Forward(ready.graph, ready.plan, solution, tensors=reads) as quantized,
+        Forward(ready.graph, ready.plan, solution, w_quant=False, a_quant=False, tensors=reads) as floats,
+    ):
+        for feed in data:
+            plain, rounded = {**feed, **floats(feed)}, {**feed, **quantized(feed)}
+            for name, node in layers.items():
+                source, site = node.inputs[0].name, sites[name]
+                weight = constant(node.inputs[1])
+                assert weight is not None
+                meaning = solution.qparams[site.key].dequantize(solution.codes[site.key])
+                fed = solution.qparams[through[name, 0].key].fake_quant(rounded[source])
+                difference = _output(node, plain[source], weight) - _output(node, fed, meaning)
+                found[name] += float(np.square(difference).sum()) / _positions(difference) / len(data)
+    return {sites[name].key: value for name, value in found.items()}
+
+
+def _positions(output: Array) -> int:
+    return int(output.size // output.shape[1])
+
+
+def _output(node: Any, x: Array, weight: Array) -> Array:
+    """The node alone, without its bias, in onnxruntime."""
+    ins = [
+        onnx.helper.make_tensor_value_info("a", 1, x.shape),
+        onnx.helper.make_tensor_value_info("w", 1, weight.shape),
+    ]
+    out = onnx.helper.make_tensor_value_info("o", 1, None)
+    made = onnx.helper.make_node(node.op, ["a", "w"], ["o"], **{k: v for k, v in node.attrs.items() if k != "beta"})
+    graph = onnx.helper.make_graph([made], "one", ins, [out])
+    proto = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8)
+    return run(proto, {"a": x, "w": weight})["o"]
+
+
+def test_the_loss_is_the_error_of_the_layers_output() -> None:
+    """All rows, no correction: what the solver says of each layer is what onnxruntime computes for it."""
+    ready, data = prepared(bias_correction="none"), images(8)
+    found = solved(ready, data, Reconstruction(rows=0, share=1.0, correct=False))
+    measured = _rows(ready, found, data)
+    for key, gain in found.gains.items():
+        assert gain.loss == pytest.approx(measured[key], rel=1e-3), key
+
+
+def test_a_corrected_bias_leaves_no_mean_error() -> None:
+    ready, data = prepared(3), images(16)
+    found = solved(ready, data, Reconstruction(rows=0))
+    names = [node.outputs[0].name for node in ready.graph.nodes if node.op in ("Conv", "Gemm")]
+    with (
+        Forward(ready.graph, ready.plan, found, tensors=names) as quantized,
+        Forward(ready.graph, ready.plan, found, w_quant=False, a_quant=False, tensors=names) as floats,
+    ):
+        pairs = [(quantized(feed), floats(feed)) for feed in data]
+    for name in names:
+        difference = np.concatenate([a[name] - b[name] for a, b in pairs])
+        axes = tuple(i for i in range(difference.ndim) if i != 1)
+        assert np.abs(difference.mean(axis=axes)).max() < 1e-3 * difference.std() + 1e-6, name
+
+
+@pytest.mark.parametrize("asym", [None, Asym()])
+def test_batches_threads_and_memory_do_not_matter(asym: Asym | None) -> None:
+    """Bit for bit."""
+    ready, data = prepared(), images(12)
+    alone = solved(ready, data, asym=asym, threads=1)
+    x = np.concatenate([feed["x"] for feed in data])
+    for size, threads, memory in ((1, 3, "1 GiB"), (4, 2, 200_000), (12, 1, 200_000)):
+        batches = [{"x": x[i : i + size]} for i in range(0, len(x), size)]
+        other = solved(ready, batches, asym=asym, threads=threads, memory=memory)
+        assert other.codes.keys() == alone.codes.keys()
+        for key, codes in alone.codes.items():
+            np.testing.assert_array_equal(other.codes[key], codes)
+        for name, values in alone.constants.items():
+            np.testing.assert_array_equal(other.constants[name], values)
+
+
+def test_moments_past_the_memory_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconstruct, "LEAST_MEMORY", 0)
+    ready = prepared()
+    found = solved(ready, images(4), memory=30_000)
+    refused = [refusal for refusal in found.refusals if refusal.what == "round by inputs"]
+    assert refused
+    assert all("GiB" in refusal.why for refusal in refused)
+    tensors = tensors_by_name(ready.graph)
+    names = {refusal.where for refusal in refused}
+    for site in ready.plan.of_role("weight"):
+        if site.readers[0].node in names:
+            weight = constant(tensors[site.tensor])
+            assert weight is not None
+            np.testing.assert_array_equal(found.codes[site.key], found.qparams[site.key].quantize(weight))
+
+
+@pytest.mark.parametrize("backend", ["virtual", "onnxruntime"])
+def test_the_file_computes_what_was_solved(backend: str) -> None:
+    """The exported file in onnxruntime, nothing optimised, against the simulation; corrected biases included."""
+    bits = {"w_bit": 4} if backend == "virtual" else {"rounding": "gptq"}
+    recipe, rules = read_recipe(None, backend, bits)
+    ready = prepare(chain(), recipe, rules)
+    found = solved(ready, images(12), asym=ready.asym)
+    assert found.constants
+    report = sbonnx.quantize(chain(), images(12), backend=backend, **bits)
+    assert report.ok, report.problems
+    assert report.quantized is not None
+    with Forward(ready.graph, ready.plan, found) as simulated:
+        for feed in images(4, seed=3):
+            expected = simulated(feed)["y"]
+            np.testing.assert_allclose(
+                run(report.quantized, feed)["y"], expected, rtol=0, atol=1e-3 * np.abs(expected).max()
+            )
+
+
+def test_model_and_function_agree() -> None:
+    recipe = {"BACKEND": "virtual", "W": {"QUANTIZER": {"BIT": 4}}, "SCHEDULE": {"FUSE_BN": True}}
+    report = sbonnx.quantize(chain(), images(12), recipe=recipe, verify=False)
+    assert report.quantized is not None
+    with sbonnx.QuantModel(chain(), recipe) as made:
+        made.prepare_calibration()
+        for feed in images(12):
+            made(feed)
+        made.calc_qparams()
+        made.set_quant(w_quant=True, a_quant=True)
+        for feed in images(3, seed=5):
+            expected = run(report.quantized, feed)["y"]
+            np.testing.assert_allclose(made(feed)["y"], expected, rtol=0, atol=1e-3 * np.abs(expected).max())
+
+
+def test_weights_alone_are_rounded_by_what_they_meet() -> None:
+    """No activation is quantized: nothing is observed, and the moments are gathered all the same."""
+    ready = prepared(a_bit=0)
+    assert not ready.plan.of_role("activation")
+    found = solved(ready, images())
+    plain = prepared(a_bit=0, rounding="nearest", bias_correction="none")
+    nearest = weights_alone(plain.graph, plain.plan)
+    fresh = images(8, seed=2)
+    assert error(ready, found, fresh) < 0.5 * error(plain, nearest, fresh)
+
+
+def test_shared_weights_and_rows() -> None:
+    """A weight that two nodes read is rounded by the first of them; both take its codes."""
+    text = """agraph (float[N,8] x) => (float[N,8] y) {
+        a = MatMul(x, w)
+        r = Relu(a)
+        y = MatMul(r, w)
+    }"""
+    rng = np.random.default_rng(0)
+    feeds = [{"x": rng.standard_normal((4, 8)).astype(np.float32) @ rng.standard_normal((8, 8)).astype(np.float32)}]
+    recipe, backend = read_recipe(None, "virtual", {"w_bit": 4})
+    ready = prepare(model(text, w=(8, 8)), recipe, backend)
+    found = solved(ready, feeds, replace(ready.reconstruction or Reconstruction(), rows=2))
+    assert set(found.gains) == {"w"}
+
+
+def test_a_model_that_needs_no_data_is_rounded_by_what_it_was_fed() -> None:
+    """MODE: weight_only, step by step: with feeds as `quantize` does it, without any to the nearest codes."""
+    text = """agraph (float[N,64] x) => (float[N,32] y) {
+        a = MatMul(x, w1)
+        r = Relu(a)
+        y = MatMul(r, w2)
+    }"""
+    proto = model(text, w1=(64, 64), w2=(64, 32))
+    mix = np.random.default_rng(7).standard_normal((8, 64)).astype(np.float32)
+    feeds = [{"x": np.random.default_rng(i).standard_normal((16, 8)).astype(np.float32) @ mix} for i in range(6)]
+    recipe = {"BACKEND": "virtual", "MODE": "weight_only"}
+    found = {}
+    for fed in (feeds, []):
+        with sbonnx.QuantModel(proto, recipe) as made:
+            made.prepare_calibration()
+            for feed in fed:
+                made(feed)
+            solution = made.calc_qparams()
+            made.set_quant(w_quant=True)
+            outputs = [made(feed)["y"] for feed in feeds]
+            found[len(fed)] = (
+                solution,
+                float(np.square(np.subtract(outputs, [run(proto, f)["y"] for f in feeds])).mean()),
+            )
+    assert set(found[6][0].gains) == {"w1", "w2"}
+    assert not found[0][0].gains
+    assert found[6][1] < 0.3 * found[0][1]
