@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format coverage train wheel peers clean
+.PHONY: help demo test check format coverage train wheel peers clean test-oldest test-interpreted test-wheel fuzz
 
 help:
 	@echo 'make demo      quantize the bundled model for every backend, in a virtual environment of its own'
@@ -19,6 +19,10 @@ help:
 	@echo 'make train     train and export the bundled model again (installs torch)'
 	@echo 'make wheel     build the wheel and the source distribution into dist/'
 	@echo 'make peers     an environment for each peer that benchmarks/lowbit.py runs beside ours, in .peers/'
+	@echo 'make test-oldest       fast tests with the oldest supported packages, in .venv-oldest/'
+	@echo 'make test-interpreted  fast tests without the compiled loops'
+	@echo 'make test-wheel        install the wheel in a new environment and quantize the bundled model there'
+	@echo 'make fuzz              10,000 cases of wrong models, data, recipes and job files through the command line'
 	@echo 'make clean     remove the virtual environment and everything that was built'
 
 demo: $(VENV)/.run
@@ -50,14 +54,35 @@ wheel: $(VENV)/.dev
 peers:
 	$(PYTHON) -m benchmarks.lowbit_peers.environments --folder $(PEERS) $(ARGS)
 
+test-oldest: .venv-oldest/.made
+	.venv-oldest/bin/python -m pytest -q -n auto --maxprocesses 4 -m "not slow" $(ARGS)
+
+test-interpreted: $(VENV)/.dev
+	SBONNX_COMPILED=0 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 -m "not slow" $(ARGS)
+
+test-wheel: wheel
+	rm -rf .venv-wheel
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$(ls dist/*.whl)[cpu]"
+	cd .venv-wheel && bin/sbonnx --version && bin/sbonnx demo --out demo
+
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m tests.fuzz --cases 10000 $(ARGS)
+
 clean:
-	rm -rf $(VENV) .peers build dist sbonnx-demo sbonnx.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-oldest .venv-wheel .peers build dist sbonnx-demo sbonnx.egg-info .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 # Stamps: a package set is installed again only when what it is made from changed.
 $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 		{ echo '$(PYTHON) is not a Python >= 3.10: say make PYTHON=/path/to/python3 ...' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+.venv-oldest/.made: pyproject.toml constraints-oldest.txt
+	rm -rf .venv-oldest
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-oldest.txt -e '.[cpu,dev]'
 	@touch $@
 
 $(VENV)/.run: $(VENV)/.made pyproject.toml constraints.txt

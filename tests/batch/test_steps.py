@@ -14,7 +14,6 @@ import pytest
 
 from sbonnx.assets import digits
 from sbonnx.batch.digests import MISSING, Digests
-from sbonnx.batch.estimate import estimates, wall
 from sbonnx.batch.jobs.job import Acceptance, Job, Limits, Step
 from sbonnx.batch.jobs.steps import steps_of
 
@@ -292,16 +291,3 @@ def test_what_is_no_regular_file_is_not_read(kind: str, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "pipe")
         path.symlink_to(tmp_path / "pipe")
     assert Digests().of_model(tmp_path / "pipe" if kind == "fifo" else path) == MISSING
-
-
-def test_estimates(place: Path) -> None:
-    """As long as the last time; steps that never ran are reckoned from those that did."""
-    steps = steps_of([job(place, "a"), job(place, "b", backend="tensorrt")])
-    plain = estimates(steps, {})
-    assert {one.basis for one in plain.values()} == {"size"}
-    known = estimates(steps, {("quantize", "quantize a"): 10 * plain[steps[1].key].seconds})
-    assert known[steps[1].key].basis == "earlier"
-    assert known[steps[2].key].seconds == pytest.approx(10 * plain[steps[2].key].seconds)
-    first, second, third = (known[step.key].seconds for step in steps)
-    assert wall(steps, known, 1) == pytest.approx(first + second + third)
-    assert wall(steps, known, 8) == pytest.approx(first + max(second, third))
