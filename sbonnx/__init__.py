@@ -8,8 +8,8 @@ The public names are loaded when they are first used: importing the package cost
 import os
 import sys
 
-# `python -m sbonnx` puts the working folder, which may hold downloaded files, first on the search path; it is removed
-# before anything is imported from there (as `from __future__` would), unless it is where sbonnx itself lies.
+# `python -m sbonnx` puts the working folder, which may hold downloaded files, first on the search path. It is removed
+# before anything is imported from there (as `from __future__` would), unless it is the folder that contains sbonnx.
 if sys.argv[:1] == ["-m"] and not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
     # the argument before those of the program: sbonnx, -msbonnx, or the module that imports it
     _run = next(iter(sys.orig_argv[len(sys.orig_argv) - len(sys.argv) :]), "")
@@ -44,7 +44,7 @@ _RUN: Final = frozenset({"QuantModel", "quantize"})
 """Public names that need onnxruntime."""
 
 
-if not TYPE_CHECKING:  # else any name would be right for type checkers
+if not TYPE_CHECKING:  # otherwise type checkers would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in _HOMES:

@@ -1,4 +1,4 @@
-"""``python -m sbonnx``, the same as ``sbonnx``."""
+"""Entry point of ``python -m sbonnx``, equal to the command ``sbonnx``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sbonnx.quantize`: what is to be found out by trying is, then the model is quantized and proved."""
+"""Entry point `sbonnx.quantize`: optional recipe search, then quantization and verification."""
 
 from __future__ import annotations
 
@@ -35,31 +35,34 @@ def quantize(
     metric: Metric | None = None,
     **overrides: Any,
 ) -> Report:
-    """Quantize a float ONNX model and prove the result.
+    """Quantize a float ONNX model and verify the result.
 
-    With AUTO what may help is tried, with MIXED each layer gets a width of its own, judged on data held out.
+    With AUTO, recipe changes that may reduce the error are tried. With MIXED, each layer gets its own bit width. Both
+    are evaluated on a hold-out set.
 
     Args:
-        model: path or ModelProto. Never written to.
-        data: calibration data: path or any reader, see `sbonnx.calib.data.dataset.read`. None where the mode measures
-            nothing (dynamic, weight_only): then the result is not compared with float.
+        model: path or ModelProto. It is never modified.
+        data: calibration data: path or any reader that `sbonnx.calib.data.dataset.read` accepts. None if the mode
+            measures nothing (dynamic, weight_only); the result is then not compared with the float model.
         backend: "onnxruntime" (default), "tensorrt" or "virtual".
-        recipe: None (the backend's 8-bit defaults), "auto" (and what helps beside them), a path, or a nested dict.
-        output, force: where to write, and whether over a file; None keeps the result in memory (``Report.quantized``).
-        verify: check the file, compare it with the float model.
+        recipe: None (the backend's 8-bit defaults), "auto" (the defaults and changes that reduce the error), a path,
+            or a nested dict.
+        output, force: path of the result, and whether to overwrite a file; None keeps the result in memory
+            (``Report.quantized``).
+        verify: check the file and compare it with the float model.
         split: cut arrays with a long leading axis into batches of this many samples.
-        progress, trt_cache: told of the progress; where to write TensorRT's calibration-cache file.
-        save_recipe: where to write the recipe that was run, as YAML: given as `recipe`, it makes the same file.
-        metric: (quantized, float) outputs of one feed, by name, to a loss: what ``max_loss`` is of, as a mean over the
-            feeds held out, instead of changed classes or the error of the outputs.
+        progress, trt_cache: receiver of progress updates; path for TensorRT's calibration cache.
+        save_recipe: path for the recipe that was run, as YAML. Passing it as `recipe` reproduces the same file.
+        metric: maps the (quantized, float) outputs of one feed, by name, to a loss. ``max_loss`` then limits its mean
+            over the hold-out set, instead of changed classes or the error of the outputs.
         overrides: recipe keys by keyword, such as ``bits="w4a8"``, ``max_loss="0.5%"`` or ``device="cuda"``.
 
     Returns:
-        The report; ``report.ok`` is False when the result is worse than useful or than asked for, and says why.
-        ``report.search`` is what was tried.
+        The report. ``report.ok`` is False if the result is unusable or misses a requested limit; ``report.problems``
+        says why. ``report.search`` lists what was tried.
 
     Raises:
-        SbonnxError: one of its kinds, for anything the user can mend. Nothing is left half-written.
+        SbonnxError: a subclass, for every error that the user can fix. No partial file is left.
     """
     wishes, rules = read_recipe(recipe, backend, overrides)
     if metric is not None and wishes.mixed.max_loss is None:
@@ -79,7 +82,7 @@ def quantize(
 
 
 def _check_targets(targets: Iterable[Any], inputs: Iterable[Any], *, force: bool) -> None:
-    """`check_target` of each, the targets before it taken."""
+    """Run `check_target` on each target, with the earlier targets counted as inputs."""
     taken = [Path(one) for one in inputs if isinstance(one, (str, os.PathLike))]
     for target in targets:
         if target is not None:
@@ -88,7 +91,7 @@ def _check_targets(targets: Iterable[Any], inputs: Iterable[Any], *, force: bool
 
 
 def _with_search(report: Report, found: Found) -> Report:
-    """The report with what was found out before."""
+    """Add the outcome of the recipe search to the report."""
     return replace(
         report,
         search=found.to_dict(),
@@ -99,7 +102,7 @@ def _with_search(report: Report, found: Found) -> Report:
 
 
 def _decided(given: Any, wishes: Recipe) -> Iterator[str]:
-    """Key paths that the call or the recipe sets, upper case: no step changes them."""
+    """Yield the key paths, in upper case, that the call or the recipe sets: the search does not change them."""
     yield from (key.upper() for key in (*wishes.origin.overridden, *wishes.origin.lines))
     if isinstance(given, Mapping):
         yield from _keys(given, "")

@@ -1,4 +1,4 @@
-"""The mistakes a user can mend, one exception type a kind.
+"""Exceptions for errors that the user can fix, one type for each kind.
 
 Every message says what is wrong, where (file, node, tensor, key), what was found and what to do.
 The command line prints it as one line and exits with 2; ``--debug`` shows the traceback.
@@ -11,11 +11,11 @@ import re
 from typing import Final
 
 NO_RUNTIME: Final = "onnxruntime is not installed: pip install 'sbonnx[cpu]' (or 'sbonnx[gpu]' for NVIDIA)"
-"""Said on `import sbonnx`, and where a runtime is needed later."""
+"""Error message if onnxruntime is missing, on first use of a public name and in later calls."""
 
 
 class SbonnxError(Exception):
-    """Base of everything sbonnx raises on purpose. The message is for the user, on one line."""
+    """Base class of all errors that sbonnx raises on purpose. The message is for the user, on one line."""
 
 
 class ModelError(SbonnxError):

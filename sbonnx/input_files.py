@@ -1,4 +1,4 @@
-"""Input files are regular files of a bounded size: reading one ends, whatever lies at the path."""
+"""Safe reading of input files: only regular files of bounded size, so that every read ends."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ KINDS: Final = {
     stat.S_IFBLK: "a device",
     stat.S_IFDIR: "a folder",
 }
-"""By `stat.S_IFMT`: what reading would wait for, or read without end."""
+"""Names of the file types, by `stat.S_IFMT`, that reading would block on or never finish."""
 
 _PIECE: Final = 1 << 20
 
 
 def native_source(path: str | os.PathLike[str]) -> str | bytes:
-    """A model file as onnx's and onnxruntime's functions take it: its path, or its content if that is not UTF-8.
+    """Return a model file in the form that onnx and onnxruntime accept: its path, or its content if that is not UTF-8.
 
-    External data of such a file is not found by them.
+    They cannot find the external data of a model that is passed as content.
     """
     name = os.fspath(path)
     try:
@@ -34,10 +34,10 @@ def native_source(path: str | os.PathLike[str]) -> str | bytes:
 
 
 def check_regular(path: str | os.PathLike[str]) -> int:
-    """Size in bytes of a regular file, or of the one that a link leads to.
+    """Return the size in bytes of a regular file; links are followed.
 
     Raises:
-        OSError: there is no such file, or it is none; `strerror` says why.
+        OSError: there is no such file, or it is not a regular file; `strerror` gives the reason.
     """
     try:
         found = os.stat(path)
@@ -47,12 +47,12 @@ def check_regular(path: str | os.PathLike[str]) -> int:
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open a regular file for reading; never waits for a writer.
+    """Open a regular file for reading; never block on a FIFO without a writer.
 
     Raises:
-        OSError: as `check_regular`, or it cannot be opened.
+        OSError: as in `check_regular`, or it cannot be opened.
     """
-    check_regular(path)  # first: to open a device can do something
+    check_regular(path)  # first: opening a device can have side effects
     file = open(path, "rb", opener=_opened_at_once)  # noqa: SIM115
     try:
         _regular_size(os.fstat(file.fileno()), path)
@@ -63,15 +63,15 @@ def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
 
 
 def read_regular(path: str | os.PathLike[str], largest: int) -> bytes:
-    """Content of a regular file of at most `largest` bytes.
+    """Read a regular file of at most `largest` bytes.
 
     Raises:
-        OSError: as `open_regular`, or it is larger.
+        OSError: as in `open_regular`, or it is larger.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         content = b"" if size > largest else file.read(size)
-        while size <= largest and (more := file.read(_PIECE)):  # it grows, or its system does not tell its size
+        while size <= largest and (more := file.read(_PIECE)):  # it grows, or the file system reports no size
             content += more
             size = len(content)
     if size > largest:

@@ -1,4 +1,4 @@
-"""A graph as a Mermaid flow chart, for a look in any Markdown viewer."""
+"""Graphs as Mermaid flow charts, which Markdown viewers display."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Final
 from sbonnx.graph import Body, Graph, query
 
 INTERFACE_COLOUR = "#cafe02"
-"""Fill of graph inputs and outputs, as the ancestor draws them."""
+"""Fill of graph inputs and outputs, the same as in Sparsebit."""
 
 NOTHING_LOST: Final = (255, 255, 255)
 MOST_LOST: Final = (229, 57, 53)
-"""Red, green and blue of a node that loses nothing, and of the one that loses the most."""
+"""RGB colours of a node without loss and of the node with the largest loss."""
 
 
 def mermaid(graph: Graph, losses: Mapping[str, float] | None = None) -> str:
-    """The chart: a box a node (name, op), a box an input and output, an arrow an edge; bodies as subgraphs.
+    """Draw the graph: a box per node (name, op), input and output, an arrow per edge; bodies are subgraphs.
 
     Args:
-        losses: by node name, 0 for nothing, more is worse: the box shows the number, and a colour between white and
-            red. Names that are not in the graph are left out; boxes without a number stay as they are.
+        losses: by node name, 0 for no loss, larger is worse. The box shows the number and a colour between white and
+            red. Names that are not in the graph are ignored; boxes without a number keep the default fill.
     """
     lines = ["graph TD"]
     ids: dict[str, str] = {}
@@ -38,9 +38,9 @@ def mermaid(graph: Graph, losses: Mapping[str, float] | None = None) -> str:
 
 
 def colours(losses: Mapping[str, float]) -> dict[str, str]:
-    """A fill by name, ``#rrggbb``: white for 0, red for the largest, by the square root between them.
+    """Return a fill ``#rrggbb`` for each name: white for 0, red for the largest loss, interpolated by the square root.
 
-    The root keeps middling losses apart from none. What is infinite or not a number is red.
+    The square root keeps medium losses distinguishable from zero. Infinite values and NaN are red.
     """
     largest = max((loss for loss in losses.values() if math.isfinite(loss)), default=0.0)
     found = {}
@@ -52,7 +52,7 @@ def colours(losses: Mapping[str, float]) -> dict[str, str]:
 
 
 def _text(text: str) -> str:
-    """Text without the characters that mean something to Mermaid."""
+    """Return the text with the characters that have a meaning in Mermaid replaced."""
     return text.replace('"', "'").replace("<", "&lt;").replace(">", "&gt;")
 
 

@@ -1,4 +1,4 @@
-"""How far a quantized output is from the float one, accumulated feed by feed."""
+"""Error metrics of quantized outputs against float outputs, accumulated feed by feed."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import numpy as np
 from sbonnx.spec import Array
 
 IMAGE_RANK = 4
-"""From this rank on the classes of an output are taken to lie on axis 1 (NCHW), below it on the last."""
+"""From this rank on the class axis of an output is assumed to be 1 (NCHW), below it the last."""
 
 NOISE = 1e-3
-"""Samples whose outputs differ by less, relative to the largest value, say the same."""
+"""Samples whose outputs differ by less, relative to the largest value, count as equal."""
 
 
 def sqnr_db(reference: Array, value: Array) -> float:
-    """Signal to quantization noise, decibel: 10 log10(sum ref^2 / sum (ref - value)^2); inf when equal."""
+    """Compute the SQNR in dB: 10 log10(sum ref^2 / sum (ref - value)^2); inf when equal."""
     ref, val = np.asarray(reference, np.float64), np.asarray(value, np.float64)
     return ratio_db(float((ref**2).sum()), float(((ref - val) ** 2).sum()))
 
 
 def ratio_db(signal: float, noise: float) -> float:
-    """10 log10(signal / noise); inf without noise, -inf without signal."""
+    """Compute 10 log10(signal / noise); inf without noise, -inf without signal."""
     if noise == 0:
         return math.inf
     if signal == 0 or not math.isfinite(noise):
@@ -35,7 +35,7 @@ def ratio_db(signal: float, noise: float) -> float:
 
 @dataclass(frozen=True)
 class OutputDifference:
-    """One output of a quantized model against the float one.
+    """Error metrics of one output of a quantized model.
 
     Attributes:
         name: of the output.
@@ -88,13 +88,13 @@ class _Sums:
 
 
 class OutputDifferences:
-    """Sums over feeds, by output. Outputs that are not tensors of numbers (strings, sequences) are left out."""
+    """Accumulates errors over feeds, for each output. Outputs that are not numeric tensors are left out."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._sums = [(name, _Sums()) for name in names]  # a graph may list an output twice
 
     def add(self, reference: Sequence[Any], value: Sequence[Any]) -> None:
-        """One feed's outputs, in the order of the names."""
+        """Add the outputs of one feed, in the order of the names."""
         for (_, sums), ref, val in zip(self._sums, reference, value, strict=True):
             if not isinstance(ref, np.ndarray) or ref.dtype.kind not in "fiub":
                 continue
@@ -104,12 +104,12 @@ class OutputDifferences:
                 _accumulate(sums, ref, val)
 
     def result(self) -> tuple[OutputDifference, ...]:
-        """The errors of every output that had numbers."""
+        """Return the errors of every output that had numeric values."""
         return tuple(_finish(name, sums) for name, sums in self._sums if sums.count or sums.mismatched)
 
 
 def _compare_samples(sums: _Sums, ref: Array, val: Array) -> None:
-    """Whether any sample (row) differs from the first: the float one by more than noise, the quantized one at all."""
+    """Record whether any sample (row) differs from the first: float by more than noise, quantized at all."""
     if ref.ndim == 0:
         return
     if sums.first is None:
@@ -150,13 +150,13 @@ def _accumulate(sums: _Sums, reference: Array, value: Array) -> None:
 
 
 def _row_energies(reference: Array, value: Array) -> Array:
-    """Energy of each row and of its error, (2, rows)."""
+    """Compute the energy of each row and of its error, shape (2, rows)."""
     rows = reference.shape[0] if reference.ndim else 1
     return np.stack([(one.reshape(rows, -1) ** 2).sum(1) for one in (reference, reference - value)])
 
 
 def _spread_db(energies: Array) -> float:
-    """Standard error of the ratio of two sums over independent samples, by the delta method (Cochran 1977, 2.11)."""
+    """Compute the standard error of a ratio of sums of samples, in dB: delta method (Cochran 1977, 2.11)."""
     signal, noise = energies
     ratio = noise.sum() / signal.sum() if signal.sum() else 0.0
     if len(signal) < 2 or not ratio:

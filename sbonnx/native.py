@@ -1,7 +1,7 @@
-"""Loops in C: found where they were compiled, and called with the addresses of arrays.
+"""C extension modules: import of the compiled loops, and addresses of arrays for them.
 
-Each has its like in numpy, which gives the same numbers, bit for bit, and runs where there was no compiler when the
-package was installed, or where the environment variable `SBONNX_COMPILED` is 0.
+Each loop has a numpy implementation that gives bit-identical results. It runs if no compiler was available at
+installation, or if the environment variable `SBONNX_COMPILED` is 0.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 SWITCH: Final = "SBONNX_COMPILED"
-"""Environment variable: 0 leaves everything to numpy. Read when the modules are imported."""
+"""Environment variable: 0 disables the C loops, numpy runs instead. Read when the modules are imported."""
 
 MODULES: Final = ("sbonnx.calib.sketches._kernels", "sbonnx.moments._lags", "sbonnx.rounding._search")
 
 
 def missing() -> list[str]:
-    """The modules in C that are not there, or not to be used."""
+    """Return the names of the C modules that were not compiled or are disabled."""
     return [name for name in MODULES if compiled(name) is None]
 
 
 def notes() -> tuple[str, ...]:
-    """A sentence for the report where numpy stands in for some of them."""
+    """Return a note for the report if numpy replaces any of the C modules."""
     absent = missing()
     if not absent:
         return ()
@@ -37,7 +37,7 @@ def notes() -> tuple[str, ...]:
 
 
 def compiled(name: str) -> ModuleType | None:
-    """A module in C by its full name; None where it was not compiled, or is not to be used."""
+    """Import a C module by its full name; None if it was not compiled or is disabled."""
     if os.environ.get(SWITCH) == "0":
         return None
     try:
@@ -47,10 +47,10 @@ def compiled(name: str) -> ModuleType | None:
 
 
 def address(x: NDArray[Any]) -> int:
-    """Where the values of an array begin.
+    """Return the address of the first element of an array.
 
     Raises:
-        ValueError: they are not one after another.
+        ValueError: the array is not C-contiguous.
     """
     if not x.flags.c_contiguous:
         raise ValueError("an array for the compiled loops must be contiguous")

@@ -1,7 +1,7 @@
-"""What sbonnx knows of the ONNX operators, in one table of named sets.
+"""Sets of ONNX operators by kind, in one table.
 
-Code that must know the kind of an op asks here; nowhere else stands a list of op types.
-Every name is checked against the ONNX schemas by a test.
+Code that depends on the kind of an op uses these sets; no other module lists op types.
+A test checks every name against the ONNX schemas.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Linear:
-    """An op that multiplies a weight: where its weight and bias stand, and the output-channel axis.
+    """Positions of weight and bias in the inputs of a linear op, and the output-channel axis.
 
     Attributes:
         weight: index of the weight among the inputs.
@@ -31,12 +31,12 @@ LINEAR: Final[dict[str, Linear]] = {
     "Gemm": Linear(weight=1, bias=2, out_axis=1),  # 0 if transB
     "MatMul": Linear(weight=1, bias=None, out_axis=-1),
 }
-"""Ops with a weight; `QuantSpec.axis` for their weights is `out_axis` (Gemm: by transB)."""
+"""Linear ops; `QuantSpec.axis` of their weights is `out_axis` (Gemm: depends on transB)."""
 
 CONVOLUTIONS: Final = frozenset({"Conv", "ConvTranspose"})
 
 EMBEDDING: Final = frozenset({"Gather"})
-"""A constant first input is a table: one scale a row (axis 0)."""
+"""If the first input is constant, it is an embedding table: one scale per row (axis 0)."""
 
 MOVES_DATA: Final = frozenset(
     {
@@ -57,24 +57,24 @@ MOVES_DATA: Final = frozenset(
         "Identity",
     }
 )
-"""The output holds values of the first input, unchanged: it shares the scale."""
+"""The output holds values of the first input, unchanged, and shares its scale."""
 
 READS_SHAPE: Final = frozenset({"Shape", "Size"})
-"""The output says how large the input is, whatever it holds."""
+"""The output depends on the shape of the input only."""
 
 PICKS_MAX: Final = frozenset({"MaxPool", "GlobalMaxPool"})
-"""The output is a choice among the input's values: quantization commutes, the scale is shared."""
+"""The output is a selection of the input's values: the op commutes with quantization, the scale is shared."""
 
 POOLS: Final = frozenset({"AveragePool", "GlobalAveragePool"})
-"""Averaging pools; `MOVES_DATA` and `PICKS_MAX` hold the pools that do not compute."""
+"""Averaging pools; pools that do not compute are in `MOVES_DATA` and `PICKS_MAX`."""
 
 BLOCKED_POOLS: Final = POOLS | {"MaxPool"}
-"""Pools whose float kernels on onnxruntime's CPU work on blocks of channels."""
+"""Pools whose float kernels on onnxruntime's CPU use a blocked channel layout (NCHWc)."""
 
 REDUCES: Final = frozenset({"ReduceMean", "ReduceSum"})
 
 RECTIFIERS: Final = frozenset({"Relu", "Clip"})
-"""Activations that the zero point of their own output can do."""
+"""Activations that can be absorbed by the zero point of their quantized output."""
 
 ACTIVATIONS: Final = frozenset(
     {
@@ -101,7 +101,7 @@ ACTIVATIONS: Final = frozenset(
 NOT_NEGATIVE: Final = frozenset(
     {"Relu", "Sigmoid", "HardSigmoid", "Softplus", "Softmax", "Hardmax", "Exp", "Abs", "Sqrt"}
 )
-"""The output is 0 or above, whatever the input."""
+"""The output is never negative."""
 
 NORMS: Final = frozenset(
     {
@@ -123,7 +123,7 @@ BOUNDS: Final = frozenset({"Clip", "Max", "Min"})
 ADDS: Final = frozenset({"Add"})
 MULTIPLIES: Final = frozenset({"Mul"})
 ELEMENTWISE: Final = MULTIPLIES | {"Sub", "Div"}
-"""Element-wise ops of two tensors beside Add."""
+"""Element-wise ops of two tensors, without Add."""
 
 MATRIX_PRODUCTS: Final = frozenset({"MatMul", "Gemm"})
 
@@ -137,25 +137,25 @@ REPEATED: Final = frozenset({"Loop", "Scan", "SequenceMap"})
 """Ops that repeat a body."""
 
 ENDS_BLOCKS: Final = frozenset({"Relu", "LeakyRelu", "PRelu", "Clip", "HardSwish", "LayerNormalization"})
-"""What still belongs to a residual block where nothing else reads its sum."""
+"""Ops that count as the end of a residual block if they are the only reader of its sum."""
 
 QUANTIZE: Final = frozenset({"QuantizeLinear"})
 DEQUANTIZE: Final = frozenset({"DequantizeLinear"})
 QDQ: Final = QUANTIZE | DEQUANTIZE
 
 BITS: Final = "__bits"
-"""Attribute of both nodes of a pair that holds the width of the codes."""
+"""Attribute of both nodes of a Q/DQ pair that holds the bit width."""
 
 INTEGER_OPS: Final = frozenset(
     {"QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear"}
 )
-"""Ops of a model that was quantized before, in a form without Q/DQ."""
+"""Ops of an already quantized model in a format without Q/DQ."""
 
 INTEGER_CONVOLUTIONS: Final = frozenset({"QLinearConv", "ConvInteger"})
-"""Of those, the ones whose weight has its output channels first; the others have them last."""
+"""Integer convolutions: their weights have the output channels first. In the other integer ops they are last."""
 
 UNPACKS: Final = frozenset({"Cast", "Sub"})
-"""What makes codes of bytes of constants stored in fewer bits; runtimes compute it once, as they open the file."""
+"""Ops that unpack byte values from constants stored in fewer bits. Runtimes fold them when they load the file."""
 
 INTEGER_ON_CPU: Final = (
     (frozenset(LINEAR) - {"ConvTranspose"})
@@ -164,7 +164,7 @@ INTEGER_ON_CPU: Final = (
     | {"MaxPool", "AveragePool", "GlobalAveragePool", "ReduceMax", "ReduceMin"}
     | {"LeakyRelu", "Sigmoid", "Softmax", "Resize"}
 )
-"""Ops between pairs that onnxruntime computes with integer kernels on CPU, each tried alone (1.31, uint8 codes)."""
+"""Ops that onnxruntime computes with integer CPU kernels between Q/DQ, each tested alone (1.31, uint8 values)."""
 
 RECURRENT: Final = frozenset({"LSTM", "GRU", "RNN"})
 
@@ -174,40 +174,40 @@ RANDOM: Final = frozenset(
 """Never folded: two runs differ (Dropout only in training mode, which simplification checks)."""
 
 EPILOGUES: Final = RECTIFIERS | {"BatchNormalization", "LeakyRelu", "Sigmoid", "Tanh"}
-"""What a runtime computes in the kernel of the weighted op before."""
+"""Ops that a runtime fuses into the kernel of the preceding linear op."""
 
 HALF_LOSES: Final = SOFTMAX | {"LayerNormalization", "RMSNormalization", "Erf", "Gelu"}
-"""Ops that lose in half precision, and gain nothing by 8 bits."""
+"""Ops that lose accuracy in half precision and gain nothing from 8 bits."""
 
 COORDINATES: Final = frozenset({"GridSample", "RoiAlign", "MaxRoiPool", "AffineGrid", "NonMaxSuppression"})
-"""Ops that read positions in an image, of which half precision keeps a pixel in a thousand."""
+"""Ops that read image coordinates, which half precision resolves to one pixel in a thousand only."""
 
 ROOTS: Final = frozenset({"Sqrt", "Reciprocal", "Pow"})
-"""What a small number is led through before it guards a division."""
+"""Ops that a small constant (epsilon) passes through before it protects a division."""
 
 READS_RELATIVE: Final = frozenset({"Sqrt", "Reciprocal", "Log"})
-"""Ops that answer to the relative error of their input, however small it is."""
+"""Ops sensitive to the relative error of their input, however small the input is."""
 
 CARRIES_MASK: Final = MOVES_DATA | ELEMENTWISE | {"Add", "Where", "Concat", "Max", "Min"}
-"""Ops that a mask of huge negative numbers passes on its way to a softmax."""
+"""Ops between an attention mask (large negative numbers) and its softmax."""
 
 SUMS: Final = POOLS | {"ReduceMean"}
-"""Ops that sum and then divide: the sum is larger than what they give."""
+"""Ops that sum, then divide: the intermediate sum is larger than the output."""
 
 SUMS_SQUARES: Final = frozenset({"ReduceL2", "LpNormalization", "LRN", "GlobalLpPool", "LpPool"})
-"""Ops that sum squares on the way."""
+"""Ops that sum squares internally."""
 
 MAKES_TENSORS: Final = frozenset(
     {"Cast", "ConstantOfShape", "Range", "Shape", "Size", "EyeLike", "OneHot", "DequantizeLinear", "RandomNormal"}
     | {"RandomUniform", "HannWindow", "HammingWindow", "BlackmanWindow", "MelWeightMatrix", "NonZero"}
 )
-"""Ops of which neither device nor type follow from those of what they read."""
+"""Ops whose output device or type does not follow from their inputs."""
 
 TAKES_NUMBERS: Final = frozenset(
     {"Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Sum", "Mean", "Mod", "Where", "Clip", "Pad", "Equal", "Less"}
     | {"LessOrEqual", "Greater", "GreaterOrEqual", "Expand", "CastLike"}
 )
-"""Ops of which a single constant number is no weight: a half, an epsilon, a temperature."""
+"""Ops in which a single constant number is not a weight: a half, an epsilon, a temperature."""
 
 TEXTS: Final = frozenset({"RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer"})
 """Ops on text."""

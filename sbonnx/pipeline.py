@@ -1,4 +1,4 @@
-"""The pipeline: load, simplify, fuse, plan, calibrate, insert, legalise, save, verify. One function an arrow."""
+"""The pipeline: load, simplify, fuse, plan, calibrate, insert, legalise, save, verify."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ OLDEST_OPSET = 7
 """onnxruntime has no kernels for older versions of the operators."""
 
 COUNTED = "onnxruntime"
-"""The backend whose kernels verification counts: what it leaves float is said. For others the count is a figure."""
+"""Backend whose integer kernels are counted in verification: ops left float become refusals, else only figures."""
 
 UNCOMPARED = "no data was given: the file was checked and opened at every level, and not compared with float"
-"""Said in the report of a mode that needs no data, and had none."""
+"""Note in the report of a mode that needs no data and got none."""
 
 PROFILE_FEEDS = 8
 """Feeds on which the error of each layer is measured for the report."""
@@ -63,10 +63,10 @@ def run(
     progress: Progress | None = None,
     trt_cache: str | os.PathLike[str] | None = None,
 ) -> Report:
-    """Quantize a model by a recipe in which nothing is left to be found out, and prove it. Args: see `sbonnx.quantize`.
+    """Quantize a model with a fixed recipe (no search) and verify the result. Args: as in `sbonnx.quantize`.
 
     Raises:
-        SbonnxError: one of its kinds, for anything the user can mend. Nothing is left half-written.
+        SbonnxError: a subclass, for every error that the user can fix. No partial file is left.
     """
     target = None if output is None else Path(output)
     if target is not None:
@@ -89,17 +89,17 @@ def write(
     force: bool = False,
     verify: bool = True,
 ) -> Report:
-    """What is left to do when all numbers are known: insert, legalise, save, and prove the file beside `model`.
+    """Write and verify a calibrated model: insert Q/DQ, legalise, save, and compare the file with `model`.
 
     Args:
-        model: the float model that the file is held against.
+        model: the float model to compare with.
         prepared, solution: of one calibration.
-        samples: to compare on, those held out where there are any; None: the file is checked and opened.
-        target: where it goes; None: into the report.
-        force, verify: see `sbonnx.quantize`.
+        samples: feeds to compare on, the hold-out set if there is one; None: the file is only checked and opened.
+        target: output path; None: the result is returned in the report.
+        force, verify: as in `sbonnx.quantize`.
 
     Raises:
-        SbonnxError: one of its kinds. Nothing is left half-written.
+        SbonnxError: a subclass. No partial file is left.
     """
     quantized, unwritten = prepared.written(solution)
     report = _report(model, target, prepared, solution, quantized)
@@ -119,7 +119,7 @@ def write(
 def solve(
     model: Source, data: Any, wishes: Recipe, rules: Backend, *, split: int | None, progress: Progress | None
 ) -> tuple[Prepared, HeldOutSplit | None, Solution]:
-    """How far `run` gets before it writes: the prepared graph, its feeds (None: none needed), the numbers."""
+    """Run the pipeline up to calibration: the prepared graph, its feeds (None: none needed), and the solution."""
     prepared = prepare(model, wishes, rules)
     _limits(wishes).check_outputs([output.name for output in prepared.graph.outputs])
     division = divided(data, prepared, split)
@@ -130,10 +130,10 @@ def solve(
 
 
 def divided(data: Any, prepared: Prepared, split: int | None) -> HeldOutSplit | None:
-    """Feeds that the recipe asks for, with the states of a recurrent model, in two parts. None if no data is needed.
+    """Read the calibration feeds and split off the hold-out set; a recurrent model is unrolled. None if not needed.
 
     Raises:
-        DataError: there is no data and the recipe measures.
+        DataError: there is no data and the recipe measures something.
     """
     recipe, wishes, graph = prepared.recipe, prepared.recipe.calibration, prepared.graph
     if data is None:
@@ -151,7 +151,7 @@ def divided(data: Any, prepared: Prepared, split: int | None) -> HeldOutSplit | 
     steps = read_steps(data, graph, wishes.feedback, split=split, limit=first)
 
     def unrolled(some: Any, part: float) -> datasets.Dataset:
-        # steps are picked by chance after the states were computed through all of them
+        # random picking comes after the states were computed through all steps
         count = first if limit is None or first is not None else max(1, round(limit * part))
         return unroll(some, graph, wishes.feedback, device=recipe.device, limit=count, pick=pick, seed=seed)
 
@@ -159,7 +159,7 @@ def divided(data: Any, prepared: Prepared, split: int | None) -> HeldOutSplit | 
 
 
 def _calibrated(prepared: Prepared, samples: datasets.Dataset | None, progress: Progress | None) -> Solution:
-    """The solution, measured as the recipe asks for."""
+    """Calibrate according to the recipe."""
     rounding = prepared.reconstruction
     if samples is None or not (prepared.needs_data or rounding is not None):
         return prepared.without_data()
@@ -194,7 +194,7 @@ def _calibrated(prepared: Prepared, samples: datasets.Dataset | None, progress: 
 def _tuned(
     prepared: Prepared, samples: datasets.Dataset | None, solution: Solution, progress: Progress | None
 ) -> Solution:
-    """`solution` with its batch norms tuned, where the recipe asks for that."""
+    """Tune the batch norms of `solution` if the recipe asks for it."""
     recipe = prepared.recipe
     if not recipe.schedule.bn_tuning:
         return solution
@@ -214,7 +214,7 @@ def _tuned(
 
 
 def _ranges(plan: Plan, solution: Solution) -> dict[str, Bounds]:
-    """The range of each quantized activation of the main graph, by tensor: what any of its readers represents."""
+    """Return the range of each quantized activation of the main graph, by tensor: the union over its readers."""
     found: dict[str, Bounds] = {}
     for site in plan.of_role("activation"):
         bounds = solution.bounds.get(site.key)
@@ -227,7 +227,7 @@ def _ranges(plan: Plan, solution: Solution) -> dict[str, Bounds]:
 
 @contextmanager
 def _place(target: Path | None, inputs: Sequence[Path], force: bool) -> Iterator[Path]:
-    """Where the model lies while it is proved: beside its target, or for a while where temporary files lie."""
+    """Yield the path where the model is verified: staged next to its target, or in a temporary folder."""
     if target is not None:
         with staged(target, inputs, force=force) as path:
             yield path
@@ -238,7 +238,7 @@ def _place(target: Path | None, inputs: Sequence[Path], force: bool) -> Iterator
 
 @contextmanager
 def _reference(model: Source, prepared: Prepared) -> Iterator[Path | bytes]:
-    """What the result is held against: the model itself, or lifted where onnxruntime does not run its opset."""
+    """Yield the reference model: the model itself, or with a newer opset if onnxruntime cannot run its own."""
     if prepared.graph.info.original_opset >= OLDEST_OPSET:
         yield source_of(model)
         return
@@ -249,7 +249,6 @@ def _reference(model: Source, prepared: Prepared) -> Iterator[Path | bytes]:
 
 
 def _files(*sources: Any) -> list[Path]:
-    """Those of the sources that are paths."""
     return [Path(source) for source in sources if isinstance(source, (str, os.PathLike))]
 
 
@@ -288,7 +287,7 @@ def _report(model: Source, target: Path | None, prepared: Prepared, solution: So
 
 
 def _said(site: Site) -> dict[str, Any]:
-    """A site for the report, in plain values."""
+    """Return a site as plain values for the report."""
     node = site.readers[0].node if site.readers else ""
     return {
         "tensor": site.tensor,
@@ -308,7 +307,7 @@ def _proved(
     solution: Solution,
     quantized: Graph,
 ) -> Report:
-    """`_verified`; bfloat16, for which onnxruntime has no kernels, is compared as float32 with its rounding."""
+    """Run `_verified`. bfloat16 has no onnxruntime kernels: it is compared as float32 rounded to bfloat16."""
     if prepared.plan.float_type != "bf16":
         return _verified(report, source, path, samples, prepared, solution)
     graphs.check_file(path)
@@ -332,7 +331,7 @@ def _verified(
     solution: Solution,
     size: int | None = None,
 ) -> Report:
-    """The report with what the proof of the file at `path` says; `size`: bytes of the file that it stands in for."""
+    """Add the verification results of the file at `path` to the report. `size`: bytes of the file it stands in for."""
     device = prepared.recipe.device
     judged = Judged.of(prepared.plan, prepared.backend)
     wishes = prepared.recipe.verify
@@ -374,7 +373,7 @@ def _verified(
 
 
 def _limits(recipe: Recipe) -> proof.Limits:
-    """What the recipe asks of the result."""
+    """Return the limits that the recipe sets for the result."""
     wishes = recipe.verify
     return proof.Limits(
         min_sqnr_db=wishes.min_sqnr_db,

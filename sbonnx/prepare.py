@@ -1,4 +1,4 @@
-"""From a file to a graph with a plan: load, simplify, fuse, plan. No data is needed."""
+"""Preparation without data: load, simplify, fuse, plan."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ from sbonnx.spec import Array, QParams
 Source = str | os.PathLike[str] | onnx.ModelProto
 
 DEFAULT_BACKEND = "onnxruntime"
-"""What to quantize for when neither the call nor a recipe says."""
+"""Backend if neither the call nor the recipe names one."""
 
 BASE_OPSET = 13
-"""First opset whose Q/DQ take a scale a channel."""
+"""First opset whose Q/DQ support per-channel scales."""
 
 BATCH_NORM = "fuse_bn"
-"""Patterns whose name begins so act only when the recipe folds batch norms."""
+"""Name prefix of the patterns that apply only if the recipe folds batch norms."""
 
 
 UNSEEN = "no data was given: weights go to the nearest codes, and their rounding did not see what layers meet"
-"""Said where the rounding of weights looks at inputs, and there were none."""
+"""Note if input-aware rounding has no data: weights are rounded to nearest."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ class Prepared:
     Attributes:
         graph: simplified and fused float graph.
         plan: what will be quantized.
-        recipe, backend: the wishes and the runtime's rules that made the plan.
+        recipe, backend: the settings and the runtime's rules that the plan follows.
         nodes_before: number of nodes in the file, branches included.
         applied: patterns that fired.
         refusals: what patterns and planning declined.
         layers: torch modules and functions that the nodes of the file belong to.
-        corrects: biases take up mean errors that are measured.
-        measured: whether the graph went through `equalized` already.
+        corrects: biases are corrected by measured mean errors.
+        measured: whether the graph has been through `equalized`.
     """
 
     graph: Graph
@@ -84,12 +84,12 @@ class Prepared:
 
     @property
     def needs_data(self) -> bool:
-        """Whether anything is measured. Not where weights say all by themselves, and what is float keeps its type."""
+        """Whether anything is measured. False if only weights are quantized and the float type is kept."""
         return self.recipe.mode == "static" or bool(self.plan.of_role("activation")) or self.plan.float_type != "fp32"
 
     @property
     def reconstruction(self) -> Reconstruction | None:
-        """How weights are rounded by what their layers meet; None where no rounding looks at that."""
+        """Settings of input-aware weight rounding (second moments of the input activations); None if unused."""
         wishes = self.recipe.calibration.moments
         correct = self.corrects
         if not correct and not any(looks_at_inputs(site) for site in self.plan.of_role("weight")):
@@ -100,37 +100,37 @@ class Prepared:
 
     @property
     def asym(self) -> Asym | None:
-        """How activations are measured behind quantized layers; None: in the float network.
+        """Settings for measuring activations downstream of quantized layers; None: in the float network.
 
-        Where weights are rounded behind quantized layers the data go that way anyway, and ranges are seen there unless
-        the recipe says no.
+        If weights are rounded on quantized inputs, the data pass the quantized layers anyway. Ranges are then measured
+        there too, unless the recipe disables it.
         """
         wishes, rounding = self.recipe.calibration.asym, self.reconstruction
         on = wishes.enable if wishes.enable is not None else rounding is not None and rounding.quantized
         return Asym(ranges=wishes.ranges, rounding=wishes.rounding) if on else None
 
     def round(self, site: Site, weight: Array, qparams: QParams) -> Array:
-        """Codes of a weight, by the rounding that its site names."""
+        """Round a weight to integer codes by the method that its site names."""
         choice = site.rounding
         return make_rounder(choice.name, choice.arguments).round(weight, qparams).codes
 
     def without_data(self) -> Solution:
-        """The solution of weights alone, where nothing is measured; with a note where their rounding would look."""
+        """Solve the weights alone, without measurements; add a note if their rounding would use input activations."""
         found = weights_alone(self.graph, self.plan, self.round)
         return found if self.reconstruction is None else replace(found, notes=(*found.notes, UNSEEN))
 
     def corrected(self, solution: Solution) -> Solution:
-        """`solution` with its biases corrected by what batch norms say, where the recipe asks for that."""
+        """Correct the biases of `solution` by batch-norm statistics if the recipe asks for it."""
         if self.recipe.bias_correction != "analytic":
             return solution
         return correct_analytically(self.graph, self.plan, solution)
 
     def equalized(self, samples: Dataset | None, progress: Progress | None = None) -> Prepared:
-        """In place. The graph goes through what EQUALIZE asks for that wants data; with a new plan.
+        """In place. Apply the equalization steps that need data, and return the value with a new plan.
 
-        The old value is not to be used any more where anything is asked: its plan is of the graph as it was.
+        If any such step is requested, do not use the old value any more: its plan is that of the unchanged graph.
 
-        Raises: see `channel_ranges`.
+        Raises: as `channel_ranges`.
         """
         settings = equalization_of(self.recipe)
         if self.measured:
@@ -163,7 +163,7 @@ class Prepared:
         )._scaled(samples, progress)
 
     def _scaled(self, samples: Dataset | None, progress: Progress | None) -> Prepared:
-        """`equalized`, the part of it that is for weights to be rounded: EQUALIZE.AWQ. The plan stays good."""
+        """Apply the step of `equalized` that scales weights before rounding, EQUALIZE.AWQ. The plan stays valid."""
         if not self.recipe.equalize.awq:
             return self
         if samples is None:
@@ -188,14 +188,14 @@ class Prepared:
         return replace(self, measured=True, applied=(*self.applied, *fired), refusals=told)
 
     def quantized(self, solution: Solution) -> Graph:
-        """The quantized graph: a copy of `graph` with the pairs of `solution`, made legal for the backend.
+        """Return the quantized graph: a copy of `graph` with the Q/DQ pairs of `solution`, made legal for the backend.
 
-        With the recipe's MODE or FORMAT, the operators that stand for the pairs; see `written`.
+        The recipe's MODE or FORMAT may replace the pairs by other operators; see `written`.
         """
         return self.written(solution)[0]
 
     def written(self, solution: Solution) -> tuple[Graph, tuple[Refusal, ...]]:
-        """`quantized`, and what could not be written in the form that the recipe wants."""
+        """Return `quantized` and refusals: what could not be written in the format of the recipe."""
         graph = graphs.copy(self.graph)
         qdq.insert(graph, self.plan, solution)
         refusals = self._converted(graph, solution)
@@ -212,7 +212,7 @@ class Prepared:
         return graph, (*refusals, *converted.refusals)
 
     def _converted(self, graph: Graph, solution: Solution) -> tuple[Refusal, ...]:
-        """In place. What is float becomes what the recipe's HIGH_PRECISION says; what of it does not, and why."""
+        """In place. Convert the float part to the type of HIGH_PRECISION; return what was not converted, and why."""
         if self.plan.float_type == "fp32":
             return ()
         done = precision.convert(graph, solution.magnitudes, self.plan.float_type, keep_io=self.recipe.keep_io)
@@ -223,13 +223,13 @@ class Prepared:
 def read_recipe(
     recipe: Any, backend: str | None, overrides: Mapping[str, Any] | Sequence[str]
 ) -> tuple[Recipe, Backend]:
-    """The validated recipe and its backend.
+    """Load and validate the recipe, and return it with its backend.
 
     Args:
         overrides: values by key, or texts "KEY=VALUE".
 
     Raises:
-        RecipeError: see `sbonnx.recipe.load`.
+        RecipeError: as `sbonnx.recipe.load`.
     """
     if recipe in (None, recipes.AUTO) and backend is None and "backend" not in {key.lower() for key in overrides}:
         backend = DEFAULT_BACKEND
@@ -238,17 +238,17 @@ def read_recipe(
 
 
 def prepare(model: Source, recipe: Recipe, backend: Backend, *, fusions: Sequence[str] | None = None) -> Prepared:
-    """Load `model`, simplify and fuse it, and plan. The file is not touched.
+    """Load `model`, simplify and fuse it, and plan. The file is not modified.
 
-    A plan that needs a newer opset than the file has (4-bit and 16-bit codes: 21; float16 scales: 19) is made
-    again on the graph lifted to it.
+    If the plan needs a newer opset than the file has (4-bit and 16-bit integers: 21; float16 scales: 19), the graph is
+    converted to it and planned again.
 
     Args:
-        fusions: names of the patterns of `sbonnx.patterns.FUSE` to apply, or what they begin with; None: all.
+        fusions: names of the patterns of `sbonnx.patterns.FUSE` to apply, or prefixes of them; None: all.
 
     Raises:
         ModelError: the file cannot be used, is quantized already, or is newer than the runtime reads.
-        RecipeError: a pattern of the recipe matches nothing, or asks for what is not there.
+        RecipeError: a pattern of the recipe matches nothing, or asks for something that does not exist.
     """
     prepared = _prepare(model, recipe, backend, BASE_OPSET, fusions)
     needed = _opset_needed(prepared)
@@ -303,11 +303,11 @@ def _prepare(model: Source, recipe: Recipe, backend: Backend, opset: int, chosen
 
 
 SMOOTH: Final = (0.3, 0.5)
-"""EQUALIZE.SMOOTH_QUANT: true, of convolutions and of matrix products. Measured: MobileNetV2, MiniLM."""
+"""Strengths for EQUALIZE.SMOOTH_QUANT: true, of convolutions and matrix products. Measured: MobileNetV2, MiniLM."""
 
 
 def equalization_of(recipe: Recipe) -> Equalization:
-    """What the recipe asks for before planning."""
+    """Return the equalization settings of the recipe."""
     wishes = recipe.equalize
     strength = wishes.smooth_quant
     smooth = SMOOTH if strength is True else None if strength is False else (float(strength), float(strength))
@@ -323,7 +323,7 @@ def equalization_of(recipe: Recipe) -> Equalization:
 
 
 def _infos(graph: Graph) -> list[NodeInfo]:
-    """Metadata from which the names of torch modules are derived, for every node."""
+    """Collect, for every node, the metadata from which the names of torch modules are derived."""
     found = []
     for _, body in query.scopes(graph):
         for node in body.nodes:
@@ -349,7 +349,7 @@ def _fusions(recipe: Recipe, chosen: Sequence[str] | None) -> tuple[Any, ...]:
 
 
 def _note_half_precision(graph: Graph, plan: Plan) -> None:
-    """Say what float16 costs on onnxruntime's CPU, for which the pairs are no gain there."""
+    """Add a note that float16 has no integer kernels on onnxruntime's CPU, so that Q/DQ gain nothing there."""
     if plan.backend != "virtual":
         return  # onnxruntime's backend leaves float16 alone, and TensorRT computes it
     tensors = query.tensors_by_name(graph)
@@ -371,10 +371,10 @@ def _opset_needed(prepared: Prepared) -> int:
 
 
 def _check_readable(graph: Graph, needed: int, backend: Backend) -> None:
-    """The runtime's parser reads the opset that the file will have.
+    """Check that the runtime's parser supports the opset of the result.
 
     Raises:
-        ModelError: it is newer than what the version is documented for.
+        ModelError: it is newer than the opset that the version is documented for.
     """
     profile, own = backend.profile, graph.info.original_opset
     if profile is None or max(own, needed) <= profile.newest_opset:
@@ -387,5 +387,5 @@ def _check_readable(graph: Graph, needed: int, backend: Backend) -> None:
 
 
 def source_of(model: Source) -> Path | bytes:
-    """What a session can open: the path, or the bytes of a model in memory."""
+    """Return the input of a session: the path, or the bytes of a model in memory."""
     return model.SerializeToString() if isinstance(model, onnx.ModelProto) else Path(model)

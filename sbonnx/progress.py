@@ -1,4 +1,4 @@
-"""How far calibration is: a bar on a terminal, a line a minute in a log, JSON lines for scripts, or nothing."""
+"""Progress of calibration: a bar on a terminal, one line a minute in a log, JSON lines for scripts, or nothing."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ LINE_EVERY: Final = 60.0
 """Seconds between two lines in a log."""
 
 JSON_EVERY: Final = 0.25
-"""Seconds between two JSON lines, and between two looks at the figures beside the bar."""
+"""Seconds between two JSON lines, and between two updates of the figures next to the bar."""
 
 
 class Progress(Protocol):
-    """What calibration tells as it goes. `start` begins a stretch of work; `advance` counts pieces of it."""
+    """Receiver of progress updates. `start` begins a stage; `advance` counts its items."""
 
     def start(self, what: str, total: int | None) -> None:
-        """Begin `what`: a pass over `total` pieces (None: not known), or one such pass for each segment."""
+        """Begin the stage `what`: a pass over `total` items (None: unknown), or one such pass for each segment."""
 
     def state(self, *, segment: tuple[int, int] | None = None, spilled: int = 0) -> None:
-        """Segment k of n is at work (None: as before; a new k begins the count anew), and so many bytes are on disk."""
+        """Set the current segment, k of n (None: unchanged; a new k resets the count), and the bytes on disk."""
 
     def advance(self, pieces: int = 1) -> None:
-        """So many more are done."""
+        """Count more items as done."""
 
     def close(self) -> None:
-        """No more will come. Twice is once."""
+        """End the display. Idempotent."""
 
 
 def memory_in_use() -> int | None:
-    """Bytes of memory that this process holds now; its highest so far where the system tells no more, None if nothing.
+    """Return the resident memory of this process in bytes, or its peak if only that is reported; None if unknown.
 
     Linux: resident set of /proc/self/statm (proc(5)). macOS and BSD: ru_maxrss, in bytes and in KiB (getrusage(2)).
     """
@@ -48,7 +48,7 @@ def memory_in_use() -> int | None:
 
 
 def _peak() -> int | None:
-    """The highest resident set so far, in bytes; None on Windows."""
+    """Return the peak resident set in bytes; None on Windows."""
     if sys.platform == "win32":
         return None
     import resource
@@ -59,17 +59,17 @@ def _peak() -> int | None:
 
 @dataclass(frozen=True)
 class Figures:
-    """Where the work stands.
+    """Snapshot of the progress.
 
     Attributes:
-        stage: what is being done.
-        segment, segments: number of the segment at work, from 1, and how many there are; None where there is one pass.
-        done, total: pieces of the data in this segment; total None where it is not known.
-        per_second: pieces a second in this segment.
-        memory_bytes: see `memory_in_use`.
+        stage: description of the current work.
+        segment, segments: number of the current segment, from 1, and their count; None if there is a single pass.
+        done, total: items done and in all in this segment; total is None if unknown.
+        per_second: items per second in this segment.
+        memory_bytes: as `memory_in_use`.
         spilled_bytes: activations on disk.
-        eta_seconds: time left for all segments, as if they all took as long; None where that cannot be told yet.
-        elapsed_seconds: since the stage began.
+        eta_seconds: time left for all segments, if they all take as long; None if it cannot be estimated yet.
+        elapsed_seconds: since the start of the stage.
     """
 
     stage: str
@@ -84,7 +84,7 @@ class Figures:
     elapsed_seconds: float
 
     def pace(self) -> str:
-        """Pieces a second, memory, disk and time left, as far as there is something to say."""
+        """Format items per second, memory, disk and time left, as far as they are known."""
         parts = [f"{self.per_second:.3g}/s"]
         if self.memory_bytes is not None:
             parts.append(f"{size_text(self.memory_bytes)} in memory")
@@ -95,19 +95,19 @@ class Figures:
         return ", ".join(parts)
 
     def line(self) -> str:
-        """All of it in one line."""
+        """Format the snapshot as one line."""
         place = "" if self.segment is None else f"segment {self.segment} of {self.segments}, "
         of = "" if self.total is None else f" of {self.total}"
         return f"{self.stage}: {place}{self.done}{of}, {self.pace()}"
 
     def to_json(self) -> str:
-        """One JSON object in one line: the attributes, rates and seconds to a thousandth."""
+        """Format as one JSON object on one line: the attributes, rates and seconds rounded to a thousandth."""
         values = {name: round(value, 3) if isinstance(value, float) else value for name, value in vars(self).items()}
         return json.dumps(values)
 
 
 class _Tally:
-    """Counts what it is told."""
+    """Counters shared by all displays."""
 
     def __init__(self) -> None:
         self.what = ""
@@ -118,12 +118,12 @@ class _Tally:
         self.began = self.segment_began = time.monotonic()
 
     def start(self, what: str, total: int | None) -> None:
-        """See `Progress`."""
+        """Reset all counters."""
         self.what, self.total, self.done, self.segment, self.spilled = what, total, 0, None, 0
         self.began = self.segment_began = time.monotonic()
 
     def state(self, segment: tuple[int, int] | None, spilled: int) -> bool:
-        """See `Progress`. Whether the count began anew."""
+        """Update segment and spilled bytes. Return whether a new segment reset the count."""
         self.spilled = spilled
         if segment is None or segment == self.segment:
             return False
@@ -134,7 +134,7 @@ class _Tally:
         return anew
 
     def figures(self) -> Figures:
-        """Where the work stands now."""
+        """Return the current snapshot."""
         now = time.monotonic()
         number, count = self.segment or (1, 1)
         left = None
@@ -157,24 +157,24 @@ class _Tally:
 
 @final
 class Silent:
-    """Says nothing."""
+    """Progress without output."""
 
     def start(self, what: str, total: int | None) -> None:
-        """See `Progress`."""
+        """Do nothing."""
 
     def state(self, *, segment: tuple[int, int] | None = None, spilled: int = 0) -> None:
-        """See `Progress`."""
+        """Do nothing."""
 
     def advance(self, pieces: int = 1) -> None:
-        """See `Progress`."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """See `Progress`."""
+        """Do nothing."""
 
 
 @final
 class Lines:
-    """One line a minute (`Figures.line`). Work of less than a minute says nothing."""
+    """Progress as one line a minute (`Figures.line`). Work of less than a minute prints nothing."""
 
     def __init__(self, stream: IO[str] | None = None, *, every: float = LINE_EVERY) -> None:
         self._stream = stream if stream is not None else sys.stderr
@@ -183,16 +183,16 @@ class Lines:
         self._said = time.monotonic()
 
     def start(self, what: str, total: int | None) -> None:
-        """See `Progress`."""
+        """Begin a stage."""
         self._tally.start(what, total)
         self._said = time.monotonic()
 
     def state(self, *, segment: tuple[int, int] | None = None, spilled: int = 0) -> None:
-        """See `Progress`."""
+        """Set the segment and the spilled bytes."""
         self._tally.state(segment, spilled)
 
     def advance(self, pieces: int = 1) -> None:
-        """See `Progress`."""
+        """Count items; print a line if one is due."""
         self._tally.done += pieces
         now = time.monotonic()
         if now - self._said >= self._every:
@@ -200,12 +200,12 @@ class Lines:
             print(one_line(self._tally.figures().line(), LINE_LENGTH), file=self._stream, flush=True)
 
     def close(self) -> None:
-        """See `Progress`."""
+        """Do nothing: every line is complete."""
 
 
 @final
 class JsonLines:
-    """`Figures` as JSON, one object a line: at most four a second, and always the last of each stage.
+    """Progress as JSON: `Figures`, one object per line, at most four a second, and always the last of each stage.
 
     The keys are those of `Figures`: stage, segment, segments, done, total, per_second, memory_bytes, spilled_bytes,
     eta_seconds, elapsed_seconds. Others may be added; none changes its meaning.
@@ -219,23 +219,23 @@ class JsonLines:
         self._open = False
 
     def start(self, what: str, total: int | None) -> None:
-        """See `Progress`."""
+        """Print the last object of the previous stage, then begin a stage."""
         self.close()
         self._tally.start(what, total)
         self._said, self._open = time.monotonic(), True
 
     def state(self, *, segment: tuple[int, int] | None = None, spilled: int = 0) -> None:
-        """See `Progress`."""
+        """Set the segment and the spilled bytes."""
         self._tally.state(segment, spilled)
 
     def advance(self, pieces: int = 1) -> None:
-        """See `Progress`."""
+        """Count items; print an object if one is due."""
         self._tally.done += pieces
         if time.monotonic() - self._said >= self._every:
             self._say()
 
     def close(self) -> None:
-        """See `Progress`."""
+        """Print the last object of the stage. Idempotent."""
         if self._open:
             self._open = False
             self._say()
@@ -247,7 +247,7 @@ class JsonLines:
 
 @final
 class Bar:
-    """A bar with the figures beside it, on a terminal."""
+    """Progress bar on a terminal, with the figures next to it."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:
         from rich.console import Console
@@ -268,14 +268,14 @@ class Bar:
         self._bar.start()
 
     def start(self, what: str, total: int | None) -> None:
-        """See `Progress`."""
+        """Show a new bar for the stage."""
         if self._task is not None:
             self._bar.remove_task(self._task)
         self._tally.start(what, total)
         self._task = self._bar.add_task(_shown(what), total=total, pace="")
 
     def state(self, *, segment: tuple[int, int] | None = None, spilled: int = 0) -> None:
-        """See `Progress`."""
+        """Show the segment; reset the bar if it is a new one."""
         if self._tally.state(segment, spilled) and self._task is not None:
             self._bar.reset(self._task)
         if segment is not None and self._task is not None:
@@ -283,7 +283,7 @@ class Bar:
             self._bar.update(self._task, description=text)
 
     def advance(self, pieces: int = 1) -> None:
-        """See `Progress`."""
+        """Advance the bar; update its figures if due."""
         self._tally.done += pieces
         if self._task is None:
             return
@@ -294,18 +294,18 @@ class Bar:
         self._bar.advance(self._task, pieces)
 
     def close(self) -> None:
-        """See `Progress`."""
+        """Remove the bar."""
         self._bar.stop()
 
 
 def _shown(text: str) -> str:
-    """Text beside a bar, in which nothing is markup."""
+    """Return the text with markup of rich escaped."""
     return escaped(text).replace("[", "\\[")
 
 
 def make_progress(*, quiet: bool = False, as_json: bool = False, stream: IO[str] | None = None) -> Progress:
-    """The progress for where the output goes (None: stderr): JSON where asked for, nothing when quiet, a bar on a
-    terminal, else lines."""
+    """Choose the display for a stream (None: stderr): JSON if requested, nothing if quiet, a bar on a terminal, else
+    lines."""
     if as_json:
         return JsonLines(stream)
     if quiet:
@@ -315,7 +315,7 @@ def make_progress(*, quiet: bool = False, as_json: bool = False, stream: IO[str]
 
 
 def size_text(count: int) -> str:
-    """Bytes in three digits: 1.23 GB, 45.6 MB."""
+    """Format a number of bytes with three digits: 1.23 GB, 45.6 MB."""
     size, unit = float(count), "B"
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if size < 999.5 or unit == "TB":
@@ -325,6 +325,6 @@ def size_text(count: int) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """Seconds as h:mm:ss."""
+    """Format seconds as h:mm:ss."""
     whole = round(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"

@@ -1,4 +1,4 @@
-"""What was done, what was not and why: the rows that end in front of the user."""
+"""Report of a quantization: what was applied, what was refused and why."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import onnx
 
 @dataclass(frozen=True)
 class Refusal:
-    """Something that was not done. Nothing is skipped in silence.
+    """Something that was not done, with the reason. Nothing is skipped silently.
 
     Attributes:
         what: the step, pattern or site ("fuse_conv_bn", "quantize weight").
@@ -28,7 +28,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Fired:
-    """A pattern that was applied: its name and the original name of the node it was anchored at."""
+    """Pattern that was applied: its name and the original name of the node it was anchored at."""
 
     pattern: str
     node: str
@@ -36,20 +36,20 @@ class Fired:
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome of one quantization: rows for people, plain values for JSON.
+    """Outcome of one quantization: rows for people, plain values for JSON.
 
     Attributes:
-        model, output, backend: what was quantized, where it lies, for which runtime.
+        model, output, backend: the float model, the path of the result, the runtime.
         counts: nodes before and after, sites by role, refusals.
-        metrics: end-to-end figures (per output error, sizes, latency), see `sbonnx.verify`.
-        layers: one row a quantized activation, worst first.
-        sites: all that is quantized, in the order of the network: its tensor, role, type, bits and first reader.
+        metrics: end-to-end figures (error of each output, sizes, latency), see `sbonnx.verify`.
+        layers: one row for each quantized activation, worst first.
+        sites: all quantized tensors in network order: tensor, role, type, bits and first reader.
         applied, refusals: what patterns and planning did and did not do.
         settings: the resolved recipe.
-        notes: what loading changed in the model (lifted opset, inlined functions, ...).
-        quantized: the model itself where no output was asked for (left out of `to_dict`).
-        search: what AUTO and MIXED tried, see `sbonnx.search.Found`; empty where nothing was to be found out.
-        problems: what makes the result worse than asked (empty when all is well).
+        notes: what loading changed in the model (converted opset, inlined functions, ...).
+        quantized: the model itself if no output path was given (left out of `to_dict`).
+        search: what AUTO and MIXED tried, see `sbonnx.search.Found`; empty if there was no search.
+        problems: limits that the result misses (empty if there are none).
     """
 
     model: str
@@ -69,9 +69,9 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found wrong with the result."""
+        """Whether verification found no problem."""
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for ``json.dumps``; what is wrong comes first."""
+        """Return plain values for ``json.dumps``; problems come first."""
         return {"ok": self.ok, "problems": self.problems, **asdict(replace(self, quantized=None))}

@@ -1,6 +1,6 @@
-"""The one door to onnxruntime, opened only when something is run.
+"""Lazy import of onnxruntime: the only module that imports it, and only when something is run.
 
-onnxruntime is an extra (`cpu` or `gpu`, which exclude each other), so importing sbonnx never imports it.
+onnxruntime is an optional extra (`cpu` or `gpu`, which exclude each other), so importing sbonnx never imports it.
 
 From 1.29 on, onnxruntime's builds for Linux and macOS send telemetry by default: importing it starts an upload thread
 and writes a device id below ~/.cache/Microsoft and a session file to TMPDIR. The environment variable below, read
@@ -25,18 +25,18 @@ def _set_telemetry_switch() -> None:
         os.environ[TELEMETRY_SWITCH] = "1"
 
 
-_set_telemetry_switch()  # for what imports onnxruntime directly: a preload of worker processes, a user's metric
+_set_telemetry_switch()  # for direct imports of onnxruntime: a preload of worker processes, a user's metric
 
 
 @cache
 def _disable_events(ort: ModuleType) -> None:
-    """Stop telemetry events of an onnxruntime that the calling program imported before, and on Windows (ETW)."""
+    """Disable telemetry events if the calling program imported onnxruntime before, and on Windows (ETW)."""
     if os.environ[TELEMETRY_SWITCH] != "0" and hasattr(ort, "disable_telemetry_events"):
         ort.disable_telemetry_events()
 
 
 def onnxruntime() -> ModuleType:
-    """The onnxruntime module, its telemetry disabled.
+    """Import onnxruntime with its telemetry disabled.
 
     Raises:
         DeviceError: it is not installed, or does not load on this machine.
@@ -62,15 +62,15 @@ def onnxruntime() -> ModuleType:
 
 
 def best_device() -> str:
-    """The device that "auto" means: "cuda" where onnxruntime has it, else "cpu"."""
+    """Resolve the device "auto": "cuda" if onnxruntime supports it, else "cpu"."""
     return "cuda" if "CUDAExecutionProvider" in onnxruntime().get_available_providers() else "cpu"
 
 
 def version() -> tuple[int, int]:
-    """Major and minor version of onnxruntime.
+    """Return major and minor version of onnxruntime.
 
     Raises:
-        DeviceError: see `onnxruntime`.
+        DeviceError: as `onnxruntime`.
     """
     major, minor = onnxruntime().__version__.split(".")[:2]
     return int(major), int(minor)

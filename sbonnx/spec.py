@@ -1,9 +1,9 @@
-"""How one tensor becomes integers: `QuantSpec` (the wish) and `QParams` (the numbers).
+"""Quantization arithmetic: `QuantSpec` (format of a quantized tensor) and `QParams` (scale and zero point).
 
 This is the only module with rounding arithmetic. It follows ONNX QuantizeLinear and
 DequantizeLinear bit for bit: ``q = saturate(round_half_even(x / scale) + zero_point)`` and
-``x' = (q - zero_point) * scale``, in float32. Codes of FP8 are floats of 8 bits (E4M3) without a
-zero point: ``q = saturate(to_fp8(x / scale))``.
+``x' = (q - zero_point) * scale``, in float32. Quantized values are called codes. Those of FP8 are
+8-bit floats (E4M3) without a zero point: ``q = saturate(to_fp8(x / scale))``.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ MIN_SCALE: Final = float(np.float32(2.0**-126))
 """Smallest normal float32: a smaller scale would be a denormal, which runtimes flush to 0."""
 
 PAIR_LIMIT: Final = (1 << 15) - 1
-"""Where VPMADDUBSW saturates: the sum of two products of neighbours."""
+"""Saturation limit of VPMADDUBSW, which sums two neighbouring products in int16."""
 
 SAFE_CODE: Final = PAIR_LIMIT // (2 * 255)
-"""The largest weight code with which no two neighbours can pass `PAIR_LIMIT`: 64, what reduce_range keeps to."""
+"""Largest weight code for which no two neighbours can exceed `PAIR_LIMIT`: 64, the limit of reduce_range."""
 
 MIN_SCALE_FP16: Final = 2.0**-14
-"""Smallest normal float16, the floor where the scale is stored in half precision."""
+"""Smallest normal float16, the minimum of scales stored in half precision."""
 
 MAX_SCALE_FP16: Final = 65504.0
 """Largest float16."""
@@ -42,13 +42,13 @@ FP8_MAX: Final = 448
 FP8_BITS: Final = 8
 
 FP8: Final = "float8_e4m3fn"
-"""numpy's and ONNX's name of the type of fp8 codes."""
+"""Name of the type of fp8 codes in numpy and ONNX."""
 
 SPARSEBIT_MIN_SCALE: Final = 1e-6
-"""The ancestor's floor on every scale."""
+"""Minimum of every scale in Sparsebit."""
 
 BIAS_BITS: Final = 32
-"""Width of a bias, whose scale is the product of two others."""
+"""Bit width of a bias, whose scale is the product of two others."""
 
 CODES_SINCE: Final = {
     "int8": 10, "uint8": 10, "int32": 10,
@@ -57,32 +57,32 @@ CODES_SINCE: Final = {
     "float4_e2m1fn": 23,
     "int2": 25, "uint2": 25,
 }  # fmt: skip
-"""First opset whose QuantizeLinear or DequantizeLinear knows a type of codes. Source: ONNX, changes of both ops."""
+"""First opset whose QuantizeLinear or DequantizeLinear supports a code type. Source: ONNX changelog of both ops."""
 
 CHANNELS_SINCE: Final = 13
-"""First opset whose Q/DQ take a scale a channel."""
+"""First opset whose Q/DQ support per-channel scales."""
 
 HALF_SCALES_SINCE: Final = 19
-"""First opset whose Q/DQ take scales of half precision."""
+"""First opset whose Q/DQ support half-precision scales."""
 
 BLOCKS_SINCE: Final = 21
-"""First opset whose Q/DQ take a scale a block."""
+"""First opset whose Q/DQ support per-block scales."""
 
 UNUSED_SCALE: Final = 1.0
-"""Scale of a range that holds only zero: any scale is exact, 1 is safe in every float type."""
+"""Scale of a range that contains only zero: any scale is exact, 1 is safe in every float type."""
 
 
 @dataclass(frozen=True)
 class QuantSpec:
-    """How one tensor becomes integers, or floats of 8 bits.
+    """Format of a quantized tensor: integers, or 8-bit floats.
 
     Attributes:
-        bits: width of a code, 2 to 16; 32 for biases.
+        bits: bit width, 2 to 16; 32 for biases.
         signed: codes in [-2^(bits-1), 2^(bits-1) - 1], else in [0, 2^bits - 1].
         symmetric: zero_point fixed at 0 (signed) or 2^(bits-1) (unsigned).
-        axis: the channel axis (>= 0) of a vector of scales, or None for one scale.
+        axis: channel axis (>= 0) of per-channel scales, or None for one scale.
         block_size: length of a block along ``axis`` that shares a scale, or None.
-        narrow: leave out the lowest code, so that the signed range is symmetric about 0.
+        narrow: exclude the lowest code, so that the signed range is symmetric about 0.
         kind: "int", or "fp8" for codes of type float8_e4m3fn: 8 bits, signed, symmetric, not narrow.
     """
 
@@ -106,31 +106,31 @@ class QuantSpec:
 
     @property
     def is_fp8(self) -> bool:
-        """Whether codes are floats of 8 bits, not integers."""
+        """Whether codes are 8-bit floats, not integers."""
         return self.kind == "fp8"
 
     @property
     def qmin(self) -> int:
-        """The lowest code, as a number."""
+        """Lowest code, as a number."""
         if self.is_fp8:
             return -FP8_MAX
         return (-(1 << (self.bits - 1)) if self.signed else 0) + int(self.narrow)
 
     @property
     def qmax(self) -> int:
-        """The highest code, as a number."""
+        """Highest code, as a number."""
         if self.is_fp8:
             return FP8_MAX
         return (1 << (self.bits - 1)) - 1 if self.signed else (1 << self.bits) - 1
 
     @property
     def centre(self) -> int:
-        """The zero_point of a symmetric range."""
+        """Zero point of a symmetric range."""
         return 0 if self.signed else 1 << (self.bits - 1)
 
     @property
     def storage_bits(self) -> int:
-        """Width of the integer type that arrays of codes are computed in: 8, 16 or 32."""
+        """Bit width of the integer type for arrays of codes: 8, 16 or 32."""
         return next(width for width in (8, 16, BIAS_BITS) if self.bits <= width)
 
     @property
@@ -167,17 +167,17 @@ class QuantSpec:
 
 @dataclass(frozen=True)
 class ScaleLimits:
-    """How small and how large a scale may be.
+    """Smallest and largest scale allowed.
 
-    By default the product of any two scales, that of a bias or an accumulator, is a normal float32 as well: such
-    products, and their quotients by a third, are what integer kernels multiply with.
+    With the defaults the product of any two scales (of a bias or an accumulator) is a normal float32 too. Integer
+    kernels multiply with such products and with their quotients by a third scale.
     """
 
     least: float = 2.0**-63
     most: float = 2.0**63
 
     def within(self, other: ScaleLimits) -> ScaleLimits:
-        """What both allow."""
+        """Return the intersection of both limits."""
         return ScaleLimits(max(self.least, other.least), min(self.most, other.most))
 
 
@@ -190,18 +190,18 @@ HALF_LIMITS: Final = ScaleLimits(MIN_SCALE_FP16, MAX_SCALE_FP16)
 
 @dataclass(frozen=True)
 class Bounds:
-    """The range to represent: ``lo`` and ``hi``, float32, shape () or (C,), in units of the tensor."""
+    """Range to represent: ``lo`` and ``hi``, float32, shape () or (C,), in units of the tensor."""
 
     lo: Array
     hi: Array
 
     def union(self, other: Bounds) -> Bounds:
-        """The smallest range that covers both."""
+        """Return the smallest range that covers both."""
         return Bounds(np.minimum(self.lo, other.lo), np.maximum(self.hi, other.hi))
 
 
 def bounds_of(x: Array, axis: int | None = None) -> Bounds:
-    """Exact min and max of `x`, over everything or per channel of `axis`; (0, 0) for an empty array."""
+    """Compute the min and max of `x`, over everything or per channel of `axis`; (0, 0) for an empty array."""
     over = None if axis is None else tuple(i for i in range(x.ndim) if i != axis)
     shape = () if axis is None else (x.shape[axis],)
     if x.size == 0:
@@ -216,9 +216,9 @@ class QParams:
     """Scale and zero point of one tensor, and the arithmetic on them.
 
     Attributes:
-        scale: float32, finite, > 0, shape () or (C,) along ``spec.axis``; units of the tensor a code.
-        zero_point: the code of 0.0, same shape as scale, dtype ``spec.dtype``.
-        spec: what they were made for.
+        scale: float32, finite, > 0, shape () or (C,) along ``spec.axis``; units of the tensor per code.
+        zero_point: code of 0.0, same shape as scale, dtype ``spec.dtype``.
+        spec: format that they belong to.
     """
 
     scale: Array
@@ -232,7 +232,7 @@ class QParams:
             raise NumericError("a scale is zero, negative, infinite or NaN")
 
     def along(self, values: Array, shape: tuple[int, ...]) -> Array:
-        """`values`, shaped so that it broadcasts against a tensor of `shape` along the channel axis."""
+        """Reshape `values` so that it broadcasts against a tensor of `shape` along the channel axis."""
         if values.ndim == 0 or self.spec.axis is None:
             return values.reshape(())
         if self.spec.block_size is not None:
@@ -241,9 +241,9 @@ class QParams:
         return values.reshape([-1 if i == self.spec.axis else 1 for i in range(len(shape))])
 
     def quantize(self, x: Array) -> Array:
-        """Codes of `x` (any shape, read as float32), dtype ``spec.dtype``.
+        """Quantize `x` (any shape, read as float32) to codes of dtype ``spec.dtype``.
 
-        NaN becomes the code of 0.0, where ONNX leaves it open; in fp8 it stays NaN, as ONNX wants it.
+        NaN becomes the code of 0.0, which ONNX leaves undefined; in fp8 it stays NaN, as ONNX specifies.
         """
         x = np.asarray(x, np.float32)
         if self.spec.is_fp8:
@@ -253,7 +253,7 @@ class QParams:
         return self._whole_codes(x).astype(self.spec.dtype)
 
     def _whole_codes(self, x: Array) -> Array:
-        """Codes of `x` (float32) as float32, a new array; not of fp8."""
+        """Quantize `x` (float32) and return the codes as float32, a new array; not for fp8."""
         scale, zero = self.along(self.scale, x.shape), self.along(self.zero_point, x.shape).astype(np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
             q = np.asarray(x / scale)
@@ -264,24 +264,24 @@ class QParams:
         return np.clip(q, self.spec.qmin, self.spec.qmax, out=q)
 
     def dequantize(self, codes: Array) -> Array:
-        """float32 values of `codes`: ``(q - zero_point) * scale``."""
+        """Dequantize codes to float32: ``(q - zero_point) * scale``."""
         if self.spec.is_fp8:
             return np.asarray(codes.astype(np.float32) * self.along(self.scale, codes.shape))
         scale, zero = self.along(self.scale, codes.shape), self.along(self.zero_point, codes.shape)
         return np.asarray((codes.astype(np.int32) - zero.astype(np.int32)).astype(np.float32) * scale)
 
     def fake_quant(self, x: Array) -> Array:
-        """`x` after a trip through the codes: ``dequantize(quantize(x))``."""
+        """Quantize and dequantize `x`: ``dequantize(quantize(x))``."""
         if self.spec.is_fp8 or self.spec.bits == BIAS_BITS:
             return self.dequantize(self.quantize(x))
-        q = self._whole_codes(np.asarray(x, np.float32))  # no smaller type on the way: codes are exact in float32
+        q = self._whole_codes(np.asarray(x, np.float32))  # without a cast to integers: codes are exact in float32
         q -= self.along(self.zero_point, q.shape).astype(np.float32)
         q *= self.along(self.scale, q.shape)
         return q
 
     @property
     def limits(self) -> Bounds:
-        """The lowest and highest value that the codes can represent."""
+        """Lowest and highest value that the codes can represent."""
         low = np.full(self.scale.shape, self.spec.qmin, np.int32)
         high = np.full(self.scale.shape, self.spec.qmax, np.int32)
         zero = self.zero_point.astype(np.int32)
@@ -289,9 +289,9 @@ class QParams:
 
 
 def _round_scale(scale: Array, scale_dtype: Any, floor: float) -> Array:
-    """`scale` as a number of `scale_dtype`, never below `floor`, returned as float32.
+    """Round `scale` to `scale_dtype`, never below `floor`, and return it as float32.
 
-    Half precision rounds up: rounding down by 2^-11 would clip 16 codes of a 16-bit range, by bfloat16's 2^-8 128.
+    Half precision is rounded up. Rounding down by 2^-11 would clip 16 codes of a 16-bit range, by bfloat16's 2^-8 128.
     """
     wide = np.maximum(scale, floor)
     with np.errstate(over="ignore"):
@@ -303,7 +303,7 @@ def _round_scale(scale: Array, scale_dtype: Any, floor: float) -> Array:
 
 
 def exact_scale(bounds: Bounds, spec: QuantSpec, rule: ScaleRule = "exact") -> Array:
-    """The scale that covers `bounds` as a real number, float64, 0 for a range that holds only 0; see below."""
+    """Compute the scale that covers `bounds`, unrounded, float64; 0 for a range that contains only 0. See below."""
     lo = np.minimum(np.asarray(bounds.lo, np.float64), 0.0)
     hi = np.maximum(np.asarray(bounds.hi, np.float64), 0.0)
     steps = spec.qmax - spec.qmin
@@ -322,23 +322,23 @@ def params_from_bounds(
     scale_dtype: Any = np.float32,
     least: float = MIN_SCALE,
 ) -> QParams:
-    """Scale and zero point that cover `bounds`.
+    """Compute scale and zero point from bounds.
 
         symmetric:  scale = max(|lo| / (centre - qmin), |hi| / (qmax - centre))   zero_point = centre
         affine:     scale = (hi - lo) / (qmax - qmin)      zero_point = round(qmin - lo / scale), in range
 
-    0 is always representable: bounds are widened to contain it. A range that holds only 0 gets
-    scale 1; a scale below `least`, or the smallest normal number of its type, is raised to it.
-    Codes of fp8 reach from -448 to 448 about 0, so that the formula gives scale absmax / 448.
-    ``rule="sparsebit"`` gives the ancestor's numbers instead: symmetric scale 2 absmax / (qmax - qmin),
+    0 is always representable: bounds are widened to contain it. A range that contains only 0 gets
+    scale 1. A scale below `least`, or below the smallest normal number of its type, is raised to it.
+    Codes of fp8 range from -448 to 448, so that the formula gives scale absmax / 448.
+    ``rule="sparsebit"`` gives Sparsebit's numbers instead: symmetric scale 2 absmax / (qmax - qmin),
     every scale at least 1e-6.
 
     Args:
         bounds: lo and hi, float32, shape (C,) for a per-channel spec, else ().
-        spec: the integers to map to.
-        rule: "exact" (nothing representable clips) or "sparsebit" (parity with the ancestor).
-        scale_dtype: type in which the file stores the scale (float16 models store it in half).
-        least: the smallest scale that may be.
+        spec: format of the quantized tensor.
+        rule: "exact" (no value within the bounds is clipped) or "sparsebit" (parity with Sparsebit).
+        scale_dtype: type in which the file stores the scale (float16 models store it in half precision).
+        least: smallest scale allowed.
 
     Returns:
         scale > 0 in units of the tensor; zero_point within [qmin, qmax].
@@ -346,7 +346,7 @@ def params_from_bounds(
     Raises:
         NumericError: a bound is NaN or infinite, or the scale does not fit `scale_dtype`.
 
-    Source: ONNX QuantizeLinear; the floors are ours.
+    Source: ONNX QuantizeLinear; the minimum scales are not part of it.
     """
     lo = np.minimum(np.asarray(bounds.lo, np.float64), 0.0)
     hi = np.maximum(np.asarray(bounds.hi, np.float64), 0.0)

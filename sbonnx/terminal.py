@@ -11,7 +11,7 @@ import re
 from typing import Final
 
 LINE_LENGTH: Final = 500
-"""Characters of an error or note at most."""
+"""Maximum number of characters of an error or note."""
 
 WORD_LENGTH: Final = 100
 """In a line that is too long, words longer than this (mostly names) are shortened first."""
@@ -19,9 +19,9 @@ WORD_LENGTH: Final = 100
 ELLIPSIS: Final = "…"
 
 _UNSEEN: Final = (
-    "\x7f-\x9f"  # DEL and C1, where U+009B begins control sequences as ESC [ does
+    "\x7f-\x9f"  # DEL and C1, of which U+009B begins control sequences as ESC [ does
     "\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"  # invisible, bidirectional
-    "\ud800-\udfff"  # halves of surrogate pairs, which no encoding has
+    "\ud800-\udfff"  # unpaired surrogates, which cannot be encoded
     "\U000e0000-\U000e007f"  # tags
 )
 _CONTROL: Final = re.compile(f"[\x00-\x1f{_UNSEEN}]")
@@ -30,10 +30,10 @@ _LONG_WORD: Final = re.compile(rf"\S{{{WORD_LENGTH + 1},}}")
 
 
 def escaped(text: str, *, keep: str = "") -> str:
-    r"""Text with control, bidirectional and invisible characters as backslash escapes, such as ``\x1b``.
+    r"""Replace control, bidirectional and invisible characters by backslash escapes, such as ``\x1b``.
 
     Args:
-        keep: characters that stay as they are, such as line feeds.
+        keep: characters that stay unchanged, such as line feeds.
     """
     return _CONTROL.sub(lambda match: match[0] if match[0] in keep else _escape(match[0]), text)
 
@@ -44,7 +44,7 @@ def _escape(character: str) -> str:
 
 
 def json_escaped(text: str) -> str:
-    """JSON text of the same value with these characters escaped. JSON itself requires that for C0 only."""
+    """Escape these characters in a JSON text, which keeps its value. JSON itself requires that for C0 only."""
     return _CONTROL_IN_JSON.sub(lambda match: _json_escape(match[0]), text)
 
 
@@ -53,11 +53,11 @@ def _json_escape(character: str) -> str:
 
 
 def one_line(text: object, limit: int | None = None) -> str:
-    """Text on one line: every run of white space as one blank, control characters escaped.
+    """Join text to one line: every run of white space becomes one blank, control characters are escaped.
 
     Args:
-        limit: maximum length. Long words lose their middle first, then the line; the end, where messages give the
-            fix, stays.
+        limit: maximum length. Long words lose their middle first, then the line; the end, which holds the fix in error
+            messages, stays.
     """
     line = escaped(" ".join(str(text).split()))
     if limit is None or len(line) <= limit:
@@ -66,7 +66,7 @@ def one_line(text: object, limit: int | None = None) -> str:
 
 
 def _without_middle(text: str, length: int) -> str:
-    """At most so many characters: three fifths of them from the begin, the rest from the end."""
+    """Shorten text to at most `length` characters: three fifths of them from the start, the rest from the end."""
     if len(text) <= length:
         return text
     head = 3 * length // 5

@@ -1,3 +1,3 @@
-"""The version, in the one place that the package, its metadata and written files read it from."""
+"""Package version, the single source for the package, its metadata and written files."""
 
 __version__ = "0.1.0"
