@@ -1,4 +1,4 @@
-"""Graphs and model files. `io` is the only door between the two."""
+"""ONNX graphs and model files. Only `io` converts between the two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A second graph to edit while the first stays as it is."""
+"""Copies of graphs for editing."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from sbonnx.graph.model import Graph
 
 
 def copy(graph: Graph) -> Graph:
-    """A graph of its own with all that leads to the outputs; weights are shared, everything else is copied.
+    """Copy a graph: all nodes that lead to the outputs. Weights are shared, everything else is copied.
 
-    Inputs, outputs, names and what the file says beside the graph (metadata, doc strings, notes) are kept.
+    Inputs, outputs, names and the data in `graph.info` (metadata, doc strings, notes) are kept.
     """
     copied = extract(graph, [tensor.name for tensor in graph.inputs], [tensor.name for tensor in graph.outputs])
     info = graph.info

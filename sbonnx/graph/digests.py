@@ -1,4 +1,4 @@
-"""Digests of what is computed: equal where, and only where, the same numbers come out of the same inputs."""
+"""Digests of computations: equal if and only if the same inputs give the same numbers."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from sbonnx.graph.storage.weights import Weights, array_chunks
 from sbonnx.ops import RANDOM
 
 PIECE: Final = 1 << 22
-"""Bytes of a file that are read at a time."""
+"""Bytes read from a file at a time."""
 
 HEX_DIGITS: Final = 32
-"""Digests are given as the first half of a sha256: 128 bits."""
+"""Digests are written as the first half of a sha256: 128 bits."""
 
 
 def combined(tag: str, *parts: bytes) -> bytes:
-    """sha256 of `tag` and `parts` behind their lengths, so that no two lists give the same bytes."""
+    """Compute the sha256 of `tag` and `parts`, prefixed by their lengths: different lists give different bytes."""
     lengths = ",".join([str(len(part)) for part in parts])
     return hashlib.sha256(b"".join((f"{len(tag)} {tag} {lengths};".encode(), *parts))).digest()
 
 
 def text(digest: bytes) -> str:
-    """A digest as it is written down: 32 hexadecimal digits."""
+    """Format a digest as 32 hexadecimal digits."""
     return digest.hex()[:HEX_DIGITS]
 
 
 def file_digest(path: Path) -> bytes:
-    """xxh3 of a file's bytes: 128 bits, to know a file again by. Not against forgers.
+    """Compute the 128-bit XXH3 of a file, to recognize it. Not secure against forgery.
 
     Raises:
         OSError: it cannot be read.
@@ -49,10 +49,10 @@ def file_digest(path: Path) -> bytes:
 
 
 def array_digests(arrays: Iterable[Array | Weights]) -> Iterator[bytes]:
-    """The digest of each array, in order: type, shape and bytes (texts by their characters).
+    """Yield the digest of each array, in order, over type, shape and bytes (characters for texts).
 
-    Mapped weights are read piece by piece and not held in memory. The bytes go through XXH3 of 128 bits, ten times as
-    fast as sha256: digests tell different data apart, they do not defend against somebody who forges it.
+    Mapped weights are read in pieces and not held in memory. The bytes are hashed by 128-bit XXH3, ten times as fast as
+    sha256: digests distinguish data, they are not secure against forgery.
     """
     for given in arrays:
         values = given.astype(given.dtype.newbyteorder("=")) if given.dtype.byteorder == ">" else given
@@ -60,14 +60,12 @@ def array_digests(arrays: Iterable[Array | Weights]) -> Iterator[bytes]:
 
 
 def _head(values: Array | Weights) -> bytes:
-    """Type and shape."""
     kind = np.dtype(values.dtype)
     name = "text" if kind.kind in "OUS" else kind.name
     return f"{name} {tuple(int(size) for size in values.shape)}".encode()
 
 
 def _content(values: Array | Weights) -> bytes:
-    """Digest of the values as they are stored."""
     if not isinstance(values, Weights) and values.dtype.kind in "OUS":
         parts = [one if isinstance(one, bytes) else str(one).encode("utf-8", "surrogatepass") for one in values.flat]
         return combined("texts", *parts)
@@ -78,17 +76,17 @@ def _content(values: Array | Weights) -> bytes:
 
 
 def tensor_digests(graph: Graph) -> dict[str, str]:
-    """By name, for every tensor of every scope, a digest of all that computes it (a Merkle tree, sha256).
+    """Compute, for every tensor of every scope by name, a digest of its computation (a Merkle tree, sha256).
 
     - A constant: type, shape, bytes.
-    - A graph input: name, type, and shape (of dynamic dimensions, that they are dynamic).
-    - What a node computes: operator, domain, opset, attributes, digests of its inputs and bodies, number of the
-      output. Names do not count, except those of operators that draw random numbers, of which no two agree.
-    - In a branch of If, the condition counts too: it says on which samples the branch runs. In a body of Loop, Scan
-      and the like the whole node counts: it says how often.
+    - A graph input: name, type, and shape (dynamic dimensions count as dynamic, without their names).
+    - An output of a node: operator, domain, opset, attributes, digests of its inputs and bodies, index of the output.
+      Node names do not count, except for operators that draw random numbers, which are all different.
+    - In a branch of If, the condition counts too: it decides for which samples the branch runs. In a body of Loop, Scan
+      etc. the whole node counts: it decides how often the body runs.
 
-    So two graphs (before and after an edit, in other processes, under other versions of Python) agree on a digest
-    where the tensor holds the same numbers for the same feeds, given the same runtime.
+    Two graphs (before and after an edit, in other processes, under other versions of Python) agree on a digest if the
+    tensor has the same values for the same feeds, given the same runtime.
 
     Raises:
         ModelError: nodes form a cycle, or an attribute has no form in ONNX.
@@ -100,18 +98,18 @@ def tensor_digests(graph: Graph) -> dict[str, str]:
 
 
 def outputs_digest(graph: Graph, digests: Mapping[str, str] | None = None) -> str:
-    """One digest of a whole model: of its outputs' names and digests. `digests`: of `tensor_digests`, if at hand."""
+    """Compute the digest of a whole model from its outputs' names and digests. `digests`: of `tensor_digests`."""
     known = tensor_digests(graph) if digests is None else digests
     return text(combined("outputs", *(f"{known[one.name]} {one.name}".encode() for one in graph.outputs)))
 
 
 class _Walk:
-    """Digests by id.
+    """Digests by id of tensor or node.
 
     Attributes:
-        inner: of a tensor as seen from within its scope, whose parameters are numbers.
-        whole: of a node and all it reads.
-        final: `inner` with what decides when and how often the scope runs.
+        inner: of a tensor as seen within its scope, whose parameters are numbered.
+        whole: of a node and everything it reads.
+        final: `inner` combined with the conditions under which the scope runs, and how often.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -127,7 +125,7 @@ class _Walk:
         self.final = dict(self.inner)
 
     def look_at(self, scope: Body, depth: int) -> None:
-        """`inner` and `whole` of one scope and of the bodies in it."""
+        """Compute `inner` and `whole` of one scope and of its bodies."""
         if depth:
             for number, tensor in enumerate(scope.inputs):
                 self.inner[id(tensor)] = combined("parameter", b"%d" % depth, b"%d" % number)
@@ -140,7 +138,7 @@ class _Walk:
                     self.inner[id(tensor)] = combined("output", whole, b"%d" % number)
 
     def place(self, scope: Body, context: bytes) -> None:
-        """`final` of one scope and of the bodies in it. `context` is b"" where the scope always runs, once."""
+        """Compute `final` of one scope and of its bodies. `context` is b"" if the scope always runs, once."""
         own = [*(scope.inputs if context else ()), *(one for node in scope.nodes for one in node.outputs if one.name)]
         for tensor in own:
             inner = self.inner[id(tensor)]
@@ -152,7 +150,7 @@ class _Walk:
                 self.place(body, combined("body", context, runs, name.encode()))
 
     def of_node(self, node: Node) -> bytes:
-        """Everything about a node but its name; of its bodies, what they give."""
+        """Compute the digest of a node without its name; bodies count by their outputs."""
         domain = "" if node.domain in (None, "ai.onnx") else str(node.domain)
         inputs = [self.inner[id(tensor)] if tensor.name else b"" for tensor in node.inputs]
         attributes = [combined(name, self.attribute(node, name, node.attrs[name])) for name in sorted(node.attrs)]
@@ -163,11 +161,11 @@ class _Walk:
             node.name.encode() if node.op in RANDOM else b"",
             combined("inputs", *inputs),
             combined("attributes", *attributes),
-            bytes(bool(tensor.name) for tensor in node.outputs),  # Split and others do by how many they have
+            bytes(bool(tensor.name) for tensor in node.outputs),  # Split and others depend on their number of outputs
         )
 
     def attribute(self, node: Node, name: str, value: Any) -> bytes:
-        """The value of an attribute; floats as ONNX keeps them, in 32 bits."""
+        """Compute the digest of an attribute value; floats count as ONNX stores them, in 32 bits."""
         if isinstance(value, Body):
             return combined("body", b"%d" % len(value.inputs), *(self.inner[id(one)] for one in value.outputs))
         if isinstance(value, AttributeProto):
@@ -192,13 +190,13 @@ class _Walk:
 
 
 def _stored(tensor: Constant) -> Array | Weights:
-    """The values, mapped ones not loaded."""
+    """Return the values; mapped ones are not loaded."""
     values = tensor._values
     return values if isinstance(values, (np.ndarray, Weights)) else values.load()
 
 
 def _given(tensor: Tensor) -> bytes:
-    """A tensor that comes from outside. Names of dynamic dimensions say nothing of the numbers."""
+    """Compute the digest of a graph input. Names of dynamic dimensions do not count: they do not affect the values."""
     dims = shape(tensor)
     sizes = None if dims is None else [size if isinstance(size, int) else None for size in dims]
     kind = dtype(tensor)

@@ -1,7 +1,7 @@
-"""Changes to a graph, each linear at worst and cheap on 10,000 nodes.
+"""Edits of a graph, linear at worst and fast on 10,000 nodes.
 
-onnx-graphsurgeon keeps node and tensor lists in step by equality of nodes, which compares their inputs and
-attributes one by one; here links are found by identity.
+onnx-graphsurgeon updates node and tensor lists by equality of nodes, which compares inputs and attributes
+one by one. Here links are found by identity.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sbonnx.graph.storage.scratch import kept_packed
 
 
 class Names:
-    """Allocates names that collide with no tensor and no node of any scope."""
+    """Allocator of names that are unique among all tensors and nodes of all scopes."""
 
     def __init__(self, graph: Body) -> None:
         self._taken = {node.name for node in all_nodes(graph)}
@@ -25,7 +25,7 @@ class Names:
         self._next: dict[str, int] = {}
 
     def fresh(self, stem: str) -> str:
-        """`stem` itself where it is free, else `stem_1`, `stem_2`, ...; never given twice."""
+        """Return `stem` if it is free, else `stem_1`, `stem_2`, ...; no name is returned twice."""
         name, count = stem, self._next.get(stem, 0)
         while not name or name in self._taken:
             count += 1
@@ -36,7 +36,7 @@ class Names:
 
 
 def _unlink(links: list[Any], node: Node) -> None:
-    """Take one entry of a node out of a tensor's list, by identity."""
+    """Remove one entry of a node from a tensor's list, by identity."""
     for position, linked in enumerate(links):
         if linked is node:
             list.__delitem__(links, position)
@@ -44,14 +44,14 @@ def _unlink(links: list[Any], node: Node) -> None:
 
 
 def replace_input(node: Node, index: int, tensor: Tensor) -> None:
-    """In place. Input `index` of `node` reads `tensor` instead."""
+    """In place. Make `tensor` input `index` of `node`."""
     _unlink(node.inputs[index].outputs, node)
     list.__setitem__(node.inputs, index, tensor)
     list.append(tensor.outputs, node)
 
 
 def replace_output(node: Node, index: int, tensor: Tensor) -> None:
-    """In place. Output `index` of `node` is `tensor` instead."""
+    """In place. Make `tensor` output `index` of `node`."""
     _unlink(node.outputs[index].inputs, node)
     list.__setitem__(node.outputs, index, tensor)
     list.append(tensor.inputs, node)
@@ -68,12 +68,12 @@ def add_node(
     outputs: int | Sequence[Tensor] = 1,
     domain: str | None = None,
 ) -> Node:
-    """In place. Append a node to a scope and return it; new outputs take the dtype-less, shape-less form.
+    """In place. Append a node to a scope and return it; new outputs have no dtype and no shape.
 
     Args:
-        graph: the scope that gets the node. Appended last: `sort` or saving brings it to its place.
-        stem: wish for the node's name; new outputs are called after the node.
-        outputs: how many new outputs, or the tensors to be its outputs.
+        graph: the scope that gets the node. It is appended last; `sort` or saving restores the topological order.
+        stem: preferred name of the node; new outputs are named after the node.
+        outputs: number of new outputs, or the tensors to use as outputs.
     """
     name = names.fresh(stem)
     if isinstance(outputs, int):
@@ -85,25 +85,25 @@ def add_node(
 
 
 def add_constant(graph: Body, name_stem: str, values: Array, names: Names) -> Constant:
-    """A new constant tensor. It is saved as soon as a node of any scope reads it.
+    """Create a constant tensor. It is saved if a node of any scope reads it.
 
     Args:
-        graph: kept for symmetry with `add_node`; constants have no scope of their own.
-        values: any dtype that ONNX has; large ones are moved to a scratch file and mapped from there.
+        graph: unused, for symmetry with `add_node`; constants belong to no scope.
+        values: any dtype of ONNX; large arrays are moved to a scratch file and mapped from there.
     """
     del graph
     return Constant(names.fresh(name_stem), kept_packed(np.asarray(values)))
 
 
 def replace_all_uses(old: Tensor, new: Tensor, *, graph: Body, keep: Collection[Node] = ()) -> int:
-    """In place. Whatever reads `old` reads `new`; returns the number of uses moved.
+    """In place. Replace all uses of `old` by `new`; return the number of uses replaced.
 
-    If `old` is an output of its scope, the output keeps its name: `new` takes over the name where that is
-    possible (a variable that is computed in the scope and no output yet), else an Identity stands between.
+    If `old` is an output of its scope, the output keeps its name. `new` takes over the name if possible (a variable
+    that is computed in the scope and not an output yet), otherwise an Identity is inserted.
 
     Args:
-        graph: the scope that `old` lives in.
-        keep: nodes that go on reading `old` (the ones that compute `new` from it).
+        graph: the scope of `old`.
+        keep: nodes that continue to read `old` (the ones that compute `new` from it).
     """
     kept = {id(node) for node in keep}
     moved = 0
@@ -119,7 +119,7 @@ def replace_all_uses(old: Tensor, new: Tensor, *, graph: Body, keep: Collection[
 
 
 def _take_over_output(old: Tensor, new: Tensor, graph: Body, places: Sequence[int]) -> None:
-    """In place. `new` (or a copy of it) becomes the scope's output in place of `old`, under the same name."""
+    """In place. Make `new` (or a copy of it) the scope's output instead of `old`, under the same name."""
     is_output = any(tensor is new for tensor in graph.outputs)
     computed_here = bool(new.inputs) and any(node is new.inputs[0] for node in reversed(graph.nodes))
     if isinstance(new, Variable) and isinstance(old, Variable) and computed_here and not is_output:
@@ -147,11 +147,11 @@ def insert_after(
     stem: str | None = None,
     domain: str | None = None,
 ) -> Variable:
-    """In place. A new node `op(tensor, *inputs)` between a tensor and all that reads it; returns its output.
+    """In place. Insert a node `op(tensor, *inputs)` between a tensor and all its readers; return its output.
 
     Args:
-        graph: the scope that `tensor` lives in. If the tensor is an output of it, the new node's output takes that
-            place and its name.
+        graph: the scope of `tensor`. If the tensor is an output of it, the new node's output replaces it under the
+            same name.
         inputs: further inputs of the new node, after `tensor`.
     """
     node = add_node(
@@ -164,10 +164,10 @@ def insert_after(
 
 
 def sweep(graph: Body) -> int:
-    """In place, one pass over all scopes: remove every node of which no output is needed; returns how many.
+    """In place. Remove every node without a needed output, in one pass over all scopes; return their number.
 
-    Needed is what leads to an output of the main graph or of the body of a node that is needed. Inputs and outputs of
-    the graph and of bodies stay. A node with any needed output stays whole.
+    A tensor is needed if it leads to an output of the main graph, or of the body of a needed node. Inputs and outputs
+    of the graph and of bodies stay. A node with any needed output stays whole.
     """
     everything = list(all_nodes(graph))
     live: set[int] = set()
@@ -199,7 +199,7 @@ def sweep(graph: Body) -> int:
 
 
 def sort(graph: Body) -> None:
-    """In place: every scope in topological order; what is in order already keeps its place.
+    """In place. Sort every scope topologically; nodes that are in order keep their place.
 
     Raises:
         ModelError: nodes form a cycle.

@@ -1,4 +1,4 @@
-"""A few nodes of a graph as a model of their own."""
+"""Extraction of subgraphs as models."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def extract(
     scope: str = "",
     index: Mapping[str, Tensor] | None = None,
 ) -> Graph:
-    """The nodes between some tensors, as a model; weights are shared and the source is not touched.
+    """Extract the nodes between some tensors as a model; weights are shared and the source is not changed.
 
-    The cost is that of the piece, not of the graph, when `index` is given.
+    If `index` is given, the cost depends on the size of the piece, not of the graph.
 
     Args:
-        inputs, outputs: names of tensors of the scope (outer tensors may be inputs too). An input may be any tensor:
-            what computes it is left out. A constant among them becomes an input.
-        scope: "" for the main graph, else the path of a body ("node/then_branch"): outer variables that the piece
+        inputs, outputs: names of tensors of the scope (outer tensors may be inputs too). An input may be any tensor;
+            the nodes that compute it are left out. A constant among them becomes an input.
+        scope: "" for the main graph, else the path of a body ("node/then_branch"). Outer variables that the piece
             needs become inputs after the given ones.
-        index: `tensors_by_name(graph)`, to be made once for many extractions.
+        index: `tensors_by_name(graph)`, computed once for many extractions.
 
     Returns:
         A graph with the given inputs and outputs in their order, nodes in topological order.
@@ -71,14 +71,14 @@ def _find_scope(graph: Graph, path: str) -> Body:
 
 
 def _local(scope: Body) -> set[int]:
-    """What belongs to a body: its inputs and what its nodes give."""
+    """Return the ids of a body's own tensors: its inputs and the outputs of its nodes."""
     local = {id(tensor) for tensor in scope.inputs}
     local.update(id(tensor) for node in scope.nodes for tensor in node.outputs)
     return local
 
 
 def _between(wanted: Sequence[Tensor], given: Mapping[str, Tensor], inside: set[int] | None) -> list[Node]:
-    """The nodes that compute `wanted` from `given`, in topological order.
+    """Return the nodes that compute `wanted` from `given`, in topological order.
 
     Args:
         inside: ids of the tensors of the body, or None for the main graph, where everything is inside.
@@ -118,14 +118,14 @@ class _Copier:
         self.outside: list[Tensor] = []
 
     def as_input(self, tensor: Tensor) -> Variable:
-        """The tensor as an input of the piece."""
+        """Copy the tensor as an input of the piece."""
         shape = None if tensor.shape is None else tuple(tensor.shape)
         copied = Variable(tensor.name, tensor.dtype, shape, getattr(tensor, "type", "tensor_type"))
         self.copies[id(tensor)] = copied
         return copied
 
     def tensor(self, tensor: Tensor) -> Tensor:
-        """The copy of a tensor that is read; the first read of a variable that nothing gave makes it an input."""
+        """Return the copy of a tensor that is read; the first read of an undefined variable makes it an input."""
         if not tensor.name:
             return Variable.empty()
         if id(tensor) not in self.copies:
@@ -136,26 +136,26 @@ class _Copier:
         return self.copies[id(tensor)]
 
     def made(self, tensor: Tensor) -> Tensor:
-        """The copy of a tensor that a node gives or a body takes."""
+        """Copy a tensor that is an output of a node or an input of a body."""
         return self.as_input(tensor) if tensor.name else Variable.empty()
 
     def node(self, node: Node) -> Node:
         inner = dict(bodies(node))
         for body in inner.values():
             for tensor in captured(body):
-                self.tensor(tensor)  # captured tensors are the piece's own, or its inputs: before what is local
+                self.tensor(tensor)  # before local ones: it belongs to the piece or its inputs
         attrs: dict[str, Any] = {
             name: self.body(inner[name]) if name in inner else value for name, value in node.attrs.items()
         }
         inputs = [self.tensor(tensor) for tensor in node.inputs]
-        # A node of the piece may give a tensor that is an input of the piece, beside one that is needed.
+        # A node of the piece may also compute a tensor that is an input of the piece, next to a needed output.
         outputs = [
             self.made(tensor) if id(tensor) not in self.copies else self.hidden(tensor) for tensor in node.outputs
         ]
         return Node(node.op, node.name, attrs, inputs, outputs, domain=node.domain)
 
     def hidden(self, tensor: Tensor) -> Variable:
-        """A second tensor for what the piece is given already; nothing reads it."""
+        """Create a stand-in, which nothing reads, for an output that is already an input of the piece."""
         return Variable(f"{tensor.name}/given", tensor.dtype, tensor.shape)
 
     def body(self, body: Body) -> Body:

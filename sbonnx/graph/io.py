@@ -1,4 +1,4 @@
-"""The only door between files and graphs."""
+"""Conversion between model files and graphs."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ from sbonnx.graph.write import read_type, skeleton
 from sbonnx.ops import QDQ
 
 SESSION_BYTES = 64 << 10
-"""For a session, weights from this size on are passed beside the model."""
+"""Weights from this size on are passed to a session separately from the model."""
 
 LONGEST_VECTOR = 1 << 16
-"""Shape arithmetic is on vectors of a few elements; with a longer one in the model its values are not propagated."""
+"""Shape arithmetic uses vectors of a few elements; if the model has a longer one, values are not propagated."""
 
 
 def load(source: str | os.PathLike[str] | ModelProto, *, opset: int = 13) -> Graph:
-    """The graph of a model, with its weights left where they are.
+    """Load a model as a graph. Its weights stay on disk.
 
-    Functions are inlined, nodes sorted, the opset lifted to at least `opset`, shapes inferred, Constant nodes turned
-    into constants, nodes without a name (or with one that is taken) named; `graph.info.notes` says what was done.
+    Functions are inlined, nodes sorted, the opset converted to at least `opset`, shapes inferred, Constant nodes turned
+    into constants, nodes without a unique name named; `graph.info.notes` lists the changes.
 
     Raises:
-        ModelError: the file cannot be read, or the model is not valid ONNX that sbonnx knows; names the file.
+        ModelError: the file cannot be read, or the model is not valid ONNX or not supported; names the file.
     """
     label = "the given model" if isinstance(source, ModelProto) else f"'{os.fspath(source)}'"
     try:
         return _load(source, opset)
     except ModelError as error:
         message = str(error) if label in str(error) else f"{label}: {error}"
-        raise ModelError(" ".join(message.split())) from error  # names in broken files can hold line ends
+        raise ModelError(" ".join(message.split())) from error  # names in broken files can contain line feeds
 
 
 def _load(source: str | os.PathLike[str] | ModelProto, opset: int) -> Graph:
@@ -90,7 +90,7 @@ def _load(source: str | os.PathLike[str] | ModelProto, opset: int) -> Graph:
 
 
 def _mend(model: ModelProto, info: ModelInfo) -> None:
-    """In place: give a nameless graph a name, and let sizes below 0 be unknown. Runtimes read both."""
+    """In place. Name a graph without a name, and make negative sizes dynamic. Runtimes accept both."""
     if not model.graph.name:
         model.graph.name = "graph"
         info.notes.append("the graph had no name: named 'graph'")
@@ -101,7 +101,7 @@ def _mend(model: ModelProto, info: ModelInfo) -> None:
 
 
 def _inline(model: ModelProto, opened: Opened, info: ModelInfo) -> ModelProto:
-    """The model with its local functions replaced by their nodes."""
+    """Replace local functions by their nodes."""
     if not model.functions:
         return model
     count = len(model.functions)
@@ -110,15 +110,15 @@ def _inline(model: ModelProto, opened: Opened, info: ModelInfo) -> ModelProto:
         model = inline_local_functions(model, convert_version=True)
     except ONNX_ERRORS as error:
         raise ModelError(f"{opened.label}: its functions cannot be inlined: {' '.join(str(error).split())}") from None
-    validate(model)  # a call can leave inputs out that the nodes of its function need
+    validate(model)  # a call can omit inputs that the nodes of its function need
     info.notes.append(f"{count} local function{'s' if count > 1 else ''} inlined")
     return model
 
 
 def _free_inputs(model: ModelProto, info: ModelInfo) -> None:
-    """In place: initializers listed among the inputs are constants, not inputs.
+    """In place. Remove initializers from the inputs: they are constants.
 
-    Before IR version 4 all of them were to be listed, and onnx's tools fail where one is not: the version is raised.
+    Before IR version 4 every initializer had to be an input, and onnx's tools fail otherwise: the version is raised.
     """
     for scope in graph_protos(model.graph):
         held = {tensor.name for tensor in scope.initializer}
@@ -140,7 +140,7 @@ def _free_inputs(model: ModelProto, info: ModelInfo) -> None:
 
 
 def _name_nodes(model: ModelProto, info: ModelInfo) -> None:
-    """In place: every node of every scope gets a name of its own; the first with a name keeps it."""
+    """In place. Give every node of every scope a unique name; the first node with a name keeps it."""
     nodes = list(node_protos(model.graph))
     originals = {node.name for node in nodes}
     taken: set[str] = set()
@@ -166,7 +166,7 @@ def _name_nodes(model: ModelProto, info: ModelInfo) -> None:
 
 
 def _lift(model: ModelProto, opset: int, opened: Opened, info: ModelInfo) -> ModelProto:
-    """The model in the wanted opset."""
+    """Convert the model to the requested opset."""
     if info.original_opset >= opset:
         return model
     lifted = lift(model, opset, opened.label)
@@ -180,7 +180,7 @@ def _lift(model: ModelProto, opset: int, opened: Opened, info: ModelInfo) -> Mod
 
 
 def _keep_model(model: ModelProto, info: ModelInfo) -> None:
-    """In place: what stands around the graph goes to `info`."""
+    """In place. Move the model's fields outside the graph to `info`."""
     info.metadata = {entry.key: entry.value for entry in model.metadata_props}
     if model.training_info:
         info.notes.append("training information dropped: the graph is changed for inference")
@@ -191,7 +191,7 @@ def _keep_model(model: ModelProto, info: ModelInfo) -> None:
 
 
 def _infer(model: ModelProto, info: ModelInfo) -> ModelProto:
-    """The model with types and shapes of what lies between; its inputs and outputs as they were."""
+    """Infer types and shapes of intermediate tensors; inputs and outputs keep their declarations."""
     try:
         inferred = _inferred(model, info)
         if not has_long_vector(inferred):
@@ -208,18 +208,18 @@ def _infer(model: ModelProto, info: ModelInfo) -> ModelProto:
 
 
 def _inferred(model: ModelProto, info: ModelInfo) -> ModelProto:
-    """The model with inferred types and shapes; where they contradict what the file says, as far as they go."""
+    """Infer types and shapes; if they contradict the file, only as far as possible."""
     try:
         return onnx.shape_inference.infer_shapes(model, strict_mode=True)
-    except ONNX_ERRORS:  # whether an output contradicts its operators, the message does not say
+    except ONNX_ERRORS:  # the message does not say if an output contradicts its operators
         _correct_outputs(model, info)
         return onnx.shape_inference.infer_shapes(model)
 
 
 def _correct_outputs(model: ModelProto, info: ModelInfo) -> None:
-    """In place: sizes of outputs that contradict their operators are left open. Runtimes warn, and go on.
+    """In place. Make sizes of outputs dynamic if they contradict the operators. Runtimes only warn about them.
 
-    Either may be wrong: an exporter's declaration, or the inference of onnx (1.23: STFT with a constant frame length).
+    Either side may be wrong: an exporter's declaration, or onnx's inference (1.23: STFT with a constant frame length).
     """
     free = ModelProto()
     free.CopyFrom(model)
@@ -242,13 +242,13 @@ def _correct_outputs(model: ModelProto, info: ModelInfo) -> None:
 
 
 def _agree(one: Sequence[int | str | None], other: Sequence[int | str | None]) -> bool:
-    """Whether two shapes can be of the same tensor."""
+    """Whether two shapes can belong to the same tensor."""
     pairs = zip(one, other, strict=False)
     return len(one) == len(other) and all(a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in pairs)
 
 
 def has_long_vector(model: ModelProto) -> bool:
-    """Whether data propagation (onnx 1.23) would take a hundred bytes for each element of a long known vector."""
+    """Whether data propagation (onnx 1.23) would use a hundred bytes for each element of a long constant vector."""
     for scope in graph_protos(model.graph):
         dims = [tensor.dims for tensor in scope.initializer if len(tensor.dims) == 1]
         if any(sizes[0] > LONGEST_VECTOR for sizes in dims):
@@ -267,10 +267,10 @@ def _note_qdq(model: ModelProto, info: ModelInfo) -> None:
 
 
 def to_proto(graph: Graph) -> ModelProto:
-    """The graph as a model with all its weights inside.
+    """Convert the graph to a model that contains all its weights.
 
     Raises:
-        ModelError: it would be larger than the 2 GiB protobuf can hold, or see `write.skeleton`.
+        ModelError: it would be larger than protobuf's limit of 2 GiB, or as in `write.skeleton`.
     """
     made = skeleton(graph)
     try:
@@ -281,15 +281,15 @@ def to_proto(graph: Graph) -> ModelProto:
 
 
 def serialize(graph: Graph) -> tuple[bytes, dict[str, Array]]:
-    """The graph for a session: the model's bytes, and its large weights beside it.
+    """Serialize the graph for a session: the model's bytes, and its large weights by name.
 
-    The large weights are external in the bytes; pass them by name to `SessionOptions.add_external_initializers`.
-    They are mapped arrays: nothing is read before the session does (values that are not aligned in their file are
-    copied). Types that numpy does not have itself (bfloat16, int4, ...) stand inside the model: onnxruntime makes no
-    values of such arrays.
+    The large weights are external data in the bytes; pass them by name to `SessionOptions.add_external_initializers`.
+    They are mapped arrays: nothing is read before the session reads it (values that are not aligned in their file are
+    copied). Types that numpy does not have itself (bfloat16, int4, ...) are stored in the model, because onnxruntime
+    cannot use such arrays.
 
     Raises:
-        ModelError: what must stand inside is larger than the 2 GiB protobuf can hold.
+        ModelError: the part stored in the model is larger than protobuf's limit of 2 GiB.
     """
     made = skeleton(graph, inline=SESSION_BYTES, hoist=True)
     beside = {number for number, values in enumerate(made.payloads) if values.dtype.isbuiltin == 1}
@@ -311,9 +311,9 @@ def _aligned(values: Array | Weights) -> Array:
 
 
 def digest(graph: Graph) -> str:
-    """sha256 of structure and weights; where the weights are stored and what the file says around it do not count."""
+    """Compute the sha256 of structure and weights; storage of the weights and metadata of the file do not count."""
     made = skeleton(graph, info=False, inline=0)
-    for scope in graph_protos(made.model.graph):  # what inference found in between is no part of the structure
+    for scope in graph_protos(made.model.graph):  # inferred types are not part of the structure
         del scope.value_info[:]
         if scope is not made.model.graph:
             for value in [*scope.input, *scope.output]:
@@ -327,15 +327,15 @@ def digest(graph: Graph) -> str:
 def save(
     graph: Graph, path: str | os.PathLike[str], *, force: bool = False, external_over: int = EXTERNAL_BYTES
 ) -> None:
-    """Write the graph to a file, whole or not at all, weights streamed from where they are.
+    """Write the graph to a file atomically, with the weights streamed from their source.
 
     Args:
         force: replace an existing file (never the one that was read).
-        external_over: bytes of weights past which they go to `<name>.data` beside the model.
+        external_over: if the weights have more bytes, they are written to `<name>.data` next to the model.
 
     Raises:
-        OutputError: see `files.write_model`.
-        ModelError: a file that was read was written to since, or see `write.skeleton`.
+        OutputError: as in `files.write_model`.
+        ModelError: a file that was read has changed since, or as in `write.skeleton`.
     """
     for source in graph.info.sources:
         source.require_unchanged()

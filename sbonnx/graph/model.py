@@ -1,4 +1,4 @@
-"""The graph that everything edits: onnx-graphsurgeon's, with what it forgets of a file kept beside it."""
+"""Graph classes: those of onnx-graphsurgeon, plus the model data that it drops."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Tensor = gs.Tensor
 Variable = gs.Variable
 Constant = gs.Constant
 Body = gs.Graph
-"""A body of If, Loop or Scan: a plain graph in `node.attrs`, whose nodes read outer tensors directly."""
+"""Body of If, Loop or Scan: a plain graph in `node.attrs`, whose nodes read outer tensors directly."""
 
 
 @dataclass(frozen=True)
 class Normal:
-    """What a batch normalization says of its output: how each channel was spread over the training data.
+    """Per-channel output statistics of a batch normalization: the distribution over the training data.
 
     Attributes:
         node: name of the BatchNormalization in the file.
         mean: float64 (C,), along axis 1 of the tensor.
-        std: standard deviation, float64 (C,), 0 or above.
-        epsilon: what its epsilon adds to the variance of its output, float64 (C,).
+        std: standard deviation, float64 (C,), not negative.
+        epsilon: contribution of its epsilon to the variance of its output, float64 (C,).
     """
 
     node: str
@@ -39,7 +39,7 @@ class Normal:
     epsilon: npt.NDArray[np.float64]
 
     def through(self, scale: npt.ArrayLike, shift: npt.ArrayLike = 0.0) -> Normal:
-        """Of ``scale * tensor + shift``; each () or (C,)."""
+        """Return the statistics of ``scale * tensor + shift``; each () or (C,)."""
         factor = np.broadcast_to(np.asarray(scale, np.float64), self.mean.shape)
         mean = factor * self.mean + np.asarray(shift, np.float64)
         return Normal(self.node, mean, np.abs(factor) * self.std, factor**2 * self.epsilon)
@@ -47,27 +47,27 @@ class Normal:
 
 @dataclass
 class ModelInfo:
-    """What a model file says beyond nodes and tensors. Written back on save.
+    """Data of a model file other than nodes and tensors. Written back on save.
 
     The protos are carriers: each holds only fields that have no place in the graph (doc strings, metadata,
-    device configurations, types that are not tensors), keyed by the name of what they belong to. Names are unique
-    over all scopes; entries of what was removed are ignored on save.
+    device configurations, types that are not tensors), keyed by the name of their owner. Names are unique
+    over all scopes; entries of removed nodes and tensors are ignored on save.
 
     Attributes:
-        path: the file, or None for a model that never was one.
-        files: every file that was read (model and external data): `save` never writes over one of them.
-        sources: their maps.
-        ir_version: of the file, raised where the opset needs it.
-        original_opset: of the default domain, before it was lifted.
+        path: the file, or None for a model in memory.
+        files: every file that was read (model and external data): `save` never overwrites them.
+        sources: their memory maps.
+        ir_version: of the file, raised if the opset needs it.
+        original_opset: of the default domain, before conversion.
         metadata: the model's metadata_props; entries added here are saved.
-        notes: what `load` changed or found, one sentence each.
+        notes: changes and findings of `load`, one sentence each.
         model: producer, domain, version, doc string.
         nodes, tensors, values: by node, initializer and tensor name.
         graphs: by scope path ("" is the main graph).
-        overridable: initializers that the file listed among its inputs, and `load` removed from there.
+        overridable: initializers that the file listed among its inputs, and that `load` removed from there.
         defaults: their values by name, in memory or in the file (`Weights`).
-        normals: what batch normalizations say of tensors, by tensor name; kept when they are folded. Whoever scales a
-            tensor says so here (`Normal.through`).
+        normals: batch-norm statistics by tensor name; kept when batch norms are folded. Code that scales a tensor must
+            update them (`Normal.through`).
     """
 
     path: Path | None = None
@@ -90,8 +90,8 @@ class ModelInfo:
 class Graph(gs.Graph):  # type: ignore[misc]
     """The main graph of a model. Bodies of If, Loop and Scan are plain `Body` graphs in `node.attrs`.
 
-    Invariants after `load`, to be kept by every edit: node names are unique and not empty, tensor names are unique
-    over all scopes, every output of a body is produced or held inside that body.
+    Invariants after `load`, which every edit must preserve: node names are unique and not empty, tensor names are
+    unique over all scopes, every output of a body is computed or constant inside that body.
     """
 
     info: ModelInfo
@@ -113,7 +113,7 @@ class Graph(gs.Graph):  # type: ignore[misc]
 
 
 def set_node_metadata(graph: Graph, node_name: str, key: str, value: str) -> None:
-    """Write one entry of a node's metadata_props (saved with the model; needs IR version 10, raised on save)."""
+    """Set one entry of a node's metadata_props (saved with the model; needs IR version 10, raised on save)."""
     carrier = graph.info.nodes.setdefault(node_name, onnx.NodeProto())
     for entry in carrier.metadata_props:
         if entry.key == key:
@@ -123,6 +123,6 @@ def set_node_metadata(graph: Graph, node_name: str, key: str, value: str) -> Non
 
 
 def node_metadata(graph: Graph, node_name: str) -> dict[str, str]:
-    """The metadata_props of a node, as a dict of its own."""
+    """Return the metadata_props of a node as a new dict."""
     carrier = graph.info.nodes.get(node_name)
     return {} if carrier is None else {entry.key: entry.value for entry in carrier.metadata_props}

@@ -1,4 +1,4 @@
-"""Walks over onnx protos: every graph, node and tensor, bodies included."""
+"""Traversal of onnx protos: every graph, node and tensor, bodies included."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ ONNX_ERRORS: Final = (
     onnx.shape_inference.InferenceError,
     onnx.version_converter.ConvertError,
 )
-"""What onnx's own tools raise for a model they cannot take."""
+"""Exceptions of onnx's own tools for models that they reject."""
 
 
 MAX_BODIES: Final = 30
-"""Graphs within one another: protobuf reads messages up to 100 deep, and each body takes three."""
+"""Maximum nesting of graphs: protobuf reads messages up to 100 deep, and each body takes three."""
 
 
 def body_protos(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
-    """The bodies that a node holds itself, with the name of their attribute."""
+    """Yield the bodies that are attributes of a node, with the name of the attribute."""
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
             yield attribute.name, attribute.g
 
 
 def graph_protos(graph: GraphProto) -> Iterator[GraphProto]:
-    """The graph, then its bodies, depth first."""
+    """Yield the graph, then its bodies, depth first."""
     stack = [graph]
     while stack:
         scope = stack.pop()
@@ -43,13 +43,13 @@ def graph_protos(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def node_protos(graph: GraphProto) -> Iterator[NodeProto]:
-    """Every node of every scope."""
+    """Yield every node of every scope."""
     for scope in graph_protos(graph):
         yield from scope.node
 
 
 def node_protos_of(nodes: Sequence[NodeProto]) -> Iterator[NodeProto]:
-    """Some nodes, as those of a function, and every node of their bodies."""
+    """Yield the given nodes, such as those of a function, and every node of their bodies."""
     yield from nodes
     for node in nodes:
         for _, body in body_protos(node):
@@ -57,7 +57,7 @@ def node_protos_of(nodes: Sequence[NodeProto]) -> Iterator[NodeProto]:
 
 
 def tensor_protos(model: ModelProto) -> Iterator[tuple[TensorProto, str]]:
-    """Every tensor with values and how to call it in a message: initializers and attributes, functions included."""
+    """Yield every tensor with values and its label for messages: initializers and attributes, functions included."""
     for scope in graph_protos(model.graph):
         for tensor in scope.initializer:
             yield tensor, tensor.name
@@ -86,7 +86,7 @@ def _attribute_tensors(nodes: Sequence[NodeProto]) -> Iterator[tuple[TensorProto
 
 
 def texts(model: ModelProto) -> Iterator[str | bytes]:
-    """Everything in a model that must be text; what is not valid UTF-8 comes as bytes."""
+    """Yield every field of a model that must be text; bytes if it is not valid UTF-8."""
     yield from (model.producer_name, model.producer_version, model.domain, model.doc_string)
     yield from (entry.domain for entry in model.opset_import)
     yield from _entries(model.metadata_props)
@@ -126,7 +126,7 @@ def _entries(entries: Sequence[onnx.StringStringEntryProto]) -> Iterator[str | b
 
 
 def captured_names(graph: GraphProto) -> list[str]:
-    """Names that a body, or a body inside it, reads and does not define: those of outer tensors."""
+    """Return names that a body, or a body inside it, reads and does not define: those of outer tensors."""
     defined = {value.name for value in graph.input}
     defined.update(tensor.name for tensor in graph.initializer)
     defined.update(name for node in graph.node for name in node.output)
@@ -136,7 +136,7 @@ def captured_names(graph: GraphProto) -> list[str]:
 
 
 def needs(node: NodeProto) -> list[str]:
-    """Names of the tensors that must exist before a node can run: its inputs and what its bodies capture."""
+    """Return names of the tensors that a node depends on: its inputs and the captures of its bodies."""
     names = [name for name in node.input if name]
     for _, body in body_protos(node):
         names.extend(captured_names(body))
@@ -144,12 +144,12 @@ def needs(node: NodeProto) -> list[str]:
 
 
 def sort_protos(graph: GraphProto, outer: frozenset[str] = frozenset()) -> bool:
-    """In place: every scope in topological order, what is in order keeps its place. Returns whether nodes moved.
+    """In place. Sort every scope topologically; nodes in order keep their place. Return whether nodes moved.
 
-    Checks on the way what an order needs.
+    Checks that an order exists.
 
     Args:
-        outer: names that an enclosing graph defines.
+        outer: names that enclosing graphs define.
 
     Raises:
         ModelError: a tensor is produced twice, read but produced nowhere, or nodes form a cycle.
@@ -182,7 +182,7 @@ def sort_protos(graph: GraphProto, outer: frozenset[str] = frozenset()) -> bool:
 
 
 def _given_names(graph: GraphProto) -> set[str]:
-    """Inputs and initializers, each of which may come once."""
+    """Return the names of inputs and initializers; each must be unique."""
     inputs, held = [value.name for value in graph.input], [tensor.name for tensor in graph.initializer]
     for kind, names in (("input", inputs), ("initializer", held)):
         seen: set[str] = set()
@@ -196,7 +196,7 @@ def _given_names(graph: GraphProto) -> set[str]:
 
 
 def _makers(graph: GraphProto, given: set[str]) -> dict[str, int]:
-    """Which node (by index) gives a tensor; every tensor is given once."""
+    """Map each tensor to the index of the node that computes it; tensors must be unique."""
     maker: dict[str, int] = {}
     for index, node in enumerate(graph.node):
         for name in filter(None, node.output):
@@ -208,7 +208,7 @@ def _makers(graph: GraphProto, given: set[str]) -> dict[str, int]:
 
 
 def _order(graph: GraphProto, wants: Sequence[Sequence[str]], maker: dict[str, int]) -> list[int]:
-    """Indices of the nodes, each after all it needs."""
+    """Return the indices of the nodes in topological order."""
     waiting, done, order = 1, 2, []
     state = [0] * len(graph.node)
     for root in range(len(graph.node)):
@@ -233,7 +233,7 @@ def _order(graph: GraphProto, wants: Sequence[Sequence[str]], maker: dict[str, i
 
 
 def describe(node: NodeProto) -> str:
-    """How a message calls a node, unnamed ones by their output."""
+    """Name a node in messages; a node without a name by its output."""
     kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     if node.name:
         return f"node '{node.name}' ({kind})"
@@ -241,5 +241,5 @@ def describe(node: NodeProto) -> str:
 
 
 def ir_version_for(domains: Sequence[onnx.OperatorSetIdProto]) -> int:
-    """The lowest IR version that may carry these opsets."""
+    """Return the lowest IR version that supports these opsets."""
     return int(onnx.helper.find_min_ir_version_for(list(domains), ignore_unknown=True))

@@ -1,4 +1,4 @@
-"""Questions to a graph. All are linear at worst and change nothing."""
+"""Queries on a graph. All are linear at worst and change nothing."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Array = npt.NDArray[Any]
 
 
 def bodies(node: Node) -> list[tuple[str, Body]]:
-    """The bodies that a node holds itself, with the name of their attribute, in order."""
+    """Return the bodies that are attributes of a node, with the name of the attribute, in order."""
     return [(name, value) for name, value in node.attrs.items() if isinstance(value, Body)]
 
 
 def scopes(graph: Body, path: str = "") -> Iterator[tuple[str, Body]]:
-    """Every graph with its path: ("", graph) first, then ("node/then_branch", body), ..., depth first."""
+    """Yield every graph with its path: ("", graph) first, then ("node/then_branch", body), ..., depth first."""
     stack = [(path, graph)]
     while stack:
         where, scope = stack.pop()
@@ -36,13 +36,13 @@ def scopes(graph: Body, path: str = "") -> Iterator[tuple[str, Body]]:
 
 
 def all_nodes(graph: Body) -> Iterator[Node]:
-    """Every node of every scope, scope by scope."""
+    """Yield every node of every scope, scope by scope."""
     for _, scope in scopes(graph):
         yield from scope.nodes
 
 
 def all_tensors(graph: Body) -> Iterator[Tensor]:
-    """Every tensor of every scope once, in order of first appearance; empty (omitted) ones left out."""
+    """Yield every tensor of every scope once, in order of first appearance; empty (omitted) ones left out."""
     seen: set[int] = set()
     for _, scope in scopes(graph):
         groups = [scope.inputs, *(side for node in scope.nodes for side in (node.inputs, node.outputs)), scope.outputs]
@@ -54,18 +54,18 @@ def all_tensors(graph: Body) -> Iterator[Tensor]:
 
 
 def constant(tensor: Tensor | None) -> Array | None:
-    """The value of a constant tensor, else None. Not copied: mapped weights stay mapped, and all are read-only."""
+    """Return the value of a constant tensor, else None. Not copied: mapped weights stay mapped, all are read-only."""
     if not isinstance(tensor, Constant):
         return None
-    stored = tensor._values  # `values` would cache what is loaded in the tensor
+    stored = tensor._values  # `values` would cache the loaded array in the tensor
     value: Array = stored if isinstance(stored, np.ndarray) else stored.load()
     return value
 
 
 def packed(tensor: Tensor) -> Constant | None:
-    """The constant behind codes that are stored in few bits: past Cast, and past Sub of another constant, or none.
+    """Return the constant from which Cast, and Sub of another constant, unpack values stored in few bits, or None.
 
-    A tensor that is constant itself is its own.
+    A tensor that is constant itself is returned.
     """
     node = producer(tensor)
     while node is not None and node.op in UNPACKS and all(packed(one) is not None for one in node.inputs[1:]):
@@ -75,7 +75,7 @@ def packed(tensor: Tensor) -> Constant | None:
 
 
 def unpacked(tensor: Tensor) -> Array | None:
-    """The value of a constant tensor, or of one that Cast and Sub make of constants; None of any other."""
+    """Return the value of a constant tensor, or of one that Cast and Sub compute from constants; None for any other."""
     node = producer(tensor)
     if node is None or node.op not in UNPACKS:
         return constant(tensor)
@@ -88,47 +88,47 @@ def unpacked(tensor: Tensor) -> Array | None:
 
 
 def producer(tensor: Tensor) -> Node | None:
-    """The node that computes a tensor; None for constants, graph inputs and body inputs."""
+    """Return the node that computes a tensor; None for constants, graph inputs and body inputs."""
     return tensor.inputs[0] if tensor.inputs else None
 
 
 def readers(tensor: Tensor) -> list[tuple[Node, int]]:
-    """Every use of a tensor as (node, input index), uses inside bodies included."""
+    """Return every use of a tensor as (node, input index), uses inside bodies included."""
     seen: set[int] = set()
     uses: list[tuple[Node, int]] = []
     for node in tensor.outputs:
-        if id(node) not in seen:  # a node that reads a tensor twice stands there twice
+        if id(node) not in seen:  # a node that reads a tensor twice is listed twice
             seen.add(id(node))
             uses.extend((node, index) for index, read in enumerate(node.inputs) if read is tensor)
     return uses
 
 
 def output_names(graph: Body) -> set[str]:
-    """Names of the outputs of the graph and of every body."""
+    """Return the names of the outputs of the graph and of every body."""
     return {tensor.name for _, scope in scopes(graph) for tensor in scope.outputs}
 
 
 def shape(tensor: Tensor) -> tuple[int | str | None, ...] | None:
-    """Dimensions: int, the name of a dynamic one, or None where nothing is known; None when the rank is not known."""
+    """Return dimensions: int, the name of a dynamic one, or None if unknown; None if the rank is unknown."""
     return None if tensor.shape is None else tuple(tensor.shape)
 
 
 def is_depthwise(node: Node) -> bool:
-    """Whether a node is a Conv with a filter of its own for each channel."""
+    """Whether a node is a depthwise Conv: one filter for each channel."""
     weight = shape(node.inputs[1]) if node.op == "Conv" and len(node.inputs) > 1 else None
     group = int(node.attrs.get("group", 1))
     return weight is not None and group > 1 and group == weight[0] and weight[1] == 1
 
 
 def rank(tensor: Tensor) -> int | None:
-    """Number of dimensions, None when not known."""
+    """Return the number of dimensions, None if unknown."""
     return None if tensor.shape is None else len(tensor.shape)
 
 
 def dtype(tensor: Tensor) -> np.dtype[Any] | None:
-    """Element type (ml_dtypes for bfloat16, float8, int4, ...; object for strings).
+    """Return the element type (ml_dtypes for bfloat16, float8, int4, ...; object for strings).
 
-    None when not known, and for sequences, maps and optionals.
+    None if unknown, and for sequences, maps and optionals.
     """
     if isinstance(tensor, Variable) and tensor.type != "tensor_type":
         return None
@@ -139,23 +139,23 @@ def dtype(tensor: Tensor) -> np.dtype[Any] | None:
 
 
 def attribute(node: Node, name: str, default: Any = None) -> Any:
-    """An attribute's value (a tensor attribute as array), or `default` where the node has none."""
+    """Return an attribute's value (a tensor attribute as array), or `default` if the node has none."""
     value = node.attrs.get(name, default)
     return constant(value) if isinstance(value, Constant) else value
 
 
 def node_by_name(graph: Body) -> dict[str, Node]:
-    """Nodes of all scopes by name."""
+    """Index the nodes of all scopes by name."""
     return {node.name: node for node in all_nodes(graph)}
 
 
 def tensors_by_name(graph: Body) -> dict[str, Tensor]:
-    """Tensors of all scopes by name."""
+    """Index the tensors of all scopes by name."""
     return {tensor.name: tensor for tensor in all_tensors(graph)}
 
 
 def captured(body: Body) -> list[Tensor]:
-    """Outer variables that a body, or a body inside it, reads; in order of first use. Constants have no scope."""
+    """Return the outer variables that a body, or a body inside it, reads, in order of first use. No constants."""
     inside: set[int] = set()
     for _, scope in scopes(body):
         inside.update(id(tensor) for tensor in scope.inputs)
@@ -169,14 +169,14 @@ def captured(body: Body) -> list[Tensor]:
 
 
 def dependencies(node: Node) -> Iterator[Tensor]:
-    """What must exist before a node can run: its inputs and what its bodies capture."""
+    """Yield the tensors that a node depends on: its inputs and the captures of its bodies."""
     yield from node.inputs
     for _, body in bodies(node):
         yield from captured(body)
 
 
 def ordered(nodes: Sequence[Node]) -> list[Node]:
-    """The nodes of one scope, each after all it depends on, else in the given order.
+    """Return the nodes of one scope in topological order, otherwise in the given order.
 
     Raises:
         ModelError: nodes form a cycle.

@@ -1,4 +1,4 @@
-"""From a checked, sorted skeleton to the graph."""
+"""Construction of the graph from a checked, sorted skeleton."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _PLAIN: Final[dict[int, Callable[[AttributeProto], Any]]] = {
     AttributeProto.INTS: lambda proto: list(proto.ints),
     AttributeProto.STRINGS: lambda proto: [_text(one) for one in proto.strings],
 }
-"""Attributes with a Python value; tensors and bodies are handled apart, all other types are carried as protos."""
+"""Attributes with a Python value. Tensors and bodies are handled separately, all other types are kept as protos."""
 
 
 def _text(raw: bytes) -> str | bytes:
-    """Text where it is text; other bytes stay bytes."""
+    """Decode text; bytes that are not UTF-8 are returned unchanged."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -37,11 +37,11 @@ def _text(raw: bytes) -> str | bytes:
 
 
 def build(model: ModelProto, payloads: list[Payload], info: ModelInfo) -> Graph:
-    """The graph of a model.
+    """Build the graph of a model.
 
     Args:
-        model: sorted, functions inlined, names of nodes unique; large tensors are references to `payloads`.
-        info: belongs to the graph from here on; carriers are keyed by the final names.
+        model: sorted, functions inlined, node names unique; large tensors are references to `payloads`.
+        info: becomes the graph's; carriers are keyed by the final names.
 
     Raises:
         ModelError: a tensor's values do not fill its shape, or an attribute holds a list of graphs.
@@ -53,7 +53,7 @@ def build(model: ModelProto, payloads: list[Payload], info: ModelInfo) -> Graph:
 
 
 class _Reader:
-    """Holds what is shared by all scopes while they are read."""
+    """State shared by all scopes while they are read."""
 
     def __init__(self, model: ModelProto, payloads: list[Payload], info: ModelInfo, opset: int) -> None:
         self.payloads = payloads
@@ -67,7 +67,7 @@ class _Reader:
             self.originals.update(tensor.name for tensor in scope.initializer)
 
     def unique(self, name: str) -> str:
-        """The name itself the first time, later a name that nothing in the model has."""
+        """Return the name itself the first time, later a name that is not in the model."""
         if name not in self.taken:
             self.taken.add(name)
             return name
@@ -78,7 +78,7 @@ class _Reader:
         return f"{name}_{count}"
 
     def fill(self, graph: Body, proto: GraphProto, outer: dict[str, Tensor], path: str) -> None:
-        """In place: nodes, inputs and outputs of one scope.
+        """In place. Add nodes, inputs and outputs of one scope.
 
         Args:
             outer: tensors of the enclosing graphs by their names in the file.
@@ -113,7 +113,7 @@ class _Reader:
         self.keep_graph(proto, path)
 
     def keep_graph(self, proto: GraphProto, path: str) -> None:
-        """Doc string, metadata and quantization annotations of a scope."""
+        """Keep doc string, metadata and quantization annotations of a scope."""
         carrier = GraphProto(doc_string=proto.doc_string or None, metadata_props=proto.metadata_props)
         carrier.quantization_annotation.extend(proto.quantization_annotation)
         if carrier.ByteSize():
@@ -143,7 +143,7 @@ class _Reader:
         return Constant(final, self.values(proto, proto.name))
 
     def values(self, proto: TensorProto, where: str) -> Array | Weights:
-        """The values of a tensor, mapped where they are large."""
+        """Return the values of a tensor, mapped if they are large."""
         if proto.data_location == TensorProto.EXTERNAL:
             payload = self.payloads[int(proto.external_data[0].value)]
             dims = tuple(proto.dims)
@@ -168,7 +168,7 @@ class _Reader:
         return values
 
     def constant_value(self, node: NodeProto) -> Array | Weights:
-        """The value of a Constant node, in any of its forms."""
+        """Return the value of a Constant node, in any of its forms."""
         where = node.output[0]
         attribute = node.attribute[0]
         if attribute.name == "value":
@@ -222,7 +222,7 @@ class _Reader:
     def output(
         self, graph: Body, value: ValueInfoProto, local: dict[str, Tensor], visible: dict[str, Tensor]
     ) -> Tensor:
-        """The output; an outer tensor that a body passes on is copied inside, so that bodies end in own tensors."""
+        """Return the output; an outer tensor that a body returns is copied, so that outputs of bodies are their own."""
         if value.name in local:
             return local[value.name]
         outer = visible[value.name]
@@ -236,7 +236,7 @@ class _Reader:
 
 
 def _has_more(value: ValueInfoProto) -> bool:
-    """Whether a value says more than element type and dimensions."""
+    """Whether a value has more than element type and dimensions."""
     dims = value.type.tensor_type.shape.dim
     return bool(
         value.doc_string or value.metadata_props or value.type.denotation or any(dim.denotation for dim in dims)

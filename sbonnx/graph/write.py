@@ -1,4 +1,4 @@
-"""From the graph to protos: a skeleton model and the large weights it refers to."""
+"""Conversion of the graph to protos: a skeleton model and the large weights it refers to."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from sbonnx.graph.storage import protobuf_payloads as wire
 from sbonnx.graph.storage.weights import INLINE_BYTES, Weights, chunks, numpy_dtype, onnx_dtype, stored_bytes
 
 METADATA_IR = 10
-"""From this IR version on nodes, tensors and values carry metadata_props."""
+"""First IR version in which nodes, tensors and values have metadata_props."""
 
 
 @dataclass
 class Skeleton:
-    """A model whose large tensors are numbered references.
+    """Model whose large tensors are numbered references.
 
     Attributes:
         model: without large weights; `names[i]` is the tensor that refers to payload i.
@@ -35,17 +35,17 @@ class Skeleton:
     names: list[str] = field(default_factory=list)
 
     def sizes(self) -> list[int]:
-        """Bytes of each payload in a file."""
+        """Return the number of bytes of each payload in a file."""
         return [stored_bytes(values) for values in self.payloads]
 
     def chunks(self, number: int) -> Iterator[bytes | memoryview]:
-        """The bytes of one payload, in pieces."""
+        """Yield the bytes of one payload, in pieces."""
         return chunks(self.payloads[number])
 
     def located(self, place: Callable[[int, int], dict[str, str]]) -> bytes:
-        """The model's bytes, every reference replaced by what `place(number, bytes)` gives.
+        """Serialize the model with every reference replaced by the result of `place(number, bytes)`.
 
-        That is the entries of external_data, or nothing for values that are to stand inside.
+        It returns the entries of external_data, or nothing for values to be stored in the model.
         """
         model = ModelProto()
         model.CopyFrom(self.model)
@@ -64,11 +64,11 @@ class Skeleton:
 
 
 def skeleton(graph: Graph, *, info: bool = True, inline: int = INLINE_BYTES, hoist: bool = False) -> Skeleton:
-    """The graph as a model without its large weights.
+    """Convert the graph to a model without its large weights.
 
     Args:
-        info: write what `graph.info` holds (metadata, doc strings, value types); False leaves structure and values.
-        inline: tensors with up to so many bytes stand in the model.
+        info: write the data of `graph.info` (metadata, doc strings, value types); False: structure and values only.
+        inline: tensors of up to this many bytes are stored in the model.
         hoist: write large constants of bodies in the main graph, where their readers see them too.
 
     Raises:
@@ -90,7 +90,7 @@ def skeleton(graph: Graph, *, info: bool = True, inline: int = INLINE_BYTES, hoi
 
 
 def _imports(graph: Graph) -> list[onnx.OperatorSetIdProto]:
-    """The opset of the default domain is `graph.opset`; domains that only new nodes use come in version 1."""
+    """Return the opset imports: `graph.opset` for the default domain, version 1 for domains of new nodes."""
     versions = {entry.domain: entry.version for entry in graph.import_domains or ()}
     versions[""] = graph.opset
     for node in all_nodes(graph):
@@ -99,7 +99,7 @@ def _imports(graph: Graph) -> list[onnx.OperatorSetIdProto]:
 
 
 class _Writer:
-    """Holds what is shared by all scopes while they are written."""
+    """State shared by all scopes while they are written."""
 
     def __init__(self, info: ModelInfo, inline: int) -> None:
         self.info = info
@@ -110,7 +110,7 @@ class _Writer:
         self.homes: dict[int, list[Constant]] = {}
 
     def place_constants(self, graph: Graph, *, hoist: bool) -> None:
-        """Each constant is written once, in the innermost graph that encloses all its readers (or see `skeleton`)."""
+        """Assign each constant to the innermost graph that encloses all its readers (or as `hoist` of `skeleton`)."""
         home: dict[int, tuple[Constant, tuple[Body, ...]]] = {}
 
         def visit(scope: Body, path: tuple[Body, ...]) -> None:
@@ -130,12 +130,12 @@ class _Writer:
             self.homes.setdefault(id(inner), []).append(tensor)
 
     def is_large(self, tensor: Constant) -> bool:
-        """Whether the values go beside the model."""
+        """Whether the values are stored outside the model."""
         stored = tensor._values
         return stored.dtype != object and stored_bytes(stored) > self.inline
 
     def graph(self, scope: Body, path: str) -> GraphProto:
-        """One scope; `path` is "" for the main graph, else "node/attribute[/node/attribute]"."""
+        """Convert one scope; `path` is "" for the main graph, else "node/attribute[/node/attribute]"."""
         proto = GraphProto()
         carrier = self.info.graphs.get(path)
         if carrier is not None:
@@ -155,7 +155,7 @@ class _Writer:
         return proto
 
     def _drop_stale_annotations(self, proto: GraphProto) -> None:
-        """Quantization annotations of tensors that are gone would make the file invalid."""
+        """Drop quantization annotations of removed tensors, which would make the file invalid."""
         here = {tensor.name for tensor in proto.initializer} | {name for node in proto.node for name in node.output}
         here.update(value.name for value in proto.input)
         kept = [
@@ -184,7 +184,7 @@ class _Writer:
         return proto
 
     def attribute(self, node: Node, name: str, value: Any, where: str) -> AttributeProto:
-        if isinstance(value, AttributeProto):  # a form that has no Python value: carried as it was
+        if isinstance(value, AttributeProto):  # a form without a Python value: kept as it was
             return value
         proto = AttributeProto(name=name)
         if isinstance(value, Body):
@@ -210,7 +210,7 @@ class _Writer:
         return proto
 
     def tensor(self, tensor: Constant, proto: TensorProto, *, refer: bool = True) -> None:
-        """Fill in an initializer, large values as references, or an attribute (runtimes want its values inside)."""
+        """Fill in an initializer, large values as references, or an attribute (runtimes need its values inline)."""
         stored = tensor._values
         proto.name = tensor.name
         proto.dims.extend(int(size) for size in stored.shape)
@@ -238,7 +238,7 @@ class _Writer:
         return tensor.dtype is not None or tensor.name in self.info.values
 
     def value(self, tensor: Tensor, *, must_have_type: bool = False) -> ValueInfoProto:
-        """Type and shape. What the file said stands word for word as long as it says the same as the tensor."""
+        """Return type and shape. The declaration of the file is kept as long as it agrees with the tensor."""
         carrier = self.info.values.get(tensor.name)
         if carrier is not None and _says_the_same(carrier, tensor):
             self.wrote_metadata |= bool(carrier.metadata_props)
@@ -259,7 +259,7 @@ class _Writer:
 
 
 def _says_the_same(carrier: ValueInfoProto, tensor: Tensor) -> bool:
-    """Whether a value's type in the file is that of the tensor; types that are not tensors never change."""
+    """Whether a value's type in the file equals that of the tensor; types that are not tensors never change."""
     if isinstance(tensor, Variable) and tensor.type != "tensor_type":
         return True
     kind, shape = read_type(carrier.type)
@@ -269,7 +269,7 @@ def _says_the_same(carrier: ValueInfoProto, tensor: Tensor) -> bool:
 
 
 def read_type(proto: onnx.TypeProto) -> tuple[np.dtype[Any] | None, tuple[int | str | None, ...] | None]:
-    """Element type and dimensions of a tensor type, None for what it does not say."""
+    """Return element type and dimensions of a tensor type, None if undefined."""
     tensor = proto.tensor_type
     kind = numpy_dtype(tensor.elem_type) if tensor.elem_type else None
     return kind, tuple(_dimensions(tensor.shape)) if tensor.HasField("shape") else None
@@ -284,7 +284,7 @@ def _dimensions(shape: onnx.TensorShapeProto) -> Iterator[int | str | None]:
 
 
 def _list_type(node: Node, name: str) -> AttributeProto.AttributeType:
-    """The type of an empty list attribute, which its value does not tell: the operator's schema does."""
+    """Return the type of an empty list attribute, by the operator's schema, because the value has none."""
     lists = {
         onnx.defs.OpSchema.AttrType.FLOATS: AttributeProto.FLOATS,
         onnx.defs.OpSchema.AttrType.STRINGS: AttributeProto.STRINGS,

@@ -1,1 +1,1 @@
-"""Models as they are read: validation, opset conversion, functions, sparse tensors."""
+"""Conversions on loading: validation, opset conversion, inlining of functions, sparse to dense tensors."""

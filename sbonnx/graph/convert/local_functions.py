@@ -1,7 +1,7 @@
-"""Local functions: what inlining them makes, computed before it is done.
+"""Limits for inlining local functions, computed before inlining.
 
 Each call becomes a copy of its function, so a file of a kilobyte in which every function calls the next one twice
-becomes millions of nodes. onnx's inliner has no limit, and ends the process where a function calls itself.
+becomes millions of nodes. onnx's inliner has no limit, and crashes the process if a function calls itself.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from sbonnx.graph.protos import MAX_BODIES, body_protos, node_protos_of
 from sbonnx.ops import STANDARD_DOMAINS
 
 Key = tuple[str, str, str]
-"""Domain (the default one as ""), name and overload of a function."""
+"""Domain ("" for the default), name and overload of a function."""
 
 MAX_NODES: Final = 50_000
-"""Nodes of a model after inlining, or `MAX_COPIES` times those of the file where that is more."""
+"""Maximum nodes of a model after inlining, or `MAX_COPIES` times those of the file if that is more."""
 
 MAX_COPIES: Final = 10
 
 MAX_BYTES: Final = 512 << 20
-"""Bytes of a model after inlining, without large tensors, which are not copied."""
+"""Maximum bytes of a model after inlining, without large tensors, which are not copied."""
 
 MAX_CALLS: Final = 100
-"""Functions that may call one another in a row."""
+"""Maximum nesting of function calls."""
 
 
 @dataclass
@@ -51,13 +51,13 @@ class Cost:
 
 
 def key_of(node: NodeProto | FunctionProto) -> Key:
-    """The key of a function, or of the function that a node may call."""
+    """Return the key of a function, or of the function that a node may call."""
     name = node.op_type if isinstance(node, NodeProto) else node.name
     return ("" if node.domain in STANDARD_DOMAINS else node.domain, name, node.overload)
 
 
 def attribute_types(model: ModelProto) -> dict[Key, dict[str, int]]:
-    """By function, the types of the attributes that its nodes take from the call, by their names there."""
+    """Return the types of the attributes that the nodes of each function take from the call, by their names there."""
     return {
         key_of(function): {
             one.ref_attr_name: one.type
@@ -70,7 +70,7 @@ def attribute_types(model: ModelProto) -> dict[Key, dict[str, int]]:
 
 
 def require_bounded(model: ModelProto) -> None:
-    """That inlining ends, and what comes of it has a size that can be worked on.
+    """Check that inlining terminates and the result has a manageable size.
 
     Raises:
         ModelError: a function calls itself, or the model would become too large or too deep.
@@ -88,7 +88,7 @@ def require_bounded(model: ModelProto) -> None:
 
 
 def _require_small(cost: Cost, nodes: int, what: str) -> None:
-    """Checked for each function on the way, so that the numbers stay small themselves."""
+    """Check the limits. Called for each function in turn, so that the numbers themselves stay small."""
     for count, most, unit in (
         (cost.nodes, nodes, "nodes"),
         (cost.bytes, MAX_BYTES, "bytes"),
@@ -129,10 +129,10 @@ def _plain_bytes(node: NodeProto) -> int:
 
 
 def _callees_first(model: ModelProto) -> list[FunctionProto]:
-    """The functions, each after those that it calls.
+    """Return the functions, each after those that it calls.
 
     Raises:
-        ModelError: a function calls itself, directly or over others.
+        ModelError: a function calls itself, directly or through others.
     """
     functions = {key_of(function): function for function in model.functions}
     calls = {

@@ -1,7 +1,7 @@
-"""The lift to a newer opset: onnx's version converter, and what it gets wrong.
+"""Conversion to a newer opset: onnx's version converter, and fixes for its errors.
 
 Each fix names what the converter (onnx 1.23) does, and was checked by running both models in onnxruntime; the tests
-repeat that. A fix can go when onnx's own adapter does the same.
+repeat that. A fix can be removed when onnx's own adapter does the same.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ After = Callable[[NodeProto, GraphProto], None]
 
 @dataclass
 class _View:
-    """What is known of the tensors that a scope sees: their types and the values of small constants."""
+    """Known types of the tensors visible in a scope, and the values of small constants."""
 
     types: dict[str, onnx.TypeProto] = field(default_factory=dict)
     values: dict[str, TensorProto] = field(default_factory=dict)
@@ -47,17 +47,17 @@ class _View:
 
 
 def lift(model: ModelProto, opset: int, label: str) -> ModelProto:
-    """The model in at least this opset of the default domain; names, metadata and interface stay.
+    """Convert the model to at least this opset of the default domain; names, metadata and interface stay.
 
     Args:
-        model: sorted, every node named, constants dense. Attributes with sparse tensors are taken out of it.
+        model: sorted, every node named, constants dense. Attributes with sparse tensors are removed from it.
 
     Raises:
-        ModelError: there is no way for an operator; it is named.
+        ModelError: an operator cannot be converted; it is named.
     """
     own = next(entry.version for entry in model.opset_import if not entry.domain)
     where = f"{label} cannot be lifted from opset {own} to {opset}"
-    for step in (9, opset):  # the oldest forms of Upsample take two steps
+    for step in (9, opset):  # the oldest forms of Upsample need two steps
         if own < step <= opset:
             model, own = _step(model, own, step, where), step
     return model
@@ -92,12 +92,12 @@ def _step(model: ModelProto, own: int, opset: int, where: str) -> ModelProto:
 
 
 def _reason(message: str) -> str:
-    """The part of a C++ assertion that says what is wrong."""
+    """Extract the reason from a C++ assertion."""
     return " ".join(message.split("failed:")[-1].split()).rstrip(".")
 
 
 def _set_aside(model: ModelProto) -> dict[str, list[AttributeProto]]:
-    """In place: take out attributes that hold sparse tensors, which the converter refuses; by node name."""
+    """In place. Remove attributes that hold sparse tensors, which the converter rejects; return them by node name."""
     aside: dict[str, list[AttributeProto]] = {}
     for node in node_protos(model.graph):
         sparse = [one for one in node.attribute if one.HasField("sparse_tensor") or one.sparse_tensors]
@@ -116,7 +116,7 @@ def _copy(attribute: AttributeProto) -> AttributeProto:
 
 
 def _put_back(before: ModelProto, after: ModelProto) -> None:
-    """In place: node names, doc strings, metadata and the types of inputs and outputs, which the converter drops."""
+    """In place. Restore node names, doc strings, metadata and input and output types, which the converter drops."""
     named = {node.name: node for node in node_protos(before.graph)}
     for node in node_protos(after.graph):
         old = named.get(node.name)
@@ -144,7 +144,7 @@ def _put_back(before: ModelProto, after: ModelProto) -> None:
 
 
 def _keep_values(before: GraphProto, after: GraphProto) -> None:
-    """In place: the value_info of the main graph, for tensors that are still there."""
+    """In place. Restore the value_info of the main graph for tensors that still exist."""
     made = {name for node in after.node for name in node.output}
     kept = {value.name: value for value in after.value_info}
     kept.update({value.name: value for value in before.value_info if value.name in made})
@@ -154,17 +154,17 @@ def _keep_values(before: GraphProto, after: GraphProto) -> None:
 
 
 def _with_types(model: ModelProto) -> ModelProto:
-    """A copy with the types and shapes that can be inferred."""
+    """Return a copy with the types and shapes that can be inferred."""
     try:
         return onnx.shape_inference.infer_shapes(model)
-    except ONNX_ERRORS:  # types only make more lifts possible
+    except ONNX_ERRORS:  # types only allow more conversions
         copied = ModelProto()
         copied.CopyFrom(model)
         return copied
 
 
 def _plan_fixes(typed: ModelProto, own: int, opset: int, where: str) -> dict[str, list[After]]:
-    """What to do to nodes, by name, after the conversion. Refuses what the converter would get wrong beyond mending."""
+    """Return the fixes to apply to nodes, by name, after the conversion. Refuse errors that cannot be fixed."""
     read = {name for node in node_protos(typed.graph) for name in node.input}
     read.update(value.name for scope in graph_protos(typed.graph) for value in scope.output)
     fixes: dict[str, list[After]] = {}
@@ -199,7 +199,6 @@ def _look(scope: GraphProto, outer: _View) -> _View:
 
 
 def _mode(node: NodeProto) -> str:
-    """The mode of an Upsample or Resize."""
     return next((one.s.decode() for one in node.attribute if one.name == "mode"), "nearest")
 
 
@@ -210,11 +209,11 @@ def _set(node: NodeProto, name: str, value: int | str) -> None:
 
 
 def _leave(node: NodeProto, scope: GraphProto) -> None:
-    """Nothing to mend."""
+    """Do nothing: no fix is needed."""
 
 
 def _prelu(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
-    """Before 7 a slope is one a channel; the adapter leaves it to be one a column."""
+    """Before opset 7 a slope is per channel; the adapter leaves it, so that it becomes per column."""
     shape = view.types[node.input[1]].tensor_type.shape.dim if node.input[1] in view.types else []
     if all(dim.dim_value == 1 for dim in shape) and len(shape):
         return _leave
@@ -227,7 +226,7 @@ def _scan(node: NodeProto, view: _View, read: set[str], opset: int) -> After | s
 
 
 def _hardmax(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
-    """Before 13 Hardmax works on the flattened (rows, columns); the adapter changes nothing."""
+    """Before opset 13 Hardmax works on the flattened (rows, columns); the adapter changes nothing."""
     axis, rank = next((one.i for one in node.attribute if one.name == "axis"), 1), view.rank(node.input[0])
     if rank is None or axis % rank != rank - 1:
         return "before opset 13 Hardmax flattens its input, and here that is not the same as its newer form"
@@ -235,12 +234,12 @@ def _hardmax(node: NodeProto, view: _View, read: set[str], opset: int) -> After 
 
 
 def _upsample(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
-    """Upsample enlarges, asymmetric and rounding down; the adapter leaves Resize's new default, half_pixel."""
+    """Upsample uses asymmetric coordinates, rounded down; the adapter leaves Resize's new default, half_pixel."""
     return _as_resize("floor", opset)
 
 
 def _resize(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
-    """As `_upsample`; rounding of nearest was not defined before 11: onnxruntime's is floor up and ceil down."""
+    """Fix as `_upsample`. Rounding of nearest was undefined before 11: onnxruntime uses floor up and ceil down."""
     if _mode(node) != "nearest":
         return _as_resize("floor", opset)
     tensor = view.values.get(node.input[1])
@@ -259,7 +258,7 @@ def _as_resize(rounding: str, opset: int) -> After:
         x, scales = node.input
         node.op_type = "Resize"
         del node.input[:]
-        # The region of interest plays no part in this mode; before 13 it could not be left out.
+        # The region of interest is unused in this mode; before 13 it could not be left out.
         node.input.extend([x, "" if opset >= 13 else scales, scales])
         _set(node, "coordinate_transformation_mode", "asymmetric")
         if _mode(node) == "nearest":
@@ -269,7 +268,7 @@ def _as_resize(rounding: str, opset: int) -> After:
 
 
 def _scatter(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
-    """ScatterElements is Scatter by another name; the adapter gives its output another name as well."""
+    """ScatterElements is Scatter renamed; the adapter renames its output as well."""
 
     def fix(node: NodeProto, scope: GraphProto) -> None:
         node.op_type = "ScatterElements"
@@ -278,12 +277,12 @@ def _scatter(node: NodeProto, view: _View, read: set[str], opset: int) -> After 
 
 
 def _clip(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
-    """The adapter makes float32 bounds whatever the input is."""
+    """The adapter creates float32 bounds, whatever the input type."""
     return _retype(view.element(node.input[0]), first=1)
 
 
 def _pad(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
-    """The adapter makes a float32 value whatever the input is, and leaves the attribute where the mode needs none."""
+    """The adapter creates a float32 value, whatever the input type, and leaves the attribute if the mode needs none."""
     retype = _retype(view.element(node.input[0]), first=2)
 
     def fix(lifted: NodeProto, scope: GraphProto) -> None:
@@ -296,14 +295,14 @@ def _pad(node: NodeProto, view: _View, read: set[str], opset: int) -> After | st
 
 
 def _dropout(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
-    """At inference the mask was all false in onnxruntime before 12, and is all true from then on."""
+    """At inference the mask was all false in onnxruntime before opset 12, and is all true since."""
     if len(node.output) > 1 and node.output[1] in read:
         return f"its mask '{node.output[1]}' is used, and its meaning at inference changed in opset 12"
     return _leave
 
 
 def _retype(element: int, *, first: int) -> After:
-    """Constant inputs from `first` on get the element type of the input."""
+    """Return a fix that casts constant inputs from `first` on to the element type of the input."""
 
     def fix(node: NodeProto, scope: GraphProto) -> None:
         makers = {maker.output[0]: maker for maker in scope.node if maker.op_type == "Constant"}
@@ -313,7 +312,7 @@ def _retype(element: int, *, first: int) -> After:
             tensor = makers[name].attribute[0].t
             kind = numpy_dtype(element)
             if kind.kind not in "fiu":
-                continue  # not a type of this operator: the runtime says so
+                continue  # not a type of this operator: the runtime reports it
             limits = np.finfo(kind) if kind.kind == "f" else np.iinfo(kind)
             values = numpy_helper.to_array(tensor).astype(np.float64).clip(float(limits.min), float(limits.max))
             tensor.CopyFrom(numpy_helper.from_array(values.astype(kind)))
@@ -332,10 +331,10 @@ FIXES: Final[tuple[tuple[int, str, Callable[[NodeProto, _View, set[str], int], A
     (12, "Dropout", _dropout),
     (13, "Hardmax", _hardmax),
 )
-"""(the opset that changed it, operator, what to do): a fix to apply after the conversion, or why there is none."""
+"""(opset of the change, operator, function): it returns a fix to apply after the conversion, or why there is none."""
 
 REPLACED: Final = {"Upsample": 10, "Resize": 11, "Scatter": 11}
-"""Operators that the fix alone converts: the adapters lose the names of their outputs."""
+"""Operators converted by the fix alone: the adapters lose the names of their outputs."""
 
 HIDDEN: Final = "sbonnx.lift"
-"""The domain in which the converter does not see them."""
+"""Domain that hides them from the converter."""

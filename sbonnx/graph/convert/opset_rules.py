@@ -1,4 +1,4 @@
-"""Opsets and operators: what the program can read."""
+"""Checks of opsets and operators against the installed onnx."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from sbonnx.ops import STANDARD_DOMAINS
 
 
 def newest() -> int:
-    """The newest opset of the default domain that the installed onnx knows."""
+    """Return the newest opset of the default domain that the installed onnx supports."""
     return int(onnx.defs.onnx_opset_version())
 
 
 def default_opset(model: ModelProto, label: str) -> int:
-    """In place: "ai.onnx" is written as "". Returns the version of the default domain.
+    """In place. Normalize "ai.onnx" to "" and return the version of the default domain.
 
     Raises:
-        ModelError: there is none, two disagree, it or the IR version is not known.
+        ModelError: there is none, two disagree, or the opset or IR version is not supported.
     """
     if model.ir_version > onnx.IR_VERSION:
         raise ModelError(
@@ -40,10 +40,10 @@ def default_opset(model: ModelProto, label: str) -> int:
 
 
 def require_known_ops(model: ModelProto, opset: int, label: str) -> None:
-    """In place: the default domain of nodes is written as "".
+    """In place. Normalize the default domain of nodes to "".
 
     Raises:
-        ModelError: the opset does not have an operator of the default domain, or a domain is not imported.
+        ModelError: the opset lacks an operator of the default domain, or a domain is not imported.
     """
     domains = {entry.domain for entry in model.opset_import}
     bad: dict[str, NodeProto] = {}
@@ -61,7 +61,7 @@ def require_known_ops(model: ModelProto, opset: int, label: str) -> None:
 
 
 def complaint(op: str, opset: int) -> str | None:
-    """What is wrong with an operator of the default domain in this opset, or None."""
+    """Return why an operator of the default domain cannot be used in this opset, or None."""
     try:
         known = onnx.defs.get_schema(op, opset, "")
     except onnx.defs.SchemaError:

@@ -1,7 +1,7 @@
-"""Sparse constants, made dense.
+"""Conversion of sparse constants to dense ones.
 
-ONNX means a sparse initializer to be a tensor like any other, but onnx's own shape inference and most operators of
-onnxruntime take it for another type, and onnx's version converter refuses it.
+ONNX defines a sparse initializer as a tensor like any other. But onnx's shape inference and most operators of
+onnxruntime treat it as another type, and onnx's version converter rejects it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sbonnx.graph.query import Array
 from sbonnx.graph.storage.weights import byte_size, numpy_dtype
 
 LARGEST: Final = 1 << 30
-"""Sparse tensors that would take more bytes are refused."""
+"""Sparse tensors that would need more bytes are refused."""
 
 
 def make_dense(model: ModelProto) -> int:
-    """In place: sparse initializers and sparse_value Constants become dense ones; returns how many.
+    """In place. Convert sparse initializers and sparse_value Constants to dense ones; return their number.
 
     Raises:
         ModelError: the dense form is too large, or the indices do not fit the shape.
@@ -46,7 +46,7 @@ def make_dense(model: ModelProto) -> int:
 
 
 def dense(proto: SparseTensorProto, where: str) -> Array:
-    """The dense values. Indices are linear (NNZ,) or one row an element (NNZ, rank)."""
+    """Return the dense values. Indices are linear (NNZ,) or one row for each element (NNZ, rank)."""
     shape = tuple(proto.dims)
     if any(part.data_location == TensorProto.EXTERNAL for part in (proto.values, proto.indices)):
         raise ModelError(f"sparse tensor '{where}' is large or external: save the model with a dense one")

@@ -1,7 +1,7 @@
-"""Nodes at which onnxruntime's CPU kernels end the process instead of raising an error.
+"""Detection of nodes at which onnxruntime's CPU kernels crash the process instead of raising an error.
 
-Found by running every operator on degenerate constants in a child process (onnxruntime 1.32). Traps that depend on the
-data of a run cannot be known before.
+Found by running every operator on degenerate constants in a child process (onnxruntime 1.32). Crashes that depend on
+the data of a run cannot be predicted.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from sbonnx.graph.query import Array, all_nodes, constant, dtype
 DIVIDES = frozenset({"Div", "Mod"})
 
 OVERFLOWS = 4
-"""From this many bytes on, the lowest integer divided by -1 is a hardware fault; smaller ones wrap around."""
+"""From this many bytes on, dividing the lowest integer by -1 is a hardware fault; smaller types wrap around."""
 
 
 def require_no_traps(graph: Graph) -> None:
-    """That no node ends the process for what its constants say.
+    """Check that no node crashes the process because of its constants.
 
     Raises:
-        ModelError: one does.
+        ModelError: a node does.
     """
     for node in all_nodes(graph):
         why = trap(node)
@@ -31,7 +31,7 @@ def require_no_traps(graph: Graph) -> None:
 
 
 def trap(node: Node) -> str | None:
-    """Why the kernel of a node ends the process, as far as constants and shapes tell."""
+    """Return why the kernel of a node crashes the process, as far as constants and shapes show; else None."""
     if node.domain not in (None, "", "ai.onnx"):
         return None
     if node.op in DIVIDES and len(node.inputs) == 2:
@@ -45,11 +45,11 @@ def trap(node: Node) -> str | None:
 
 
 def may_trap(node: Node) -> bool:
-    """Whether a node that reads computed tensors can end the process for some of their values."""
+    """Whether a node that reads computed tensors can crash the process for some of their values."""
     if node.op not in DIVIDES or len(node.inputs) != 2 or not _is_integer(node.inputs[0]):
         return False
     if all(isinstance(tensor, Constant) for tensor in node.inputs):
-        return False  # `trap` knows
+        return False  # `trap` decides
     divisor = constant(node.inputs[1])
     return divisor is None or bool((divisor == 0).any()) or (divisor.dtype.kind == "i" and bool((divisor == -1).any()))
 
@@ -76,5 +76,5 @@ def _overflow(dividend: Array, divisor: Array) -> bool:
         return False
     try:
         return bool((lowest & minus).any())
-    except ValueError:  # shapes that do not fit: not computed at all
+    except ValueError:  # shapes that do not broadcast: never computed
         return False

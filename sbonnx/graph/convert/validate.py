@@ -1,15 +1,15 @@
 """Validation of a parsed model, before any native code works on it.
 
-onnx's version converter, shape inference and inliner trust what they are given: an attribute of another type than its
-operator's schema says ends the process. Whatever holds for the whole file is checked here once, so that the code behind
-it may rely on it:
+onnx's version converter, shape inference and inliner do not check their input: an attribute whose type differs from its
+operator's schema crashes the process. Requirements on the whole file are checked here once, so that all later code may
+rely on them:
 
-- nodes have as many inputs and outputs as their schema or function allows, required ones are there;
-- attributes are listed once, hold a value of their own type, which is the schema's, and required ones are there;
+- nodes have as many inputs and outputs as their schema or function allows, and all required ones;
+- attributes are listed once, have a value of the type that the schema demands, and required ones exist;
 - bodies of If, Loop and Scan have as many outputs as their node (and as many inputs);
-- tensors and types have at most `MAX_RANK` dimensions, sizes of tensors are not negative and their values fill them.
+- tensors and types have at most `MAX_RANK` dimensions, sizes of tensors are not negative and match their values.
 
-Checks of names, order and operators: `protos.sort_protos` and `opset`. Limits of functions: `functions`.
+Checks of names, order and operators: `protos.sort_protos` and `opset_rules`. Limits of functions: `local_functions`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from sbonnx.graph.storage.weights import byte_size
 from sbonnx.ops import STANDARD_DOMAINS
 
 MAX_RANK: Final = 64
-"""Dimensions of a tensor: the most that numpy holds."""
+"""Maximum dimensions of a tensor: numpy's limit."""
 
 MAX_ELEMENTS: Final = 1 << 62
-"""Elements of a tensor: what can be counted in 64 bits."""
+"""Maximum elements of a tensor: countable in 64 bits."""
 
 FIELDS: Final[dict[int, str]] = {
     AttributeProto.FLOAT: "f",
@@ -56,14 +56,14 @@ FIELDS: Final[dict[int, str]] = {
 VALUES: Final = frozenset(FIELDS.values())
 
 MESSAGES: Final = frozenset({"t", "g", "sparse_tensor", "tp"})
-"""Fields without which an attribute has no value: a number or text that is missing is 0 or empty."""
+"""Fields that must be present for an attribute to have a value: a missing number or text is 0 or empty."""
 
 
 MAX_VERSION: Final = (1 << 31) - 1
-"""Largest opset version that onnx's functions take."""
+"""Largest opset version that onnx's functions accept."""
 
 LEAST: Final = {"group": 1, "blocksize": 1, "num_groups": 1, "batch_dims": 0}
-"""Attributes and the lowest value that they may have, whatever the operator."""
+"""Attributes with their lowest valid value, for all operators."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class Signature:
 
     Attributes:
         attributes: type by name.
-        required: names of the attributes that must be there.
-        inputs, outputs: least and largest count.
-        single_inputs, single_outputs: positions that cannot be left out (an empty name).
+        required: names of the required attributes.
+        inputs, outputs: minimum and maximum count.
+        single_inputs, single_outputs: positions that cannot be omitted (an empty name).
     """
 
     attributes: dict[str, int]
@@ -87,7 +87,7 @@ class Signature:
 
 @lru_cache(maxsize=4096)
 def signature(op: str, version: int, domain: str) -> Signature | None:
-    """The limits of an operator in an opset; None where onnx has no schema for it."""
+    """Return the limits of an operator in an opset; None if onnx has no schema for it."""
     if not 0 < version <= MAX_VERSION:
         return None
     try:
@@ -106,13 +106,13 @@ def signature(op: str, version: int, domain: str) -> Signature | None:
 
 
 def validate(model: ModelProto) -> None:
-    """Check nodes, attributes, tensors and types of all graphs and functions. See the module.
+    """Check nodes, attributes, tensors and types of all graphs and functions. The module docstring lists the rules.
 
     Args:
         model: large tensors may be references to payloads; every domain is imported once.
 
     Raises:
-        ModelError: the first fault, with the node, tensor or value that has it.
+        ModelError: the first error, with the node, tensor or value that has it.
     """
     functions = attribute_types(model)
     versions = {entry.domain: entry.version for entry in model.opset_import}
@@ -146,7 +146,7 @@ def _check_scope(scope: GraphProto, versions: dict[str, int], functions: dict[Ke
 
 
 def _check_attributes(node: NodeProto) -> None:
-    """That each attribute has one value, of the type that it says."""
+    """Check that each attribute has one value, of its declared type."""
     seen: set[str] = set()
     for one in node.attribute:
         if one.name in seen:
@@ -172,7 +172,7 @@ def _name(kind: int) -> str:
 
 
 def _check_node(node: NodeProto, known: Signature) -> None:
-    """That a node has the inputs, outputs and attributes of its operator."""
+    """Check that a node has the inputs, outputs and attributes of its operator."""
     for kind, names, (least, most), single in (
         ("input", node.input, known.inputs, known.single_inputs),
         ("output", node.output, known.outputs, known.single_outputs),
@@ -195,7 +195,7 @@ def _check_node(node: NodeProto, known: Signature) -> None:
 
 
 def _check_least(node: NodeProto) -> None:
-    """That numbers which kernels divide or count by are not below what makes sense."""
+    """Check that numbers used by kernels as divisors or counts are not too small."""
     for one in node.attribute:
         least = LEAST.get(one.name)
         if least is not None and one.type == AttributeProto.INT and one.i < least and not one.ref_attr_name:
@@ -203,7 +203,7 @@ def _check_least(node: NodeProto) -> None:
 
 
 def _check_texts(node: NodeProto) -> None:
-    """That strings of ONNX's own operators are text. Those of a Constant, and of other domains, may be any bytes."""
+    """Check that strings of standard operators are text. Those of a Constant or of other domains may be any bytes."""
     if node.op_type == "Constant" or node.domain not in STANDARD_DOMAINS:
         return
     for one in node.attribute:
@@ -217,7 +217,7 @@ def _check_texts(node: NodeProto) -> None:
 
 
 def _check_types(node: NodeProto, types: dict[str, int]) -> None:
-    """That attributes have the types that the operator (or function) wants; others are not known and not checked."""
+    """Check that attributes have the types of the operator (or function); unknown attributes are not checked."""
     for one in node.attribute:
         want = types.get(one.name, one.type)
         if one.type != want:
@@ -232,11 +232,11 @@ def _counted(count: int, kind: str) -> str:
 
 
 SCAN: Final = 9
-"""From this opset on a Scan has no input beside those of its body."""
+"""From this opset on a Scan has no inputs other than those of its body."""
 
 
 def _check_bodies(node: NodeProto) -> None:
-    """That the bodies of a node have as many inputs and outputs as it passes and takes."""
+    """Check that the bodies of a node have as many inputs and outputs as the node passes and takes."""
     for name, body in body_protos(node):
         inputs, outputs = len(body.input), len(body.output)
         if node.op_type == "If":
@@ -255,9 +255,9 @@ def _check_bodies(node: NodeProto) -> None:
 
 
 def check_tensor(tensor: TensorProto, where: str) -> None:
-    """That a tensor has a shape that can be held, and as many values as fill it.
+    """Check that a tensor has a valid shape and as many values as it needs.
 
-    Values that are external or in the fields of small types are compared where they are read.
+    Values that are external or in the fields of small types are compared when they are read.
     """
     dims = list(tensor.dims)
     if len(dims) > MAX_RANK:
@@ -274,7 +274,7 @@ def check_tensor(tensor: TensorProto, where: str) -> None:
             text = f"{len(tensor.string_data)} strings for {elements} elements"
             raise ModelError(f"tensor '{where}' of shape {dims} has {text}")
     elif tensor.data_location == TensorProto.EXTERNAL or not tensor.HasField("raw_data"):
-        byte_size(tensor.data_type, elements)  # the element type is known; values are compared where they are read
+        byte_size(tensor.data_type, elements)  # checks the element type; values are compared when they are read
     else:
         want = byte_size(tensor.data_type, elements)
         if len(tensor.raw_data) != want:
@@ -284,7 +284,7 @@ def check_tensor(tensor: TensorProto, where: str) -> None:
 
 
 def _types(proto: TypeProto) -> Iterator[TypeProto.Tensor | TypeProto.SparseTensor]:
-    """The tensor types inside a type."""
+    """Yield the tensor types inside a type."""
     stack = [proto]
     while stack:
         one = stack.pop()
@@ -310,7 +310,7 @@ def _check_type(proto: TypeProto, where: str) -> None:
 
 
 def free_sizes(values: Sequence[ValueInfoProto]) -> int:
-    """In place: sizes below 0, which old exporters write for dynamic ones, are not known; returns how many values."""
+    """In place. Clear negative sizes, which old exporters write for dynamic ones; return the number of values."""
     changed = 0
     for value in values:
         dims = [dim for tensor in _types(value.type) for dim in tensor.shape.dim if dim.dim_value < 0]

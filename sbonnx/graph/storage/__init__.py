@@ -1,1 +1,1 @@
-"""Model files: mapped weights, temporary files, and output that is written whole or not at all."""
+"""Storage of models: mapped weights, temporary files, and atomic writes."""

@@ -1,4 +1,4 @@
-"""Files on disk: their protos, and onnx.checker on what was written."""
+"""Reading of protos from files, and onnx.checker on written files."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ INVALID = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError)
 
 
 def read_proto(path: str | os.PathLike[str]) -> ModelProto:
-    """The model of a file, its external data left where they are.
+    """Read the model of a file without its external data.
 
     Raises:
-        ModelError: the file cannot be read, as one that was cut off since it was loaded.
+        ModelError: the file cannot be read, for example because it was truncated after loading.
     """
     try:
         return onnx.load_model(os.fspath(path), load_external_data=False)
@@ -29,10 +29,10 @@ def read_proto(path: str | os.PathLike[str]) -> ModelProto:
 
 
 def check_file(path: str | os.PathLike[str]) -> None:
-    """onnx.checker with full check.
+    """Run onnx.checker with full check.
 
-    It wants types and shapes of all inputs and outputs. Where a model does not say one and it cannot be inferred,
-    runtimes do without: the structure is then checked with a placeholder, and types and shapes without it.
+    It requires types and shapes of all inputs and outputs. Runtimes do not require those that cannot be inferred. If
+    a model omits one of these, the structure is checked with a placeholder, and types and shapes without it.
 
     Raises:
         ModelError: the file is not valid.
@@ -45,7 +45,7 @@ def check_file(path: str | os.PathLike[str]) -> None:
 
 
 def _is_valid_but_for_shapes(path: str | os.PathLike[str]) -> bool:
-    """Whether some inputs or outputs lack a type or shape, and that is all that is wrong."""
+    """Whether missing types or shapes of inputs or outputs are the only error."""
     model = read_proto(path)
     lacking = list(_without_shape(model))
     if not lacking:
@@ -56,7 +56,7 @@ def _is_valid_but_for_shapes(path: str | os.PathLike[str]) -> bool:
             value.type.tensor_type.elem_type = value.type.tensor_type.elem_type or TensorProto.FLOAT
             value.type.tensor_type.shape.SetInParent()
         for tensor, _ in tensor_protos(model):
-            if tensor.data_location == TensorProto.EXTERNAL:  # read by path, which has no place in a copy
+            if tensor.data_location == TensorProto.EXTERNAL:  # read by path, which a copy does not have
                 tensor.CopyFrom(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0], raw_data=b""))
         onnx.checker.check_model(model)
     except INVALID:

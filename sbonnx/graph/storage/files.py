@@ -1,4 +1,4 @@
-"""Model files on disk, written whole or not at all."""
+"""Atomic writing of model files."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.graph.write import Skeleton
 
 EXTERNAL_BYTES: Final = 3 << 29
-"""Weights of more than 1.5 GiB go to a file of their own: protobuf can hold 2 GiB in all."""
+"""If the weights have more than 1.5 GiB, they are written to a separate file: protobuf's limit is 2 GiB in all."""
 
 ALIGNMENT: Final = 4096
-"""Each tensor of a data file starts at a page, so that runtimes can map it."""
+"""Each tensor of a data file starts at a page boundary, so that runtimes can map it."""
 
 SPECIAL: Final = {
     stat.S_IFCHR: "a character device",
@@ -27,11 +27,11 @@ SPECIAL: Final = {
     stat.S_IFIFO: "a FIFO (named pipe)",
     stat.S_IFSOCK: "a socket",
 }
-"""Kinds of files that are never replaced. A rename over /dev/null by root would remove the device."""
+"""File types that are never replaced. A rename over /dev/null by root would remove the device."""
 
 
 def model_pieces(made: Skeleton) -> Iterator[bytes | memoryview]:
-    """The bytes of the model with its weights inside, in pieces; the same graph gives the same bytes."""
+    """Yield the bytes of the model with its weights inside, in pieces; the same graph gives the same bytes."""
     for piece in wire.inflate(made.model.SerializeToString(deterministic=True), made.sizes()):
         if piece.payload is None:
             yield piece.content
@@ -42,15 +42,15 @@ def model_pieces(made: Skeleton) -> Iterator[bytes | memoryview]:
 def write_model(
     made: Skeleton, path: Path, *, inputs: Iterable[Path], force: bool, external_over: int = EXTERNAL_BYTES
 ) -> None:
-    """Write a model, weights streamed: inside, or beside it in `<name>.data` when they are too many.
+    """Write a model, weights streamed: in the model file, or in `<name>.data` next to it if they are too large.
 
     Args:
-        inputs: files that must not be written over: the model that was read, and its data.
+        inputs: files that must not be overwritten: the model that was read, and its data.
         force: replace an existing file.
-        external_over: bytes of weights past which they go to the data file.
+        external_over: if the weights have more bytes, they are written to the data file.
 
     Raises:
-        OutputError: the file exists, is an input, or cannot be written. Nothing is left behind then.
+        OutputError: the file exists, is an input, or cannot be written. No partial file is left.
     """
     external = sum(made.sizes()) > external_over
     data = path.with_name(f"{path.name}.data")
@@ -77,7 +77,7 @@ def write_model(
 
 
 def write_bytes(path: Path, content: bytes | memoryview) -> None:
-    """Write a small file whole or not at all, over what is there.
+    """Write a small file atomically; an existing file is replaced.
 
     Raises:
         OutputError: it cannot be written there.
@@ -87,13 +87,13 @@ def write_bytes(path: Path, content: bytes | memoryview) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """`write_bytes` of a text in UTF-8, with lone surrogates as backslash escapes."""
+    """Write a text as UTF-8 with `write_bytes`; lone surrogates become backslash escapes."""
     write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path whose file replaces `path` when the block ends; after an exception `path` is unchanged.
+    """Yield a temporary path whose file replaces `path` when the block ends; after an exception `path` is unchanged.
 
     Raises:
         OutputError: it cannot be written there.
@@ -105,17 +105,17 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def check_target(path: Path, inputs: Iterable[Path], *, force: bool) -> None:
-    """That a file may be written here, before the work begins.
+    """Check, before the work begins, that a file may be written here.
 
-    A symlink to a regular file counts as that file; what is written replaces the link, not the file it leads to.
+    A symlink to a regular file counts as that file; writing replaces the link, not its target.
 
     Args:
-        inputs: files that must not be written over, outputs of the same run that are not there yet included.
+        inputs: files that must not be overwritten, including outputs of the same run that do not exist yet.
         force: an existing file may be replaced.
 
     Raises:
-        OutputError: a folder, device, FIFO or socket, or a symlink to one; in no folder, or one that cannot be written
-            to; an input, or there already.
+        OutputError: a folder, device, FIFO or socket, or a symlink to one; its folder is missing or not writable; an
+            input; or it exists and `force` is False.
     """
     there = is_replaceable(path)
     _check_folder(path)
@@ -127,10 +127,10 @@ def check_target(path: Path, inputs: Iterable[Path], *, force: bool) -> None:
 
 
 def is_replaceable(path: Path) -> bool:
-    """Whether a regular file, or a symlink to one or to nothing, exists at `path`; False if nothing does.
+    """Whether a regular file, a symlink to one or a dangling symlink exists at `path`; False if nothing does.
 
     Raises:
-        OutputError: anything else exists there, or no file can have this name.
+        OutputError: something else exists there, or the name is invalid.
     """
     try:
         mode = os.lstat(path).st_mode
@@ -139,7 +139,7 @@ def is_replaceable(path: Path) -> bool:
                 mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except (OSError, ValueError) as error:  # ValueError: a NUL, or half a surrogate pair
+    except (OSError, ValueError) as error:  # ValueError: a NUL, or an unpaired surrogate
         raise OutputError(f"'{path}' cannot be written: {getattr(error, 'strerror', None) or error}") from error
     if stat.S_ISDIR(mode):
         raise OutputError(f"'{path}' is a folder: give the name of the file to write")
@@ -150,10 +150,10 @@ def is_replaceable(path: Path) -> bool:
 
 
 def move(temporary: Path, path: Path) -> None:
-    """Rename a file to its place, over a regular file or nothing.
+    """Rename a file to its final path, replacing a regular file.
 
     Raises:
-        OutputError: see `is_replaceable`.
+        OutputError: as in `is_replaceable`.
         OSError: it cannot be renamed.
     """
     is_replaceable(path)
@@ -171,7 +171,7 @@ def _check_folder(path: Path) -> None:
 
 
 def _same(path: Path, other: Path) -> bool:
-    """Whether two names are of one file, also one that is not there yet."""
+    """Whether two names refer to one file, which may not exist yet."""
     try:
         return os.path.samefile(path, other)
     except (OSError, ValueError):
@@ -180,7 +180,7 @@ def _same(path: Path, other: Path) -> bool:
 
 @contextmanager
 def _reporting(path: Path) -> Iterator[None]:
-    """Turns what the system refuses into one line."""
+    """Convert errors of the system to one-line messages."""
     try:
         yield
     except OSError as error:
@@ -191,7 +191,7 @@ def _reporting(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
-    """A place for the file while it is written, on the same file system. Whatever happens, nothing of it stays."""
+    """Yield a temporary path on the same file system. It is removed in any case."""
     with temporary_folder(beside=path) as folder:
         yield folder / path.name
 
@@ -203,7 +203,7 @@ def _write(path: Path, contents: Iterable[bytes | memoryview]) -> None:
 
 
 def _places(sizes: Iterable[int]) -> Iterator[int]:
-    """Offset of each payload in the data file."""
+    """Yield the offset of each payload in the data file."""
     at = 0
     for size in sizes:
         yield at
@@ -219,5 +219,5 @@ def _data_pieces(made: Skeleton, places: list[int]) -> Iterator[bytes | memoryvi
 
 
 def _with_locations(made: Skeleton, file: str, places: list[int]) -> bytes:
-    """The model's bytes, its references turned into places of the data file."""
+    """Serialize the model with its references replaced by offsets in the data file."""
     return made.located(lambda number, size: {"location": file, "offset": str(places[number]), "length": str(size)})

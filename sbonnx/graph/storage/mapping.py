@@ -1,4 +1,4 @@
-"""Files that are mapped while others may write to them."""
+"""Memory maps of files that others may modify."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pages: Final = compiled("sbonnx.graph._pages")
 
 
 class FileState(NamedTuple):
-    """A file as it was: which one it is, and what changes when it is written to."""
+    """Identity of a file, and the properties that change when it is modified."""
 
     place: tuple[int, int]
     size: int
@@ -25,10 +25,10 @@ class FileState(NamedTuple):
 
 
 class WeightBytes:
-    """The bytes behind weights: a mapped file, or bytes in memory. The map lives as long as any weight in it.
+    """Bytes that contain weights: a mapped file, or bytes in memory. The map lives as long as any weight in it.
 
-    A file may be written to while it is mapped. Pages that are gone read as zeros (`_pages`), and
-    `require_unchanged` finds out; a file that is replaced by another one does not change the map.
+    A file may be modified while it is mapped. Pages beyond a truncated end read as zeros (`_pages`), and
+    `require_unchanged` detects it. Replacing the file by another one does not affect the map.
     """
 
     def __init__(self, buffer: mmap.mmap | bytes, path: Path | None = None, state: FileState | None = None) -> None:
@@ -47,16 +47,16 @@ class WeightBytes:
         return len(self.buffer)
 
     def require_unchanged(self) -> None:
-        """That what was mapped is still there.
+        """Check that the mapped file has not changed.
 
         Raises:
-            ModelError: the file was written to.
+            ModelError: the file was modified.
         """
         if self.path is None or self.state is None:
             return
         try:
             now = _state(self.path.stat())
-        except OSError:  # deleted, or out of reach: the map is what it was
+        except OSError:  # deleted, or not accessible: the map is unaffected
             return
         if now.place == self.state.place and now != self.state:
             raise ModelError(
@@ -70,7 +70,7 @@ def _state(status: os.stat_result) -> FileState:
 
 
 def guarded(buffer: mmap.mmap) -> mmap.mmap:
-    """The map, whose pages read as zeros where its file was cut off. Without a compiler that ends the process."""
+    """Make missing pages of a truncated file read as zeros. Without the C module, reading them crashes the process."""
     if pages is not None:
         start = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
         pages.guard(start, len(buffer))

@@ -1,11 +1,11 @@
-"""Large tensors taken out of, and put back into, the bytes of a protobuf message, without parsing it whole.
+"""Removal and insertion of large tensors in serialized protobuf messages, without parsing them whole.
 
-`deflate` turns a model of any size into a skeleton of kilobytes in which every large `raw_data` is a numbered
-reference, with the place of the bytes in the file; `inflate` is its inverse. The skeleton is an ordinary model whose
-large tensors are external: onnx parses, checks and converts it without ever seeing the weights.
+`deflate` turns a model of any size into a skeleton of kilobytes, in which every large `raw_data` is a numbered
+reference to its place in the file; `inflate` is its inverse. The skeleton is an ordinary model whose large tensors
+are external: onnx parses, checks and converts it without ever reading the weights.
 
-Protobuf's encoding: a field is a varint key (number << 3 | kind), then a varint (kind 0), 8 bytes (1), a length and so
-many bytes (2) or 4 bytes (5). Source: protobuf.dev/programming-guides/encoding.
+Protobuf's encoding: a field is a varint key (number << 3 | kind), then a varint (kind 0), 8 bytes (1), a length and
+that many bytes (2) or 4 bytes (5). Source: protobuf.dev/programming-guides/encoding.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ CHILDREN: Final[dict[int, dict[int, int]]] = {
     ATTRIBUTE: {5: TENSOR, 6: GRAPH},
     FUNCTION: {7: NODE},
 }
-"""Which fields of a message hold messages that can hold tensors (field numbers of onnx.proto)."""
+"""Fields of a message that can contain tensors, with their message type (field numbers of onnx.proto)."""
 
 RAW_DATA, EXTERNAL_DATA, DATA_LOCATION, DATA_TYPE, FLOAT_DATA, DOUBLE_DATA = 9, 13, 14, 2, 4, 10
 FLOAT, DOUBLE = 1, 11  # element types whose packed repeated field has the bytes of raw_data
 
 
 MAX_MESSAGES: Final = 100
-"""Messages within one another, the most that protobuf reads."""
+"""Maximum nesting of messages that protobuf reads."""
 
 
 class TooDeepError(ValueError):
@@ -43,7 +43,7 @@ class TooDeepError(ValueError):
 
 
 class Field(NamedTuple):
-    """One field: its number, its kind, where its key starts, where its value starts and ends."""
+    """Protobuf field: number, kind, start of its key, start and end of its value."""
 
     number: int
     kind: int
@@ -53,7 +53,7 @@ class Field(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Where a payload lies in the file."""
+    """Position of a payload in the file."""
 
     offset: int
     length: int
@@ -73,7 +73,7 @@ def _varint(buffer: Buffer, at: int) -> tuple[int, int]:
 
 
 def encode_varint(value: int) -> bytes:
-    """A number in protobuf's variable length."""
+    """Encode a number as a protobuf varint."""
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)
@@ -91,10 +91,10 @@ def _delimited(number: int, content: bytes) -> bytes:
 
 
 def fields(buffer: Buffer, start: int, end: int) -> Iterator[Field]:
-    """The fields of the message at [start, end).
+    """Yield the fields of the message at [start, end).
 
     Raises:
-        ValueError: the bytes are no protobuf message, or the message is cut off.
+        ValueError: the bytes are not a protobuf message, or the message is truncated.
     """
     at = start
     while at < end:
@@ -120,24 +120,24 @@ def fields(buffer: Buffer, start: int, end: int) -> Iterator[Field]:
 
 
 def deflate(buffer: Buffer, *, largest: int) -> tuple[bytes, list[Span]]:
-    """The skeleton of a serialized ModelProto and the places of its payloads.
+    """Return the skeleton of a serialized ModelProto and the positions of its payloads.
 
     Args:
-        largest: tensors with up to so many bytes stay in the skeleton.
+        largest: tensors of up to this many bytes stay in the skeleton.
 
     Raises:
-        ValueError: see `fields`.
+        ValueError: as in `fields`.
     """
     spans: list[Span] = []
     return b"".join(_deflate(buffer, (0, len(buffer)), MODEL, largest, spans, 0)), spans
 
 
 def require_shallow(buffer: Buffer) -> None:
-    """That the graphs of a serialized ModelProto are nested no deeper than protobuf reads.
+    """Check that the graphs of a serialized ModelProto are nested no deeper than protobuf reads.
 
     Raises:
-        TooDeepError: they are.
-        ValueError: see `fields`.
+        TooDeepError: they are nested deeper.
+        ValueError: as in `fields`.
     """
     stack = [(0, len(buffer), MODEL, 0)]
     while stack:
@@ -187,14 +187,14 @@ def _deflate_tensor(buffer: Buffer, start: int, end: int, largest: int, spans: l
 
 
 class Piece(NamedTuple):
-    """What `inflate` writes: bytes as they are, or the payload of that number."""
+    """Output of `inflate`: literal bytes, or the payload with this number."""
 
     content: bytes
     payload: int | None = None
 
 
 def inflate(skeleton: bytes, sizes: list[int]) -> list[Piece]:
-    """The pieces of the model with the payloads back inside as raw_data, in the order of writing.
+    """Return the pieces of the model with the payloads inserted as raw_data, in writing order.
 
     Args:
         sizes: bytes of each payload.
@@ -205,7 +205,7 @@ def inflate(skeleton: bytes, sizes: list[int]) -> list[Piece]:
 def _inflate(data: bytes, start: int, end: int, message: int, sizes: list[int]) -> tuple[list[Piece], int]:
     children = CHILDREN[message]
     pieces: list[Piece] = []
-    total, plain = 0, start  # [plain, field.start) is copied as it is
+    total, plain = 0, start  # [plain, field.start) is copied unchanged
     marker = REFERENCE.encode()
     for field in fields(data, start, end):
         child = children.get(field.number) if field.kind == 2 else None
@@ -223,7 +223,7 @@ def _inflate(data: bytes, start: int, end: int, message: int, sizes: list[int]) 
 
 
 def _inflate_tensor(data: bytes, start: int, end: int, _message: int, sizes: list[int]) -> tuple[list[Piece], int]:
-    """The raw_data stands where onnx's own serialization has it: by field number, before doc string and the rest."""
+    """Insert raw_data in the order of field numbers, as onnx's own serialization does."""
     before, after, number = b"", b"", None
     for field in fields(data, start, end):
         if field.number == EXTERNAL_DATA:
@@ -235,7 +235,7 @@ def _inflate_tensor(data: bytes, start: int, end: int, _message: int, sizes: lis
             before += data[field.start : field.end]
         else:
             after += data[field.start : field.end]
-    if number is None:  # the marker stood in a name or doc string
+    if number is None:  # the marker is part of a name or doc string
         return [Piece(data[start:end])], end - start
     head = before + _key(RAW_DATA, 2) + encode_varint(sizes[number])
     return [Piece(head), Piece(b"", number), Piece(after)], len(head) + sizes[number] + len(after)

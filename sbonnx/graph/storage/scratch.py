@@ -1,4 +1,4 @@
-"""Arrays that wait on scratch files without a name: many to a file, mapped read-only, gone when nobody holds them."""
+"""Arrays on unnamed scratch files: many per file, mapped read-only, deleted when no longer referenced."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from sbonnx.graph.storage.weights import (
 )
 
 KEEP_BYTES: Final = 256 << 10
-"""Arrays from this size on are worth a place on a file."""
+"""Arrays from this size on are moved to a file."""
 
 SEGMENT_BYTES: Final = 256 << 20
-"""Size of a file, and of its map: two descriptors each, however many arrays it holds."""
+"""Size of a file and of its map, which need one descriptor each, for any number of arrays."""
 
 ALIGN: Final = 64
-"""Arrays begin at multiples of this, in bytes."""
+"""Arrays start at multiples of this, in bytes."""
 
 
 @final
 class Scratch:
-    """Places arrays one after the other on files; a file goes when the last array on it goes. Safe among threads."""
+    """Allocator of arrays on files, one after another. A file is deleted with its last array. Thread-safe."""
 
     def __init__(self, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._size = segment_bytes
@@ -44,10 +44,10 @@ class Scratch:
         self._used = 0
 
     def place(self, values: Array) -> Weights:
-        """The same values, on a file.
+        """Copy an array to a file.
 
         Args:
-            values: any type that ONNX has but text.
+            values: any ONNX type except text.
         """
         kind = onnx_dtype(values.dtype)
         size = byte_size(kind, values.size)
@@ -60,11 +60,11 @@ class Scratch:
         at = start
         for chunk in array_chunks(values):
             at += _write(descriptor, chunk, at)
-        del file  # it had to stay open until here
+        del file  # it must stay open until here
         return Weights(source, start, kind, tuple(values.shape))
 
     def _open(self, size: int) -> None:
-        """Begin another file. Holes take no room on disk."""
+        """Open a new file. It is sparse: unused bytes take no disk space."""
         file = tempfile.TemporaryFile(prefix="sbonnx-")  # noqa: SIM115 - it outlives this call
         file.truncate(size)
         self._file, self._descriptor = file, file.fileno()
@@ -73,7 +73,7 @@ class Scratch:
 
 
 def _write(descriptor: int, chunk: bytes | memoryview, at: int) -> int:
-    """All of a chunk at a place of a file; returns its length."""
+    """Write a whole chunk at an offset of a file; return its length."""
     view = memoryview(chunk).cast("B")
     done = 0
     while done < len(view):
@@ -85,20 +85,20 @@ _SCRATCH: Final = Scratch()
 
 
 def _is_small(values: Array) -> bool:
-    """Whether an array stays where it is: on systems without positioned writes all but very large ones."""
+    """Whether an array stays in memory: on systems without positioned writes, all except very large ones."""
     least = KEEP_BYTES if hasattr(os, "pwrite") else SPILL_BYTES
     return values.nbytes < least or values.dtype.kind in "OUS"
 
 
 def kept(values: Array) -> Array:
-    """The same values, mapped from a scratch file where they are large; types that share bytes stay in memory."""
+    """Return the values mapped from a scratch file if they are large; types that share bytes stay in memory."""
     if _is_small(values) or onnx_dtype(values.dtype) in PACKED_BITS:
         return values
     return _SCRATCH.place(values).load() if hasattr(os, "pwrite") else spill(values)
 
 
 def kept_packed(values: Array) -> Array | Weights:
-    """The same; types that share bytes are packed on the file, and unpacked whenever they are read."""
+    """Return the values as `kept`; types that share bytes are packed on the file, and unpacked on every read."""
     if _is_small(values):
         return values
     if not hasattr(os, "pwrite"):

@@ -1,4 +1,4 @@
-"""From a path or a proto to a skeleton and the places of its weights. All that is wrong with files is refused here."""
+"""Reading of model files: a skeleton and the positions of its weights. All invalid files are refused here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sbonnx.graph.storage.mapping import WeightBytes
 from sbonnx.graph.storage.weights import INLINE_BYTES, byte_size
 
 SHOWN: Final = 100
-"""Characters of a file name that a message shows."""
+"""Maximum characters of a file name in a message."""
 
 NOT_ONNX = "it is not an ONNX model, or it is cut off"
 
@@ -32,11 +32,11 @@ OTHER_FILES: Final = (
     (4, b"TFL3", "it is a TensorFlow Lite model: export the model to ONNX"),
     (4, b"ORTM", "it is in onnxruntime's own format: give the .onnx file it was made from"),
 )
-"""What is often given instead of a model: offset, first bytes, and what to say."""
+"""File formats often given by mistake: offset, magic bytes, message."""
 
 
 class Payload(NamedTuple):
-    """Where the bytes of a large tensor lie."""
+    """Position of the bytes of a large tensor."""
 
     source: WeightBytes
     offset: int
@@ -45,7 +45,7 @@ class Payload(NamedTuple):
 
 @dataclass
 class Opened:
-    """A model without its large weights, and where they are."""
+    """Model without its large weights, and their positions."""
 
     model: ModelProto
     payloads: list[Payload]
@@ -55,16 +55,16 @@ class Opened:
 
     @property
     def label(self) -> str:
-        """How messages call the model."""
+        """Name of the model in messages."""
         return f"'{self.path}'" if self.path is not None else "the given model"
 
 
 def open_model(source: str | os.PathLike[str] | ModelProto) -> Opened:
-    """Skeleton and payloads of a file, or of a model in memory.
+    """Open a file, or a model in memory, as skeleton and payloads.
 
     Raises:
-        ModelError: the file is missing, a folder, empty, not ONNX, cut off, or its external data is missing, too short
-            or outside the model's folder.
+        ModelError: the file is missing, a folder, empty, not ONNX or truncated, or its external data is missing, too
+            short or outside the model's folder.
     """
     if isinstance(source, ModelProto):
         return _from_proto(source)
@@ -72,7 +72,7 @@ def open_model(source: str | os.PathLike[str] | ModelProto) -> Opened:
     try:
         _require_file(path)
         mapped = WeightBytes.map(path)
-    except (OSError, ValueError) as error:  # ValueError: it became empty since
+    except (OSError, ValueError) as error:  # ValueError: it was emptied since
         raise ModelError(f"'{path}' cannot be read: {_reason(error)}") from None
     opened = _parse(mapped, f"'{path}'")
     opened.path, opened.files, opened.sources = path, [path], [mapped]
@@ -83,9 +83,9 @@ def open_model(source: str | os.PathLike[str] | ModelProto) -> Opened:
 
 
 def external_names(path: Path) -> list[str]:
-    """Locations of the external data that a model file names, sorted, whether or not the files are there.
+    """Return the locations of the external data that a model file names, sorted, whether or not the files exist.
 
-    Empty where the file cannot be read as a model.
+    Empty if the file cannot be read as a model.
     """
     try:
         opened = _parse(WeightBytes.map(path), f"'{path}'")
@@ -123,7 +123,7 @@ def _require_file(path: Path) -> None:
 
 
 def _near(path: Path) -> str:
-    """What the user may have meant: files beside it with such a name."""
+    """Suggest files in the same folder with similar names."""
     if not path.parent.is_dir():
         return f": there is no folder '{path.parent}'"
     names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
@@ -169,7 +169,7 @@ def _is_text(start: bytes) -> bool:
 
 
 def _resolve_external(opened: Opened) -> None:
-    """In place: every external tensor becomes a reference to a payload, or holds its values where they are few."""
+    """In place. Turn every external tensor into a reference to a payload, or store its values if they are small."""
     sources: dict[Path, WeightBytes] = {}
     own = {str(number) for number in range(len(opened.payloads))}
     for tensor, where in tensor_protos(opened.model):
@@ -177,7 +177,7 @@ def _resolve_external(opened: Opened) -> None:
             continue
         entries = {entry.key: entry.value for entry in tensor.external_data}
         if wire.REFERENCE in entries:
-            if entries[wire.REFERENCE] not in own:  # one that `deflate` did not write
+            if entries[wire.REFERENCE] not in own:  # not written by `deflate`
                 raise ModelError(f"{opened.label}: tensor '{where}' has an external_data entry that is not ONNX's")
             own.discard(entries[wire.REFERENCE])
             continue
@@ -202,7 +202,7 @@ def _resolve_external(opened: Opened) -> None:
 def _external_payload(
     tensor: TensorProto, where: str, entries: dict[str, str], opened: Opened, sources: dict[Path, WeightBytes]
 ) -> Payload | None:
-    """Where an external tensor lies, its file mapped; None for a tensor without elements."""
+    """Locate an external tensor and map its file; None for a tensor without elements."""
     check_tensor(tensor, where)
     length = byte_size(tensor.data_type, prod(tensor.dims))
     location = entries.get("location", "")
@@ -233,12 +233,12 @@ def _external_payload(
 
 
 def _reason(error: Exception) -> str:
-    """The cause alone: the text of an OSError repeats the path."""
+    """Return the cause alone: the text of an OSError repeats the path."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def _external_file(where: str, location: str, opened: Opened) -> Path:
-    """The file of an external tensor, which must lie in the model's folder."""
+    """Return the file of an external tensor, which must be in the model's folder."""
     if opened.path is None:
         raise ModelError(
             f"tensor '{where}' of the given model has its values in the file '{location}': give the model's path"
@@ -249,7 +249,7 @@ def _external_file(where: str, location: str, opened: Opened) -> Path:
     try:
         file = (folder / location).resolve()
         regular = file.is_file()
-    except (OSError, RuntimeError, ValueError) as error:  # too long, links that lead to themselves, a NUL
+    except (OSError, RuntimeError, ValueError) as error:  # too long, circular links, a NUL
         text = repr(location if len(location) <= SHOWN else f"{location[:SHOWN]}...")
         raise ModelError(f"tensor '{where}' has its values in {text}, which is no file: {_reason(error)}") from None
     if Path(location).is_absolute() or not file.is_relative_to(folder):

@@ -1,4 +1,4 @@
-"""A model file that appears only once it has proved itself."""
+"""Staging of model files: a file is published only after it was verified."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from sbonnx.graph.storage.temporary import MARKER, temporary_folder
 
 @contextmanager
 def staged(target: Path, inputs: Iterable[Path] = (), *, force: bool = False) -> Iterator[Path]:
-    """A path of the same name in a hidden folder beside `target`, to write to and to test.
+    """Yield a path of the same name in a hidden folder next to `target`, to write to and to test.
 
-    What lies in that folder (the model and its data files, which it names relative to itself) moves to its place
-    when the block ends; an exception or an interrupt leaves nothing, and an older file as it was.
+    The files in that folder (the model and its data files, which it references relatively) are moved to their final
+    place when the block ends. An exception or an interrupt leaves nothing behind, and an older file unchanged.
 
         with staged(Path("m.int8.onnx")) as path:
             save(graph, path)
             prove(path)
 
     Args:
-        inputs, force: see `check_target`.
+        inputs, force: as in `check_target`.
 
     Raises:
-        OutputError: see `check_target`; or the folder cannot be written to.
+        OutputError: as in `check_target`; or the folder cannot be written to.
     """
     inputs = list(inputs)
     check_target(target, inputs, force=force)
@@ -43,12 +43,12 @@ def staged(target: Path, inputs: Iterable[Path] = (), *, force: bool = False) ->
                 raise OutputError(f"'{target}' cannot be written: its folder was removed during the run") from error
             if isinstance(error, OSError):
                 raise
-            # in words of the place that the user knows
+            # with the path that the user knows
             raise type(error)(str(error).replace(str(folder / target.name), str(target))) from error
 
 
 def _publish(folder: Path, target: Path, inputs: Sequence[Path], *, force: bool) -> None:
-    """Move what was made to its place, the model last."""
+    """Move the files to their final place, the model last."""
     made = [path for path in folder.iterdir() if path.name != MARKER]
     made.sort(key=lambda path: path.name == target.name)
     for path in made:

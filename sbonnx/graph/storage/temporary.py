@@ -1,7 +1,7 @@
 """Temporary folders. Those of killed processes are removed by the next run that uses the same parent folder.
 
 Each folder holds a marker file that its process keeps locked (flock) until it ends, however it ends. A folder is
-removed only if it belongs to this user and its marker is not locked. Process ids play no part, as they are reused.
+removed only if it belongs to this user and its marker is not locked. Process ids are not used, because they recur.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ if sys.platform != "win32":
     import fcntl
 
 PREFIX: Final = "sbonnx-"
-"""Start of the names in the system's folder for temporary files."""
+"""Name prefix in the system's folder for temporary files."""
 
 SUFFIX: Final = ".sbonnx"
-"""End of the names beside outputs, which are hidden."""
+"""Name suffix of the hidden folders next to outputs."""
 
 MARKER: Final = ".sbonnx-lock"
 MAGIC: Final = b"temporary folder of sbonnx; removed when nobody has a lock on this file\n"
 
 NAME_BYTES: Final = 200
-"""Bytes of an output's name that the name of its temporary folder repeats: file systems allow 255 in all."""
+"""Bytes of an output's name used in the name of its temporary folder: file systems allow 255 in all."""
 
 _swept: set[str] = set()
 
 
 @contextmanager
 def temporary_folder(beside: Path | None = None) -> Iterator[Path]:
-    """A new folder, removed with its content when the block ends.
+    """Create a folder that is removed with its content when the block ends.
 
     Args:
         beside: path of an output; the folder is hidden and on the same file system. None: in TMPDIR.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     if beside is None:
         parent, prefix, suffix = Path(tempfile.gettempdir()), PREFIX, ""
@@ -60,7 +60,7 @@ def temporary_folder(beside: Path | None = None) -> Iterator[Path]:
 
 
 def _locked_folder(parent: Path, prefix: str, suffix: str) -> tuple[Path, int | None]:
-    """A new folder and the lock on it; None where there are no locks, and nothing is swept."""
+    """Create a folder and lock it; the lock is None on platforms without locks, where nothing is swept."""
     folder = Path(tempfile.mkdtemp(prefix=prefix, suffix=suffix, dir=parent))
     if sys.platform == "win32":
         return folder, None
@@ -76,7 +76,7 @@ def _locked_folder(parent: Path, prefix: str, suffix: str) -> tuple[Path, int | 
 
 
 def sweep(parent: Path) -> None:
-    """Remove the temporary folders in `parent` whose processes are gone. Symlinks are not followed."""
+    """Remove the temporary folders in `parent` whose processes have ended. Symlinks are not followed."""
     if sys.platform == "win32":
         return
     try:
@@ -89,7 +89,7 @@ def sweep(parent: Path) -> None:
 
 
 def _sweep_once(parent: Path) -> None:
-    """`sweep`, once for each folder in a process."""
+    """Run `sweep` once per folder in a process."""
     place = os.path.realpath(parent)
     if place not in _swept:
         _swept.add(place)
@@ -101,7 +101,7 @@ def _is_our_name(name: str) -> bool:
 
 
 def _remove_abandoned(path: str) -> None:
-    """Remove one folder if its marker proves that it is an abandoned one."""
+    """Remove one folder if its marker proves that it is abandoned."""
     if sys.platform == "win32":
         return
     user = os.geteuid()
@@ -125,7 +125,7 @@ def _remove_abandoned(path: str) -> None:
 
 
 def _empty(folder: int) -> None:
-    """Remove all but the marker from an open folder, by descriptors, since paths may change meanwhile."""
+    """Remove everything except the marker from an open folder, by descriptors, since paths may change meanwhile."""
     for root, folders, files, descriptor in os.fwalk(".", topdown=False, dir_fd=folder):
         for name in files:
             if root != "." or name != MARKER:

@@ -1,4 +1,4 @@
-"""Weights that stay on disk: mapped when read, streamed when written, never all in memory."""
+"""Weights on disk: mapped when read, streamed when written, never entirely in memory."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from sbonnx.graph.query import Array
 from sbonnx.graph.storage.mapping import WeightBytes
 
 INLINE_BYTES: Final = 1024
-"""Tensors up to this size stand in the skeleton with their values: shape inference reads axes, shapes and the like."""
+"""Tensors up to this size are stored in the skeleton with their values: shape inference reads axes, shapes etc."""
 
 SPILL_BYTES: Final = 64 << 20
-"""New constants from this size on go to a scratch file."""
+"""New constants from this size on are moved to a scratch file."""
 
 CHUNK_BYTES: Final = 16 << 20
 """Weights are written in pieces of this size."""
 
 _SMALL = {"INT4": 4, "UINT4": 4, "FLOAT4E2M1": 4, "INT2": 2, "UINT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
 PACKED_BITS: Final = {int(kind): _SMALL[name] for name, kind in TensorProto.DataType.items() if name in _SMALL}
-"""Types whose elements share bytes in a file, lowest bits first; numpy holds one a byte."""
+"""Types whose elements share bytes in a file, lowest bits first; numpy uses one byte for each."""
 
 
 def numpy_dtype(onnx_type: int) -> np.dtype[Any]:
-    """The numpy (or ml_dtypes) type of an ONNX element type; object for strings.
+    """Return the numpy (or ml_dtypes) type of an ONNX element type; object for strings.
 
     Raises:
         ModelError: there is none.
@@ -48,7 +48,7 @@ def numpy_dtype(onnx_type: int) -> np.dtype[Any]:
 
 
 def onnx_dtype(dtype: Any) -> int:
-    """The ONNX element type of a numpy (or ml_dtypes) type; object means string."""
+    """Return the ONNX element type of a numpy (or ml_dtypes) type; object means string."""
     if isinstance(dtype, int):
         return dtype
     kind = np.dtype(dtype)
@@ -58,14 +58,14 @@ def onnx_dtype(dtype: Any) -> int:
 
 
 def byte_size(onnx_type: int, elements: int) -> int:
-    """Bytes that so many elements of a type take in a file."""
+    """Compute the bytes that elements of a type take in a file."""
     if onnx_type in PACKED_BITS:
         return (elements * PACKED_BITS[onnx_type] + 7) // 8
     return elements * numpy_dtype(onnx_type).itemsize
 
 
 class Weights(LazyValues):  # type: ignore[misc]
-    """Values of a constant, in a file. `load` maps them: read-only, nothing is read before it is used."""
+    """Values of a constant in a file. `load` maps them read-only; nothing is read before it is used."""
 
     def __init__(self, source: WeightBytes, offset: int, onnx_type: int, dims: tuple[int, ...]) -> None:
         self.source = source
@@ -78,7 +78,7 @@ class Weights(LazyValues):  # type: ignore[misc]
         self.stored_bytes = byte_size(onnx_type, elements)
 
     def load(self) -> Array:
-        """The values, shape `dims`: a view of the file, but for types that share bytes, which are unpacked."""
+        """Return the values, shape `dims`: a view of the file; types that share bytes are unpacked."""
         self.source.require_unchanged()
         if self.onnx_type in PACKED_BITS:
             return _unpack(self)
@@ -87,12 +87,12 @@ class Weights(LazyValues):  # type: ignore[misc]
         return flat.reshape(self.shape)
 
     def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-        """The stored bytes (from `start` to `stop`) in pieces; the pages of each are given back once it was used."""
+        """Yield the stored bytes (from `start` to `stop`) in pieces; pages are released after use."""
         view = memoryview(self.source.buffer)
         end = self.offset + (self.stored_bytes if stop is None else stop)
         for first in range(self.offset + start, end, CHUNK_BYTES):
             last = min(first + CHUNK_BYTES, end)
-            content = bytes(view[first:last])  # the kernel, which is to write it, cannot ask for pages that are gone
+            content = bytes(view[first:last])  # a copy: a system call that writes missing pages would fail
             self.source.require_unchanged()
             yield content
             _forget_pages(self.source.buffer, first, last)
@@ -107,14 +107,14 @@ def _unpack(weights: Weights) -> Array:
 
 
 def _forget_pages(buffer: mmap.mmap | bytes, first: int = 0, last: int | None = None) -> None:
-    """Give mapped pages (those of the bytes from `first` to `last`) back: they are clean and can be read again."""
+    """Release mapped pages (those of the bytes from `first` to `last`): they are clean and can be read again."""
     if isinstance(buffer, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
         start = first - first % mmap.PAGESIZE
         buffer.madvise(mmap.MADV_DONTNEED, start, (len(buffer) if last is None else last) - start)
 
 
 def _mapping(values: Array) -> mmap.mmap | None:
-    """The map that an array is a view of, or None."""
+    """Return the map that an array is a view of, or None."""
     owner: Any = values
     while owner is not None and not isinstance(owner, mmap.mmap):
         owner = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
@@ -122,7 +122,7 @@ def _mapping(values: Array) -> mmap.mmap | None:
 
 
 def spill(values: Array) -> Array:
-    """The same values on a scratch file without a name, mapped read-only; the file goes when the array goes."""
+    """Return the values mapped read-only from an unnamed scratch file, which is deleted with the array."""
     with tempfile.TemporaryFile(prefix="sbonnx-") as file:
         for chunk in array_chunks(values):
             file.write(chunk)
@@ -134,7 +134,7 @@ def spill(values: Array) -> Array:
 
 
 def array_chunks(values: Array) -> Iterator[bytes | memoryview]:
-    """The bytes of an array as ONNX stores them (little-endian, sub-byte types packed), in pieces."""
+    """Yield the bytes of an array as ONNX stores them (little-endian, sub-byte types packed), in pieces."""
     if onnx_dtype(values.dtype) in PACKED_BITS:
         yield bytes(numpy_helper.from_array(np.ascontiguousarray(values)).raw_data)
         return
@@ -148,12 +148,12 @@ def array_chunks(values: Array) -> Iterator[bytes | memoryview]:
 
 
 def stored_bytes(values: Array | Weights) -> int:
-    """Bytes that the values take in a file."""
+    """Return the number of bytes that the values take in a file."""
     if isinstance(values, Weights):
         return values.stored_bytes
     return byte_size(onnx_dtype(values.dtype), values.size)
 
 
 def chunks(values: Array | Weights) -> Iterator[bytes | memoryview]:
-    """The bytes of an array or of mapped weights, in pieces."""
+    """Yield the bytes of an array or of mapped weights, in pieces."""
     return values.chunks() if isinstance(values, Weights) else array_chunks(values)
