@@ -1,4 +1,4 @@
-"""The user's wishes: YAML, dict, keywords or flags in, one validated and frozen `Recipe` out.
+"""Recipes: the user's settings, from YAML, dict, keywords or flags, as one validated and frozen `Recipe`.
 
 Floor 1. `docs/recipe.md` has the table of all keys.
 """

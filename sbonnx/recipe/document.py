@@ -1,4 +1,4 @@
-"""The recipe, explained: the table of keys, the annotated default, the JSON schema for editors."""
+"""Documentation of the recipe: table of keys, annotated default, JSON schema for editors."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ _EXAMPLES: Final = {
     "VERIFY.MAX_LATENCY_RATIO": "1.0",
     "VERIFY.MIN_INTEGER": "1.0",
 }
-"""Values for the keys whose default is empty, as YAML."""
+"""Example values, as YAML, for the keys whose default is empty."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One key: its path, and in words its type, default, allowed values and meaning, and who has it."""
+    """One key: its path, and as text its type, default, allowed values, meaning and origin."""
 
     key: str
     type: str
@@ -75,7 +75,7 @@ _TYPES: Final = {"boolean": "true/false", "integer": "whole number", "number": "
 
 
 def _type(schema: dict[str, Any]) -> str:
-    """A JSON schema in a word or two."""
+    """Name the type of a JSON schema in a word or two."""
     kind = schema.get("type")
     if isinstance(kind, str) and kind in _TYPES:
         return _TYPES[kind]
@@ -88,7 +88,7 @@ def _type(schema: dict[str, Any]) -> str:
 
 
 def _keys(section: type[Section], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Every key with a value of its own, in the order of the schema."""
+    """Yield every key that is not a section, in the order of the schema."""
     inner = children(section)
     for name, info in section.model_fields.items():
         path = f"{prefix}{name.upper()}"
@@ -110,7 +110,7 @@ def _default(info: FieldInfo) -> str:
 
 
 def rows() -> tuple[Row, ...]:
-    """Every key of the recipe, in the order of the schema."""
+    """Return every key of the recipe, in the order of the schema."""
     schema = json_schema()
     return tuple(
         Row(
@@ -126,7 +126,7 @@ def rows() -> tuple[Row, ...]:
 
 
 def _find(schema: dict[str, Any], key: str) -> dict[str, Any]:
-    """The part of the JSON schema for one key."""
+    """Return the part of the JSON schema for one key."""
     part = schema
     for name in key.split("."):
         part = part["properties"][name]
@@ -138,7 +138,7 @@ def _find(schema: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def table() -> str:
-    """The keys as a Markdown table, as it stands in docs/recipe.md."""
+    """Format the keys as a Markdown table, as in docs/recipe.md."""
     lines = ["| key | type | default | allowed | meaning | origin |", "|---|---|---|---|---|---|"]
     for row in rows():
         cells = (f"`{row.key}`", row.type, row.default, row.allowed, row.meaning, row.maker)
@@ -147,7 +147,7 @@ def table() -> str:
 
 
 def annotated_default(backend: str) -> str:
-    """The recipe that holds when none is given, as YAML with a comment on every key.
+    """Return the default recipe as YAML with a comment on every key.
 
     Raises:
         RecipeError: no such backend.
@@ -158,7 +158,7 @@ def annotated_default(backend: str) -> str:
 
 
 def as_yaml(recipe: Recipe) -> str:
-    """The resolved recipe as a file that `load` reads back to an equal recipe."""
+    """Format the resolved recipe as YAML that `load` reads back to an equal recipe."""
     return text.dump(recipe.to_dict())
 
 
@@ -179,7 +179,7 @@ def _annotated(section: type[Section], data: dict[str, Any], prefix: str, indent
 
 
 def _line(name: str, path: str, value: Any, info: FieldInfo) -> str:
-    """``KEY: value``, commented out where there is no value to write."""
+    """Format ``KEY: value``, commented out if there is no value."""
     if value is None:
         example = _EXAMPLES.get(path, "8" if "_BITS." in path else "true")
         return f"# {name}: {example}  # default: {_default(info)}"
@@ -192,10 +192,10 @@ _WIDTHS: Final = [{"type": "integer"}, {"type": "string", "pattern": "^[wW][0-9]
 
 
 def json_schema() -> dict[str, Any]:
-    """A JSON schema (2020-12) of the recipe file, for editors: keys in upper case, names offered and explained.
+    """Return a JSON schema (2020-12) of the recipe file, for editors: keys in upper case, names with explanations.
 
-    It is stricter on spelling than `load` (no dotted or lower-case keys at the top), and knows nothing of what
-    one backend accepts.
+    It is stricter on spelling than `load` (no dotted or lower-case keys at the top), and does not include the limits of
+    single backends.
     """
     schema = Recipe.model_json_schema(by_alias=True)
     definitions: dict[str, Any] = schema["$defs"]

@@ -1,4 +1,4 @@
-"""From pydantic's account of a failed validation to problems in the recipe's own words."""
+"""Conversion of pydantic's validation errors to messages in terms of the recipe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sbonnx.recipe.sections.keys import Section
 
 
 def _section_in(annotation: Any) -> type[Section] | None:
-    """The class of mapping that an annotation speaks of, however deep in tuples and dicts."""
+    """Return the section class that an annotation contains, at any depth of tuples and dicts."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     for inner in get_args(annotation):
@@ -22,7 +22,7 @@ def _section_in(annotation: Any) -> type[Section] | None:
 
 
 def section_at(top: type[Section], path: Path) -> type[Section]:
-    """The class of the mapping at `path`; positions and patterns on the way are stepped over."""
+    """Return the section class at `path`; positions and patterns in the path are skipped."""
     section = top
     for part in path:
         fields = {name.upper(): info for name, info in section.model_fields.items()}
@@ -32,7 +32,7 @@ def section_at(top: type[Section], path: Path) -> type[Section]:
 
 
 def unknown_key(section: type[Section], path: Path) -> Wrong:
-    """The problem of a key that `section` does not have."""
+    """Return the problem for a key that `section` does not have."""
     known = [name.upper() for name in section.model_fields]
     close = nearest(str(path[-1]), known, cutoff=0.6)
     hint = f"Did you mean {close[0]}? " if close else ""
@@ -41,7 +41,7 @@ def unknown_key(section: type[Section], path: Path) -> Wrong:
 
 
 def problems(error: ValidationError, top: type[Section]) -> list[Wrong]:
-    """What is wrong, in the order of the keys."""
+    """Return the problems of a failed validation, in the order of the keys."""
     found: list[Wrong] = []
     for item in error.errors(include_url=False):
         path: Path = tuple(part for part in item["loc"] if part != "[key]")
@@ -52,6 +52,6 @@ def problems(error: ValidationError, top: type[Section]) -> list[Wrong]:
             found.append(cause.under(*path))
         elif item["type"] == "extra_forbidden":
             found.append(unknown_key(section_at(top, path[:-1]), path))
-        else:  # every value has a reader of its own, so this is for what pydantic may add
+        else:  # every value has its own reader: only for errors that pydantic adds
             found.append(Wrong(f"is not right: {item['msg']}", path=path, value=item["input"]))
     return found

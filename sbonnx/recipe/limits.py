@@ -1,4 +1,4 @@
-"""What each backend accepts, in one table, and what holds when a recipe does not say."""
+"""Limits and defaults of each backend, in one table."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sbonnx.recipe.types import symmetric_for
 from sbonnx.recipe.values import MAX_BITS, MIN_BITS
 
 FLOAT: Final = 0
-"""The width that means: not quantized. Every backend accepts it."""
+"""The bit width for float, not quantized. Every backend accepts it."""
 
 
 @dataclass(frozen=True)
 class SideLimits:
-    """The widths and schemes that one side may have, and those it gets when nothing is said."""
+    """Allowed bit widths and schemes of one side (weights or activations), and the defaults."""
 
     bits: tuple[int, ...]
     schemes: tuple[str, ...]
@@ -36,7 +36,7 @@ LIMITS: Final[dict[str, dict[str, SideLimits]]] = {
         "A": SideLimits(_ANY_BITS, names.SCHEMES, "per-tensor-affine"),
     },
     "onnxruntime": {
-        # at 4 bits a zero point a channel gains 0.6 to 1.7 dB, and costs nothing where it is taken into the codes
+        # at 4 bits a zero point per channel gains 0.6 to 1.7 dB, and costs nothing if it is folded into the codes
         "W": SideLimits(_BYTES, names.WEIGHT_SCHEMES, names.BY_WIDTH),
         "A": SideLimits((*_BYTES, 16), ("per-tensor-affine", "per-tensor-symmetric"), "per-tensor-affine"),
     },
@@ -48,7 +48,7 @@ LIMITS: Final[dict[str, dict[str, SideLimits]]] = {
 
 
 STATIC: Final = "static"
-"""The mode that `LIMITS` speaks of."""
+"""The mode that `LIMITS` describes."""
 
 _PER_CHANNEL = ("per-channel-symmetric", "per-channel-affine")
 _SYMMETRIC = ("per-channel-symmetric", "per-tensor-symmetric")
@@ -60,7 +60,7 @@ MODE_LIMITS: Final[dict[tuple[str, str], dict[str, SideLimits]]] = {
         "W": SideLimits((8,), _SYMMETRIC, "per-channel-symmetric"),
         "A": SideLimits((8,), ("per-tensor-affine",), "per-tensor-affine"),
     },
-    # at 4 bits a zero point gains 0.9 dB and the range of least error another 0.3, for an eighth of a bit a weight
+    # at 4 bits a zero point gains 0.9 dB and an MSE-optimal range another 0.3, for an eighth of a bit per weight
     ("onnxruntime", "weight_only"): {
         "W": SideLimits(_BYTES, _PER_CHANNEL, "per-channel-affine", 4, "mse"),
         "A": _UNUSED,
@@ -74,17 +74,17 @@ MODE_LIMITS: Final[dict[tuple[str, str], dict[str, SideLimits]]] = {
         "A": _UNUSED,
     },
 }
-"""The same for the other modes; what is not here the backend does not have. Activations of weight_only stay float,
-so nothing that is said of them can be wrong."""
+"""Limits of the other modes; the backend does not support a mode that is missing here. Activations of weight_only stay
+float, so that none of their settings can be invalid."""
 
 
 def sides(backend: str, mode: str) -> dict[str, SideLimits]:
-    """What both sides may have: for a mode that the backend does not have (which is refused), as in static."""
+    """Return the limits of both sides; those of static if the backend lacks the mode (which is refused elsewhere)."""
     return MODE_LIMITS.get((backend, mode), LIMITS[backend])
 
 
 def check_mode(backend: str, mode: str, form: str, weights: str) -> Iterator[Wrong]:
-    """Why a mode, a form of the file or a form of its weights is not possible on this backend."""
+    """Check that the backend supports a mode, a file format and a form of the weights."""
     if mode != STATIC and (backend, mode) not in MODE_LIMITS:
         modes = [STATIC, *(name for owner, name in MODE_LIMITS if owner == backend)]
         hint = "only onnxruntime has kernels that compute the scales of activations as the model runs"
@@ -100,10 +100,10 @@ def check_mode(backend: str, mode: str, form: str, weights: str) -> Iterator[Wro
 
 
 def defaults(backend: str) -> dict[str, Any]:
-    """The recipe that is used when none is given, in the keys of the YAML.
+    """Return the default recipe of a backend, in the keys of the YAML.
 
-    For a runtime, activations get the range of least squared error: on trained models it is nearer to float than
-    min-max on both runtimes (docs/results.md). A recipe that does not say has the ancestor's min-max.
+    For a runtime, activations get the range of least squared error (mse observer). On trained models it is closer to
+    float than min-max on both runtimes (docs/results.md). A recipe without the key has min-max, as in Sparsebit.
     """
     found: dict[str, Any] = {"BACKEND": backend, "SCHEDULE": {"FUSE_BN": True}}
     if backend.partition("@")[0] != "virtual":
@@ -112,7 +112,7 @@ def defaults(backend: str) -> dict[str, Any]:
 
 
 def check_precision(backend: str, version: str | None, kind: str) -> Iterator[Wrong]:
-    """Why the rest of the graph cannot be of this type on this backend."""
+    """Check that the backend supports this type for the float part of the graph."""
     if kind != "fp32" and backend == "tensorrt" and version == "8.6":
         text = "must be fp32 for TensorRT 8.6, whose parser reads no Q/DQ of half precision"
         yield Wrong(text, "Build the engine of the fp32 file with --fp16", path=("HIGH_PRECISION",), value=kind)
@@ -123,9 +123,9 @@ def check_precision(backend: str, version: str | None, kind: str) -> Iterator[Wr
 
 
 def complete(data: dict[str, Any]) -> dict[str, Any]:
-    """`data` with the backend's QSCHEME and BIT where it does not say."""
+    """Fill in the backend's QSCHEME, BIT and OBSERVER.TYPE if `data` lacks them."""
     backend = data.get("BACKEND", "virtual")
-    if not isinstance(backend, str) or backend.lower() not in LIMITS:  # it is wrong, and will be found so
+    if not isinstance(backend, str) or backend.lower() not in LIMITS:  # invalid: reported by validation
         return data
     out = dict(data)
     for side, limits in sides(backend.lower(), str(data.get("MODE", STATIC)).lower()).items():
@@ -146,7 +146,7 @@ def _in(mode: str) -> str:
 
 
 def _bits_text(bits: tuple[int, ...]) -> str:
-    """``2 to 8 or 16``: runs of widths by their ends."""
+    """Format widths as ``2 to 8 or 16``: each run by its ends."""
     runs: list[list[int]] = []
     for width in bits:
         if runs and width == runs[-1][-1] + 1:
@@ -157,7 +157,7 @@ def _bits_text(bits: tuple[int, ...]) -> str:
 
 
 def check_bits(backend: str, side: str, path: Path, bits: int, mode: str = STATIC) -> Iterator[Wrong]:
-    """Why a width is not possible on this backend in this mode."""
+    """Check that the backend supports a bit width in this mode."""
     allowed = sides(backend, mode)[side].bits
     if bits != FLOAT and bits not in allowed:
         hint = _width_hint(backend, side, bits, mode)
@@ -166,7 +166,7 @@ def check_bits(backend: str, side: str, path: Path, bits: int, mode: str = STATI
 
 
 def _width_hint(backend: str, side: str, bits: int, mode: str) -> str:
-    """Who takes a width that this backend does not take in this mode."""
+    """Suggest a mode or backend that supports the bit width."""
     modes = [name for (owner, name), both in MODE_LIMITS.items() if owner == backend and bits in both[side].bits]
     if side == "W" and mode == STATIC and modes:
         return f"MODE: {modes[0]} takes it; BACKEND: virtual takes other widths"
@@ -174,21 +174,21 @@ def _width_hint(backend: str, side: str, bits: int, mode: str) -> str:
 
 
 def check_scheme(backend: str, side: str, path: Path, scheme: str, mode: str = STATIC) -> Iterator[Wrong]:
-    """Why a scheme is not possible on this backend in this mode."""
+    """Check that the backend supports a scheme in this mode."""
     allowed = sides(backend, mode)[side].schemes
     if scheme not in allowed:
         yield Wrong(f"must be {one_of(allowed)} for the backend {backend}{_in(mode)}", path=path, value=scheme)
 
 
 def check_ends(backend: str, key: str, ends: SideBits, mode: str = STATIC) -> Iterator[Wrong]:
-    """Why FIRST_BITS or LAST_BITS is not possible on this backend in this mode."""
+    """Check that the backend supports FIRST_BITS or LAST_BITS in this mode."""
     for side, bits in (("W", ends.w), ("A", ends.a)):
         if bits is not None:
             yield from check_bits(backend, side, (key, side), bits, mode)
 
 
 def check_search(mode: str, *, auto: bool, mixed: bool) -> Iterator[Wrong]:
-    """Why nothing can be tried in this mode."""
+    """Check that this mode supports AUTO and MIXED."""
     if mode == "dynamic" and (auto or mixed):
         text = "must be static or weight_only with AUTO and MIXED"
         yield Wrong(text, "Scales that are computed as the model runs cannot be simulated", path=("MODE",), value=mode)

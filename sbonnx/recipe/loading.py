@@ -1,4 +1,4 @@
-"""From a file, a dict or nothing, with a backend and overrides, to a `Recipe`."""
+"""Loading of recipes: a file, a dict or nothing, with a backend and overrides, becomes a `Recipe`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from sbonnx.recipe.schema import Recipe
 from sbonnx.recipe.sections.keys import canonical
 
 AUTO: Final = "auto"
-"""The source that means: the backend's defaults, and what helps beside them, found out by trying."""
+"""Source for the backend's defaults with recipe search (AUTO) enabled."""
 
 Source = str | os.PathLike[str] | Mapping[str, Any] | Recipe | None
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """`value` copied, mappings as dicts; refuses what no recipe nests and what is not text.
+    """Copy `value` with mappings as dicts; refuse excessive nesting and invalid text.
 
     Raises:
-        RecipeError: nested too deeply (or in itself), or a text with half a character.
+        RecipeError: nested too deeply (or in itself), or a text that is too long or not valid Unicode.
     """
     if depth > text.MAX_DEPTH:
         raise RecipeError("the recipe is nested too deeply, or refers to itself")
@@ -62,7 +62,7 @@ def _from_file(path: str | os.PathLike[str]) -> tuple[Any, Origin]:
 
 
 def _source(source: Source, backend: str | None) -> tuple[dict[str, Any], Origin]:
-    """The keys that `source` sets, in canonical form, and where they stand."""
+    """Return the keys that `source` sets, in canonical form, and their origin."""
     if source is None or (isinstance(source, str) and source.lower() == AUTO):
         found = limits.defaults(backend) if backend is not None else limits.defaults("virtual")
         return ({**found, "AUTO": {"ENABLE": True}} if source is not None else found), Origin()
@@ -81,7 +81,7 @@ def _source(source: Source, backend: str | None) -> tuple[dict[str, Any], Origin
 
 
 def _backend_name(backend: object) -> str:
-    """The name in lower case, with the version that it may carry: ``tensorrt@10``."""
+    """Return the name in lower case, with an optional version: ``tensorrt@10``."""
     name = backend.lower() if isinstance(backend, str) else ""
     if name in names.BACKENDS or name in names.VERSIONED:
         return name
@@ -93,7 +93,7 @@ def _backend_name(backend: object) -> str:
 def _settle_backend(
     data: dict[str, Any], origin: Origin, backend: str | None, overridden: frozenset[str]
 ) -> dict[str, Any]:
-    """`data` with the backend that was asked for, if nothing in it speaks against that."""
+    """Set the requested backend in `data` unless `data` contradicts it."""
     stated = data.get("BACKEND")
     if backend is None or "backend" in overridden:
         return data
@@ -111,18 +111,18 @@ def _settle_backend(
 
 
 def load(source: Source = None, *, backend: str | None = None, overrides: Overrides = ()) -> Recipe:
-    """The complete recipe: defaults, then `source`, then `overrides`.
+    """Load a complete recipe: defaults, then `source`, then `overrides`.
 
     Args:
         source: a YAML file, a dict in the YAML's keys (any case, nested or dotted), a `Recipe`, None for
             the defaults of the backend, or "auto" for those with AUTO enabled.
-        backend: virtual, onnxruntime or tensorrt, the last also as tensorrt@10. None: what the source says, else
+        backend: virtual, onnxruntime or tensorrt, the last also as tensorrt@10. None: that of the source, else
             virtual.
         overrides: a mapping from key paths ("W.QUANTIZER.BIT", any case) or short forms ("w_bit", "bits") to
-            values, or texts "KEY=VALUE" whose values are read as YAML. They win over everything.
+            values, or texts "KEY=VALUE" whose values are parsed as YAML. They take precedence.
 
     Raises:
-        RecipeError: anything that is wrong, with the file, line, key path, value and what is allowed; and a
+        RecipeError: invalid keys or values, with the file, line, key path, value and allowed values; or a
             `backend` that contradicts the source.
     """
     wanted = None if backend is None else _backend_name(backend)
@@ -143,10 +143,10 @@ def load(source: Source = None, *, backend: str | None = None, overrides: Overri
 
 
 def parse_qconfig(path: str | os.PathLike[str]) -> Recipe:
-    """The recipe in a YAML file, as the ancestor's function of this name reads it.
+    """Load the recipe of a YAML file; the name is that of Sparsebit's function.
 
     Raises:
-        RecipeError: as `load`.
+        RecipeError: as in `load`.
     """
     if not isinstance(path, str | os.PathLike):
         raise RecipeError(f"parse_qconfig wants the path of a YAML file, got {short(path)}")
@@ -154,9 +154,9 @@ def parse_qconfig(path: str | os.PathLike[str]) -> Recipe:
 
 
 def update_config(config: Recipe, key: str, value: Any) -> Recipe:
-    """The recipe with another value at a key path, such as "SCHEDULE.FUSE_BN"; `config` stays as it is.
+    """Return a copy of the recipe with another value at a key path, such as "SCHEDULE.FUSE_BN".
 
     Raises:
-        RecipeError: as `load`.
+        RecipeError: as in `load`.
     """
     return load(config, overrides={key: value})

@@ -1,4 +1,4 @@
-"""The names a recipe may use, and their canonical spelling. Everything here is a literal."""
+"""Names that a recipe may use, and their canonical spelling. Everything here is a literal."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ BiasCorrectionName = Literal["auto", "none", "empirical", "analytic"]
 
 BACKENDS: Final[tuple[str, ...]] = get_args(Backend)
 VERSIONED: Final = tuple(f"tensorrt@{version}" for version in VERSIONS)
-"""Backends with the version that is meant."""
+"""Backend names with a version."""
 
 DTYPES: Final[tuple[Kind, ...]] = get_args(Kind)
 SCHEMES: Final[tuple[str, ...]] = get_args(Scheme)
 BY_WIDTH: Final = "auto"
-"""The scheme of weights that goes by their width: see `sbonnx.recipe.resolve.Settings.of_bits`."""
+"""Scheme of weights that depends on the bit width, see `sbonnx.recipe.resolve.Settings.of_bits`."""
 
 WEIGHT_SCHEMES: Final = (*SCHEMES, BY_WIDTH)
 
 QUANTIZERS: Final = ("uniform", "dorefa", "lsq", "lsq+", "pact", "adaround")
-"""The ancestor's quantizer types. Others may be plugged in: `Recipe.check_types` knows what exists."""
+"""Quantizer types of Sparsebit. Others may be plugged in: `Recipe.check_types` checks them."""
 
 LEARNED: Final = ("dorefa", "lsq", "lsq+", "pact")
-"""The quantizer types that need training; without it their tensors are calibrated with the observer."""
+"""Quantizer types that need training; without it their tensors are calibrated with the observer."""
 
 ROUNDINGS: Final = ("auto", "nearest", "gptq", "adaround", "adaquant")
-"""How weights become codes; others may be plugged in likewise."""
+"""Methods of weight rounding; others may be plugged in."""
 
 OBSERVERS: Final = ("minmax", "moving_average", "mse", "percentile", "kl_histogram", "aciq", "auto")
-"""The ancestor's observer types, and `auto`; others may be plugged in likewise."""
+"""Observer types of Sparsebit, and `auto`; others may be plugged in."""
 
 ALIASES: Final = {"lsq_plus": "lsq+", "lsqplus": "lsq+"}
-"""Spellings that the ancestor's documents use for a type."""
+"""Alternative spellings of types in Sparsebit's documents."""
 
 ONLY_INTEGERS: Final = frozenset({"kl_histogram", "aciq"})
-"""Observers whose formulas are of even steps, which fp8 has not."""
+"""Observers whose formulas assume uniform steps, which fp8 does not have."""
 
 ONLY_WEIGHTS: Final = frozenset({"adaround"})
 ONLY_ACTIVATIONS: Final = frozenset({"pact", "moving_average"})
@@ -102,4 +102,4 @@ SHORT_FORMS: Final = {
     "max_latency": "VERIFY.MAX_LATENCY_RATIO",
     "min_integer": "VERIFY.MIN_INTEGER",
 }
-"""Keyword arguments and flags beside the key paths themselves (``bits`` is the one more: it sets two keys)."""
+"""Short forms of key paths, for keywords and flags. ``bits`` is one more: it sets two keys."""

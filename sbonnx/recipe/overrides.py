@@ -1,4 +1,4 @@
-"""Keywords and ``KEY=VALUE`` flags, laid over a recipe."""
+"""Overrides of a recipe: keywords and ``KEY=VALUE`` flags."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from sbonnx.spec import FP8_BITS
 Overrides = Mapping[str, Any] | Iterable[str]
 
 BITS: Final = "bits"
-"""The short form that sets both widths: ``w8a8``; or both types: ``fp8``."""
+"""Short form that sets both widths, ``w8a8``, or both types, ``fp8``."""
 
 FP8: Final = "fp8"
 
 WHOLE: Final = ("RANGES", "W.SPECIFIC", "A.SPECIFIC", "CALIBRATION.FEEDBACK", *BY_OUTPUT)
-"""Keys whose inner names are the user's."""
+"""Keys whose inner names are chosen by the user."""
 
 
 def all_keys(section: type[Section] = Recipe, prefix: str = "") -> Iterator[str]:
-    """Every key path, with dots."""
+    """Yield every key path, with dots."""
     inner = children(section)
     for name in (field.upper() for field in section.model_fields):
         yield prefix + name
@@ -38,7 +38,7 @@ def all_keys(section: type[Section] = Recipe, prefix: str = "") -> Iterator[str]
 
 
 def _pairs(overrides: Overrides) -> Iterator[tuple[str, Any]]:
-    """(key, value) of each override, in order."""
+    """Yield (key, value) of each override, in order."""
     if isinstance(overrides, str):
         overrides = [overrides]
     if isinstance(overrides, Mapping):
@@ -57,7 +57,7 @@ def _pairs(overrides: Overrides) -> Iterator[tuple[str, Any]]:
 
 
 def _path(name: Any) -> tuple[str, ...]:
-    """The key path that `name` (a path in any case, or a short form) means."""
+    """Resolve `name`, a path in any case or a short form, to a key path."""
     if not isinstance(name, str):
         raise RecipeError(f"the name of an override is text, got {short(name)}")
     full = SHORT_FORMS.get(name.lower(), name)
@@ -74,7 +74,7 @@ def _path(name: Any) -> tuple[str, ...]:
 
 
 def _cut(data: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    """`data` without the value at `path`."""
+    """Return `data` without the value at `path`."""
     inner = data.get(path[0])
     if len(path) == 1 or not isinstance(inner, dict):
         return {name: value for name, value in data.items() if len(path) > 1 or name != path[0]}
@@ -82,7 +82,7 @@ def _cut(data: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _leaves(section: type[Section], path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The keys below `path` that a mapping `value` for `section` sets."""
+    """Yield the keys below `path` that a mapping `value` for `section` sets."""
     inner = children(section)
     for name, below in canonical(section, value).items():
         if name in inner:
@@ -92,7 +92,7 @@ def _leaves(section: type[Section], path: tuple[str, ...], value: Any) -> Iterat
 
 
 def _assignments(name: Any, value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """What one override sets: key paths and values."""
+    """Yield the key paths and values that one override sets."""
     if isinstance(name, str) and name.lower() == BITS:
         fp8 = isinstance(value, str) and value.lower() == FP8
         for side, width in ({"W": FP8_BITS, "A": FP8_BITS} if fp8 else both_bits(value)).items():
@@ -114,10 +114,10 @@ def _assignments(name: Any, value: Any) -> Iterator[tuple[tuple[str, ...], Any]]
 
 
 def lay_over(data: dict[str, Any], overrides: Overrides) -> tuple[dict[str, Any], frozenset[str]]:
-    """`data` (canonical keys) with `overrides` on it, and the key paths that were set (dots, lower case).
+    """Apply `overrides` to `data` (canonical keys); also return the key paths that were set (dots, lower case).
 
-    A mapping for a section is merged into it; lists and mappings of patterns replace what was there.
-    None takes a key back to its default.
+    A mapping for a section is merged into it; lists and mappings of patterns replace the old value.
+    None resets a key to its default.
 
     Raises:
         RecipeError: an unknown key, a key that is set twice, or text that is not KEY=VALUE.

@@ -1,4 +1,4 @@
-"""What is wrong with a recipe, and how it is said: one line with the file, the key path, the value and the cure."""
+"""Problems of a recipe and their messages: one line with the file, key path, value and fix."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from sbonnx.errors import RecipeError
 Path = tuple[str | int, ...]
 
 UNSAID: Final = object()
-"""The value is not worth repeating: the text says it already, or there is none."""
+"""Marks a value that the message does not repeat: the text contains it, or there is none."""
 
 COMPARED: Final = 300
-"""Characters of names and words in which likeness is looked for: the time grows with their product."""
+"""Maximum characters of names that are compared for similarity: the time grows with the product of lengths."""
 
 _KEY = re.compile(r"[A-Z][A-Z0-9_]{,40}")
 
 
 class _Repr(reprlib.Repr):
     def repr_int(self, x: int, level: int) -> str:
-        """Python refuses to write integers of more than 4300 digits."""
+        """Limit the length: Python refuses to format integers of more than 4300 digits."""
         return super().repr_int(x, level) if x.bit_length() < 1000 else f"an integer of {x.bit_length()} bits"
 
 
@@ -37,18 +37,18 @@ _SHORT.maxlevel = 3
 
 
 def short(value: object) -> str:
-    """`value` as Python writes it, on one line and cut to a readable length."""
+    """Format `value` as its repr, on one line and shortened to a readable length."""
     return _SHORT.repr(value)
 
 
 def one_of(names: Iterable[str]) -> str:
-    """``a, b or c``."""
+    """Join names as ``a, b or c``."""
     names = list(names)
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def likest(word: str, names: Collection[str], *, count: int) -> list[str]:
-    """Those of `names`, of nodes or tensors, that `word` may have meant: most shared parts first, then most alike.
+    """Return the names of nodes or tensors most similar to `word`: by number of shared parts, then by similarity.
 
     Parts are runs of letters and digits: ``layer1_0_conv1`` shares three with ``/layer1/layer1.0/conv1/Conv``.
     """
@@ -67,7 +67,7 @@ def likest(word: str, names: Collection[str], *, count: int) -> list[str]:
 
 
 def nearest(word: str, names: Collection[str], *, count: int = 1, cutoff: float = 0.5) -> list[str]:
-    """Those of `names` that look most like `word`, best first; case and punctuation do not count."""
+    """Return those of `names` most similar to `word`, best first; case and punctuation do not count."""
 
     def plain(text: str) -> str:
         return re.sub(r"[^a-z0-9+]+", " ", text[:COMPARED].lower()).strip()
@@ -80,7 +80,7 @@ def nearest(word: str, names: Collection[str], *, count: int = 1, cutoff: float 
 
 
 def key_path(path: Path) -> str:
-    """``W.SPECIFIC[0]['conv*'].QUANTIZER.BIT``: keys with dots, positions and patterns in brackets."""
+    """Format a path as ``W.SPECIFIC[0]['conv*'].QUANTIZER.BIT``: keys with dots, positions and patterns in brackets."""
     text = ""
     for part in path:
         if isinstance(part, str) and _KEY.fullmatch(part):
@@ -93,13 +93,13 @@ def key_path(path: Path) -> str:
 
 
 class Wrong(ValueError):
-    """One thing that is wrong.
+    """A single problem of a recipe.
 
     Args:
         text: continues the sentence "'KEY' in FILE ...".
-        hint: a sentence of its own: what to do.
-        path: the key, from where the exception is raised; outer code puts its own keys in front.
-        value: what was found, if that is worth repeating.
+        hint: a separate sentence with the fix.
+        path: the key, relative to the code that raises; outer code prepends its own keys.
+        value: the invalid value, if the message should repeat it.
     """
 
     def __init__(self, text: str, hint: str = "", *, path: Path = (), value: object = UNSAID) -> None:
@@ -110,12 +110,12 @@ class Wrong(ValueError):
         self.value = value
 
     def under(self, *outer: str | int) -> Wrong:
-        """The same, seen from further out."""
+        """Return the problem with outer keys prepended to its path."""
         return Wrong(self.text, self.hint, path=(*outer, *self.path), value=self.value)
 
 
 class ManyWrong(ValueError):
-    """Several things that are wrong at once, each with its own path."""
+    """Several problems at once, each with its own path."""
 
     def __init__(self, items: tuple[Wrong, ...]) -> None:
         super().__init__("; ".join(item.text for item in items))
@@ -124,12 +124,12 @@ class ManyWrong(ValueError):
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the keys of a recipe were written.
+    """Source of the keys of a recipe, for error messages.
 
     Attributes:
         name: the file as the user named it, or "" for a dict or the defaults.
         lines: line number (from 1) by key path, joined with dots, in lower case.
-        overridden: key paths, written likewise, that a keyword or flag set.
+        overridden: key paths, in the same form, that a keyword or flag set.
     """
 
     name: str = ""
@@ -137,7 +137,7 @@ class Origin:
     overridden: frozenset[str] = frozenset()
 
     def where(self, path: Path) -> str:
-        """``in resnet.yaml line 12``, ``in the recipe`` or ``in the overrides``."""
+        """Describe the place of a key: ``in resnet.yaml line 12``, ``in the recipe`` or ``in the overrides``."""
         keys = [str(part).lower() for part in path]
         prefixes = [".".join(keys[:length]) for length in range(len(keys), 0, -1)]
         if any(prefix in self.overridden for prefix in prefixes):
@@ -148,7 +148,7 @@ class Origin:
         return f"in {self.name}" if line is None else f"in {self.name} line {line}"
 
     def error(self, problem: Wrong, others: int = 0) -> RecipeError:
-        """The exception for `problem`, saying that there are `others` behind it."""
+        """Create the exception for `problem`; `others` is the number of further problems."""
         where = self.where(problem.path)
         subject = f"'{key_path(problem.path)}' {where}" if problem.path else f"the recipe {where}"
         if not problem.path and where == "in the recipe":

@@ -1,4 +1,4 @@
-"""Settings that a recipe gives to one tensor."""
+"""Settings of one tensor, resolved from the recipe."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ NEAREST: Final = "nearest"
 
 @dataclass(frozen=True)
 class Settings:
-    """How one side of one tensor is quantized, as far as the user says.
+    """Quantization settings of one side (weight or activation) of one tensor, as set by the user.
 
     Attributes:
         enabled: False leaves it float.
-        bits: width of a code; 0 only where `enabled` is False.
+        bits: bit width; 0 only if `enabled` is False.
         symmetric, per_channel: the scheme.
         quantizer: canonical name of the quantizer type.
         observer: canonical name of the observer.
         observer_arguments: keyword arguments for that observer.
         why: the key that decided, as written in error messages; "W" or "A" for the values of the whole side.
         quantizer_arguments: keyword arguments for that quantizer.
-        layout: "NCHW" or "NLC", where per-channel activations have their channels.
+        layout: "NCHW" or "NLC", the channel axis of per-channel activations.
         dtype: "int" or "fp8".
-        block_size: how many values along the summed axis share a scale, or None.
+        block_size: number of values along the summed axis that share a scale, or None.
         rounding: name of the rounding of a weight, or "auto".
         rounding_arguments: keyword arguments for it, or for the one that "auto" may choose.
-        rounding_scale: where the scales of a weight come from, or "auto".
-        by_width: `symmetric` goes by the width.
+        rounding_scale: method that determines the scales of a weight, or "auto".
+        by_width: `symmetric` was derived from the bit width.
     """
 
     enabled: bool
@@ -70,32 +70,32 @@ class Settings:
     by_width: bool = False
 
     def of_bits(self, bits: int, why: str) -> Settings:
-        """The same at another width, 0 for float, because of the key `why`."""
+        """Return the settings at another bit width, 0 for float, because of the key `why`."""
         symmetric = is_symmetric(BY_WIDTH, bits, self.quantizer) if self.by_width else self.symmetric
         return replace(self, bits=bits, enabled=bits != FLOAT, why=why, dtype="int", symmetric=symmetric)
 
     @property
     def rounds_by_inputs(self) -> bool:
-        """Whether the rounding of a weight looks at what its layer meets: by name, or by width with "auto"."""
+        """Whether weight rounding uses the input activations of the layer: by name, or by width with "auto"."""
         return self.scale_name == "search" or self.rounding_name != NEAREST
 
     @property
     def rounding_name(self) -> str:
-        """The rounding of a weight, "auto" decided."""
+        """Rounding method of a weight, with "auto" resolved."""
         if self.rounding != AUTO:
             return self.rounding
         return "gptq" if self.bits < FULL_BITS and self.rounding_scale != "hqq" else NEAREST
 
     @property
     def scale_name(self) -> ScaleName:
-        """Where the scales of a weight come from, "auto" decided: blocks gained nothing by a search."""
+        """Method for the scales of a weight, with "auto" resolved: a search gained nothing for block-wise scales."""
         if self.rounding_scale != AUTO:
             return self.rounding_scale
         searched = self.bits < FULL_BITS and self.block_size is None and self.rounding_name != NEAREST
         return "search" if searched else "observer"
 
     def off(self, why: str) -> Settings:
-        """The same, left float because of the key `why`."""
+        """Return the settings, left float because of the key `why`."""
         return replace(self, enabled=False, why=why)
 
 
@@ -108,7 +108,7 @@ ARGUMENTS: Final[dict[str, Callable[[Observer], dict[str, float | str]]]] = {
     "aciq": lambda observer: {"distribution": observer.aciq.distribution},
     "moving_average": _moving_average,
 }
-"""The observers that take arguments, and those as the observers spell them."""
+"""Observers that take arguments, with the argument names of the observers."""
 
 
 def _quantizer_arguments(quantizer: WeightQuantizer | ActivationQuantizer) -> dict[str, float | str]:
@@ -122,7 +122,7 @@ def _block_size(keys: Side | Change) -> int | None:
 
 
 def _rounding(keys: Side | Change) -> dict[str, Any]:
-    """Settings of the rounding of weights; ``W.QUANTIZER.TYPE: adaround`` is the ancestor's way to ask for that."""
+    """Return the rounding settings of weights. ``W.QUANTIZER.TYPE: adaround`` is Sparsebit's key for it."""
     if isinstance(keys, Activations | ActivationChange):
         return {}
     name = keys.rounding.type
@@ -134,13 +134,13 @@ def _rounding(keys: Side | Change) -> dict[str, Any]:
 
 
 def effective(side: Side, change: Change) -> Change:
-    """The values of `side` with those of `change` over them."""
+    """Return the values of `side`, overridden by those of `change`."""
     base = side.model_dump(by_alias=True, exclude={"specific", "qadd"})
     return type(change).model_validate(overlay(base, change.model_dump(by_alias=True, exclude_unset=True)))
 
 
 def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Both mappings in one, nested ones likewise; `above` wins."""
+    """Merge two mappings recursively; `above` wins."""
     out = dict(below)
     for name, value in above.items():
         before = out.get(name)
@@ -151,12 +151,12 @@ def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 @dataclass(frozen=True)
 class Part:
-    """The complete values of one side, or of one entry of its SPECIFIC.
+    """Complete values of one side, or of one entry of its SPECIFIC.
 
     Attributes:
         side: "W" or "A".
         path: its key.
-        pattern: what the entry is for, "" for the whole side.
+        pattern: the entry's pattern, "" for the whole side.
         keys: the values.
     """
 
@@ -167,11 +167,11 @@ class Part:
 
     @property
     def is_float(self) -> bool:
-        """Whether nothing is quantized here."""
+        """Whether this part is left float."""
         return self.keys.quantizer.disable or self.keys.quantizer.bit == FLOAT
 
     def problems(self, backend: str, mode: str = STATIC) -> Iterator[Wrong]:
-        """What the backend does not accept in this mode."""
+        """Yield the settings that the backend does not accept in this mode."""
         if not self.is_float:
             yield from check_bits(backend, self.side, (*self.path, "QUANTIZER", "BIT"), self.keys.quantizer.bit, mode)
             yield from check_scheme(backend, self.side, (*self.path, "QSCHEME"), self.keys.qscheme, mode)
@@ -182,7 +182,7 @@ class Part:
         quantizers: Collection[str] | None,
         roundings: Collection[str] | None = None,
     ) -> Iterator[Wrong]:
-        """The types that are asked for here and not in these tables. None: not checked."""
+        """Yield the requested types that are missing in these tables. None: not checked."""
         kinds = [
             ("OBSERVER", self.keys.observer.type, observers),
             ("QUANTIZER", self.keys.quantizer.type, quantizers),
@@ -197,7 +197,7 @@ class Part:
 
     @cached_property
     def settings(self) -> Settings:
-        """The values as settings."""
+        """Settings with these values."""
         keys, why = self.keys, key_path(self.path)
         if self.is_float:
             why += ".QUANTIZER.DISABLE" if keys.quantizer.disable else ".QUANTIZER.BIT"
@@ -222,7 +222,7 @@ class Part:
 
 
 Named = Mapping[str, Collection[str]]
-"""The nodes that a pattern means by the name of a torch module, by pattern."""
+"""Node names by pattern, for patterns that name torch modules."""
 
 
 def _hits(pattern: str, node: str, op: str, tensor: str, named: Named) -> bool:
@@ -231,13 +231,13 @@ def _hits(pattern: str, node: str, op: str, tensor: str, named: Named) -> bool:
 
 
 def first_hit(patterns: Sequence[str], node: str, op: str, tensor: str, named: Named) -> int | None:
-    """Position of the first of `patterns` that means this node or tensor."""
+    """Return the position of the first of `patterns` that matches this node or tensor."""
     hits = (index for index, pattern in enumerate(patterns) if _hits(pattern, node, op, tensor, named))
     return next(hits, None)
 
 
 def changes(side: Side) -> Iterator[tuple[int, str, Change]]:
-    """Every entry of SPECIFIC in order: its position in the list, the pattern and the change."""
+    """Yield every entry of SPECIFIC in order: its position in the list, the pattern and the change."""
     entries: tuple[Mapping[str, Change], ...] = side.specific
     for index, entry in enumerate(entries):
         for pattern, change in entry.items():
@@ -245,10 +245,10 @@ def changes(side: Side) -> Iterator[tuple[int, str, Change]]:
 
 
 def changed(pattern: str, node: str, op: str, tensor: str, named: Named) -> bool:
-    """Whether an entry of SPECIFIC is meant for this use of this tensor: there, its bare name will do as well."""
+    """Whether an entry of SPECIFIC applies to this use of this tensor; the bare tensor name matches too."""
     return _hits(pattern, node, op, tensor, named) or pattern == tensor
 
 
 def tensor_hit(patterns: Collection[str], tensor: str) -> str | None:
-    """The first of `patterns` that means this tensor, where only tensors can be meant."""
+    """Return the first of `patterns` that matches this tensor, for keys that accept tensors only."""
     return next((pattern for pattern in patterns if matcher(pattern).is_tensor(tensor)), None)

@@ -1,4 +1,4 @@
-"""`Recipe`: everything a user can wish for, parsed and validated once."""
+"""`Recipe`: all settings of a user, parsed and validated once."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ _NODES = "list of patterns"
 
 @final
 class Recipe(Section):
-    """The user's wishes, complete: every key has a value, and the backend accepts them.
+    """All settings of the user: every key has a value, and the backend accepts them.
 
-    Made by `sbonnx.recipe.load`. Attributes are the keys of the YAML in lower case. Two recipes are equal when
-    they ask for the same, wherever that was written.
+    Created by `sbonnx.recipe.load`. Attributes are the keys of the YAML in lower case. Two recipes are equal if
+    their values are equal, wherever they were written.
     """
 
     backend: values.BackendName = key("virtual", "the runtime that the model is made for", ", ".join(names.BACKENDS))
@@ -191,7 +191,7 @@ class Recipe(Section):
         for part in self._parts:
             for problem in part.problems(self.backend, self.mode):
                 said = (part.side, problem.path[len(part.path) :], problem.value)
-                if said not in seen:  # what is wrong with the whole side is wrong with each entry of its SPECIFIC
+                if said not in seen:  # a problem of the whole side recurs in each entry of its SPECIFIC
                     yield problem
                 if not part.pattern:
                     seen.add(said)
@@ -205,7 +205,7 @@ class Recipe(Section):
 
     @cached_property
     def _parts(self) -> tuple[Part, ...]:
-        """The values of both sides, each followed by those of its entries of SPECIFIC."""
+        """Values of both sides, each followed by those of its entries of SPECIFIC."""
         found = []
         for name, side in (("W", self.w), ("A", self.a)):
             found.append(Part(name, (name,), "", side))
@@ -215,17 +215,17 @@ class Recipe(Section):
 
     @property
     def rounds_by_inputs(self) -> bool:
-        """Whether the rounding of some weight looks at what its layer meets."""
+        """Whether the rounding of some weight uses the input activations of its layer."""
         wished = [part.settings for part in self._parts if part.side == "W"]
         ends = [ends.w for ends in (self.first_bits, self.last_bits) if ends.w is not None]
         wished += [wished[0].of_bits(bits, wished[0].why) for bits in ends]
         return any(one.enabled and one.rounds_by_inputs for one in wished)
 
     def corrects_biases(self, *, depthwise: bool) -> bool:
-        """Whether biases take up mean errors that are measured.
+        """Whether biases are corrected by measured mean errors.
 
         Args:
-            depthwise: the network has depthwise convolutions, whose few weights an output shift its mean the most.
+            depthwise: the network has depthwise convolutions, whose few weights per output shift its mean most.
         """
         if self.bias_correction != "auto":
             return self.bias_correction == "empirical"
@@ -233,9 +233,9 @@ class Recipe(Section):
         return self.rounds_by_inputs or (depthwise and measured)
 
     def settings(self, side: names.SideName, *, node: str, op: str, tensor: str, place: names.Place = "") -> Settings:
-        """What the recipe says of `tensor`, as weight ("w") or activation ("a") of one node that reads it.
+        """Return the settings of `tensor` as weight ("w") or activation ("a") of one node that reads it.
 
-        From weakest to strongest: the values of the whole side; FIRST_BITS or LAST_BITS; the first entry of
+        In increasing precedence: the values of the whole side; FIRST_BITS or LAST_BITS; the first entry of
         SPECIFIC that matches; INCLUDE, EXCLUDE and SKIP_TRACE_MODULES.
 
         Args:
@@ -264,12 +264,12 @@ class Recipe(Section):
         return whole.settings.of_bits(bits, why)
 
     def fixed_range(self, tensor: str) -> tuple[float, float] | None:
-        """The range of `tensor` fixed in RANGES, or None. The first pattern that matches wins."""
+        """Return the range of `tensor` fixed in RANGES, or None. The first pattern that matches wins."""
         pattern = tensor_hit(self.ranges, tensor)
         return None if pattern is None else self.ranges[pattern]
 
     def shared_group(self, tensor: str) -> int | None:
-        """Position in SHARED_SCALES of the first group that `tensor` is in, or None."""
+        """Return the position in SHARED_SCALES of the first group that contains `tensor`, or None."""
         return next((i for i, group in enumerate(self.shared_scales) if tensor_hit(group, tensor)), None)
 
     def _uses(self) -> Iterator[Use]:
@@ -286,17 +286,17 @@ class Recipe(Section):
             yield from (Use(("SHARED_SCALES", group, i), pattern, "tensors") for i, pattern in enumerate(patterns))
 
     def for_model(self, nodes: Sequence[NodeInfo], tensors: Collection[str]) -> tuple[Recipe, Mapping[str, str]]:
-        """The recipe for one model: patterns that are names of torch modules stand for their nodes.
+        """Resolve patterns that name torch modules to the nodes of one model.
 
         Args:
             nodes: every node of the file, of all scopes.
             tensors: original names of all tensors.
 
-        Returns: the recipe, and the patterns of SKIP_TRACE_MODULES that mean no node, with the nearest names.
+        Returns: the recipe, and the patterns of SKIP_TRACE_MODULES that match no node, with the nearest names.
 
         Raises:
-            RecipeError: a pattern matches nothing, with the nearest names, or is the name of several modules, or
-                matching it takes too long.
+            RecipeError: a pattern matches nothing, with the nearest names, or names several modules, or
+                matching takes too long.
         """
         uses = tuple(self._uses())
         slow = slow_problem(uses, nodes, tensors)
@@ -310,7 +310,7 @@ class Recipe(Section):
         return copy, meant.nothing
 
     def nodes_of(self, key: str) -> Mapping[str, frozenset[str]]:
-        """Nodes by pattern, of the patterns under `key` that name torch modules; see `for_model`."""
+        """Return the node names by pattern, for patterns under `key` that name torch modules; see `for_model`."""
         return self._named.get(key, {})
 
     def check_types(
@@ -320,17 +320,17 @@ class Recipe(Section):
         quantizers: Collection[str] | None = None,
         roundings: Collection[str] | None = None,
     ) -> None:
-        """Check that the types that are asked for exist. None: that kind is not checked.
+        """Check that the requested types exist. None: that kind is not checked.
 
         Raises:
-            RecipeError: a side that is quantized, or an entry of SPECIFIC, names a type that is not there.
+            RecipeError: a side that is quantized, or an entry of SPECIFIC, names an unknown type.
         """
         for part in self._parts:
             for problem in part.missing_types(observers, quantizers, roundings):
                 raise self._origin.error(problem)
 
     def learned_types(self) -> Iterator[tuple[str, str]]:
-        """Key and value of each quantizer type that needs training, once a side."""
+        """Yield key and value of each quantizer type that needs training, once for each side."""
         seen = set()
         for part in self._parts:
             kind = part.keys.quantizer.type
@@ -339,7 +339,7 @@ class Recipe(Section):
                 yield key_path((*part.path, "QUANTIZER", "TYPE")), kind
 
     def to_dict(self) -> dict[str, Any]:
-        """The resolved recipe as plain values in the keys of the YAML; `load` reads it back to an equal recipe."""
+        """Return the resolved recipe as plain values in the keys of the YAML; `load` restores an equal recipe."""
         out: dict[str, Any] = self.model_dump(mode="json", by_alias=True, exclude_none=True)
         for name, side in (("W", self.w), ("A", self.a)):
             out[name]["SPECIFIC"] = [
@@ -349,22 +349,22 @@ class Recipe(Section):
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of `to_dict`, in hexadecimal: equal recipes have equal digests."""
+        """The sha256 of `to_dict`, in hexadecimal: equal recipes have equal digests."""
         return hashlib.sha256(json.dumps(self.to_dict()).encode()).hexdigest()
 
     @property
     def origin(self) -> Origin:
-        """Where the keys were written, for error messages."""
+        """Source of the keys, for error messages."""
         return self._origin
 
     def written_in(self, origin: Origin) -> Recipe:
-        """The same recipe, with another place in its error messages."""
+        """Return the recipe with another origin in its error messages."""
         copy = self.model_copy()
         copy._origin = origin
         return copy
 
     def on_device(self, device: str) -> Recipe:
-        """Copy of the recipe for another device. Resolved patterns are kept."""
+        """Return a copy of the recipe for another device. Resolved patterns are kept."""
         copy = Recipe.model_validate({**self.to_dict(), "DEVICE": device}).written_in(self._origin)
         copy._named = self._named
         return copy

@@ -1,4 +1,4 @@
-"""What a scheme says: scales a channel or a tensor, zero points fixed or free."""
+"""Meaning of schemes: scales per channel or per tensor, zero points fixed or free."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Final
 from sbonnx.recipe.names import BY_WIDTH, ONLY_WEIGHTS
 
 FULL_BITS: Final = 8
-"""From this width on the nearest codes are good: below, roundings that see inputs are the default."""
+"""From this width on rounding to nearest suffices; below, input-aware roundings are the default."""
 
 UNIFORM: Final = "uniform"
-"""The ancestor's name of plain quantization, whose rounding is W.ROUNDING's."""
+"""Sparsebit's name of plain quantization, whose rounding is set by W.ROUNDING."""
 
 _CALIBRATED: Final = frozenset({UNIFORM}) | ONLY_WEIGHTS
 """Quantizers of weights whose scales are measured; the others learn them."""
 
 
 def is_per_channel(scheme: str) -> bool:
-    """Whether a scheme has a scale a channel."""
+    """Whether a scheme has one scale per channel."""
     return scheme == BY_WIDTH or scheme.startswith("per-channel-")
 
 
 def is_symmetric(scheme: str, bits: int, quantizer: str) -> bool:
-    """Whether a scheme has its zero point fixed, at a width (0: float) and with a type of quantizer."""
+    """Whether a scheme has a fixed zero point, for a bit width (0: float) and a quantizer type."""
     if scheme == BY_WIDTH:
         return not 0 < bits < FULL_BITS or quantizer not in _CALIBRATED
     return scheme.endswith("-symmetric")

@@ -1,4 +1,4 @@
-"""Keys with two spellings: the ancestor's, and ours."""
+"""Keys with two spellings: Sparsebit's, and that of sbonnx."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from sbonnx.recipe.problem import Wrong, key_path
 from sbonnx.recipe.resolve import overlay
 
 TWINS: Final = (("A", "QADD", "ENABLE_QUANT"), ("QUANTIZE_INPUTS_OF", "ADD"))
-"""Two spellings of one wish: the ancestor's, and ours."""
+"""Two spellings of one key: Sparsebit's, and that of sbonnx."""
 
 
 def look_up(data: Any, path: Sequence[str]) -> Any:
-    """The value at `path` in nested mappings, or None."""
+    """Return the value at `path` in nested mappings, or None."""
     for part in path:
         data = data.get(part) if isinstance(data, Mapping) else None
     return data
 
 
 def planted(path: Sequence[str], value: Any) -> dict[str, Any]:
-    """`value` at `path`, as nested mappings with nothing else in them."""
+    """Return nested mappings with `value` at `path` and nothing else."""
     for part in reversed(path):
         value = {part: value}
     return dict(value)
 
 
 def one_spelling(data: dict[str, Any]) -> dict[str, Any]:
-    """`data` with both spellings of ADD set, if one is."""
+    """Set both spellings of ADD in `data` if one is set."""
     (first, theirs), (second, ours) = ((path, look_up(data, path)) for path in TWINS)
     if theirs is None and ours is None:
         return data

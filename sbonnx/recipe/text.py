@@ -1,6 +1,6 @@
-"""YAML text to plain values, with the line of every key.
+"""Parsing of YAML text to plain values, with the line of every key.
 
-Stricter than a general YAML reader where it protects the user, kinder where it helps: duplicate keys, tags and
+It is stricter than a general YAML parser to protect the user, and more tolerant to help: duplicate keys, tags and
 files that are not UTF-8 are refused; ``1e-3`` is a number; dates and base-60 numbers stay text.
 """
 
@@ -20,16 +20,16 @@ from sbonnx.recipe.problem import short
 Lines = dict[str, int]
 
 MAX_DEPTH: Final = 20
-"""No recipe nests deeper; what does is a mistake or an attack."""
+"""Maximum nesting of a recipe; deeper nesting is a mistake or an attack."""
 
 MAX_BYTES: Final = 4 << 20
-"""No recipe is larger; what is was meant as something else (a model, say)."""
+"""Maximum size of a recipe; a larger file is something else, such as a model."""
 
 MAX_NODES: Final = 100_000
-"""Values in one file, aliases expanded: a few lines of nested aliases can make billions."""
+"""Maximum values in one file, aliases expanded: a few lines of nested aliases can expand to billions."""
 
 MAX_TEXT: Final = 10_000
-"""Characters of one text in a recipe. Names of tensors and paths are shorter."""
+"""Maximum characters of one text in a recipe. Names of tensors and paths are shorter."""
 
 _TAG = "tag:yaml.org,2002:"
 _KINDS = frozenset({"null", "bool", "int", "float", "str", "seq", "map", "timestamp", "value"})
@@ -40,7 +40,7 @@ _FLOAT = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?[eE][-+]?[0-9]{1,3}|[0-9]+\.[0-9]*|
 
 
 class _Fault(Exception):
-    """What is wrong at a place in the text."""
+    """A problem at a position in the text."""
 
     def __init__(self, text: str, mark: yaml.Mark) -> None:
         super().__init__(text)
@@ -61,7 +61,7 @@ def _scalar(node: yaml.ScalarNode) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes no more nodes, and no longer ones, than a recipe may hold: PyYAML takes a minute for those of 4 MB."""
+    """YAML loader that limits number and length of nodes: PyYAML needs a minute to compose those of 4 MB."""
 
     _composed = 0
 
@@ -77,7 +77,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Reader:
-    """Composed YAML nodes to values; remembers the line of every key."""
+    """Converter of composed YAML nodes to values; records the line of every key."""
 
     def __init__(self) -> None:
         self.lines: Lines = {}
@@ -126,7 +126,7 @@ class _Reader:
         return merged | out
 
     def _merge(self, node: yaml.Node, path: tuple[str, ...]) -> dict[str, Any]:
-        """``<<: *other``, or a list of those of which the first wins."""
+        """Resolve ``<<: *other``, or a list of mappings of which the first wins."""
         sources = node.value if isinstance(node, yaml.SequenceNode) else [node]
         out: dict[str, Any] = {}
         for source in sources:
@@ -138,7 +138,10 @@ class _Reader:
 
 
 def parse(text: str, name: str) -> tuple[Any, Lines]:
-    """The value of a YAML text and the line of every key (path joined with dots, lower case); `name` is for errors.
+    """Parse a YAML text; return its value and the line of every key (path joined with dots, lower case).
+
+    Args:
+        name: name of the text in error messages.
 
     Raises:
         RecipeError: not YAML, or YAML that no recipe needs; with line and column.
@@ -170,7 +173,7 @@ def _said(problem: str | None) -> str:
 
 
 def read(path: str | os.PathLike[str]) -> tuple[Any, Lines]:
-    """The value of a YAML file, and its lines, as `parse` gives them.
+    """Parse a YAML file; return its value and its lines, as `parse` does.
 
     Raises:
         RecipeError: the file is missing, unreadable, a directory, too large, not UTF-8 or not YAML.
@@ -194,12 +197,12 @@ def read(path: str | os.PathLike[str]) -> tuple[Any, Lines]:
 
 
 def dump(value: dict[str, Any]) -> str:
-    """Plain values as YAML text that `parse` reads back; keys keep their order."""
+    """Format plain values as YAML text that `parse` reads back; keys keep their order."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text in quotes wherever this module, or YAML elsewhere, would read it as something else."""
+    """YAML dumper that quotes text which this module, or another YAML parser, would read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -214,6 +217,6 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """A file name as it can stand in a line of text."""
+    """Format a file name for a line of text."""
     text = os.fsdecode(path)
     return text if text.isprintable() and text else short(text)

@@ -1,4 +1,4 @@
-"""Which types of codes a recipe may ask for: fp8, 4 bits, blocks, and what a version of TensorRT lacks."""
+"""Checks of the quantized types that a recipe requests: fp8, 4 bits, blocks, and limits of TensorRT versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TENSORRT: Final = "tensorrt"
 
 
 def one_version(data: dict[str, Any]) -> dict[str, Any]:
-    """``BACKEND: tensorrt@10`` as BACKEND and VERSION; the newest version where a recipe for TensorRT names none.
+    """Split ``BACKEND: tensorrt@10`` into BACKEND and VERSION; a recipe for TensorRT without one gets the newest.
 
     Raises:
         Wrong: both are given and differ.
@@ -29,7 +29,7 @@ def one_version(data: dict[str, Any]) -> dict[str, Any]:
         return data
     name, at, version = backend.partition("@")
     if name.lower() != TENSORRT or (at and version not in VERSIONS):
-        return data  # what is wrong with it is found where the names are known
+        return data  # invalid names are reported by validation
     if not at:
         return {**data, "VERSION": VERSIONS[0] if given is None else given}
     if given is not None and str(given).removesuffix(".0") != version:
@@ -38,14 +38,14 @@ def one_version(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def symmetric_for(side: Any, scheme: str) -> str:
-    """The default scheme of a side: the symmetric form of `scheme` where its codes are fp8."""
+    """Return the default scheme of a side: the symmetric form of `scheme` if its quantized type is fp8."""
     quantizer = side.get("QUANTIZER") if isinstance(side, dict) else None
     dtype = quantizer.get("DTYPE") if isinstance(quantizer, dict) else None
     return scheme.replace("-affine", "-symmetric") if str(dtype).lower() == "fp8" else scheme
 
 
 def problems(recipe: Recipe, parts: Sequence[Part]) -> Iterator[Wrong]:
-    """What the backend, in its version, does not take of these parts and of the other keys."""
+    """Yield the settings in these parts and the other keys that the backend, in its version, does not support."""
     if recipe.version is not None and recipe.backend != TENSORRT:
         yield Wrong(f"is for the backend {TENSORRT} only", path=("VERSION",), value=recipe.version)
         return
@@ -81,7 +81,7 @@ def _newer(codes: str) -> str:
 
 
 def _fp8(part: Part, recipe: Recipe) -> Iterator[Wrong]:
-    """fp8 where the backend has it, symmetric, of 8 bits, with an observer that knows it."""
+    """Check fp8: supported by the backend, symmetric, 8 bits, with a suitable observer."""
     quantizer, observer = part.keys.quantizer, part.keys.observer.type
     if quantizer.dtype != "fp8":
         return
@@ -102,7 +102,7 @@ def _fp8(part: Part, recipe: Recipe) -> Iterator[Wrong]:
 
 
 def _blocks(part: Part, recipe: Recipe) -> Iterator[Wrong]:
-    """Blocks where the backend's kernels have them."""
+    """Check that the backend's kernels support block-wise scales."""
     size = part.settings.block_size
     if size is None:
         return
@@ -120,7 +120,7 @@ def _blocks(part: Part, recipe: Recipe) -> Iterator[Wrong]:
 
 
 def _int4(part: Part, recipe: Recipe, *, floats: bool) -> Iterator[Wrong]:
-    """TensorRT takes 4 bits for weights whose inputs stay float: `floats` says that all do."""
+    """Check 4-bit weights of TensorRT, which need float inputs: `floats` says that all inputs are float."""
     bit = part.keys.quantizer.bit
     if recipe.backend != TENSORRT or part.side != "W" or bit != INT4_BITS:
         return

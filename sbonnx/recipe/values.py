@@ -1,7 +1,7 @@
-"""The kinds of values in a recipe: what is accepted, how it is spelled in the end, what an editor may offer.
+"""Types of values in a recipe: accepted input, canonical spelling, and JSON schema for editors.
 
-Each reader takes what YAML or Python gave and returns the canonical value, or raises `Wrong`. As in the
-ancestor, a number or a truth value may also stand in quotes.
+Each reader converts a value from YAML or Python to the canonical value, or raises `Wrong`. As in
+Sparsebit, numbers and booleans may also be quoted.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _PER_SIDE = re.compile(r"w([0-9]{1,2})a([0-9]{1,2})", re.IGNORECASE)
 MIN_BITS: Final = 2
 MAX_BITS: Final = 16
 BLOCK_SIZES: Final = (16, 32, 64, 128, 256)
-"""What blocked kernels of the runtimes come in."""
+"""Block sizes of the runtimes' kernels."""
 
 NO_BLOCKS: Final = "none"
 
 FLOAT_BITS: Final = 32
-"""In ``w8a32`` the 32 means: leave it float."""
+"""In ``w8a32`` the 32 means float."""
 
 
 def flag(value: object) -> bool:
-    """true or false."""
+    """Read a boolean."""
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.lower() in _TRUTHS:
@@ -50,7 +50,7 @@ def flag(value: object) -> bool:
 
 
 def integer(value: object) -> int | None:
-    """`value` as an integer of at most 64 bits, or None if it is none. True is not 1 here."""
+    """Read an integer of at most 64 bits, or return None if it is not an integer. True does not count as 1."""
     if isinstance(value, str) and _INTEGER.fullmatch(value):
         return int(value)
     if isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) < 1 << 63:
@@ -59,7 +59,7 @@ def integer(value: object) -> int | None:
 
 
 def number(value: object) -> float | None:
-    """`value` as a finite float, or None if it is none."""
+    """Read a finite float, or return None if it is not a number."""
     if isinstance(value, bool) or not isinstance(value, Real | str):
         return None
     if isinstance(value, str) and not _NUMBER.fullmatch(value):
@@ -72,7 +72,7 @@ def number(value: object) -> float | None:
 
 
 def bits(value: object) -> int:
-    """A bit width: 0 (float) or 2 to 16."""
+    """Read a bit width: 0 (float) or 2 to 16."""
     found = integer(value)
     if found is None or not (found == 0 or MIN_BITS <= found <= MAX_BITS):
         raise Wrong(f"must be 0 (float) or a whole number of bits from {MIN_BITS} to {MAX_BITS}", value=value)
@@ -80,7 +80,7 @@ def bits(value: object) -> int:
 
 
 def both_bits(value: object) -> dict[str, int]:
-    """``w8a8`` or ``8`` as {"W": 8, "A": 8}; 32 means float, which is written 0."""
+    """Read ``w8a8`` or ``8`` as {"W": 8, "A": 8}; 32 means float, which becomes 0."""
     match = _PER_SIDE.fullmatch(value) if isinstance(value, str) else None
     widths: list[object] = [int(match[1]), int(match[2])] if match else [value, value]
     try:
@@ -92,7 +92,7 @@ def both_bits(value: object) -> dict[str, int]:
 
 
 def positive(value: object) -> int:
-    """A whole number from 1 up."""
+    """Read a whole number from 1 up."""
     found = integer(value)
     if found is None or found < 1:
         raise Wrong("must be a whole number, 1 or more", value=value)
@@ -107,7 +107,7 @@ def _accuracy_level(value: object) -> int:
 
 
 def _version(value: object) -> str:
-    """A version of TensorRT, as text: YAML reads 11 as a whole number and 8.6 as one with a fraction."""
+    """Read a version of TensorRT as text: YAML parses 11 as an integer and 8.6 as a float."""
     plain = not isinstance(value, bool) and isinstance(value, str | int | float)
     text = str(value).removesuffix(".0") if plain else ""
     if text in VERSIONS:
@@ -116,7 +116,7 @@ def _version(value: object) -> str:
 
 
 def _block_size(value: object) -> int | str:
-    """One of `BLOCK_SIZES`, or "none"."""
+    """Read one of `BLOCK_SIZES`, or "none"."""
     if isinstance(value, str) and value.lower() == NO_BLOCKS:
         return NO_BLOCKS
     found = integer(value)
@@ -169,7 +169,7 @@ def _interval(value: object) -> tuple[float, float]:
 
 
 def type_name(value: object) -> str:
-    """The canonical name of a quantizer or observer: lower case, ``lsq_plus`` as ``lsq+``."""
+    """Read the name of a quantizer or observer in canonical form: lower case, ``lsq_plus`` as ``lsq+``."""
     if isinstance(value, str):
         name = value.strip().lower().replace("-", "_")
         if _TYPE_NAME.fullmatch(name):
@@ -184,7 +184,7 @@ def _device(value: object) -> str:
 
 
 def memory_bytes(text: str) -> int:
-    """``2 GiB``, ``512MB`` or ``1000000`` as a number of bytes."""
+    """Convert ``2 GiB``, ``512MB`` or ``1000000`` to a number of bytes."""
     match = _MEMORY.fullmatch(text.strip())
     if match is None:
         raise Wrong("must be a size such as '2 GiB' or '500 MB'", value=text)
@@ -220,13 +220,13 @@ def _kernel_costs(value: object) -> str:
 
 def _seed(value: object) -> int:
     found = integer(value)
-    if found is None or not 0 <= found < 10**18:  # longer ones do not survive YAML, which is as `integer` reads it
+    if found is None or not 0 <= found < 10**18:  # `integer` reads no longer ones from YAML
         raise Wrong("must be a whole number, 0 or more, of up to 18 digits", value=value)
     return found
 
 
 def _feedback(value: object) -> dict[str, str]:
-    """{output: input}; every input once."""
+    """Read {output: input}; every input once."""
     if not isinstance(value, Mapping):
         raise Wrong("must be a mapping {output: input}", value=value)
     taken: dict[str, str] = {}
@@ -241,7 +241,7 @@ def _feedback(value: object) -> dict[str, str]:
 
 
 def items(value: object) -> object:
-    """A list stays, one text becomes a list of one, anything else is wrong (sets have no order)."""
+    """Read a list, or a single text as a list of one; anything else is invalid (sets have no order)."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list | tuple):
@@ -250,14 +250,14 @@ def items(value: object) -> object:
 
 
 def a_list(value: object) -> object:
-    """A list, nothing else."""
+    """Read a list."""
     if isinstance(value, list | tuple):
         return value
     raise Wrong("must be a list", value=value)
 
 
 def a_mapping(value: object) -> object:
-    """A mapping, nothing else."""
+    """Read a mapping."""
     if isinstance(value, Mapping):
         return value
     raise Wrong("must be a mapping", value=value)
@@ -291,14 +291,14 @@ def choice(allowed: tuple[str, ...]) -> Callable[[object], str]:
 
 
 def schema(allowed: tuple[str, ...]) -> WithJsonSchema:
-    """For editors: `allowed` are offered, any case of them passes."""
+    """Return a JSON schema for editors that offers `allowed` and accepts any case of them."""
     cased = ["".join(f"[{c.upper()}{c.lower()}]" if c.isalpha() else c for c in name) for name in allowed]
     pattern = {"pattern": f"^({'|'.join(cased)})$"}
     return WithJsonSchema({"type": "string", "anyOf": [{"enum": list(allowed)}, pattern]})
 
 
 def _type_schema(known: tuple[str, ...], refused: frozenset[str]) -> WithJsonSchema:
-    """For editors: the known types of this side are offered, any name passes (others may be plugged in)."""
+    """Return a JSON schema for editors that offers the known types of this side and accepts any name (plug-ins)."""
     offered = {"enum": [name for name in known if name not in refused]}
     return WithJsonSchema({"type": "string", "anyOf": [offered, {"pattern": "^[A-Za-z][A-Za-z0-9_-]*[+]?$"}]})
 

@@ -1,1 +1,1 @@
-"""Patterns of a recipe on names of nodes, tensors and torch modules."""
+"""Patterns of a recipe that match names of nodes, tensors and torch modules."""

@@ -1,17 +1,17 @@
-"""Patterns on nodes and tensors.
+"""Pattern syntax for nodes and tensors.
 
 =============== ==========================================================================================
 pattern         matches
 =============== ==========================================================================================
 ``conv*``       nodes by name, with the wildcards ``*``, ``?`` and ``[...]`` (a name matches itself)
-``node:conv*``  the same, said openly
+``node:conv*``  nodes by name, explicit form of ``conv*``
 ``op:*Pool``    nodes by operator type, wildcards allowed
 ``re:.*/ffn/.`` nodes by a regular expression that must cover the whole name
 ``tensor:x*``   tensors by name, wildcards allowed
 =============== ==========================================================================================
 
-Names are those of the file, before anything was simplified or fused; case counts. A bare name that no node has is
-looked up among the names of torch modules (`sbonnx.recipe.node_patterns.torch_modules`).
+Names are those of the original file, before simplification and fusion; case counts. A bare name that no node has is
+resolved as the name of a torch module (`sbonnx.recipe.node_patterns.torch_modules`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Final, Literal
 Kind = Literal["name", "node", "op", "re", "tensor"]
 
 MAX_WILDCARDS: Final = 2000
-"""Characters of a pattern with wildcards, or of a regular expression. Plain names may be longer."""
+"""Maximum characters of a pattern with wildcards, or of a regular expression. Plain names may be longer."""
 
 _PREFIXES: Final[tuple[Kind, ...]] = ("node", "op", "re", "tensor")
 
@@ -34,7 +34,7 @@ _WILDCARD: Final = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True)
 class Matcher:
-    """A pattern, taken apart: its kind, what follows the prefix, and that as a regular expression."""
+    """Parsed pattern: its kind, the part after the prefix, and that part as a regular expression."""
 
     kind: Kind
     body: str
@@ -44,17 +44,17 @@ class Matcher:
         return name == self.body or self.regex.fullmatch(name) is not None
 
     def hits_node(self, name: str, op: str) -> bool:
-        """Whether the node called `name`, of operator type `op`, is meant."""
+        """Whether the pattern matches the node `name` of operator type `op`."""
         if self.kind == "tensor":
             return False
         return self._covers(op if self.kind == "op" else name)
 
     def hits_tensor(self, name: str) -> bool:
-        """Whether the tensor called `name` is meant by ``tensor:``."""
+        """Whether the pattern has the prefix ``tensor:`` and matches the tensor `name`."""
         return self.kind == "tensor" and self._covers(name)
 
     def is_tensor(self, name: str) -> bool:
-        """Whether the tensor called `name` is meant where only tensors can be (no prefix needed there)."""
+        """Whether the pattern matches the tensor `name`, for keys that accept tensors only (no prefix needed)."""
         return self._covers(name)
 
 
@@ -67,7 +67,7 @@ def _split(pattern: str) -> tuple[Kind, str]:
 
 @lru_cache(maxsize=4096)
 def matcher(pattern: str) -> Matcher:
-    """`pattern` made ready to match.
+    """Parse and compile `pattern`.
 
     Raises:
         re.error: a regular expression after ``re:`` does not parse (`check_pattern` finds that first).
@@ -79,7 +79,7 @@ def matcher(pattern: str) -> Matcher:
 
 
 def check_pattern(pattern: str) -> str | None:
-    """What is wrong with `pattern`, as the end of a sentence, or None."""
+    """Return the problem of `pattern`, as the end of a sentence, or None."""
     kind, body = _split(pattern)
     if not body:
         return "must not be an empty pattern"

@@ -1,4 +1,4 @@
-"""Nodes and tensors of one model that the patterns of a recipe mean."""
+"""Resolution of the patterns of a recipe to nodes and tensors of one model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sbonnx.recipe.node_patterns.torch_modules import Modules, NodeInfo, candida
 from sbonnx.recipe.problem import UNSAID, Path, Wrong, likest
 
 SKIPPED = "SKIP_TRACE_MODULES"
-"""The key whose patterns are paths of modules first, and may mean modules that left no node in the file."""
+"""Key whose patterns are module paths first, and may name modules that left no node in the file."""
 
 
 @dataclass(frozen=True)
 class Use:
-    """A pattern in a recipe: its key path, and whether a bare name means nodes, tensors or either."""
+    """Pattern in a recipe: its key path, and whether a bare name means nodes, tensors or either."""
 
     path: Path
     pattern: str
@@ -28,8 +28,8 @@ class Meant:
     """Node names that the patterns of a recipe select in a model.
 
     Attributes:
-        named: by key of the recipe, node names by pattern, of the patterns that are names of torch modules.
-        wrong: patterns that mean nothing, or more than one thing.
+        named: by key of the recipe, node names by pattern, for patterns that name torch modules.
+        wrong: patterns that match nothing, or are ambiguous.
         nothing: patterns of SKIP_TRACE_MODULES without a node, with the nearest names.
     """
 
@@ -39,7 +39,7 @@ class Meant:
 
 
 def slow_problem(uses: Sequence[Use], nodes: Sequence[NodeInfo], tensors: Collection[str]) -> Wrong | None:
-    """The first regular expression that takes too long to match the names of a model, or None."""
+    """Return the first regular expression that takes too long to match the names of a model, or None."""
     by_regex = {found.body: use for use in reversed(uses) if (found := matcher(use.pattern)).kind == "re"}
     slow = first_slow(list(by_regex), {*(node.name for node in nodes), *tensors}) if by_regex else None
     if slow is None:
@@ -91,12 +91,12 @@ def _by_name(use: Use, nodes: Sequence[NodeInfo], tensors: Collection[str]) -> b
 
 
 def _said(use: Use) -> object:
-    """The pattern, unless its key repeats it."""
+    """Return the pattern, unless its key repeats it."""
     return UNSAID if use.path[-1] == use.pattern else use.pattern
 
 
 def _unmatched(use: Use, nodes: Sequence[NodeInfo], names: Collection[str]) -> Wrong:
-    """The problem of a pattern that means nothing, with the nearest names."""
+    """Return the problem of a pattern that matches nothing, with the nearest names."""
     found = matcher(use.pattern)
     is_name = found.kind in ("name", "node", "re") and use.bare != "tensors"
     if found.kind == "op":

@@ -1,4 +1,4 @@
-"""Regular expressions of users: some need more steps than a computer takes in years, and Python's have no limit."""
+"""Time limit for regular expressions of users: some need exponential time, and Python's `re` has no limit."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Final
 from sbonnx.isolation import python_command
 
 LIMIT: Final = 10.0
-"""Seconds for all names of a model. Expressions that are not slow take milliseconds."""
+"""Seconds for all names of a model. Normal expressions take milliseconds."""
 
 
 def first_slow(expressions: Sequence[str], names: Collection[str]) -> str | None:
-    """The first of some regular expressions that takes longer than `LIMIT` over all names; None: none does.
+    """Return the first regular expression that takes longer than `LIMIT` over all names, or None.
 
-    They are matched in another process, which can be ended. Only those with two repetitions or more can be slow: for
-    others none is started. Where the system starts none, nothing is measured.
+    They are matched in a child process, which can be killed. Only expressions with two or more repetitions can be slow:
+    for others no process is started. If the system cannot start one, nothing is measured.
     """
     suspects = [text for text in dict.fromkeys(expressions) if sum(map(text.count, "*+{")) > 1]
     if not suspects or not names:
@@ -43,7 +43,7 @@ def first_slow(expressions: Sequence[str], names: Collection[str]) -> str | None
 
 
 def match_all() -> None:
-    """Match regular expressions with names, both from stdin; a line on stdout for each expression that is done."""
+    """Match regular expressions with names, both from stdin; print a line for each finished expression."""
     expressions, names = json.loads(sys.stdin.buffer.read())
     for expression in expressions:
         matches = re.compile(expression).fullmatch

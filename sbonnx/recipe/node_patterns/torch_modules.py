@@ -1,4 +1,4 @@
-"""Names of torch modules for the nodes of an exported file, as the ancestor names layers.
+"""Names of torch modules for the nodes of an exported file, in Sparsebit's naming of layers.
 
 A node of a file that torch exported belongs to a module. Its path comes from, in this order:
 
@@ -6,9 +6,9 @@ A node of a file that torch exported belongs to a module. Its path comes from, i
 2. the name of the node (exporter on TorchScript): ``/layer1/layer1.0/conv1/Conv``;
 3. the name of its weight: ``layer1.0.conv1.weight``.
 
-The ancestor calls a module without submodules by its path, dots as underscores (``layer1_0_conv1``), and its second
+Sparsebit names a module without submodules by its path, dots as underscores (``layer1_0_conv1``), and its second
 call ``layer1_0_relu_1``. Functions and operators have the names that torch.fx gives them (`FUNCTIONS`), numbered in
-the order of the file: ``add``, ``add_1``, ``softmax``. What computes integers is not counted.
+the order of the file: ``add``, ``add_1``, ``softmax``. Nodes that compute integers are not counted.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from functools import cached_property
 from typing import Final
 
 SCOPES: Final = "pkg.torch.onnx.name_scopes"
-"""Metadata of torch's exporter: the paths of the modules around a node, outermost first, then the node's own name."""
+"""Metadata of torch's exporter: paths of the modules around a node, outermost first, then the node's own name."""
 
 MAX_SCOPES: Final = 20_000
-"""Characters of that metadata that are read at most."""
+"""Maximum characters of that metadata."""
 
 FUNCTIONS: Final = {
     "Add": "add",
@@ -60,13 +60,13 @@ _WILDCARDS: Final = frozenset("*?[")
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """A node of the file as it was given.
+    """Node of the original file.
 
     Attributes:
         name, op: original name and operator type.
         metadata: its metadata_props.
         weight: name of its weight if that ends in ``.weight``, else "".
-        integer: it computes integers, such as sizes, most of which the exporter has added itself.
+        integer: it computes integers, such as sizes; the exporter adds most of these nodes.
     """
 
     name: str
@@ -81,7 +81,7 @@ class ModuleCall:
     """One call of a module or function.
 
     Attributes:
-        name: the ancestor's name.
+        name: Sparsebit's name.
         path: path of the module, with dots; "" for a function.
         nodes: names of its nodes.
     """
@@ -92,7 +92,7 @@ class ModuleCall:
 
 
 def module_path(node: NodeInfo) -> str | None:
-    """Path of the module that a node belongs to, "" for the outermost one, or None if the file does not say."""
+    """Return the path of the module of a node, "" for the outermost one, or None if unknown."""
     scopes = _scopes(node.metadata.get(SCOPES, ""))
     if scopes:
         return scopes[-2] if len(scopes) > 1 else ""
@@ -106,7 +106,7 @@ def module_path(node: NodeInfo) -> str | None:
 
 
 def _scopes(text: str) -> list[str]:
-    """The paths in the exporter's metadata; none if it is something else."""
+    """Parse the paths in the exporter's metadata; empty if it has another format."""
     if not text.startswith("[") or len(text) > MAX_SCOPES:
         return []
     try:
@@ -117,7 +117,7 @@ def _scopes(text: str) -> list[str]:
 
 
 def _joined(segments: Sequence[str]) -> str:
-    """``["layer1", "layer1.0", "conv1"]`` as ``layer1.0.conv1``: a container is repeated in its children's names."""
+    """Join ``["layer1", "layer1.0", "conv1"]`` to ``layer1.0.conv1``: children repeat the name of their container."""
     parts: list[str] = []
     for segment in segments:
         if parts and segment.startswith(f"{parts[-1]}."):
@@ -128,7 +128,7 @@ def _joined(segments: Sequence[str]) -> str:
 
 
 class Modules:
-    """The layers of a file, and the modules around them; read when they are first asked for.
+    """Layers of a file, and the modules that contain them; computed on first use.
 
     Attributes:
         names: names of all nodes.
@@ -140,7 +140,7 @@ class Modules:
 
     @cached_property
     def _paths(self) -> dict[str, str]:
-        """Path of the module of each node; empty if the file says nothing about modules."""
+        """Module path of each node; empty if the file has no module information."""
         found = {node.name: module_path(node) for node in self._nodes}
         known = any(path is not None for path in found.values())
         return {name: path or "" for name, path in found.items()} if known else {}
@@ -169,10 +169,10 @@ class Modules:
         return (*(layer for path, nodes in direct.items() for layer in _calls(path, nodes)), *_functions(functions))
 
     def find(self, pattern: str, *, containers_first: bool = False) -> list[ModuleCall]:
-        """The layers that a pattern means; or the modules, each with all the nodes in and below it.
+        """Return the layers that a pattern matches; or the modules, each with all nodes in and below it.
 
         Args:
-            pattern: the ancestor's name or the path of a module, wildcards allowed.
+            pattern: Sparsebit's name or the path of a module, wildcards allowed.
             containers_first: try modules before layers, as for SKIP_TRACE_MODULES.
         """
         covers = re.compile(fnmatch.translate(pattern)).fullmatch
@@ -186,7 +186,7 @@ class Modules:
 
 
 def candidates(pattern: str, layers: Sequence[ModuleCall]) -> list[str]:
-    """The modules and functions between which a name without wildcards does not decide; empty if it does."""
+    """Return the modules and functions that a name without wildcards could mean; empty if it is unique."""
     if _WILDCARDS & set(pattern):
         return []
     found = [layer.path or f"{layer.name} (a function)" for layer in layers]
@@ -194,13 +194,13 @@ def candidates(pattern: str, layers: Sequence[ModuleCall]) -> list[str]:
 
 
 def _prefixes(path: str) -> Iterator[str]:
-    """``a``, ``a.b``, ``a.b.c`` of ``a.b.c``; nothing of "" ."""
+    """Yield ``a``, ``a.b``, ``a.b.c`` for ``a.b.c``; nothing for ""."""
     parts = path.split(".") if path else []
     yield from (".".join(parts[:length]) for length in range(1, len(parts) + 1))
 
 
 def _calls(path: str, nodes: Sequence[NodeInfo]) -> Iterator[ModuleCall]:
-    """The calls of one module without submodules: a node each if all are of one operator, else one call of all."""
+    """Yield the calls of one module without submodules: one per node if all have one operator, else a single one."""
     name = path.replace(".", "_")
     if len({node.op for node in nodes}) > 1:
         yield ModuleCall(name, path, tuple(node.name for node in nodes))
@@ -210,7 +210,7 @@ def _calls(path: str, nodes: Sequence[NodeInfo]) -> Iterator[ModuleCall]:
 
 
 def _functions(nodes: Sequence[NodeInfo]) -> Iterator[ModuleCall]:
-    """Functions, numbered in the order of the file."""
+    """Yield functions, numbered in the order of the file."""
     counts: Counter[str] = Counter()
     for node in nodes:
         name = FUNCTIONS.get(node.op, node.op.lower())

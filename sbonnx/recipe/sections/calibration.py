@@ -1,4 +1,4 @@
-"""CALIBRATION: what is measured, on what, with how much memory."""
+"""CALIBRATION: settings of measurements, data and memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Inputs = Annotated[names.StreamName, BeforeValidator(values.choice(names.STREAMS
 
 @final
 class Asym(Section):
-    """CALIBRATION.ASYM: ``true`` and ``false`` stand for ``{ENABLE: ...}``."""
+    """CALIBRATION.ASYM: measure on quantized inputs; ``true`` and ``false`` stand for ``{ENABLE: ...}``."""
 
     enable: values.Flag | None = key(
         None,
@@ -36,7 +36,7 @@ class Asym(Section):
 
 @final
 class MomentsOf(Section):
-    """CALIBRATION.MOMENTS: what roundings that look at inputs are given of them."""
+    """CALIBRATION.MOMENTS: second moments of the input activations, for input-aware weight rounding."""
 
     inputs: Inputs = key(
         "quantized",
@@ -105,5 +105,5 @@ class Calibration(Section):
 
     @property
     def memory_bytes(self) -> int:
-        """The budget as a number of bytes."""
+        """Memory budget in bytes."""
         return values.memory_bytes(self.memory)

@@ -1,4 +1,4 @@
-"""EQUALIZE: what is done to the float graph, keeping what it computes, before it is planned."""
+"""EQUALIZE: changes of the float graph before planning that keep its function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the sections of a recipe are made of: keys with their documentation, mappings with fixed keys."""
+"""Base classes of recipe sections: documented keys, mappings with fixed keys."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Maker = Literal["ancestor", "new"]
 
 
 def key(default: Any, meaning: str, allowed: str, maker: Maker = "ancestor", *, shown: str | None = None) -> Any:
-    """A key of the recipe: its default, and what docs/recipe.md, the annotated default and editors say of it.
+    """Define a key of the recipe: its default, and its text in docs/recipe.md, the annotated default and editors.
 
     Args:
-        default: the value when the key is absent; None where somebody else decides then.
+        default: the value if the key is absent; None if it is decided elsewhere.
         meaning: one clause, lower case, no full stop.
         allowed: the accepted values, for people.
-        maker: whether the ancestor has the key.
-        shown: the default in words, where the bare value would not tell.
+        maker: whether Sparsebit has the key.
+        shown: the default as text, if the bare value is not informative.
     """
     extra: JsonDict = {"x-allowed": allowed, "x-maker": maker}
     if shown is not None:
@@ -31,10 +31,10 @@ def key(default: Any, meaning: str, allowed: str, maker: Maker = "ancestor", *, 
 
 
 def nested(data: Mapping[Any, Any]) -> dict[str, Any]:
-    """`data` with keys in upper case, ``A.B: c`` as ``A: {B: c}``, and empty values left out.
+    """Normalize `data`: keys in upper case, ``A.B: c`` as ``A: {B: c}``, without empty values.
 
     Raises:
-        Wrong: a key is not text, or is there twice (in two spellings).
+        Wrong: a key is not text, or occurs twice (in two spellings).
     """
     out: dict[str, Any] = {}
     whole: set[str] = set()  # keys that were written without a dot
@@ -71,7 +71,7 @@ class Section(BaseModel):
 
     @classmethod
     def _expand(cls, data: Any) -> Any:
-        """Turn a short form of the whole section into a mapping, or give `data` back."""
+        """Expand a short form of the whole section to a mapping, or return `data` unchanged."""
         return data
 
     @model_validator(mode="before")
@@ -86,10 +86,10 @@ class Section(BaseModel):
             raise Wrong("must be a mapping of keys to values", value=data)
         return nested(data)
 
-    if not TYPE_CHECKING:  # else any name would be right for type checkers
+    if not TYPE_CHECKING:  # otherwise type checkers would accept any name
 
         def __getattr__(self, name: str) -> Any:
-            """A key as the ancestor writes it: ``qconfig.SCHEDULE.BN_TUNING``. DEVICE is the one that "auto" means."""
+            """Return a key in Sparsebit's spelling: ``qconfig.SCHEDULE.BN_TUNING``. For DEVICE, "auto" is resolved."""
             if not name.isupper() or name.lower() not in type(self).model_fields:
                 return super().__getattr__(name)
             value = getattr(self, name.lower())
@@ -97,7 +97,7 @@ class Section(BaseModel):
 
 
 def children(section: type[Section]) -> dict[str, type[Section]]:
-    """The keys of `section` whose value is a mapping with fixed keys, and the class of each."""
+    """Return the keys of `section` whose value is a section, with its class."""
     found = {}
     for name, info in section.model_fields.items():
         if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
@@ -106,10 +106,10 @@ def children(section: type[Section]) -> dict[str, type[Section]]:
 
 
 def canonical(section: type[Section], data: Any) -> dict[str, Any]:
-    """`data` with every fixed key in upper case and nested, to the bottom. Values are not looked at.
+    """Normalize every fixed key of `data` to upper case and nested form, recursively. Values are not checked.
 
     Raises:
-        Wrong: `data` is no mapping, or a key is not text or is there twice.
+        Wrong: `data` is not a mapping, or a key is not text or occurs twice.
     """
     data = section._expand(data)
     if not isinstance(data, Mapping):

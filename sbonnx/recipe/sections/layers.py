@@ -1,4 +1,4 @@
-"""The nested keys of a recipe, one class a mapping. Upper case in YAML, lower case as attributes."""
+"""Nested keys of a recipe, one class per mapping. Upper case in YAML, lower case as attributes."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class QAdd(Section):
 
 
 def _pairs(data: Any) -> Any:
-    """An entry of SPECIFIC as a mapping. The ancestor's form is a list: key, value, key, value, ..."""
+    """Convert an entry of SPECIFIC to a mapping. Sparsebit's form is a list: key, value, key, value, ..."""
     if isinstance(data, Mapping):
         return data
     if not isinstance(data, list | tuple):
@@ -128,7 +128,7 @@ def _pairs(data: Any) -> Any:
 
 
 def _refuse_types(quantizer: str, observer: str, refused: frozenset[str], home: str) -> None:
-    """A type that only the other side has is wrong here, whatever else is plugged in."""
+    """Refuse a type that only the other side supports, whether or not it is plugged in."""
     for part, found in (("QUANTIZER", quantizer), ("OBSERVER", observer)):
         if found in refused:
             raise Wrong(f"is for {home} only", path=(part, "TYPE"), value=found)
@@ -139,7 +139,7 @@ _SPECIFIC = ("other values for some nodes or tensors; the first match wins", "li
 
 
 class _WeightSettings(Section):
-    """What can be said of all weights or of some."""
+    """Keys for all weights or for some."""
 
     qscheme: values.WeightSchemeName = key(
         "per-channel-symmetric",
@@ -167,7 +167,7 @@ class _WeightSettings(Section):
 
 
 class _ActivationSettings(Section):
-    """What can be said of all activations or of some."""
+    """Keys for all activations or for some."""
 
     qscheme: values.SchemeName = key(
         "per-tensor-affine",
@@ -187,7 +187,7 @@ class _ActivationSettings(Section):
 
 @final
 class WeightChange(_WeightSettings):
-    """What one entry of W.SPECIFIC sets; keys that it does not set stay as they are in W."""
+    """One entry of W.SPECIFIC; keys that it does not set keep the value of W."""
 
     @classmethod
     def _expand(cls, data: Any) -> Any:
@@ -196,7 +196,7 @@ class WeightChange(_WeightSettings):
 
 @final
 class ActivationChange(_ActivationSettings):
-    """What one entry of A.SPECIFIC sets; keys that it does not set stay as they are in A."""
+    """One entry of A.SPECIFIC; keys that it does not set keep the value of A."""
 
     @classmethod
     def _expand(cls, data: Any) -> Any:
@@ -272,7 +272,7 @@ class QuantizeInputsOf(Section):
 
 @final
 class SideBits(Section):
-    """FIRST_BITS and LAST_BITS: a width for each side, written ``{W: 8, A: 8}``, ``w8a8`` or ``8``."""
+    """FIRST_BITS and LAST_BITS: a bit width for each side, written ``{W: 8, A: 8}``, ``w8a8`` or ``8``."""
 
     w: values.Bits | None = key(None, "width of the weight", "0, 2 to 16", "new", shown="that of W")
     a: values.Bits | None = key(None, "width of the inputs", "0, 2 to 16", "new", shown="that of A")

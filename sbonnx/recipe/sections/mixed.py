@@ -1,4 +1,4 @@
-"""AUTO and MIXED: what is found out by trying, on samples held out, before the model is quantized for good."""
+"""AUTO and MIXED: recipe search and mixed precision, evaluated on a hold-out set before the final quantization."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*%\s*")
 
 
 def share(value: object) -> float:
-    """A share as a number from 0 to 1, or in percent: ``0.005`` or ``0.5%``."""
+    """Read a share as a number from 0 to 1, or in percent: ``0.005`` or ``0.5%``."""
     match = _PERCENT.fullmatch(value) if isinstance(value, str) else None
     found = float(match[1]) / 100 if match else values.number(value)
     if found is None or not 0 <= found <= 1:
@@ -30,7 +30,7 @@ def share(value: object) -> float:
 
 
 def _widths(value: object) -> tuple[int, ...]:
-    """Widths, each once, ascending, float (0) last."""
+    """Read bit widths: unique, ascending, float (0) last."""
     if isinstance(value, str):
         value = [part for part in re.split(r"[\s,/]+", value) if part]
     if not isinstance(value, list | tuple):
@@ -53,7 +53,7 @@ Measure = Annotated[LossName, BeforeValidator(values.choice(LOSSES)), values.sch
 
 @final
 class Auto(Section):
-    """AUTO: ``true`` and ``false`` stand for ``{ENABLE: ...}``."""
+    """AUTO: recipe search; ``true`` and ``false`` stand for ``{ENABLE: ...}``."""
 
     enable: values.Flag = key(
         False,
@@ -134,12 +134,12 @@ class Mixed(Section):
 
     @property
     def wanted(self) -> bool:
-        """Whether widths are to be chosen layer by layer."""
+        """Whether bit widths are to be chosen for each layer."""
         return self.max_loss is not None or any(value is not None for _, value in self.budget)
 
     @property
     def contradiction(self) -> str | None:
-        """Why its goals cannot be kept together: there is to be one."""
+        """Error text if more than one goal is set, else None."""
         given = [f"BUDGET.{name.upper()}" for name, value in self.budget if value is not None]
         given += [] if self.max_loss is None else ["MAX_LOSS"]
         if len(given) < 2:

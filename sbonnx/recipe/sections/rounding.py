@@ -1,4 +1,4 @@
-"""W.ROUNDING: how weights become codes, with the arguments of each way."""
+"""W.ROUNDING: methods of weight rounding, with their arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Loss = Literal["moments", "batches"]
 Scope = Literal["block", "layer"]
 
 AUTO: Final = "auto"
-"""The rounding that is chosen by width and by whether there are data."""
+"""The rounding chosen by bit width and by whether there are data."""
 
 
 SCALES: Final[tuple[str, ...]] = get_args(ScaleWish)
@@ -30,7 +30,7 @@ LOSSES: Final[tuple[str, ...]] = get_args(Loss)
 SCOPES: Final[tuple[str, ...]] = get_args(Scope)
 
 BLOCKS: Final = "blocks"
-"""What ADAROUND with LOSS: batches is called in a plan: another rounding, with the same arguments and more."""
+"""Name of ADAROUND with LOSS: batches in a plan: a separate rounding, with the same arguments and more."""
 
 ScaleChoice = Annotated[ScaleWish, BeforeValidator(values.choice(SCALES)), values.schema(SCALES)]
 OrderChoice = Annotated[Order, BeforeValidator(values.choice(ORDERS)), values.schema(ORDERS)]
@@ -105,7 +105,7 @@ class AdaRound(Section):
     )
 
     def named(self) -> tuple[str, dict[str, float | str | bool]]:
-        """The rounding that is meant, and its keyword arguments."""
+        """Return the rounding method and its keyword arguments."""
         chosen = dict(self)
         by_batches = chosen.pop("loss") == "batches"
         for name in ("sweeps",) if by_batches else ("scope", "drop", "scale_lr"):
@@ -153,7 +153,7 @@ class Rounding(Section):
         return data if data is None or isinstance(data, Mapping) else {"TYPE": data}
 
     def named(self, name: str) -> tuple[str, dict[str, float | str | bool]]:
-        """The rounding that is meant by `name`, and its keyword arguments."""
+        """Return the rounding method for `name`, and its keyword arguments."""
         if name == "adaround":
             return self.adaround.named()
         chosen = {"gptq": self.gptq, "adaquant": self.adaquant}.get(name)

@@ -1,4 +1,4 @@
-"""VERIFY: what the result is held against, and what it must keep to."""
+"""VERIFY: data for the verification of the result, and limits that it must meet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sbonnx.recipe.problem import Wrong, short
 from sbonnx.recipe.sections.keys import Section, key
 
 BY_OUTPUT: Final = ("VERIFY.MIN_SQNR_DB", "VERIFY.MIN_COSINE")
-"""Keys that may lead from outputs to numbers."""
+"""Keys that accept a mapping from outputs to numbers."""
 
 
 def _figure(value: object, low: float, high: float, wanted: str) -> float:
@@ -23,7 +23,7 @@ def _figure(value: object, low: float, high: float, wanted: str) -> float:
 
 
 def _by_output(value: object, low: float, high: float, wanted: str) -> float | dict[str, float]:
-    """One number, or {output: number}."""
+    """Read one number, or {output: number}."""
     if not isinstance(value, Mapping):
         return _figure(value, low, high, f"{wanted}, or a mapping {{output: number}}")
     for name in value:
@@ -99,7 +99,7 @@ class Verification(Section):
     )
 
     def problems(self) -> Iterator[Wrong]:
-        """What cannot be judged."""
+        """Yield the limits that cannot be checked."""
         if self.max_latency_ratio is not None and not self.latency:
             text = "cannot be judged when VERIFY.LATENCY is false: drop one of them"
             yield Wrong(text, path=("VERIFY", "MAX_LATENCY_RATIO"), value=self.max_latency_ratio)
