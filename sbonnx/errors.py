@@ -1,6 +1,6 @@
 """Exceptions for errors that the user can fix, one type for each kind.
 
-Every message says what is wrong, where (file, node, tensor, key), what was found and what to do.
+Every message names the problem, the place (file, node, tensor, key), the invalid value and the fix.
 The command line prints it as one line and exits with 2; ``--debug`` shows the traceback.
 """
 
@@ -35,11 +35,11 @@ class NumericError(SbonnxError):
 
 
 class OutputError(SbonnxError):
-    """The output cannot be written where it was asked for."""
+    """The output cannot be written to the requested path."""
 
 
 class DeviceError(SbonnxError):
-    """The runtime or execution provider asked for is not installed or not usable."""
+    """The requested runtime or execution provider is not installed or not usable."""
 
 
 _OUT_OF_MEMORY: Final = re.compile(
@@ -48,12 +48,12 @@ _OUT_OF_MEMORY: Final = re.compile(
     r"failed to map segment|can't start new thread",
     re.IGNORECASE,
 )
-"""Messages of Python, numpy, the dynamic linker, onnxruntime and torch when memory is exhausted. Threads that cannot be
-started mostly lack memory for their stacks."""
+"""Messages of Python, numpy, the dynamic linker, onnxruntime and torch when memory is exhausted. If a thread cannot be
+started, memory for its stack is usually missing."""
 
 
 def out_of_memory(reason: str) -> str:
-    """Error line for exhausted memory.
+    """Format the error message for exhausted memory.
 
     Args:
         reason: the original message; may be empty.
@@ -70,10 +70,10 @@ def is_memory_message(text: str) -> bool:
 
 
 def memory_failure(error: BaseException) -> BaseException | None:
-    """The first exception among `error` and its causes that reports exhausted memory, or None.
+    """Return the first exception among `error` and its causes that reports exhausted memory, or None.
 
-    An error of sbonnx raised from a Python MemoryError is not one: its own message is more specific, such as a false
-    shape in a file.
+    An error of sbonnx raised from a Python MemoryError does not count: its own message is more specific, such as a
+    wrong shape in a file.
     """
     explained = isinstance(error, SbonnxError)
     seen: set[int] = set()

@@ -1,8 +1,8 @@
-"""Child interpreters that import from where this one does, and never from the working folder.
+"""Child interpreters with the search path of this one, which never import from the working folder.
 
-`python -c` puts the working folder, which may hold downloaded files, first on the search path: there a file `json.py`
-would be run in place of the standard module. Calibration workers are started with `python_command`; processes of
-`multiprocessing`, whose command lines it makes itself, within `safe_start`.
+`python -c` puts the working folder, which may hold downloaded files, first on the search path. A file `json.py` there
+would be run instead of the standard module. Calibration workers are started with `python_command`. `multiprocessing`
+creates its own command lines, so its processes are started within `safe_start`.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ _SAFE_PATH: Final = "PYTHONSAFEPATH"
 """Python 3.11 and later: any value keeps the working folder off the search path."""
 
 _OURS: Final = "sbonnx"
-"""Value of the variable where `safe_start` set it."""
+"""Value of the variable if `safe_start` set it."""
 
 
 def python_command(module: str, function: str, *arguments: Any) -> list[str]:
-    """Command line of a new interpreter that calls a function.
+    """Return the command line of a new interpreter that calls a function.
 
     The interpreter has the flags, the environment (`PYTHONHOME`, user site, import hooks of editable installs) and the
     search path of this one. The path is set before the first import that could read it.
 
     Args:
         module, function: the function to call; it must be importable.
-        arguments: for it; values that are Python literals (`ast.literal_eval`).
+        arguments: its arguments; Python literals (`ast.literal_eval`).
 
     Raises:
-        OSError: the path of the interpreter is not known (Python is embedded in another program).
+        OSError: the path of the interpreter is unknown (Python is embedded in another program).
     """
     if not sys.executable:
         raise OSError("Python is embedded in another program that does not give the path of an interpreter")
@@ -44,11 +44,11 @@ def python_command(module: str, function: str, *arguments: Any) -> list[str]:
 
 @contextlib.contextmanager
 def safe_start() -> Iterator[None]:
-    """Context in which interpreters that `multiprocessing` starts (spawn, forkserver, its resource tracker) do not
-    import from the working folder.
+    """Prevent interpreters that `multiprocessing` starts within the context (spawn, forkserver, its resource tracker)
+    from importing from the working folder.
 
-    On Python 3.11 and later the children inherit `PYTHONSAFEPATH`, which would keep scripts that they start in turn
-    from their own folder: a child that runs user code calls `leave_safe_start` first. Not for several threads at once.
+    On Python 3.11 and later the children inherit `PYTHONSAFEPATH`. Scripts that they start in turn could then not
+    import from their own folder, so a child that runs user code calls `leave_safe_start` first. Not thread-safe.
     """
     if sys.version_info < (3, 11):
         with _path_handed_over():
@@ -67,21 +67,21 @@ def safe_start() -> Iterator[None]:
 
 
 def leave_safe_start() -> None:
-    """In a child that was started within `safe_start`: let the programs that it starts have Python's usual path."""
+    """Restore Python's default path for programs started by a child that was itself started within `safe_start`."""
     if os.environ.get(_SAFE_PATH) == _OURS:
         del os.environ[_SAFE_PATH]
 
 
 def _path_first() -> str:
-    """Statements that set the search path of a new interpreter to that of this one. `sys` is built in: importing it
-    reads no file."""
+    """Return statements that set the search path of a new interpreter to that of this one. `sys` is built in:
+    importing it reads no file."""
     return f"import sys; sys.path[:] = {[str(entry) for entry in sys.path]!a}"
 
 
 @contextlib.contextmanager
 def _path_handed_over() -> Iterator[None]:
-    """Context in which the command lines of `multiprocessing` set the search path first. For Python 3.10, which has
-    neither the variable nor a flag that does nothing else."""
+    """Make the command lines of `multiprocessing` set the search path first, within the context. Python 3.10 has
+    neither the variable nor a flag with this effect alone."""
     from multiprocessing import util
 
     start = util.spawnv_passfds

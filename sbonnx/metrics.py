@@ -38,18 +38,18 @@ class OutputDifference:
     """Error metrics of one output of a quantized model.
 
     Attributes:
-        name: of the output.
+        name: name of the output.
         mse, max_abs: mean squared and largest absolute difference, units of the output.
-        sqnr_db: signal to noise, decibel.
-        cosine: of the outputs as one long vector.
-        agreement: share of equal arg-max over classes, None where the output has fewer than two.
-        not_finite: values that are NaN or infinite where the float ones are not.
-        compared: values compared.
-        mismatched: feeds on which the quantized output has another shape, as detections have.
-        constant: the quantized output is one number while the float one is not.
-        frozen: the quantized output is the same for every sample while the float one is not.
+        sqnr_db: signal-to-quantization-noise ratio, dB.
+        cosine: cosine similarity of the flattened outputs.
+        agreement: share of equal arg-max over classes (top-1 agreement), None if the output has fewer than two classes.
+        not_finite: number of values that are NaN or infinite although the float ones are finite.
+        compared: number of values compared.
+        mismatched: number of feeds on which the quantized output has another shape, as detections may have.
+        constant: the quantized output is a single number, the float one is not.
+        frozen: the quantized output is the same for every sample, the float one is not.
         low, high: range of the quantized output.
-        spread_db: standard error of `sqnr_db` over the samples (rows of the output), decibel; inf for fewer than two.
+        spread_db: standard error of `sqnr_db` over the samples (rows of the output), dB; inf for fewer than two.
     """
 
     name: str

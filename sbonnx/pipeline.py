@@ -41,7 +41,7 @@ OLDEST_OPSET = 7
 """onnxruntime has no kernels for older versions of the operators."""
 
 COUNTED = "onnxruntime"
-"""Backend whose integer kernels are counted in verification: ops left float become refusals, else only figures."""
+"""Backend for which ops without an integer kernel become refusals. For others the count of kernels is only a figure."""
 
 UNCOMPARED = "no data was given: the file was checked and opened at every level, and not compared with float"
 """Note in the report of a mode that needs no data and got none."""

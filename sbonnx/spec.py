@@ -135,7 +135,7 @@ class QuantSpec:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """numpy type of an array of codes (int8, uint8, int16, uint16, float8_e4m3fn)."""
+        """Numpy type of an array of codes (int8, uint8, int16, uint16, float8_e4m3fn)."""
         if self.is_fp8:
             eight: np.dtype[Any] = np.dtype(ml_dtypes.float8_e4m3fn)
             return eight
@@ -155,7 +155,7 @@ class QuantSpec:
         return self.bits in (4, 8, 16, BIAS_BITS) and not self.narrow
 
     def label(self) -> str:
-        """Short form for tables: ``int8``, ``uint4 axis 0``, ``int4 axis 0 blocks of 128``, ``fp8``."""
+        """Format for tables: ``int8``, ``uint4 axis 0``, ``int4 axis 0 blocks of 128``, ``fp8``."""
         text = "fp8" if self.is_fp8 else f"{'int' if self.signed else 'uint'}{self.bits}"
         if self.symmetric and not self.signed:
             text += " sym"
@@ -303,7 +303,7 @@ def _round_scale(scale: Array, scale_dtype: Any, floor: float) -> Array:
 
 
 def exact_scale(bounds: Bounds, spec: QuantSpec, rule: ScaleRule = "exact") -> Array:
-    """Compute the scale that covers `bounds`, unrounded, float64; 0 for a range that contains only 0. See below."""
+    """Compute the scale that covers `bounds`, unrounded, float64; 0 for a range that contains only 0."""
     lo = np.minimum(np.asarray(bounds.lo, np.float64), 0.0)
     hi = np.maximum(np.asarray(bounds.hi, np.float64), 0.0)
     steps = spec.qmax - spec.qmin

@@ -49,7 +49,7 @@ class Normal:
 class ModelInfo:
     """Data of a model file other than nodes and tensors. Written back on save.
 
-    The protos are carriers: each holds only fields that have no place in the graph (doc strings, metadata,
+    The protos are carriers: each has only fields that have no place in the graph (doc strings, metadata,
     device configurations, types that are not tensors), keyed by the name of their owner. Names are unique
     over all scopes; entries of removed nodes and tensors are ignored on save.
 

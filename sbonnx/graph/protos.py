@@ -233,7 +233,7 @@ def _order(graph: GraphProto, wants: Sequence[Sequence[str]], maker: dict[str, i
 
 
 def describe(node: NodeProto) -> str:
-    """Name a node in messages; a node without a name by its output."""
+    """Describe a node for messages, by its name or else by its output."""
     kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     if node.name:
         return f"node '{node.name}' ({kind})"

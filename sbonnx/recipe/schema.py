@@ -349,7 +349,7 @@ class Recipe(Section):
 
     @cached_property
     def digest(self) -> str:
-        """The sha256 of `to_dict`, in hexadecimal: equal recipes have equal digests."""
+        """SHA-256 of `to_dict`, in hexadecimal: equal recipes have equal digests."""
         return hashlib.sha256(json.dumps(self.to_dict()).encode()).hexdigest()
 
     @property

@@ -1,7 +1,7 @@
 """Temporary folders. Those of killed processes are removed by the next run that uses the same parent folder.
 
-Each folder holds a marker file that its process keeps locked (flock) until it ends, however it ends. A folder is
-removed only if it belongs to this user and its marker is not locked. Process ids are not used, because they recur.
+Each folder contains a marker file that its process keeps locked (flock) until it ends, even if it is killed. A folder
+is removed only if it belongs to this user and its marker is not locked. Process ids are not used, because they recur.
 """
 
 from __future__ import annotations

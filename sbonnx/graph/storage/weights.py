@@ -35,7 +35,7 @@ def numpy_dtype(onnx_type: int) -> np.dtype[Any]:
     """Return the numpy (or ml_dtypes) type of an ONNX element type; object for strings.
 
     Raises:
-        ModelError: there is none.
+        ModelError: the installed onnx does not know the element type.
     """
     if onnx_type == TensorProto.STRING:
         return np.dtype(object)
@@ -58,7 +58,7 @@ def onnx_dtype(dtype: Any) -> int:
 
 
 def byte_size(onnx_type: int, elements: int) -> int:
-    """Compute the bytes that elements of a type take in a file."""
+    """Compute the number of bytes that `elements` values of a type take in a file."""
     if onnx_type in PACKED_BITS:
         return (elements * PACKED_BITS[onnx_type] + 7) // 8
     return elements * numpy_dtype(onnx_type).itemsize
