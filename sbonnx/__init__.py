@@ -2,7 +2,7 @@
 
     report = sbonnx.quantize("m.onnx", "calib/", backend="tensorrt", output="m_int8.onnx")
 
-The public names are loaded when they are first used: importing the package costs next to nothing.
+The public names are loaded on first use, so that importing the package is fast.
 """
 
 import os
@@ -11,7 +11,7 @@ import sys
 # `python -m sbonnx` puts the working folder, which may hold downloaded files, first on the search path. It is removed
 # before anything is imported from there (as `from __future__` would), unless it is the folder that contains sbonnx.
 if sys.argv[:1] == ["-m"] and not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
-    # the argument before those of the program: sbonnx, -msbonnx, or the module that imports it
+    # the argument before those of the program: sbonnx, -msbonnx, or a module that imports sbonnx
     _run = next(iter(sys.orig_argv[len(sys.orig_argv) - len(sys.argv) :]), "")
     if (_run.partition("m")[2] if _run.startswith("-") else _run).partition(".")[0] == "sbonnx":
         _folder = os.path.realpath(os.path.dirname(os.path.dirname(__file__)))

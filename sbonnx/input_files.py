@@ -41,7 +41,7 @@ def check_regular(path: str | os.PathLike[str]) -> int:
     """
     try:
         found = os.stat(path)
-    except ValueError as error:  # a NUL, half a surrogate pair
+    except ValueError as error:  # a NUL, an unpaired surrogate
         raise OSError(errno.EINVAL, "the system has no such names", os.fspath(path)) from error
     return _regular_size(found, path)
 

@@ -171,7 +171,7 @@ RECURRENT: Final = frozenset({"LSTM", "GRU", "RNN"})
 RANDOM: Final = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli", "Dropout"}
 )
-"""Never folded: two runs differ (Dropout only in training mode, which simplification checks)."""
+"""Ops with random outputs, never folded as constants (Dropout only in training mode, which simplification checks)."""
 
 EPILOGUES: Final = RECTIFIERS | {"BatchNormalization", "LeakyRelu", "Sigmoid", "Tanh"}
 """Ops that a runtime fuses into the kernel of the preceding linear op."""

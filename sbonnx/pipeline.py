@@ -38,7 +38,7 @@ from sbonnx.spec import Bounds
 from sbonnx.verify.ort_options import Judged
 
 OLDEST_OPSET = 7
-"""onnxruntime has no kernels for older versions of the operators."""
+"""Oldest opset that onnxruntime has kernels for."""
 
 COUNTED = "onnxruntime"
 """Backend for which ops without an integer kernel become refusals. For others the count of kernels is only a figure."""

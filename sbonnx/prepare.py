@@ -84,7 +84,7 @@ class Prepared:
 
     @property
     def needs_data(self) -> bool:
-        """Whether anything is measured. False if only weights are quantized and the float type is kept."""
+        """Whether calibration data is needed: static mode, activation sites, or a float type other than fp32."""
         return self.recipe.mode == "static" or bool(self.plan.of_role("activation")) or self.plan.float_type != "fp32"
 
     @property

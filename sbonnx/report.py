@@ -49,7 +49,7 @@ class Report:
         notes: what loading changed in the model (converted opset, inlined functions, ...).
         quantized: the model itself if no output path was given (left out of `to_dict`).
         search: what AUTO and MIXED tried, see `sbonnx.search.Found`; empty if there was no search.
-        problems: limits that the result misses (empty if there are none).
+        problems: reasons why the result is unusable or misses a limit (empty if there are none).
     """
 
     model: str
@@ -69,7 +69,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether verification found no problem."""
+        """Whether there are no problems."""
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:

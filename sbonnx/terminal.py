@@ -1,7 +1,7 @@
 """Text for terminals and logs: control characters escaped, errors on one line of bounded length.
 
-Names in models and files come from whoever made them. Escape sequences in them could clear a terminal or rewrite
-lines, and bidirectional overrides could make one name look like another.
+Names in models and files are not trusted. Escape sequences in them could clear a terminal or rewrite lines, and
+bidirectional overrides could make one name look like another.
 """
 
 from __future__ import annotations

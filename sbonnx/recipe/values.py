@@ -220,7 +220,7 @@ def _kernel_costs(value: object) -> str:
 
 def _seed(value: object) -> int:
     found = integer(value)
-    if found is None or not 0 <= found < 10**18:  # `integer` reads no longer ones from YAML
+    if found is None or not 0 <= found < 10**18:  # `integer` reads up to 18 digits from YAML text
         raise Wrong("must be a whole number, 0 or more, of up to 18 digits", value=value)
     return found
 

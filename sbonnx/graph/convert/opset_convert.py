@@ -157,7 +157,7 @@ def _with_types(model: ModelProto) -> ModelProto:
     """Return a copy with the types and shapes that can be inferred."""
     try:
         return onnx.shape_inference.infer_shapes(model)
-    except ONNX_ERRORS:  # types only allow more conversions
+    except ONNX_ERRORS:  # types are optional: they allow more conversions
         copied = ModelProto()
         copied.CopyFrom(model)
         return copied

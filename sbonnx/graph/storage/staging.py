@@ -48,7 +48,7 @@ def staged(target: Path, inputs: Iterable[Path] = (), *, force: bool = False) ->
 
 
 def _publish(folder: Path, target: Path, inputs: Sequence[Path], *, force: bool) -> None:
-    """Move the files to their final place, the model last."""
+    """Move the files to their final path, the model last."""
     made = [path for path in folder.iterdir() if path.name != MARKER]
     made.sort(key=lambda path: path.name == target.name)
     for path in made:

@@ -62,7 +62,7 @@ class MomentsOf(Section):
 
 @final
 class Calibration(Section):
-    """CALIBRATION"""
+    """CALIBRATION: how ranges and input activations are measured."""
 
     memory: values.Memory = key(
         "2 GiB",

@@ -46,7 +46,7 @@ Clip = Annotated[ClipName, BeforeValidator(values.choice(CLIPS)), values.schema(
 
 @final
 class Equalize(Section):
-    """EQUALIZE"""
+    """EQUALIZE: cross-layer equalization, SmoothQuant, AWQ, channel splitting."""
 
     cross_layer: values.Flag = key(
         False,

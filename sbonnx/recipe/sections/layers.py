@@ -15,7 +15,7 @@ from sbonnx.recipe.sections.rounding import Rounding
 
 @final
 class Pact(Section):
-    """A.QUANTIZER.PACT"""
+    """A.QUANTIZER.PACT: learned clipping bound of activations."""
 
     alpha_value: values.AboveZero | None = key(
         None, "first value of the clipping bound that `pact` learns", "above 0", shown="the calibrated range"
@@ -24,21 +24,21 @@ class Pact(Section):
 
 @final
 class Percentile(Section):
-    """OBSERVER.PERCENTILE"""
+    """OBSERVER.PERCENTILE: clipping of the tails."""
 
     alpha: values.Tail = key(0.001, "share of the values that `percentile` cuts off at each end", "0 to below 0.5")
 
 
 @final
 class Aciq(Section):
-    """OBSERVER.ACIQ"""
+    """OBSERVER.ACIQ: analytical clipping."""
 
     distribution: values.Distribution = key("gaus", "distribution that `aciq` assumes", "gaus, laplace")
 
 
 @final
 class MovingAverage(Section):
-    """A.OBSERVER.MOVING_AVERAGE"""
+    """A.OBSERVER.MOVING_AVERAGE: moving average (EMA) of min and max."""
 
     ema_ratio: values.Ratio = key(0.9, "weight of the old value in `moving_average`", "0 to below 1")
 
@@ -50,7 +50,7 @@ _DISABLE = ("leave this side float", "true, false")
 
 @final
 class WeightQuantizer(Section):
-    """W.QUANTIZER"""
+    """W.QUANTIZER: type and bit width of weights."""
 
     type: values.WeightQuantizerName = key(
         "uniform", "how weights are rounded or trained", "uniform, dorefa, lsq, lsq+ (lsq_plus), adaround"
@@ -62,7 +62,7 @@ class WeightQuantizer(Section):
 
 @final
 class ActivationQuantizer(Section):
-    """A.QUANTIZER"""
+    """A.QUANTIZER: type and bit width of activations."""
 
     type: values.ActivationQuantizerName = key(
         "uniform", "how activations are quantized or trained", "uniform, dorefa, lsq, lsq+ (lsq_plus), pact"
@@ -75,7 +75,7 @@ class ActivationQuantizer(Section):
 
 @final
 class WeightObserver(Section):
-    """W.OBSERVER"""
+    """W.OBSERVER: range estimation of weights."""
 
     type: values.WeightObserverName = key(
         "minmax", "how the range of a weight is chosen", "minmax, mse, percentile, kl_histogram, aciq, auto"
@@ -86,7 +86,7 @@ class WeightObserver(Section):
 
 @final
 class ActivationObserver(Section):
-    """A.OBSERVER"""
+    """A.OBSERVER: range estimation of activations."""
 
     type: values.ActivationObserverName = key(
         "minmax",
@@ -102,7 +102,7 @@ class ActivationObserver(Section):
 
 @final
 class QAdd(Section):
-    """A.QADD"""
+    """A.QADD: quantization of the inputs of Add."""
 
     enable_quant: values.Flag | None = key(
         None, "the ancestor's spelling of QUANTIZE_INPUTS_OF.ADD", "true, false", shown="the backend decides"
@@ -209,14 +209,14 @@ ActivationEntry = Annotated[dict[values.Pattern, ActivationChange], BeforeValida
 
 @final
 class Weights(_WeightSettings):
-    """W"""
+    """W: quantization of weights."""
 
     specific: Annotated[tuple[WeightEntry, ...], BeforeValidator(values.a_list)] = key((), *_SPECIFIC)
 
 
 @final
 class Activations(_ActivationSettings):
-    """A"""
+    """A: quantization of activations."""
 
     qadd: QAdd = QAdd()
     specific: Annotated[tuple[ActivationEntry, ...], BeforeValidator(values.a_list)] = key((), *_SPECIFIC)
@@ -228,7 +228,7 @@ Change = WeightChange | ActivationChange
 
 @final
 class Schedule(Section):
-    """SCHEDULE"""
+    """SCHEDULE: batch-norm folding and tuning, placement of Q/DQ."""
 
     fuse_bn: values.Flag = key(
         False,
@@ -249,7 +249,7 @@ _DECIDES = "the backend decides"
 
 @final
 class QuantizeInputsOf(Section):
-    """QUANTIZE_INPUTS_OF"""
+    """QUANTIZE_INPUTS_OF: operators whose inputs are quantized."""
 
     add: values.Flag | None = key(None, "inputs of Add", "true, false", "new", shown=_DECIDES)
     concat: values.Flag | None = key(None, "inputs of Concat", "true, false", "new", shown=_DECIDES)

@@ -77,7 +77,7 @@ class Auto(Section):
 
 @final
 class Budget(Section):
-    """MIXED.BUDGET"""
+    """MIXED.BUDGET: limit of size or cost for mixed precision."""
 
     bits: values.AboveZero | None = key(None, "bits of a weight, on average", "above 0", "new", shown="none")
     size: values.AboveZero | None = key(
@@ -101,7 +101,7 @@ class Budget(Section):
 
 @final
 class Mixed(Section):
-    """MIXED"""
+    """MIXED: mixed precision, a bit width for each layer."""
 
     budget: Budget = Budget()
     max_loss: Loss | None = key(

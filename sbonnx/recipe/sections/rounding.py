@@ -42,7 +42,7 @@ ScopeChoice = Annotated[Scope, BeforeValidator(values.choice(SCOPES)), values.sc
 
 @final
 class Gptq(Section):
-    """W.ROUNDING.GPTQ"""
+    """W.ROUNDING.GPTQ: rounding by second moments (Hessian), with error compensation."""
 
     damping: values.AboveZero = key(
         0.01, "share of the mean second moment that is added to all of them", "above 0", "new"
@@ -66,7 +66,7 @@ class Gptq(Section):
 
 @final
 class AdaRound(Section):
-    """W.ROUNDING.ADAROUND"""
+    """W.ROUNDING.ADAROUND: rounding up or down, learned by gradient descent."""
 
     iterations: values.Count = key(1000, "steps of Adam", "1 or more", "new")
     lr: values.AboveZero = key(0.1, "its learning rate", "above 0", "new")
@@ -115,7 +115,7 @@ class AdaRound(Section):
 
 @final
 class AdaQuant(Section):
-    """W.ROUNDING.ADAQUANT"""
+    """W.ROUNDING.ADAQUANT: weights and scales learned by gradient descent."""
 
     iterations: values.Count = key(500, "steps of Adam", "1 or more", "new")
     lr: values.AboveZero = key(0.01, "its learning rate for weights, in codes", "above 0", "new")
@@ -128,7 +128,7 @@ class AdaQuant(Section):
 
 @final
 class Rounding(Section):
-    """W.ROUNDING: a name stands for ``{TYPE: name}``."""
+    """W.ROUNDING: method of weight rounding; a name stands for ``{TYPE: name}``."""
 
     type: values.RoundingName = key(
         AUTO,

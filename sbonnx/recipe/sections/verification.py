@@ -56,7 +56,7 @@ Share = Annotated[
 
 @final
 class Verification(Section):
-    """VERIFY"""
+    """VERIFY: comparison with the float model, and limits that the result must meet."""
 
     feeds: values.Count = key(64, "how many feeds of the data the result is compared with float on", "1 or more", "new")
     held_out: values.Ratio = key(
