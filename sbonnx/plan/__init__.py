@@ -1,4 +1,4 @@
-"""Deciding what to quantize, without touching data: a pure function from graph, recipe and backend to a plan."""
+"""Quantization planning without data: a pure function from graph, recipe and backend to a plan."""
 
 from __future__ import annotations
 

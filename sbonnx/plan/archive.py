@@ -1,4 +1,4 @@
-"""A solution as one .npz file and back: scales, zero points, codes and ranges, with the specs as JSON inside."""
+"""Save and load a solution as one .npz file: scales, zero points, codes and ranges, with the specs as JSON inside."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ DAMAGED: Final = (
     *(OSError, EOFError, KeyError, IndexError, ValueError, TypeError, AttributeError, NotImplementedError),
     *(RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error, struct.error),
 )
-"""Errors of zipfile, numpy and json, and of values of the wrong kind, for a file that is damaged."""
+"""Errors that zipfile, numpy and json raise for a damaged file, and those for values of the wrong type."""
 
 
 def save_solution(solution: Solution, path: Path) -> None:
-    """Write a solution, whole or not at all, over what is there.
+    """Write a solution atomically, replacing an existing file.
 
     Raises:
-        OutputError: it cannot be written there.
+        OutputError: the file cannot be written.
     """
     keys = list(dict.fromkeys([*solution.qparams, *solution.codes, *solution.bounds, *solution.bias_scales]))
     arrays: dict[str, Array] = {}
@@ -66,17 +66,16 @@ def save_solution(solution: Solution, path: Path) -> None:
 
 
 def _plain(values: Array) -> Array:
-    """fp8, which .npz does not know, as its bytes."""
+    """View fp8 values as uint8 bytes, because .npz does not support fp8."""
     return values.view(np.uint8) if str(values.dtype) == FP8 else values
 
 
 def _typed(values: Array, spec: QuantSpec) -> Array:
-    """The inverse of `_plain`."""
+    """Restore fp8 values that `_plain` stored as bytes."""
     return values.view(spec.dtype) if spec.is_fp8 else values
 
 
 def _parts(solution: Solution, key: str) -> dict[str, Array]:
-    """The arrays of one site."""
     parts: dict[str, Array] = {}
     if key in solution.qparams:
         parts["scale"], parts["zero_point"] = solution.qparams[key].scale, solution.qparams[key].zero_point
@@ -90,10 +89,10 @@ def _parts(solution: Solution, key: str) -> dict[str, Array]:
 
 
 def load_solution(path: Path) -> Solution:
-    """The solution that `save_solution` wrote.
+    """Load a solution written by `save_solution`.
 
     Raises:
-        ModelError: the file is missing, damaged, or of another format.
+        ModelError: the file is missing, damaged, or has another format version.
     """
     try:
         with np.load(path, allow_pickle=False) as file:

@@ -1,4 +1,4 @@
-"""The types that the recipe asks for, and weights in blocks: which values along the summed axis share a scale."""
+"""Quantization types of the recipe as the backend spells them, and block-wise weights along the reduction axis."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from sbonnx.spec import QuantSpec
 
 
 def spec_of(backend: Backend, side: Literal["w", "a"], settings: Settings, axis: int | None) -> QuantSpec:
-    """The type that the recipe asks for, as the backend spells it."""
+    """Return the type that the recipe asks for, as the backend spells it."""
     return replace(backend.spec(side, settings.bits, settings.symmetric, axis), kind=settings.dtype)
 
 
 def weight_spec(backend: Backend, node: Node, index: int, axis: int | None, settings: Settings) -> QuantSpec:
-    """The type of the weight at input `index`: in blocks where the recipe or its width ask for them."""
+    """Return the type of the weight at input `index`, block-wise if the recipe or the bit width requires it."""
     spec = spec_of(backend, "w", settings, axis if settings.per_channel else None)
     taken = backend.int4_blocks if backend.alone(spec) else ()
     return in_blocks(node, index, spec, settings.block_size, taken)
 
 
 def summed_axis(node: Node, index: int) -> int | None:
-    """The axis of input `index` that a matrix product sums over, counted from the front; None of other ops.
+    """Return the reduction axis of input `index` of a matrix product, counted from the front; None for other ops.
 
-    MatMul: the last but one of its right factor, the last of its left one (a vector has one only). Gemm: by transA
-    and transB.
+    MatMul: the second to last axis of the right factor, the last axis of the left one (a vector has only one). Gemm:
+    depends on transA and transB.
     """
     rank = len(node.inputs[index].shape)
     if node.op not in MATRIX_PRODUCTS or index > 1 or rank == 0:
@@ -41,15 +41,16 @@ def summed_axis(node: Node, index: int) -> int | None:
 
 
 def block_for(length: int, wanted: int | None, taken: Sequence[int]) -> int | None:
-    """The size of the blocks of an axis: what is asked for, else the largest that the runtime takes and divides it.
+    """Return the block size of an axis: the requested one, else the largest supported size that divides the axis.
 
     Args:
-        length: of the summed axis.
-        wanted: what the recipe says, or None.
-        taken: sizes that the runtime takes; empty where it needs no blocks.
+        length: size of the reduction axis.
+        wanted: block size from the recipe, or None.
+        taken: block sizes that the runtime supports; empty if it needs no blocks.
 
     Returns:
-        None where nothing was asked for and no size fits, or none is needed.
+        The block size, or None if none was requested and the runtime needs no blocks. If no supported size divides
+        `length`, the largest supported size.
     """
     if wanted is not None or not taken:
         return wanted
@@ -57,7 +58,7 @@ def block_for(length: int, wanted: int | None, taken: Sequence[int]) -> int | No
 
 
 def in_blocks(node: Node, index: int, spec: QuantSpec, wanted: int | None, taken: Sequence[int] = ()) -> QuantSpec:
-    """`spec` with a scale a block along the summed axis of the weight at input `index`; `spec` itself where none fits.
+    """Return `spec` with one scale per block along the reduction axis of the weight; `spec` unchanged if there is none.
 
     Args:
         wanted, taken: see `block_for`.

@@ -1,4 +1,4 @@
-"""Which sites share one scale: around data movement and Concat, and where the recipe says so."""
+"""Groups of sites that share one scale: around data movement and Concat, and as the recipe asks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sbonnx.plan.wishes import Wishes
 from sbonnx.recipe import Recipe
 
 COPIES = MOVES_DATA | PICKS_MAX
-"""The output holds values of the first input: quantizing twice with one scale is quantizing once."""
+"""Ops whose output holds values of the first input: quantizing twice with one scale equals quantizing once."""
 
 
 def tie(survey: Survey, recipe: Recipe, backend: Backend, wishes: Wishes) -> None:
@@ -34,12 +34,12 @@ def tie(survey: Survey, recipe: Recipe, backend: Backend, wishes: Wishes) -> Non
 
 
 def _copies(node: Node) -> bool:
-    """Whether the output holds values of the first input and 0, nothing else."""
+    """Return whether the output holds only values of the first input and zeros."""
     return node.op in COPIES or (node.op in PADS and fills_zero(node))
 
 
 def _tie_to_origin(tensor: Tensor, key: str, wishes: Wishes) -> None:
-    """Join a site with the nearest site before it, when only data movement stands between."""
+    """Join a site with the nearest preceding site if only data movement separates them."""
     producer = query.producer(tensor)
     while producer is not None and _copies(producer):
         before = producer.inputs[0]
@@ -50,10 +50,11 @@ def _tie_to_origin(tensor: Tensor, key: str, wishes: Wishes) -> None:
 
 
 def _tie_concat(node: Node, wishes: Wishes, *, whole: bool) -> None:
-    """Join the sites around a Concat: all of them, or those of inputs that nothing else reads or shares.
+    """Join the sites around a Concat: all of them, or only those of inputs that have no other reader and no group.
 
-    What only the Concat reads is rounded again to the scale of its output, so rounding it once, to that scale,
-    loses less. An input that shares a scale already keeps it: the groups of a whole network would become one.
+    An input read only by the Concat is requantized to the scale of the Concat's output, so quantizing it once with
+    that scale loses less. An input that already shares a scale keeps it; otherwise the groups of a whole network
+    would merge into one.
     """
     keys = [key for tensor in node.inputs for key in wishes.activation_keys(tensor.name)[:1]]
     if not whole:

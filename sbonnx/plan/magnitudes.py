@@ -1,4 +1,4 @@
-"""How large the values of a tensor were: what decides whether half precision can hold them."""
+"""Magnitude histograms of float tensors, used to decide whether half precision can hold the values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from sbonnx.spec import Array
 
 LOWEST: Final = -149
-"""Octave of the smallest number that float32 has; octave e holds the magnitudes from 2^e to below 2^(e+1)."""
+"""Octave of the smallest positive float32 number; octave e holds the magnitudes in [2^e, 2^(e+1))."""
 
 OCTAVES: Final = 128 - LOWEST
 
 MIDDLE: Final = 1.5
-"""Where in its octave a value is taken to lie."""
+"""Representative value of an octave, relative to its lower end."""
 
 
 def _none() -> Array:
@@ -29,11 +29,11 @@ class FloatKind:
     """A float type narrower than float32.
 
     Attributes:
-        name: as written in recipes.
-        dtype: of arrays.
-        largest: the largest finite number.
-        normal: the smallest normal number; below it numbers are `least` apart.
-        mantissa: bits behind the leading one.
+        name: name in recipes.
+        dtype: NumPy dtype of arrays.
+        largest: largest finite number.
+        normal: smallest normal number; below it, numbers are spaced by `least`.
+        mantissa: explicit mantissa bits, without the leading one.
     """
 
     name: str
@@ -44,30 +44,30 @@ class FloatKind:
 
     @property
     def least(self) -> float:
-        """The smallest number above 0."""
+        """Smallest positive (subnormal) number."""
         return float(np.ldexp(self.normal, -self.mantissa))
 
     @property
     def worst_db(self) -> float:
-        """Signal to noise, decibel, of the normal number that rounds worst: it is off by 2^-(mantissa + 1)."""
+        """Signal-to-noise ratio in dB of the normal number that rounds worst: relative error 2^-(mantissa + 1)."""
         return 20 * math.log10(2.0) * (self.mantissa + 1)
 
     @property
     def exact(self) -> int:
-        """Every whole number up to this one has its own."""
+        """Largest integer up to which every integer is represented exactly."""
         return 1 << (self.mantissa + 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Magnitudes:
-    """What was seen of one float tensor, over all samples.
+    """Magnitude statistics of one float tensor over all samples.
 
     Attributes:
-        lo, hi: extremes of the finite values, float32 rounded to Python's; 0 where there were none.
-        negative, positive: int64 (OCTAVES,), values by octave of their magnitude, from `LOWEST` up.
-        zeros: values that are 0, or that float32 can only hold as a denormal.
-        nan, inf: values that were not finite; they are in nothing else.
-        samples: how many samples were seen.
+        lo, hi: extremes of the finite values, float32 converted to Python floats; 0 if there were none.
+        negative, positive: int64 (OCTAVES,), number of values per octave of their magnitude, from `LOWEST` up.
+        zeros: number of values that are 0 or a float32 denormal.
+        nan, inf: number of non-finite values; they are counted nowhere else.
+        samples: number of samples.
     """
 
     lo: float = 0.0
@@ -81,7 +81,7 @@ class Magnitudes:
 
     @property
     def peak(self) -> float:
-        """The largest magnitude."""
+        """Largest magnitude."""
         return max(abs(self.lo), abs(self.hi))
 
     @property
@@ -91,21 +91,21 @@ class Magnitudes:
 
     @property
     def smallest(self) -> float:
-        """A lower bound (within a factor of 2) of the smallest magnitude above 0; inf where all are 0."""
+        """Lower bound (within a factor of 2) of the smallest nonzero magnitude; inf if all values are 0."""
         used = np.flatnonzero(self.negative + self.positive)
         return float(np.ldexp(1.0, int(used[0]) + LOWEST)) if used.size else math.inf
 
     def between(self, low: float, high: float) -> int:
-        """Values, of either sign, in the octaves that lie within [low, high), both powers of 2."""
+        """Count the values, of either sign, in the octaves within [low, high); both must be powers of 2."""
         first, last = (min(max(math.frexp(end)[1] - 1 - LOWEST, 0), OCTAVES) for end in (low, high))
         return int((self.negative + self.positive)[first:last].sum())
 
     def sqnr_db(self, kind: FloatKind) -> float:
-        """Signal to noise that rounding to `kind` leaves, decibel; inf where all values are 0.
+        """Compute the signal-to-noise ratio in dB after rounding to `kind`; inf if all values are 0.
 
-        A value of octave e is rounded by 2^(e - mantissa) / sqrt(12) in the mean square, one below the smallest normal
-        number by the distance of denormals / sqrt(12), and one below half the smallest number becomes 0. Values past
-        the largest number are left out: they overflow, which is another matter.
+        A value in octave e has a root mean square rounding error of 2^(e - mantissa) / sqrt(12). Below the smallest
+        normal number the error is the denormal spacing / sqrt(12), and a value below half the smallest number becomes
+        0. Values above the largest number are left out: they overflow, which is reported separately.
         """
         counts = (self.negative + self.positive).astype(np.float64)
         octave = np.arange(OCTAVES) + LOWEST
@@ -121,4 +121,4 @@ KINDS: Final[dict[str, FloatKind]] = {
     "fp16": FloatKind("fp16", np.dtype(np.float16), 65504.0, 2.0**-14, 10),
     "bf16": FloatKind("bf16", np.dtype(ml_dtypes.bfloat16), (2.0 - 2.0**-7) * 2.0**127, 2.0**-126, 7),
 }
-"""By the name that recipes use; fp32 is what they are narrower than."""
+"""The narrower float types by their name in recipes; fp32 is the type they are narrower than."""

@@ -1,4 +1,4 @@
-"""The plan of one graph for one backend."""
+"""Planning entry point: build the plan of one graph for one backend."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ LEARNS: Final = "learn scales"
 
 
 def make(graph: Graph, recipe: Recipe, backend: Backend, *, observers: frozenset[str]) -> Plan:
-    """Which tensors get a Q/DQ pair, of what kind, for whom and why. Pure: the graph is not changed.
+    """Plan which tensors get a Q/DQ pair, of which type, for which readers, and why. Pure: the graph is not changed.
 
     Args:
-        graph: simplified and fused, topologically sorted, node and tensor names unique.
-        recipe: the user's wishes.
+        graph: simplified, fused and topologically sorted, with unique node and tensor names.
+        recipe: the user's settings.
         backend: the runtime's rules.
-        observers: names of the observers at hand.
+        observers: names of the available observers.
 
     Raises:
         RecipeError: a pattern matches nothing, or an observer or rounding is not available.
@@ -62,7 +62,7 @@ def make(graph: Graph, recipe: Recipe, backend: Backend, *, observers: frozenset
 
 
 def _placed(survey: Survey, recipe: Recipe, backend: Backend) -> Wishes:
-    """What the rules ask for, less what would be slower in integers where the backend knows what its kernels cost."""
+    """Place the sites that the rules ask for, except where the backend's kernel costs say that integers are slower."""
     wishes = Wishes()
     short = _short_weights(recipe, backend)
     placer = Placer(survey, recipe, backend, wishes, short_weights=short)
@@ -79,19 +79,19 @@ def _placed(survey: Survey, recipe: Recipe, backend: Backend) -> Wishes:
 
 
 def _short_weights(recipe: Recipe, backend: Backend) -> bool:
-    """Whether weights of 8 bits get 7: where sums of two products would saturate, or as the recipe says."""
+    """Return whether 8-bit weights get 7 bits: if int16 sums of two products would saturate, or as the recipe says."""
     if not backend.saturates:
         return False
     return not has_dot_product() if recipe.reduce_range is None else recipe.reduce_range
 
 
 def _fixed(site: Site, recipe: Recipe) -> Site:
-    """The site with the range that the recipe fixes by hand, if any; that of a bias follows from others."""
+    """Apply the recipe's fixed range, if any; biases have none because their scale is derived."""
     return site if site.role == "bias" else replace(site, fixed=recipe.fixed_range(site.tensor))
 
 
 def _idle(sites: Sequence[Site], recipe: Recipe, backend: Backend) -> Iterator[Refusal]:
-    """What the recipe asks for and nothing comes of: by the backend, or because no quantized tensor is meant."""
+    """Yield refusals for recipe requests without effect: due to the backend, or because no quantized tensor matches."""
     separates = any(rule.when == "not_after_producer" for rule in backend.rules)
     if not recipe.schedule.disable_unnecessary_quant and not separates:
         why = f"{backend.name} folds activations into the op before: no pair stands between"

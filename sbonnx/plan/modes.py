@@ -1,4 +1,4 @@
-"""Where weights are quantized and no activation is: scales computed as the model runs, or weights alone."""
+"""Modes that quantize weights but no activations statically: dynamic quantization and weight-only quantization."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ WEIGHT_ONLY: Final = "weight_only"
 
 @dataclass(frozen=True)
 class Method:
-    """What a mode does on one backend.
+    """Parameters of a mode on one backend.
 
     Attributes:
-        smallest: number of weights from which a product is quantized where the recipe does not say.
-        block: values along the summed axis that share a scale, where the recipe does not say; None: the largest of
-            the backend's `int4_blocks` that divides it, or no blocks.
-        why: of its sites, for people.
-        below: what is said of smaller ones.
+        smallest: minimum number of weights for which a product is quantized, if the recipe gives none.
+        block: block size along the reduction axis, if the recipe gives none; None: the largest of the backend's
+            `int4_blocks` that divides the axis, or no blocks.
+        why: reason given for its sites, for people.
+        below: reason given for smaller weights.
     """
 
     smallest: int
@@ -48,23 +48,26 @@ METHODS: Final = {
     ("tensorrt", WEIGHT_ONLY): Method(32 * 32, None, "read in 4 bits, computed in high precision"),
     ("virtual", WEIGHT_ONLY): Method(0, 32, "weights alone are rounded"),
 }
-"""The modes other than `static`, by backend. Times were measured on onnxruntime 1.31's CPU kernels, with AVX-512 VNNI.
+"""Parameters of the modes other than `static`, by backend and mode.
+
+Times were measured on onnxruntime 1.31's CPU kernels, with AVX-512 VNNI.
 
 dynamic is for speed: DynamicQuantizeMatMul is faster than float from 128 x 128 weights on (0.91 of its time at 8 rows,
-0.63 at 64; 1.1 at 1). weight_only is for size, so that nearly every matrix is taken: 32 x 32 float weights are 4 kB.
-MatMulNBits is also faster for one row from 256 x 256 on (0.89), and 5 times from 768 x 768 on; past 8 rows it is slower
-than float at any size."""
+0.63 at 64; 1.1 at 1). weight_only is for size, so nearly every matrix is quantized: 32 x 32 float weights are 4 kB.
+MatMulNBits is also faster for one row from 256 x 256 on (0.89), and 5 times faster from 768 x 768 on; above 8 rows it
+is slower than float at any size.
+"""
 
 CONVOLUTION: Final = {
     DYNAMIC: "onnxruntime's ConvInteger takes 1.3 to 6 times the time of a float Conv",
     WEIGHT_ONLY: "no runtime has a kernel for a convolution with its weight alone in integers",
 }
-"""Why weighted ops that are no matrix product stay float."""
+"""Reasons why weighted ops other than matrix products stay float, by mode."""
 
 
 @dataclass(frozen=True)
 class ModePlacer:
-    """Finds the weights that a mode other than static quantizes, and fills `wishes`. In place."""
+    """Placement of weight sites for modes other than static; fills `wishes` in place."""
 
     survey: Survey
     recipe: Recipe
@@ -85,7 +88,7 @@ class ModePlacer:
                 self._at_linear(place)
 
     def _refuse_wishes(self) -> None:
-        """What the recipe asks for, and no mode without measured activations can give."""
+        """Refuse recipe requests that need measured activations."""
         why = f"MODE: {self.recipe.mode} quantizes weights, and measures nothing"
         if self.recipe.calibration.asym.enable:
             self.wishes.refuse("measure behind quantized layers", "CALIBRATION.ASYM", why)
@@ -116,7 +119,7 @@ class ModePlacer:
         return METHODS[self.backend.name, self.recipe.mode]
 
     def _obstacles(self, place: Place, at: Weighted | None) -> Iterator[str]:
-        """The reasons why the product of a node stays float, none where it need not."""
+        """Yield the reasons why the product of a node stays float; nothing if it can be quantized."""
         node = place.node
         if node.op not in MATRIX_PRODUCTS:
             yield f"{node.op}: {CONVOLUTION[self.recipe.mode]}"
@@ -139,7 +142,7 @@ class ModePlacer:
         yield from self._small(int(np.prod(weight.shape)))
 
     def _small(self, size: int) -> Iterator[str]:
-        """The reason against a weight of so few values."""
+        """Yield the reason against quantizing a weight of `size` values, if it is too small."""
         asked = self.recipe.min_weight_size
         least = self._method.smallest if asked is None else asked
         if size < least:
@@ -147,7 +150,7 @@ class ModePlacer:
             yield f"it has {size} weights; MIN_WEIGHT_SIZE is {least}{why}"
 
     def _kinds(self, node: Node, at: Weighted) -> Iterator[str]:
-        """Reasons in the float type of a product."""
+        """Yield the reasons against quantizing that follow from the float type of a product."""
         kind = query.dtype(node.inputs[at.data])
         if self.recipe.mode == DYNAMIC and kind != np.dtype(np.float32):
             yield f"its type is {kind}, scales are computed from float32 only"
@@ -155,7 +158,7 @@ class ModePlacer:
             yield "its type is unknown"
 
     def _weight(self, place: Place, index: int, axis: int | None, why: str) -> None:
-        """A site on the weight at input `index`, unless the recipe wants it float."""
+        """Add a site on the weight at input `index`, unless the recipe keeps it float."""
         node = place.node
         tensor = node.inputs[index]
         settings = self.recipe.settings(
@@ -182,7 +185,7 @@ class ModePlacer:
         return settings.block_size or self._method.block
 
     def _at_table(self, place: Place) -> None:
-        """The table of a Gather, rows in blocks, where the recipe asks for it."""
+        """Quantize the table of a Gather, rows in blocks, if the recipe asks for it."""
         node = place.node
         if self.recipe.quantize_inputs_of.embedding is not True or not isinstance(node.inputs[0], Constant):
             return
@@ -198,7 +201,7 @@ class ModePlacer:
 
 
 def _no_weight(node: Node) -> str:
-    """Why an op that could have a weight has none."""
+    """Return why an op that could have a weight has none."""
     second = node.inputs[1] if len(node.inputs) > 1 else node.inputs[0]
     producer = query.producer(second)
     if producer is not None and producer.op in DEQUANTIZE:
@@ -207,7 +210,7 @@ def _no_weight(node: Node) -> str:
 
 
 def _gemm(node: Node, at: Weighted) -> Iterator[str]:
-    """Reasons in the attributes of a Gemm, which the kernels do not have."""
+    """Yield the reasons that follow from Gemm attributes that the kernels do not support."""
     if node.op != "Gemm":
         return
     if node.attrs.get("transA", 0):

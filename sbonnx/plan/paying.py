@@ -1,8 +1,8 @@
-"""Which integer kernels do not pay for their edges: the cheapest division of a graph into float and integers.
+"""Minimum-cut partition of a graph into float and integer kernels: finds integer kernels that cost more than they save.
 
-Each op has a price in float and one in integers, each tensor one for a QuantizeLinear or DequantizeLinear where it
-passes from one to the other. The division of least price is a minimum cut between source (integers) and sink (float);
-see Greig, Porteous and Seheult 1989 (MAP estimation for binary images), whose energy has the same form.
+Each op has a cost in float and one in integers. Each tensor has a cost for a QuantizeLinear or DequantizeLinear if it
+passes from one side to the other. The partition of least cost is a minimum cut between source (integers) and sink
+(float); see Greig, Porteous and Seheult 1989 (MAP estimation for binary images), whose energy has the same form.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ INTEGERS: Final = "integers"
 FLOATS: Final = "floats"
 
 SLACK_SHARE: Final = 0.005
-"""Part of the whole model's time that an op may lose before it is taken out of integers: less is within the error of
-the table, and integer weights are smaller too."""
+"""Share of the whole model's time that an op in integers may lose before it is moved to float.
+
+Smaller losses are within the error of the cost table, and integer weights also save space.
+"""
 
 SLACK_NS: Final = 3000.0
-"""The same as time: less is not noticed."""
+"""Absolute counterpart of `SLACK_SHARE` in nanoseconds: smaller losses are not noticeable."""
 
 BLOCKED: Final = CONVOLUTIONS | BLOCKED_POOLS
 """Ops whose float kernels work on blocks of channels."""
@@ -34,7 +36,7 @@ BLOCKED: Final = CONVOLUTIONS | BLOCKED_POOLS
 
 @dataclass
 class Division:
-    """The network whose minimum cut is the cheapest division."""
+    """Flow network whose minimum cut is the cheapest partition into integers and float."""
 
     costs: Costs
     survey: Survey
@@ -44,14 +46,14 @@ class Division:
     prices: dict[str, Price] = field(default_factory=dict)
 
     def build(self) -> None:
-        """Nodes for ops and for both halves of each possible pair."""
+        """Add nodes for the ops and for both halves of each possible Q/DQ pair."""
         for node in self._nodes():
             price = self.costs.of(node)
             if price is not None and node.name in self.able:
                 self.prices[node.name] = price
         slack = max(SLACK_NS, SLACK_SHARE * sum(price.floats for price in self.prices.values()))
         for name, price in self.prices.items():
-            self._edge(INTEGERS, name, price.floats + slack)  # cut where the op ends up in float
+            self._edge(INTEGERS, name, price.floats + slack)  # cut if the op ends up in float
             self._edge(name, FLOATS, price.integers)
         for node in self._nodes():
             self._follow(node)
@@ -73,7 +75,7 @@ class Division:
         return list(found.values())
 
     def _edge(self, one: Any, other: Any, capacity: float | None) -> None:
-        """An edge that costs `capacity` when it is cut; None: it cannot be."""
+        """Add an edge that costs `capacity` when it is cut; with None, it cannot be cut."""
         if self.network.has_edge(one, other):
             before = self.network[one][other].get("capacity")
             capacity = None if before is None or capacity is None else before + capacity
@@ -85,7 +87,7 @@ class Division:
             del self.network[one][other]["capacity"]
 
     def _follow(self, node: Node) -> None:
-        """Data movement goes with what is cheaper; an activation that folds goes with the op before."""
+        """Link data movement to the cheaper side, and a folded activation to the op before it."""
         if node.op in MOVES_DATA and node.name not in self.prices:
             price = self.costs.of(node)
             if price is not None:
@@ -105,19 +107,21 @@ class Division:
         return before is not None and before.name in self.able and len(query.readers(node.inputs[0])) == 1
 
     def _label(self, node: Node | None) -> Any:
-        """The end of the network that stands for what a node reads: its own, or one of both for good."""
+        """Return the network node that represents `node` as a reader: its own, or a fixed side if it has no price."""
         if node is None:
             return FLOATS
         if node.name in self.prices or self._folds(node):
             return node.name
-        return INTEGERS if node.name in self.able else FLOATS  # what has no price stays where the rules put it
+        return (
+            INTEGERS if node.name in self.able else FLOATS
+        )  # ops without a price stay on the side where the rules put them
 
     def _written(self, node: Node | None) -> Any:
-        """The same for what it writes: a matrix product in integers writes float."""
+        """Return the network node for the output of `node`: a matrix product in integers writes float."""
         return FLOATS if node is None or node.op in MATRIX_PRODUCTS else self._label(node)
 
     def _passages(self, tensor: Tensor, producer: Node | None) -> None:
-        """A QuantizeLinear where float is read as integers, a DequantizeLinear where integers are read as float."""
+        """Add a QuantizeLinear where integers read float, and a DequantizeLinear where float reads integers."""
         readers = [node for node, index in query.readers(tensor) if not _is_weight(node, index)]
         if self.survey.quantizable(tensor) is not None:
             return
@@ -138,7 +142,7 @@ class Division:
             self._edge(second, end, None)
 
     def floats(self) -> set[str]:
-        """Names of the ops that are able, and cheaper in float."""
+        """Return the names of the ops that could run in integers but are cheaper in float."""
         if INTEGERS not in self.network or FLOATS not in self.network:
             return set()
         _, (integers, _) = networkx.minimum_cut(
@@ -153,13 +157,13 @@ def _is_weight(node: Node, index: int) -> bool:
 
 
 def unpaid(survey: Survey, able: set[str], folds: frozenset[str], costs: Costs) -> dict[str, str]:
-    """Ops that would be slower in integers than in float, with the reason.
+    """Find the ops that would be slower in integers than in float, with the reason.
 
     Args:
         survey: the graph.
-        able: names of the nodes for which there are integer kernels and pairs are planned.
-        folds: op types that onnxruntime folds into the op before.
-        costs: the table of kernels.
+        able: names of the nodes that have integer kernels and planned pairs.
+        folds: op types that onnxruntime folds into the preceding op.
+        costs: table of kernel costs.
     """
     division = Division(costs, survey, able, folds)
     division.build()

@@ -1,4 +1,4 @@
-"""Decides which tensors get a Q/DQ pair: the backend's rules and the recipe's wishes over one graph."""
+"""Placement of Q/DQ pairs: applies the backend's rules and the recipe's settings to one graph."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from sbonnx.plan.survey import Place, Weighted, weighted
 from sbonnx.plan.types import Reader
 
 PRODUCERS = frozenset(LINEAR) | {"BatchNormalization"} | ADDS
-"""An activation straight after one of these has no pair between."""
+"""Ops whose directly following activation gets no pair in between."""
 
 
 @dataclass(frozen=True)
 class Placer(Sites):
-    """Walks the graph once in topological order and fills `wishes`.
+    """Placement of sites in one walk in topological order; fills `wishes` in place.
 
     Attributes:
-        integer: names of the weighted ops that are quantized on both sides.
-        ruled: names of the other ops with pairs on both sides, by a rule that the recipe does not ask for by name.
+        integer: names of the weighted ops with both data and weight quantized.
+        ruled: names of the other ops with pairs on inputs and output, by a rule that the recipe does not name.
         declined: ops that stay float, with the reason.
     """
 
@@ -35,7 +35,7 @@ class Placer(Sites):
     declined: Mapping[str, str] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Place every site. Rules that look at what follows come in a second walk, backwards."""
+        """Place every site. Rules that depend on the readers are applied in a second walk, backwards."""
         late: list[tuple[Place, Rule]] = []
         for place in self.survey.places:
             node = place.node
@@ -122,10 +122,10 @@ class Placer(Sites):
             self._output(node, f"output of {node.op}: the integer kernel writes integers", "linear output")
 
     def _bias_after(self, place: Place, data: str, weight: str) -> None:
-        """The bias in the Add after a MatMul: where shapes are static onnxruntime makes the two a Gemm.
+        """Quantize the bias in the Add after a MatMul: with static shapes onnxruntime fuses the two into a Gemm.
 
-        That Gemm runs in integers only with a bias in int32, else slower than in float; where shapes are dynamic
-        the Add stays, and a float bias folds into what follows.
+        That Gemm runs in integers only with an int32 bias, and is slower than float otherwise. With dynamic shapes the
+        Add stays, and a float bias folds into the following op.
         """
         node = place.node
         shape = query.shape(node.inputs[0])
@@ -167,11 +167,11 @@ class Placer(Sites):
         return next((tensor for tensor in inputs if tensor.name == tensor_name), None)
 
     def _wanted(self, rule: Rule) -> bool | None:
-        """What the recipe's switch for a rule says; None leaves it to the backend."""
+        """Return the recipe's switch for a rule; None leaves the decision to the backend."""
         return getattr(self.recipe.quantize_inputs_of, rule.switch) if rule.switch else None
 
     def _asked(self, rule: Rule) -> bool:
-        """Whether the recipe asks for a rule by its switch: then it acts wherever it can."""
+        """Return whether the recipe asks for a rule by its switch: it is then applied wherever possible."""
         return self._wanted(rule) is True
 
     def _acts(self, rule: Rule) -> bool:
@@ -183,7 +183,7 @@ class Placer(Sites):
             return False
         producer = query.producer(tensor)
         if producer is None or producer.name in self.survey.block_of:
-            return False  # the Add that ends an unrolled norm is the norm, not an add
+            return False  # the Add that ends an unrolled norm belongs to the norm
         return producer.op in PRODUCERS
 
     def _at_rule(self, place: Place, rule: Rule) -> None:
@@ -204,7 +204,7 @@ class Placer(Sites):
         elif rule.inputs == "skip":
             dynamic = self._skip_branch(node, dynamic)
         elif len({node.inputs[i].name for i in dynamic}) < 2:
-            return  # x + x, x * constant: no second stream to align with
+            return  # x + x, x * constant: there is no second input to align with
         if self._stands_after_producer(rule, node.inputs[dynamic[0]]) if dynamic else True:
             return
         if not self._asked(rule) and not self._continues_integers(rule, node, dynamic):
@@ -219,10 +219,10 @@ class Placer(Sites):
             self.wishes.join(keys[0], after)
 
     def _continues_integers(self, rule: Rule, node: Node, dynamic: list[int]) -> bool:
-        """Whether an op stands amid integer kernels, where its rule wants that.
+        """Return whether an op continues a run of integer kernels, if its rule requires that.
 
-        What a model ends with (decoded boxes, scores) stays float but for pools: the ranges there differ by orders
-        of magnitude, and no integer kernel comes after.
+        The final ops of a model (decoded boxes, scores) stay float, except pools: the ranges there differ by orders of
+        magnitude, and no integer kernel follows.
         """
         if rule.when not in ("input_written", "between_linear", "inputs_integer"):
             return True
@@ -237,12 +237,12 @@ class Placer(Sites):
         )
 
     def _output(self, node: Node, why: str, rule: str) -> str | None:
-        """Ask for a pair after `node`, behind the activation that folds into it. None where nothing reads it."""
+        """Add a pair after `node` and any activation folded into it. Return its key, or None if nothing reads it."""
         tensor = self._behind_fold(node)
         if tensor.name in self.survey.outputs or not query.readers(tensor):
             return None  # graph outputs stay float
         if query.dtype(tensor) == np.dtype(np.float16):
-            return None  # no integer kernel writes for float16 readers, and onnxruntime refuses its own QLinearConcat
+            return None  # no integer kernel writes float16, and onnxruntime rejects the QLinearConcat it creates itself
         settings = self.recipe.settings("a", node=node.name, op=node.op, tensor=tensor.name)
         if not settings.enabled or self.survey.quantizable(tensor) is not None:
             return None
@@ -256,11 +256,11 @@ class Placer(Sites):
         return key
 
     def _wants_integers(self, reader: Node, tensor: Tensor) -> bool:
-        """Whether the recipe lets this reader have the dequantized tensor."""
+        """Return whether the recipe lets this reader have the dequantized tensor."""
         return self.recipe.settings("a", node=reader.name, op=reader.op, tensor=tensor.name).enabled
 
     def _behind_fold(self, node: Node) -> Tensor:
-        """What the kernel of `node` writes: its output, or that of the activation that folds into it."""
+        """Return the tensor that the kernel of `node` writes: its output, or that of an activation folded into it."""
         tensor = node.outputs[0]
         readers = query.readers(tensor)
         if len(readers) == 1 and tensor.name not in self.survey.outputs:
@@ -270,7 +270,7 @@ class Placer(Sites):
         return tensor
 
     def _written(self, tensor: Tensor) -> bool:
-        """Whether an integer kernel writes `tensor`, directly or before data movement."""
+        """Return whether an integer kernel writes `tensor`, directly or through data movement."""
         while tensor.name not in self.written:
             producer = query.producer(tensor)
             if producer is None or producer.op not in MOVES_DATA:
@@ -279,14 +279,14 @@ class Placer(Sites):
         return True
 
     def _skip_branch(self, node: Node, dynamic: list[int]) -> list[int]:
-        """The input of a residual add that does not come straight out of a weighted op; the shallower of two."""
+        """Return the input of a residual Add that no weighted op writes; of two weighted inputs, the shallower."""
         if len(dynamic) != 2 or node.inputs[dynamic[0]].name == node.inputs[dynamic[1]].name:
             return []
         main = [i for i in dynamic if self._fuses_into(node.inputs[i])]
         if not main:
             return []
         if len(main) == 2:
-            # both come from a conv: the deeper one is the main branch
+            # both inputs come from a convolution: the deeper one is the main branch
             main = [max(main, key=lambda i: self.survey.depth.get(node.inputs[i].name, 0))]
         return [i for i in dynamic if i != main[0]]
 
@@ -297,7 +297,7 @@ class Placer(Sites):
         return producer is not None and producer.name in self.integer and len(query.readers(tensor)) == 1
 
     def _read_quantized(self, tensor: Tensor) -> bool:
-        """Whether an op that reads `tensor`, directly or behind data movement, has it quantized."""
+        """Return whether a reader of `tensor`, directly or through data movement, has it quantized."""
         if self.wishes.has_activation(tensor.name):
             return True
         return any(

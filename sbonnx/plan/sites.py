@@ -1,4 +1,4 @@
-"""One pair at a time: what the recipe and the backend say of a tensor, and the site that comes of it."""
+"""Creation of single sites: combines the recipe's settings and the backend's rules for one tensor."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from sbonnx.recipe.resolve import NEAREST
 from sbonnx.spec import BIAS_BITS, QuantSpec
 
 CHANNEL_AXIS = {"NCHW": 1, "NLC": 2}
-"""Where per-channel activations have their channels, by A.OBSERVER.LAYOUT."""
+"""Channel axis of per-channel activations, by A.OBSERVER.LAYOUT."""
 
 
 def rounding_of(settings: Settings) -> RoundingChoice:
-    """How a weight becomes codes, as the recipe says or by its width."""
+    """Return the rounding method of a weight, from the recipe or by its bit width."""
     name = settings.rounding_name
     return RoundingChoice(name, {} if name == NEAREST else settings.rounding_arguments, settings.scale_name)
 
 
 def weight_draft(place: Place, index: int, spec: QuantSpec, settings: Settings, why: str, rule: str) -> Draft:
-    """A site on the weight at input `index` of the node at `place`, before anybody reads it.
+    """Draft a site on the weight at input `index` of the node at `place`, without readers.
 
     Raises:
-        RecipeError: the recipe wants zero points chosen that there are not.
+        RecipeError: the recipe asks to optimize zero points for a type that has none.
     """
     if settings.scale_name == "hqq" and (spec.symmetric or spec.is_fp8):
         raise RecipeError(
@@ -53,14 +53,14 @@ def weight_draft(place: Place, index: int, spec: QuantSpec, settings: Settings, 
 
 @dataclass(frozen=True)
 class Sites:
-    """Asks for pairs, and records why there is none.
+    """Builder of sites: adds them to `wishes`, and records a refusal if one is not possible.
 
     Attributes:
-        survey, recipe, backend: what is asked of.
-        wishes: where sites gather.
-        written: key of the site by tensor, for what an integer kernel writes: all its readers get the dequantized
-            tensor, because the producer must write integers only; but those that the recipe leaves float.
-        short_weights: weights of 8 bits get 7.
+        survey, recipe, backend: sources of the decisions.
+        wishes: collects the sites.
+        written: site key by tensor, for tensors that an integer kernel writes. All readers get the dequantized
+            tensor, because the producer must write integers only; readers that the recipe keeps float are excepted.
+        short_weights: 8-bit weights get 7 bits.
     """
 
     survey: Survey
@@ -71,7 +71,7 @@ class Sites:
     short_weights: bool = False
 
     def settings_of(self, side: Literal["w", "a"], node: Node, tensor: Tensor) -> Settings | None:
-        """What the recipe wants at one input, or None when it wants float there (recorded)."""
+        """Return the recipe's settings for one input, or None if it keeps that input float (recorded as a refusal)."""
         settings = self.recipe.settings(
             side, node=node.name, op=node.op, tensor=tensor.name, place=self.survey.place_of(node)
         )
@@ -82,7 +82,7 @@ class Sites:
         return settings
 
     def activation(self, node: Node, index: int, why: str, rule: str) -> str | None:
-        """Ask for a pair at input `index` of `node`. Returns the site's key, or None when refused."""
+        """Add a pair at input `index` of `node`. Return the site's key, or None if refused."""
         tensor = node.inputs[index]
         settings = self.settings_of("a", node, tensor)
         if settings is None:
@@ -93,7 +93,7 @@ class Sites:
             return None
         spec = spec_of(self.backend, "a", settings, self._channels(node, tensor, settings))
         if tensor.name in self.written:
-            key = self.written[tensor.name]  # every reader has the pair already
+            key = self.written[tensor.name]  # all readers already have this pair
             if self.wishes.drafts[key].spec != spec:
                 why = f"'{tensor.name}' is written as {self.wishes.drafts[key].spec.label()} for all its readers"
                 self.wishes.refuse(f"quantize input as {spec.label()}", node.name, why)
@@ -103,10 +103,10 @@ class Sites:
         return key
 
     def _channels(self, node: Node, tensor: Tensor, settings: Settings) -> int | None:
-        """The channel axis of an activation, or None for one scale."""
+        """Return the channel axis of an activation, or None for one scale per tensor."""
         axis = CHANNEL_AXIS[settings.layout]
         if not settings.per_channel or (query.rank(tensor) or 0) <= axis:
-            return None  # where there is no such axis the whole tensor has one scale
+            return None  # without such an axis the whole tensor has one scale
         if node.op in MATRIX_PRODUCTS:
             why = f"{node.op} sums over the channels of its input: one scale for the whole tensor"
             self.wishes.refuse("quantize input per channel", node.name, why)
@@ -114,7 +114,7 @@ class Sites:
         return axis
 
     def open_site(self, tensor: Tensor, spec: QuantSpec, settings: Settings, why: str, rule: str) -> str:
-        """Ask for a pair on a tensor, for nobody yet. Returns the site's key."""
+        """Add a pair on a tensor, without readers. Return the site's key."""
         wish = Draft(
             tensor=tensor.name,
             role="activation",
@@ -127,7 +127,7 @@ class Sites:
         return self.wishes.add(wish, None)
 
     def weight(self, place: Place, index: int, axis: int | None, why: str) -> str | None:
-        """Ask for codes of the weight at input `index`. Returns the site's key, or None when refused."""
+        """Add a site for the weight at input `index`. Return its key, or None if refused."""
         node = place.node
         tensor = node.inputs[index]
         settings = self.settings_of("w", node, tensor)
@@ -143,7 +143,7 @@ class Sites:
         return self.wishes.add(weight_draft(place, index, spec, settings, why, "weight"), Reader(node.name, index))
 
     def bias(self, place: Place, node: Node, index: int, data: str, weight: str) -> None:
-        """Ask for int32 codes of a constant bias, with the scales of the sites `data` and `weight`."""
+        """Add an int32 site for a constant bias, with the product of the scales of the sites `data` and `weight`."""
         tensor = node.inputs[index]
         if not isinstance(tensor, Constant) or len(tensor.shape) != 1:
             return

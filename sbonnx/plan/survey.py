@@ -1,4 +1,4 @@
-"""What planning must know of the graph before it can place anything: order, scopes, blocks, first and last layers."""
+"""Graph properties that planning needs in advance: order, scopes, blocks, first and last layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sbonnx.patterns import Block, find_blocks
 
 @dataclass(frozen=True)
 class Place:
-    """A node and the scope it stands in ("" for the main graph)."""
+    """A node and its scope ("" for the main graph)."""
 
     node: Node
     scope: str
@@ -22,7 +22,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Weighted:
-    """A linear op with a constant weight: the index of the weight, of the data, and the output-channel axis."""
+    """A linear op with a constant weight: input indices of weight, data and bias, and the output-channel axis."""
 
     weight: int
     data: int
@@ -31,7 +31,7 @@ class Weighted:
 
 
 class Survey:
-    """A read-only view of one graph for planning. Built once, linear in the number of nodes."""
+    """Read-only view of one graph for planning. Built once, in time linear in the number of nodes."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -62,20 +62,20 @@ class Survey:
             self.places.append(Place(node, scope))  # after its bodies: they compute its outputs
 
     def place_of(self, node: Node) -> Literal["", "first", "last"]:
-        """Whether a node is a first or a last linear layer; one that is both counts as last."""
+        """Return whether a node is a first or last linear layer; a node that is both counts as last."""
         if node.name in self.last:
             return "last"
         return "first" if node.name in self.first else ""
 
     def _measure_depth(self) -> None:
-        """Length of the longest path from the inputs to each tensor, in nodes."""
+        """Compute the length of the longest path from the inputs to each tensor, in nodes."""
         for place in self.places:
             depth = 1 + max((self.depth.get(tensor.name, 0) for tensor in place.node.inputs), default=0)
             for tensor in place.node.outputs:
                 self.depth[tensor.name] = depth
 
     def _ends(self) -> tuple[set[str], set[str]]:
-        """Names of the linear nodes with no linear node before them, and with none after."""
+        """Return the names of the linear nodes without a linear node before them, and of those without one after."""
         after: set[str] = set()
         first: set[str] = set()
         followed: set[str] = set()
@@ -97,7 +97,7 @@ class Survey:
         return first, after - followed
 
     def _before_linear(self) -> set[str]:
-        """Names of the tensors from which a path leads to a linear op; the others are what a model ends with."""
+        """Return the names of the tensors from which a path leads to a linear op."""
         found: set[str] = set()
         for place in reversed(self.places):  # a node before its bodies: they compute its outputs
             node = place.node
@@ -108,7 +108,7 @@ class Survey:
         return found
 
     def quantizable(self, tensor: Tensor) -> str | None:
-        """The reason why an activation cannot be quantized, or None."""
+        """Return the reason why an activation cannot be quantized, or None."""
         if tensor.is_empty():
             return "the input is absent"
         if isinstance(tensor, Constant):
@@ -125,7 +125,7 @@ class Survey:
 
 
 def weighted(node: Node) -> Weighted | None:
-    """Where the constant weight of a linear op stands, or None when it has none (or is no linear op)."""
+    """Locate the constant weight of a linear op; None if it has none or is not a linear op."""
     kind = LINEAR.get(node.op)
     if kind is None or len(node.inputs) < 2:
         return None

@@ -1,4 +1,4 @@
-"""A plan as plain values and back, for files, diffs and the command line."""
+"""Conversion of a plan to and from plain values, for files, diffs and the command line."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ FORMAT = 1
 
 
 def to_dict(plan: Plan) -> dict[str, Any]:
-    """Plain values, ready for ``json.dumps``."""
+    """Convert a plan to plain values that ``json.dumps`` accepts."""
     return {"format": FORMAT, **asdict(plan)}
 
 
 def from_dict(values: dict[str, Any]) -> Plan:
-    """The plan that `to_dict` wrote.
+    """Rebuild the plan that `to_dict` wrote.
 
     Raises:
         RecipeError: another format, or a key is missing or unknown.

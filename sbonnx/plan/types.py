@@ -1,4 +1,4 @@
-"""The values that pass between planning, calibration and insertion. All frozen, all printable."""
+"""Values passed between planning, calibration and insertion. All frozen and printable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FloatName = Literal["fp32", "fp16", "bf16"]
 
 @dataclass(frozen=True, order=True)
 class Reader:
-    """One use of a tensor: input `index` of the node called `node`."""
+    """One use of a tensor: input `index` of the node named `node`."""
 
     node: str
     index: int
@@ -24,7 +24,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class ObserverChoice:
-    """Which observer watches a tensor: a name of `OBSERVERS` and its keyword arguments."""
+    """Observer of a tensor: a name in `OBSERVERS` and its keyword arguments."""
 
     name: str = "minmax"
     arguments: Mapping[str, float | str] = field(default_factory=dict)
@@ -32,10 +32,11 @@ class ObserverChoice:
 
 @dataclass(frozen=True)
 class RoundingChoice:
-    """How a weight becomes codes: a name of `ROUNDERS` and its keyword arguments.
+    """Rounding method of a weight: a name in `ROUNDERS` and its keyword arguments.
 
     Attributes:
-        scale: "observer": the range is what the observer says; "search": that of least output error by the moments.
+        scale: source of the scale. "observer": the observer's range; "search": the scale of least output error by the
+            second moments; "hqq": the scale and zero point found by HQQ.
     """
 
     name: str = "nearest"
@@ -45,22 +46,22 @@ class RoundingChoice:
 
 @dataclass(frozen=True)
 class Site:
-    """One Q/DQ pair to place.
+    """One planned Q/DQ pair.
 
     Attributes:
-        key: unique in the plan; the tensor's name, with a suffix where one tensor has several sites.
+        key: unique in the plan; the tensor's name, with a suffix if one tensor has several sites.
         tensor: name of the tensor in the simplified and fused graph, unique over all scopes.
-        role: activation (observed on data), weight (constant) or bias (scale follows from `follows`).
-        spec: the integers it becomes.
-        readers: the uses that get the dequantized tensor; every other use keeps the float one.
-        why: the rule that put it here, for people.
-        group: sites of one group have one scale and zero point, that of the union of their ranges.
+        role: activation (observed on data), weight (constant) or bias (scale derived from `follows`).
+        spec: the integer type.
+        readers: uses that get the dequantized tensor; every other use keeps the float one.
+        why: description of the rule that placed it, for people.
+        group: sites of one group share one scale and zero point, computed from the union of their ranges.
         observer: how the range is measured.
-        rounding: how a weight becomes codes.
-        fixed: a range fixed by hand, instead of a measured one.
-        follows: for a bias, the keys of the activation and weight whose scales it multiplies.
+        rounding: how a weight is rounded.
+        fixed: a range fixed by hand instead of a measured one.
+        follows: for a bias, the keys of the activation and weight whose scales are multiplied.
         scope: "" for the main graph, else the path of the branch: "node/attribute[/node/attribute]".
-        rule: name of the backend's rule that put it here, or "linear", "linear output", "weight", "bias".
+        rule: name of the backend's rule that placed it, or "linear", "linear output", "weight", "bias".
     """
 
     key: str
@@ -80,17 +81,17 @@ class Site:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be quantized, and what not.
+    """Sites to quantize, and refusals.
 
     Attributes:
         sites: in topological order of the tensors.
-        refusals: what was wished for or usual and is not done.
-        backend: name of the backend the plan was made for.
+        refusals: requested or usual quantizations that are not done.
+        backend: name of the backend that the plan was made for.
         scale_rule: see `sbonnx.spec.params_from_bounds`.
-        weights_alone: a weight may be quantized where the input beside it stays float.
-        float_type: what the float32 tensors of the file become; scales are rounded to it.
+        weights_alone: a weight may be quantized while the data input of the same op stays float.
+        float_type: type that the file's float32 tensors are converted to; scales are rounded to it.
         weights: how weights are stored: integer codes + DQ, or float + Q + DQ.
-        scales: how small and how large they may be for the runtime.
+        scales: smallest and largest scale that the runtime supports.
     """
 
     sites: tuple[Site, ...]
@@ -103,22 +104,22 @@ class Plan:
     scales: ScaleLimits = ANY_SCALE
 
     def of_role(self, role: Role) -> tuple[Site, ...]:
-        """The sites of one role, in order."""
+        """Return the sites of one role, in order."""
         return tuple(site for site in self.sites if site.role == role)
 
     def by_key(self) -> dict[str, Site]:
-        """Sites by their key."""
+        """Return the sites by key."""
         return {site.key: site for site in self.sites}
 
 
 @dataclass(frozen=True)
 class Gain:
-    """What the rounding of one weight left of the error of its layer.
+    """Layer output error after rounding one weight.
 
     Attributes:
-        rounding: its name in `ROUNDERS`.
+        rounding: name in `ROUNDERS`.
         loss: mean squared error of the layer's output, summed over its channels.
-        nearest: that of the nearest codes on the same inputs.
+        nearest: that of round-to-nearest on the same inputs.
     """
 
     rounding: str
@@ -128,21 +129,21 @@ class Gain:
 
 @dataclass(frozen=True)
 class Solution:
-    """What calibration found.
+    """Calibration result: scales, zero points, quantized weights and ranges.
 
     Attributes:
         qparams: scale and zero point by site key.
         codes: integer codes of weights and biases by site key.
-        bias_scales: float32 scales of biases by site key, () or (C,): product of those that the site follows.
-        bounds: observed range of activations by site key, before rounding to scales.
-        refusals: sites that could not be solved (a branch that never ran, ...): they stay float.
-        samples: how many samples were seen.
-        notes: what calibration has to say, one sentence each.
-        unread: uses that keep the float tensor although the plan has them quantized: the weight beside them stays
-            float for want of a safe scale.
-        magnitudes: of the float tensors by name, where the plan asks for a narrower float type.
+        bias_scales: float32 scales of biases by site key, () or (C,): product of the two scales that `follows` names.
+        bounds: observed range of activations by site key, before it is converted to scales.
+        refusals: sites that could not be solved (for example in a branch that never ran); they stay float.
+        samples: number of calibration samples.
+        notes: messages of the calibration, one sentence each.
+        unread: uses that keep the float tensor although the plan quantizes them, because the weight of the same op
+            stays float for lack of a safe scale.
+        magnitudes: magnitude statistics of float tensors by name, if the plan asks for a narrower float type.
         constants: new values of float constants by tensor name, such as corrected biases.
-        gains: by site key of the weights whose rounding looked at inputs.
+        gains: by site key of the weights whose rounding used input activations.
     """
 
     qparams: Mapping[str, QParams]

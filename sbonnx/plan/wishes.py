@@ -1,4 +1,4 @@
-"""Collects who wants which tensor quantized, and turns the wishes into sites: one pair per tensor and spec."""
+"""Collection of requested sites: merges requests into one pair per tensor and spec."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sbonnx.spec import QuantSpec
 
 @dataclass
 class Draft:
-    """A site that still gains readers."""
+    """A site that can still gain readers."""
 
     tensor: str
     role: Role
@@ -26,7 +26,7 @@ class Draft:
 
 
 class Wishes:
-    """The drafts by tensor, in order of first mention, and the refusals."""
+    """Drafts by tensor, in order of first mention, and refusals."""
 
     def __init__(self) -> None:
         self.drafts: dict[str, Draft] = {}
@@ -37,16 +37,16 @@ class Wishes:
         self._tied: set[str] = set()
 
     def refuse(self, what: str, where: str, why: str) -> None:
-        """Record what is not done."""
+        """Record a refusal."""
         self._refusals[Refusal(what, where, why)] = None
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:
-        """What was refused, in order, each once."""
+        """Refusals in order, without duplicates."""
         return tuple(self._refusals)
 
     def add(self, wish: Draft, reader: Reader | None) -> str:
-        """Join `wish` to the site of the same tensor, scope and spec, or open one. Returns its key."""
+        """Merge `wish` into the site of the same tensor, scope and spec, or open a new one. Return its key."""
         for key in self._keys.get(wish.tensor, ()):
             draft = self.drafts[key]
             same = (draft.spec, draft.role, draft.scope, draft.follows) == (
@@ -69,22 +69,22 @@ class Wishes:
         return key
 
     def activation_keys(self, tensor: str) -> list[str]:
-        """Keys of the activation sites on a tensor."""
+        """Return the keys of the activation sites on a tensor."""
         return [key for key in self._keys.get(tensor, ()) if self.drafts[key].role == "activation"]
 
     def has_activation(self, tensor: str) -> bool:
-        """Whether a tensor is to be quantized."""
+        """Return whether a tensor has an activation site."""
         return bool(self.activation_keys(tensor))
 
     def root(self, key: str) -> str:
-        """The key that names the group of `key`."""
+        """Return the key that names the group of `key`."""
         while self._parents[key] != key:
             self._parents[key] = self._parents[self._parents[key]]
             key = self._parents[key]
         return key
 
     def join(self, one: str, other: str) -> bool:
-        """Give two sites one scale. False when they cannot share: their specs differ, or each channel has its own."""
+        """Give two sites one scale. Return False if their specs differ or are per-channel."""
         spec = self.drafts[one].spec
         if spec != self.drafts[other].spec or spec.axis is not None:
             return False
@@ -94,11 +94,11 @@ class Wishes:
         return True
 
     def is_alone(self, key: str) -> bool:
-        """Whether a site shares its scale with no other."""
+        """Return whether a site shares its scale with no other site."""
         return self.root(key) not in self._tied
 
     def sites(self) -> tuple[Site, ...]:
-        """The sites, in order of first mention."""
+        """Return the sites, in order of first mention."""
         return tuple(
             Site(
                 key=key,
