@@ -1,4 +1,4 @@
-"""Runtimes to quantize for. A new one: a file beside these and a line in `BACKENDS`."""
+"""Runtimes to quantize for. To add one, add a module or package here and an entry in `BACKENDS`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BACKENDS: Final[dict[str, Backend]] = {
 
 
 def backend_for(name: str, version: str | None = None) -> Backend:
-    """The backend of a recipe, for the version that it names."""
+    """Return the backend that a recipe names, for the version that it names."""
     return of_version(version) if name == TENSORRT.name and version is not None else BACKENDS[name]
 
 

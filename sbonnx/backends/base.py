@@ -1,4 +1,4 @@
-"""What a runtime accepts and wants, as data that planning reads."""
+"""Base types of backends: the rules and limits of a runtime, as data that planning reads."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from sbonnx.spec import ANY_SCALE, QuantSpec, ScaleLimits
 
 
 def never(node: Node) -> str | None:
-    """No reason against."""
+    """Return None: no reason against any node (default of `Rule.unless`)."""
     return None
 
 
 def any_type(node: Node, spec: QuantSpec) -> str | None:
-    """No reason against any type of weights."""
+    """Return None: no reason against any weight type (default of `Backend.unfit`)."""
     return None
 
 
 def interpolates(node: Node) -> str | None:
-    """A reason against where a Resize computes new values."""
+    """Return a reason against quantizing a Resize that computes new values; None for mode "nearest"."""
     mode = node.attrs.get("mode", "nearest")
     return None if mode == "nearest" else f"mode '{mode}' computes new values"
 
 
 def copies(node: Node) -> str | None:
-    """A reason against where a Resize only copies values."""
+    """Return a reason against quantizing a Resize that only copies values; None for other modes than "nearest"."""
     return "a nearest resize copies values" if node.attrs.get("mode", "nearest") == "nearest" else None
 
 
 PAD_VALUE: Final = 2
-"""Index of the constant that Pad fills with, 0 where it is absent."""
+"""Index of Pad's fill value, which is 0 if the input is absent."""
 
 
 def fills_zero(node: Node) -> bool:
-    """Whether a Pad writes zeros, or copies of its input."""
+    """Return whether a Pad writes only zeros or copies of its input."""
     if query.attribute(node, "mode", "constant") != "constant" or len(node.inputs) <= PAD_VALUE:
         return True
     value = node.inputs[PAD_VALUE]
@@ -55,24 +55,26 @@ When = Literal[
 
 @dataclass(frozen=True)
 class Rule:
-    """What a backend wants at one kind of op (or recognised block).
+    """Placement rule of a backend for one kind of op or recognised block.
 
     Attributes:
-        name: short, for reports.
+        name: short name, for reports.
         ops: op types, or block kinds written ``block:gelu``.
-        inputs: which float activation inputs get a pair: "all" of them, the "first", the "skip"
-            branch of a residual add alone, or "none".
-        when: "always"; "input_written": an integer kernel writes one of its inputs;
-            "between_linear": that, and a linear op comes after, so that it is not part of what a model ends with;
-            "inputs_integer": that, and the other inputs are quantized for other readers or written as well;
-            "output_read_quantized": what follows reads integers;
-            "not_after_producer": unless it stands straight after a conv, linear, batch norm or add.
-        output: a pair after it as well, so that an integer kernel can write integers.
+        inputs: which float activation inputs get a pair: "all" of them, the "first", only the "skip" branch of a
+            residual Add, or "none".
+        when: condition of the rule.
+            "always"; "input_written": an integer kernel writes one of its inputs;
+            "between_linear": as "input_written", and a linear op follows, so the op is not part of the model's end;
+            "inputs_integer": as "between_linear", and every other input is quantized for other readers or written by
+            an integer kernel as well;
+            "output_read_quantized": the readers of its output read integers;
+            "not_after_producer": unless it directly follows a convolution, linear, batch norm or add.
+        output: also place a pair after the op, so that an integer kernel can write integers.
         one_scale: inputs and output share one scale.
-        switch: key of ``QUANTIZE_INPUTS_OF`` by which a recipe overrules `default`.
-        default: whether the rule acts when the recipe is silent.
-        unless: the reason not to act at this node, or None.
-        why: the reason, for people.
+        switch: key of ``QUANTIZE_INPUTS_OF`` with which a recipe overrides `default`.
+        default: whether the rule applies if the recipe does not set the switch.
+        unless: returns the reason not to apply the rule at a node, or None.
+        why: the reason for the rule, for people.
     """
 
     name: str
@@ -100,34 +102,35 @@ ON_REQUEST: Final = (
         why="input of a normalization",
     ),
 )
-"""What runtimes compute better in float: quantized only where the recipe asks for it."""
+"""Rules for ops that runtimes compute better in float: quantized only if the recipe asks for it."""
 
 
 @dataclass(frozen=True)
 class Backend:
-    """One runtime.
+    """Rules and limits of one runtime.
 
     Attributes:
-        name: as written in recipes.
+        name: name in recipes.
         linear: weighted ops whose weights and inputs are quantized.
-        slow_linear: the reason why a weighted op stays float although its type is in `linear`, or None.
-        linear_output: weighted ops that also want a pair after them (and after what folds into them).
-        rules: placement at every other op; the first rule whose `ops` hold the op counts.
-        folds: activations that the runtime folds into the op before, so that the pair stands after them.
+        slow_linear: returns the reason why a weighted op stays float although its type is in `linear`, or None.
+        linear_output: weighted ops that also need a pair after them (and after an activation that folds into them).
+        rules: placement at all other ops; the first rule whose `ops` contain the op applies.
+        folds: activations that the runtime folds into the preceding op, so that the pair is placed after them.
         joins_concat: quantized tensors around a Concat share one scale.
         int32_bias: biases become int32 codes with scale s_x * s_w.
-        embedding: tables of Gather are quantized, one scale a row.
-        spec: bits and symmetry of a recipe's side -> `QuantSpec`.
+        embedding: tables of Gather are quantized, with one scale per row.
+        spec: maps side, bits, symmetry and axis of a recipe to a `QuantSpec`.
         any_bits: accepts every width from 2 to 16.
-        costs: what its kernels cost, by the path of a table (None: the bundled one); no costs where nobody measured:
-            what has an integer kernel is quantized then.
-        saturates: on CPUs without dot products of 8 bits its kernels add two products in 16 bits.
-        judged_without: rewrites that onnxruntime leaves out when it stands in for this runtime.
-        unfit: the reason why a weighted op cannot have weights of a type, or None.
-        int4_blocks: sizes of the blocks in which it takes 4-bit weights, for inputs that stay float; empty where any
-            form will do, with quantized inputs too.
-        scales: how small and how large scales may be.
-        profile: the version, for a runtime that has them.
+        legalise: rewrites a graph into the form that the runtime needs, in place; returns what was done.
+        costs: loads the kernel costs from the path of a table (None: the bundled one). None if nothing was measured:
+            then every op with an integer kernel is quantized.
+        saturates: on CPUs without 8-bit dot products its kernels add two products in 16 bits.
+        judged_without: onnxruntime graph transformers to disable when onnxruntime is used in place of this runtime.
+        unfit: returns the reason why a weighted op cannot have weights of a type, or None.
+        int4_blocks: block sizes of 4-bit weights, whose inputs stay float; empty if any form is supported, with
+            quantized inputs as well.
+        scales: smallest and largest scale.
+        profile: version profile, for runtimes that have several.
     """
 
     name: str
@@ -151,11 +154,11 @@ class Backend:
     profile: Profile | None = None
 
     def alone(self, spec: QuantSpec) -> bool:
-        """Whether weights of this type are for inputs that stay float."""
+        """Return whether weights of this type need inputs that stay float (weight-only)."""
         return bool(self.int4_blocks) and not spec.is_fp8 and spec.bits <= INT4_BITS
 
     def rule_for(self, kind: str) -> Rule | None:
-        """The first rule for an op type or ``block:kind``, or None."""
+        """Return the first rule for an op type or ``block:kind``, or None."""
         for rule in self.rules:
             if kind in rule.ops:
                 return rule
@@ -163,10 +166,10 @@ class Backend:
 
 
 def signed_when_symmetric(side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
-    """The ancestor's types: symmetric is signed about 0, affine is unsigned from 0."""
+    """Return Sparsebit's types: symmetric is signed with zero point 0, affine is unsigned."""
     return QuantSpec(bits=bits, signed=symmetric, symmetric=symmetric, axis=axis)
 
 
 def nothing_to_legalise(graph: Any) -> list[str]:
-    """For a backend that takes plain ONNX as it is."""
+    """Do nothing, for a backend that runs plain ONNX unchanged."""
     return []

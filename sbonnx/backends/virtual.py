@@ -1,4 +1,4 @@
-"""Plain Q/DQ semantics at any width from 2 to 16 bits: for studying numbers, and the ancestor's placement."""
+"""Plain Q/DQ semantics at any width from 2 to 16 bits: for numerical studies, and with Sparsebit's placement."""
 
 from __future__ import annotations
 

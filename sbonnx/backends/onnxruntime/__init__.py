@@ -1,1 +1,1 @@
-"""onnxruntime on a CPU: what its integer kernels take, what they cost, and how a graph is made legal for them."""
+"""onnxruntime on CPU: rules of its integer kernels, their costs, and the rewrites that make a graph legal for them."""

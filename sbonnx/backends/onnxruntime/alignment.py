@@ -1,7 +1,7 @@
-"""Channels of depthwise convolutions, widened with zeros to the multiples that onnxruntime's kernel is fast at.
+"""Channel padding of depthwise convolutions with zeros, to the multiples for which onnxruntime's kernel is fast.
 
 A depthwise convolution of 24 channels takes longer than one of 32 (docs/decisions/0007). Zero weights and zero inputs
-add nothing to a sum: the widened model computes the same integers.
+add nothing to a sum, so the widened model computes the same integers.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from sbonnx.graph import Body, Graph, Node, Tensor, edit, query
 from sbonnx.ops import DEQUANTIZE, QUANTIZE, RECTIFIERS
 
 LANES: Final = 16
-"""Channels that the kernel computes at a time; what remains is computed one by one."""
+"""Channels that the kernel computes at a time; the remainder is computed one by one."""
 
 MAX_WIDTH: Final = 2.0
-"""Widened up to this factor: beyond it the added channels cost what the others save."""
+"""Largest widening factor: beyond it the added channels cost as much as they save."""
 
 
 def align(graph: Graph) -> list[str]:
-    """Widen depthwise convolutions in every scope, in place. Returns one sentence a change.
+    """Widen depthwise convolutions in every scope, in place. Return one sentence per change.
 
     Args:
         graph: with Q/DQ pairs in place.
@@ -40,7 +40,7 @@ def align(graph: Graph) -> list[str]:
 
 @dataclass
 class Region:
-    """Tensors that must have the same number of channels, with the convolutions at their ends."""
+    """Tensors that must have the same number of channels, and the convolutions that write and read them."""
 
     tensors: dict[int, Tensor] = field(default_factory=dict)
     writers: dict[int, IntegerConv] = field(default_factory=dict)
@@ -74,7 +74,7 @@ def _align_depthwise(convs: dict[int, IntegerConv], outputs: set[str], body: Bod
 
 
 def _region(start: IntegerConv, convs: dict[int, IntegerConv], outputs: set[str]) -> Region | None:
-    """What must be widened with a depthwise convolution, or None where something else reads or writes it."""
+    """Collect the tensors that must be widened together with a depthwise convolution; None if another op uses them."""
     region = Region()
     waiting: list[tuple[IntegerConv, bool]] = [(start, True), (start, False)]
     done: set[tuple[int, bool]] = set()
@@ -107,9 +107,9 @@ def _written_by(conv: IntegerConv) -> Tensor:
 
 
 def _chain(tensor: Tensor, outputs: set[str]) -> tuple[list[Tensor], Node, list[Node]] | None:
-    """The tensors between one Conv and its readers around `tensor`: output, rectified, codes, dequantized.
+    """Collect the tensors between one Conv and its readers around `tensor`: output, rectified, quantized, dequantized.
 
-    None where the way is another one, or somebody else reads on it.
+    Return None if other ops are in between, or another reader uses one of the tensors.
     """
     while (producer := query.producer(tensor)) is not None and producer.op != "Conv":
         if producer.op not in QUANTIZE | DEQUANTIZE | RECTIFIERS:

@@ -1,6 +1,6 @@
 """onnxruntime on CPU: uint8 activations, int8 per-channel weights, pairs where its kernels fuse them.
 
-The rows follow what was measured to become an integer kernel; what has none stays float.
+The rules follow measurements of which ops become integer kernels; all other ops stay float.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sbonnx.spec import QuantSpec
 
 
 def fills_other(node: Node) -> str | None:
-    """The reason why a Pad cannot work on codes, or None."""
+    """Return the reason why a Pad cannot work on integer codes, or None."""
     return None if fills_zero(node) else "it fills with another value than zero"
 
 
@@ -111,35 +111,35 @@ RULES: Final = (
 
 
 TWO_BITS_SINCE: Final = (1, 27)
-"""First onnxruntime whose CPU has MatMulNBits and GatherBlockQuantized of 2 bits for any weights."""
+"""First onnxruntime version whose CPU provider has 2-bit MatMulNBits and GatherBlockQuantized for any weights."""
 
 
 def has_two_bits() -> bool:
-    """Whether the installed onnxruntime has kernels for weights of 2 bits.
+    """Return whether the installed onnxruntime has kernels for 2-bit weights.
 
     Raises:
-        DeviceError: none is installed.
+        DeviceError: onnxruntime is not installed.
     """
     return version() >= TWO_BITS_SINCE
 
 
 def legalise(graph: Graph) -> list[str]:
-    """Rewrite what onnxruntime runs slowly, with the same numbers. In place; returns what was done."""
+    """Rewrite ops that onnxruntime runs slowly, without changing the results. In place; return what was done."""
     steps = (centre_weights, clip_codes, pad_codes, align, widen_stems, write_sums, keep_biases)
     return [change for step in steps for change in step(graph)]
 
 
 def no_kernel(node: Node) -> str | None:
-    """The reason why a weighted op cannot run in integers, or None."""
+    """Return the reason why a weighted op cannot run in integers, or None."""
     if query.dtype(node.outputs[0]) == np.dtype(np.float16):
         return "float16 has no integer kernels on onnxruntime's CPU, where pairs only cost; quantize the float32 model"
     return None
 
 
 def spec(side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
-    """Activations unsigned (signed ones run in float kernels), weights signed.
+    """Return unsigned types for activations (signed ones run in float kernels) and signed types for weights.
 
-    Affine weights are signed too, about a zero point: QLinearConv of onnxruntime 1.31 takes 3.5 times as long for
+    Affine weights are signed too, with a zero point: QLinearConv of onnxruntime 1.31 takes 3.5 times as long for
     unsigned ones (Conv 64x64x3x3 at 56x56), QLinearMatMul 1.7 times.
     """
     return QuantSpec(bits=bits, signed=side == "w", symmetric=symmetric, axis=axis)

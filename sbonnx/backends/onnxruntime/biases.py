@@ -1,15 +1,15 @@
-"""Biases in a form that onnxruntime computes as written: int32 mantissas with a power of two as scale.
+"""Bias encoding that onnxruntime computes exactly: int32 mantissas with a power of two as scale.
 
-From the level "basic" on, onnxruntime's rewrite WeightBiasQuantization rounds the float bias of a Conv, ConvTranspose
-or Gemm between pairs to int32 with the scale ``s_input * s_weight``. With codes of 16 bits that overflows: the bias
-saturates, and the output is lost. With codes of few bits the step is coarse. Float weights between pairs become int8
-with one scale, whatever the recipe says. The rewrite skips ops whose bias is computed, and constant folding leaves a
-DequantizeLinear alone. A float32 is ``mantissa * 2^e`` with a mantissa of 24 bits, so this form holds the same bias bit
-for bit; a float16, for which that scale is often too small, is one behind a Cast.
+From optimization level "basic" on, onnxruntime's transformer WeightBiasQuantization quantizes the float bias of a Conv,
+ConvTranspose or Gemm between pairs to int32 with the scale ``s_input * s_weight``. With 16-bit codes that overflows:
+the bias saturates and the output is wrong. With few bits the step is coarse. Float weights between pairs become int8
+with one scale, whatever the recipe says. The transformer skips ops whose bias is computed, and constant folding does
+not fold a DequantizeLinear. A float32 is ``mantissa * 2^e`` with a 24-bit mantissa, so this encoding stores the bias
+bit for bit. A float16 bias, for which that scale is often too small, is stored as float32 followed by a Cast.
 
-An integer kernel would read the codes as if their scale were ``s_input * s_weight``. So only ops are rewritten of
-which onnxruntime makes none: in float16, with float weights, with codes of another width than a byte on either side, or
-with a Clip before the QuantizeLinear that narrows it to fewer than 8 bits.
+An integer kernel would interpret the codes with the scale ``s_input * s_weight``. Therefore only ops are rewritten for
+which onnxruntime has no integer kernel: in float16, with float weights, with codes on either side that are not 8 bits
+wide, or with a Clip before the QuantizeLinear that narrows it to fewer than 8 bits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sbonnx.ops import BITS, CONVOLUTIONS, DEQUANTIZE, LINEAR, QUANTIZE
 from sbonnx.spec import Array
 
 MANTISSA: Final = 24
-"""Bits of a float32's mantissa."""
+"""Mantissa bits of a float32."""
 
 LEAST: Final = -126
 """Exponent of the smallest normal float32."""
@@ -32,10 +32,10 @@ LEAST: Final = -126
 BYTE: Final = 8
 
 NOT_BYTES: Final = frozenset({"int16", "uint16", "int4", "uint4", "int2", "uint2"})
-"""Types of codes for which onnxruntime's CPU has no integer convolution or product."""
+"""Quantized types for which onnxruntime's CPU has no integer convolution or matrix product."""
 
 PASSED: Final = frozenset({"Relu", "Clip"})
-"""Ops that may stand before the QuantizeLinear."""
+"""Ops allowed before the QuantizeLinear."""
 
 FLOATS: Final = (np.dtype(np.float32), np.dtype(np.float16))
 
@@ -44,7 +44,7 @@ ROUNDED_OPS: Final = CONVOLUTIONS | {"Gemm"}
 
 
 def keep_biases(graph: Graph) -> list[str]:
-    """Write such biases as a DequantizeLinear of int32, in place and in every scope. Returns one sentence a change.
+    """Write such biases as a DequantizeLinear of int32, in place and in every scope. Return one sentence per change.
 
     Args:
         graph: with Q/DQ pairs in place.
@@ -63,9 +63,9 @@ def keep_biases(graph: Graph) -> list[str]:
 
 
 def exact_codes(bias: Array) -> tuple[Array, Array]:
-    """int32 codes and float32 scales, both of the shape of a finite float32 bias, with ``codes * scales == bias``.
+    """Compute int32 codes and float32 scales of a finite float32 bias, in its shape, with ``codes * scales == bias``.
 
-    Below ``2^-102`` scales stay normal numbers, and the product is off by ``2^-127`` at most.
+    Below ``2^-102`` scales stay normal numbers, and the error of the product is at most ``2^-127``.
     """
     exponent = np.maximum(np.frexp(bias)[1] - MANTISSA, LEAST)
     codes = np.rint(np.ldexp(bias.astype(np.float64), -exponent)).astype(np.int32)
@@ -73,9 +73,10 @@ def exact_codes(bias: Array) -> tuple[Array, Array]:
 
 
 def _rounded_bias(node: Node) -> Array | None:
-    """The bias of a node that onnxruntime would round where it must not, float (out channels,); None elsewhere.
+    """Return the bias of a node that onnxruntime would wrongly quantize, float (out channels,); None for other nodes.
 
-    Zeros where a node with float weights has none: only a computed bias keeps those from being rounded.
+    Return zeros for a node with float weights and no bias: only a computed bias prevents onnxruntime from quantizing
+    those weights.
     """
     if node.op not in ROUNDED_OPS:
         return None
@@ -103,12 +104,12 @@ def _one_scale(node: Node) -> bool:
 
 
 def _in_bytes(node: Node | None) -> bool:
-    """Whether a tensor may be read as bytes: not where a node dequantizes integers of another width."""
+    """Return whether a tensor may be read as 8 bits: False if a node dequantizes integers of another width."""
     return node is None or node.op not in DEQUANTIZE or str(query.dtype(node.inputs[0])) not in NOT_BYTES
 
 
 def _narrowed(node: Node) -> bool:
-    """Whether the output goes through a Clip into a QuantizeLinear of fewer than 8 bits, and nowhere else."""
+    """Return whether the output goes through a Clip into a QuantizeLinear of fewer than 8 bits, and nowhere else."""
     while len(uses := query.readers(node.outputs[0])) == 1:
         node = uses[0][0]
         if node.op not in PASSED:
@@ -117,14 +118,14 @@ def _narrowed(node: Node) -> bool:
 
 
 def _channels(node: Node, shape: tuple[int, ...]) -> int:
-    """Output channels of a node with a weight of this shape."""
+    """Return the output channels of a node with a weight of this shape."""
     if node.op == "ConvTranspose":
         return shape[1] * int(node.attrs.get("group", 1))
     return shape[1] if node.op == "Gemm" and not node.attrs.get("transB", 0) else shape[0]
 
 
 def _write(node: Node, bias: Array, body: Body, names: edit.Names) -> None:
-    """In place. The node reads its bias behind a DequantizeLinear."""
+    """Replace the node's bias with the output of a DequantizeLinear. In place."""
     at = LINEAR[node.op].bias
     assert at is not None
     codes, scales = exact_codes(bias.astype(np.float32))

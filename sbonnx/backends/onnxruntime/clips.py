@@ -1,8 +1,8 @@
-"""Activations of fewer bits than a byte: their Clip works on codes, so that it stands in no integer kernel's way.
+"""Clip on integer codes for activations of fewer than 8 bits, so that the Clip does not block an integer kernel.
 
-``Q(Clip(x, (qmin - z) s, (qmax - z) s))`` and ``Clip(Q(x), qmin, qmax)`` are the same codes: rounding keeps order.
-onnxruntime makes a QLinearConv of a Conv only where a QuantizeLinear comes right after it, and has a kernel for Clip on
-bytes.
+``Q(Clip(x, (qmin - z) s, (qmax - z) s))`` and ``Clip(Q(x), qmin, qmax)`` give the same codes: rounding is monotonic.
+onnxruntime fuses a Conv into a QLinearConv only if a QuantizeLinear follows directly, and has a Clip kernel for 8-bit
+integers.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
 from sbonnx.ops import QUANTIZE
 
 INPUTS: Final = 3
-"""Of a Clip with both ends, and of a QuantizeLinear with a zero point."""
+"""Number of inputs of a Clip with both bounds, and of a QuantizeLinear with a zero point."""
 
 
 def clip_codes(graph: Graph) -> list[str]:
-    """A Clip before the QuantizeLinear that alone reads it works on the codes behind it. In place, in every scope.
+    """Move a Clip after the QuantizeLinear that is its only reader, so that it clips codes. In place, in every scope.
 
-    Returns one sentence a change.
+    Return one sentence per change.
     """
     done: list[str] = []
     names = edit.Names(graph)
@@ -39,7 +39,7 @@ def clip_codes(graph: Graph) -> list[str]:
 
 
 def _clipped(node: Node, outputs: set[int]) -> tuple[Node, np.generic, np.generic] | None:
-    """The QuantizeLinear behind a Clip, and the ends of the Clip in its codes."""
+    """Return the only QuantizeLinear that reads a Clip, and the bounds of the Clip in its codes."""
     if node.op != "Clip" or len(node.inputs) < INPUTS or id(node.outputs[0]) in outputs:
         return None
     readers = query.readers(node.outputs[0])
@@ -61,7 +61,7 @@ def _clipped(node: Node, outputs: set[int]) -> tuple[Node, np.generic, np.generi
 
 
 def _move(body: Body, clip: Node, quantize: Node, low: np.generic, high: np.generic, names: edit.Names) -> None:
-    """In place. The QuantizeLinear reads what the Clip read, and a Clip of codes stands behind it."""
+    """Let the QuantizeLinear read the input of the Clip, and append a Clip on its codes. In place."""
     codes: Tensor = quantize.outputs[0]
     edit.replace_input(quantize, 0, clip.inputs[0])
     wide = Variable(names.fresh(f"{codes.name}_wide"), dtype=codes.dtype, shape=codes.shape)

@@ -1,7 +1,7 @@
-"""Data movement on codes where onnxruntime would leave it to float kernels.
+"""Data movement on integer codes where onnxruntime would use float kernels.
 
-onnxruntime moves pairs past Transpose, Slice and the like by itself, not past Pad. Padding codes with the code of zero
-is padding with zero.
+onnxruntime moves pairs past Transpose, Slice and the like by itself, but not past Pad. Padding codes with the zero
+point is equal to padding with zero.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from sbonnx.graph import Graph, Node, Variable, edit, query
 from sbonnx.ops import DEQUANTIZE, PADS, QUANTIZE
 
 PADDED: Final = ("int8", "uint8")
-"""Types of codes that onnxruntime's Pad takes."""
+"""Quantized types that onnxruntime's Pad supports."""
 
 
 def pad_codes(graph: Graph) -> list[str]:
-    """DequantizeLinear, Pad, QuantizeLinear with one scale become a Pad of codes, in place and in every scope.
+    """Replace DequantizeLinear, Pad, QuantizeLinear with one scale by a Pad of codes, in place and in every scope.
 
-    Returns one sentence a change.
+    Return one sentence per change.
     """
     done: list[str] = []
     names = edit.Names(graph)
@@ -52,7 +52,7 @@ def pad_codes(graph: Graph) -> list[str]:
 
 
 def _one_scale(before: Node, after: list[Node]) -> bool:
-    """Whether every reader quantizes with the numbers of the DequantizeLinear, one scale for the whole tensor."""
+    """Return whether every reader quantizes with the DequantizeLinear's scale and zero point, both per tensor."""
     if not after or any(node.op not in QUANTIZE for node in after):
         return False
     for index in (1, 2):

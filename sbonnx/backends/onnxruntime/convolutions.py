@@ -1,4 +1,4 @@
-"""Convolutions between integers, as onnxruntime will run them, and zero weights at their ends."""
+"""Integer convolutions as onnxruntime runs them, and padding of their weights with zeros."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ BIAS: Final = 2
 
 @dataclass(frozen=True)
 class IntegerConv:
-    """A Conv between integers: every input is the output of a DequantizeLinear, weight and bias of constants.
+    """A Conv on integers: every input comes from a DequantizeLinear, weight and bias from constants.
 
     Attributes:
         node: the Conv.
-        data: the DequantizeLinear of its input; its codes are unsigned or signed 8 bits, one scale.
-        weight, bias: the DequantizeLinear of constant codes; a bias may be absent, or a float constant (None).
-        depthwise: each channel has a filter of its own.
+        data: the DequantizeLinear of its input; its codes are unsigned or signed 8 bits, with one scale.
+        weight, bias: the DequantizeLinear of constant codes; bias is None if it is absent or a float constant.
+        depthwise: each channel has its own filter.
     """
 
     node: Node
@@ -42,7 +42,7 @@ class IntegerConv:
 
 
 def integer_conv(node: Node) -> IntegerConv | None:
-    """`node` as an integer convolution, or None where it is none."""
+    """Return `node` as an integer convolution, or None if it is not one."""
     if node.op != "Conv":
         return None
     data, weight, *rest = [_dequantized(tensor) for tensor in node.inputs if not tensor.is_empty()]
@@ -64,13 +64,13 @@ def integer_conv(node: Node) -> IntegerConv | None:
 
 
 def _dequantized(tensor: Tensor) -> Node | None:
-    """The DequantizeLinear that writes a tensor, or None."""
+    """Return the DequantizeLinear that writes a tensor, or None."""
     producer = query.producer(tensor)
     return producer if producer is not None and producer.op in DEQUANTIZE else None
 
 
 def one_scale(node: Node) -> bool:
-    """Whether a QuantizeLinear or DequantizeLinear has one scale and a zero point, both constant."""
+    """Return whether a QuantizeLinear or DequantizeLinear has a single constant scale and a zero point."""
     scale = query.constant(node.inputs[1])
     return scale is not None and scale.size == 1 and len(node.inputs) > 2
 
@@ -81,22 +81,22 @@ def _any_zero_point(node: Node) -> bool:
 
 
 def like(tensor: Tensor, name: str) -> Variable:
-    """A new tensor of the same type and shape."""
+    """Create a tensor of the same type and shape."""
     return Variable(name, dtype=tensor.dtype, shape=None if tensor.shape is None else list(tensor.shape))
 
 
 def set_channels(tensor: Tensor, channels: int) -> None:
-    """Write the number of channels into the shape of a tensor, where it has one."""
+    """Set the number of channels in the shape of a tensor, if its shape is known."""
     shape = query.shape(tensor)
     if isinstance(tensor, Variable) and shape is not None:
         tensor.shape = [channels if axis == 1 else size for axis, size in enumerate(shape)]
 
 
 def widen(conv: IntegerConv, axis: int, by: int, body: Body, names: edit.Names) -> Node:
-    """Zero weights along an axis: 0 for more output channels (with scales and biases), 1 for more input channels.
+    """Add zero weights along an axis: 0 for output channels (with scales and biases), 1 for input channels.
 
-    The numbers of the new channels are those of the first one: any is right for zeros, and the scale of a bias stays
-    the product of the other two. Returns the DequantizeLinear of the weight, which now has no other reader.
+    The new channels copy the scale and zero point of the first one: any value is right for zeros, and the scale of a
+    bias stays the product of the other two. Return the DequantizeLinear of the weight, which now has no other reader.
     """
     changed = []
     nodes = [conv.weight] if axis or conv.bias is None else [conv.weight, conv.bias]
@@ -121,7 +121,7 @@ def widen(conv: IntegerConv, axis: int, by: int, body: Body, names: edit.Names) 
 
 
 def _own(node: Node, reader: Node, place: int, body: Body, names: edit.Names) -> Node:
-    """`node`, or a copy of it where it has other readers."""
+    """Return `node`, or a copy of it if it has other readers."""
     if len(query.readers(node.outputs[0])) == 1:
         return node
     output = like(node.outputs[0], names.fresh(node.outputs[0].name))

@@ -1,7 +1,7 @@
-"""What onnxruntime's CPU kernels cost, from a table that was measured and can be measured again on any machine.
+"""Cost model of onnxruntime's CPU kernels, from a table of measurements that can be repeated on any machine.
 
-``python -m benchmarks.kernels`` writes such a table; `kernel_costs.json` is the one of a server with VNNI. Seconds
-differ between machines, ratios of 2 and more hardly (docs/decisions/0007).
+``python -m benchmarks.kernels`` writes such a table; `kernel_costs.json` is the table of a server with VNNI. Absolute
+times differ between machines, but ratios of 2 and more hardly do (docs/decisions/0007).
 """
 
 from __future__ import annotations
@@ -22,25 +22,24 @@ from sbonnx.ops import CONVOLUTIONS, MATRIX_PRODUCTS, MOVES_DATA
 BUNDLED: Final = Path(__file__).with_name("kernel_costs.json")
 
 LARGEST: Final = 16 << 20
-"""Bytes of a table; the bundled one has 20 thousand."""
+"""Size limit of a table in bytes; the bundled one has 20 thousand."""
 
 UNKNOWN: Final = 32
-"""What a dimension counts for that the graph leaves open: an image is large then, a sequence is not. The first one, the
-batch, counts for 1."""
+"""Assumed size of a dynamic dimension: makes an image large (32 x 32) and a sequence short. The batch counts as 1."""
 
 SMALL_TAPS: Final = 9
 MOST_TAPS: Final = 49
 FEW_CHANNELS: Final = 4
 IMAGE_RANK: Final = 4
 GROUPED: Final = (4, 8, 32)
-"""Channels of a group for which grouped convolutions were measured."""
+"""Channels per group for which grouped convolutions were measured."""
 
 KINDS: Final = ("fixed_ns", "mac_ns", "read_ns", "write_ns", "weight_ns")
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Nanoseconds of one kernel: fixed, and for each multiplication, value read, value written and weight."""
+    """Linear cost model of one kernel, in ns: fixed, and per multiplication, value read, value written and weight."""
 
     fixed_ns: float
     mac_ns: float
@@ -49,7 +48,7 @@ class Fit:
     weight_ns: float
 
     def ns(self, macs: float, read: float, write: float, weights: float) -> float:
-        """Time of one run."""
+        """Compute the time of one run in nanoseconds."""
         return (
             self.fixed_ns + self.mac_ns * macs + self.read_ns * read + self.write_ns * write + self.weight_ns * weights
         )
@@ -57,14 +56,14 @@ class Fit:
 
 @dataclass(frozen=True)
 class Price:
-    """What one node costs, nanoseconds for one sample: computed in float, and in integers."""
+    """Cost of one node in nanoseconds per sample, in float and in integers."""
 
     floats: float
     integers: float
 
 
 def elements(tensor: Tensor) -> int:
-    """Number of values of a tensor for one sample, as far as the graph knows."""
+    """Count the values of a tensor for one sample; dynamic dimensions count as `UNKNOWN`."""
     shape = query.shape(tensor)
     if shape is None:
         return UNKNOWN
@@ -76,7 +75,7 @@ def elements(tensor: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Costs:
-    """The table, by kernel, variant and type of its input ("float" or "u8")."""
+    """Table of kernel costs, by kernel, variant and input type ("float" or "u8")."""
 
     fits: Mapping[tuple[str, str, str], Fit]
 
@@ -91,16 +90,16 @@ class Costs:
         write: float = 0,
         weights: float = 0,
     ) -> float:
-        """Time of a kernel; 0 for one that the table does not hold."""
+        """Compute the time of a kernel in nanoseconds; 0 for one that is not in the table."""
         fit = self.fits.get((kernel, variant, kind))
         return 0.0 if fit is None else fit.ns(macs, read, write, weights)
 
     def quantize(self, tensor: Tensor, *, reorder: bool) -> float:
-        """A pair's first half behind a float kernel: QuantizeLinear, and the way to channels last.
+        """Compute the time of a QuantizeLinear after a float kernel, with the conversion to channels last.
 
         Args:
-            tensor: what is quantized.
-            reorder: it comes out of a kernel that works on blocks of channels.
+            tensor: the quantized tensor.
+            reorder: its producer works on blocks of channels.
         """
         size = elements(tensor)
         found = self.ns("QuantizeLinear", "u8", "float", write=size)
@@ -110,7 +109,7 @@ class Costs:
         return found
 
     def dequantize(self, tensor: Tensor, *, reorder: bool) -> float:
-        """The second half before a float kernel; `reorder`: one that works on blocks of channels."""
+        """Compute the time of a DequantizeLinear before a float kernel; `reorder`: it works on blocks of channels."""
         size = elements(tensor)
         found = self.ns("DequantizeLinear", "", "u8", write=size)
         if query.rank(tensor) == IMAGE_RANK:
@@ -119,7 +118,7 @@ class Costs:
         return found
 
     def of(self, node: Node) -> Price | None:
-        """Both prices of a node, or None for an op of which nothing is known."""
+        """Return both costs of a node, or None for an op without measurements."""
         if node.op in CONVOLUTIONS:
             return self._conv(node)
         if node.op in MATRIX_PRODUCTS:
@@ -135,7 +134,7 @@ class Costs:
         return Price(self.ns(*floats, read=read, write=write), self.ns(*integers, read=read, write=write))
 
     def _conv(self, node: Node) -> Price | None:
-        """None for what was not measured: sequences, volumes, transposed ones and very large kernels."""
+        """Return None for unmeasured kernels: 1-D and 3-D convolutions, ConvTranspose and very large filters."""
         shape = query.shape(node.inputs[1]) or ()
         sizes = [size if isinstance(size, int) else UNKNOWN for size in shape]
         taps, groups = prod(sizes[2:]), int(node.attrs.get("group", 1))
@@ -165,13 +164,13 @@ class Costs:
 
 
 def _variant(channels: int, taps: int, groups: int) -> str:
-    """The row of the table for a convolution; `channels`: input channels of a group."""
+    """Return the table's variant name of a convolution; `channels`: input channels per group."""
     if groups > 1 and channels == 1:
         return "depthwise 3x3" if taps <= SMALL_TAPS else "depthwise 5x5"
     if groups > 1:
         return f"grouped by {min(GROUPED, key=lambda size: abs(size - channels))}"
     if channels < FEW_CHANNELS and taps > 1:
-        return "3x3" if taps <= SMALL_TAPS else "stem"  # small kernels: `ort_align` gives them a fourth channel
+        return "3x3" if taps <= SMALL_TAPS else "stem"  # small kernels: `widen_stems` adds a fourth channel
     return "1x1" if taps == 1 else "3x3"
 
 
@@ -195,10 +194,10 @@ ELEMENTWISE_KERNELS: Final[dict[str, tuple[_Kernel, _Kernel]]] = {
 
 @cache
 def load_costs(path: str | None = None) -> Costs:
-    """The table in a file that ``benchmarks.kernels`` wrote; None: the bundled one.
+    """Load the table from a file that ``benchmarks.kernels`` wrote; None: the bundled one.
 
     Raises:
-        RecipeError: it cannot be read, or is no such table.
+        RecipeError: the file cannot be read, or is not such a table.
     """
     try:
         rows = json.loads(read_regular(path or BUNDLED, LARGEST))["fits"]
@@ -216,10 +215,10 @@ def load_costs(path: str | None = None) -> Costs:
 
 
 def _cost(value: object) -> float:
-    """Nanoseconds, from JSON.
+    """Convert a JSON value to nanoseconds.
 
     Raises:
-        ValueError, TypeError, OverflowError: it is no number from 0 up.
+        ValueError, TypeError, OverflowError: it is not a number of at least 0.
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"a cost is a number, not {type(value).__name__}")

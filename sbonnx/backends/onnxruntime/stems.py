@@ -1,8 +1,8 @@
-"""First convolutions, given inputs of the shape that onnxruntime's integer kernels are fast at.
+"""Rewrites of first convolutions to input shapes for which onnxruntime's integer kernels are fast.
 
-A convolution of 3 input channels takes 2 to 3 times as long as one of 4: its codes get a channel of zeros. One of 7 by
-7 gathers its 49 taps slowly: with stride 2 the same sums are those of 4 by 4 taps over pixels taken four together
-(SpaceToDepth). Both compute the same integers (docs/decisions/0007).
+A convolution of 3 input channels takes 2 to 3 times as long as one of 4, so its input is padded with a channel of
+zeros. A 7 by 7 convolution gathers its 49 taps slowly. With stride 2 it equals a 4 by 4 convolution over 2 by 2 blocks
+of pixels (SpaceToDepth). Both rewrites compute the same integers (docs/decisions/0007).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ DOT: Final = 4
 """Values that one integer instruction multiplies and adds: rows of another length take a slow path."""
 
 MANY_TAPS: Final = 25
-"""Kernels of more taps than this gather their input so slowly that wider rows cost more than they save."""
+"""Number of taps above which gathering the input is so slow that wider rows cost more than they save."""
 
 FEW_ROWS: Final = 512
-"""Positions of an output below which preparing the input costs more than the convolution gains."""
+"""Number of output positions below which preparing the input costs more than the convolution gains."""
 
 BLOCK: Final = 2
-"""Side of the squares of pixels that are taken together; the stride that it is for."""
+"""Side of the blocks of pixels that are folded into channels; also the required stride."""
 
 FEW_CHANNELS: Final = 4
-"""With more input channels, 49 taps are gathered in longer pieces and cost less than the way around."""
+"""Input channels up to which folding pays: with more, 49 taps are gathered in longer pieces, which is cheaper."""
 
 
 def widen_stems(graph: Graph) -> list[str]:
-    """Prepare the inputs of such convolutions in every scope, in place. Returns one sentence a change.
+    """Prepare the inputs of such convolutions in every scope, in place. Return one sentence per change.
 
     Args:
         graph: with Q/DQ pairs in place.
@@ -51,7 +51,7 @@ def widen_stems(graph: Graph) -> list[str]:
                 continue
             done += _widened(conv, body, names, made)
     if done:
-        edit.sweep(graph)  # pairs that nobody reads any more
+        edit.sweep(graph)  # pairs without readers
         edit.sort(graph)
     return done
 
@@ -87,14 +87,14 @@ def _widened(
 
 
 def _rows(conv: IntegerConv) -> int:
-    """Positions of the output of one sample."""
+    """Count the output positions of one sample."""
     shape = query.shape(conv.node.outputs[0])
     sizes = shape[2:] if shape is not None else (None,)
     return prod(size if isinstance(size, int) else UNKNOWN for size in sizes)
 
 
 def _padded(conv: IntegerConv, channels: int, body: Body, names: edit.Names) -> Tensor:
-    """The input dequantized a second time, after a Pad of its codes with the code of zero."""
+    """Dequantize the input a second time, after a Pad of its codes with the zero point."""
     data = conv.data
     codes, _, zero = data.inputs[:3]
     rank = conv.codes.ndim
@@ -109,7 +109,7 @@ def _padded(conv: IntegerConv, channels: int, body: Body, names: edit.Names) -> 
 
 
 def _folded(conv: IntegerConv, quantize: Node, body: Body, names: edit.Names) -> Tensor:
-    """The input quantized a second time, after a SpaceToDepth of the floats: older runtimes have it for those alone."""
+    """Quantize the input a second time, after a SpaceToDepth in float: older runtimes support it only for floats."""
     source = quantize.inputs[0]
     folded = like(source, names.fresh(f"{source.name}_folded"))
     sides = conv.data.outputs[0].shape
@@ -122,7 +122,7 @@ def _folded(conv: IntegerConv, quantize: Node, body: Body, names: edit.Names) ->
 
 
 def _again(node: Node, source: Tensor, output: Variable, body: Body, names: edit.Names) -> Tensor:
-    """A QuantizeLinear or DequantizeLinear as `node`, of another tensor; its output has the type of that of `node`."""
+    """Copy a QuantizeLinear or DequantizeLinear for another tensor; the output has the type of that of `node`."""
     output.dtype = node.outputs[0].dtype
     inputs = [source, *node.inputs[1:]]
     body.nodes.append(Node(node.op, names.fresh(node.name), dict(node.attrs), inputs, [output], domain=node.domain))
@@ -130,9 +130,9 @@ def _again(node: Node, source: Tensor, output: Variable, body: Body, names: edit
 
 
 def _folded_pads(conv: IntegerConv) -> list[int] | None:
-    """Padding over squares of pixels that gives the same output, or None where the sides do not come out even.
+    """Compute the padding in pixel blocks that gives the same output, or None if a side is not divisible.
 
-    Output o reads from row ``2 o - p`` on, which is row ``2 p' - p`` (0 or 1) of square ``o - p'`` with
+    Output o reads from row ``2 o - p`` on, which is row ``2 p' - p`` (0 or 1) of block ``o - p'`` with
     ``p' = ceil(p / 2)``.
     """
     attrs = conv.node.attrs
@@ -157,12 +157,12 @@ def _folded_pads(conv: IntegerConv) -> list[int] | None:
 
 
 def _squares(kernel: int, pad: int) -> int:
-    """Squares that a kernel of this side touches, when its padding is `pad`."""
+    """Count the blocks that a kernel of this side touches if its padding is `pad`."""
     return -(-(kernel + pad % BLOCK) // BLOCK)
 
 
 def _fold_weight(conv: IntegerConv, pads: list[int], body: Body, names: edit.Names) -> None:
-    """The weight over squares: (out, 4 * in, ceil, ceil), its channels in the order of SpaceToDepth."""
+    """Fold the weight over pixel blocks: (out, 4 * in, ceil, ceil), channels in the order of SpaceToDepth."""
     old = list(conv.node.attrs.get("pads", [0] * 4))
     own = widen(conv, 1, 0, body, names)
     codes = _squared(np.asarray(query.constant(own.inputs[0])), old)

@@ -1,7 +1,7 @@
-"""Residual sums before a layer normalization, written so that onnxruntime's CPU does not join the two.
+"""Rewrite of residual sums before a layer normalization, to prevent a slow fusion in onnxruntime's CPU provider.
 
 It fuses Add and LayerNormalization into SkipLayerNormalization, whose CPU kernel takes 4 to 6 times as long as the two
-alone (docs/decisions/0007). A Sum computes the same numbers, is not fused, and takes a bias along.
+separate ops (docs/decisions/0007). A Sum computes the same values, is not fused, and can include a bias.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from sbonnx.ops import ADDS, DEQUANTIZE, QUANTIZE
 
 NORMALIZES = "LayerNormalization"
 FIRST_OF_UNROLLED = "ReduceMean"
-"""What reads the sum first where a normalization is written in single ops."""
+"""First op of a normalization that is written in single ops."""
 
 
 def write_sums(graph: Graph) -> list[str]:
-    """Turn such Adds into Sums in every scope, in place. Returns one sentence a change."""
+    """Replace such Adds by Sums in every scope, in place. Return one sentence per change."""
     done: list[str] = []
     names = edit.Names(graph)
     for _, body in query.scopes(graph):
@@ -46,13 +46,13 @@ def _residual_sums(body: Body) -> Iterator[Node]:
 
 
 def _outside(tensor: Tensor) -> bool:
-    """Whether a tensor is no float activation: a constant, or one that an integer kernel may read."""
+    """Return whether a tensor is not a float activation: a constant, or one that an integer kernel may read."""
     producer = query.producer(tensor)
     return isinstance(tensor, Constant) or (producer is not None and producer.op in DEQUANTIZE)
 
 
 def _terms(node: Node, outputs: set[str]) -> list[Tensor]:
-    """What an Add adds, a bias that was added to one side before included; in the order of the additions."""
+    """Return the terms of an Add in the order of the additions, including a bias added to one side before."""
     for index, tensor in enumerate(node.inputs):
         inner = query.producer(tensor)
         if inner is None or inner.op not in ADDS or len(query.readers(tensor)) != 1 or tensor.name in outputs:

@@ -1,8 +1,8 @@
-"""Zero points of weights, taken into their codes.
+"""Removal of weight zero points by subtracting them from the integer codes.
 
-onnxruntime's integer kernels are made for weights whose zero point is 0: with one a channel, a depthwise convolution
-takes 20 times as long, and others a fifth more; release 1.23 does not run them. Codes of few bits leave room in a byte
-for ``code - zero_point``, which stands for the same value about 0.
+onnxruntime's integer kernels are made for weights with zero point 0: with one zero point per channel, a depthwise
+convolution takes 20 times as long, and other kernels a fifth longer; release 1.23 does not run them. Codes of few bits
+leave room in a byte for ``code - zero_point``, which represents the same value with zero point 0.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from sbonnx.spec import SAFE_CODE, Array
 
 
 def centre_weights(graph: Graph) -> list[str]:
-    """Stored int8 codes of weights become codes about 0, in place and in every scope, where a byte holds those.
+    """Subtract the zero points from stored int8 weight codes where the result fits a byte. In place, in every scope.
 
     Args:
         graph: with Q/DQ pairs in place.
 
     Returns:
-        One sentence a change.
+        One sentence per change.
     """
     done: list[str] = []
     names = edit.Names(graph)
@@ -38,7 +38,7 @@ def centre_weights(graph: Graph) -> list[str]:
 
 
 def _before_weights(node: Node) -> bool:
-    """Whether linear ops between codes, and nothing else, read what a DequantizeLinear gives, as their weight."""
+    """Return whether all readers of a DequantizeLinear are linear ops with quantized data that read it as weight."""
     uses = query.readers(node.outputs[0])
     return bool(uses) and all(_multiplies_codes(user, index) for user, index in uses)
 
@@ -50,7 +50,7 @@ def _multiplies_codes(user: Node, index: int) -> bool:
 
 
 def _about_zero(node: Node) -> Array | None:
-    """Codes less their zero points; None where there are none, or where those would be too large."""
+    """Subtract the zero points from the codes; None if there are none, or if the results are too large."""
     codes = query.constant(node.inputs[0])
     zero = query.constant(node.inputs[2]) if len(node.inputs) > 2 and not node.inputs[2].is_empty() else None
     if codes is None or zero is None or codes.dtype != np.int8 or not zero.any() or node.attrs.get("block_size"):
@@ -65,7 +65,7 @@ def _about_zero(node: Node) -> Array | None:
 
 
 def _write(node: Node, codes: Array, body: Body, names: edit.Names) -> None:
-    """In place. The node reads `codes`, and a zero point of 0 of the same shape."""
+    """Let the node read `codes`, and a zero point of 0 of the same shape. In place."""
     zeros = np.zeros(tuple(node.inputs[2].shape), np.int8)
     for index, values in ((0, codes), (2, zeros)):
         edit.replace_input(node, index, edit.add_constant(body, str(node.inputs[index].name), values, names))

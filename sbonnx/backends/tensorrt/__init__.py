@@ -1,1 +1,1 @@
-"""TensorRT: what its versions read, and its calibration cache."""
+"""TensorRT: rules of its versions, and its calibration cache."""

@@ -43,24 +43,24 @@ RULES: Final = (
 
 
 GROUP_MULTIPLE: Final = 4
-"""TensorRT's integer convolution takes groups of a multiple of this many channels."""
+"""Multiple that the channels per group must have in TensorRT's grouped integer convolution."""
 
 FEW_CHANNELS: Final = 16
 CHANNEL_MULTIPLE: Final = 8
-"""Integer kernels compute 32 channels at a time: below 16 most of that is empty, whole eights excepted."""
+"""Integer kernels compute 32 channels at a time; fewer than 16 waste most of that unless a multiple of 8."""
 
 
 FEW: Final = 16
-"""A product with fewer rows or columns of weights leaves its integer kernel mostly empty."""
+"""Rows or columns of weights below which a product leaves its integer kernel mostly empty."""
 
 
 def slow_linear(node: Node) -> str | None:
-    """The reason why TensorRT would not run a weighted op in integers, or not gain by it.
+    """Return the reason why TensorRT would not run a weighted op in integers, or would not run it faster.
 
-    Few channels are the usual case of a stem that reads an image: symmetric codes would also take a bit from it.
+    Few channels are typical of a stem that reads an image; there, symmetric quantization would also lose one bit.
 
-    Source: note of the convolution layer's API for groups; what NVIDIA's own quantizer leaves out for few channels and
-    small products; users report depthwise int8 slower than fp16.
+    Source: the convolution layer's API notes for groups; the exclusions of NVIDIA's own quantizer for few channels and
+    small products; user reports that depthwise int8 is slower than fp16.
     """
     if node.op not in CONVOLUTIONS:
         return _small_product(node)
@@ -93,10 +93,10 @@ def _small_product(node: Node) -> str | None:
 
 
 def unfit(node: Node, spec: QuantSpec) -> str | None:
-    """The reason why TensorRT would not take weights of this type at a weighted op, or not gain by it.
+    """Return the reason why TensorRT would not support weights of this type at a weighted op, or gain nothing by it.
 
     Source: the quantize layer's header for int4 (blocks of 64 or 128 along one of the last two dimensions, two codes
-    a byte); NVIDIA's own quantizer for what it leaves out of fp8.
+    per byte); NVIDIA's own quantizer for what it excludes from fp8.
     """
     shape = node.inputs[1].shape
     if spec.is_fp8:
@@ -125,12 +125,12 @@ def _unfit_for_fp8(node: Node) -> str | None:
 
 
 def spec(side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
-    """Always signed and symmetric; the recipe was validated to ask for nothing else."""
+    """Return a signed symmetric type; recipe validation has excluded all others."""
     return QuantSpec(bits=bits, signed=True, symmetric=True, axis=axis)
 
 
 def legalise(graph: Any) -> list[str]:
-    """Write what TensorRT's parser needs and ONNX leaves to defaults. In place; returns what was done.
+    """Write explicitly what TensorRT's parser needs and ONNX leaves to defaults. In place; return what was done.
 
     The axis of a vector of scales is written out (ONNX takes 1 when absent, TensorRT's parser 0).
     """
@@ -145,8 +145,10 @@ def legalise(graph: Any) -> list[str]:
 
 
 ROUNDS_BIASES: Final = "WeightBiasQuantization"
-"""onnxruntime's rewrite that gives a float bias int32 codes, with a scale that half precision rounds to nothing.
-TensorRT keeps float biases, so its files are judged without it."""
+"""onnxruntime's graph transformer that quantizes a float bias to int32, with a scale that underflows in float16.
+
+TensorRT keeps float biases, so its files are verified without it.
+"""
 
 TENSORRT: Final = Backend(
     name="tensorrt",
@@ -170,5 +172,5 @@ TENSORRT: Final = Backend(
 
 
 def of_version(version: str) -> Backend:
-    """The backend for one version, one of `VERSIONS`."""
+    """Return the backend for one version of `VERSIONS`."""
     return replace(TENSORRT, profile=PROFILES[version])

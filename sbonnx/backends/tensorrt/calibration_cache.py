@@ -1,17 +1,17 @@
-"""TensorRT's calibration-cache file: ranges for builds that insert no Q/DQ but quantize by themselves.
+"""TensorRT's calibration cache file: ranges for builds with implicit quantization, without Q/DQ nodes.
 
     TRT-8601-EntropyCalibration2
     input: 3c010a14
     conv1: 3d0b7086
 
-The first line names TensorRT's version and the algorithm, each other line a tensor as TensorRT's ONNX parser names it
-(graph inputs and outputs of nodes, by their names in the ONNX file) and 8 hexadecimal digits: the IEEE float32 of its
-scale, most significant byte first. A tensor's scale is absmax / 127: int8, symmetric, one range a tensor. Names may
-hold spaces and colons (TensorRT writes such itself); onnxruntime reads a name up to its first colon.
+The first line names TensorRT's version and the algorithm. Every other line holds a tensor as TensorRT's ONNX parser
+names it (graph inputs and outputs of nodes, by their names in the ONNX file) and 8 hexadecimal digits: the IEEE float32
+of its scale, most significant byte first. A tensor's scale is absmax / 127: int8, symmetric, one range per tensor.
+Names may contain spaces and colons (TensorRT writes such names itself); onnxruntime reads a name up to its first colon.
 
 TensorRT up to 10 reads it (`trtexec --int8 --calib=FILE`, `IInt8Calibrator.read_calibration_cache`, onnxruntime's
-TensorRT provider with `trt_int8_use_native_calibration_table`). Calibrators are deprecated since 10.1 and gone from
-11 on, where quantization is by Q/DQ alone.
+TensorRT provider with `trt_int8_use_native_calibration_table`). Calibrators are deprecated since 10.1 and removed in
+11, where quantization is by Q/DQ alone.
 
 Source: TensorRT 8 samples, sampleINT8, "Calibration file"; the scale is `abs(max_dynamic_range) / 127`.
 """
@@ -33,20 +33,20 @@ from sbonnx.input_files import read_regular
 from sbonnx.spec import MIN_SCALE, UNUSED_SCALE, Array, Bounds
 
 VERSION: Final = "TRT-8601-EntropyCalibration2"
-"""trtexec calibrates anew, on random data, where the algorithm is another than EntropyCalibration2."""
+"""Default first line. trtexec recalibrates on random data if the algorithm is not EntropyCalibration2."""
 
 _VERSION: Final = re.compile(r"TRT-\d+-\w+")
 _LINE: Final = re.compile(r"(?P<name>.+): ?(?P<bits>[0-9a-fA-F]{1,8})")
 
 LARGEST: Final = 64 << 20
-"""Bytes of a file that is read; a line is a tensor."""
+"""Size limit in bytes of a file to read; each line holds one tensor."""
 
 HIGHEST: Final = 127
-"""The highest code of symmetric int8."""
+"""Highest code of symmetric int8."""
 
 
 def scale_of(bounds: Bounds) -> float:
-    """TensorRT's scale of one range, a float32: max(-lo, hi) / 127; 1 for a range that holds only 0.
+    """Compute TensorRT's float32 scale of one range: max(-lo, hi) / 127; 1 for a range that holds only 0.
 
     Raises:
         NumericError: there is one range per channel, or a bound is not finite.
@@ -58,7 +58,7 @@ def scale_of(bounds: Bounds) -> float:
         raise NumericError(f"its range {float(lo)} .. {float(hi)} is not finite")
     widest = max(-float(lo), float(hi), 0.0)
     if widest == 0:
-        return UNUSED_SCALE  # a scale of 0 stops TensorRT
+        return UNUSED_SCALE  # TensorRT fails on a scale of 0
     return float(np.float32(max(widest / HIGHEST, MIN_SCALE)))
 
 
@@ -69,18 +69,18 @@ def write_calibration_cache(
     version: str = VERSION,
     force: bool = False,
 ) -> None:
-    """Write the file, whole or not at all, tensors in the order of `ranges`.
+    """Write the file atomically, with tensors in the order of `ranges`.
 
     Args:
         ranges: by the tensor's name in the model that TensorRT will read, float32 (), in units of the tensor.
-            TensorRT takes what has no line here for a tensor that is not to be quantized.
+            TensorRT does not quantize tensors that have no line here.
         version: the first line: `TRT-<version>-<algorithm>`, 8.6.1 being 8601 and 10.3.0 being 100300. TensorRT
-            leaves a file aside that it takes for incompatible: give the version that will read it.
-        force: replace a file that exists.
+            ignores a file that it considers incompatible: give the version that will read it.
+        force: replace an existing file.
 
     Raises:
         NumericError: see `scale_of`; names the tensor.
-        OutputError: no ranges, a name or version that the format cannot hold, or see `check_target`.
+        OutputError: there are no ranges, the format cannot hold a name or the version, or see `check_target`.
     """
     target = Path(path)
     if not _VERSION.fullmatch(version):
@@ -101,10 +101,10 @@ def write_calibration_cache(
 
 
 def read_calibration_cache(path: str | os.PathLike[str]) -> tuple[str, dict[str, Array]]:
-    """The first line, and each tensor's scale by name (float32, ()), in the order of the file.
+    """Read the first line, and each tensor's scale by name (float32, ()), in the order of the file.
 
     Raises:
-        DataError: it cannot be read, or is no calibration cache; names the line.
+        DataError: the file cannot be read or is not a calibration cache; names the line.
     """
     try:
         lines = read_regular(path, LARGEST).decode().splitlines()
@@ -120,7 +120,7 @@ def read_calibration_cache(path: str | os.PathLike[str]) -> tuple[str, dict[str,
         found = _LINE.fullmatch(line.strip())
         if not found:
             raise DataError(f"line {number} of '{path}' is no 'tensor: hexadecimal scale': {line[:60]!r}")
-        # TensorRT leaves out leading zeros
+        # TensorRT omits leading zeros
         scales[found["name"]] = np.array(struct.unpack(">f", bytes.fromhex(found["bits"].zfill(8)))[0], np.float32)
     return lines[0].strip(), scales
 
