@@ -1,4 +1,4 @@
-"""Q/DQ pairs: `insert` writes them, `read` finds them, `strip` takes them out, `unfold` makes them of integer ops."""
+"""Q/DQ pairs: `insert` writes them, `read` finds them, `strip` removes them, `unfold` creates them from integer ops."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What saturation does beside rounding: a Relu or Clip that another tool deleted because the zero point does its work.
+"""Activations absorbed by saturation: a Relu or Clip that another tool deleted because the zero point replaces it.
 
-With the zero point at the lowest code, a QuantizeLinear maps all below 0 to 0. onnxruntime's quantizer deletes the
-Relu (or Clip) before it then. Whoever takes such a pair away, or gives it a zero point in the middle, has to write
-the Relu back: without it the model computes something else.
+With the zero point at the lowest code, a QuantizeLinear maps all negative values to 0. onnxruntime's quantizer then
+deletes the Relu (or Clip) before it. To remove such a pair, or to change its zero point, the Relu has to be restored:
+without it the model computes something else.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from sbonnx.plan import BITS
 from sbonnx.qdq.values import is_integer, limits, numbers
 
 SIX: Final = 6.0
-"""Where the Clip of mobile nets ends: a range that ends there is taken for one, any other for a Relu's."""
+"""Upper bound of the Clip in mobile networks (ReLU6): a range that ends here is attributed to one, others to a Relu."""
 
 CLOSE: Final = 1e-3
-"""How far a range may end from 6, relative: a scale is stored in single precision, calibrated on saturated data."""
+"""Relative tolerance around 6 for the end of a range: scales are single precision, calibrated on saturated data."""
 
 DEPTH: Final = 64
-"""How many ops back a sign is looked for."""
+"""Maximum number of preceding ops to search for a sign."""
 
 _PASSES: Final = MOVES_DATA | PICKS_MAX | POOLS | QDQ
 """Ops whose output has the sign of their first input."""
 
 _JOINS: Final = ADDS | MULTIPLIES | CONCATS
-"""Ops whose output is not negative where no input is."""
+"""Ops whose output is not negative if no input is."""
 
 
 def never_negative(tensor: Tensor, depth: int = DEPTH) -> bool:
-    """Whether the ops before a tensor keep it at 0 or above, as far as that can be read."""
+    """Return whether the ops before a tensor provably keep it at 0 or above."""
     node = query.producer(tensor)
     if node is None or depth == 0:
         value = query.constant(tensor)
@@ -55,9 +55,9 @@ def _at_least_0(tensor: Tensor) -> bool:
 
 
 def lost(quantize: Node) -> tuple[float, float | None] | None:
-    """The bounds of the Relu (0, None) or Clip that a QuantizeLinear does the work of, or None.
+    """Return the bounds of the Relu (0, None) or Clip that a QuantizeLinear replaces, or None.
 
-    Pairs that sbonnx wrote stand after the ops that they had, so none is lost there; and a graph input had none.
+    Pairs written by sbonnx come after the activations of the model, so none is lost there; graph inputs have none.
     """
     found = numbers(quantize)
     if BITS in quantize.attrs or found is None or found.scale.size != 1 or not is_integer(found.zero.dtype):
@@ -72,9 +72,9 @@ def lost(quantize: Node) -> tuple[float, float | None] | None:
 
 
 def restore(quantize: Node, scope: Body, names: edit.Names) -> Tensor:
-    """In place. The float tensor that a QuantizeLinear rounds, behind the Relu or Clip that it did the work of.
+    """Restore the Relu or Clip that a QuantizeLinear replaces, and return its output: the float tensor to quantize.
 
-    The new node is appended to `scope`, which has to be sorted afterwards.
+    In place. The new node is appended to `scope`, which has to be sorted afterwards.
     """
     source: Tensor = quantize.inputs[0]
     bounds = lost(quantize)

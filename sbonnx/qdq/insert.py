@@ -1,8 +1,8 @@
-"""Writing Q/DQ pairs into a graph.
+"""Insertion of Q/DQ pairs into a graph.
 
-Both nodes of a pair carry the true width in ``__bits``: attributes whose name starts with two
+Both nodes of a pair carry the true bit width in ``__bits``: attributes whose name starts with two
 underscores are legal on any node and ignored by runtimes, while a plain ``bits`` makes the file
-invalid. The same stands in the node metadata as ``sbonnx.bits``.
+invalid. The node metadata ``sbonnx.bits`` holds the same width.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from sbonnx.plan import BITS, Plan, Role, Site, Solution
 from sbonnx.spec import BLOCKS_SINCE, CHANNELS_SINCE, CODES_SINCE, HALF_SCALES_SINCE, Array, QParams, QuantSpec
 
 RUN_BY_ONNXRUNTIME: Final = frozenset({"virtual", "onnxruntime"})
-"""Backends whose files onnxruntime runs with all its rewrites."""
+"""Backends whose files onnxruntime runs with all its graph transformers."""
 
 BYTES: Final = (np.dtype(np.int8), np.dtype(np.uint8))
 
 
 def stored_type(role: Role, spec: QuantSpec) -> Any:
-    """numpy type of the codes in the file: weights take the narrowest that there is, activations bytes.
+    """Return the NumPy type of the codes in the file: weights use the narrowest available, activations 8 bits or more.
 
     Activations are never int4: onnxruntime moves pairs past ops that have no kernel for it.
     """
@@ -33,7 +33,7 @@ def stored_type(role: Role, spec: QuantSpec) -> Any:
 
 
 def opset_needed(sites: Iterable[tuple[Role, QuantSpec]], *, half: bool = False) -> int:
-    """The lowest opset whose Q/DQ can hold these weights and activations; `half`: with scales of half precision."""
+    """Return the lowest opset whose Q/DQ support these weights and activations; `half`: with half-precision scales."""
     needed = [CHANNELS_SINCE, HALF_SCALES_SINCE if half else 0]
     for role, spec in sites:
         needed += [CODES_SINCE[str(stored_type(role, spec))], BLOCKS_SINCE if spec.block_size else 0]
@@ -41,15 +41,15 @@ def opset_needed(sites: Iterable[tuple[Role, QuantSpec]], *, half: bool = False)
 
 
 def insert(graph: Graph, plan: Plan, solution: Solution) -> int:
-    """Write the pairs of a solved plan. In place; returns how many pairs stand now.
+    """Insert the pairs of a solved plan. In place; return the number of inserted pairs.
 
     An activation becomes ``x -> [Clip ->] QuantizeLinear -> DequantizeLinear`` for the readers of its
-    site, every other reader keeps the float tensor. The Clip stands where the integer type is wider
-    than the asked bits. A weight becomes its codes behind a DequantizeLinear (``plan.weights ==
-    "codes"``) or its rounded float values behind a pair.
+    site; every other reader keeps the float tensor. The Clip is inserted if the integer type is wider
+    than the requested bits. A weight becomes its codes followed by a DequantizeLinear (``plan.weights ==
+    "codes"``) or its rounded float values followed by a pair.
 
     Raises:
-        ModelError: the opset of the graph has no type for a width that the plan asks for.
+        ModelError: the graph's opset has no type for a bit width of the plan.
     """
     writer = _Writer(graph, plan, solution)
     count = sum(writer.write(site) for site in plan.sites)
@@ -60,7 +60,7 @@ def insert(graph: Graph, plan: Plan, solution: Solution) -> int:
 
 
 def _along(spec: QuantSpec) -> dict[str, int | None]:
-    """The attributes of Q/DQ that say along which axis scales run, and how many values share one."""
+    """Return the Q/DQ attributes for the axis of the scales and the block size."""
     return {"axis": spec.axis, "block_size": spec.block_size}
 
 
@@ -71,7 +71,7 @@ def _granularity(spec: QuantSpec) -> str:
 
 
 class _Writer:
-    """Holds the look-up tables of one insertion."""
+    """State and lookup tables of one insertion."""
 
     def __init__(self, graph: Graph, plan: Plan, solution: Solution) -> None:
         self.graph, self.plan, self.solution = graph, plan, solution
@@ -84,7 +84,7 @@ class _Writer:
         self.constants: dict[tuple[str, str, bytes], Constant] = {}
 
     def write(self, site: Site) -> bool:
-        """One site. False when calibration could not solve it."""
+        """Insert the pair of one site. Return False if calibration could not solve it."""
         if site.role == "bias":
             return self._bias(site)
         qparams = self.solution.qparams.get(site.key)
@@ -115,7 +115,7 @@ class _Writer:
             edit.replace_input(self.nodes[reader.node], reader.index, after)
 
     def _add(self, site: Site, anchor: Node | None, nodes: list[Node]) -> None:
-        """Remember nodes to stand behind `anchor` (None: at the front) in the scope of the site."""
+        """Record nodes to insert after `anchor` (None: at the front) in the scope of the site."""
         name = None if anchor is None else anchor.name
         self.new.setdefault(site.scope, {}).setdefault(name, []).extend(nodes)
         for node in nodes:
@@ -135,7 +135,7 @@ class _Writer:
             set_node_metadata(self.graph, node.name, f"sbonnx.{key}", value)
 
     def place(self) -> None:
-        """Put the new nodes into their bodies, each behind the node that feeds it. One pass a body."""
+        """Insert the new nodes into their bodies, each after the node that feeds it. One pass per body."""
         for scope, waiting in self.new.items():
             body = self.bodies[scope]
             order = list(waiting.pop(None, ()))
@@ -145,7 +145,7 @@ class _Writer:
             body.nodes[:] = order
 
     def set_constants(self) -> None:
-        """Float constants that calibration gave other values, such as biases that were corrected."""
+        """Replace float constants that calibration changed, such as corrected biases."""
         for name, values in self.solution.constants.items():
             uses = query.readers(self.tensors[name])
             made = edit.add_constant(self.graph, f"{name}_corrected", values, self.names) if uses else None
@@ -153,7 +153,7 @@ class _Writer:
                 edit.replace_input(node, index, made)
 
     def _constant(self, scope: str, stem: str, values: Array) -> Constant:
-        """A constant of the scope; equal scales and zero points of one tensor are one constant."""
+        """Return a constant of the scope; equal scales and zero points of one tensor share one constant."""
         values = np.asarray(values)
         key = (scope, stem, f"{values.dtype} {values.shape} ".encode() + values.tobytes())
         if key not in self.constants:
@@ -186,10 +186,10 @@ class _Writer:
         return dequantize.outputs[0]
 
     def _clip(self, site: Site, tensor: Tensor, qparams: QParams, kind: Any) -> list[Node]:
-        """Max and Min (Clip, for one scale) to the values of the lowest and highest code, before rounding.
+        """Clip to the values of the lowest and highest code before rounding: Clip for one scale, else Max and Min.
 
-        fp8 needs none, and has Max and Min where onnxruntime runs the file: they keep its rewrites from making
-        QLinearConv and its kin of the pairs (a Clip it takes away), which have no fp8.
+        fp8 needs no clipping, but gets Max and Min if onnxruntime runs the file: they prevent onnxruntime from fusing
+        the pairs into QLinearConv and similar ops, which do not support fp8 (it would remove a Clip).
         """
         limits = qparams.limits
         shape = query.shape(tensor)
@@ -227,11 +227,11 @@ class _Writer:
         return dequantize.outputs[0]
 
     def _stored_weight(self, site: Site) -> Any:
-        """numpy type of a weight's codes; 16 bits for blocks of bytes beside a quantized input.
+        """Return the NumPy type of a weight's codes; 16 bits for blocks of 8 bits if the data input is quantized.
 
-        onnxruntime 1.31 takes blocks of int8 for one scale a channel there, makes QLinearMatMul of them, and fails
-        when it runs; of 16 bits it makes nothing. It has no integer kernels for 4 bits with a scale a channel: those
-        are bytes here, and narrow in the file (`sbonnx.export.packed`).
+        In that case onnxruntime 1.31 treats int8 blocks as one scale per channel, fuses them into QLinearMatMul and
+        fails at run time; it does not fuse 16-bit codes. It has no integer kernels for 4 bits with per-channel scales:
+        such weights are int8 here and packed in the file (`sbonnx.export.packed`).
         """
         native = stored_type("weight", site.spec)
         if self.plan.backend == "onnxruntime" and site.spec.block_size is None:

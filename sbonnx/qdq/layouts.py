@@ -1,4 +1,4 @@
-"""Where the inputs of onnxruntime's and ONNX's integer operators stand: one row an operator."""
+"""Input layouts of the integer operators of onnxruntime and ONNX: one row per operator."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Layout:
-    """One integer operator and the float operator that it computes.
+    """Input layout of one integer operator, and the float operator that it computes.
 
     Attributes:
         op: the float operator.
-        data: (codes, scale, zero point) of each operand, by index of the input.
-        out: index of the output's scale; its zero point comes right after.
-        bias: index of the int32 bias, whose scale is the product of the operands' scales, or None.
-        axes: axis of each operand that a vector of scales runs over.
-        passed: inputs that the float operator takes as they are, before the operands.
+        data: input indices of (codes, scale, zero point) of each operand.
+        out: input index of the output's scale; its zero point follows.
+        bias: input index of the int32 bias, whose scale is the product of the operands' scales, or None.
+        axes: axis of each operand along which a vector of scales runs.
+        passed: inputs that the float operator takes unchanged, before the operands.
         drop: attributes that the float operator does not have.
     """
 
@@ -45,24 +45,24 @@ LAYOUTS: Final[dict[str, Layout]] = {
     "QLinearAveragePool": Layout("AveragePool", _ONE, 3, drop=("channels_last",)),
     "QLinearGlobalAveragePool": Layout("GlobalAveragePool", _ONE, 3, drop=("channels_last",)),
 }
-"""Operators with a fixed number of operands; QLinearConcat has any, the products of integers have no output scale."""
+"""Operators with a fixed number of operands; QLinearConcat has any number, integer products have no output scale."""
 
 CONCAT: Final = "QLinearConcat"
 
 PRODUCTS: Final = {"MatMulInteger": "MatMul", "ConvInteger": "Conv"}
-"""Products whose int32 results a Cast and a Mul scale afterwards: dynamic quantization."""
+"""Products whose int32 results are scaled by a Cast and a Mul afterwards: dynamic quantization."""
 
 READS_FLOATS: Final = "DynamicQuantizeMatMul"
 
 WITH_FLOAT_INPUT: Final = {READS_FLOATS: (1, 2, 3, 4), "MatMulIntegerToFloat": (1, 3, 5, 6)}
-"""Indices of weight, its scale, its zero point and the bias."""
+"""Input indices of the weight, its scale, its zero point and the bias."""
 
 BLOCKED: Final = "MatMulNBits"
 
 UNKNOWN: Final = frozenset(
     {"QLinearReduceMean", "QAttention", "QEmbedLayerNormalization", "DynamicQuantizeLSTM", "NhwcMaxPool", "QMoE"}
 )
-"""Integer operators that are known and not rewritten: no kernel to check against, or no single float operator."""
+"""Known integer operators that are not rewritten: no kernel to check against, or no single float operator."""
 
 MICROSOFT: Final = "com.microsoft"
 

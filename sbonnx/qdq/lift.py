@@ -1,4 +1,4 @@
-"""Ops between a QuantizeLinear and a DequantizeLinear that move codes, put back to work on floats."""
+"""Conversion of ops on integer codes, between a QuantizeLinear and a DequantizeLinear, back to ops on floats."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from sbonnx.qdq.values import Numbers, numbers
 from sbonnx.report import Refusal
 
 FILL: Final = 2
-"""Index of the value that a Pad fills with."""
+"""Index of Pad's fill value."""
 
 MOVERS: Final = MOVES_DATA | PICKS_MAX | PADS
 
 
 @dataclass(frozen=True)
 class Lifted:
-    """What was put back.
+    """Result of `lift`.
 
     Attributes:
-        nodes: the ops, floats before and after them now.
-        refusals: what was not, and why.
+        nodes: the converted ops, which now have float inputs and outputs.
+        refusals: ops that were not converted, with the reason.
     """
 
     nodes: tuple[Node, ...]
@@ -32,13 +32,13 @@ class Lifted:
 
 
 def lift(graph: Graph, what: str) -> Lifted:
-    """Write ``Q -> op -> DQ`` as ``Q -> DQ -> op -> Q -> DQ`` with the same numbers, for ops that only move values.
+    """Write ``Q -> op -> DQ`` as ``Q -> DQ -> op -> Q -> DQ`` with the same scales, for ops that only move values.
 
-    In place. Rounding to codes commutes with moving them, so all values stay. A Pad fills with the float that its code
-    stands for.
+    In place. Quantization commutes with moving values, so the results are equal. A Pad fills with the dequantized value
+    of its fill code.
 
     Args:
-        what: the step, as refusals name it.
+        what: name of the step in refusals.
     """
     names = edit.Names(graph)
     nodes: list[Node] = []

@@ -1,7 +1,7 @@
-"""Channels of zeros that were added for onnxruntime's integer kernels, taken away again from float convolutions.
+"""Removal of zero channels that were added for onnxruntime's integer kernels, from float convolutions.
 
-`backends.onnxruntime.alignment` widens tensors between convolutions, with weights and biases of zeros: the added
-channels hold zeros, and nothing reads them but zero weights.
+`backends.onnxruntime.alignment` widens tensors between convolutions with zero weights and biases: the added channels
+hold zeros, and only zero weights read them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from sbonnx.ops import PADS, RECTIFIERS
 from sbonnx.spec import Array
 
 LANES: Final = 16
-"""Widths are multiples of this, and fewer channels than this were added."""
+"""Widened channel counts are multiples of this, and fewer channels than this were added."""
 
 FILL: Final = 2
 
 
 def narrow(graph: Graph, convs: Iterable[Node]) -> int:
-    """Take added channels away. In place; returns how many convolutions were changed.
+    """Remove added channels. In place; return the number of changed convolutions.
 
     Args:
-        convs: convolutions whose weights were codes of ours; no other is touched.
+        convs: convolutions whose weights were quantized by sbonnx; no others are changed.
     """
     known = {id(node): node for node in convs}
     if not known:
@@ -47,11 +47,11 @@ def narrow(graph: Graph, convs: Iterable[Node]) -> int:
     return changed
 
 
-# --- at the front -----------------------------------------------------------------------------------------------------
+# --- padding before convolutions --------------------------------------------------------------------------------------
 
 
 def _unpadded(graph: Graph, pad: Node, known: dict[int, Node]) -> int:
-    """Convolutions that read channels of zeros behind a Pad read its input, and lose the weights for them."""
+    """Bypass a Pad that adds zero channels: its convolutions read its input and lose the matching weights."""
     by = _added_channels(pad)
     readers = query.readers(pad.outputs[0])
     convs = [node for node, index in readers if index == 0 and id(node) in known and node.attrs.get("group", 1) == 1]
@@ -65,7 +65,7 @@ def _unpadded(graph: Graph, pad: Node, known: dict[int, Node]) -> int:
 
 
 def _added_channels(pad: Node) -> int:
-    """How many zeros a Pad adds behind the channels, 0 where it does anything else."""
+    """Return the number of zero channels that a Pad appends, or 0 if it does anything else."""
     pads = query.constant(pad.inputs[1]) if len(pad.inputs) > 1 else None
     fill = query.constant(pad.inputs[FILL]) if len(pad.inputs) > FILL and not pad.inputs[FILL].is_empty() else None
     if pads is None or pads.size < 4 or len(pad.inputs) > FILL + 1 or (fill is not None and fill.any()):
@@ -82,7 +82,7 @@ def _added_channels(pad: Node) -> int:
 
 @dataclass
 class Region:
-    """Tensors of one width, with the convolutions that write and read them."""
+    """Tensors with the same number of channels, and the convolutions that write and read them."""
 
     tensors: dict[int, Tensor] = field(default_factory=dict)
     writers: dict[int, Node] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Region:
 
 
 def _region(start: Node, known: dict[int, Node], leaving: set[int]) -> Region | None:
-    """What has the width of a depthwise convolution, or None where other ops read or write it."""
+    """Collect the tensors with the channel count of a depthwise convolution; None if other ops read or write one."""
     region = Region()
     waiting: list[Tensor] = [start.inputs[0], start.outputs[0]]
     while waiting:
@@ -121,7 +121,7 @@ def _region(start: Node, known: dict[int, Node], leaving: set[int]) -> Region | 
 
 
 def _dead(node: Node) -> int:
-    """How many of the last output channels have zero weights and biases; 0 where the width is no whole one."""
+    """Count the trailing output channels with zero weights and biases; 0 if the width is not a multiple of `LANES`."""
     values = [query.constant(tensor) for tensor in node.inputs[1:3] if not tensor.is_empty()]
     if any(value is None for value in values):
         return 0
@@ -149,7 +149,7 @@ def _cut(graph: Graph, region: Region, by: int) -> int:
 
 
 def _slice(graph: Graph, node: Node, index: int, axis: int, by: int) -> None:
-    """Input `index` of a node without the last `by` entries of an axis, under its name where nothing else reads it."""
+    """Cut the last `by` entries of an axis from input `index` of a node; keep its name if nothing else reads it."""
     old = node.inputs[index]
     value: Array = np.asarray(query.constant(old))
     cut = value[tuple(slice(0, -by) if at == axis else slice(None) for at in range(value.ndim))]

@@ -1,4 +1,4 @@
-"""Finding Q/DQ pairs in a graph."""
+"""Detection of Q/DQ pairs in a graph."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sbonnx.spec import FP8, Array, QParams, QuantSpec
 
 @dataclass(frozen=True)
 class Pair:
-    """One DequantizeLinear with constant numbers, and what belongs to it.
+    """One DequantizeLinear with constant parameters, its source and its output.
 
     Attributes:
         node: name of the DequantizeLinear.
         source: the float tensor that is quantized, or the constant that holds codes.
         output: the dequantized tensor.
-        qparams: scale, zero point, width.
-        constant: the source is a constant: codes (`codes` True) or floats behind a QuantizeLinear.
-        codes: there is no QuantizeLinear, the source holds integers.
+        qparams: scale, zero point and bit width.
+        constant: the source is a constant: codes (`codes` True) or floats followed by a QuantizeLinear.
+        codes: there is no QuantizeLinear; the source holds integers.
     """
 
     node: str
@@ -35,7 +35,7 @@ class Pair:
 
 
 def read(graph: Graph) -> tuple[Pair, ...]:
-    """Every pair of the graph, branches included, in node order. int32 biases are left out."""
+    """Find every pair of the graph, including branches, in node order. int32 biases are left out."""
     pairs = []
     for _, body in query.scopes(graph):
         for node in body.nodes:
@@ -47,7 +47,7 @@ def read(graph: Graph) -> tuple[Pair, ...]:
 
 
 def _numbers(node: Node) -> tuple[Array, Array] | None:
-    """Scale and zero point of a Q or DQ node, when both are constants."""
+    """Return scale and zero point of a Q or DQ node if both are constants."""
     scale = query.constant(node.inputs[1])
     zero = query.constant(node.inputs[2]) if len(node.inputs) > 2 and not node.inputs[2].is_empty() else None
     if scale is None:
@@ -59,7 +59,10 @@ def _numbers(node: Node) -> tuple[Array, Array] | None:
 
 
 def _spec(zero: Array, node: Node, axis: int | None, scheme: str | None) -> QuantSpec:
-    """What the type of the zero point, its value and ``__bits`` say; our metadata knows affine with a central zero."""
+    """Derive the spec from the zero point's type and value, ``__bits``, and the scheme in the metadata.
+
+    Only the metadata distinguishes an affine type with a central zero point from a symmetric one.
+    """
     kind = str(zero.dtype)
     block = int(node.attrs["block_size"]) if axis is not None and node.attrs.get("block_size") else None
     if kind == FP8:
@@ -73,10 +76,10 @@ def _spec(zero: Array, node: Node, axis: int | None, scheme: str | None) -> Quan
 
 
 def _untaken(codes: Array | None, zero: Array, spec: QuantSpec) -> Array:
-    """The zero points that were taken into stored codes (`sbonnx.backends.onnxruntime.zero_points`); `zero` where none
-    were.
+    """Recover zero points that were subtracted from stored codes, else return `zero`.
 
-    Any with which the codes fit the width mean the same values: those with which each channel begins at the lowest.
+    `sbonnx.backends.onnxruntime.zero_points` subtracts them. Any zero points with which the codes fit the bit width
+    are equivalent: this chooses those with which each channel begins at the lowest code.
     """
     if codes is None or spec.block_size or not codes.size:
         return zero

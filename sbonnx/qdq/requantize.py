@@ -1,4 +1,4 @@
-"""Models that are quantized already: refused with a way on, or made float again first."""
+"""Handling of models that are already quantized: refuse them, or convert them back to float first."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ WHAT = "take an earlier quantization out"
 
 
 def _quantized(graph: Graph) -> Iterator[Node]:
-    """Nodes that only a quantized model has, in order."""
+    """Iterate over the nodes that only a quantized model has, in order."""
     return (node for node in query.all_nodes(graph) if node.op in QDQ or is_integer_op(node))
 
 
 def make_float(graph: Graph, *, requantize: bool) -> tuple[Refusal, ...]:
-    """Make sure that a graph is float. In place.
+    """Ensure that a graph is float. In place.
 
-    Quantizing a quantized model rounds what is rounded already, and leaves two pairs where one belongs. With
-    `requantize` its pairs are taken out first, and integer operators become float ones; a note says how many.
+    Quantizing a quantized model would round values twice and leave two pairs where one belongs. With `requantize`, its
+    pairs are removed first and integer operators become float operators; a note gives their numbers.
 
     Returns:
-        What could not be taken out, and stays as it is.
+        Refusals for nodes that could not be converted and stay unchanged.
 
     Raises:
-        ModelError: the model is quantized already, and `requantize` is not asked for.
+        ModelError: the model is already quantized, and `requantize` is False.
     """
     first = next(_quantized(graph), None)
     if first is None:

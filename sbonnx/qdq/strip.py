@@ -1,4 +1,4 @@
-"""Taking Q/DQ pairs out of a graph again."""
+"""Removal of Q/DQ pairs from a graph."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sbonnx.qdq.values import dequantized
 from sbonnx.spec import Array
 
 STORED = ("_quantized", "_rounded")
-"""Endings of the names of stored codes; the float weight had the name without."""
+"""Suffixes of the names of stored weights; the float weight had the name without the suffix."""
 
 
 def source_of(dequantize: Node) -> tuple[Tensor, bool]:
-    """The tensor a pair starts from, past its QuantizeLinear and our clip, and whether it holds codes."""
+    """Return the source tensor of a pair, before its QuantizeLinear and sbonnx's Clip, and whether it holds codes."""
     tensor = dequantize.inputs[0]
     stored = query.packed(tensor)
     if stored is not None:
@@ -42,19 +42,19 @@ def _before_clip(quantize: Node) -> Tensor:
 
 
 def strip(graph: Graph, *, unfold: bool = False) -> int:
-    """Take every pair out: activations lose it, weights and biases become float constants. In place.
+    """Remove every pair: activations are rewired, weights and biases become float constants. In place.
 
-    What `qdq.insert` wrote comes out whole: the same nodes, order and names as before, weights rounded to their
-    codes. Pairs of other tools as well, in any form: per channel, in blocks, small floats, scales that are codes
-    themselves. A Relu or Clip that another tool deleted because the zero point does its work is written back. Ops
-    that moved codes move floats, and channels of zeros that were added for integer kernels go. A DequantizeLinear
-    stays where its integers or numbers are computed.
+    Pairs written by `qdq.insert` are removed completely: the same nodes, order and names as before, with the weights
+    rounded to their quantized values. Pairs of other tools are removed in every form: per-channel, block-wise, small
+    floats, and scales that are themselves quantized. A Relu or Clip that another tool deleted because the zero point
+    replaces it is restored. Ops that moved codes move floats, and zero channels that were added for integer kernels are
+    removed. A DequantizeLinear stays if its integers or its parameters are computed.
 
     Args:
-        unfold: integer operators (QLinearConv, MatMulInteger, ...) become float ones first, see `qdq.unfold`.
+        unfold: convert integer operators (QLinearConv, MatMulInteger, ...) to float first, see `qdq.unfold`.
 
     Returns:
-        How many DequantizeLinear nodes were taken out.
+        Number of removed DequantizeLinear nodes.
     """
     if unfold:
         unfold_integer_ops(graph)
@@ -70,7 +70,7 @@ def strip(graph: Graph, *, unfold: bool = False) -> int:
 
 
 class _Strip:
-    """Holds the names and what was made already."""
+    """State of one removal: names, float constants and restored activations."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -94,7 +94,7 @@ class _Strip:
         return count
 
     def float_of(self, node: Node, body: Body) -> Tensor | None:
-        """What the readers of a DequantizeLinear read instead, or None where it has to stay."""
+        """Return the tensor that replaces the output of a DequantizeLinear, or None if the node has to stay."""
         tensor, codes = source_of(node)
         if codes:
             value = query.unpacked(node.inputs[0])
@@ -111,7 +111,7 @@ class _Strip:
         return self.restored[id(quantize)]
 
     def constant(self, node: Node, stored: Tensor, values: Array) -> Constant:
-        """A float constant under the name that the weight had, as far as that is known and free."""
+        """Return a float constant with the weight's original name, if that is known and free."""
         wish = node_metadata(self.graph, node.name).get("sbonnx.tensor") or str(stored.name)
         for ending in STORED:
             wish = wish.removesuffix(ending)

@@ -1,4 +1,4 @@
-"""From integer operators (QOperator form, dynamic quantization, MatMulNBits) to float operators between Q/DQ pairs.
+"""Conversion of integer operators (QOperator form, dynamic quantization, MatMulNBits) to Q/DQ pairs and float ops.
 
 ``QLinearConv(x, sx, zx, w, sw, zw, sy, zy, b)`` is by definition ``Q(Conv(DQ(x), DQ(w), DQ(b)), sy, zy)`` with the
 scale ``sx * sw`` for the int32 bias (ONNX operator reference, QLinearConv). The same holds for the other operators.
@@ -22,7 +22,7 @@ from sbonnx.report import Fired, Refusal
 
 
 def is_integer_op(node: Node) -> bool:
-    """Whether an operator computes in integers itself, in ONNX's domain or in onnxruntime's."""
+    """Return whether an operator computes in integers itself, in ONNX's domain or in onnxruntime's."""
     domain = node.domain or ""
     if domain in STANDARD_DOMAINS:
         return node.op in INTEGER_OPS
@@ -30,13 +30,13 @@ def is_integer_op(node: Node) -> bool:
 
 
 def unfold(graph: Graph) -> tuple[tuple[Fired, ...], tuple[Refusal, ...]]:
-    """Write every integer operator as float operator between Q/DQ pairs. In place.
+    """Write every integer operator as a float operator between Q/DQ pairs. In place.
 
-    Operators that only move codes (MaxPool, Reshape, ... between them) are put between pairs as well. Dynamic
-    quantization loses its rounding of the activation, which no pair can express; weights keep their codes.
+    Operators that only move codes (MaxPool, Reshape, ... between them) are also put between pairs. Dynamic quantization
+    loses its rounding of the activation, which no pair can express; weights keep their codes.
 
     Returns:
-        What was rewritten (operator and node), and what could not be, with the reason.
+        Rewritten operators (operator and node), and refusals with the reason.
     """
     work = Unfolder(graph)
     for _, body in list(query.scopes(graph)):
@@ -53,7 +53,6 @@ def unfold(graph: Graph) -> tuple[tuple[Fired, ...], tuple[Refusal, ...]]:
 
 
 def _scope(work: Unfolder, body: Body) -> None:
-    """Every integer operator of one scope."""
     gone: set[int] = set()
     for node in list(body.nodes):
         if not is_integer_op(node) or node.op == products.DYNAMIC:
@@ -76,7 +75,7 @@ def _rewriter(node: Node) -> Callable[[Unfolder, Body, Node], str | None]:
 
 
 def _by_layout(work: Unfolder, body: Body, node: Node) -> str | None:
-    """An operator of the table. The reason why it cannot be rewritten, or None."""
+    """Rewrite an operator of the table. Return the reason why it cannot be rewritten, or None."""
     layout = LAYOUTS[node.op]
     if node.attrs.get("channels_last", 0):
         return "its channels come last, which the float operator does not know"
@@ -102,7 +101,7 @@ def _axes(node: Node, layout: Layout) -> tuple[int, ...]:
 
 
 def _bias(work: Unfolder, body: Body, node: Node, layout: Layout) -> Tensor | None:
-    """The bias in float: codes times the product of the operands' scales (QGemm: times alpha as well)."""
+    """Dequantize the bias: codes times the product of the operands' scales (QGemm: also times alpha)."""
     assert layout.bias is not None
     scale = work.product(node.inputs[layout.data[0][1]], node.inputs[layout.data[1][1]])
     if scale is None:
@@ -121,7 +120,7 @@ def _bias(work: Unfolder, body: Body, node: Node, layout: Layout) -> Tensor | No
 def _write(
     work: Unfolder, body: Body, node: Node, op: str, attrs: dict[str, Any], inputs: list[Tensor], out: int
 ) -> None:
-    """The float operator in the place of an integer one, under its name, and the Q after it where it has one."""
+    """Replace an integer operator by a float one, keeping the node's name; add a Q if it has an output scale."""
     output = node.outputs[0]
     scale = optional(node, out)
     if scale is None:  # QGemm without an output scale returns floats
@@ -135,7 +134,7 @@ def _write(
 
 
 def _concat(work: Unfolder, body: Body, node: Node) -> str | None:
-    """QLinearConcat: the output's numbers first, then three inputs an operand."""
+    """Rewrite a QLinearConcat: scale and zero point of the output come first, then three inputs per operand."""
     operands = [
         work.dequantize(body, node.inputs[at], node.inputs[at + 1], optional(node, at + 2), None)
         for at in range(2, len(node.inputs), 3)

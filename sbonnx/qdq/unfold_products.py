@@ -1,4 +1,4 @@
-"""Products of integers whose float side is told by what stands around them: dynamic quantization, MatMulNBits."""
+"""Conversion of integer products whose scaling is in the surrounding nodes: dynamic quantization, MatMulNBits."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sbonnx.spec import Array
 DYNAMIC: Final = "DynamicQuantizeLinear"
 
 BLOCKS_SINCE: Final = 21
-"""First opset whose DequantizeLinear has blocks."""
+"""First opset whose DequantizeLinear supports blocks."""
 
 
 def rewrite(work: Unfolder, body: Body, node: Node) -> str | None:
-    """In place. One product as float product of a dequantized weight; the reason why it cannot be, or None."""
+    """Rewrite one product as a float product of a dequantized weight. In place; return a reason on failure."""
     if node.op in layouts.PRODUCTS:
         return _scaled_later(work, body, node)
     if node.op in layouts.WITH_FLOAT_INPUT:
@@ -32,7 +32,7 @@ def rewrite(work: Unfolder, body: Body, node: Node) -> str | None:
 
 
 def _float_input(codes: Tensor) -> Tensor | None:
-    """What a DynamicQuantizeLinear rounds."""
+    """Return the float input of the DynamicQuantizeLinear that writes `codes`, or None."""
     maker = query.producer(codes)
     if maker is None or maker.op != DYNAMIC or maker.outputs[0] is not codes:
         return None
@@ -41,7 +41,7 @@ def _float_input(codes: Tensor) -> Tensor | None:
 
 
 def _scaled_later(work: Unfolder, body: Body, node: Node) -> str | None:
-    """``Cast(MatMulInteger(DynamicQuantizeLinear(x), w)) * (sx * sw)``: MatMul of x and the dequantized weight."""
+    """Rewrite ``Cast(MatMulInteger(DynamicQuantizeLinear(x), w)) * (sx * sw)`` as MatMul of x and DQ(w)."""
     x = _float_input(node.inputs[0])
     if x is None:
         return "its activation does not come from a DynamicQuantizeLinear"
@@ -66,7 +66,7 @@ def _scaled_later(work: Unfolder, body: Body, node: Node) -> str | None:
 
 
 def _zero(work: Unfolder, node: Node, scale: Array) -> Tensor | None:
-    """The weight's zero point, in the shape of its scale."""
+    """Return the weight's zero point in the shape of its scale."""
     zero = optional(node, 3)
     value = query.constant(zero)
     if zero is None or value is None or value.shape == scale.shape:
@@ -76,7 +76,7 @@ def _zero(work: Unfolder, node: Node, scale: Array) -> Tensor | None:
 
 
 def _scaling(node: Node) -> tuple[Node, Tensor] | None:
-    """The Mul that makes floats of int32 products, and its other factor."""
+    """Return the Mul that scales the int32 products to floats, and its other factor."""
     readers = query.readers(node.outputs[0])
     if len(readers) != 1 or readers[0][0].op != "Cast":
         return None
@@ -88,7 +88,7 @@ def _scaling(node: Node) -> tuple[Node, Tensor] | None:
 
 
 def _weight_scale(factor: Tensor, sx: Tensor) -> Array | None:
-    """The constant in ``sx * sw``, 1 where the factor is sx alone."""
+    """Return the constant sw in ``sx * sw``; 1 if the factor is sx alone."""
     if factor is sx:
         return np.ones((), np.float32)
     maker = query.producer(factor)
@@ -99,7 +99,7 @@ def _weight_scale(factor: Tensor, sx: Tensor) -> Array | None:
 
 
 def _with_float(work: Unfolder, body: Body, node: Node) -> str | None:
-    """onnxruntime's fused forms: the activation is float, or codes of a DynamicQuantizeLinear."""
+    """Rewrite onnxruntime's fused forms, whose activation is float or comes from a DynamicQuantizeLinear."""
     weight, scale, zero, bias = layouts.WITH_FLOAT_INPUT[node.op]
     x = node.inputs[0] if node.op == layouts.READS_FLOATS else _float_input(node.inputs[0])
     if x is None:
@@ -110,7 +110,7 @@ def _with_float(work: Unfolder, body: Body, node: Node) -> str | None:
 
 
 def _product(work: Unfolder, body: Body, node: Node, inputs: list[Tensor], bias: Tensor | None) -> None:
-    """A MatMul in the place of `node`, and an Add where it has a bias."""
+    """Replace `node` by a MatMul, followed by an Add if it has a bias."""
     if bias is None:
         made = Node("MatMul", node.name, {}, inputs, [])
         body.nodes.append(made)
@@ -125,7 +125,7 @@ def _product(work: Unfolder, body: Body, node: Node, inputs: list[Tensor], bias:
 
 
 def _blocked(work: Unfolder, body: Body, node: Node) -> str | None:
-    """MatMulNBits: codes in blocks along the summed axis, packed from the lowest bits of each byte."""
+    """Rewrite a MatMulNBits: codes in blocks along the reduction axis, packed from the lowest bits of each byte."""
     if optional(node, 4) is not None:
         return "its rows are in another order (g_idx)"
     bits, block = int(node.attrs["bits"]), int(node.attrs["block_size"])
@@ -153,12 +153,12 @@ def _blocked(work: Unfolder, body: Body, node: Node) -> str | None:
 def unpacked(
     packed: Array, scales: Array, zeros: Array | None, sizes: tuple[int, int, int, int]
 ) -> tuple[Array, Numbers]:
-    """The weight of a MatMulNBits as codes (K, N) and their numbers, scales of shape (blocks, N).
+    """Unpack the weight of a MatMulNBits to codes (K, N) and their parameters, with scales of shape (blocks, N).
 
-    Codes whose zero points are all in the middle become signed ones about 0.
+    If all zero points are in the middle, codes become signed with zero point 0.
 
     Args:
-        sizes: K, N, bits and the length of a block.
+        sizes: K, N, bits and block size.
     """
     rows, columns, bits, block = sizes
     blocks = -(-rows // block)
@@ -180,7 +180,7 @@ def unpacked(
 
 
 def _bits(packed: Array, bits: int) -> Array:
-    """Bytes (N, B) as codes: two a byte for 4 bits, four for 2, the lowest one first."""
+    """Unpack bytes (N, B) to codes: two per byte for 4 bits, four for 2 bits, lowest bits first."""
     if bits == 8:
         return packed
     shifts = np.arange(0, 8, bits, dtype=np.uint8)

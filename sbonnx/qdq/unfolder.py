@@ -1,4 +1,4 @@
-"""What rewriting integer operators is made of: pairs around floats, each made once."""
+"""Builder for the conversion of integer operators: creates Q/DQ nodes around float operators, without duplicates."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sbonnx.report import Fired, Refusal
 from sbonnx.spec import Array
 
 WHAT: Final = "write with Q/DQ"
-"""The step, as refusals name it."""
+"""Name of the step in refusals."""
 
 
 class Unfolder:
-    """One run: names, the pairs made so far, what was done."""
+    """State of one conversion: names, created pairs, converted operators and refusals."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -25,12 +25,12 @@ class Unfolder:
         self._made: dict[tuple[int, ...], Tensor] = {}
         self._products: dict[tuple[int, ...], Tensor] = {}
 
-    # --- pieces -------------------------------------------------------------------------------------------------------
+    # --- building blocks ----------------------------------------------------------------------------------------------
 
     def dequantize(
         self, body: Body, codes: Tensor, scale: Tensor, zero: Tensor | None, axis: int | None, block: int = 0
     ) -> Tensor:
-        """The floats that codes stand for; one DequantizeLinear for the same codes and numbers."""
+        """Add a DequantizeLinear, or reuse one with the same codes and parameters, and return its output."""
         key = (id(body), id(codes), id(scale), -1 if zero is None else id(zero))
         if key not in self._made:
             inputs = [codes, self.scalar(scale), *([] if zero is None else [self.scalar(zero)])]
@@ -42,24 +42,24 @@ class Unfolder:
         return self._made[key]
 
     def quantize(self, body: Body, node: Node, floats: Tensor, scale: Tensor, zero: Tensor | None) -> None:
-        """A QuantizeLinear that computes the first output of `node` from floats."""
+        """Add a QuantizeLinear that computes the first output of `node` from floats."""
         inputs = [floats, self.scalar(scale), *([] if zero is None else [self.scalar(zero)])]
         made = Node("QuantizeLinear", self.names.fresh(f"{node.name}_QuantizeLinear"), {}, inputs, [])
         body.nodes.append(made)
         self.take_output(node, made)
 
     def take_output(self, node: Node, made: Node) -> None:
-        """`made` computes the first output of `node` from now on."""
+        """Move the first output of `node` to `made`."""
         output = node.outputs[0]
         edit.replace_output(node, 0, self.variable(f"{output.name}/gone", None, None))
         made.outputs.append(output)
 
     def variable(self, wish: str, dtype: Any, shape: Any) -> Variable:
-        """A new tensor."""
+        """Create a tensor with a unique name."""
         return Variable(self.names.fresh(wish), dtype, None if shape is None else list(shape))
 
     def scalar(self, tensor: Tensor) -> Tensor:
-        """A constant of one value as a scalar: Q and DQ read a vector of one as one channel."""
+        """Return a constant of one value as a scalar: Q and DQ treat a vector of length 1 as one channel."""
         value = query.constant(tensor)
         if value is None or value.ndim == 0 or value.size != 1:
             return tensor
@@ -69,7 +69,7 @@ class Unfolder:
         return self._products[key]
 
     def product(self, one: Tensor, other: Tensor) -> Tensor | None:
-        """The product of two constant scales, None where one is computed."""
+        """Return the product of two constant scales, or None if one is computed."""
         key = (id(one), id(other))
         left, right = query.constant(one), query.constant(other)
         if left is None or right is None:
@@ -92,7 +92,7 @@ def _flat(values: Array) -> Array:
 
 
 def optional(node: Node, index: int) -> Tensor | None:
-    """An input that may be absent."""
+    """Return an input, or None if it is absent."""
     if index >= len(node.inputs) or node.inputs[index].is_empty():
         return None
     found: Tensor = node.inputs[index]

@@ -1,4 +1,4 @@
-"""What Q and DQ nodes compute of constants, for every form that ONNX has: per tensor, per channel, in blocks."""
+"""Arithmetic of Q and DQ nodes on constants, in every form of ONNX: per-tensor, per-channel, block-wise."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from sbonnx.ops import DEQUANTIZE
 from sbonnx.spec import Array
 
 DEFAULT_AXIS: Final = 1
-"""Of Q and DQ, where no attribute says it."""
+"""Default axis of Q and DQ."""
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """The constants of one Q or DQ node.
+    """Constant parameters of one Q or DQ node.
 
     Attributes:
         scale: as stored: shape (), (C,) or that of the data with one dimension divided; its type is the float type.
-        zero: the zero point in the type of the codes, shape of `scale`; all zeros where the file has none.
-        axis: the attribute, or 1; negative counts from the end.
-        block: ``block_size``, or 0 (blocks can be told by the shape of the scale as well).
+        zero: zero point in the type of the codes, in the shape of `scale`; zeros if the file has none.
+        axis: the attribute, or 1; negative values count from the end.
+        block: ``block_size``, or 0 (the shape of the scale can also imply blocks).
     """
 
     scale: Array
@@ -33,10 +33,10 @@ class Numbers:
     block: int = 0
 
     def spread(self, values: Array, shape: tuple[int, ...]) -> Array:
-        """`values` of the scale's shape, so that they broadcast against data of `shape`.
+        """Reshape or repeat `values` of the scale's shape so that they broadcast against data of `shape`.
 
         Raises:
-            ValueError: they do not fit.
+            ValueError: the shapes do not match.
         """
         if values.size == 1:
             return values.reshape(())
@@ -54,7 +54,7 @@ class Numbers:
         return np.take(wide, np.arange(shape[at]), axis=at)
 
     def dequantize(self, codes: Array, dtype: Any = None) -> Array:
-        """``(codes - zero) * scale``, computed in float32, in `dtype` (the scale's where None)."""
+        """Compute ``(codes - zero) * scale`` in float32 and return it as `dtype` (None: the scale's type)."""
         scale = self.spread(self.scale, codes.shape).astype(np.float32)
         if is_integer(codes.dtype):
             steps = codes.astype(np.int64) - self.spread(self.zero, codes.shape).astype(np.int64)
@@ -63,14 +63,14 @@ class Numbers:
         return np.asarray((steps.astype(np.float32) * scale).astype(self.scale.dtype if dtype is None else dtype))
 
     def dequantized(self, codes: Array, dtype: Any = None) -> Array | None:
-        """`dequantize`, or None where the scales do not fit the codes: then the file is wrong, and lint says so."""
+        """Return `dequantize`, or None if the scales do not match the codes (an invalid file, which lint reports)."""
         try:
             return self.dequantize(codes, dtype)
         except ValueError:
             return None
 
     def quantize(self, x: Array) -> Array:
-        """Integer codes of `x`: ``saturate(round_half_even(x / scale) + zero)``, in the zero point's type."""
+        """Compute the codes of `x`: ``saturate(round_half_even(x / scale) + zero)``, in the zero point's type."""
         low, high = limits(self.zero.dtype)
         scale = self.spread(self.scale, x.shape).astype(np.float32)
         zero = self.spread(self.zero, x.shape).astype(np.float32)
@@ -79,24 +79,24 @@ class Numbers:
         return np.asarray(np.clip(np.nan_to_num(codes), low, high).astype(np.int64).astype(self.zero.dtype))
 
     def steps(self, codes: Array) -> Array:
-        """``codes - zero``, int64, shape of `codes`."""
+        """Compute ``codes - zero`` as int64, in the shape of `codes`."""
         return np.asarray(codes.astype(np.int64) - self.spread(self.zero, codes.shape).astype(np.int64))
 
 
 def is_integer(kind: Any) -> bool:
-    """Whether a type of codes is one of integers, not of small floats."""
+    """Return whether a quantized type is an integer type, not a small float."""
     return str(np.dtype(kind)).lstrip("u").startswith("int")
 
 
 def limits(kind: Any) -> tuple[int, int]:
-    """Lowest and highest code of an integer type, int4 and uint4 included."""
+    """Return the lowest and highest value of an integer type, including int4 and uint4."""
     name = str(np.dtype(kind))
     bits = int("".join(letter for letter in name if letter.isdigit()))
     return (0, (1 << bits) - 1) if name.startswith("u") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
 
 
 def numbers(node: Node) -> Numbers | None:
-    """The numbers of a Q or DQ node, None where they are not all constants."""
+    """Return the parameters of a Q or DQ node, or None if they are not all constants."""
     scale = query.constant(node.inputs[1])
     has_zero = len(node.inputs) > 2 and not node.inputs[2].is_empty()
     zero = query.constant(node.inputs[2]) if has_zero else None
@@ -109,7 +109,7 @@ def numbers(node: Node) -> Numbers | None:
 
 
 def _kind(node: Node) -> Any:
-    """The type of codes of a node without a zero point."""
+    """Return the quantized type of a node without a zero point."""
     if node.op in DEQUANTIZE:
         kind = query.dtype(node.inputs[0])
         return np.uint8 if kind is None else kind
@@ -118,7 +118,7 @@ def _kind(node: Node) -> Any:
 
 
 def dequantized(node: Node, codes: Array) -> Array | None:
-    """What a DequantizeLinear returns of constant codes; None where its numbers are computed or do not fit."""
+    """Dequantize constant codes with a DequantizeLinear's parameters; None if those are computed or do not match."""
     found = numbers(node)
     if found is None:
         return None
