@@ -1,4 +1,4 @@
-"""From Q/DQ to the operators that a runtime has beside it: integer ops, weights in blocks, scales at run time."""
+"""Conversion of Q/DQ to other operators of a runtime: integer ops, block-wise weights, dynamic quantization."""
 
 from __future__ import annotations
 

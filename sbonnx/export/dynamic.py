@@ -1,4 +1,4 @@
-"""Scales of activations that are computed as the model runs: DynamicQuantizeLinear and MatMulInteger."""
+"""Dynamic quantization: activation scales computed at run time, with DynamicQuantizeLinear and MatMulInteger."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ STEP: Final = "compute scales as the model runs"
 
 
 def convert(graph: Graph) -> Converted:
-    """Turn every product of a float activation and a quantized weight into an integer one. In place.
+    """Turn every product of a float activation and a quantized weight into an integer product. In place.
 
-        xq, xs, xz = DynamicQuantizeLinear(x)                      once a tensor, for all its readers
+        xq, xs, xz = DynamicQuantizeLinear(x)                      once per tensor, for all its readers
         y = Cast(MatMulInteger(xq, wq, xz, wz)) * (xs * ws) [+ bias]
 
-    onnxruntime's optimiser makes of these one kernel, DynamicQuantizeMatMul, or MatMulIntegerToFloat where several
-    read the same quantized tensor. Its uint8 is the whole range: scale = (max(x, 0) - min(x, 0)) / 255.
+    onnxruntime's optimizer fuses these into one kernel, DynamicQuantizeMatMul, or MatMulIntegerToFloat if several
+    products read the same quantized tensor. It uses the whole uint8 range: scale = (max(x, 0) - min(x, 0)) / 255.
 
     Source: ONNX DynamicQuantizeLinear, MatMulInteger.
     """
@@ -44,7 +44,7 @@ def convert(graph: Graph) -> Converted:
 
 
 def _obstacle(found: Product) -> str | None:
-    """The reason why MatMulInteger cannot compute a product, or None."""
+    """Return the reason why MatMulInteger cannot compute a product, or None."""
     codes = found.codes
     if query.dtype(found.data) != np.dtype(np.float32):
         return f"DynamicQuantizeLinear takes float32, '{found.data.name}' is {query.dtype(found.data)}"
@@ -60,7 +60,7 @@ def _obstacle(found: Product) -> str | None:
 
 
 class _Writer:
-    """Adds nodes to one graph, and knows the tensors that have their integers already."""
+    """State of one conversion, with a cache of the quantized form of each tensor."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -95,7 +95,7 @@ class _Writer:
         self.done["MatMulInteger"] += 1
 
     def _quantize(self, tensor: Tensor, scope: str, body: Body) -> list[Tensor]:
-        """uint8 codes, scale and zero point of a float tensor; the same ones for all readers of a scope."""
+        """Return uint8 codes, scale and zero point of a float tensor, shared by all readers of a scope."""
         key = (scope, id(tensor))
         if key not in self.quantized:
             shape = tensor.shape

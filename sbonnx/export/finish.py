@@ -1,4 +1,4 @@
-"""The last step before saving: the form that the recipe's mode and format want."""
+"""Last step before saving: conversion to the operators of the recipe's mode and format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sbonnx.recipe import Recipe
 
 
 def finish(graph: Graph, recipe: Recipe) -> Converted | None:
-    """Turn what Q/DQ say into the operators of the recipe's mode and format. In place; None where Q/DQ stay."""
+    """Convert Q/DQ to the operators of the recipe's mode and format. In place; return None if Q/DQ stay."""
     converted = _converted(graph, recipe)
     if recipe.backend == "onnxruntime" and recipe.weights == "codes":
         packed.pack(graph)

@@ -1,4 +1,4 @@
-"""The integer form of each op that has one. A builder returns the reason why it did not write it, or None."""
+"""Integer forms of float ops, by op type. A builder returns the reason why it did not write one, or None."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sbonnx.spec import Array
 BYTES: Final = ("uint8", "int8")
 INT32: Final = np.iinfo(np.int32)
 SEPARATE_AXIS_SINCE: Final = 13
-"""First opset whose Softmax sums over one axis, the last if not said; before, over all from axis 1 on."""
+"""First opset whose Softmax sums over one axis, by default the last; before, it sums over all axes from axis 1 on."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ Builder = Callable[[Site, Sinks, Writer], str | None]
 
 
 def _bytes(tensor: Tensor) -> Codes | str:
-    """The 8-bit codes behind an input with one scale; the reason why there are none."""
+    """Return the 8-bit codes of an input with one scale, or the reason why there are none."""
     codes = dequantized(tensor)
     if codes is None:
         return f"its input '{tensor.name}' is float"
@@ -46,7 +46,7 @@ def _bytes(tensor: Tensor) -> Codes | str:
 
 
 def _matrix(tensor: Tensor, axis: int | None) -> Codes | str:
-    """The 8-bit codes of a weight, with one scale or one a slice of `axis`; the reason why there are none."""
+    """Return the 8-bit codes of a weight with one scale or one per slice of `axis`, or the reason against it."""
     codes = dequantized(tensor)
     if codes is None:
         return f"its weight '{tensor.name}' is float"
@@ -56,9 +56,9 @@ def _matrix(tensor: Tensor, axis: int | None) -> Codes | str:
 
 
 def _bias(tensor: Tensor, scale: Array, width: int) -> Array | str:
-    """int32 codes of a bias at `scale`, (width,); the reason why it has none.
+    """Return the int32 codes of a bias at `scale`, (width,), or the reason why there are none.
 
-    They are those of the file where they have that scale already.
+    Codes of the file are reused if they already have that scale.
     """
     codes = dequantized(tensor)
     value = query.constant(tensor) if codes is None else float_of(codes)
@@ -76,12 +76,12 @@ def _bias(tensor: Tensor, scale: Array, width: int) -> Array | str:
 
 
 def _same(one: Array, other: Array, shape: tuple[int, ...]) -> bool:
-    """Whether two scales are the same for every value of a tensor of this shape."""
+    """Return whether two scales are equal for every value of a tensor of this shape."""
     return bool((np.broadcast_to(one.astype(np.float32), shape) == np.broadcast_to(other, shape)).all())
 
 
 def _conv(site: Site, sinks: Sinks, writer: Writer) -> str | None:
-    """QLinearConv(x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero [, bias in int32])."""
+    """Write QLinearConv(x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero [, int32 bias])."""
     node, body = site.node, site.body
     data, weight, sink = _bytes(node.inputs[0]), _matrix(node.inputs[1], 0), sinks.of(node.outputs[0])
     for found in (data, weight, sink):
@@ -103,7 +103,7 @@ def _conv(site: Site, sinks: Sinks, writer: Writer) -> str | None:
 
 
 def _matmul(site: Site, sinks: Sinks, writer: Writer) -> str | None:
-    """QLinearMatMul where integers follow, else MatMulInteger, in float by the product of both scales."""
+    """Write QLinearMatMul if integers follow, else MatMulInteger, scaled to float by the product of both scales."""
     node, body = site.node, site.body
     rank = query.rank(node.inputs[1])
     left, right = _bytes(node.inputs[0]), _matrix(node.inputs[1], None if rank is None else rank - 1)
@@ -125,7 +125,10 @@ def _matmul(site: Site, sinks: Sinks, writer: Writer) -> str | None:
 
 
 def _gemm(site: Site, sinks: Sinks, writer: Writer) -> str | None:
-    """QGemm(a, a_scale, a_zero, b, b_scale, b_zero, bias in int32 [, y_scale, y_zero]); float without the last two."""
+    """Write QGemm(a, a_scale, a_zero, b, b_scale, b_zero, int32 bias [, y_scale, y_zero]).
+
+    Without the last two inputs the output is float.
+    """
     node, body = site.node, site.body
     factors = [float(node.attrs.get(name, 1.0)) for name in ("alpha", "beta")]
     if factors != [1.0, 1.0]:
@@ -159,12 +162,12 @@ def _gemm(site: Site, sinks: Sinks, writer: Writer) -> str | None:
 
 @dataclass(frozen=True)
 class Form:
-    """An op that has a form on integers with the numbers of each input beside it, and those of the output last.
+    """Integer form of an op that takes scale and zero point after each input, and those of the output last.
 
     Attributes:
-        op: of onnxruntime's domain.
-        inputs: how many of the inputs are data.
-        keeps: attributes that both have, with the default where it must be written; None: left out.
+        op: operator of onnxruntime's domain.
+        inputs: number of data inputs.
+        keeps: attributes that both ops have; an attribute of the float op that is not listed must be 1.
         adds: attributes that only the integer op has.
     """
 
@@ -174,7 +177,7 @@ class Form:
     adds: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, site: Site, sinks: Sinks, writer: Writer) -> str | None:
-        """op(x, x_scale, x_zero [, z, z_scale, z_zero], y_scale, y_zero)."""
+        """Write op(x, x_scale, x_zero [, z, z_scale, z_zero], y_scale, y_zero)."""
         node, body = site.node, site.body
         odd = sorted(name for name in node.attrs if name not in self.keeps and not name.startswith("__"))
         if any(np.any(np.asarray(node.attrs[name]) != 1) for name in odd):
@@ -195,7 +198,7 @@ class Form:
 
 
 def _concat(site: Site, sinks: Sinks, writer: Writer) -> str | None:
-    """QLinearConcat(y_scale, y_zero, x1, x1_scale, x1_zero, ...); Concat itself where one scale holds for all."""
+    """Write QLinearConcat(y_scale, y_zero, x1, x1_scale, x1_zero, ...), or Concat if all share one scale."""
     node, body = site.node, site.body
     found: list[Codes] = []
     for tensor in node.inputs:
@@ -218,23 +221,22 @@ def _concat(site: Site, sinks: Sinks, writer: Writer) -> str | None:
 
 
 def _softmax(site: Site, sinks: Sinks, writer: Writer) -> str | None:
-    """QLinearSoftmax, which is told the axis and from which opset its meaning is."""
+    """Write QLinearSoftmax, with the axis and the opset that defines its semantics as attributes."""
     axis = int(site.node.attrs.get("axis", -1 if site.opset >= SEPARATE_AXIS_SINCE else 1))
     form = Form("QLinearSoftmax", keeps=("axis",), adds={"axis": axis, "opset": site.opset})
     return form(site, sinks, writer)
 
 
 def _alike(one: Codes | Sink, other: Codes | Sink) -> bool:
-    """Whether two tensors have one scale and zero point, the same for both."""
+    """Return whether two tensors have the same scale and zero point."""
     same = (one.scale, one.zero) == (other.scale, other.zero)
     return bool(same) and one.zero.dtype == other.zero.dtype
 
 
 def _on_codes(site: Site, sinks: Sinks, writer: Writer, codes: Codes, inputs: Sequence[Tensor]) -> None:
-    """Write the same op on codes, which its outputs share the scale of.
+    """Write the same op on codes; its outputs share the scale of the input.
 
-    To move integers and then dequantize them is the same as the other way round, so a reader that wants floats gets
-    a DequantizeLinear behind.
+    Dequantization commutes with moving values, so a reader that needs floats gets a DequantizeLinear after the op.
     """
     node, body = site.node, site.body
     outputs: list[Tensor] = []
@@ -248,7 +250,7 @@ def _on_codes(site: Site, sinks: Sinks, writer: Writer, codes: Codes, inputs: Se
 
 
 def _moved(site: Site, sinks: Sinks, writer: Writer) -> str | None:
-    """The same op on codes, where it only moves or picks values."""
+    """Write the same op on codes, for ops that only move or pick values."""
     node = site.node
     codes = _bytes(node.inputs[0])
     if isinstance(codes, str):
@@ -264,7 +266,7 @@ def _moved(site: Site, sinks: Sinks, writer: Writer) -> str | None:
 
 
 def _padded(site: Site, sinks: Sinks, writer: Writer) -> str | None:
-    """Pad on codes: what it fills with is the zero point."""
+    """Write a Pad on codes, whose fill value is the zero point."""
     node, body = site.node, site.body
     codes = _bytes(node.inputs[0])
     if isinstance(codes, str):
@@ -283,7 +285,7 @@ def _padded(site: Site, sinks: Sinks, writer: Writer) -> str | None:
 
 
 def _takes(op: str, opset: int, kind: str) -> bool:
-    """Whether an op of this opset takes tensors of a type as its first input."""
+    """Return whether an op of this opset supports a tensor type as its first input."""
     schema = onnx.defs.get_schema(op, opset)
     typed = schema.inputs[0].type_str
     allowed = next(
@@ -293,7 +295,7 @@ def _takes(op: str, opset: int, kind: str) -> bool:
 
 
 def _rectified(site: Site, sinks: Sinks, writer: Writer) -> str | None:
-    """Nothing at all, where the zero point on both sides does what a Relu or Clip between them would do."""
+    """Remove a Relu or Clip between Q/DQ if the zero point on both sides has the same effect."""
     node, body = site.node, site.body
     codes, sink = _bytes(node.inputs[0]), sinks.of(node.outputs[0])
     if isinstance(codes, str):
@@ -325,4 +327,4 @@ BUILDERS: Final[dict[str, Builder]] = {
     **dict.fromkeys(sorted(RECTIFIERS), _rectified),
     **dict.fromkeys(sorted(MOVES_DATA | PICKS_MAX | RESIZES), _moved),
 }
-"""By op type."""
+"""Builders by op type."""

@@ -1,4 +1,4 @@
-"""Weights in blocks of 2, 4 or 8 bits, dequantized inside the op: MatMulNBits, and GatherBlockQuantized for tables."""
+"""Block-wise weights of 2, 4 or 8 bits dequantized inside the op: MatMulNBits, and GatherBlockQuantized for tables."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from sbonnx.spec import Array
 STEP: Final = "keep weights in blocks"
 
 DOMAIN: Final = "com.microsoft"
-"""Of onnxruntime's own operators."""
+"""Domain of onnxruntime's own operators."""
 
 MIN_BLOCK: Final = 16
-"""onnxruntime's kernels take blocks of a power of two, from this one up."""
+"""Smallest block size of onnxruntime's kernels; block sizes are powers of two."""
 
 WIDTHS: Final = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
-"""Types of codes that MatMulNBits can hold, and their bits: 3 bits are held in 4, 5 to 7 in 8."""
+"""Quantized types that MatMulNBits supports, and their bits: 3 bits are stored in 4, 5 to 7 in 8."""
 
 TWO: Final = 2
-"""The width that 4-bit types hold as well, and that newer runtimes have kernels for; else held in 4."""
+"""Bit width that newer runtimes have kernels for; older ones store it in 4 bits."""
 
 FLOATS: Final = (np.dtype(np.float32), np.dtype(np.float16))
 
 
 def convert(graph: Graph, *, accuracy_level: int = 4) -> Converted:
-    """Turn every product with a weight dequantized by blocks into one MatMulNBits. In place.
+    """Turn every product of a block-wise dequantized weight into one MatMulNBits. In place.
 
     Args:
-        accuracy_level: what the kernel computes on; 0: as it likes, 1: float32, 2: float16, 3: bfloat16, 4: int8,
-            with the activations rounded to int8 by block.
+        accuracy_level: compute type of the kernel; 0: chosen by the kernel, 1: float32, 2: float16, 3: bfloat16, 4:
+            int8, with the activations rounded to int8 per block.
 
     Source: onnxruntime, contrib operators, MatMulNBits and GatherBlockQuantized.
     """
@@ -64,7 +64,7 @@ def convert(graph: Graph, *, accuracy_level: int = 4) -> Converted:
 
 
 def _obstacle(found: Product) -> str | None:
-    """The reason why MatMulNBits cannot compute a product, or None."""
+    """Return the reason why MatMulNBits cannot compute a product, or None."""
     codes = found.codes
     if codes.block is None or codes.axis != found.sum_axis:
         return "MatMulNBits takes scales of blocks along the summed axis"
@@ -83,19 +83,19 @@ def _odd_block(codes: Codes) -> str | None:
 
 
 def _held(codes: Codes) -> int:
-    """The bits that hold the codes of a weight: 2 where the weight has no more, and onnxruntime a kernel."""
+    """Return the storage bits of a weight's codes: 2 if the weight has 2 bits and onnxruntime has a kernel."""
     bits = WIDTHS[str(codes.zero.dtype)]
     return TWO if codes.node.attrs.get(BITS, bits) == TWO and ort.has_two_bits() else bits
 
 
 def pack(codes: Array, bits: int) -> Array:
-    """Unsigned codes of 2, 4 or 8 bits as bytes, along the last axis; the first in the lowest bits of a byte.
+    """Pack unsigned codes of 2, 4 or 8 bits into bytes along the last axis, lowest bits first.
 
     Args:
         codes: uint8, (..., L), each below 2 ** bits.
 
     Returns:
-        uint8, (..., L) for 8 bits, else (..., ceil(L * bits / 8)); what nothing fills is 0.
+        uint8, (..., L) for 8 bits, else (..., ceil(L * bits / 8)); padding bits are 0.
     """
     if bits == 8:
         return codes
@@ -109,7 +109,7 @@ def pack(codes: Array, bits: int) -> Array:
 
 
 def unsigned(codes: Array, bits: int) -> Array:
-    """Codes or zero points as MatMulNBits holds them: uint8, signed ones from their lowest up."""
+    """Convert codes or zero points to MatMulNBits' form: uint8, with signed values shifted to start at 0."""
     offset = 0 if str(codes.dtype).startswith("u") else 1 << (bits - 1)
     return np.asarray((codes.astype(np.int16) + offset).astype(np.uint8))
 
@@ -117,18 +117,18 @@ def unsigned(codes: Array, bits: int) -> Array:
 def blocked(
     codes: Array, scale: Array, zero: Array, *, block: int, bits: int | None = None
 ) -> tuple[Array, Array, Array | None]:
-    """B, scales and zero points of MatMulNBits.
+    """Compute B, scales and zero points of MatMulNBits.
 
-        B[n, b, i] = codes[b * block + i, n] + offset, by bytes; past K the code of 0.0
+        B[n, b, i] = codes[b * block + i, n] + offset, packed into bytes; beyond K the zero point
 
     Args:
         codes: (K, N), int4, uint4, int8 or uint8.
         scale, zero: (ceil(K / block), N).
-        bits: that hold a code; None: those of its type.
+        bits: storage bits of a code; None: those of its type.
 
     Returns:
         B: uint8, (N, blocks, block * bits / 8). scales: (N, blocks). zero points: uint8,
-        (N, ceil(blocks * bits / 8)); None where all are 2 ** (bits - 1), which is what the op takes then.
+        (N, ceil(blocks * bits / 8)); None if all are 2 ** (bits - 1), the operator's default.
     """
     bits = WIDTHS[str(zero.dtype)] if bits is None else bits
     summed, width = codes.shape
@@ -177,7 +177,7 @@ def _write_product(found: Product, body: Body, names: edit.Names, accuracy_level
 
 
 def _table(node: Node) -> Codes | str | None:
-    """The quantized table that a Gather reads rows of; the reason why its kernel cannot; None for other Gathers."""
+    """Return the quantized table whose rows a Gather reads, or the reason against it; None for other Gathers."""
     codes = dequantized(node.inputs[0])
     if codes is None or codes.values is None or codes.block is None:
         return None

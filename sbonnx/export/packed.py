@@ -1,13 +1,13 @@
-"""Codes of few bits, stored in fewer: int4 (int2 where the opset has it) behind a Cast to bytes.
+"""Compact storage of low-bit weights: int4 (int2 if the opset has it) followed by a Cast to 8 bits.
 
-Codes about 0 that had a zero point a channel (`sbonnx.backends.onnxruntime.zero_points`) span as few values, about
-another middle in
-each channel: those middles are taken off them again, and stand behind the Cast in a Sub.
+Codes whose zero point per channel was subtracted (`sbonnx.backends.onnxruntime.zero_points`) span as few values, but
+around a different centre in each channel. This centre is subtracted before packing and restored by a Sub after the
+Cast.
 
-onnxruntime has no integer kernel for weights of int4: it computes in float behind them. A Cast of a constant it
-computes once, as it opens the file, before it looks for integer kernels; so the file is small and the kernels are
-those of bytes. Measured on onnxruntime 1.31 (Conv 64x64x3x3 at 56x56, one thread): 0.44 ms, the same as with int8 codes
-in the file, against 2.0 ms with int4 ones; 1.23 does the same.
+onnxruntime has no integer kernel for int4 weights: it computes in float after them. It folds a Cast of a constant once,
+when it loads the file, before it selects integer kernels; so the file is small and the kernels are those for 8 bits.
+Measured on onnxruntime 1.31 (Conv 64x64x3x3 at 56x56, one thread): 0.44 ms, the same as with int8 codes in the file,
+against 2.0 ms with int4 codes; 1.23 does the same.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from sbonnx.ops import DEQUANTIZE, INTEGER_CONVOLUTIONS, INTEGER_OPS
 from sbonnx.spec import CODES_SINCE, Array
 
 WORTH: Final = 512
-"""Codes from which a Cast takes less of the file than it saves."""
+"""Minimum number of codes for which packing saves more of the file than the Cast adds."""
 
 NARROW: Final[dict[str, tuple[Any, ...]]] = {
     "int8": (ml_dtypes.int2, ml_dtypes.int4),
     "uint8": (ml_dtypes.uint2, ml_dtypes.uint4),
 }
-"""Types that codes of bytes may be stored in, narrowest first."""
+"""Types that 8-bit codes may be stored in, narrowest first."""
 
 
 def pack(graph: Graph) -> int:
-    """Store constant codes of bytes in the narrowest type that holds them all. In place; returns how many.
+    """Store constant 8-bit codes in the narrowest type that holds them all. In place; return the number of tensors.
 
     Args:
-        graph: as it will be saved; one of an opset without such types is left alone.
+        graph: as it will be saved; unchanged if its opset has no such types.
     """
     casts: dict[tuple[int, int], Tensor] = {}
     names = edit.Names(graph)
@@ -59,7 +59,7 @@ def pack(graph: Graph) -> int:
 
 
 def _codes_of(node: Node) -> Iterator[int]:
-    """The inputs of a node that are constant codes."""
+    """Yield the inputs of a node that are constant codes."""
     if node.op in DEQUANTIZE:
         places: Any = (0,)
     else:
@@ -72,11 +72,11 @@ def _codes_of(node: Node) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Narrow:
-    """Codes in few bits.
+    """Codes packed in few bits.
 
     Attributes:
-        codes: of a type that shares bytes.
-        middles: what is to be taken off them, int32, broadcasting against them; or None.
+        codes: of a type with several values per byte.
+        middles: int32 values to subtract after the Cast, broadcast against the codes; or None.
     """
 
     codes: Array
@@ -84,14 +84,14 @@ class Narrow:
 
 
 def _channels(node: Node) -> int:
-    """The axis along which the codes of a weight have zero points of their own."""
+    """Return the axis along which a weight has one zero point per channel."""
     if node.op in DEQUANTIZE:
         return int(node.attrs.get("axis", 1))
     return 0 if node.op in INTEGER_CONVOLUTIONS else -1
 
 
 def _narrow(codes: Array, axis: int, opset: int) -> Narrow | None:
-    """`codes` in the narrowest type of the opset that holds them, as they are or less a middle a channel."""
+    """Return `codes` in the narrowest type of the opset that holds them, if needed after centring each channel."""
     kind = _narrowest(codes, opset)
     if kind is not None:
         return Narrow(codes.astype(kind))
@@ -104,7 +104,7 @@ def _narrow(codes: Array, axis: int, opset: int) -> Narrow | None:
 
 
 def _narrowest(codes: Array, opset: int) -> Any:
-    """The narrowest type of the opset that holds all of `codes`, or None where it is that of bytes."""
+    """Return the narrowest type of the opset that holds all of `codes`, or None if that has 8 bits."""
     low, high = int(codes.min()), int(codes.max())
     for kind in NARROW[str(codes.dtype)]:
         limits = ml_dtypes.iinfo(kind)  # type: ignore[no-untyped-call]
@@ -114,12 +114,12 @@ def _narrowest(codes: Array, opset: int) -> Any:
 
 
 def _wide(body: Body, stored: Tensor, narrow: Narrow, names: edit.Names) -> Tensor:
-    """The codes as bytes, behind a Cast of those in few bits."""
+    """Add a Cast of packed codes to 8 bits, and return its output."""
     packed = edit.add_constant(body, f"{stored.name}_packed", narrow.codes, names)
     kind = query.dtype(stored)
     if narrow.middles is None:
         return _cast(body, stored, packed, f"{stored.name}_bytes", kind, names)
-    # onnxruntime subtracts no bytes
+    # onnxruntime has no Sub for 8-bit integers
     wide = _cast(body, stored, packed, f"{stored.name}_wide", np.dtype(np.int32), names)
     middles = edit.add_constant(body, f"{stored.name}_middles", narrow.middles, names)
     moved = Variable(names.fresh(f"{stored.name}_moved"), np.dtype(np.int32), list(narrow.codes.shape))
@@ -128,7 +128,6 @@ def _wide(body: Body, stored: Tensor, narrow: Narrow, names: edit.Names) -> Tens
 
 
 def _cast(body: Body, stored: Tensor, source: Tensor, stem: str, kind: Any, names: edit.Names) -> Tensor:
-    """`source` as `kind`, in the shape of `stored`."""
     made = Variable(names.fresh(stem), kind, list(stored.shape))
     to = int(onnx.helper.np_dtype_to_tensor_dtype(kind))
     edit.add_node(body, "Cast", [source], names=names, stem=f"{stored.name}_Cast", attrs={"to": to}, outputs=[made])

@@ -1,4 +1,4 @@
-"""MatMul and Gemm read alike: ``y = x @ w [+ bias]`` with a constant quantized matrix."""
+"""Common form of MatMul and Gemm: ``y = x @ w [+ bias]`` with a constant quantized matrix."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Product:
     Attributes:
         node: the MatMul or Gemm.
         codes: its weight.
-        turned: the weight is stored (N, K): Gemm with transB.
-        alpha: factor on the product; may be taken into the scales.
-        bias: float, (N,), beta included; None where there is none or `addend` holds it.
-        addend: what is added that is no constant vector of N, beta being 1; or None.
+        turned: the weight is stored transposed, (N, K): Gemm with transB.
+        alpha: factor of the product; can be folded into the scales.
+        bias: float, (N,), including beta; None if there is none or `addend` holds it.
+        addend: a term that is not a constant vector of length N, with beta 1; or None.
     """
 
     node: Node
@@ -34,12 +34,12 @@ class Product:
 
     @property
     def data(self) -> Tensor:
-        """The float matrix x, (..., K)."""
+        """Float matrix x, (..., K)."""
         return self.node.inputs[0]
 
     @property
     def sum_axis(self) -> int:
-        """The axis of the weight that is summed over."""
+        """Reduction axis of the weight."""
         return 1 if self.turned else 0
 
     @property
@@ -48,7 +48,7 @@ class Product:
         return np.asarray(self.codes.scale.astype(np.float32) * np.float32(self.alpha))
 
     def matrix(self) -> tuple[Array, Array, Array]:
-        """Integers (K, N), and scale and zero point laid out likewise.
+        """Return the integers (K, N), and scale and zero point in the same layout.
 
         Scales are () or (N,), for blocks (blocks, N).
         """
@@ -61,7 +61,7 @@ class Product:
 
 
 def product(node: Node) -> Product | str | None:
-    """`node` as a product; the reason why it is none; None for what has no quantized constant matrix.
+    """Return `node` as a product, the reason why it is not one, or None without a quantized constant matrix.
 
     Source: ONNX Gemm: Y = alpha * A' * B' + beta * C, C broadcast to (M, N).
     """

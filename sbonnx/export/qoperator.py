@@ -1,4 +1,4 @@
-"""From Q/DQ to integer operators: QLinearConv and its kin, for runtimes that know no pairs."""
+"""Conversion of Q/DQ to integer operators (QOperator format): QLinearConv and similar, for runtimes without Q/DQ."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ STEP: Final = "write as an integer op"
 
 
 def convert(graph: Graph) -> Converted:
-    """Turn what stands between pairs into integer operators, where one exists. In place.
+    """Replace ops between Q/DQ pairs by integer operators, if one exists. In place.
 
-    A Relu or Clip before a QuantizeLinear goes where every value that it changes rounds to the same code without it.
-    What has no integer form keeps its pairs, and is named in the refusals. Inputs and outputs of the graph stay float:
-    there a QuantizeLinear and a DequantizeLinear remain.
+    A Relu or Clip before a QuantizeLinear is removed if every value that it changes rounds to the same code without
+    it. Ops without an integer form keep their pairs and are listed in the refusals. Inputs and outputs of the graph
+    stay float: there a QuantizeLinear and a DequantizeLinear remain.
 
     Source: ONNX QLinearConv, QLinearMatMul, MatMulInteger; onnxruntime, contrib operators, QGemm, QLinearAdd,
     QLinearMul, QLinearConcat, QLinearSigmoid, QLinearLeakyRelu, QLinearSoftmax, QLinearAveragePool,
@@ -50,7 +50,7 @@ def convert(graph: Graph) -> Converted:
 
 
 def _is_quantized(node: Node) -> bool:
-    """Whether an op reads the dequantized form of a tensor that is computed, or of its weight."""
+    """Return whether an op reads a dequantized activation, or has a dequantized weight."""
     if node.op in LINEAR and any(_is_stored(tensor) for tensor in node.inputs[: LINEAR[node.op].weight + 1]):
         return True
     return any(dequantized(tensor) is not None and not _is_stored(tensor) for tensor in node.inputs)
@@ -62,14 +62,14 @@ def _is_stored(tensor: Tensor) -> bool:
 
 
 def _read_codes(node: Node) -> None:
-    """In place. The shape of integers is that of their float values."""
+    """Let a node that reads a shape read the codes, which have the same shape as the floats. In place."""
     codes = dequantized(node.inputs[0])
     if codes is not None:
         edit.replace_input(node, 0, codes.tensor)
 
 
 def _fold_biases(body: Body, writer: Writer) -> None:
-    """In place. Biases in int32 whose readers stayed float become float constants: no runtime rounds them."""
+    """Fold int32 biases whose readers stayed float into float constants: no runtime rounds them. In place."""
     for node in list(body.nodes):
         codes = dequantized(node.outputs[0]) if node.op in DEQUANTIZE else None
         if codes is None or str(codes.zero.dtype) != "int32":
@@ -81,7 +81,7 @@ def _fold_biases(body: Body, writer: Writer) -> None:
 
 
 def _drop_round_trips(body: Body) -> None:
-    """In place. To dequantize and quantize by the same numbers gives every code back."""
+    """Remove DQ -> Q with equal scale and zero point, which restores every code. In place."""
     for node in body.nodes:
         codes = dequantized(node.inputs[0]) if node.op in QUANTIZE else None
         numbers = numbers_of(node) if codes is not None else None

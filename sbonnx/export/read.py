@@ -1,4 +1,4 @@
-"""What stands behind a DequantizeLinear, and the outcome of a conversion."""
+"""Reading of dequantized tensors, and the result of a conversion."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from sbonnx.spec import Array
 
 @dataclass(frozen=True)
 class Converted:
-    """What a conversion did.
+    """Result of a conversion.
 
     Attributes:
-        done: how many nodes of each new op type stand now.
-        refusals: what keeps its Q/DQ, and why.
+        done: number of created nodes by op type.
+        refusals: nodes that keep their Q/DQ, with the reason.
     """
 
     done: Counter[str] = field(default_factory=Counter)
     refusals: tuple[Refusal, ...] = ()
 
     def text(self) -> str:
-        """``3 MatMulNBits, 1 QGemm``."""
+        """Format the counts: ``3 MatMulNBits, 1 QGemm``."""
         return ", ".join(f"{count} {op}" for op, count in self.done.items()) or "nothing"
 
 
 @dataclass(frozen=True)
 class Codes:
-    """A float tensor that is the dequantized form of another, by constant numbers.
+    """A float tensor dequantized from another tensor with constant parameters.
 
     Attributes:
         node: the DequantizeLinear.
         tensor: the integers it reads.
-        scale: float, shape (), (C,) along `axis`, or that of the tensor with `axis` cut into blocks.
-        zero: zero point, the integers' type, shape of scale.
-        axis: of a vector or blocks of scales, counted from the front; None for one scale.
-        block: length of a block along `axis`, or None.
+        scale: float, shape (), (C,) along `axis`, or that of the tensor with `axis` divided into blocks.
+        zero: zero point, in the type of the integers and the shape of `scale`.
+        axis: axis of a vector or blocks of scales, counted from the front; None for one scale.
+        block: block size along `axis`, or None.
     """
 
     node: Node
@@ -52,12 +52,12 @@ class Codes:
 
     @property
     def values(self) -> Array | None:
-        """The integers, where they are constant."""
+        """The integers if they are constant, else None."""
         return query.constant(self.tensor)
 
 
 def dequantized(tensor: Tensor) -> Codes | None:
-    """The integers behind a float tensor; None where no DequantizeLinear with constant numbers gives it."""
+    """Return the codes of a float tensor; None unless a DequantizeLinear with constant parameters writes it."""
     node = query.producer(tensor)
     if node is None or node.op not in DEQUANTIZE:
         return None
@@ -77,7 +77,7 @@ def dequantized(tensor: Tensor) -> Codes | None:
 
 
 def numbers_of(node: Node) -> tuple[Array, Array] | None:
-    """Scale and zero point of a Q or DQ node where both are constant; a zero point that is absent is written out."""
+    """Return scale and zero point of a Q or DQ node if both are constant; an absent zero point becomes zeros."""
     scale = query.constant(node.inputs[1])
     given = len(node.inputs) > 2 and not node.inputs[2].is_empty()
     zero = query.constant(node.inputs[2]) if given else None
@@ -92,7 +92,7 @@ def numbers_of(node: Node) -> tuple[Array, Array] | None:
 
 
 def float_of(codes: Codes) -> Array | None:
-    """The float values of constant integers with one scale or a vector of them, in the type of the scale."""
+    """Dequantize constant integers with one scale or one per channel, in the type of the scale."""
     values = codes.values
     if values is None or codes.block is not None:
         return None
@@ -103,7 +103,7 @@ def float_of(codes: Codes) -> Array | None:
 
 
 def is_weight(tensor: Tensor) -> bool:
-    """Whether a float tensor is a constant, or the dequantized form of one."""
+    """Return whether a float tensor is a constant or dequantized from one."""
     if isinstance(tensor, Constant):
         return True
     codes = dequantized(tensor)

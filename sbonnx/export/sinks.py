@@ -1,4 +1,4 @@
-"""Where a float tensor goes: the integers that all its readers make of it."""
+"""Quantized consumers of float tensors: the codes that all readers of a tensor compute from it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sbonnx.spec import Array
 
 @dataclass(frozen=True)
 class Sink:
-    """The codes that a float tensor becomes, for all its readers.
+    """Quantized form of a float tensor, common to all its readers.
 
     Attributes:
-        quantizers: the QuantizeLinear nodes, all with the same numbers.
-        scale, zero: of one scale for the whole tensor.
+        quantizers: the QuantizeLinear nodes, all with the same parameters.
+        scale, zero: per-tensor scale and zero point.
     """
 
     quantizers: tuple[Node, ...]
@@ -29,12 +29,15 @@ class Sink:
 
 @dataclass(frozen=True)
 class Sinks:
-    """Answers for one scope: what its tensors become."""
+    """Lookup of the quantized form of tensors in one scope."""
 
     body: Body
 
     def of(self, tensor: Tensor) -> Sink | str:
-        """The codes of a tensor, past the Relu and Clip that their zero point does; the reason why there are none."""
+        """Return the quantized form of a tensor, or the reason why there is none.
+
+        A Relu or Clip in between is skipped if the zero point has the same effect.
+        """
         rectifiers: list[Node] = []
         while True:
             readers = query.readers(tensor)
@@ -73,9 +76,9 @@ class Sinks:
 
 
 def changes_no_code(node: Node, scale: Array, zero: Array) -> bool:
-    """Whether a Relu or Clip before a QuantizeLinear makes no difference to any code.
+    """Return whether a Relu or Clip before a QuantizeLinear has no effect on any code.
 
-    Rounding is monotone: a bound is done by saturation where the bound itself has the lowest (highest) code.
+    Rounding is monotonic: saturation replaces a bound if the bound itself has the lowest (highest) code.
     """
     info = np.iinfo(zero.dtype)
     low, high = bounds_of(node)
@@ -89,7 +92,7 @@ def changes_no_code(node: Node, scale: Array, zero: Array) -> bool:
 
 
 def bounds_of(node: Node) -> tuple[float | None, float | None]:
-    """The values that a Relu or Clip limits to, infinite where it does not; None for one that is no constant."""
+    """Return the bounds of a Relu or Clip, infinite if absent; None for one that is not constant."""
     if node.op == "Relu":
         return 0.0, np.inf
     found: list[float | None] = []

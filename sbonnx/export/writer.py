@@ -1,4 +1,4 @@
-"""Adds integer nodes to a graph, in place of those between pairs."""
+"""Insertion of integer nodes into a graph, in place of float nodes between pairs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ CONTRIB: Final = "com.microsoft"
 
 
 class Writer:
-    """One conversion: the names that are taken, and how many nodes of each op type were written."""
+    """State of one conversion: used names, and the number of written nodes by op type."""
 
     def __init__(self, graph: Graph) -> None:
         self.names = edit.Names(graph)
         self.done: Counter[str] = Counter()
 
     def constant(self, body: Body, stem: str, value: Array) -> Tensor:
-        """A new constant."""
+        """Add a constant."""
         made: Tensor = edit.add_constant(body, stem, value, self.names)
         return made
 
     def numbers(self, body: Body, codes: Codes | Sink) -> list[Tensor]:
-        """Scale and zero point as tensors: those of the Q or DQ node, the zero point written out where it is absent."""
+        """Return scale and zero point as tensors: those of the Q or DQ node; an absent zero point is added."""
         node = codes.node if isinstance(codes, Codes) else codes.quantizers[0]
         if len(node.inputs) > 2 and not node.inputs[2].is_empty():
             return [node.inputs[1], node.inputs[2]]
@@ -48,7 +48,7 @@ class Writer:
         outputs: Sequence[Tensor] = (),
         kind: Any = np.float32,
     ) -> Tensor:
-        """A node of `op` in place of `node`; returns its output. Without `outputs` that is new, of type `kind`."""
+        """Add a node of `op` in place of `node`; return its output. Without `outputs`, a new one of type `kind`."""
         stem = f"{node.name}_{op}"
         outputs = list(outputs) or [Variable(self.names.fresh(f"{stem}_output"), np.dtype(kind))]
         edit.add_node(body, op, inputs, names=self.names, stem=stem, attrs=attrs, outputs=outputs, domain=domain)
@@ -56,7 +56,7 @@ class Writer:
         return outputs[0]
 
     def written(self, body: Body, sink: Sink) -> Tensor:
-        """The tensor of codes that a new node is to write: all that read the codes of `sink` will read it."""
+        """Return the tensor of codes for a new node to write, rewired so that all readers of `sink`'s codes read it."""
         first, *others = sink.quantizers
         tensor: Tensor = first.outputs[0]
         edit.replace_output(first, 0, Variable(self.names.fresh(f"{first.name}_replaced"), tensor.dtype, tensor.shape))
@@ -65,14 +65,14 @@ class Writer:
         return tensor
 
     def given(self, node: Node, kind: Any) -> Tensor:
-        """The output of a node, free for another to write."""
+        """Detach and return the output of a node, for another node to write."""
         tensor: Tensor = node.outputs[0]
         spare = Variable(self.names.fresh(f"{node.name}_replaced"), np.dtype(kind), tensor.shape)
         edit.replace_output(node, 0, spare)
         return tensor
 
     def behind(self, body: Body, node: Node, index: int, codes: Codes) -> Tensor:
-        """New codes with the numbers of `codes`, behind which a DequantizeLinear gives output `index` of `node`."""
+        """Return a new tensor of codes, followed by a DequantizeLinear that writes output `index` of `node`."""
         tensor: Tensor = node.outputs[index]
         stem = f"{tensor.name}_codes"
         made = Variable(self.names.fresh(stem), codes.zero.dtype, tensor.shape)
