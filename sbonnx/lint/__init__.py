@@ -1,4 +1,4 @@
-"""Rules of the runtimes, checked on any Q/DQ model."""
+"""Checks of Q/DQ models against the rules of a runtime."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
     "tensorrt": TENSORRT,
     "onnxruntime": ORT_RULES,
 }
-"""By family of the target, in the order of the report."""
+"""Rules by family of the target, in the order of the report."""
 
 TARGETS: Final = (*(profile.target for profile in PROFILES.values()), "onnxruntime")
 
 
 def rules_for(target: str) -> tuple[Rule, ...]:
-    """The rules that speak of a target.
+    """Return the rules that apply to a target.
 
     Raises:
         RecipeError: the target is not known.
@@ -37,21 +37,21 @@ def rules_for(target: str) -> tuple[Rule, ...]:
 
 
 def lint(model: str | os.PathLike[str] | ModelProto | Graph, target: str = TARGETS[0]) -> list[Finding]:
-    """What a runtime would refuse, misread or run slowly in a model. The model is not changed.
+    """Find everything in a model that a runtime would reject, misread or run slowly. The model is not changed.
 
     Args:
         model: path, ModelProto or graph, quantized by any tool.
         target: one of `TARGETS`.
 
     Returns:
-        The findings, rule by rule in the order of `RULES`, each rule's in node order.
+        The findings by rule, in the order of `RULES`, and in node order within a rule.
 
     Raises:
         RecipeError: the target is not known.
         ModelError: the file cannot be read, or is not valid ONNX.
     """
     rules = rules_for(target)
-    graph = model if isinstance(model, Graph) else graphs.load(model, opset=1)  # as it is: nothing is lifted
+    graph = model if isinstance(model, Graph) else graphs.load(model, opset=1)  # opset=1: no version conversion
     view = View(graph, target)
     return [
         Finding(rule.id, rule.severity, node, tensor, why, rule.mend)

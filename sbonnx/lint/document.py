@@ -1,4 +1,4 @@
-"""The rules and their mends as tables for `docs/lint.md`."""
+"""Tables of the rules and their fixes for `docs/lint.md`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sbonnx.lint.fix import FIXES
 
 
 def table(family: str) -> str:
-    """The rules of one family of targets in Markdown: id, severity, what must hold, what ``--fix`` does.
+    """Format the rules of one target family as a Markdown table: id, severity, requirement, effect of ``--fix``.
 
     Args:
         family: key of `sbonnx.lint.RULES`.

@@ -1,6 +1,6 @@
-"""onnxruntime's rules for Q/DQ models on CPU, one table.
+"""onnxruntime's rules for Q/DQ models on CPU, in one table.
 
-Source: kernels and times of onnxruntime 1.31 on x86-64, counted and measured op by op and chain by chain, and its
+Source: kernels and times of onnxruntime 1.31 on x86-64, counted and measured per op and per chain of ops, and its
 documentation on quantization.
 """
 
@@ -250,4 +250,4 @@ ORT_RULES: Final = (
         kernels.not_counted,
     ),
 )
-"""In the order of the report: numbers, types, placement, what was counted."""
+"""Rules in the order of the report: parameters, types, placement, counted kernels."""

@@ -1,4 +1,4 @@
-"""onnxruntime: what stays float, counted in the graph that onnxruntime itself makes of the model."""
+"""onnxruntime: ops that stay float, counted in the optimized graph that onnxruntime creates from the model."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Check = Callable[[View], Iterable[tuple[str, str, str]]]
 
 @dataclass(frozen=True)
 class Counted:
-    """What came of one try.
+    """Result of loading a model in onnxruntime and reading its optimized graph.
 
     Attributes:
-        graph: the optimised graph, or None.
-        refused: why onnxruntime refuses the model, or "".
-        skipped: why nothing could be counted, or "".
+        graph: the optimized graph, or None.
+        refused: reason why onnxruntime rejects the model, or "".
+        skipped: reason why nothing could be counted, or "".
     """
 
     graph: Graph | None = None
@@ -35,11 +35,11 @@ class Counted:
 
 
 _COUNTED: Final[WeakKeyDictionary[View, Counted]] = WeakKeyDictionary()
-"""Three rules ask for one session."""
+"""Cache: three rules share one session."""
 
 
 def counted(view: View) -> Counted:
-    """The optimised graph of the model."""
+    """Return the optimized graph of the model, cached per view."""
     if view not in _COUNTED:
         _COUNTED[view] = _count(view)
     return _COUNTED[view]
@@ -52,7 +52,7 @@ def _count(view: View) -> Counted:
         return Counted(skipped=str(error))
     options = runtime.SessionOptions()
     options.log_severity_level = 4
-    # Kernels are chosen at this level; the one above it also moves data between layouts, which hides what is float.
+    # Kernels are selected at this level; the next one also converts data layouts, which hides ops that stay float.
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     with temporary_folder() as folder:
         source, target = folder / "model.onnx", folder / "optimised.onnx"
@@ -70,21 +70,21 @@ def _count(view: View) -> Counted:
 
 
 def refused(view: View) -> Found:
-    """onnxruntime does not load the model."""
+    """Report that onnxruntime does not load the model."""
     why = counted(view).refused
     if why:
         yield "", "", why
 
 
 def not_counted(view: View) -> Found:
-    """Nothing could be counted."""
+    """Report that the kernels could not be counted."""
     why = counted(view).skipped
     if why:
         yield "", "", f"the kernels were not counted: {why}"
 
 
 def stays_float(checks: tuple[Check, ...]) -> Check:
-    """The rule that names what is left between pairs in the optimised graph, where none of `checks` says why."""
+    """Create the rule for ops left between pairs in the optimized graph for which none of `checks` gives a reason."""
 
     def check(view: View) -> Found:
         graph = counted(view).graph
@@ -107,7 +107,7 @@ def stays_float(checks: tuple[Check, ...]) -> Check:
 
 
 def _chain(node: Node) -> list[Node]:
-    """A node, what may have been fused into it, and the pairs in front: where another rule may have said why."""
+    """Return a node, the ops that may have been fused into it, and the pairs before it, which other rules may name."""
     found, stack, seen = [], [node], {id(node)}
     while stack:
         one = stack.pop()
@@ -121,13 +121,13 @@ def _chain(node: Node) -> list[Node]:
 
 
 def _signed(view: View, node: Node) -> bool:
-    """Whether a node reads an int8 pair."""
+    """Return whether a node reads an int8 pair."""
     read = (view.quantizer_of(tensor) for tensor in node.inputs)
     return any(one is not None and one.codes == "int8" and view.is_activation_pair(one) for one in read)
 
 
 def _between_pairs(graph: Graph) -> Iterator[tuple[Node, str]]:
-    """Float ops of an optimised graph that read a dequantized activation, and a weight too or write for a Q."""
+    """Yield float ops of an optimized graph that read a dequantized activation, and either a weight or write to a Q."""
     for node in query.all_nodes(graph):
         read = [maker for maker in map(query.producer, node.inputs) if maker is not None and maker.op in DEQUANTIZE]
         stored = [maker for maker in read if isinstance(maker.inputs[0], Constant)]

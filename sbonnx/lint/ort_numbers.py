@@ -1,4 +1,4 @@
-"""onnxruntime: rules on scales, zero points, biases and types."""
+"""onnxruntime: rules for scales, zero points, biases and types."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sbonnx.spec import MIN_SCALE, SAFE_CODE, Array
 Found = Iterator[tuple[str, str, str]]
 
 BIAS_TOLERANCE: Final = 1e-3
-"""How far a bias scale may be from the product of the other two, relative: what float16 keeps."""
+"""Maximum relative difference between a bias scale and the product of the other two: the precision of float16."""
 
 EIGHT_BITS: Final = frozenset({"int8", "uint8"})
 
 
 def bad_scale(view: View) -> Found:
-    """Scales that are zero, negative, infinite or no number."""
+    """Find scales that are zero, negative, infinite or NaN."""
     for one in view.distinct:
         if one.scale is not None:
             scale = one.scale.astype(np.float64)
@@ -33,7 +33,7 @@ def bad_scale(view: View) -> Found:
 
 
 def denormal_scale(view: View) -> Found:
-    """Scales below the smallest normal float32."""
+    """Find scales below the smallest normal float32."""
     for one in view.distinct:
         if one.scale is not None:
             scale = one.scale.astype(np.float64)
@@ -43,7 +43,7 @@ def denormal_scale(view: View) -> Found:
 
 
 def scale_shape(view: View) -> Found:
-    """Vectors of scales that do not fit the dimension they run over."""
+    """Find vectors of scales that do not match the length of their axis."""
     for one in view.quantizers:
         shape = query.shape(one.data)
         if one.scale is None or one.scale.ndim != 1 or one.scale.size <= 1 or one.block or shape is None:
@@ -56,7 +56,7 @@ def scale_shape(view: View) -> Found:
 
 
 def weight_axis(view: View) -> Found:
-    """Weights with scales along another axis than that of the output channels."""
+    """Find weights whose scales run along another axis than the output channels."""
     for linear in read.weighted(view):
         if linear.w is None or linear.node.inputs[1] is linear.node.inputs[0]:
             continue
@@ -67,7 +67,7 @@ def weight_axis(view: View) -> Found:
 
 
 def computed_scale(view: View) -> Found:
-    """Numbers that are computed when the model runs."""
+    """Find scales and zero points that are computed at run time."""
     for one in view.quantizers:
         if one.scale is None or (one.has_zero and one.zero is None):
             name = one.scale_name if one.scale is None else one.zero_name
@@ -75,14 +75,14 @@ def computed_scale(view: View) -> Found:
 
 
 def half_scale(view: View) -> Found:
-    """Pairs in half precision."""
+    """Find pairs in half precision."""
     for one in view.distinct:
         if one.scale_type in ("float16", "bfloat16"):
             yield one.name, one.scale_name, f"the pair gives {one.scale_type}, which no integer kernel of the CPU takes"
 
 
 def _with_bias(view: View) -> Iterator[tuple[Weighted, Quantizer, Array]]:
-    """Quantized ops with a constant int32 bias: op, the bias's DequantizeLinear, its codes."""
+    """Yield quantized ops with a constant int32 bias: op, the bias's DequantizeLinear, its codes."""
     for linear in read.weighted(view):
         bias = linear.bias
         if linear.quantized and bias is not None and bias.codes == "int32":
@@ -92,12 +92,12 @@ def _with_bias(view: View) -> Iterator[tuple[Weighted, Quantizer, Array]]:
 
 
 def gemm_bias(view: View) -> Found:
-    """Biases of a Gemm whose numbers are not those that QGemm assumes: it reads the codes as if they were."""
+    """Find biases of a Gemm with other parameters than QGemm assumes, which interprets the codes with its own."""
     yield from _biases(view, "Gemm", "the integer kernel reads the codes as if they were")
 
 
 def conv_bias(view: View) -> Found:
-    """Biases of a convolution whose numbers keep it from becoming a QLinearConv."""
+    """Find biases of a convolution whose parameters prevent its fusion to a QLinearConv."""
     yield from _biases(view, "Conv", "the convolution stays float")
 
 
@@ -124,7 +124,7 @@ def _biases(view: View, kind: str, effect: str) -> Found:
 
 
 def bias_saturated(view: View) -> Found:
-    """Bias codes at the ends of int32."""
+    """Find bias codes at the limits of int32."""
     ends = np.iinfo(np.int32)
     for linear, _, codes in _with_bias(view):
         count = int(((codes >= ends.max) | (codes <= ends.min)).sum())
@@ -134,7 +134,7 @@ def bias_saturated(view: View) -> Found:
 
 
 def accumulator(view: View) -> Found:
-    """Channels whose bias and products can pass int32 together, at the worst input."""
+    """Find channels whose bias and products can together overflow int32 for the worst-case input."""
     biases = {id(linear.node): codes for linear, _, codes in _with_bias(view)}
     for linear in read.weighted(view):
         x, w = linear.x, linear.w
@@ -159,7 +159,7 @@ def accumulator(view: View) -> Found:
 
 
 def signed_activation(view: View) -> Found:
-    """int8 activations of ops with a weight."""
+    """Find int8 activations of ops with a weight."""
     for linear in read.weighted(view):
         x = linear.x
         if linear.quantized and x is not None and x.codes == "int8" and not read.is_stored(view, x):
@@ -167,7 +167,7 @@ def signed_activation(view: View) -> Found:
 
 
 def unsigned_weight(view: View) -> Found:
-    """uint8 weights."""
+    """Find uint8 weights."""
     for linear in read.weighted(view):
         w = linear.w
         if linear.x is not None and w is not None and w.codes == "uint8" and read.is_stored(view, w):
@@ -179,7 +179,7 @@ def unsigned_weight(view: View) -> Found:
 
 
 def weight_zero_point(view: View) -> Found:
-    """int8 weights around another zero than 0."""
+    """Find int8 weights with a nonzero zero point."""
     for linear in read.weighted(view):
         w = linear.w
         if w is None or w.codes != "int8" or w.zero is None or not read.is_stored(view, w):
@@ -191,7 +191,7 @@ def weight_zero_point(view: View) -> Found:
 
 
 def wide_activation(view: View) -> Found:
-    """Activations of another width than 8 bits."""
+    """Find activations that are not 8 bits wide."""
     known = EIGHT_BITS | {"int32", None}
     for one in view.quantizers:
         if not one.quantizes and one.codes not in known and view.is_activation_pair(one):
@@ -199,7 +199,7 @@ def wide_activation(view: View) -> Found:
 
 
 def _saturating(view: View) -> Found:
-    """Ops that multiply uint8 by int8 codes so large that neighbours can pass 16 bits."""
+    """Find uint8 x int8 products with codes so large that the sum of two can overflow 16 bits."""
     for linear in read.weighted(view):
         x, w = linear.x, linear.w
         if x is None or w is None or x.codes != "uint8" or w.codes != "int8" or linear.depthwise:
@@ -212,13 +212,13 @@ def _saturating(view: View) -> Found:
 
 
 def saturates_here(view: View) -> Found:
-    """Saturation on this machine."""
+    """Find ops that saturate on this machine."""
     if not has_dot_product():
         yield from _saturating(view)
 
 
 def saturates_elsewhere(view: View) -> Found:
-    """Saturation on other machines: said once."""
+    """Report once that ops would saturate on other machines."""
     if has_dot_product():
         found = list(_saturating(view))
         if found:

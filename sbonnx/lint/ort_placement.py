@@ -1,4 +1,4 @@
-"""onnxruntime: rules on where pairs stand. Outside an integer kernel they cost time and accuracy."""
+"""onnxruntime: rules for the placement of pairs. Outside integer kernels they cost time and accuracy."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from sbonnx.ops import CONTROL_FLOW, MATRIX_PRODUCTS, PICKS_MAX, QDQ, RECTIFIERS
 Found = Iterator[tuple[str, str, str]]
 
 UNIT_RANGE: Final = (SOFTMAX & {"Softmax"}) | {"Sigmoid"}
-"""Ops whose values lie between 0 and 1, whatever the input."""
+"""Ops whose output is always between 0 and 1."""
 
 SPARE: Final = 1.05
-"""How far a scale may reach past 1 before codes count as wasted."""
+"""Largest upper end of a range above 1 for which codes do not count as wasted."""
 
 
 def _interpolates(node: Node) -> bool:
-    """Whether a Resize mixes values, which codes cannot."""
+    """Return whether a Resize interpolates, which is not possible on codes."""
     return node.op in RESIZES and query.attribute(node, "mode", "nearest") not in ("nearest", b"nearest")
 
 
 def _has_kernel(node: Node) -> bool:
-    """Whether onnxruntime runs the op on codes, whatever stands around it."""
+    """Return whether onnxruntime can run the op on codes, regardless of the surrounding nodes."""
     kinds = read.WEIGHTED | read.COMPUTES | read.ONE_SCALE | RECTIFIERS
     return node.op in kinds and not _interpolates(node)
 
@@ -35,7 +35,7 @@ def _name(node: Node) -> tuple[str, str]:
 
 
 def weight_only(view: View) -> Found:
-    """Quantized weights whose op reads float activations."""
+    """Find quantized weights whose op reads float activations."""
     for linear in read.weighted(view):
         w = linear.w
         if w is None or linear.x is not None or not read.is_stored(view, w) or _blocked_product(linear.node, w):
@@ -45,12 +45,12 @@ def weight_only(view: View) -> Found:
 
 
 def _blocked_product(node: Node, w: Quantizer) -> bool:
-    """Weights that onnxruntime multiplies as they are stored: MatMulNBits."""
+    """Return whether onnxruntime multiplies the weight as stored: MatMulNBits."""
     return node.op in MATRIX_PRODUCTS and w.blocked
 
 
 def float_weight(view: View) -> Found:
-    """Float weights whose op reads quantized activations."""
+    """Find float weights whose op reads quantized activations."""
     for linear in read.weighted(view):
         weight = linear.node.inputs[1]
         if linear.x is not None and linear.w is None and isinstance(weight, Constant):
@@ -59,14 +59,14 @@ def float_weight(view: View) -> Found:
 
 
 def conv_output(view: View) -> Found:
-    """Convolutions that read pairs and whose output is not quantized."""
+    """Find convolutions that read pairs but whose output is not quantized."""
     for linear in read.weighted(view):
         node = linear.node
         if node.op != "Conv" or not linear.quantized or read.written(view, node):
             continue
         rectifier = read.rectified(view, node)
         if rectifier is not None and read.only_quantized(view, rectifier.outputs[0]):
-            continue  # the rule on Relu and Clip says it
+            continue  # the rule for Relu and Clip reports it
         if _pooled(view, node):
             continue
         readers = sorted({reader.op for reader, _ in view.readers(node.outputs[0])})
@@ -75,7 +75,7 @@ def conv_output(view: View) -> Found:
 
 
 def _pooled(view: View, node: Node) -> bool:
-    """Whether a MaxPool alone reads the output, and is quantized itself: onnxruntime moves the pair before it."""
+    """Return whether the only reader of the output is a quantized MaxPool: onnxruntime moves the pair before it."""
     readers = [reader for reader, _ in view.readers(node.outputs[0])]
     if len(readers) != 1 or readers[0].op not in PICKS_MAX & read.ONE_SCALE or view.leaves(node.outputs[0]):
         return False
@@ -83,7 +83,7 @@ def _pooled(view: View, node: Node) -> bool:
 
 
 def rectifier_stays(view: View) -> Found:
-    """Relu and Clip between integer ops that the zero point behind them does not replace."""
+    """Find Relu and Clip between integer ops that the following zero point does not replace."""
     for node in view.nodes:
         if node.op not in RECTIFIERS or not node.outputs:
             continue
@@ -98,7 +98,7 @@ def rectifier_stays(view: View) -> Found:
 
 
 def no_kernel(view: View) -> Found:
-    """Ops without an integer kernel between pairs."""
+    """Find ops without an integer kernel between pairs."""
     for node in view.nodes:
         if _has_kernel(node) or node.op in QDQ | CONTROL_FLOW or not node.outputs or not node.inputs:
             continue
@@ -116,14 +116,14 @@ def _reads_activation(view: View, node: Node) -> bool:
 
 
 def softmax(view: View) -> Found:
-    """Softmax between pairs."""
+    """Find Softmax between pairs."""
     for node in view.nodes:
         if node.op in SOFTMAX and _has_kernel(node) and _reads_activation(view, node) and read.written(view, node):
             yield *_name(node), "the integer Softmax is several times slower than the float one, and less accurate"
 
 
 def float_side(view: View) -> Found:
-    """Ops with some inputs quantized and some not, between pairs."""
+    """Find ops between pairs with both quantized and float inputs."""
     for node in view.nodes:
         if node.op not in read.JOINS or not read.written(view, node) or read.reads_pairs(view, node):
             continue
@@ -135,7 +135,7 @@ def float_side(view: View) -> Found:
 
 
 def two_scales(view: View) -> Found:
-    """Ops that only move or pick codes, with other numbers behind than before."""
+    """Find ops that only move or pick codes, with different parameters before and after."""
     for node in view.nodes:
         if node.op not in read.ONE_SCALE or _interpolates(node) or not node.outputs:
             continue
@@ -148,7 +148,7 @@ def two_scales(view: View) -> Found:
 
 
 def useless_pair(view: View) -> Found:
-    """Pairs between ops that all run in float."""
+    """Find pairs between ops that all run in float."""
     for one in view.quantizers:
         quantize = None if one.quantizes else read.before(view, one)
         if quantize is None or not view.is_activation_pair(one) or view.leaves(one.output):
@@ -165,28 +165,28 @@ def useless_pair(view: View) -> Found:
 
 
 def _explained(view: View, node: Node) -> bool:
-    """Whether a reader of a pair runs in integers, or is named by a rule of its own."""
+    """Return whether a reader of a pair runs in integers, or is reported by another rule."""
     if node.op in read.WEIGHTED | QDQ | CONTROL_FLOW or read.runs_in_integers(view, node):
         return True
     return bool(node.outputs) and bool(read.only_quantized(view, node.outputs[0]))
 
 
 def output_pair(view: View) -> Found:
-    """Pairs at the graph's outputs that no kernel asks for."""
+    """Find pairs at the graph's outputs that no kernel requires."""
     for one in view.quantizers:
         quantize = None if one.quantizes else read.before(view, one)
         if quantize is None or not view.leaves(one.output):
             continue
         maker = query.producer(quantize.data)
         chain = [] if maker is None else [maker, *filter(None, map(query.producer, read.data_inputs(maker)))]
-        # Other makers need the pair to run in integers, or a rule of their own says why they do not.
+        # Other producers need the pair to run in integers, or another rule reports why they do not.
         product = bool(chain) and (chain[0] if chain[0].op not in RECTIFIERS else chain[-1]).op in MATRIX_PRODUCTS
         if product or not any(_reads_activation(view, node) for node in chain):
             yield one.name, one.output.name, "the output is rounded to codes, and no integer kernel needs it"
 
 
 def rescale(view: View) -> Found:
-    """Pairs whose two halves have different numbers."""
+    """Find pairs whose two nodes have different parameters."""
     for one in view.quantizers:
         quantize = None if one.quantizes else read.before(view, one)
         if quantize is not None and not one.same_numbers(quantize):
@@ -194,7 +194,7 @@ def rescale(view: View) -> Found:
 
 
 def requantized(view: View) -> Found:
-    """Codes that are turned into other codes with no op between."""
+    """Find codes that are requantized without an op in between."""
     for one in view.quantizers:
         source = read.dequantized(view, one.data) if one.quantizes else None
         if source is not None and not source.same_numbers(one):
@@ -202,14 +202,14 @@ def requantized(view: View) -> Found:
 
 
 def grouped_conv(view: View) -> Found:
-    """Grouped convolutions in integers."""
+    """Find grouped convolutions in integers."""
     for linear in read.weighted(view):
         if linear.node.op == "Conv" and linear.quantized and linear.groups > 1 and not linear.depthwise:
             yield *_name(linear.node), f"{linear.groups} groups: the integer kernel took 1.3 times the float one's time"
 
 
 def unit_range(view: View) -> Found:
-    """Outputs of Sigmoid and Softmax with codes for values that they never take."""
+    """Find outputs of Sigmoid and Softmax with codes for values outside their range."""
     for node in view.nodes:
         if node.op in UNIT_RANGE and node.outputs:
             for one in read.only_quantized(view, node.outputs[0]):

@@ -1,7 +1,7 @@
-"""What onnxruntime's CPU kernels ask of a Q/DQ graph, as questions to its nodes.
+"""Requirements of onnxruntime's CPU kernels on a Q/DQ graph, as queries on its nodes.
 
-onnxruntime turns ``DQ -> op -> Q`` into one integer kernel when every side is there and of a type it has. The facts
-were measured by counting the kernels of optimised graphs.
+onnxruntime fuses ``DQ -> op -> Q`` into one integer kernel if all sides are quantized with a supported type. The
+facts were measured by counting the kernels of optimized graphs.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ WEIGHTED: Final = frozenset(LINEAR) - {"ConvTranspose"}
 """Ops with a weight that have an integer kernel."""
 
 JOINS: Final = ADDS | MULTIPLIES | CONCATS
-"""Ops that compute on all their inputs and take any scales on their sides."""
+"""Ops that compute on all their inputs and support different scales on them."""
 
 COMPUTES: Final = JOINS | POOLS | (SOFTMAX & {"Softmax"}) | {"LeakyRelu", "Sigmoid"}
-"""Ops beside those with a weight whose integer kernel takes any scales on its sides."""
+"""Ops without a weight whose integer kernel supports different scales on inputs and output."""
 
 ONE_SCALE: Final = (MOVES_DATA - {"GatherND", "SpaceToDepth"}) | (PICKS_MAX & {"MaxPool"}) | RESIZES
-"""Ops that run on codes as they are: the pairs before and behind must have the same numbers."""
+"""Ops that run directly on codes: the pairs before and after must have the same parameters."""
 
 EPSILON: Final = float(np.finfo(np.float32).eps)
-"""How far a range may pass a Clip that the QuantizeLinear behind it replaces: onnxruntime's own allowance."""
+"""Tolerance by which a range may exceed a Clip that the following QuantizeLinear replaces: that of onnxruntime."""
 
 
 @dataclass(frozen=True)
 class Weighted:
-    """A Conv, Gemm or MatMul, and the DequantizeLinear nodes that feed it, None where there is none."""
+    """A Conv, Gemm or MatMul, and the DequantizeLinear nodes of its inputs, None for float inputs."""
 
     node: Node
     x: Quantizer | None
@@ -62,7 +62,7 @@ class Weighted:
 
     @property
     def out_axis(self) -> int:
-        """The axis of the weight that runs over output channels, counted from the front."""
+        """Output-channel axis of the weight, counted from the front."""
         if self.node.op == "Gemm":
             return 0 if self.node.attrs.get("transB") else 1
         axis = LINEAR[self.node.op].out_axis
@@ -70,7 +70,7 @@ class Weighted:
 
     @property
     def groups(self) -> int:
-        """Groups of a convolution."""
+        """Number of groups of a convolution."""
         return int(self.node.attrs.get("group", 1))
 
     @property
@@ -81,18 +81,18 @@ class Weighted:
 
 
 def is_integer(kind: str | None) -> bool:
-    """Whether a type of codes is one of integers, not of small floats."""
+    """Return whether a quantized type is an integer type, not a small float."""
     return kind is not None and kind.lstrip("u").startswith("int")
 
 
 def limits(kind: str) -> tuple[int, int]:
-    """Lowest and highest code of an integer type."""
+    """Return the lowest and highest value of an integer type."""
     bits = int("".join(letter for letter in kind if letter.isdigit()))
     return (0, (1 << bits) - 1) if kind.startswith("u") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
 
 
 def reach(one: Quantizer) -> tuple[float, float] | None:
-    """The lowest and highest value that codes with one scale stand for; None where that is not known."""
+    """Return the range (min, max) that codes with one scale represent; None if unknown."""
     if one.scale is None or one.scale.size != 1 or one.codes is None or not is_integer(one.codes):
         return None
     if one.has_zero and one.zero is None:
@@ -104,34 +104,34 @@ def reach(one: Quantizer) -> tuple[float, float] | None:
 
 
 def dequantized(view: View, tensor: Tensor) -> Quantizer | None:
-    """The DequantizeLinear that makes a tensor."""
+    """Return the DequantizeLinear that writes a tensor."""
     one = view.quantizer_of(tensor)
     return None if one is None or one.quantizes else one
 
 
 def before(view: View, one: Quantizer) -> Quantizer | None:
-    """The QuantizeLinear in front of a DequantizeLinear."""
+    """Return the QuantizeLinear before a DequantizeLinear."""
     other = view.quantizer_of(one.data)
     return other if other is not None and other.quantizes else None
 
 
 def origin(view: View, one: Quantizer) -> Tensor:
-    """What is quantized: floats in front of a QuantizeLinear, or the codes themselves."""
+    """Return the source of a quantizer: the floats before a QuantizeLinear, or the codes themselves."""
     quantize = before(view, one)
     return one.data if quantize is None else quantize.data
 
 
 def axis_of(one: Quantizer) -> int | None:
-    """The axis of a vector of scales counted from the front; None for one scale, blocks and unknown ranks."""
+    """Return the axis of a vector of scales, counted from the front; None for one scale, blocks and unknown ranks."""
     known = one.scale is not None and one.scale.ndim == 1 and one.scale.size > 1 and query.rank(one.data) is not None
     return one.channel_axis if known and not one.block else None
 
 
 def steps(view: View, one: Quantizer) -> Array | None:
-    """A constant behind a DequantizeLinear in units of its scale, as float64: codes less the zero point.
+    """Return a dequantized constant in units of its scale, as float64: codes minus the zero point.
 
-    None where there is no constant, in blocks, and for scales that do not fit. Floats that a QuantizeLinear is still
-    to round are not rounded.
+    None without a constant, for blocks, and for scales that do not match. Floats before a QuantizeLinear are divided by
+    the scale but not rounded.
     """
     value, axis = query.constant(origin(view, one)), axis_of(one)
     if value is None or one.scale is None or not is_integer(one.codes) or (axis is None and one.scale.size > 1):
@@ -140,7 +140,7 @@ def steps(view: View, one: Quantizer) -> Array | None:
         return None
     along = [-1 if place == axis else 1 for place in range(value.ndim)]
     if before(view, one) is not None:
-        with np.errstate(all="ignore"):  # a bad scale has a rule of its own
+        with np.errstate(all="ignore"):  # another rule reports bad scales
             return np.asarray(value.astype(np.float64) / _along(one.scale, along))
     zero = np.zeros(1) if one.zero is None else one.zero
     if zero.size not in (1, one.scale.size):
@@ -153,7 +153,7 @@ def _along(values: Array, shape: list[int]) -> Array:
 
 
 def weighted(view: View) -> Iterator[Weighted]:
-    """Every Conv, Gemm and MatMul."""
+    """Iterate over every Conv, Gemm and MatMul."""
     for node in view.nodes:
         if node.op in WEIGHTED and len(node.inputs) > 1:
             at = LINEAR[node.op].bias
@@ -163,19 +163,19 @@ def weighted(view: View) -> Iterator[Weighted]:
 
 
 def data_inputs(node: Node) -> list[Tensor]:
-    """The inputs that carry what the op computes on, without a bias."""
+    """Return the data inputs of an op, without a bias."""
     count = 2 if node.op in WEIGHTED else len(node.inputs) if node.op in JOINS else 1
     return [tensor for tensor in node.inputs[:count] if not tensor.is_empty()]
 
 
 def reads_pairs(view: View, node: Node) -> bool:
-    """Whether all that a node computes on comes from DequantizeLinear nodes."""
+    """Return whether all data inputs of a node come from DequantizeLinear nodes."""
     read = data_inputs(node)
     return bool(read) and all(dequantized(view, tensor) is not None for tensor in read)
 
 
 def only_quantized(view: View, tensor: Tensor) -> list[Quantizer]:
-    """The QuantizeLinear nodes that read a tensor, where nothing else does; else none."""
+    """Return the QuantizeLinear nodes that read a tensor; none if it has other readers or is an output."""
     readers = view.readers(tensor)
     if view.leaves(tensor) or not all(reader.op in QUANTIZE and index == 0 for reader, index in readers):
         return []
@@ -184,7 +184,7 @@ def only_quantized(view: View, tensor: Tensor) -> list[Quantizer]:
 
 
 def written(view: View, node: Node) -> list[Quantizer]:
-    """The QuantizeLinear nodes that take a node's output, through a Relu or Clip that they replace; else none."""
+    """Return the QuantizeLinear nodes on a node's output, after a Relu or Clip that they replace; else none."""
     rectifier = rectified(view, node)
     if rectifier is None:
         return only_quantized(view, node.outputs[0])
@@ -193,7 +193,7 @@ def written(view: View, node: Node) -> list[Quantizer]:
 
 
 def rectified(view: View, node: Node) -> Node | None:
-    """The Relu or Clip that alone reads a node's output."""
+    """Return the Relu or Clip that is the only reader of a node's output."""
     readers = view.readers(node.outputs[0])
     if view.leaves(node.outputs[0]) or len(readers) != 1 or readers[0][1] != 0:
         return None
@@ -201,7 +201,7 @@ def rectified(view: View, node: Node) -> Node | None:
 
 
 def folds(view: View, rectifier: Node, quantize: Quantizer) -> bool:
-    """Whether a QuantizeLinear clamps at least as tightly as the Relu or Clip in front of it, which then is dropped."""
+    """Return whether a QuantizeLinear clamps at least as tightly as the Relu or Clip before it, making it redundant."""
     values = reach(quantize)
     low, high = (0.0, float("inf")) if rectifier.op == "Relu" else _bounds(view, rectifier)
     if values is None or low is None or high is None:
@@ -210,7 +210,7 @@ def folds(view: View, rectifier: Node, quantize: Quantizer) -> bool:
 
 
 def _bounds(view: View, clip: Node) -> tuple[float | None, float | None]:
-    """The limits of a Clip, infinite where it has none; None where one is computed."""
+    """Return the bounds of a Clip, infinite if absent; None for one that is computed."""
     found: list[float | None] = []
     for index, name, absent in ((1, "min", -float("inf")), (2, "max", float("inf"))):
         if len(clip.inputs) > index and not clip.inputs[index].is_empty():
@@ -222,7 +222,7 @@ def _bounds(view: View, clip: Node) -> tuple[float | None, float | None]:
 
 
 def runs_in_integers(view: View, node: Node) -> bool:
-    """Whether onnxruntime has an integer kernel for the node as its pairs stand."""
+    """Return whether onnxruntime has an integer kernel for the node with its current pairs."""
     if not reads_pairs(view, node):
         return False
     if node.op in MATRIX_PRODUCTS:  # their outputs may stay float
@@ -231,5 +231,5 @@ def runs_in_integers(view: View, node: Node) -> bool:
 
 
 def is_stored(view: View, one: Quantizer) -> bool:
-    """Whether a pair works on a constant that nothing moves on the way."""
+    """Return whether the source of a pair is a constant, without data movement in between."""
     return isinstance(origin(view, one), Constant)

@@ -1,4 +1,4 @@
-"""Findings as SARIF 2.1.0, which code hosts show beside the change that brought them."""
+"""Output of findings as SARIF 2.1.0, which code hosts show next to the change that caused them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ LEVELS: Final[dict[Severity, str]] = {"error": "error", "warning": "warning", "i
 
 
 def sarif(findings: Sequence[Finding], rules: Sequence[Rule], model: Path) -> dict[str, Any]:
-    """One run: the rules that were checked, and a result a finding.
+    """Create one SARIF run: the checked rules, and one result per finding.
 
     Args:
-        findings: of these rules only.
-        rules: all that were checked.
-        model: the file; its path is written as it was given, so that a relative one is looked for in the repository.
+        findings: findings of these rules only.
+        rules: all checked rules.
+        model: the file; its path is written as given, so that a relative path refers to the repository.
     """
     uri = model.as_uri() if model.is_absolute() else quote(model.as_posix())
     places = {rule.id: place for place, rule in enumerate(rules)}

@@ -1,4 +1,4 @@
-"""TensorRT's rules for explicit quantization, one table."""
+"""TensorRT's rules for explicit quantization, in one table."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sbonnx.lint import tensorrt_weights as weights
 from sbonnx.lint.types import Rule
 
 STRONGLY_TYPED: Final = tuple(profile.target for profile in PROFILES.values() if profile.only_strong)
-"""Versions that compute every op in the type that the file says; before, this is a choice of the build."""
+"""Versions that compute every op in the type that the file says; in older versions this is a build option."""
 
 WITH_DLA_FLAG: Final = ("tensorrt@11", "tensorrt@10")
-"""Versions whose parser has the flag for asymmetric codes on a DLA."""
+"""Versions whose parser has the flag for asymmetric quantization on a DLA."""
 
 TENSORRT: Final[tuple[Rule, ...]] = (
     Rule(
@@ -270,5 +270,7 @@ TENSORRT: Final[tuple[Rule, ...]] = (
         weights.shared_weights,
     ),
 )
-"""Numbered T for data and P for placement. A name behind the number is the rule's other half: documented, not
-refused."""
+"""Rules: T for data, P for placement.
+
+An id with a suffix is the second half of the rule with that number: documented, but not rejected.
+"""

@@ -1,4 +1,4 @@
-"""TensorRT's rules on types and numbers of Q/DQ nodes: T01 to T07, T13 to T15."""
+"""TensorRT's rules for types and parameters of Q/DQ nodes: T01 to T07, T13 to T15, T19."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ HALVES: Final = frozenset({"float16", "bfloat16"})
 
 
 def integer_ops(view: View) -> Iterator[Site]:
-    """T01: ops that compute in integers themselves."""
+    """T01: Find ops that compute in integers themselves."""
     for node in view.nodes:
         if is_integer_op(node):
             yield node.name, node.outputs[0].name if node.outputs else "", f"the parser has no {node.op}"
 
 
 def asymmetric(view: View) -> Iterator[Site]:
-    """T02: a zero point that is not all zeros, or not known when the engine is built."""
+    """T02: Find zero points that are not all zeros, or not known at build time."""
     for one in view.distinct:
         if not one.has_zero:
             continue
@@ -41,7 +41,7 @@ def asymmetric(view: View) -> Iterator[Site]:
 
 
 def refused_codes(view: View) -> Iterator[Site]:
-    """T03: types of codes that the version does not take."""
+    """T03: Find quantized types that the version does not support."""
     taken = PROFILES[view.release].codes
     for one in view.distinct:
         if one.codes is not None and one.codes not in taken:
@@ -53,9 +53,9 @@ def refused_codes(view: View) -> Iterator[Site]:
 
 
 def unsigned_for_dla(view: View) -> Iterator[Site]:
-    """T02's exception: uint8 codes that a DLA takes behind a flag of the parser; said once.
+    """T02-dla: Report once the uint8 codes that a DLA supports with a parser flag.
 
-    Source: TensorRT's page on parser flags for DLA (Orin, float32 scales); the flag came with 10.11.
+    Source: TensorRT's page on parser flags for DLA (Orin, float32 scales); the flag was added in 10.11.
     """
     taken = [one for one in view.distinct if one.codes == "uint8" and one.scale_type == "float32" and not one.many]
     if taken:
@@ -64,14 +64,14 @@ def unsigned_for_dla(view: View) -> Iterator[Site]:
 
 
 def untyped_codes(view: View) -> Iterator[Site]:
-    """T04: neither zero point nor output_dtype: ONNX means uint8 and the parser int8."""
+    """T04: Find quantizers with neither zero point nor output_dtype: ONNX defaults to uint8 and the parser to int8."""
     for one in view.quantizers:
         if one.quantizes and one.codes is None and not one.has_zero:
             yield one.name, one.output.name, "neither a zero point nor output_dtype: ONNX reads uint8, TensorRT int8"
 
 
 def bad_scales(view: View) -> Iterator[Site]:
-    """T05: a scale that is 0, negative, not finite, or none of these only until it is rounded to half precision."""
+    """T05: Find scales that are 0, negative or not finite, or become 0 or infinite in half precision."""
     for one in view.distinct:
         if one.scale is None or one.scale.size == 0:
             continue
@@ -81,7 +81,7 @@ def bad_scales(view: View) -> Iterator[Site]:
             yield one.name, one.scale_name, _bad(values, wrong, "not a finite number above 0")
             continue
         if one.codes == "int32" or one.scale_type == E8M0:
-            continue  # refused as such; and powers of two are never rounded to half precision
+            continue  # T03 reports int32; powers of two are never rounded to half precision
         with np.errstate(over="ignore"):
             half = values.astype(np.float16).astype(np.float32)
         wrong = ~(np.isfinite(half) & (half > 0))
@@ -98,7 +98,7 @@ def _bad(values: Array, wrong: Array, what: str) -> str:
 
 
 def computed_scales(view: View) -> Iterator[Site]:
-    """T06: a scale that is not known when the engine is built, or of a type that scales do not have."""
+    """T06: Find scales that are not known at build time, or of an unsupported type."""
     for one in view.distinct:
         node = view.producer(one.node.inputs[1])
         if node is not None and node.op.startswith("TRT_"):
@@ -110,7 +110,7 @@ def computed_scales(view: View) -> Iterator[Site]:
 
 
 def misshapen_scales(view: View) -> Iterator[Site]:
-    """T07: a scale that is neither per tensor, per channel nor in blocks."""
+    """T07: Find scales that are neither per-tensor, per-channel nor block-wise."""
     for one in view.distinct:
         why = _misshapen(one)
         if why:
@@ -145,24 +145,24 @@ def _misshapen(one: Quantizer) -> str | None:
 
 
 def scalars(view: View) -> Iterator[Site]:
-    """T13: Q/DQ of a tensor without dimensions."""
+    """T13: Find Q/DQ of tensors without dimensions."""
     for one in view.distinct:
         if query.rank(one.data) == 0:
             yield one.name, one.data.name, f"'{one.data.name}' has no dimensions"
 
 
 def old_opset(view: View) -> Iterator[Site]:
-    """T14: a form of Q/DQ that the file's opset does not have, or an opset below the parser's oldest."""
+    """T14: Find Q/DQ forms that the file's opset does not have, or an opset below the parser's oldest."""
     for one in view.distinct:
         if (one.node.domain or "") not in STANDARD_DOMAINS:
-            continue  # of a domain with versions of its own
+            continue  # of a domain with its own versions
         needed, what = max(_needs(one), default=(10, "Q/DQ"))
         if view.opset < needed:
             yield one.name, one.output.name, f"{what} since opset {needed}, the model has {view.opset}"
 
 
 def opset_wanted(view: View) -> int:
-    """The oldest opset that has all forms of Q/DQ in use."""
+    """Return the oldest opset that has all Q/DQ forms in use."""
     ours = [one for one in view.distinct if (one.node.domain or "") in STANDARD_DOMAINS]
     return max((opset for one in ours for opset, _ in _needs(one)), default=0)
 
@@ -179,14 +179,14 @@ def _needs(one: Quantizer) -> Iterator[tuple[int, str]]:
 
 
 def new_opset(view: View) -> Iterator[Site]:
-    """T14: an opset newer than the parser is documented for. Parsers often read it nevertheless."""
+    """T14-newest: Report an opset newer than the parser is documented for. Parsers often read it nevertheless."""
     newest = PROFILES[view.release].newest_opset
     if view.quantizers and view.opset > newest:
         yield "", "", f"the model has opset {view.opset}; the parser of {view.target} is documented up to {newest}"
 
 
 def mixed_types(view: View) -> Iterator[Site]:
-    """T15: the float type before a QuantizeLinear is not that of its scale."""
+    """T15: Find QuantizeLinear nodes whose input has another float type than the scale."""
     for one in view.quantizers:
         data = query.dtype(one.data)
         if not one.quantizes or data is None or one.scale_type is None or one.scale_type == E8M0:
@@ -196,7 +196,7 @@ def mixed_types(view: View) -> Iterator[Site]:
 
 
 def float_islands(view: View) -> Iterator[Site]:
-    """T19: a DequantizeLinear that returns float32 in a model of half precision."""
+    """T19: Find DequantizeLinear nodes that return float32 in a half-precision model."""
     if not _meant_for_half(view):
         return
     for one in view.quantizers:
@@ -205,7 +205,7 @@ def float_islands(view: View) -> Iterator[Site]:
 
 
 def _meant_for_half(view: View) -> bool:
-    """Whether anything beside the scales is of half precision."""
+    """Return whether any tensor, apart from scales, is in half precision."""
     for node in view.nodes:
         for tensor in (*node.inputs[:1], *node.outputs):
             kind = query.dtype(tensor)

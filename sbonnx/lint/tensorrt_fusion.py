@@ -1,4 +1,4 @@
-"""TensorRT's rules on where pairs stand around fusions: P01 to P10."""
+"""TensorRT's rules for the placement of pairs around fusions: P01 to P10."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from sbonnx.ops import (
 )
 
 TAKES_INT8: Final = frozenset(LINEAR) | ADDS | MULTIPLIES | POOLS | RESIZES | CONCATS
-"""Ops that gain by an int8 input."""
+"""Ops that benefit from an int8 input."""
 
 BETWEEN: Final = QDQ | {"BatchNormalization"}
-"""What may stand between a convolution and the Add that it fuses with, or would without the pairs."""
+"""Ops allowed between a convolution and the Add that it fuses with, or would fuse with without the pairs."""
 
 WEIGHT_ONLY: Final = ("int4", "float4")
-"""Codes of weights that are used without codes of the activation."""
+"""Weight types that are used without quantized activations."""
 
 
 def one_sided(view: View) -> Iterator[Site]:
-    """P01: a weighted op with a pair on its activation or on its weight alone."""
+    """P01: Find weighted ops with a pair on only the activation or only the weight."""
     for node in view.weighted:
         at = LINEAR[node.op].weight
         data, weight = view.dequantizer(node.inputs[1 - at]), view.dequantizer(node.inputs[at])
@@ -45,7 +45,7 @@ def one_sided(view: View) -> Iterator[Site]:
 
 
 def weighted_before(view: View, tensor: Tensor) -> Node | None:
-    """The weighted op whose kernel computes a tensor: directly, or with what TensorRT fuses into it."""
+    """Return the weighted op whose kernel computes a tensor, directly or with the ops that TensorRT fuses into it."""
     node = view.producer(tensor)
     while node is not None:
         if node.op in LINEAR:
@@ -58,7 +58,7 @@ def weighted_before(view: View, tensor: Tensor) -> Node | None:
 
 
 def _fused_data(view: View, node: Node) -> Tensor | None:
-    """The input that a fusible op works on, or None where it is none of them."""
+    """Return the data input of an op that TensorRT can fuse, or None for other ops."""
     if node.op in EPILOGUES:
         return node.inputs[0]
     if node.op in ADDS:
@@ -73,7 +73,7 @@ def _fused_data(view: View, node: Node) -> Tensor | None:
 
 
 def splits_fusion(view: View) -> Iterator[Site]:
-    """P02: a pair between a weighted op and what would fuse into it."""
+    """P02: Find pairs between a weighted op and the ops that would fuse into it."""
     for one in view.quantizers:
         if not one.quantizes:
             continue
@@ -92,7 +92,7 @@ def _adds_constant(view: View, node: Node) -> bool:
 
 
 def needless_outputs(view: View) -> Iterator[Site]:
-    """P03: the output of a weighted op is quantized, and nothing that reads it gains by int8."""
+    """P03: Find quantized outputs of weighted ops without a reader that benefits from int8."""
     for one in view.quantizers:
         source = weighted_before(view, one.data) if one.quantizes else None
         if source is None:
@@ -107,12 +107,12 @@ def needless_outputs(view: View) -> Iterator[Site]:
 
 
 def _reaches(view: View, tensor: Tensor) -> bool:
-    """Whether an op that gains by int8 reads a tensor, past ops that quantization commutes with or that fuse."""
+    """Return whether an op that benefits from int8 reads a tensor, directly or through ops that commute or fuse."""
     stack, seen = [tensor], {id(tensor)}
     while stack:
         for node, _ in view.readers(stack.pop()):
             if node.op in TAKES_INT8 or node.op in QDQ or node.op in EPILOGUES or node.domain:
-                return True  # a fusible op right behind is P02's; a foreign op may want it
+                return True  # P02 reports a fusible op directly after; an op of another domain may need it
             if node.op in COMMUTES:
                 for output in node.outputs:
                     if id(output) not in seen:
@@ -122,7 +122,7 @@ def _reaches(view: View, tensor: Tensor) -> bool:
 
 
 def residual_adds(view: View) -> Iterator[Site]:
-    """P04: a residual Add with a convolution must have exactly its skip branch behind a pair."""
+    """P04: Find residual Adds with a convolution where the skip branch is not the only one with a pair."""
     for node in view.nodes:
         if node.op not in ADDS or any(view.is_constant(tensor) for tensor in node.inputs):
             continue
@@ -136,7 +136,7 @@ def residual_adds(view: View) -> Iterator[Site]:
 
 
 def conv_branch(view: View, tensor: Tensor, back: Quantizer | None) -> str:
-    """Name of the int8 convolution that alone feeds this side of an Add, past its batch norm and pairs, or ""."""
+    """Return the name of the int8 convolution that feeds only this Add input, through batch norm and pairs, or ""."""
     node = view.producer(tensor if back is None else back.data)
     while node is not None and node.op in BETWEEN and len(view.readers(node.outputs[0])) == 1:
         node = view.producer(node.inputs[0])
@@ -161,7 +161,7 @@ def _residual_fault(backs: list[Quantizer | None], convs: list[str]) -> str | No
 
 
 def repeated(view: View) -> Iterator[Site]:
-    """P05: more than one QuantizeLinear on one tensor."""
+    """P05: Find tensors with more than one QuantizeLinear."""
     first: dict[int, Quantizer] = {}
     for one in view.quantizers:
         if not one.quantizes or not view.is_activation_pair(one):
@@ -173,7 +173,7 @@ def repeated(view: View) -> Iterator[Site]:
 
 
 def concat_scales(view: View) -> Iterator[Site]:
-    """P06: a Concat with quantized sides of different scales."""
+    """P06: Find Concats with quantized inputs or outputs of different scales."""
     for node in view.nodes:
         if node.op not in CONCATS:
             continue
@@ -188,7 +188,7 @@ def concat_scales(view: View) -> Iterator[Site]:
 
 
 def rescaled_moves(view: View) -> Iterator[Site]:
-    """P07: pairs with different scales around ops that quantization commutes with."""
+    """P07: Find pairs with different scales around ops that commute with quantization."""
     for one in view.quantizers:
         node = view.producer(one.data)
         if not one.quantizes or node is None or node.op not in COMMUTES:
@@ -200,7 +200,7 @@ def rescaled_moves(view: View) -> Iterator[Site]:
 
 
 def half_fused(view: View) -> Iterator[Site]:
-    """P08: an op with int8 inputs whose output nothing quantizes."""
+    """P08: Find ops with int8 inputs whose output is not quantized."""
     for node in view.nodes:
         if node.op not in POOLS | ADDS | RESIZES:
             continue
@@ -212,7 +212,7 @@ def half_fused(view: View) -> Iterator[Site]:
 
 
 def requantized(view: View) -> Iterator[Site]:
-    """P09: a DequantizeLinear right before a QuantizeLinear with other numbers."""
+    """P09: Find a DequantizeLinear directly before a QuantizeLinear with other parameters."""
     for one in view.quantizers:
         before = view.quantizer_of(one.data) if one.quantizes else None
         if before is not None and not before.quantizes and not one.same_numbers(before):
@@ -220,7 +220,7 @@ def requantized(view: View) -> Iterator[Site]:
 
 
 def quantized_interface(view: View) -> Iterator[Site]:
-    """P10: pairs on outputs of the graph, codes as its inputs."""
+    """P10: Find pairs on outputs of the graph, and graph inputs that are codes."""
     inputs = {id(tensor) for tensor in view.graph.inputs}
     leaving = {id(tensor) for tensor in view.graph.outputs}
     for one in view.quantizers:

@@ -1,4 +1,4 @@
-"""TensorRT's rules on what is better left in float: P11, P12, P14, P15."""
+"""TensorRT's rules for ops that are better left in float: P11, P12, P14, P15."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ PLAIN: Final = frozenset(LINEAR) | POOLS | PICKS_MAX | ADDS | ELEMENTWISE | RECT
 """Ops that a DLA runs in int8."""
 
 LONGEST_INT8: Final = 512
-"""Longest sequence that int8 attention fuses for."""
+"""Longest sequence for which int8 attention fuses."""
 
 WHOLE_VECTOR: Final = 32
 """Channels that an int8 kernel reads at once."""
 
 FP8_HEAD: Final = range(9, 257)
-"""Sizes of a head that fp8 attention fuses for."""
+"""Head sizes for which fp8 attention fuses."""
 
 
 def high_precision(view: View) -> Iterator[Site]:
-    """P11: pairs before softmax and norms, at masks, and on one side of attention's products alone."""
+    """P11: Find pairs before softmax and norms, at masks, and on only one input of attention's products."""
     for node in view.nodes:
         if node.op in HALF_LOSES and (one := view.dequantizer(node.inputs[0])) is not None:
             yield node.name, node.inputs[0].name, f"{node.op} reads what '{one.name}' returns: it wants high precision"
@@ -60,7 +60,7 @@ def _feeds_softmax(view: View, node: Node) -> bool:
 
 
 def _product(view: View, node: Node) -> str | None:
-    """What is wrong with the pairs before a product of two computed tensors."""
+    """Return the fault of the pairs before a product of two computed tensors, or None."""
     sides = [view.dequantizer(tensor) for tensor in node.inputs]
     if not any(sides):
         return None
@@ -79,7 +79,7 @@ def _product(view: View, node: Node) -> str | None:
 
 
 def _is_scores(view: View, node: Node) -> bool:
-    """Whether a product goes to a Softmax, past scaling and a mask."""
+    """Return whether the output of a product goes to a Softmax, through scaling and a mask."""
     tensor: Tensor = node.outputs[0]
     for _ in range(4):
         readers = view.readers(tensor)
@@ -92,7 +92,7 @@ def _is_scores(view: View, node: Node) -> bool:
 
 
 def tiny(view: View) -> Iterator[Site]:
-    """P12: quantized weighted ops that are too small or too split for integer kernels."""
+    """P12: Find quantized weighted ops that are too small or have too many groups for integer kernels."""
     for node in view.weighted:
         linear = LINEAR[node.op]
         one = view.dequantizer(node.inputs[linear.weight])
@@ -104,7 +104,7 @@ def tiny(view: View) -> Iterator[Site]:
 
 
 def padded_channels(view: View) -> Iterator[Site]:
-    """P12's preference: int8 convolutions whose channels are no multiples of 32, which kernels pad to; said once."""
+    """P12-full: Report once the int8 convolutions whose channels are not multiples of 32, to which kernels pad."""
     named = {name for name, _, _ in tiny(view)}
     total, odd = 0, []
     for node in view.weighted:
@@ -148,14 +148,14 @@ def _tiny_product(node: Node) -> str | None:
 
 
 def _rows(shape: tuple[int | str | None, ...] | None) -> int | None:
-    """Vectors that a product works on at once, or None when some dimension is dynamic."""
+    """Count the vectors that a product works on at once; None if a dimension is dynamic."""
     if shape is None or any(not isinstance(dim, int) for dim in shape[:-1]):
         return None
     return int(np.prod([dim for dim in shape[:-1] if isinstance(dim, int)], dtype=np.int64))
 
 
 def foreign_ops(view: View) -> Iterator[Site]:
-    """P14: pairs around ops of other domains."""
+    """P14: Find pairs around ops of other domains."""
     for node in view.nodes:
         if (node.domain or "") in STANDARD_DOMAINS or node.op in QDQ or node.op.startswith("TRT_"):
             continue
@@ -171,7 +171,7 @@ def _is_float(tensor: Tensor) -> bool:
 
 
 def not_for_dla(view: View) -> Iterator[Site]:
-    """P15: how much of a quantized model would stay float, which a DLA does not run."""
+    """P15: Report how much of a quantized model would stay float, which a DLA does not run."""
     if not view.quantizers:
         return
     total, plain = 0, []

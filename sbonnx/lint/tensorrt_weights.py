@@ -1,4 +1,4 @@
-"""TensorRT's rules on weights and what they feed: T08 to T12, T16 to T18, P13, P16."""
+"""TensorRT's rules for weights and the ops that read them: T08 to T12, T16 to T18, P13, P16."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ FP4_BLOCK: Final = 16
 MXFP8_BLOCK: Final = 32
 
 COMPUTES_IN_FLOAT: Final = frozenset(LINEAR) | ACTIVATIONS | NORMS | POOLS | SOFTMAX
-"""Ops that have no integer form in TensorRT but behind a DequantizeLinear."""
+"""Ops that have an integer form in TensorRT only after a DequantizeLinear."""
 
 NARROW: Final = ("int8", "uint8", "int4", "uint4", "int16", "uint16", "float8", "float4")
-"""Types of codes; wider integers are counts and shapes, which some of these ops also take."""
+"""Quantized types; wider integers are counts and shapes, which some of these ops also take."""
 
 
 def channels_of_activations(view: View) -> Iterator[Site]:
-    """T08: a vector of scales on computed values."""
+    """T08: Find vectors of scales on computed tensors."""
     for one in view.distinct:
         if one.many and view.is_activation_pair(one) and one.scale_type != E8M0 and one.codes != FP4:
             yield one.name, one.data.name, f"scales of shape {list(one.scale_shape or ())} on a computed tensor"
 
 
 def unwritten_axis(view: View) -> Iterator[Site]:
-    """T09: a vector of scales without `axis`: ONNX takes 1, the parser 0."""
+    """T09: Find vectors of scales without `axis`: ONNX takes 1, the parser 0."""
     for one in view.quantizers:
         if one.many and len(one.scale_shape or ()) == 1 and one.axis is None:
             yield one.name, one.scale_name, "a vector of scales without 'axis': ONNX takes 1, TensorRT's parser 0"
 
 
 def wanted_axes(view: View, one: Quantizer) -> list[tuple[int, Node]]:
-    """The axis of the weight that each linear op behind a DequantizeLinear wants its scales along, counted there."""
+    """Return the required scale axis of a weight for each linear op that reads it, in terms of the weight's axes."""
     rank = query.rank(one.data)
     if rank is None:
         return []
@@ -60,7 +60,7 @@ def wanted_axes(view: View, one: Quantizer) -> list[tuple[int, Node]]:
 
 
 def _output_axis(node: Node, index: int, rank: int) -> int | None:
-    """The axis over output channels where a linear op reads a weight at this input."""
+    """Return the output-channel axis of a weight at this input of a linear op, or None."""
     linear = LINEAR.get(node.op)
     if linear is None or index not in (0, 1) or rank < 2 or (node.op in CONVOLUTIONS and index != linear.weight):
         return None
@@ -73,16 +73,16 @@ def _output_axis(node: Node, index: int, rank: int) -> int | None:
 
 
 def wrong_axis(view: View) -> Iterator[Site]:
-    """T10: scales of a weight along an axis that is not that of the output channels."""
+    """T10: Find weight scales along another axis than the output channels."""
     for one, wanted in _vectors(view):
         axes = {axis for axis, _ in wanted}
-        if len(axes) == 1 and one.axis is not None and one.channel_axis not in axes:  # T09 where none is written
+        if len(axes) == 1 and one.axis is not None and one.channel_axis not in axes:  # T09 reports a missing axis
             axis, node = wanted[0]
             yield one.name, one.data.name, f"scales along axis {one.channel_axis}; {node.op} '{node.name}' wants {axis}"
 
 
 def shared_weights(view: View) -> Iterator[Site]:
-    """P16: one vector of scales for consumers whose output channels are different axes of the weight."""
+    """P16: Find a vector of scales shared by readers whose output channels are different axes of the weight."""
     for one, wanted in _vectors(view):
         axes = dict(wanted)
         if len(axes) > 1:
@@ -91,7 +91,7 @@ def shared_weights(view: View) -> Iterator[Site]:
 
 
 def _vectors(view: View) -> Iterator[tuple[Quantizer, list[tuple[int, Node]]]]:
-    """Each weight with one vector of scales, and the axes that its consumers want; a pair counts once."""
+    """Yield each weight with one vector of scales, and the axes that its readers require; a pair counts once."""
     for one in view.distinct:
         if one.many and not one.blocked and not view.is_activation_pair(one):
             wanted = wanted_axes(view, one)
@@ -100,7 +100,7 @@ def _vectors(view: View) -> Iterator[tuple[Quantizer, list[tuple[int, Node]]]]:
 
 
 def int4(view: View) -> Iterator[Site]:
-    """T11: int4 in other than blocks of constants."""
+    """T11: Find int4 in other forms than blocks of constants."""
     for one in view.distinct:
         if one.codes != "int4":
             continue
@@ -117,7 +117,7 @@ def int4(view: View) -> Iterator[Site]:
 
 
 def small_floats(view: View) -> Iterator[Site]:
-    """T12: FP4 without its blocks of 16 and FP8 scales; E8M0 scales without FP8 codes in blocks of 32."""
+    """T12: Find FP4 without blocks of 16 and FP8 scales, and E8M0 scales without FP8 codes in blocks of 32."""
     for one in view.distinct:
         if one.codes == FP4:
             before = view.dequantizer(one.node.inputs[1])
@@ -131,7 +131,7 @@ def small_floats(view: View) -> Iterator[Site]:
 
 
 def integers_in_float_ops(view: View) -> Iterator[Site]:
-    """T16: codes that enter a float op without a DequantizeLinear."""
+    """T16: Find codes that enter a float op without a DequantizeLinear."""
     for node in view.nodes:
         if node.op not in COMPUTES_IN_FLOAT:
             continue
@@ -149,7 +149,7 @@ def _holds_codes(view: View, tensor: Tensor) -> bool:
 
 
 def quantized_biases(view: View) -> Iterator[Site]:
-    """T17: a DequantizeLinear before a bias."""
+    """T17: Find DequantizeLinear nodes before a bias."""
     for node in view.nodes:
         linear = LINEAR.get(node.op)
         if linear is None or linear.bias is None or len(node.inputs) <= linear.bias:
@@ -160,7 +160,7 @@ def quantized_biases(view: View) -> Iterator[Site]:
 
 
 def rescaled(view: View) -> Iterator[Site]:
-    """T18: a DequantizeLinear with other numbers than the QuantizeLinear before it."""
+    """T18: Find DequantizeLinear nodes with other parameters than the QuantizeLinear before them."""
     for one in view.quantizers:
         before = None if one.quantizes else view.quantizer_of(one.data)
         if before is not None and before.quantizes and not one.same_numbers(before):
@@ -168,7 +168,7 @@ def rescaled(view: View) -> Iterator[Site]:
 
 
 def weights_per_tensor(view: View) -> Iterator[Site]:
-    """P13: one scale for all channels of a convolution's weight."""
+    """P13: Find convolution weights with one scale for all channels."""
     for node in view.weighted:
         linear = LINEAR[node.op]
         one = view.dequantizer(node.inputs[linear.weight]) if node.op in CONVOLUTIONS else None

@@ -1,4 +1,4 @@
-"""What a rule is, and what it finds."""
+"""Types of a rule and its findings."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Severity = Literal["error", "warning", "info"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One place where a model breaks a rule.
+    """One place where a model violates a rule.
 
     Attributes:
         rule: id of the rule, such as "T02".
-        severity: "error": the runtime refuses, or computes something else; "warning": slower or less accurate;
-            "info": what the file alone cannot decide.
+        severity: "error": the runtime rejects the model, or computes other results; "warning": slower or less accurate;
+            "info": cannot be decided from the file alone.
         node: name of the node, or "".
         tensor: name of the tensor, or "".
-        why: what was found there.
-        mend: what to do.
+        why: description of the violation.
+        mend: recommended action.
     """
 
     rule: str
@@ -34,21 +34,21 @@ class Finding:
     mend: str
 
     def to_dict(self) -> dict[str, str]:
-        """For JSON."""
+        """Convert to plain values for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One line of a runtime's rules.
+    """One rule of a runtime.
 
     Attributes:
         id: short and stable; the same in reports, documents and CI.
-        title: what must hold.
-        severity: of every finding.
-        mend: what to do about a finding.
-        check: yields (node, tensor, why) for each place that breaks the rule.
-        versions: targets that the rule speaks of, such as "tensorrt@11"; empty for all of its family.
+        title: the requirement.
+        severity: severity of every finding.
+        mend: recommended action for a finding.
+        check: yields (node, tensor, why) for each violation.
+        versions: targets that the rule applies to, such as "tensorrt@11"; empty for all of its family.
     """
 
     id: str

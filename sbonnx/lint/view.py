@@ -1,4 +1,4 @@
-"""What rules ask of a model: its Q/DQ nodes with their numbers, and the ways between them and the other nodes."""
+"""Read-only view of a model for lint rules: its Q/DQ nodes with their parameters, and queries on their neighbours."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from sbonnx.ops import DEQUANTIZE, LINEAR, MOVES_DATA, PICKS_MAX, QDQ, QUANTIZE,
 from sbonnx.spec import Array
 
 COMMUTES: Final = MOVES_DATA | PICKS_MAX
-"""Quantization before and after these is the same."""
+"""Ops that commute with quantization."""
 
 RENAMES: Final = frozenset({"Cast", "Identity"})
-"""What parsers look through between a constant and its use."""
+"""Ops that parsers skip between a constant and its use."""
 
 _ONNX_TYPES: Final = {
     2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32",
     17: "float8_e4m3fn", 18: "float8_e4m3fnuz", 19: "float8_e5m2", 20: "float8_e5m2fnuz",
     21: "uint4", 22: "int4", 23: "float4_e2m1fn", 24: "float8_e8m0fnu", 25: "uint2", 26: "int2",
 }  # fmt: skip
-"""Values of ``output_dtype`` that name a type of codes."""
+"""Values of ``output_dtype`` that name a quantized type."""
 
 
 @dataclass(frozen=True, eq=False)
 class Quantizer:
-    """One QuantizeLinear or DequantizeLinear, with what the file says of its numbers.
+    """One QuantizeLinear or DequantizeLinear, with its parameters as stored in the file.
 
     Attributes:
         node: the node itself.
         quantizes: True for QuantizeLinear.
         data: its first input.
         output: its output.
-        scale: the values, past one Cast or Identity; None where they are not constant.
-        zero: the zero point likewise; None where there is none, or it is not constant.
+        scale: the values, read through one Cast or Identity; None if they are not constant.
+        zero: the zero point, read in the same way; None if it is absent or not constant.
         has_zero: a zero point is given.
-        codes: the type of the codes ("int8", ...), or None where nothing says it.
+        codes: the quantized type ("int8", ...), or None if it is not specified.
         axis: the attribute as written, or None.
         block: ``block_size``, or 0.
     """
@@ -67,7 +67,7 @@ class Quantizer:
 
     @property
     def zero_name(self) -> str:
-        """Name of the zero point, or "" where there is none."""
+        """Name of the zero point, or "" if there is none."""
         return str(self.node.inputs[2].name) if self.has_zero else ""
 
     @property
@@ -83,18 +83,18 @@ class Quantizer:
 
     @property
     def many(self) -> bool:
-        """More than one scale: per channel or in blocks."""
+        """Whether there is more than one scale: per-channel or block-wise."""
         shape = self.scale_shape
         return bool(shape) and any(dim != 1 for dim in shape or ())
 
     @property
     def blocked(self) -> bool:
-        """Blocks share a scale: by attribute, or by the shape of the scale."""
+        """Whether blocks share a scale: by attribute, or by the shape of the scale."""
         return self.block > 0 or (self.many and len(self.scale_shape or ()) > 1)
 
     @property
     def blocked_axis(self) -> int | None:
-        """The dimension in which data and scale differ, or None when it is not exactly one."""
+        """The dimension in which data and scale differ, or None unless it is exactly one."""
         data, scale = query.shape(self.data), self.scale_shape
         if data is None or scale is None or len(data) != len(scale):
             return None
@@ -103,7 +103,7 @@ class Quantizer:
 
     @property
     def block_length(self) -> int | None:
-        """How many values share a scale along the blocked axis, or None where that cannot be told."""
+        """Number of values that share a scale along the blocked axis, or None if it is unknown."""
         if self.block:
             return self.block
         axis, data, scale = self.blocked_axis, query.shape(self.data), self.scale_shape
@@ -114,16 +114,16 @@ class Quantizer:
 
     @property
     def channel_axis(self) -> int:
-        """The axis of a vector of scales counted from the front; ONNX takes 1 where none is written."""
+        """Axis of a vector of scales, counted from the front; the default in ONNX is 1."""
         axis = 1 if self.axis is None else self.axis
         return axis + (query.rank(self.data) or 0) if axis < 0 else axis
 
     def same_numbers(self, other: Quantizer) -> bool:
-        """Whether two nodes map alike; computed scales do where they are one tensor."""
+        """Return whether two nodes have the same scale and zero point; computed scales must be the same tensor."""
         return self.same_scale(other) and _equal(self.zero, other.zero)
 
     def same_scale(self, other: Quantizer) -> bool:
-        """Whether two scales are one tensor, or hold the same values."""
+        """Return whether two scales are one tensor, or hold the same values."""
         mine, theirs = self.node.inputs[1], other.node.inputs[1]
         if mine is theirs:
             return True
@@ -135,7 +135,7 @@ class Quantizer:
 
 
 def _equal(one: Array | None, other: Array | None) -> bool:
-    """Whether two zero points mean the same; none is 0."""
+    """Return whether two zero points are equal; None counts as 0."""
     if one is None or other is None:
         given = one if one is not None else other
         return given is None or not np.any(given.astype(np.float32))
@@ -143,14 +143,14 @@ def _equal(one: Array | None, other: Array | None) -> bool:
 
 
 class View:
-    """A model as the rules of one runtime see it. Nothing is changed.
+    """Read-only view of a model for the rules of one runtime.
 
     Attributes:
-        graph: the model, its opset as in the file.
+        graph: the model, with its opset as in the file.
         target: such as "tensorrt@11".
         family: "tensorrt" or "onnxruntime".
-        release: its version, such as "11"; "" where the target names none.
-        opset: of the default domain, as in the file.
+        release: its version, such as "11"; "" if the target names none.
+        opset: opset of the default domain, as in the file.
     """
 
     def __init__(self, graph: Graph, target: str) -> None:
@@ -166,12 +166,12 @@ class View:
 
     @cached_property
     def nodes(self) -> list[Node]:
-        """Every node of every scope that reads and writes something."""
+        """Every node of every scope that has inputs and outputs."""
         return [node for _, scope in self.scopes for node in scope.nodes if node.inputs and node.outputs]
 
     @cached_property
     def outputs(self) -> set[int]:
-        """Ids of the tensors that leave a scope."""
+        """Ids of the outputs of all scopes."""
         return {id(tensor) for _, scope in self.scopes for tensor in scope.outputs}
 
     @cached_property
@@ -185,7 +185,7 @@ class View:
 
     @cached_property
     def distinct(self) -> list[Quantizer]:
-        """Quantizers without those DequantizeLinear that only repeat the numbers of the QuantizeLinear before them."""
+        """Quantizers without the DequantizeLinear nodes that repeat the parameters of their QuantizeLinear."""
         kept = []
         for one in self.quantizers:
             before = None if one.quantizes else self.quantizer_of(one.data)
@@ -215,7 +215,7 @@ class View:
         )
 
     def value(self, tensor: Tensor | None) -> Array | None:
-        """The values of a constant, looked at through one Identity, Cast and Sub; None where it is computed."""
+        """Return the values of a constant, read through one Identity, Cast and Sub; None if it is computed."""
         if tensor is None:
             return None
         node = query.producer(tensor)
@@ -224,31 +224,31 @@ class View:
         return query.unpacked(tensor)
 
     def producer(self, tensor: Tensor) -> Node | None:
-        """The node that computes a tensor."""
+        """Return the node that computes a tensor."""
         return query.producer(tensor)
 
     def readers(self, tensor: Tensor) -> list[tuple[Node, int]]:
-        """Every use of a tensor as (node, input index)."""
+        """Return every use of a tensor as (node, input index)."""
         return query.readers(tensor)
 
     def leaves(self, tensor: Tensor) -> bool:
-        """Whether a tensor is an output of the graph, or of a body."""
+        """Return whether a tensor is an output of the graph, or of a body."""
         return id(tensor) in self.outputs
 
     def quantizer_of(self, tensor: Tensor) -> Quantizer | None:
-        """The Q or DQ that computes a tensor."""
+        """Return the Q or DQ that computes a tensor."""
         node = query.producer(tensor)
         return None if node is None else self._by_node.get(id(node))
 
     def dequantizer(self, tensor: Tensor) -> Quantizer | None:
-        """The DequantizeLinear right before a tensor, or before what only moves its values; None where it is float."""
+        """Return the DequantizeLinear that writes a tensor, directly or through data movement; None if it is float."""
         node = query.producer(tensor)
         while node is not None and node.op in COMMUTES | RENAMES and node.inputs:
             node = query.producer(node.inputs[0])
         return self._by_node.get(id(node)) if node is not None and node.op in DEQUANTIZE else None
 
     def quantized_readers(self, tensor: Tensor, through: frozenset[str] = COMMUTES) -> Iterator[Quantizer]:
-        """Every QuantizeLinear that reads a tensor, directly or past ops of `through`."""
+        """Yield every QuantizeLinear that reads a tensor, directly or through ops of `through`."""
         stack, seen = [tensor], {id(tensor)}
         while stack:
             for node, index in query.readers(stack.pop()):
@@ -261,7 +261,7 @@ class View:
                             stack.append(output)
 
     def dequantizers_of(self, one: Quantizer) -> list[Quantizer]:
-        """The DequantizeLinear nodes that read what a QuantizeLinear writes."""
+        """Return the DequantizeLinear nodes that read the output of a QuantizeLinear."""
         return [
             self._by_node[id(node)]
             for node, index in query.readers(one.output)
@@ -269,7 +269,7 @@ class View:
         ]
 
     def is_constant(self, tensor: Tensor) -> bool:
-        """Whether a tensor holds a constant, perhaps quantized or moved on the way: a weight."""
+        """Return whether a tensor is a constant, possibly quantized or moved: a weight."""
         if isinstance(tensor, Constant):
             return True
         node = query.producer(tensor)
@@ -279,7 +279,7 @@ class View:
         return bool(needed) and all(self.is_constant(one) for one in needed)
 
     def is_activation_pair(self, one: Quantizer) -> bool:
-        """Whether a quantizer works on computed values."""
+        """Return whether a quantizer works on computed values."""
         return not self.is_constant(one.data)
 
     @cached_property
@@ -288,7 +288,7 @@ class View:
         return [node for node in self.nodes if self.weight(node) is not None]
 
     def weight(self, node: Node) -> Tensor | None:
-        """The constant weight of a linear op as the op reads it; None of other ops and for products of activations."""
+        """Return the constant weight of a linear op as the op reads it; None if there is none."""
         linear = LINEAR.get(node.op)
         if linear is None or len(node.inputs) <= linear.weight:
             return None
@@ -296,5 +296,5 @@ class View:
         return tensor if self.is_constant(tensor) else None
 
     def attribute(self, node: Node, name: str, default: Any = None) -> Any:
-        """An attribute's value, or `default`."""
+        """Return an attribute's value, or `default`."""
         return query.attribute(node, name, default)

@@ -1,4 +1,4 @@
-"""Mechanical mends of what lint finds, one table."""
+"""Automatic fixes of lint findings, in one table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sbonnx.lint.fix.bench import Bench
 from sbonnx.lint.fix.types import Fix, Fixed
 
 ROUNDS: Final = 16
-"""How often the table is gone through at most: a mend can make another possible."""
+"""Maximum number of passes over the table: one fix can make another possible."""
 
 FIXES: Final[dict[str, tuple[Fix, ...]]] = {
     "tensorrt": (
@@ -29,7 +29,7 @@ FIXES: Final[dict[str, tuple[Fix, ...]]] = {
         Fix(("T03",), "other int32 constants to floats", numbers.float_constants),
         Fix(("T13",), "pairs on scalars taken away", pairs.scalars),
         Fix(("P05",), "equal pairs merged", pairs.duplicates),
-        # Pairs that go need no re-centring: what takes pairs away comes first.
+        # Removed pairs need no re-centring, so fixes that remove pairs come first.
         Fix(("P10",), "pairs on outputs taken away", pairs.interface),
         Fix(("P02",), "pairs inside a fusion taken away", pairs.splitting),
         Fix(("P04",), "pairs of a residual Add's conv branch taken away", pairs.residual),
@@ -54,16 +54,16 @@ FIXES: Final[dict[str, tuple[Fix, ...]]] = {
         Fix(("O25",), "told, not mended", ort.rescaled),
     ),
 }
-"""By family of the target, in the order of work. `tests/lint/test_fix.py` holds each row to its rules."""
+"""Fixes by family of the target, in the order of application. `tests/lint/test_fix.py` checks every row."""
 
 
 @dataclass(frozen=True)
 class Mended:
-    """What came of mending a model.
+    """Result of fixing a model.
 
     Attributes:
-        graph: the mended graph.
-        rows: what was done, in order, then what could not be.
+        graph: the fixed graph.
+        rows: applied fixes, in order, then those that were not possible.
     """
 
     graph: Graph
@@ -71,20 +71,20 @@ class Mended:
 
     @property
     def done(self) -> tuple[Fixed, ...]:
-        """What was done."""
+        """Applied fixes."""
         return tuple(row for row in self.rows if row.done)
 
 
 def fixes_for(target: str) -> tuple[Fix, ...]:
-    """The mends for a target, in the order of work."""
+    """Return the fixes for a target, in the order of application."""
     return FIXES[target.partition("@")[0]]
 
 
 def fix(model: str | os.PathLike[str] | ModelProto | Graph, target: str) -> Mended:
-    """Mend what is mechanical. The model is not changed: the result is a graph of its own.
+    """Apply all automatic fixes. The model is not changed: the result is a new graph.
 
-    No mend needs data: scales that calibration has to find are told of, not invented. Pairs that are taken away leave
-    float values behind, and the Relu or Clip that their zero point did the work of.
+    No fix needs data: scales that require calibration are reported, not invented. Removing a pair restores the float
+    values, and the Relu or Clip that its zero point replaced.
 
     Args:
         model: path, ModelProto or graph, quantized by any tool.
@@ -105,7 +105,7 @@ def fix(model: str | os.PathLike[str] | ModelProto | Graph, target: str) -> Mend
 
 
 def _apply(graph: Graph, target: str, one: Fix) -> list[Fixed]:
-    """One row of the table on the graph as it stands. In place; what it made superfluous is swept."""
+    """Apply one row of the table to the current graph, and remove nodes without use. In place."""
     rows = list(one.apply(Bench(graph, target)))
     if any(row.done for row in rows):
         edit.sweep(graph)

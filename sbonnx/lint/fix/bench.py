@@ -1,4 +1,4 @@
-"""A graph under repair: what rules see of it, and the few edits that mends are made of."""
+"""Editing context of the fixes: a graph, its lint view, and the common edits."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PASSES: Final = COMMUTES | RENAMES
 
 
 class Bench:
-    """One step of one mend. The view shows the graph as it was when the step began.
+    """Editing context for one step of one fix. The view shows the graph as it was at the start of the step.
 
     Attributes:
-        graph: what is changed.
+        graph: the graph to edit.
         target: such as "tensorrt@11".
-        view: what the rules read.
+        view: the view that the rules read.
     """
 
     def __init__(self, graph: Graph, target: str) -> None:
@@ -37,11 +37,11 @@ class Bench:
         self._constants: dict[tuple[str, bytes], Constant] = {}
 
     def scope_of(self, node: Node) -> Body:
-        """The graph or body that holds a node."""
+        """Return the graph or body that contains a node."""
         return self._scopes[id(node)]
 
     def constant(self, stem: str, values: Array) -> Constant:
-        """A new constant; equal values under one stem are one constant."""
+        """Create a constant; equal values with the same stem share one constant."""
         values = np.asarray(values)
         key = (stem, f"{values.dtype} {values.shape} ".encode() + values.tobytes())
         if key not in self._constants:
@@ -49,12 +49,12 @@ class Bench:
         return self._constants[key]
 
     def set_numbers(self, node: Node, new: Numbers, stem: str) -> None:
-        """In place. A Q or DQ node reads a new scale and an explicit zero point."""
+        """Set a new scale and an explicit zero point on a Q or DQ node. In place."""
         edit.replace_input(node, 1, self.constant(f"{stem}_scale", new.scale))
         self.set_zero(node, self.constant(f"{stem}_zero_point", new.zero))
 
     def set_zero(self, node: Node, zero: Tensor) -> None:
-        """In place. A Q or DQ node reads this zero point."""
+        """Set the zero point of a Q or DQ node. In place."""
         if len(node.inputs) > 2:
             edit.replace_input(node, 2, zero)
         else:
@@ -62,7 +62,7 @@ class Bench:
         node.attrs.pop("output_dtype", None) if node.op in QUANTIZE else None
 
     def numbers(self, one: Quantizer) -> Numbers | None:
-        """The constants of a Q or DQ node, looked at through one Cast or Identity; None where they are computed."""
+        """Return the parameters of a Q or DQ node, read through one Cast or Identity; None if they are computed."""
         kind = query.dtype(one.node.inputs[1])
         if one.scale is None or one.codes is None or (one.has_zero and one.zero is None):
             return None
@@ -70,13 +70,13 @@ class Bench:
         zero = np.zeros(scale.shape) if one.zero is None else one.zero
         return Numbers(scale, zero.astype(code_type(one.codes)), 1 if one.axis is None else one.axis, one.block)
 
-    # --- taking pairs away --------------------------------------------------------------------------------------------
+    # --- removing pairs -----------------------------------------------------------------------------------------------
 
     def floats(self, back: Quantizer) -> Tensor | str:
-        """The float tensor that a DequantizeLinear brings back, or the reason why there is none.
+        """Return the float tensor for a DequantizeLinear, or the reason why there is none.
 
-        A constant comes back with the values that its codes stand for. A computed tensor comes back unrounded, behind
-        the Relu or Clip that its QuantizeLinear did the work of.
+        A constant is dequantized. A computed tensor is the unrounded one, after the Relu or Clip that its
+        QuantizeLinear replaced.
         """
         if id(back.node) in self._floats:
             return self._floats[id(back.node)]
@@ -109,16 +109,16 @@ class Bench:
         return self.rectified(before.node)
 
     def rectified(self, quantize: Node) -> Tensor:
-        """What a QuantizeLinear rounds, behind the Relu or Clip that it did the work of; written once."""
+        """Return the input of a QuantizeLinear with the Relu or Clip restored that it replaced; created once."""
         if id(quantize) not in self._rectified:
             self._rectified[id(quantize)] = clamps.restore(quantize, self.scope_of(quantize), self.names)
         return self._rectified[id(quantize)]
 
     def bypass(self, node: Node, index: int) -> str | None:
-        """In place. Input `index` of a node reads floats instead of a pair, past ops that only move values.
+        """Let input `index` of a node read floats instead of a pair, through ops that only move values. In place.
 
         Returns:
-            None, or the reason why it could not be.
+            None, or the reason why it is not possible.
         """
         tensor: Tensor = node.inputs[index]
         while True:
@@ -140,7 +140,7 @@ class Bench:
         return None
 
     def remove(self, back: Quantizer) -> str | None:
-        """In place. All that reads a DequantizeLinear reads floats instead; the reason why not, or None."""
+        """Replace a DequantizeLinear by floats for all its readers. In place; return a reason on failure."""
         found = self.floats(back)
         if isinstance(found, str):
             return found
@@ -149,12 +149,12 @@ class Bench:
 
 
 def code_type(name: str) -> np.dtype[Any]:
-    """A type of codes by its name, the small ones included."""
+    """Return a quantized type by its name, including small types."""
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def typed(stem: str, like: Tensor, names: edit.Names, dtype: Any = None) -> Variable:
-    """A new tensor of the shape and, where no other is given, the type of another."""
+    """Create a tensor with the shape of another, and its type unless `dtype` is given."""
     shape = query.shape(like)
     kind = query.dtype(like) if dtype is None else dtype
     return Variable(names.fresh(stem), kind, None if shape is None else list(shape))

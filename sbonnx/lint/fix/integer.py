@@ -1,4 +1,4 @@
-"""T01: integer operators become float ones between Q/DQ pairs."""
+"""T01: conversion of integer operators to float operators between Q/DQ pairs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from sbonnx.qdq import unfold
 
 
 def unfolded(bench: Bench) -> Iterator[Fixed]:
-    """T01: the QOperator form, dynamic quantization and MatMulNBits. The last two lose what no pair can express."""
+    """T01: Convert the QOperator format, dynamic quantization and MatMulNBits to float operators between pairs.
+
+    The last two lose what no pair can express.
+    """
     fired, refusals = unfold(bench.graph)
     for one in fired:
         op = one.pattern.rpartition(" ")[2]

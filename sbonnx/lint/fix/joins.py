@@ -1,4 +1,4 @@
-"""P06: one scale around a Concat."""
+"""P06: one common scale around a Concat."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sbonnx.qdq.values import Numbers
 
 
 def concats(bench: Bench) -> Iterator[Fixed]:
-    """P06: all pairs around a Concat take the largest of their scales: nothing saturates, small sides round coarser."""
+    """P06: Set the largest scale on all pairs around a Concat: nothing saturates, small inputs round coarser."""
     named = {name for name, _, _ in fusion.concat_scales(bench.view)}
     for node in bench.view.nodes:
         if str(node.name) not in named:
@@ -35,7 +35,7 @@ def concats(bench: Bench) -> Iterator[Fixed]:
 
 
 def _around(bench: Bench, node: Node) -> list[tuple[Pair, Numbers]] | str:
-    """The pairs at inputs and output, with what only movers part from them; or why they cannot share a scale."""
+    """Return the pairs at inputs and output, including those beyond data movement, or why they cannot share a scale."""
     sides = [back for tensor in node.inputs if (back := bench.view.dequantizer(tensor)) is not None]
     waiting = list(bench.view.quantized_readers(node.outputs[0]))
     for back in sides:
@@ -61,7 +61,7 @@ def _around(bench: Bench, node: Node) -> list[tuple[Pair, Numbers]] | str:
 
 
 def _beyond_movers(bench: Bench, one: Quantizer) -> list[Quantizer]:
-    """The pairs before and behind one that ops which only move values part from it: P07 wants one scale for them."""
+    """Return the pairs before and after `one` with only data movement in between: P07 requires one scale for them."""
     found = [other for back in bench.view.dequantizers_of(one) for other in bench.view.quantized_readers(back.output)]
     before = bench.view.dequantizer(one.data)
     opening = None if before is None else bench.view.quantizer_of(before.data)

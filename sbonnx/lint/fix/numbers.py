@@ -1,4 +1,4 @@
-"""Mends of single numbers: zero points and axes written out, biases as floats, scales of the right type and size."""
+"""Fixes of single parameters: explicit zero points and axes, float biases, scale types and minimum scales."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from sbonnx.qdq.values import Numbers, is_integer, limits
 from sbonnx.spec import MIN_SCALE_FP16, UNUSED_SCALE, Array
 
 DEFAULT_AXIS: Final = 1
-"""Of Q and DQ in ONNX."""
+"""Default axis of Q and DQ in ONNX."""
 
 
 def explicit_zero(bench: Bench) -> Iterator[Fixed]:
-    """T04: a QuantizeLinear that leaves the type to a default says uint8, as ONNX reads it."""
+    """T04: Set an explicit uint8 zero point on a QuantizeLinear without a type, as ONNX defines the default."""
     for one in bench.view.quantizers:
         if not one.quantizes or one.codes is not None or one.has_zero:
             continue
@@ -41,7 +41,7 @@ def explicit_zero(bench: Bench) -> Iterator[Fixed]:
 
 
 def explicit_axis(bench: Bench) -> Iterator[Fixed]:
-    """T09: the axis that ONNX takes by default is written out."""
+    """T09: Write out ONNX's default axis."""
     for one in bench.view.quantizers:
         if one.many and len(one.scale_shape or ()) == 1 and one.axis is None:
             one.node.attrs["axis"] = DEFAULT_AXIS
@@ -49,7 +49,7 @@ def explicit_axis(bench: Bench) -> Iterator[Fixed]:
 
 
 def float_biases(bench: Bench) -> Iterator[Fixed]:
-    """T17: a bias is stored as the floats that its codes stand for."""
+    """T17: Store a quantized bias as its dequantized floats."""
     for node in bench.view.nodes:
         linear = LINEAR.get(node.op)
         if linear is None or linear.bias is None or len(node.inputs) <= linear.bias:
@@ -62,7 +62,7 @@ def float_biases(bench: Bench) -> Iterator[Fixed]:
 
 
 def float_constants(bench: Bench) -> Iterator[Fixed]:
-    """T03: other int32 constants behind a DequantizeLinear, such as the shift of a norm, are stored as floats."""
+    """T03: Store other dequantized int32 constants, such as the shift of a norm, as floats."""
     for one in bench.view.quantizers:
         if not one.quantizes and one.codes == "int32" and bench.view.is_constant(one.data):
             why = bench.remove(one)
@@ -71,7 +71,7 @@ def float_constants(bench: Bench) -> Iterator[Fixed]:
 
 
 def typed_scales(bench: Bench) -> Iterator[Fixed]:
-    """T15: the scale of a QuantizeLinear gets the type of its input; its DequantizeLinear the same value."""
+    """T15: Convert the scale of a QuantizeLinear to the type of its input; its DequantizeLinear gets the same value."""
     named = {name for name, _, _ in codes.mixed_types(bench.view)}
     for one in bench.view.quantizers:
         if not one.quantizes or one.name not in named:
@@ -96,7 +96,7 @@ def typed_scales(bench: Bench) -> Iterator[Fixed]:
 
 
 def float_islands(bench: Bench) -> Iterator[Fixed]:
-    """T19: a DequantizeLinear whose float32 values are cast to half precision returns that itself."""
+    """T19: Let a DequantizeLinear return half precision itself if all readers cast its float32 output to it."""
     named = {name for name, _, _ in codes.float_islands(bench.view)}
     for one in bench.view.quantizers:
         if one.quantizes or one.name not in named:
@@ -111,7 +111,7 @@ def float_islands(bench: Bench) -> Iterator[Fixed]:
         before = bench.view.quantizer_of(one.data)
         for each in (one, *(() if before is None else (before, *bench.view.dequantizers_of(before)))):
             kept = scale.dtype if each is one else query.dtype(each.node.inputs[1])
-            if each.same_scale(one):  # the rounded value for all of the pair
+            if each.same_scale(one):  # the rounded value for both nodes of the pair
                 edit.replace_input(each.node, 1, bench.constant(f"{one.data.name}_scale", scale.astype(kept)))
         one.output.dtype = scale.dtype
         for cast in casts:
@@ -121,7 +121,7 @@ def float_islands(bench: Bench) -> Iterator[Fixed]:
 
 
 def _cast_to(bench: Bench, one: Quantizer) -> tuple[str | None, list[Node]]:
-    """The half type to which all readers cast a tensor, and they; None where some do not."""
+    """Return the half type to which all readers cast a tensor, and the readers; None if some do not."""
     readers = [node for node, _ in bench.view.readers(one.output)]
     if bench.view.leaves(one.output) or not readers or any(node.op != "Cast" for node in readers):
         return None, []
@@ -138,7 +138,7 @@ def _good(scale: Array) -> Array:
 
 
 def rescaled(bench: Bench) -> Iterator[Fixed]:
-    """T18: only told."""
+    """T18: Report only."""
     for one in bench.view.quantizers:
         before = None if one.quantizes else bench.view.quantizer_of(one.data)
         if before is not None and before.quantizes and not one.same_numbers(before):
@@ -147,7 +147,7 @@ def rescaled(bench: Bench) -> Iterator[Fixed]:
 
 
 def scale_floors(bench: Bench) -> Iterator[Fixed]:
-    """T05: scales of stored tensors that are 0, negative, or 0 in float16, raised to its smallest normal number."""
+    """T05: Raise scales of stored tensors that are 0, or 0 in float16, to float16's smallest normal number."""
     named = {name for name, _, _ in codes.bad_scales(bench.view)}
     for one in bench.view.quantizers:
         if one.name not in named:
@@ -169,7 +169,7 @@ def scale_floors(bench: Bench) -> Iterator[Fixed]:
 
 
 def _store(bench: Bench, one: Quantizer, new: Numbers, values: Array) -> str | None:
-    """Write raised scales: to the pair of stored floats, or to a DequantizeLinear with its codes."""
+    """Write raised scales to the pair of stored floats, or to a DequantizeLinear together with its codes."""
     stem = str(one.data.name)
     if not one.quantizes:
         bench.set_numbers(one.node, new, stem)
@@ -184,7 +184,7 @@ def _store(bench: Bench, one: Quantizer, new: Numbers, values: Array) -> str | N
 
 
 def _raised(old: Numbers, stored: Array, *, quantizes: bool) -> tuple[Numbers, Array] | str:
-    """Numbers whose scales survive float16, and codes for the same values (floats stay as they are)."""
+    """Compute parameters with scales that float16 can represent, and codes of the same values (floats are kept)."""
     scale = old.scale.astype(np.float64)
     if not np.isfinite(scale).all() or (scale > float(np.finfo(np.float16).max)).any() or (scale < 0).any():
         return "a scale that is negative, infinite or no number stands for nothing that could be kept"
@@ -199,7 +199,7 @@ def _raised(old: Numbers, stored: Array, *, quantizes: bool) -> tuple[Numbers, A
         steps = old.steps(stored) * ratio
         low, high = limits(old.zero.dtype)
         zero = old.spread(old.zero, stored.shape).astype(np.int64)
-    except ValueError as error:  # scales that do not fit
+    except ValueError as error:  # scales that do not match
         return str(error)
     kept = np.broadcast_to(ratio, stored.shape) == 1
     values = np.where(kept, stored.astype(np.int64), np.clip(np.rint(steps) + zero, low, high))

@@ -1,4 +1,4 @@
-"""T14: a model whose Q/DQ are newer than its opset is converted to the opset that has them."""
+"""T14: conversion of a model to the opset that its Q/DQ nodes require."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sbonnx.lint.view import View
 
 
 def lifted(graph: Graph, target: str) -> tuple[Graph, tuple[Fixed, ...]]:
-    """The graph at the opset that its Q/DQ need, and the row that says so; the same graph where it has that."""
+    """Convert the graph to the opset that its Q/DQ need, and report it; return the same graph if not needed."""
     view = View(graph, target)
     if view.family != "tensorrt":
         return graph, ()
@@ -35,5 +35,5 @@ def lifted(graph: Graph, target: str) -> tuple[Graph, tuple[Fixed, ...]]:
 
 
 def before(bench: Bench) -> Iterable[Fixed]:
-    """T14's place in the table: `lifted` makes another graph, and is done before all others."""
+    """T14: Do nothing; `lifted` creates a new graph, and runs before all other fixes."""
     return ()

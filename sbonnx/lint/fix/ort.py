@@ -1,4 +1,4 @@
-"""Mends for onnxruntime beside those of types: biases on the scale that kernels read, pairs that only cost."""
+"""Fixes for onnxruntime other than types: biases at the scale that kernels assume, pairs without benefit."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sbonnx.spec import Array
 
 
 def biases(bench: Bench) -> Iterator[Fixed]:
-    """O05, O06: int32 biases rounded to the scale x_scale * w_scale."""
+    """O05, O06: Round int32 biases to the scale x_scale * w_scale."""
     named = {name for check in (numbers.gemm_bias, numbers.conv_bias) for name, _, _ in check(bench.view)}
     for linear in read.weighted(bench.view):
         node, bias = linear.node, linear.bias
@@ -45,7 +45,7 @@ def biases(bench: Bench) -> Iterator[Fixed]:
 
 
 def _on_product(bench: Bench, linear: Weighted, bias: Quantizer) -> tuple[Array, Numbers] | str:
-    """Codes and numbers of a bias on the product of the other two scales, or why there are none."""
+    """Compute codes and parameters of a bias at the product of the other two scales, or return a reason against it."""
     x, w = linear.x, linear.w
     stored, old = query.constant(bias.data), bench.numbers(bias)
     if stored is None or old is None or x is None or w is None or x.scale is None or w.scale is None:
@@ -66,7 +66,7 @@ def _on_product(bench: Bench, linear: Weighted, bias: Quantizer) -> tuple[Array,
 
 
 def weights_alone(bench: Bench) -> Iterator[Fixed]:
-    """O15: weights whose op reads float activations are stored as the floats that their codes stand for."""
+    """O15: Store weights as dequantized floats if their op reads float activations."""
     named = {name for name, _, _ in placement.weight_only(bench.view)}
     for linear in read.weighted(bench.view):
         if str(linear.node.name) in named:
@@ -75,7 +75,7 @@ def weights_alone(bench: Bench) -> Iterator[Fixed]:
 
 
 def activations_alone(bench: Bench) -> Iterator[Fixed]:
-    """O16: pairs before ops with a float weight are taken away."""
+    """O16: Remove pairs before ops with a float weight."""
     named = {name for name, _, _ in placement.float_weight(bench.view)}
     for linear in read.weighted(bench.view):
         if str(linear.node.name) in named:
@@ -83,7 +83,7 @@ def activations_alone(bench: Bench) -> Iterator[Fixed]:
 
 
 def useless(bench: Bench) -> Iterator[Fixed]:
-    """O23, O24: pairs that serve no integer kernel are taken away."""
+    """O23, O24: Remove pairs that serve no integer kernel."""
     for rule, check in (("O23", placement.useless_pair), ("O24", placement.output_pair)):
         named = {name for name, _, _ in check(bench.view)}
         for one in bench.view.quantizers:
@@ -92,7 +92,7 @@ def useless(bench: Bench) -> Iterator[Fixed]:
 
 
 def rescaled(bench: Bench) -> Iterator[Fixed]:
-    """O25: only told."""
+    """O25: Report only."""
     for name, tensor, _ in placement.rescale(bench.view):
         why = "the halves of the pair have other numbers: which are right, calibration knows"
         yield Fixed("O25", name, tensor, why, done=False)

@@ -1,4 +1,4 @@
-"""Mends that take pairs away. Without a pair a tensor keeps its float values: never wrong, at most slower."""
+"""Fixes that remove pairs. Without a pair a tensor keeps its float values: never wrong, at most slower."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from sbonnx.lint.view import Quantizer
 from sbonnx.ops import ADDS, EPILOGUES, LINEAR
 
 DEPTH: Final = 10_000
-"""Where counting how deep a branch is ends."""
+"""Limit of nodes for computing the depth of a branch."""
 
 
 def removed(bench: Bench, rule: str, back: Quantizer, what: str) -> Fixed:
-    """A row: the pair of a DequantizeLinear taken away, or why not."""
+    """Remove the pair of a DequantizeLinear, and return the row with the result."""
     name, tensor = back.name, str(back.output.name)
     why = bench.remove(back)
     return Fixed(rule, name, tensor, what) if why is None else Fixed(rule, name, tensor, why, done=False)
 
 
 def bypassed(bench: Bench, rule: str, node: Node, index: int, what: str, *, exact: bool = False) -> Fixed:
-    """A row: one input of a node past its pair, or why not."""
+    """Bypass the pair at one input of a node, and return the row with the result."""
     tensor = str(node.inputs[index].name)
     why = bench.bypass(node, index)
     name = str(node.name)
@@ -33,7 +33,7 @@ def bypassed(bench: Bench, rule: str, node: Node, index: int, what: str, *, exac
 
 
 def duplicates(bench: Bench) -> Iterator[Fixed]:
-    """P05: QuantizeLinear nodes of one tensor with the same numbers become one."""
+    """P05: Merge QuantizeLinear nodes of one tensor with equal parameters."""
     first: dict[int, list[Quantizer]] = {}
     for one in bench.view.quantizers:
         if not one.quantizes or not bench.view.is_activation_pair(one):
@@ -56,7 +56,7 @@ def _alike(one: Quantizer, other: Quantizer) -> bool:
 
 
 def interface(bench: Bench) -> Iterator[Fixed]:
-    """P10: pairs on outputs of the graph."""
+    """P10: Remove pairs on outputs of the graph."""
     leaving = {id(tensor) for tensor in bench.view.graph.outputs}
     for one in bench.view.quantizers:
         if id(one.output) not in leaving:
@@ -71,7 +71,7 @@ def interface(bench: Bench) -> Iterator[Fixed]:
 
 
 def splitting(bench: Bench) -> Iterator[Fixed]:
-    """P02: pairs between a weighted op and what fuses into it."""
+    """P02: Bypass pairs between a weighted op and the ops that fuse into it."""
     view = bench.view
     for one in view.quantizers:
         source = fusion.weighted_before(view, one.data) if one.quantizes else None
@@ -86,7 +86,7 @@ def splitting(bench: Bench) -> Iterator[Fixed]:
 
 
 def needless(bench: Bench) -> Iterator[Fixed]:
-    """P03: pairs on outputs of weighted ops that no reader gains by."""
+    """P03: Remove pairs on outputs of weighted ops that benefit no reader."""
     named = {name for name, _, _ in fusion.needless_outputs(bench.view)}
     for one in bench.view.quantizers:
         if one.quantizes and one.name in named:
@@ -95,7 +95,7 @@ def needless(bench: Bench) -> Iterator[Fixed]:
 
 
 def residual(bench: Bench) -> Iterator[Fixed]:
-    """P04: an Add with pairs on both branches keeps the one on the skip branch."""
+    """P04: Keep only the pair on the skip branch of an Add with pairs on both branches."""
     view = bench.view
     named = {name for name, _, _ in fusion.residual_adds(view)}
     for node in view.nodes:
@@ -113,7 +113,7 @@ def residual(bench: Bench) -> Iterator[Fixed]:
 
 
 def _depth(tensor: Tensor) -> int:
-    """How many nodes stand before a tensor on its longest way, counted along each node once."""
+    """Count the nodes on the longest path to a tensor."""
     seen: dict[int, int] = {}
     stack: list[tuple[Tensor, bool]] = [(tensor, False)]
     while stack and len(seen) < DEPTH:
@@ -132,7 +132,7 @@ def _depth(tensor: Tensor) -> int:
 
 
 def rescaled(bench: Bench) -> Iterator[Fixed]:
-    """P07, P09: of two pairs in a row, with or without ops between that only move values, the later one stays."""
+    """P07, P09: Keep only the later of two consecutive pairs, with or without data movement in between."""
     for rule, check in (("P09", fusion.requantized), ("P07", fusion.rescaled_moves)):
         named = {name for name, _, _ in check(bench.view)}
         for one in bench.view.quantizers:
@@ -145,27 +145,27 @@ def _first(node: Node) -> tuple[int, ...]:
 
 
 def half_fused(bench: Bench) -> Iterator[Fixed]:
-    """P08: pools, Add and Resize whose output nothing quantizes read floats."""
+    """P08: Let pools, Add and Resize read floats if their output is not quantized."""
     yield from _at_inputs(bench, "P08", fusion.half_fused, _first)
 
 
 def delicate(bench: Bench) -> Iterator[Fixed]:
-    """P11: softmax, norms, masks and one-sided products read floats."""
+    """P11: Let softmax, norms, masks and one-sided products read floats."""
     yield from _at_inputs(bench, "P11", sizes.high_precision, lambda node: tuple(range(min(2, len(node.inputs)))))
 
 
 def tiny(bench: Bench) -> Iterator[Fixed]:
-    """P12: weighted ops too small for integer kernels become float, their weights with the values of their codes."""
+    """P12: Convert weighted ops that are too small for integer kernels to float, with dequantized weights."""
     yield from _at_inputs(bench, "P12", sizes.tiny, lambda node: tuple(sorted({0, 1, LINEAR[node.op].weight})))
 
 
 def one_sided(bench: Bench) -> Iterator[Fixed]:
-    """P01: weighted ops with one pair lose it; a weight gets the values of its codes."""
+    """P01: Remove the pair of weighted ops that have only one; a weight is dequantized."""
     yield from _at_inputs(bench, "P01", fusion.one_sided, lambda node: (0, 1))
 
 
 def scalars(bench: Bench) -> Iterator[Fixed]:
-    """T13: pairs on tensors without dimensions are taken away."""
+    """T13: Remove pairs on tensors without dimensions."""
     for one in bench.view.quantizers:
         if not one.quantizes and query.rank(one.data) == 0:
             yield removed(bench, "T13", one, "the pair is taken away")
@@ -177,7 +177,7 @@ def _at_inputs(
     check: Callable[..., Iterator[tuple[str, str, str]]],
     indices: Callable[[Node], tuple[int, ...]],
 ) -> Iterator[Fixed]:
-    """Every node that a rule names reads floats at those of its inputs that have a pair."""
+    """Bypass the pairs at the given inputs of every node that a rule names."""
     named = {name for name, _, _ in check(bench.view)}
     for node in bench.view.nodes:
         if str(node.name) not in named:

@@ -1,4 +1,4 @@
-"""Mends that move zero points and types of codes: to signed about 0 for TensorRT, to unsigned for onnxruntime."""
+"""Fixes of zero points and quantized types: signed with zero point 0 for TensorRT, unsigned for onnxruntime."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from sbonnx.qdq.values import Numbers, is_integer, limits
 from sbonnx.spec import SAFE_CODE, Array
 
 SIGNED: Final = {"uint8": "int8", "int8": "int8", "uint4": "int4", "int4": "int4"}
-"""The signed type of the same width, of types that have one that runtimes take."""
+"""Signed type of the same bit width, for types whose signed form runtimes support."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A QuantizeLinear with the DequantizeLinear nodes that read it, all with the same numbers."""
+    """A QuantizeLinear and the DequantizeLinear nodes that read it, all with the same parameters."""
 
     quantize: Quantizer
     backs: tuple[Quantizer, ...]
 
     @property
     def nodes(self) -> tuple[Quantizer, ...]:
-        """All of them."""
+        """The QuantizeLinear and all DequantizeLinear nodes."""
         return (self.quantize, *self.backs)
 
 
 def pair_of(bench: Bench, one: Quantizer) -> Pair | str:
-    """The pair that a QuantizeLinear opens, or why its numbers cannot be changed."""
+    """Return the pair that starts with a QuantizeLinear, or the reason why its parameters cannot be changed."""
     backs = bench.view.dequantizers_of(one)
     for node, index in bench.view.readers(one.output):
         if node.op not in DEQUANTIZE or index != 0:
@@ -50,7 +50,7 @@ def pair_of(bench: Bench, one: Quantizer) -> Pair | str:
 
 
 def symmetric(bench: Bench) -> Iterator[Fixed]:
-    """T02, T03: codes become signed with the zero point 0."""
+    """T02, T03: Convert codes to signed types with zero point 0."""
     for one in bench.view.distinct:
         kind = one.codes or ""
         if kind == "int32" or (kind == SIGNED.get(kind) and (one.zero is None or not np.any(one.zero))):
@@ -73,7 +73,7 @@ def symmetric(bench: Bench) -> Iterator[Fixed]:
 
 
 def _activation(bench: Bench, rule: str, one: Quantizer) -> Fixed:
-    """One pair on a computed tensor: shifted where the zero point is central, else re-centred on a wider scale."""
+    """Fix one pair on a computed tensor: shift codes with a central zero point, else re-centre with a larger scale."""
     tensor = str(one.data.name)
     pair, old = pair_of(bench, one), bench.numbers(one)
     if isinstance(pair, str) or old is None:
@@ -97,7 +97,7 @@ def _activation(bench: Bench, rule: str, one: Quantizer) -> Fixed:
 
 
 def _about_zero(old: Numbers) -> tuple[Numbers, bool]:
-    """Signed numbers with the zero point 0 that represent all that the old ones do; whether the scale stayed.
+    """Compute signed parameters with zero point 0 that cover the old range, and whether the scale is unchanged.
 
     scale' = scale * max((qmax - zero) / qmax', (zero - qmin) / -qmin')
     """
@@ -112,7 +112,7 @@ def _about_zero(old: Numbers) -> tuple[Numbers, bool]:
 
 
 def renumber(bench: Bench, one: Quantizer, new: Numbers, stem: str) -> None:
-    """In place. A node of a pair gets new numbers, and its codes their type."""
+    """Set new parameters on a node of a pair, and their type on its codes. In place."""
     bench.set_numbers(one.node, new, stem)
     codes: Tensor = one.output if one.quantizes else one.data
     if query.constant(codes) is None:
@@ -124,7 +124,7 @@ def _first(values: Array) -> Any:
 
 
 def constant(bench: Bench, rule: str, one: Quantizer) -> Fixed:
-    """A stored tensor: codes less the zero point where they fit the signed type, else rounded to a wider scale."""
+    """Fix a stored tensor: subtract the zero point if the codes fit the signed type, else round to a larger scale."""
     tensor = str(one.data.name)
     old, stored = bench.numbers(one), query.constant(one.data)
     if old is None or stored is None:
@@ -132,7 +132,7 @@ def constant(bench: Bench, rule: str, one: Quantizer) -> Fixed:
     try:
         steps = old.steps(old.quantize(stored) if one.quantizes else stored)
         new, codes = _narrowed(old, steps)
-    except ValueError as error:  # scales that do not fit
+    except ValueError as error:  # scales that do not match
         return Fixed(rule, one.name, tensor, str(error), done=False)
     exact = bool(np.array_equal(old.scale, new.scale))
     what = f"{old.zero.dtype} zero point {_first(old.zero)} -> {new.zero.dtype} zero point 0"
@@ -151,9 +151,9 @@ def constant(bench: Bench, rule: str, one: Quantizer) -> Fixed:
 
 
 def _narrowed(old: Numbers, steps: Array) -> tuple[Numbers, Array]:
-    """Signed numbers with the zero point 0 for codes less their zero point, and the codes.
+    """Compute signed parameters with zero point 0 for codes minus their zero point, and the new codes.
 
-    Scales grow only where codes pass the ends: ``scale' = scale * max(max / qmax, min / qmin, 1)``.
+    Scales grow only if codes exceed the limits: ``scale' = scale * max(max / qmax, min / qmin, 1)``.
     """
     kind = code_type(SIGNED[str(old.zero.dtype)])
     low, high = limits(kind)
@@ -166,7 +166,7 @@ def _narrowed(old: Numbers, steps: Array) -> tuple[Numbers, Array]:
 
 
 def grouped(old: Numbers, values: Array, reduce: np.ufunc) -> Array:
-    """The largest or smallest value under each scale, in the shape of the scale."""
+    """Return the largest or smallest value under each scale, in the shape of the scale."""
     found = np.zeros(old.scale.shape, np.float64)
     if old.scale.size == 1:
         return np.full(old.scale.shape, reduce.reduce(values, axis=None, initial=0), np.float64)
@@ -179,12 +179,12 @@ def grouped(old: Numbers, values: Array, reduce: np.ufunc) -> Array:
 
 
 def unsigned_activations(bench: Bench) -> Iterator[Fixed]:
-    """O11: pairs on computed tensors go from int8 to uint8, the codes shifted by 128."""
+    """O11: Convert pairs on computed tensors from int8 to uint8, with the codes shifted by 128."""
     for one in bench.view.quantizers:
         if not one.quantizes or one.codes != "int8" or not bench.view.is_activation_pair(one):
             continue
         if not bench.view.dequantizers_of(one):
-            continue  # no pair: integer operators or the caller read the codes
+            continue  # not a pair: integer operators or the caller read the codes
         pair, old = pair_of(bench, one), bench.numbers(one)
         if isinstance(pair, str) or old is None:
             why = pair if isinstance(pair, str) else "scale or zero point is computed"
@@ -198,7 +198,7 @@ def unsigned_activations(bench: Bench) -> Iterator[Fixed]:
 
 
 def signed_weights(bench: Bench) -> Iterator[Fixed]:
-    """O12, O13: stored weights become int8 with the zero point 0."""
+    """O12, O13: Convert stored weights to int8 with zero point 0."""
     named = {
         id(weight.node): rule
         for rule, weight in _weights(bench)
@@ -216,7 +216,7 @@ def signed_weights(bench: Bench) -> Iterator[Fixed]:
 
 
 def _would_saturate(bench: Bench, one: Quantizer) -> bool:
-    """Whether this CPU adds products of int8 and uint8 codes in 16 bits, and codes are large enough to pass them."""
+    """Return whether this CPU adds int8 x uint8 products in 16 bits, and the codes are large enough to overflow."""
     if has_dot_product():
         return False
     steps = ort_read.steps(bench.view, one)
@@ -224,7 +224,7 @@ def _would_saturate(bench: Bench, one: Quantizer) -> bool:
 
 
 def _weights(bench: Bench) -> Iterator[tuple[str, Quantizer]]:
-    """What stands before the weight of each linear op: the rule that speaks of it, the node that is to be changed."""
+    """Yield the rule and the node to change for the quantized weight of each linear op."""
     for node in bench.view.weighted:
         tensor = bench.view.weight(node)
         back = None if tensor is None else bench.view.dequantizer(tensor)

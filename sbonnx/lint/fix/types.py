@@ -1,4 +1,4 @@
-"""What a mend is, and what it did."""
+"""Types of a fix and its result."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fixed:
-    """One place that was mended, or could not be.
+    """One place that was fixed, or could not be fixed.
 
     Attributes:
         rule: id of the rule, such as "T02".
         node: name of the node, or "".
         tensor: name of the tensor, or "".
-        what: what was done, or why it could not be.
+        what: description of the change, or the reason why it was not possible.
         done: the model was changed.
         exact: the model computes the same values as before, bit for bit.
     """
@@ -31,18 +31,18 @@ class Fixed:
     exact: bool = False
 
     def to_dict(self) -> dict[str, str | bool]:
-        """For JSON."""
+        """Convert to plain values for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Fix:
-    """One mechanical mend.
+    """One automatic fix.
 
     Attributes:
         rules: ids of the rules whose findings it removes.
         title: what it does.
-        apply: changes the graph of the bench and tells what it did; called again until it does nothing more.
+        apply: changes the graph of the bench and returns the results; called again until it changes nothing.
     """
 
     rules: tuple[str, ...]
