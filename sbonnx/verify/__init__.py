@@ -1,4 +1,4 @@
-"""Proof that a quantized file is right: it checks, loads, keeps its interface and its outputs; and what it gained."""
+"""Verification of a quantized file: validity, loading, interface and outputs, and its gains in size and speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Comparison`: what was measured of a quantized file beside its float model."""
+"""`Comparison`: measurements of a quantized file against its float model."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from sbonnx.metrics import OutputDifference
 from sbonnx.verify.kernels import Kernels
 
 COLLAPSED_DB: Final = 3.0
-"""Below this ratio of signal to error an output tells next to nothing of the float one."""
+"""Signal-to-noise ratio in dB below which an output is considered lost."""
 
 GAP_DB: Final = 6.0
-"""Samples held out that are further than this below those calibrated on are not what calibration prepared for."""
+"""Gap in dB between calibration samples and hold-out samples above which calibration did not generalize."""
 
 SURE: Final = 3.0
-"""Standard errors that the distance must be worth as well: outputs of which few samples matter differ by chance."""
+"""Minimum size of the gap in standard errors: outputs that depend on few samples differ by chance."""
 
 FAIR_DB: Final = 15.0
-"""With such a gap, less than this on samples held out is a problem; else it is a note."""
+"""With such a gap, a lower signal-to-noise ratio in dB on the hold-out set is a problem; a higher one gives a note."""
 
 
 UNLIKE: Final = "calibrate on more samples, or on more different ones"
@@ -28,14 +28,14 @@ UNLIKE: Final = "calibrate on more samples, or on more different ones"
 
 @dataclass(frozen=True)
 class LevelDifference:
-    """One output of the quantized file at one of onnxruntime's optimisation levels.
+    """Error of one output of the quantized file at one of onnxruntime's optimization levels.
 
     Attributes:
-        level: of `sbonnx.verify.LEVEL_NAMES`.
+        level: one of `sbonnx.verify.LEVEL_NAMES`.
         output: its name.
-        sqnr_db: signal to noise against the float model, decibel.
-        off_db: signal to noise against the same file at level "off", decibel; inf where they are equal.
-        max_abs: largest difference from level "off", units of the output.
+        sqnr_db: signal-to-noise ratio in dB against the float model.
+        off_db: signal-to-noise ratio in dB against the same file at level "off"; inf if they are equal.
+        max_abs: largest absolute difference from level "off", in units of the output.
         feeds: number of feeds that were run.
     """
 
@@ -49,21 +49,21 @@ class LevelDifference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A quantized file beside its float model, on the same feeds.
+    """Comparison of a quantized file with its float model, on the same feeds.
 
     Attributes:
         outputs: errors by output, in graph order.
-        feeds: number of feeds that `outputs` are of.
-        bytes_float, bytes_quantized: sizes of the files with their external data; 0 where there is no file.
-        ms_float, ms_quantized: best latency of one run of the first feed, milliseconds; both measured
-            turn by turn in this process, on as many threads as onnxruntime takes by itself. 0 where not measured.
-        median_ms_float, median_ms_quantized: the median of the same runs.
-        latency_runs: number of runs of each.
-        levels: outputs by optimisation level; empty where not measured.
-        kernels: what became an integer kernel on onnxruntime's CPU; None where not counted.
-        dot_product: whether the processor that ran it adds products of 8 bits without saturation (VNNI, AMX).
-        held_out: number of samples that were held out of calibration, and that `feeds` are made of; 0: none were.
-        calibration: errors by output on samples that were calibrated on, where `outputs` are of others.
+        feeds: number of feeds that `outputs` were measured on.
+        bytes_float, bytes_quantized: sizes of the files with their external data; 0 if there is no file.
+        ms_float, ms_quantized: best latency of one run of the first feed, in milliseconds; both measured
+            alternately in this process, with onnxruntime's default number of threads. 0 if not measured.
+        median_ms_float, median_ms_quantized: median latency of the same runs.
+        latency_runs: number of runs of each model.
+        levels: errors by output and optimization level; empty if not measured.
+        kernels: integer kernels on onnxruntime's CPU provider; None if not counted.
+        dot_product: whether the CPU adds 8-bit products without saturation (VNNI, AMX).
+        held_out: number of hold-out samples that `feeds` consist of; 0: none were held out.
+        calibration: errors by output on calibration samples, if `outputs` are from a hold-out set.
     """
 
     outputs: tuple[OutputDifference, ...]
@@ -83,16 +83,16 @@ class Comparison:
 
     @property
     def latency_ratio(self) -> float | None:
-        """Quantized over float, of the medians: below 1 is faster."""
+        """Median latency of the quantized model divided by that of the float model: below 1 is faster."""
         return self.median_ms_quantized / self.median_ms_float if self.median_ms_float else None
 
     @property
     def size_ratio(self) -> float | None:
-        """Quantized over float."""
+        """Size of the quantized file divided by that of the float one."""
         return self.bytes_quantized / self.bytes_float if self.bytes_float else None
 
     def problems(self) -> tuple[str, ...]:
-        """What makes the quantized model useless, one sentence an output."""
+        """List the reasons why the quantized model is unusable, one sentence per output."""
         found = [_collapsed(error) for error in self.outputs]
         found += [text for error, text in self._unlike() if error.sqnr_db < FAIR_DB and not _collapsed(error)]
         return tuple(text for text in found if text)
@@ -102,7 +102,7 @@ class Comparison:
         return tuple(text for error, text in self._unlike() if error.sqnr_db >= FAIR_DB)
 
     def _unlike(self) -> Iterator[tuple[OutputDifference, str]]:
-        """Outputs that are much worse on samples held out than on those calibrated on."""
+        """Yield the outputs that are much worse on the hold-out set than on calibration samples."""
         calibrated = {error.name: error for error in self.calibration}
         for error in self.outputs:
             other = calibrated.get(error.name, error)
@@ -112,18 +112,18 @@ class Comparison:
                 yield error, f"output '{error.name}' has {figures}: {UNLIKE}"
 
     def collapsed(self) -> frozenset[str]:
-        """The outputs that `problems` names."""
+        """Return the names of unusable outputs: of another shape, not finite, constant, frozen or lost in error."""
         return frozenset(error.name for error in self.outputs if _collapsed(error))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Convert to plain values for JSON."""
         plain = asdict(replace(self, kernels=None))
         kernels = None if self.kernels is None else self.kernels.to_dict()
         return {**plain, "kernels": kernels, "latency_ratio": self.latency_ratio, "size_ratio": self.size_ratio}
 
 
 def _collapsed(error: OutputDifference) -> str:
-    """What makes an output useless, or ""."""
+    """Return the reason why an output is unusable, or ""."""
     if not error.compared:
         return f"output '{error.name}' has another shape than in float on all {error.mismatched} feeds"
     if error.not_finite:

@@ -1,4 +1,4 @@
-"""What became an integer kernel, counted in the graphs that onnxruntime itself makes of a quantized file."""
+"""Count of the integer kernels in the optimized graphs that onnxruntime creates from a quantized file."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from sbonnx.verify.reading import Body, bodies
 from sbonnx.verify.reasons import data_inputs, reason
 
 RENAMED: Final = re.compile(r"(_token_\d+)+$|/[A-Za-z]*Fusion$|/duplicated$")
-"""What onnxruntime hangs on the names of nodes that it makes from others."""
+"""Suffixes that onnxruntime appends to the names of nodes it creates from others."""
 
 Place = tuple[Body, onnx.NodeProto]
-"""A node, and the body it stands in."""
+"""A node, and the body that contains it."""
 
 STEP: Final = "integer kernel"
-"""What was not done, in the report's rows."""
+"""Name of the step in the report's refusals."""
 
 
 @dataclass(frozen=True)
 class FloatOp:
-    """An op that onnxruntime computes in float, behind a DequantizeLinear.
+    """An op after a DequantizeLinear that onnxruntime computes in float.
 
     Attributes:
         node: its name in the quantized file.
-        op: its type there.
+        op: its type in the quantized file.
         why: the reason, one clause.
     """
 
@@ -43,23 +43,23 @@ class FloatOp:
 
 @dataclass(frozen=True)
 class Kernels:
-    """How much of a quantized file runs in integers on onnxruntime's CPU.
+    """Integer coverage of a quantized file on onnxruntime's CPU provider.
 
-    Planned is what stands between pairs and could have an integer kernel: ops whose weight is quantized, ops of
-    `INTEGER_ON_CPU` whose inputs all come from pairs and whose output goes into one, and what the file holds as an
-    integer op already.
+    Planned ops are those between pairs that could have an integer kernel: ops with a quantized weight, ops of
+    `INTEGER_ON_CPU` whose inputs all come from pairs and whose output goes into one, and ops that are already integer
+    ops in the file.
 
     Attributes:
-        integer: number of integer kernels by name, as they run.
-        floating: number of all other kernels but Q and DQ.
-        quantize, dequantize: number of QuantizeLinear and DequantizeLinear kernels left.
+        integer: number of integer kernels by name, as executed.
+        floating: number of other kernels by name, without Q and DQ.
+        quantize, dequantize: number of remaining QuantizeLinear and DequantizeLinear kernels.
         planned: number of planned ops.
-        folded: planned ops that have no kernel of their own: they became part of another, or were needless.
+        folded: planned ops without their own kernel: fused into another, or removed.
         float_weighted: planned ops with a weight that run in float.
         float_planned: other planned ops that run in float.
         stranded: unplanned ops that run in float between a DQ and a Q.
-        weights_in_integers: share of the values of the linear ops' weights that integer kernels read; 1 without any.
-        skipped: why nothing was counted, or "".
+        weights_in_integers: share of the weight values of linear ops that integer kernels read; 1 without weights.
+        skipped: reason why nothing was counted, or "".
     """
 
     integer: Mapping[str, int] = field(default_factory=dict)
@@ -76,30 +76,30 @@ class Kernels:
 
     @property
     def with_kernel(self) -> int:
-        """Planned ops that were not folded away."""
+        """Number of planned ops that were not folded away."""
         return self.planned - self.folded
 
     @property
     def in_integers(self) -> int:
-        """Planned ops that run in integers."""
+        """Number of planned ops that run in integers."""
         return self.with_kernel - len(self.float_weighted) - len(self.float_planned)
 
     @property
     def share(self) -> float | None:
-        """Of the planned ops that have a kernel, the share in integers; None where nothing was planned or counted."""
+        """Share of the planned ops with a kernel that run in integers; None if nothing was planned or counted."""
         return self.in_integers / self.with_kernel if self.with_kernel and not self.skipped else None
 
     @property
     def left_float(self) -> tuple[FloatOp, ...]:
-        """Every op that runs in float behind a pair."""
+        """All ops that run in float after a pair."""
         return (*self.float_weighted, *self.float_planned, *self.stranded)
 
     def refusals(self) -> tuple[Refusal, ...]:
-        """The ops that were left float, for the report."""
+        """Return the ops left in float as refusals, for the report."""
         return tuple(Refusal(STEP, one.node, f"{one.op} runs in float: {one.why}") for one in self.left_float)
 
     def summary(self) -> str:
-        """One line for people."""
+        """Return one line for people."""
         if self.skipped:
             return f"not counted: {self.skipped}"
         text = f"{self.in_integers} of {self.with_kernel} planned ops"
@@ -108,7 +108,7 @@ class Kernels:
         return text
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Convert to plain values for JSON."""
         rows = {
             name: [vars(one) for one in getattr(self, name)] for name in ("float_weighted", "float_planned", "stranded")
         }
@@ -123,12 +123,12 @@ class Kernels:
 
 
 def count(quantized: onnx.ModelProto, chosen: onnx.ModelProto, executed: onnx.ModelProto | None = None) -> Kernels:
-    """The kernels of a quantized file.
+    """Count the kernels of a quantized file.
 
     Args:
-        quantized: the file. External data need not be there, here and below.
-        chosen: the graph that onnxruntime makes of it at level "extended", where kernels are chosen and names kept.
-        executed: the graph at level "all", whose kernels are those that run; it moves data between layouts as well.
+        quantized: the file. External data is not needed, here and below.
+        chosen: the graph that onnxruntime creates from it at level "extended", where kernels are chosen and names kept.
+        executed: the graph at level "all", whose kernels are executed; it also contains layout conversions.
     """
     within = [(body, node) for body in bodies(quantized) for node in body.nodes]
     planned = [(body, node) for body, node in within if _is_planned(body, node)]
@@ -155,7 +155,7 @@ def count(quantized: onnx.ModelProto, chosen: onnx.ModelProto, executed: onnx.Mo
 
 
 def _is_planned(body: Body, node: onnx.NodeProto) -> bool:
-    """See `Kernels`."""
+    """Return whether an op is planned, as `Kernels` defines it."""
     if node.op_type in QDQ | CONTROL_FLOW:
         return False
     if body.reads_codes(node) or _weight_pair(body, node) is not None:
@@ -167,14 +167,14 @@ def _is_planned(body: Body, node: onnx.NodeProto) -> bool:
 
 
 def _weight_pair(body: Body, node: onnx.NodeProto) -> onnx.NodeProto | None:
-    """The DequantizeLinear of a linear op's constant weight, or None."""
+    """Return the DequantizeLinear of a linear op's constant weight, or None."""
     linear = LINEAR.get(node.op_type)
     pair = None if linear is None or len(node.input) <= linear.weight else body.pair(node.input[linear.weight])
     return None if pair is None or body.stored(pair) is None else pair
 
 
 def _weight(body: Body, node: onnx.NodeProto) -> onnx.TensorProto | None:
-    """The constant weight of a linear op, as floats or codes; of an integer op, its codes; or None."""
+    """Return the constant weight of a linear op, as floats or codes; of an integer op, its codes; or None."""
     pair = _weight_pair(body, node)
     if pair is not None:
         return body.stored(pair)
@@ -188,7 +188,7 @@ def _weight(body: Body, node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 
 def _written(body: Body, node: onnx.NodeProto) -> list[str]:
-    """What the QuantizeLinear nodes behind a node write, past a Relu or Clip."""
+    """Return the outputs of the QuantizeLinear nodes after a node, skipping a Relu or Clip."""
     found = []
     for out in node.output:
         for one in body.readers.get(out, ()):
@@ -198,7 +198,7 @@ def _written(body: Body, node: onnx.NodeProto) -> list[str]:
 
 
 def _share_of_weights(nodes: list[Place], integer: set[int]) -> float:
-    """Share of the values of all weights that belong to the nodes of `integer` (by id); 1 without weights."""
+    """Compute the share of all weight values that belong to the nodes of `integer` (by id); 1 without weights."""
     total = found = 0
     for body, node in nodes:
         weight = _weight(body, node)
@@ -209,7 +209,7 @@ def _share_of_weights(nodes: list[Place], integer: set[int]) -> float:
 
 
 class _Optimised:
-    """A graph that onnxruntime made, searched by the names of the file it was made from."""
+    """Index of an optimized graph by the names of the file that onnxruntime created it from."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.bodies = tuple(bodies(model))
@@ -224,11 +224,11 @@ class _Optimised:
                     weight = _weight(body, node)
                     if weight is not None:
                         self.by_weight.setdefault(weight.name, []).append((body, node))
-        for body in self.bodies:  # what kept its name comes before what was made of it
+        for body in self.bodies:  # an unchanged name takes precedence over one that onnxruntime extended
             self.by_name.update((node.name, (body, node)) for node in body.nodes if node.op_type not in QDQ)
 
     def place_of(self, body: Body, node: onnx.NodeProto) -> Place | None:
-        """The kernel that does the work of a node of the file, or None where that has none of its own."""
+        """Return the kernel that computes a node of the file, or None if it has no separate kernel."""
         if node.name in self.by_name and node.name:
             return self.by_name[node.name]
         for name in (*node.output, *_written(body, node)):
@@ -239,7 +239,11 @@ class _Optimised:
         return readers[0] if len(readers) == 1 else None
 
     def stranded(self, known: set[int]) -> Iterator[FloatOp]:
-        """Float ops between a DQ of an activation and a Q, or with a dequantized weight too; without those known."""
+        """Yield float ops that read a dequantized activation, and write to a Q or have a dequantized weight.
+
+        Args:
+            known: ids of nodes to skip.
+        """
         for body in self.bodies:
             for node in body.nodes:
                 if id(node) in known or node.op_type in QDQ | CONTROL_FLOW or body.reads_codes(node):
@@ -253,7 +257,7 @@ class _Optimised:
 
 
 def _kernels(model: onnx.ModelProto) -> dict[str, Any]:
-    """The counts of `Kernels`: of a model as onnxruntime runs it."""
+    """Count the kernels of a model as onnxruntime runs it, for the fields of `Kernels`."""
     counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
     pairs: Counter[bool] = Counter()
     for body in bodies(model):

@@ -1,4 +1,4 @@
-"""How long one run takes, of two models side by side."""
+"""Latency of two models, measured alternately."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from sbonnx.verify.sessions import Feeds, run
 
 SECONDS: Final = 0.5
 RUNS: Final = (5, 200)
-"""Time and number of runs spent on each pair of models."""
+"""Time limit in seconds and (least, most) runs for a pair of models."""
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds of one run of the float and of the quantized model.
+    """Latency of the float and of the quantized model, in milliseconds.
 
     Attributes:
-        best: the shortest of each.
-        middle: the median of each.
-        runs: how many there were of each.
+        best: shortest run of each.
+        middle: median run of each.
+        runs: number of runs of each.
     """
 
     best: tuple[float, float] = (0.0, 0.0)
@@ -30,7 +30,7 @@ class Latency:
 
 
 def side_by_side(one: Any, other: Any, feeds: Feeds) -> Latency:
-    """Runs turn by turn, each first in every other turn, so that a busy machine hurts both alike.
+    """Run two models alternately, each first in every other round, so that a busy machine affects both equally.
 
     Args:
         one, other: onnxruntime sessions.

@@ -1,4 +1,4 @@
-"""Whether a quantized file gives the same at every optimisation level: nobody can be asked to choose one."""
+"""Check that a quantized file gives the same outputs at every optimization level of onnxruntime."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from sbonnx.verify.models import Models
 from sbonnx.verify.sessions import LEVEL_NAMES, Feeds, interface, output_names, run, same_interface
 
 FEEDS: Final = 4
-"""Feeds run at every level, at most."""
+"""Maximum number of feeds run at every level."""
 
 SECONDS: Final = 0.05
-"""Time after which level "off", the slowest, begins no further feed; the others then run as many."""
+"""Time in seconds after which level "off", the slowest, starts no further feed; the others run the same number."""
 
 OFF: Final = LEVEL_NAMES[0]
 FLOAT: Final = "float"
 
 
 class Interface(Exception):
-    """A level at which the quantized model takes or gives something else than the float one."""
+    """Raised for a level at which the quantized model's inputs or outputs differ from those of the float model."""
 
 
 def differences(
@@ -39,16 +39,16 @@ def differences(
     strict: bool = True,
     keep_io: bool = True,
 ) -> tuple[LevelDifference, ...]:
-    """The outputs at each level, against the float model and against level "off".
+    """Compare the outputs at each level with the float model and with level "off".
 
     Args:
         data: feeds; the first `FEEDS` are run, or `limit` if that is less.
-        store: where outputs wait.
+        store: storage for outputs.
         strict: the interface must be that of the float model, at every level.
-        keep_io: with `strict`: the float types of inputs and outputs too.
+        keep_io: with `strict`: the float types of inputs and outputs must also be equal.
 
     Raises:
-        Interface: see there.
+        Interface: an interface differs, with `strict`.
         ModelError: the quantized model does not load at some level.
         DataError: a model cannot run on a feed.
     """
@@ -57,7 +57,7 @@ def differences(
     opened = models.open_quantized(OFF)
     offered = interface(opened, keep_io=keep_io)
     done = _run(store, OFF, opened, islice(iter(data), most), SECONDS)
-    opened = None  # let go of a session before the next is opened
+    opened = None  # release a session before the next is opened
     opened = models.open_float()
     wanted, names = interface(opened, keep_io=keep_io), output_names(opened)
     _run(store, FLOAT, opened, islice(iter(data), done))
@@ -75,9 +75,9 @@ def differences(
 
 
 def _run(store: TensorStore, who: str, model: Any, data: Iterator[Feeds], seconds: float = math.inf) -> int:
-    """Run feeds until they or the time are over, the first at any rate. Outputs that are float tensors are kept.
+    """Run at least one feed, until the feeds or the time are used up. Store the outputs that are float tensors.
 
-    Others are not: one index that changes is no measure of error.
+    Other outputs are skipped: a changed index is not a measure of error.
     """
     begin, done = time.perf_counter(), 0
     for feeds in data:
@@ -91,7 +91,7 @@ def _run(store: TensorStore, who: str, model: Any, data: Iterator[Feeds], second
 
 
 def _rows(level: str, names: list[str], done: int, store: TensorStore) -> Iterator[LevelDifference]:
-    """One level's outputs, those that had the same shape as in float."""
+    """Compare one level's outputs, if they have the same shape as in float."""
     found = {}
     for reference in (FLOAT, OFF):
         errors = OutputDifferences(names)
@@ -109,7 +109,7 @@ def _rows(level: str, names: list[str], done: int, store: TensorStore) -> Iterat
 
 
 def _db(error: OutputDifference) -> float:
-    """Signal to noise; values that are not finite are noise without bound."""
+    """Return the signal-to-noise ratio; -inf for values that are not finite."""
     return -math.inf if error.not_finite else error.sqnr_db
 
 

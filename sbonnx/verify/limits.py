@@ -1,4 +1,4 @@
-"""`Limits`: what a quantized model must keep to, and the sentences that say where it does not."""
+"""`Limits`: thresholds for a quantized model, and sentences about violations."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from sbonnx.errors import RecipeError
 from sbonnx.verify.comparison import Comparison, LevelDifference
 
 LEVELS_DB: Final = 20.0
-"""Levels whose outputs are nearer than this to those at level "off" agree."""
+"""Signal-to-noise ratio in dB against level "off" above which a level agrees with it."""
 
 LEVELS_MARGIN_DB: Final = 3.0
-"""Levels further apart still agree while neither is nearer to the float model by more than this: at few bits, codes
-that fall on the other side of a rounding move the output as much as quantization does."""
+"""Levels further apart still agree if their signal-to-noise ratios against float differ by no more than this.
+
+With few bits, a code that rounds the other way changes the output as much as quantization does.
+"""
 
 Least = float | Mapping[str, float] | None
-"""For all outputs, or by the name of an output."""
+"""One threshold for all outputs, or one per output name."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Thresholds, each None where nothing is asked. The names are those of the recipe's VERIFY section.
+    """Thresholds, each None if not set. The names are those of the recipe's VERIFY section.
 
     Attributes:
-        min_sqnr_db: signal to noise of the outputs against float, decibel.
-        min_cosine: cosine between the outputs and the float ones.
-        max_size_ratio: bytes of the file over those of the float one.
-        max_latency_ratio: time of one run over that of the float model.
-        min_integer: share of the planned ops that run in integers.
-        levels_db: signal to noise of each optimisation level against "off", decibel; None: see `LEVELS_DB`.
-        names: what to call the thresholds in sentences, by the keys of VERIFY; others are called by the key.
+        min_sqnr_db: minimum signal-to-noise ratio of the outputs against float, in dB.
+        min_cosine: minimum cosine similarity between the outputs and the float ones.
+        max_size_ratio: maximum file size relative to the float file.
+        max_latency_ratio: maximum latency relative to the float model.
+        min_integer: minimum share of the planned ops that run in integers.
+        levels_db: minimum signal-to-noise ratio of each optimization level against "off", in dB; None: see `LEVELS_DB`.
+        names: display names of the thresholds by their keys in VERIFY; the key is the default.
     """
 
     min_sqnr_db: Least = None
@@ -46,10 +48,10 @@ class Limits:
         return self.names.get(key, f"VERIFY.{key}")
 
     def check_outputs(self, names: Collection[str]) -> None:
-        """Check that the outputs that have a threshold of their own exist.
+        """Check that all outputs with their own threshold exist.
 
         Raises:
-            RecipeError: one does not.
+            RecipeError: an output does not exist.
         """
         for key, wanted in (("MIN_SQNR_DB", self.min_sqnr_db), ("MIN_COSINE", self.min_cosine)):
             for name in wanted if isinstance(wanted, Mapping) else ():
@@ -58,7 +60,7 @@ class Limits:
                     raise RecipeError(f"{self._name(key)}: the model has no output '{name}': there are {there}")
 
     def problems(self, comparison: Comparison) -> tuple[str, ...]:
-        """One sentence for each threshold that is not kept: what, the figure, the threshold, its name."""
+        """List one sentence per violated threshold: quantity, measured value, threshold, name of the threshold."""
         return (
             *self._outputs(comparison),
             *self._levels(comparison),
@@ -67,7 +69,7 @@ class Limits:
         )
 
     def _not_judged(self, comparison: Comparison) -> Iterator[str]:
-        """Thresholds of outputs that could not be compared."""
+        """Yield the thresholds of outputs that could not be compared."""
         compared = {error.name for error in comparison.outputs}
         for key, wanted in (("MIN_SQNR_DB", self.min_sqnr_db), ("MIN_COSINE", self.min_cosine)):
             if wanted is not None and not comparison.feeds:
@@ -80,7 +82,7 @@ class Limits:
         lost = comparison.collapsed()
         for error in comparison.outputs:
             if error.name in lost:
-                continue  # said already, and more plainly
+                continue  # `Comparison.problems` already reports it
             least = _for(self.min_sqnr_db, error.name)
             if least is not None and error.sqnr_db < least:
                 figure = f"has {error.sqnr_db:.2f} dB signal to noise"
@@ -140,5 +142,4 @@ def _why(text: str) -> str:
 
 
 def _for(least: Least, output: str) -> float | None:
-    """The threshold of one output."""
     return least.get(output) if isinstance(least, Mapping) else least

@@ -1,4 +1,4 @@
-"""`Models`: a float and a quantized model, opened when they are needed and kept open while both fit."""
+"""`Models`: sessions of a float and a quantized model, opened on demand and kept open while both fit in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sbonnx.verify.kernels import Kernels, count
 from sbonnx.verify.sessions import session
 
 WRITTEN: Final = ("extended", "all")
-"""Levels whose graphs are read again, to count kernels in them."""
+"""Levels whose optimized graphs are saved, to count kernels in them."""
 
 
 @dataclass
@@ -24,10 +24,10 @@ class Models:
 
     Attributes:
         floats, quantized: files (the float one may be a serialized model).
-        device: where they run.
-        without: onnxruntime's rewrites to leave out of the quantized model's sessions.
-        together: the float and the quantized session may be open at a time; they are kept then.
-        folder: where optimised graphs are written, to be counted; None: nothing is counted.
+        device: device to run on.
+        without: onnxruntime graph transformers to disable in the quantized model's sessions.
+        together: the float and the quantized session may be open at the same time; if so, they are kept open.
+        folder: where optimized graphs are written for counting; None: nothing is counted.
     """
 
     floats: Path | bytes
@@ -40,16 +40,16 @@ class Models:
     _unwritten: str = ""
 
     def open_float(self) -> Any:
-        """A session of the float model."""
+        """Return a session of the float model."""
         if "float" not in self._open or not self.together:
             return self._kept("float", session(self.floats, device=self.device))
         return self._open["float"]
 
     def open_quantized(self, level: str = "all") -> Any:
-        """A session of the quantized model at a level; its optimised graph is written on the way.
+        """Return a session of the quantized model at a level, and write its optimized graph if that is needed.
 
         Raises:
-            ModelError: onnxruntime refuses it.
+            ModelError: onnxruntime rejects the model.
         """
         if level in self._open:
             return self._open[level]
@@ -65,24 +65,24 @@ class Models:
         return made
 
     def _place(self, level: str) -> Path | None:
-        """Where the optimised graph of a level goes; None where nobody will read it."""
+        """Return the path for the optimized graph of a level, or None if it is not needed."""
         wanted = self.folder is not None and level in WRITTEN and (self.together or level != "all")
         path = None if self.folder is None else self.folder / f"{level}.onnx"
         return path if wanted and path is not None and not path.exists() and not self._unwritten else None
 
     def _written(self, level: str, path: Path) -> Any | None:
-        """A session whose optimised graph lies at `path`, or None where that cannot be written."""
+        """Return a session whose optimized graph is written to `path`, or None if that fails."""
         try:
             return session(self.quantized, level=level, without=self.without, write=path)
-        except ModelError as error:  # the model itself, or the disk: the caller tries again without writing
+        except ModelError as error:  # the model itself, or the disk: the caller retries without writing
             self._unwritten = f"its optimised graph could not be written beside temporary files ({error})"
             return None
 
     def kernels(self, model: onnx.ModelProto) -> Kernels:
-        """What became an integer kernel on the CPU.
+        """Count the integer kernels on the CPU.
 
         Args:
-            model: what the quantized file holds.
+            model: contents of the quantized file.
         """
         found: dict[str, onnx.ModelProto] = {}
         for level in WRITTEN:

@@ -1,4 +1,4 @@
-"""Without which of onnxruntime's rewrites a result is judged, and what is said of that."""
+"""onnxruntime graph transformers to disable when a result is verified, and the notes about them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from sbonnx.backends import Backend
 from sbonnx.plan import Plan
 
 FUSES_PAIRS = ("QDQSelectorActionTransformer", "ReluQuantRewrite", "ClipQuantRewrite")
-"""onnxruntime's rewrites of pairs and what stands between. Up to 1.31 they take fp8 for integers: QLinearConv and its
-kin, which have no fp8, are made of fp8 pairs, and a Relu is dropped because a zero point of 0 were the lowest code."""
+"""onnxruntime's graph transformers of pairs and the ops between them.
+
+Up to 1.31 they treat fp8 as integers: they fuse fp8 pairs to QLinearConv and similar ops, which do not support fp8, and
+drop a Relu as if a zero point of 0 were the lowest code.
+"""
 
 FUSES_BLOCKS = FUSES_PAIRS[0]
-"""The one of them that makes MatMulNBits of weights in blocks: in float16 at the level "extended", onnxruntime 1.31
-computes something else with it than at any other."""
+"""The transformer that creates MatMulNBits from block-wise weights.
+
+In float16 at level "extended", onnxruntime 1.31 computes other results with it than at any other level.
+"""
 
 NO_FP8 = (
     "onnxruntime's rewrites take fp8 pairs for integers and refuse the file, or compute something else: it was "
@@ -28,11 +33,11 @@ NO_CHANNELS = (
 
 @dataclass(frozen=True)
 class Judged:
-    """How a file is held against its float model.
+    """Conditions under which a file is compared with its float model.
 
     Attributes:
-        without: names of onnxruntime's rewrites that are switched off meanwhile.
-        opens: whether it is opened at every level of optimisation with all rewrites, as users will.
+        without: names of onnxruntime's graph transformers to disable.
+        opens: whether to also open it at every optimization level with all transformers, as users will.
         notes: for the report.
     """
 
@@ -42,7 +47,7 @@ class Judged:
 
     @classmethod
     def of(cls, plan: Plan, backend: Backend) -> Judged:
-        """Those of the backend, and what ruins a type or cannot run it."""
+        """Choose the transformers that the backend disables, and those that break a type or cannot run it."""
         half = plan.float_type == "fp16"
         fp8 = backend.name != "virtual" and any(site.spec.is_fp8 for site in plan.sites)
         channels = any(site.role == "activation" and site.spec.axis is not None for site in plan.sites)

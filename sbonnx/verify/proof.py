@@ -1,4 +1,4 @@
-"""`check` and `compare`: a quantized file beside its float model."""
+"""`check` and `compare`: verification of a quantized file against its float model."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from sbonnx.verify.models import Models
 from sbonnx.verify.sessions import Feeds, file_bytes, output_names, run, session
 
 TOGETHER_BYTES: Final = 1 << 30
-"""Models that take more in all are opened one after the other, and their latency is not measured."""
+"""Total size in bytes above which models are opened one after the other, without a latency measurement."""
 
 WAITING_BYTES: Final = 256 << 20
-"""Memory for outputs that wait for another model's turn."""
+"""Memory in bytes for outputs that are stored until the other model has run."""
 
 
 @dataclass(frozen=True)
 class Depth:
-    """What `compare` measures beside the outputs.
+    """Optional measurements of `compare`, in addition to the outputs.
 
     Attributes:
         latency: the latency ratio.
-        levels: the first feeds at every optimisation level.
+        levels: the first feeds at every optimization level.
         kernels: the integer kernels.
-        strict: with `levels`: inputs and outputs must be the same at each, types and shapes too.
-        keep_io: with `strict`: their float types too; else they may be narrower than in the float model.
+        strict: with `levels`: inputs and outputs must be the same at each level, including types and shapes.
+        keep_io: with `strict`: float types must also be equal; else they may be narrower than in the float model.
     """
 
     latency: bool = True
@@ -61,16 +61,16 @@ def compare(
     without: Sequence[str] = (),
     depth: Depth = Depth(),
 ) -> Comparison:
-    """Run both models on the same feeds and measure how far the outputs are apart.
+    """Run both models on the same feeds and measure the differences of the outputs.
 
     Args:
         float_model, quantized: files (the float one may be a serialized model).
-        data: feeds as the sessions take them; walked more than once. None: nothing is run.
-        seen: where `data` was held out: feeds that were calibrated on, for `Comparison.calibration`.
-        timed: the feed that latency is measured on; None: the first of `data`.
-        limit: at most this many feeds, of `seen` too.
-        without: rewrites of onnxruntime to leave out of the quantized model's session.
-        depth: what else is measured.
+        data: feeds as the sessions take them; iterated more than once. None: nothing is run.
+        seen: calibration feeds, for `Comparison.calibration`, if `data` is a hold-out set.
+        timed: the feed for the latency measurement; None: the first of `data`.
+        limit: maximum number of feeds, also of `seen`.
+        without: onnxruntime graph transformers to disable in the quantized model's session.
+        depth: optional measurements.
 
     Raises:
         ModelError: a model does not load, or the interfaces differ.
@@ -124,18 +124,18 @@ def check(
     keep_io: bool = True,
     opens: bool = True,
 ) -> Comparison:
-    """`compare` with all it can, after the file has proved valid: onnx.checker with full check, and its interface.
+    """Validate the file with onnx.checker (full check) and compare interface and outputs with all of `Depth`.
 
     The arguments are those of `compare` and `Depth`, and:
 
     Args:
-        opens: onnxruntime opens the file with all its rewrites, as users do.
+        opens: also open the file in onnxruntime with all graph transformers, as users do.
 
     Raises:
         ModelError: the file is not valid, does not load at some level, or its interface changed.
     """
     check_file(quantized)
-    if without and opens:  # users open it with all rewrites
+    if without and opens:  # users open it with all graph transformers
         session(quantized, device=device)
     depth = Depth(latency=latency, levels=True, kernels=True, strict=True, keep_io=keep_io)
     return compare(
@@ -155,14 +155,14 @@ def _levels(models: Models, data: Iterable[Feeds], limit: int | None, depth: Dep
 
 
 def _first(data: Iterable[Feeds], limit: int | None) -> Callable[[], Iterator[Feeds]]:
-    """Starts a walk over the first feeds."""
+    """Return a function that iterates over the first feeds."""
     return lambda: islice(iter(data), limit)
 
 
 def _together(
     models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]]
 ) -> tuple[list[tuple[OutputDifference, ...]], list[int]]:
-    """Both models on each feed of each set; the differences, and how many feeds there were."""
+    """Run both models on each feed of each set. Return the differences, and the number of feeds per set."""
     one, other = models.open_float(), models.open_quantized()
     names = _same_outputs(output_names(one), output_names(other))
     found, done = [], []
@@ -179,7 +179,7 @@ def _together(
 def _apart(
     models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]]
 ) -> tuple[list[tuple[OutputDifference, ...]], list[int]]:
-    """The same with one model open at a time; float outputs wait, on disk where they are many."""
+    """Run `_together` with one model open at a time. Float outputs are stored, on disk if there are many."""
     with TensorStore(WAITING_BYTES) as store:
         model = models.open_float()
         names = output_names(model)
@@ -192,7 +192,7 @@ def _apart(
                         store.put((which, count, place), output)
                 count += 1
             done.append(count)
-        model = None  # let go of the session before the next is opened
+        model = None  # release the session before the next is opened
         model = models.open_quantized()
         _same_outputs(names, output_names(model))
         found = []
@@ -207,7 +207,7 @@ def _apart(
 
 
 def _same_outputs(names: list[str], others: list[str]) -> list[str]:
-    """`names`, when they are the outputs of the quantized model too."""
+    """Return `names` if they are also the outputs of the quantized model."""
     if names != others:
         raise ModelError(
             f"the outputs of the quantized model ({', '.join(others)}) are not those of the float one "

@@ -1,6 +1,6 @@
-"""A model's bodies as they stand in the file: who makes and reads each tensor, and which tensors hold codes.
+"""Bodies of a model as stored in the file: producers and readers of each tensor, and tensors that hold codes.
 
-Read from the protobuf and not from a `Graph`: names must be those that the runtime wrote, and nothing is moved.
+They are read from the protobuf instead of a `Graph`, so that names are those of the runtime and nothing is moved.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ CODES: Final = frozenset(
     for name in ("INT8", "UINT8", "INT4", "UINT4", "INT2", "UINT2", "INT16", "UINT16")
     if hasattr(onnx.TensorProto, name)
 )
-"""Element types of codes."""
+"""Element types of quantized values."""
 
 INTEGER_KERNELS: Final = ("QLinear", "Nhwc")
-"""How the names of onnxruntime's own kernels begin that write codes where they read codes."""
+"""Name prefixes of onnxruntime's own kernels that write codes if they read codes."""
 
 QGEMM_INPUTS: Final = 9
-"""QGemm writes codes when its last input, the zero point of its output, is there; else float."""
+"""QGemm writes codes if its last input, the zero point of its output, is present; else float."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Body:
 
     Attributes:
         nodes: in the order of the file.
-        makers: node by the tensor that it makes, with those of the bodies around.
-        constants: initializers and Constants by name, with those of the bodies around.
-        readers: nodes of this body that read a tensor, themselves or in a body of theirs.
-        outputs: tensors that leave the body.
-        codes: tensors that hold codes, with those of the bodies around.
+        makers: node by the tensor that it writes, including those of the enclosing bodies.
+        constants: initializers and Constants by name, including those of the enclosing bodies.
+        readers: nodes of this body that read a tensor, directly or in one of their bodies.
+        outputs: outputs of the body.
+        codes: tensors that hold codes, including those of the enclosing bodies.
         opset: version of the standard operators.
     """
 
@@ -52,38 +52,38 @@ class Body:
     opset: int = 0
 
     def kinds(self, node: onnx.NodeProto) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """See `kinds`; empty for nodes of other domains."""
+        """Return the type names of a node's inputs and outputs, as `kinds` does; empty for nodes of other domains."""
         return kinds(node.op_type, self.opset) if node.domain in STANDARD_DOMAINS else ((), ())
 
     def pair(self, tensor: str) -> onnx.NodeProto | None:
-        """The DequantizeLinear that makes `tensor`, or None."""
+        """Return the DequantizeLinear that writes `tensor`, or None."""
         maker = self.makers.get(tensor)
         return maker if maker is not None and maker.op_type in DEQUANTIZE else None
 
     def stored(self, pair: onnx.NodeProto) -> onnx.TensorProto | None:
-        """What a DequantizeLinear reads, when it is constant: codes, or floats behind a QuantizeLinear."""
+        """Return the constant of a DequantizeLinear, or None: its codes, or floats before a QuantizeLinear."""
         maker = self.makers.get(pair.input[0])
         name = maker.input[0] if maker is not None and maker.op_type in QUANTIZE else pair.input[0]
         return self.constants.get(name)
 
     def activation(self, tensor: str) -> bool:
-        """Whether `tensor` is a dequantized activation."""
+        """Return whether `tensor` is a dequantized activation."""
         pair = self.pair(tensor)
         return pair is not None and self.stored(pair) is None
 
     def zero_point(self, pair: onnx.NodeProto) -> onnx.TensorProto | None:
-        """The constant zero point of a Q or DQ node, or None."""
+        """Return the constant zero point of a Q or DQ node, or None."""
         return self.constants.get(pair.input[2]) if len(pair.input) > 2 else None
 
     def reads_codes(self, node: onnx.NodeProto) -> bool:
-        """Whether a node computes with codes: neither a Q, DQ or Cast, nor a node with bodies of its own."""
+        """Return whether a node computes on codes: False for Q, DQ, Cast and nodes with bodies."""
         if node.op_type in QDQ or node.op_type in ("Cast", "DynamicQuantizeLinear") or _bodies_of(node):
             return False
         return any(name in self.codes for name in node.input)
 
 
 def bodies(model: onnx.ModelProto) -> Iterator[Body]:
-    """Every body of a model, outer ones first. External data need not be there."""
+    """Iterate over every body of a model, outer ones first. External data is not needed."""
     opset = next((one.version for one in model.opset_import if one.domain in STANDARD_DOMAINS), 0)
     yield from _walk(model.graph, opset, ChainMap(), ChainMap(), ChainMap())
 
@@ -129,7 +129,7 @@ def _bodies_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
 
 
 def _captured(node: onnx.NodeProto) -> set[str]:
-    """Names that the bodies of a node read or hand out; those made inside as well, which are read nowhere else."""
+    """Return the names that the bodies of a node read or return, including those they write themselves."""
     found: set[str] = set()
     for body in _bodies_of(node):
         found.update(value.name for value in body.output)
@@ -140,7 +140,7 @@ def _captured(node: onnx.NodeProto) -> set[str]:
 
 
 def _written(node: onnx.NodeProto, codes: Mapping[str, bool], opset: int) -> list[str]:
-    """Outputs of a node that hold codes: by its schema, or by the names of onnxruntime's own kernels."""
+    """Return the outputs of a node that hold codes: by its schema, or by the names of onnxruntime's own kernels."""
     if node.op_type in QUANTIZE:
         return list(node.output)
     if node.domain in STANDARD_DOMAINS:
@@ -158,7 +158,7 @@ def _written(node: onnx.NodeProto, codes: Mapping[str, bool], opset: int) -> lis
 
 @lru_cache(maxsize=1024)
 def kinds(op: str, opset: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the types of an ONNX op's inputs and outputs ("T", "tensor(int64)"); the last may be repeated.
+    """Return the type names of an ONNX op's inputs and outputs ("T", "tensor(int64)"); the last may be repeated.
 
     Empty for an op that is not in the standard.
     """

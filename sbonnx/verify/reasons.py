@@ -1,6 +1,6 @@
-"""Why onnxruntime computes an op in float although pairs stand around it: what its kernels on CPU ask for.
+"""Reasons why onnxruntime computes an op between pairs in float: the requirements of its CPU kernels.
 
-Source: the rewrites of onnxruntime 1.31 (qdq_selector_action_transformer), each tried on a model of its own.
+Source: the graph transformers of onnxruntime 1.31 (qdq_selector_action_transformer), each tried on a separate model.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ EIGHT_BITS: Final = frozenset({onnx.TensorProto.INT8, onnx.TensorProto.UINT8})
 
 
 def reason(body: Body, node: onnx.NodeProto, kernel: onnx.NodeProto) -> str:
-    """One clause.
+    """Return the reason why an op runs in float, as one clause.
 
     Args:
         body, node: the op in the quantized file.
-        kernel: what onnxruntime runs in its place.
+        kernel: the node that onnxruntime runs in its place.
     """
     return next(_reasons(body, node, kernel), f"onnxruntime keeps {kernel.op_type} in float between the pairs")
 
@@ -49,7 +49,7 @@ def _reasons(body: Body, node: onnx.NodeProto, kernel: onnx.NodeProto) -> Iterat
 
 
 def _bad_codes(body: Body, node: onnx.NodeProto, name: str, pair: onnx.NodeProto) -> Iterator[str]:
-    """What is wrong with the codes of one input."""
+    """Yield the reasons why integer kernels cannot read the codes of one input."""
     zero = body.zero_point(pair)
     kind = onnx.TensorProto.UINT8 if zero is None else zero.data_type
     label = onnx.TensorProto.DataType.Name(kind).lower()
@@ -62,7 +62,7 @@ def _bad_codes(body: Body, node: onnx.NodeProto, name: str, pair: onnx.NodeProto
 
 
 def _after(body: Body, node: onnx.NodeProto) -> Iterator[str]:
-    """What stands between an op and the pair that its integer kernel would write."""
+    """Yield the obstacle between an op and the QuantizeLinear that its integer kernel would absorb."""
     out = node.output[0]
     if out in body.outputs:
         yield f"its output '{out}' is an output of the model, and no integer kernel writes float"
@@ -84,7 +84,7 @@ def _after(body: Body, node: onnx.NodeProto) -> Iterator[str]:
 
 
 def _rectified(body: Body, rectifier: onnx.NodeProto, quantize: onnx.NodeProto) -> str:
-    """Why a Relu or Clip was not left to the zero point behind it."""
+    """Return the reason why a Relu or Clip is not replaced by the zero point after it."""
     zero = body.zero_point(quantize)
     value = "computed" if zero is None or zero.data_location else f"{int(np.ravel(numpy_helper.to_array(zero))[0])}"
     if rectifier.op_type == "Relu":
@@ -93,7 +93,7 @@ def _rectified(body: Body, rectifier: onnx.NodeProto, quantize: onnx.NodeProto) 
 
 
 def data_inputs(body: Body, node: onnx.NodeProto) -> list[str]:
-    """Inputs that are of the type of the first output: data, and not shapes or indices."""
+    """Return the inputs of the same type as the first output: data, but not shapes or indices."""
     inputs, outputs = body.kinds(node)
     if not outputs:
         return list(node.input[:1])

@@ -1,4 +1,4 @@
-"""onnxruntime sessions of files, and what is compared of them: interface, outputs, size, the graph that they run."""
+"""onnxruntime sessions of files, and their compared properties: interface, outputs, size, optimized graph."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from sbonnx.spec import Array
 Feeds = Mapping[str, Array]
 
 LEVEL_NAMES: Final = ("off", "basic", "extended", "all")
-"""onnxruntime's levels of optimisation, from what the file says to what runs when nobody chooses."""
+"""onnxruntime's optimization levels, from the graph as stored to the default."""
 
 BESIDE_BYTES: Final = 1024
-"""Weights from this size on lie in a file of their own beside an optimised graph: its own file ends at 2 GB."""
+"""Minimum bytes of weights that are stored in a separate file next to an optimized graph, which is limited to 2 GB."""
 
 HALF: Final = np.dtype(np.float16)
 
 FLOATS: Final = ("tensor(float16)", "tensor(bfloat16)")
-"""Types that stand for float32 where a model's inputs and outputs were narrowed."""
+"""Types that replace float32 in narrowed inputs and outputs of a model."""
 
 Entry = tuple[str, str, tuple[Any, ...]]
 """Name, type and shape of an input or output; dynamic axes by their name."""
@@ -45,20 +45,20 @@ def session(
     without: Sequence[str] = (),
     write: Path | None = None,
 ) -> Any:
-    """An onnxruntime session of a file (or serialized model) at an optimisation level.
+    """Create an onnxruntime session of a file (or serialized model) at an optimization level.
 
     Args:
-        without: names of onnxruntime's rewrites to leave out.
-        write: where to write the graph as onnxruntime optimised it, its larger weights beside it.
+        without: names of onnxruntime's graph transformers to disable.
+        write: where to write the optimized graph; its larger weights are stored in a second file.
 
     Raises:
-        ModelError: onnxruntime refuses the model, or cannot write; its first line is in the message.
+        ModelError: onnxruntime rejects the model, or cannot write; the message has the first line of its error.
     """
     runtime = onnxruntime()
     options = runtime.SessionOptions()
     options.log_severity_level = 4
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if cores() < (os.cpu_count() or 1):  # onnxruntime does not ask which processors the process may use
+    if cores() < (os.cpu_count() or 1):  # onnxruntime ignores the process's CPU affinity
         options.intra_op_num_threads = cores()
     options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, LEVELS[level])
     if write is not None:
@@ -75,10 +75,12 @@ def session(
 
 
 def run(model: Any, feeds: Feeds, index: int) -> list[Any]:
-    """Outputs in order. Feeds past the model's inputs are left out; float ones become float16 where that is wanted.
+    """Run a session and return its outputs in order.
+
+    Feeds that are not inputs of the model are ignored; float feeds become float16 if the model's input is.
 
     Args:
-        index: of the feed, for messages.
+        index: number of the feed, for messages.
 
     Raises:
         DataError: the model cannot run on these feeds.
@@ -97,10 +99,10 @@ def run(model: Any, feeds: Feeds, index: int) -> list[Any]:
 
 
 def file_bytes(path: Path, model: onnx.ModelProto | None = None) -> int:
-    """Size of a model file with the external data files it names.
+    """Compute the size of a model file with its external data files.
 
     Args:
-        model: what the file holds, where it was read already.
+        model: contents of the file, if already read.
     """
     read = read_proto(path) if model is None else model
     names: set[str] = {
@@ -118,15 +120,15 @@ def _initializers(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def output_names(model: Any) -> list[str]:
-    """Names of a session's outputs, in order."""
+    """Return the names of a session's outputs, in order."""
     return [output.name for output in model.get_outputs()]
 
 
 def interface(model: Any, *, keep_io: bool = True) -> tuple[list[Entry], list[Entry]]:
-    """Inputs and outputs of a session.
+    """Return inputs and outputs of a session.
 
     Args:
-        keep_io: False takes narrow floats for float32.
+        keep_io: False treats narrow floats as float32.
     """
     entries = ((value.name, value.type, tuple(value.shape)) for value in (*model.get_inputs(), *model.get_outputs()))
     plain = [
@@ -137,11 +139,11 @@ def interface(model: Any, *, keep_io: bool = True) -> tuple[list[Entry], list[En
 
 
 def same_interface(one: tuple[list[Entry], list[Entry]], other: tuple[list[Entry], list[Entry]]) -> bool:
-    """Whether two sessions take and give the same.
+    """Return whether two sessions have the same interface.
 
-    An axis of an output may have a name in one and a number in the other, unless an input's axis has that name:
-    exporters give each unknown axis a name, and onnxruntime replaces it by what it infers, which is more where
-    the shapes inside are simpler. An axis without name and number is any.
+    An axis of an output may have a name in one and a number in the other, unless an axis of an input has that name:
+    exporters give each unknown axis a name, and onnxruntime replaces it by the inferred size, which it can do more
+    often if the shapes inside are simpler. An axis without name and number matches any.
     """
     if one[0] != other[0] or len(one[1]) != len(other[1]):
         return False
@@ -149,7 +151,7 @@ def same_interface(one: tuple[list[Entry], list[Entry]], other: tuple[list[Entry
     for (name, kind, shape), (other_name, other_kind, other_shape) in zip(one[1], other[1], strict=True):
         if (name, kind) != (other_name, other_kind):
             return False
-        if not shape or not other_shape:  # that is how onnxruntime gives a shape that is not known
+        if not shape or not other_shape:  # onnxruntime's form of an unknown shape
             continue
         if len(shape) != len(other_shape):
             return False
