@@ -1,4 +1,4 @@
-"""Where the loss is: layer by layer, by weights and activations, at other widths, and in files of other tools."""
+"""Error profiles of quantized models: per layer, by weights and activations, at other widths, in files of any tool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which activations lose the most: each quantized tensor alone, and with all the error that has gathered before it."""
+"""Errors of quantized activations: isolated error of each tensor, and accumulated error in the quantized network."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from sbonnx.plan import Plan, Site, Solution
 from sbonnx.spec import Array
 
 LOST_DB = 3.0
-"""Below this a tensor tells next to nothing of the float one."""
+"""Signal-to-noise ratio in dB below which a tensor is considered lost."""
 
 
 @dataclass(frozen=True)
 class LayerError:
-    """One quantized activation.
+    """Errors of one quantized activation.
 
     Attributes:
-        node: its first reader, by name.
+        node: name of its first reader.
         tensor: the quantized tensor.
-        label: the integers it becomes.
-        alone_db: signal to noise of quantizing this tensor alone, decibel.
-        sqnr_db: signal to noise of the tensor in the fully quantized network, its own rounding not counted.
-        scale: of the first channel.
+        label: its quantized type.
+        alone_db: isolated error: signal-to-noise ratio in dB if only this tensor is quantized.
+        sqnr_db: accumulated error: signal-to-noise ratio in dB of the tensor in the fully quantized network, without
+            its own rounding.
+        scale: scale of the first channel.
     """
 
     node: str
@@ -40,7 +41,7 @@ class LayerError:
     scale: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Convert to plain values."""
         return asdict(self)
 
 
@@ -60,14 +61,14 @@ def errors(
     limit: int | None = None,
     device: str = "cpu",
 ) -> tuple[LayerError, ...]:
-    """The error at every quantized activation, in topological order.
+    """Measure the error of every quantized activation, in topological order.
 
     Args:
         graph: the prepared float graph.
         data: feeds; the first `limit` are used.
     """
     sites = [site for site in plan.sites if site.role == "activation" and site.key in solution.qparams]
-    sites = [site for site in sites if not site.scope]  # tensors of branches exist only where the branch runs
+    sites = [site for site in sites if not site.scope]  # tensors of branches exist only if the branch runs
     names = list(dict.fromkeys(site.tensor for site in sites))
     noise = {site.key: _Noise() for site in sites}
     with (
@@ -101,10 +102,10 @@ def _row(site: Site, noise: _Noise, solution: Solution) -> LayerError:
 
 
 def worst_first(rows: Sequence[LayerError]) -> tuple[LayerError, ...]:
-    """Rows by the error that has gathered at them."""
+    """Sort rows by accumulated error, worst first."""
     return tuple(sorted(rows, key=lambda row: (row.sqnr_db, row.alone_db)))
 
 
 def first_lost(rows: Sequence[LayerError]) -> LayerError | None:
-    """The first row, in topological order, whose tensor is lost in error, or None."""
+    """Return the first row, in topological order, whose tensor is lost, or None."""
     return next((row for row in rows if min(row.sqnr_db, row.alone_db) < LOST_DB), None)

@@ -1,4 +1,4 @@
-"""How far a quantized tensor is from the float one: named measures summed over feeds, or any function of the user."""
+"""Error measures between quantized and float tensors: named ones accumulated over feeds, or any user function."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sbonnx.metrics import IMAGE_RANK, ratio_db
 from sbonnx.spec import Array
 
 Checker = str | Callable[[Array, Array], float]
-"""A name of `MEASURES`, or a function of (quantized, float) tensor."""
+"""A name in `MEASURES`, or a function of (quantized, float) tensors."""
 
 EQUAL: Final = 0.0
-"""The loss of a tensor that is as in float."""
+"""Loss of a tensor that is equal to the float one."""
 
 
 class Measure(ABC):
-    """Takes pairs of tensors, feed by feed, and says one number of all of them.
+    """Error measure that accumulates pairs of tensors over feeds and returns one number.
 
-    The named ones sum over values, so that neither the size of the batches nor their order matters.
+    The named measures sum over values, so neither batch size nor order matters.
     """
 
     higher_is_better: ClassVar[bool] = False
@@ -31,39 +31,39 @@ class Measure(ABC):
 
     @abstractmethod
     def add(self, quantized: Array, reference: Array) -> None:
-        """One tensor of one feed; both of one shape, any float or integer type."""
+        """Add one tensor of one feed; both arrays have the same shape and any float or integer type."""
 
     @abstractmethod
     def result(self) -> float:
-        """The number so far; NaN before the first tensor."""
+        """Return the value over all added tensors; NaN before the first."""
 
     @classmethod
     def loss(cls, value: float) -> float:
-        """`value` as a loss: EQUAL where nothing is lost, larger where more is. For charts and sorting."""
+        """Convert `value` to a loss for charts and sorting: EQUAL without error, larger for larger errors."""
         return value
 
 
 @final
 class Mse(Measure):
-    """Mean squared difference, units of the tensor squared."""
+    """Mean squared error, in squared units of the tensor."""
 
     def __init__(self) -> None:
         self._sum, self._count = 0.0, 0
 
     def add(self, quantized: Array, reference: Array) -> None:
-        """See `Measure.add`."""
+        """Add one tensor of one feed."""
         diff = quantized.astype(np.float64) - reference.astype(np.float64)
         self._sum += float((diff**2).sum())
         self._count += diff.size
 
     def result(self) -> float:
-        """See `Measure.result`."""
+        """Return the value over all added tensors; NaN before the first."""
         return self._sum / self._count if self._count else math.nan
 
 
 @final
 class Sqnr(Measure):
-    """Signal to quantization noise, decibel: 10 log10(sum ref^2 / sum (ref - q)^2); inf where they are equal."""
+    """Signal-to-quantization-noise ratio in dB: 10 log10(sum ref^2 / sum (ref - q)^2); inf if they are equal."""
 
     higher_is_better = True
     unit = "dB"
@@ -72,25 +72,25 @@ class Sqnr(Measure):
         self._signal, self._noise, self._seen = 0.0, 0.0, False
 
     def add(self, quantized: Array, reference: Array) -> None:
-        """See `Measure.add`."""
+        """Add one tensor of one feed."""
         ref = reference.astype(np.float64)
         self._signal += float((ref**2).sum())
         self._noise += float(((quantized.astype(np.float64) - ref) ** 2).sum())
         self._seen = True
 
     def result(self) -> float:
-        """See `Measure.result`."""
+        """Return the value over all added tensors; NaN before the first."""
         return ratio_db(self._signal, self._noise) if self._seen else math.nan
 
     @classmethod
     def loss(cls, value: float) -> float:
-        """Noise over signal, of amplitudes: 10^(-dB / 20)."""
+        """Convert to noise over signal as amplitudes: 10^(-dB / 20)."""
         return float(10.0 ** (-value / 20)) if value > -math.inf else math.inf
 
 
 @final
 class Cosine(Measure):
-    """Cosine between both as one long vector over all feeds; 1 where they point the same way."""
+    """Cosine similarity of both tensors as one vector over all feeds; 1 if they have the same direction."""
 
     higher_is_better = True
 
@@ -98,7 +98,7 @@ class Cosine(Measure):
         self._dot, self._quantized, self._reference, self._noise, self._seen = 0.0, 0.0, 0.0, 0.0, False
 
     def add(self, quantized: Array, reference: Array) -> None:
-        """See `Measure.add`."""
+        """Add one tensor of one feed."""
         q, ref = quantized.astype(np.float64), reference.astype(np.float64)
         self._dot += float((q * ref).sum())
         self._quantized += float((q**2).sum())
@@ -107,7 +107,7 @@ class Cosine(Measure):
         self._seen = True
 
     def result(self) -> float:
-        """See `Measure.result`."""
+        """Return the value over all added tensors; NaN before the first."""
         if not self._seen:
             return math.nan
         norm = math.sqrt(self._quantized * self._reference)
@@ -115,34 +115,34 @@ class Cosine(Measure):
 
     @classmethod
     def loss(cls, value: float) -> float:
-        """1 - cosine."""
+        """Convert to 1 - cosine."""
         return 1.0 - value
 
 
 @final
 class Largest(Measure):
-    """Largest absolute difference, units of the tensor."""
+    """Largest absolute difference, in units of the tensor."""
 
     def __init__(self) -> None:
         self._largest: float | None = None
 
     def add(self, quantized: Array, reference: Array) -> None:
-        """See `Measure.add`."""
+        """Add one tensor of one feed."""
         diff = np.abs(quantized.astype(np.float64) - reference.astype(np.float64))
-        self._largest = float(np.maximum(self._largest or 0.0, diff.max(initial=0.0)))  # NaN stays
+        self._largest = float(np.maximum(self._largest or 0.0, diff.max(initial=0.0)))  # NaN propagates
 
     def result(self) -> float:
-        """See `Measure.result`."""
+        """Return the value over all added tensors; NaN before the first."""
         return math.nan if self._largest is None else self._largest
 
 
 @final
 class Kl(Measure):
-    """Kullback-Leibler divergence of softmax(quantized) from softmax(float), nats, mean over rows.
+    """Kullback-Leibler divergence of softmax(quantized) from softmax(float) in nats, mean over rows.
 
         sum over classes p log(p / q),  p = softmax(ref), q = softmax(quantized)
 
-    Classes lie on axis 1 from 4 dimensions on, else on the last axis; a tensor of no axes is one class.
+    The class axis is 1 for 4 dimensions and more, else the last; a tensor without axes is one class.
     Source: Hinton et al. 2015 (temperature 1).
     """
 
@@ -152,7 +152,7 @@ class Kl(Measure):
         self._sum, self._rows = 0.0, 0
 
     def add(self, quantized: Array, reference: Array) -> None:
-        """See `Measure.add`."""
+        """Add one tensor of one feed."""
         if not reference.size:
             return
         axis = 1 if reference.ndim >= IMAGE_RANK else -1
@@ -162,23 +162,23 @@ class Kl(Measure):
         self._rows += rows.size
 
     def result(self) -> float:
-        """See `Measure.result`."""
+        """Return the value over all added tensors; NaN before the first."""
         return self._sum / self._rows if self._rows else math.nan
 
 
 @final
 class Averaged(Measure):
-    """A function of the user: called once a tensor and feed, its values averaged."""
+    """Mean of a user function, called once per tensor and feed."""
 
     def __init__(self, function: Callable[[Array, Array], float]) -> None:
         self._function, self._values = function, list[float]()
 
     def add(self, quantized: Array, reference: Array) -> None:
-        """See `Measure.add`."""
+        """Add one tensor of one feed."""
         self._values.append(float(self._function(quantized, reference)))
 
     def result(self) -> float:
-        """See `Measure.result`."""
+        """Return the value over all added tensors; NaN before the first."""
         return float(np.mean(self._values)) if self._values else math.nan
 
 
@@ -192,10 +192,10 @@ MEASURES: Final[dict[str, type[Measure]]] = {
 
 
 def make_measure(checker: Checker) -> Measure:
-    """A new measure.
+    """Create a measure.
 
     Raises:
-        RecipeError: there is none of that name.
+        RecipeError: there is no measure of that name.
     """
     if not isinstance(checker, str):
         return Averaged(checker)
@@ -203,15 +203,17 @@ def make_measure(checker: Checker) -> Measure:
 
 
 def name_of(checker: Checker) -> str:
-    """What to call a checker in tables: its name, or that of the function."""
+    """Return the display name of a checker: its name, or that of the function."""
     return checker if isinstance(checker, str) else str(getattr(checker, "__name__", "checker"))
 
 
 def kind_of(checker: Checker) -> type[Measure]:
-    """The class of a checker's measure: how its values are read. A function of the user is taken for a loss.
+    """Return the class of a checker's measure, which defines how to read its values.
+
+    A user function is treated as a loss.
 
     Raises:
-        RecipeError: there is none of that name.
+        RecipeError: there is no measure of that name.
     """
     return Averaged if not isinstance(checker, str) else _named(checker)
 
@@ -223,6 +225,6 @@ def _named(name: str) -> type[Measure]:
 
 
 def _log_softmax(x: Array, axis: int) -> Array:
-    """log(softmax(x)) along an axis, float64."""
+    """Compute log(softmax(x)) along an axis, float64."""
     shifted = x - x.max(axis, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis, keepdims=True)))

@@ -1,4 +1,4 @@
-"""A quantized file of any tool, read as a float graph, a plan and a solution, beside its float model."""
+"""Import of a quantized file of any tool as float graph, plan and solution, with the weights of its float model."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ from sbonnx.spec import Array, QParams
 Source = str | os.PathLike[str] | onnx.ModelProto
 
 SAME_WEIGHT: Final = 0.5
-"""Least cosine of a weight and its rounding, and least ratio of their norms: below, it is another weight.
+"""Minimum cosine similarity and norm ratio between a weight and its rounded form: below, they are different weights.
 
-Rounding by what a layer meets moves weights far where its inputs do not vary: by half of their energy at 4 bits.
+Rounding that minimizes the layer's output error changes weights most where the input activations do not vary: by half
+of their energy at 4 bits.
 """
 
 CORRECTED: Final = "_corrected"
-"""Ending of the name of a constant that calibration gave another value."""
+"""Suffix of the name of a constant that calibration changed."""
 
 STORED: Final = ("_float", CORRECTED, "_quantized", "_rounded")
-"""Endings of the names of stored constants, last one first."""
+"""Suffixes of the names of stored constants, last one first."""
 
 SAME_MODEL_DB: Final = 50.0
-"""Least signal to noise between the float model and what is left of the quantized one without its pairs, decibel."""
+"""Minimum signal-to-noise ratio in dB between the float model and the quantized one with its pairs removed."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What a profile needs of a quantized file.
+    """A quantized file in the form that profiling needs.
 
     Attributes:
         graph: the file without its pairs, with the weights of the float model where they were found.
-        plan, solution: its pairs, as if they had been planned and solved.
-        notes: what is to be known, one sentence each.
+        plan, solution: its pairs, in the form of a plan and its solution.
+        notes: messages about the import, one sentence each.
     """
 
     graph: Graph
@@ -56,11 +57,11 @@ class Subject:
 
 
 def subject_of(float_model: Source, quantized: Source) -> Subject:
-    """The pairs of `quantized` on its own graph, with the weights and biases of `float_model`.
+    """Import `quantized` as graph, plan and solution, with the weights and biases of `float_model`.
 
     Integer operators are read as pairs around float ones. A float weight is found by its name, or as the same input of
-    the node of the same name, in the float model as it is or simplified and fused; it must have the shape of the
-    quantized one and be near it. A weight that is not found counts as not rounded, which a note says.
+    the node of the same name, in the float model as stored or simplified and fused; it must have the shape of the
+    quantized weight and be close to it. A weight that is not found counts as not rounded, which a note reports.
 
     Raises:
         ModelError: a file cannot be read, or the second has no pairs.
@@ -85,7 +86,7 @@ def subject_of(float_model: Source, quantized: Source) -> Subject:
 
 
 def same_model(subject: Subject, float_model: Source, data: Iterable[Mapping[str, Array]]) -> tuple[str, ...]:
-    """Notes where the file without its pairs is not the float model, by the outputs of the first feed."""
+    """Return notes if the file without its pairs differs from the float model, by the outputs of the first feed."""
     feeds = next(islice(iter(data), 1), None)
     if feeds is None:
         return ()
@@ -108,7 +109,7 @@ def same_model(subject: Subject, float_model: Source, data: Iterable[Mapping[str
 
 
 def _reads(graph: Graph) -> dict[Reader, QParams]:
-    """Every use of a dequantized tensor, but by other pairs, with the numbers of its pair."""
+    """Return every use of a dequantized tensor, except by other pairs, with the parameters of its pair."""
     nodes = query.node_by_name(graph)
     found: dict[Reader, QParams] = {}
     for pair in qdq.read(graph):
@@ -119,7 +120,7 @@ def _reads(graph: Graph) -> dict[Reader, QParams]:
 
 
 class _Floats:
-    """The constants of the float model, as it is and simplified and fused."""
+    """Constants of the float model, as stored and after simplification and fusion."""
 
     def __init__(self, model: Source) -> None:
         plain, fused = graphs.load(model), graphs.load(model)
@@ -130,11 +131,14 @@ class _Floats:
         self._nodes = [query.node_by_name(graph) for graph in self._graphs]
 
     def has(self, node: str) -> bool:
-        """Whether the float model, simplified and fused, has a node of that name."""
+        """Return whether the float model, simplified and fused, has a node of that name."""
         return node in self._nodes[0]
 
     def near(self, name: str, reader: Reader, rounded: Array) -> tuple[Array, Node | None] | None:
-        """The float constant that was rounded to `rounded`, and the node that alone reads it; None for no constant."""
+        """Return the float constant that was rounded to `rounded`, and its only reader if there is just one.
+
+        Return None if no such constant is found.
+        """
         for tensor, value in self._candidates(name, reader):
             if _is_near(value, rounded):
                 uses = query.readers(tensor)
@@ -142,10 +146,10 @@ class _Floats:
         return None
 
     def bias(self, name: str, reader: Reader, shape: tuple[int, ...], layer: Node | None) -> Array | None:
-        """The bias of a node whose weight was found, zeros where it has none; None where that is not known.
+        """Return the bias of a node whose weight was found, zeros if it has none; None if that is unknown.
 
-        How far it was moved when it was corrected says nothing: names and places do, and `layer`, which reads the
-        weight in the float model: an integer operator has another name.
+        A corrected bias may differ by any amount, so it is matched by name and position only, and by `layer`, the
+        reader of the weight in the float model: an integer operator has another name.
         """
         own = [] if layer is None else list(layer.inputs)[reader.index : reader.index + 1]
         there = [value for tensor in own if (value := query.constant(tensor)) is not None]
@@ -158,7 +162,7 @@ class _Floats:
         return np.zeros(shape, np.float32) if bare else None
 
     def _candidates(self, name: str, reader: Reader) -> Iterator[tuple[Tensor, Array]]:
-        """Constants of the same name, and the same input of the node of the same name."""
+        """Yield constants of the same name, and the same input of the node of the same name."""
         for tensors, nodes in zip(self._tensors, self._nodes, strict=True):
             node = nodes.get(reader.node)
             same = [] if node is None else list(node.inputs)[reader.index : reader.index + 1]
@@ -169,7 +173,7 @@ class _Floats:
 
 
 def _names(name: str) -> tuple[str, ...]:
-    """What a stored constant may have been called in the float model."""
+    """Return the possible names of a stored constant in the float model."""
     found = [name]
     for ending in STORED:
         found.append(found[-1].removesuffix(ending))
@@ -186,7 +190,7 @@ def _is_near(value: Array, rounded: Array) -> bool:
 
 
 class _Made:
-    """The plan and solution, site by site."""
+    """Builder of plan and solution, site by site."""
 
     def __init__(self, graph: Graph, floats: _Floats) -> None:
         self.graph, self._floats = graph, floats
@@ -200,10 +204,10 @@ class _Made:
         self._gone: list[str] = []
         self._unknown: list[str] = []
         self._matched: set[Reader] = set()
-        self._layers: dict[str, Node | None] = {}  # of the float model, by name of the node here
+        self._layers: dict[str, Node | None] = {}  # nodes of the float model, by name of the node in the quantized one
 
     def add(self, reader: Reader, qparams: QParams) -> None:
-        """One quantized read."""
+        """Add one quantized use."""
         tensor = self._input(reader)
         if tensor is None:
             return
@@ -225,7 +229,7 @@ class _Made:
             edit.replace_input(self._nodes[reader.node], reader.index, made)
 
     def find_biases(self) -> None:
-        """The float biases of the layers whose weights were found; what they are in the file counts as corrected."""
+        """Find the float biases of layers whose weights were found; their values in the file count as corrected."""
         for place in self._bias_places():
             node = self._nodes[place.node]
             tensor = node.inputs[place.index] if place.index < len(node.inputs) else None
@@ -238,7 +242,7 @@ class _Made:
                     edit.replace_input(node, place.index, made)
 
     def _bias_places(self) -> Iterator[Reader]:
-        """Where biases are read: by layers whose weights were found, and what was corrected by its name."""
+        """Yield the bias inputs of layers whose weights were found, and inputs marked as corrected by their name."""
         for node in list(self._nodes.values()):
             linear = LINEAR.get(node.op)
             if linear is not None and linear.bias is not None and Reader(node.name, linear.weight) in self._matched:
@@ -249,7 +253,7 @@ class _Made:
                         yield Reader(node.name, index)
 
     def _input(self, reader: Reader) -> Tensor | None:
-        """What the node reads now; None, remembered, where taking the pairs out took it as well."""
+        """Return the current input of a reader; None, recorded, if it was removed together with the pairs."""
         node: Node | None = self._nodes.get(reader.node)
         if node is None or reader.index >= len(node.inputs):
             self._gone.append(reader.node)
@@ -258,7 +262,7 @@ class _Made:
         return tensor
 
     def _weight(self, tensor: Constant, reader: Reader) -> Constant:
-        """The float weight; the rounded one where there is none."""
+        """Return the float weight, or the rounded one if none is found."""
         found = self._floats.near(tensor.name, reader, _value(tensor))
         if found is None:
             self._unknown.append(reader.node)
@@ -267,19 +271,19 @@ class _Made:
         return self._constant(tensor, value)
 
     def _constant(self, tensor: Constant, value: Array) -> Constant:
-        """A constant in the place of `tensor`, of its type."""
+        """Create a constant to replace `tensor`, with its type."""
         return edit.add_constant(self.graph, f"{tensor.name}/float", value.astype(_value(tensor).dtype), self._names)
 
     def sites(self) -> list[Site]:
-        """The sites with their readers."""
+        """Return the sites with their readers."""
         return [replace(site, readers=tuple(readers)) for site, _, readers in self._sites.values()]
 
     def solution(self) -> Solution:
-        """Their numbers."""
+        """Return the parameters, codes and corrected constants of the sites."""
         return Solution(self._qparams, self._codes, {}, constants=self._constants)
 
     def notes(self) -> list[str]:
-        """What was not found."""
+        """Return messages about weights and nodes that were not found."""
         notes = []
         if self._unknown:
             first = f"first that of '{self._unknown[0]}'"
@@ -293,7 +297,7 @@ class _Made:
 
 
 def _fitted(qparams: QParams, shape: Sequence[int]) -> QParams:
-    """The numbers of the channels that are left of a weight: those that pad it for a kernel, at its end, are gone."""
+    """Return the parameters of a weight's remaining channels, without those that padded it at the end."""
     axis, scale, zero = qparams.spec.axis, qparams.scale, qparams.zero_point
     if axis is None or qparams.spec.block_size is not None or scale.size == shape[axis]:
         return qparams

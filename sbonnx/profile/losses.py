@@ -1,4 +1,4 @@
-"""What each layer loses: alone, by its weights, by its activations, and with all that was lost before it."""
+"""Losses per layer: isolated error in total, by weights and by activations, and accumulated error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sbonnx.profile.walk import MEMORY, Sample, Values, Walk
 from sbonnx.spec import Array
 
 PART_OF: Final[dict[Column, Part]] = {"alone": "both", "weights": "weights", "activations": "activations"}
-"""What is quantized of a layer for each figure; for "gathered" it is the whole network."""
+"""Quantized part of a layer for each figure; for "gathered" the whole network is quantized."""
 
 
 UNTYPED: Final = "it gives, or its branch reads, a tensor of unknown type, which cannot wait for a later layer"
@@ -26,7 +26,7 @@ UNTYPED: Final = "it gives, or its branch reads, a tensor of unknown type, which
 
 @dataclass(frozen=True)
 class _Seen:
-    """The outputs of a layer on one feed: in float, and by figure; whether the quantized network did not come by."""
+    """Outputs of a layer on one feed: in float, and by figure; `strayed`: the quantized network took another branch."""
 
     reference: Values
     found: Mapping[Column, Values]
@@ -35,7 +35,7 @@ class _Seen:
 
 @dataclass
 class _Sums:
-    """The measures of one layer."""
+    """Error measures of one layer."""
 
     checker: Checker
     measures: dict[Column, Measure] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class _Sums:
     apart: int = 0
 
     def all_of(self, feeds: Iterable[_Seen]) -> _Sums:
-        """Itself, with every feed counted."""
+        """Add every feed, and return self."""
         for seen in feeds:
             self.feeds += 1
             self.strayed += seen.strayed
@@ -54,7 +54,7 @@ class _Sums:
         return self
 
     def filled(self, row: LayerLoss) -> LayerLoss:
-        """The row with its figures."""
+        """Return the row with its figures."""
         values = {column: measure.result() for column, measure in self.measures.items()}
         return replace(
             row,
@@ -79,21 +79,21 @@ def losses(
     memory: str | int = MEMORY,
     threads: int | None = None,
 ) -> Profile:
-    """The loss of each node that reads something quantized, branches of If included, measured at its outputs.
+    """Measure the loss of each node with a quantized input at its outputs, including branches of If.
 
-    Each layer runs on the float activations that it reads, which wait from the layer before: the network runs once in
-    float, once quantized where "gathered" is asked for, and each layer once more for each other column. Time is linear
-    in layers and feeds; memory is `memory` and the values of one layer.
+    Each layer runs on stored float input activations: the network runs once in float, once quantized if "gathered" is
+    requested, and each layer once more for each other column. Time is linear in layers and feeds; memory is `memory`
+    plus the values of one layer.
 
     Args:
         graph: the prepared float graph; not changed.
-        plan, solution: what is quantized, and how.
-        data: feeds, walked once; the first `limit` are used.
-        checker: a name of `sbonnx.profile.MEASURES`, or a function of (quantized, float) outputs, which is called
-            once a layer, output, column and feed, and averaged.
-        columns: what to measure.
-        memory: bytes for activations that wait; past it they go to disk.
-        threads: feeds that run at a time, each on one thread; None: as many as cores.
+        plan, solution: the quantized sites and their parameters.
+        data: feeds, iterated once; the first `limit` are used.
+        checker: a name in `sbonnx.profile.MEASURES`, or a function of (quantized, float) outputs, which is called
+            once per layer, output, column and feed, and averaged.
+        columns: figures to measure.
+        memory: bytes for stored activations; beyond it they spill to disk.
+        threads: number of feeds to run at the same time, each on one thread; None: the number of cores.
 
     Raises:
         RecipeError: there is no such measure.
@@ -129,7 +129,7 @@ def losses(
 
 
 def _looking(parts: Mapping[Column, Solved], uses: Mapping[Reader, Site]) -> Callable[[Piece, Sample], _Seen]:
-    """Runs a layer on one feed for each figure that it can have."""
+    """Return a function that runs a layer on one feed for each figure that applies to it."""
     needs: dict[Column, Role] = {"weights": "weight", "activations": "activation"}
     has = {role: {reader.node for reader, site in uses.items() if site.role == role} for role in needs.values()}
 
@@ -149,31 +149,31 @@ def _looking(parts: Mapping[Column, Solved], uses: Mapping[Reader, Site]) -> Cal
 
 
 class _Ends:
-    """The measures of the network's outputs."""
+    """Error measures of the network's outputs."""
 
     def __init__(self, checker: Checker, outputs: Sequence[Tensor]) -> None:
         self.measures = {tensor.name: make_measure(checker) for tensor in outputs if dtype(tensor) is not None}
         self._missed = 0
 
     def add(self, floats: Values, quantized: Values) -> None:
-        """One feed."""
+        """Add one feed."""
         for name, measure in self.measures.items():
             reference = {name: floats[name]} if name in floats else {}
             self._missed += compare(measure, quantized, reference)
 
     def values(self) -> dict[str, float]:
-        """By output; those that hold no numbers are left out."""
+        """Return the values by output, without outputs that are not numeric."""
         found = {name: measure.result() for name, measure in self.measures.items()}
         return {name: value for name, value in found.items() if not math.isnan(value)}
 
     def notes(self) -> list[str]:
-        """What could not be compared."""
+        """Return a message about outputs that could not be compared."""
         why = "outputs have another shape than in float, or are missing, and were not compared"
         return [f"{self._missed} {why}"] if self._missed else []
 
 
 def rows_of(graph: Graph, uses: Mapping[Reader, Site]) -> dict[str, LayerLoss]:
-    """A row without figures for each node with a quantized input, by name."""
+    """Create a row without figures for each node with a quantized input, by name."""
     reads: dict[str, dict[int, Site]] = {}
     for reader, site in uses.items():
         reads.setdefault(reader.node, {})[reader.index] = site
@@ -188,7 +188,7 @@ def rows_of(graph: Graph, uses: Mapping[Reader, Site]) -> dict[str, LayerLoss]:
 
 
 def _notes(row: LayerLoss, sums: _Sums, feeds: int) -> Iterator[str]:
-    """What is to be known of a layer's figures."""
+    """Yield messages about a layer's figures."""
     if sums.feeds < feeds and not row.scope:
         yield f"'{row.node}' ran on {sums.feeds} of {feeds} feeds"
     elif sums.feeds < feeds:
@@ -210,12 +210,12 @@ def node_errors(
     part: Part = "both",
     device: str = "cpu",
 ) -> dict[str, float]:
-    """Error of each node with a quantized input, by its name, as the ancestor's profiler reports it.
+    """Measure the error of each node with a quantized input, by its name, as Sparsebit's profiler reports it.
 
     Args:
         checker: see `losses`.
-        alone: only this node's inputs and weight are quantized (async); else all before it too (sync).
-        part: of those what is quantized. With all before it, of the whole network.
+        alone: only this node's inputs and weight are quantized (async); else everything before it as well (sync).
+        part: the part that is quantized; without `alone`, in the whole network.
     """
     column: Column = next(name for name, one in PART_OF.items() if one == part)
     if not alone and part != "both":
@@ -228,7 +228,7 @@ def node_errors(
 
 
 def compare(measure: Measure, quantized: Values, reference: Values) -> int:
-    """Add the outputs that are numbers to a measure; how many could not be compared, for their shape."""
+    """Add the numeric outputs to a measure; return the number of outputs that were skipped for their shape."""
     apart = 0
     for name, ref in reference.items():
         if getattr(ref, "dtype", None) is None or ref.dtype.kind not in "fiuV":  # V: bfloat16

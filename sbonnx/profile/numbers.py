@@ -1,4 +1,4 @@
-"""What a node reads in place of its float inputs: by a solution, by parts of it, or by other widths."""
+"""Replacement values for the float inputs of a node: from a solution, from parts of it, or at other bit widths."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ PARTS: Final[dict[Part, frozenset[Role]]] = {
     "weights": frozenset({"weight"}),
     "activations": frozenset({"activation"}),
 }
-"""What is quantized in each part. A bias has codes only where both scales that it multiplies are used."""
+"""Roles that are quantized in each part. A bias is quantized only if both scales of its product are used."""
 
 WIDTHS: Final = (2, 16)
-"""Fewest and most bits of a code."""
+"""Smallest and largest bit width."""
 
 
 class Numbers(Protocol):
-    """What stands in the place of float values."""
+    """Source of quantized replacements for float values."""
 
     def constant(self, reader: Reader, tensor: Constant) -> Array | None:
-        """What a constant means there, of its type and shape; None: what it is in float."""
+        """Return the replacement of a constant, with its type and shape; None keeps the float value."""
 
     def params(self, reader: Reader) -> QParams | None:
-        """Scale and zero point that an activation is read through; None: it is read in float."""
+        """Return scale and zero point of an activation; None keeps it in float."""
 
 
 def uses_of(plan: Plan, solution: Solution, roles: frozenset[Role] = PARTS["both"]) -> dict[Reader, Site]:
-    """The site that each use reads through, of those that were solved."""
+    """Return the site of each use, for the sites that were solved."""
     solved = solution.qparams.keys() | solution.bias_scales.keys()
     return {
         reader: site
@@ -49,7 +49,7 @@ def uses_of(plan: Plan, solution: Solution, roles: frozenset[Role] = PARTS["both
 
 @final
 class Solved:
-    """A solution, or the weights or activations of it."""
+    """Quantized values of a solution, or of only its weights or activations."""
 
     def __init__(self, plan: Plan, solution: Solution, part: Part = "both") -> None:
         self.uses = uses_of(plan, solution, PARTS[part])
@@ -57,7 +57,7 @@ class Solved:
         self._corrected = part != "activations"
 
     def constant(self, reader: Reader, tensor: Constant) -> Array | None:
-        """See `Numbers.constant`. What was corrected for the rounding of weights counts to the weights."""
+        """Return the quantized or corrected constant; corrections count as part of the weights."""
         site, solution = self.uses.get(reader), self._solution
         corrected = solution.constants.get(tensor.name) if self._corrected else None
         if site is None or site.role == "activation":
@@ -69,17 +69,17 @@ class Solved:
         return values.astype(dtype(tensor))
 
     def params(self, reader: Reader) -> QParams | None:
-        """See `Numbers.params`."""
+        """Return scale and zero point of an activation, or None."""
         site = self.uses.get(reader)
         return None if site is None or site.role != "activation" else self._solution.qparams[site.key]
 
 
 @dataclass(frozen=True, order=True)
 class Candidate:
-    """Widths that a layer may have: bits of its weights and activations, None for float.
+    """Bit widths of a layer's weights and activations, None for float.
 
     Raises:
-        RecipeError: a width that no code has.
+        RecipeError: a width is not supported.
     """
 
     weight: int | None
@@ -94,20 +94,20 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """Such as ``w4a8``; ``f`` stands for float: ``w4af``."""
+        """Short name such as ``w4a8``, with ``f`` for float: ``w4af``."""
         return f"w{self.weight or 'f'}a{self.activation or 'f'}"
 
 
 @final
 class AtBits:
-    """The sites of a solution at other widths.
+    """Quantized values of a solution's sites at other bit widths.
 
-    Ranges of activations are those of the solution; a weight's range is measured at its new width, by its observer,
-    and it is rounded by `solve`. At the width that a weight has in the solution, it has its codes. Biases stay float,
-    those corrected for the rounding of another width as well.
+    Ranges of activations are those of the solution. A weight's range is measured at its new width by its observer, and
+    the weight is rounded by `solve`. At its width in the solution, a weight has the solution's codes. Biases stay
+    float, including those corrected for the rounding at another width.
 
     Args:
-        solve: rounds a weight; None: to the nearest code.
+        solve: rounds a weight; None: round to nearest.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class AtBits:
         self._params: dict[str, QParams] = {}
 
     def constant(self, reader: Reader, tensor: Constant) -> Array | None:
-        """See `Numbers.constant`."""
+        """Return a weight rounded at the candidate's width, or None."""
         site, bits = self.uses.get(reader), self._candidate.weight
         if site is None or site.role != "weight" or bits is None:
             return None
@@ -134,7 +134,7 @@ class AtBits:
         return qparams.dequantize(codes).astype(dtype(tensor))
 
     def params(self, reader: Reader) -> QParams | None:
-        """See `Numbers.params`."""
+        """Return scale and zero point of an activation at the candidate's width, or None."""
         site, bits = self.uses.get(reader), self._candidate.activation
         if site is None or site.role != "activation" or bits is None:
             return None
@@ -143,7 +143,7 @@ class AtBits:
         return self._params[site.key]
 
     def _at(self, site: Site, bits: int) -> QParams:
-        """An activation's numbers at another width."""
+        """Return an activation's parameters at another width."""
         known = self._solution.qparams[site.key]
         if bits == known.spec.bits:
             return known
@@ -153,13 +153,13 @@ class AtBits:
 
     @staticmethod
     def _site(site: Site, bits: int) -> Site:
-        """The site at another width; in integers where it had floats of 8 bits."""
+        """Return the site at another width, as integer type if it was fp8."""
         return replace(site, spec=replace(site.spec, bits=bits, kind="int"))
 
 
 @final
 class ByCandidate:
-    """Solutions of whole networks, one for each candidate, each read for itself."""
+    """Quantized values of one candidate, from a solution for the whole network at that candidate."""
 
     def __init__(self, plan: Plan, solution: Solution, candidate: Candidate) -> None:
         parts: dict[tuple[bool, bool], Part] = {(True, False): "weights", (False, True): "activations"}
@@ -168,9 +168,9 @@ class ByCandidate:
         self.uses: Mapping[Reader, Site] = self._solved.uses if any(wanted) else {}
 
     def constant(self, reader: Reader, tensor: Constant) -> Array | None:
-        """See `Numbers.constant`."""
+        """Return the quantized or corrected constant, or None."""
         return self._solved.constant(reader, tensor) if self.uses else None
 
     def params(self, reader: Reader) -> QParams | None:
-        """See `Numbers.params`."""
+        """Return scale and zero point of an activation, or None."""
         return self._solved.params(reader) if self.uses else None

@@ -1,4 +1,4 @@
-"""`Piece`: a step in one onnxruntime session that runs in float and under any numbers."""
+"""`Piece`: one step in an onnxruntime session that runs in float and with any quantized replacements."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from sbonnx.profile.steps import Step
 from sbonnx.spec import Array, QParams
 
 Known = dict[tuple[str, int], Array]
-"""Activations after a trip through codes, by name and the id of their numbers, which live as long."""
+"""Fake-quantized activations, by name and id of their parameters, which live as long."""
 
 
 @dataclass(frozen=True)
 class _Slot:
-    """A read that may be quantized: the session takes it as an input of its own."""
+    """An input that may be quantized: it becomes a separate input of the session."""
 
     reader: Reader
     tensor: Tensor
@@ -32,22 +32,22 @@ class _Slot:
 
 @final
 class Piece:
-    """The nodes of a step. What they read through sites are inputs of the session, weights too.
+    """The nodes of a step in one session, where every quantizable input, including weights, is a session input.
 
-    So one session, opened once, computes the step in float, with its weights or activations quantized alone, and at
-    any width. Nothing is optimised and each run has one thread, as in `sbonnx.calib.quantized.forward.Forward`.
+    A single session thus computes the step in float, with only its weights or activations quantized, and at any width.
+    Optimization is off and each run has one thread, as in `sbonnx.calib.quantized.forward.Forward`.
 
     Args:
         graph: the float graph; not changed.
-        step: which nodes.
-        reads: every use that any numbers may replace.
-        replaced: names of constants that any numbers may replace, whoever reads them.
+        step: the nodes to run.
+        reads: every use that may be replaced.
+        replaced: names of constants that may be replaced for all readers.
         index: `tensors_by_name(graph)`.
 
     Attributes:
         step: as given.
-        slots: the reads that may be quantized.
-        op, attributes, data: of a layer: its type, its attributes and the name of its first input.
+        slots: the inputs that may be quantized.
+        op, attributes, data: for a layer: its type, its attributes and the name of its first input.
     """
 
     def __init__(
@@ -74,19 +74,19 @@ class Piece:
         )
 
     def constants(self) -> dict[int, Array]:
-        """The constants that may be quantized, by the index of the input; of a layer."""
+        """Return a layer's constants that may be quantized, by the index of the input."""
         slots = ((slot.reader.index, constant(slot.tensor)) for slot in self.slots)
         return {index: value for index, value in slots if value is not None}
 
     def run(
         self, values: Mapping[str, Array], numbers: Numbers | None = None, *, known: Known | None = None
     ) -> dict[str, Array]:
-        """The step's outputs by name.
+        """Run the step and return its outputs by name.
 
         Args:
             values: its inputs by name, as computed.
-            numbers: what it reads in their place; None: nothing. The same object must say the same every time.
-            known: what activations became already, and will become here: for several runs on the same values.
+            numbers: the replacements; None: float. The same object must return the same values every time.
+            known: cache of fake-quantized activations, updated here; for several runs on the same values.
         """
         feeds = dict(values)
         fixed = self._constants(numbers)
@@ -104,7 +104,7 @@ class Piece:
         return self._run.run(feeds, self.step.outputs)
 
     def _constants(self, numbers: Numbers | None) -> dict[str, Array]:
-        """Values of constant slots under `numbers`, made once, whichever thread comes first."""
+        """Return the values of constant slots under `numbers`, computed once under a lock."""
         with self._lock:
             return self._made(numbers)
 
@@ -124,7 +124,7 @@ class Piece:
         return self._fills[id(numbers)]
 
     def close(self) -> None:
-        """Free the session. Twice is once."""
+        """Free the session. A second call is a no-op."""
         self._run.close()
         self._fills.clear()
 
@@ -138,7 +138,7 @@ class Piece:
 
 
 def _open_slots(piece: Graph, reads: frozenset[Reader], replaced: frozenset[str]) -> list[_Slot]:
-    """In place. Each read that may be quantized becomes an input of its own."""
+    """Turn each quantizable input into a separate graph input. In place."""
     slots = []
     for node in piece.nodes:
         for index, tensor in enumerate(list(node.inputs)):
@@ -154,5 +154,5 @@ def _open_slots(piece: Graph, reads: frozenset[Reader], replaced: frozenset[str]
 
 
 def _fake_quant(qparams: QParams, x: Array) -> Array:
-    """`x` after a trip through the codes, in its own type."""
+    """Fake-quantize `x`, keeping its type."""
     return qparams.fake_quant(x).astype(x.dtype)

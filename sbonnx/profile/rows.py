@@ -1,4 +1,4 @@
-"""What a profile holds: a row a layer, and how to read its figures."""
+"""Result types of a profile: one row per layer, and the interpretation of its figures."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ COLUMNS: Final[tuple[Column, ...]] = ("alone", "weights", "activations", "gather
 
 @dataclass(frozen=True)
 class LayerLoss:
-    """One node that reads something quantized.
+    """Figures of one node with a quantized input.
 
     Attributes:
         node, op: its name and type.
         tensor: its first output.
-        scope: "" or the path of the branch it lies in.
-        label: what it reads, such as ``int8 axis 0, uint8``.
-        alone: its inputs and weights quantized and nothing else, measured at its outputs.
-        weights, activations: only those; None where it has none, or where they were not asked for.
-        gathered: everything in the network quantized; None where that was not asked for.
-        feeds: on how many it was measured; fewer than the profile's where a branch was not taken.
+        scope: "" or the path of the branch that contains it.
+        label: quantized types of its inputs, such as ``int8 axis 0, uint8``.
+        alone: isolated error at its outputs, with only its inputs and weights quantized.
+        weights, activations: isolated error of only those; None if it has none, or if not requested.
+        gathered: accumulated error with the whole network quantized; None if not requested.
+        feeds: number of feeds it was measured on; less than the profile's if a branch was not taken.
     """
 
     node: str
@@ -40,21 +40,21 @@ class LayerLoss:
     feeds: int = 0
 
     def value(self, column: Column) -> float | None:
-        """One of the figures."""
+        """Return the figure of a column."""
         found: float | None = getattr(self, column)
         return found
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What every layer loses.
+    """Losses of all layers.
 
     Attributes:
-        checker: what was measured.
-        layers: in the order in which they run.
-        outputs: the same measure at each output of the network, quantized as a whole; empty where not asked for.
-        feeds: how many were used.
-        notes: what is to be known of the figures, one sentence each.
+        checker: the error measure.
+        layers: in execution order.
+        outputs: the measure at each output of the fully quantized network; empty if not requested.
+        feeds: number of feeds.
+        notes: messages about the figures, one sentence each.
     """
 
     checker: Checker
@@ -64,16 +64,16 @@ class Profile:
     notes: tuple[str, ...] = ()
 
     def worst_first(self, column: Column = "alone") -> tuple[LayerLoss, ...]:
-        """Layers by what they lose in a column; those without a figure last."""
+        """Sort the layers by their loss in a column, worst first; those without a figure last."""
         return tuple(sorted(self.layers, key=lambda row: -self._loss(row, column)))
 
     def losses(self, column: Column = "alone") -> dict[str, float]:
-        """What is lost by the name of the node, of those that have a figure: 0 is nothing, more is worse."""
+        """Return the losses by node name, for nodes with a figure: 0 is no loss, larger is worse."""
         found = {row.node: self._loss(row, column) for row in self.layers}
         return {name: loss for name, loss in found.items() if loss >= 0}
 
     def _loss(self, row: LayerLoss, column: Column) -> float:
-        """A figure as a loss; -1 where there is none."""
+        """Convert a figure to a loss; -1 if there is none."""
         value = row.value(column)
         if value is None:
             return -1.0
@@ -81,7 +81,7 @@ class Profile:
         return math.inf if math.isnan(loss) else loss
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Convert to plain values for JSON."""
         kind = kind_of(self.checker)
         return {
             "measure": name_of(self.checker),

@@ -1,4 +1,4 @@
-"""What each layer would lose at other widths: the measurements behind a choice of widths layer by layer."""
+"""Sensitivity of each layer to other bit widths: the measurements for a mixed-precision search."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from sbonnx.report import Refusal
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """One layer at one candidate, everything else in float.
+    """Sensitivity of one layer at one candidate, with everything else in float.
 
     Attributes:
         layer, op: the node's name and type.
-        candidate: the widths.
-        error: at the layer's outputs, in the measure that was asked for.
-        network: the same at the network's outputs, all of them together; None where it was not asked for.
-        loss: `error` as a loss: 0 is nothing, more is worse. Comparable between candidates of one layer.
+        candidate: the bit widths.
+        error: value of the requested measure at the layer's outputs.
+        network: value of the measure at all outputs of the network together; None if not requested.
+        loss: `error` as a loss: 0 is no loss, larger is worse. Comparable between candidates of one layer.
         network_loss: `network` as a loss; comparable between layers.
-        sites: keys of the plan's sites that the layer reads: layers that share one, or a group, have one width there.
-        weights: how many values its quantized weights have.
+        sites: keys of the plan's sites that the layer reads; layers that share a site or group have one width there.
+        weights: number of values of its quantized weights.
         multiplies: multiplications of a linear op on one feed, mean over feeds; 0 for other ops.
     """
 
@@ -61,18 +61,18 @@ class Sensitivity:
 
     @property
     def weight_bits(self) -> int:
-        """Bits of all codes of its weights; float counts as 32. Scales are not counted."""
+        """Total bits of its quantized weights; float counts as 32. Scales are not counted."""
         return self.weights * (self.candidate.weight or 32)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Convert to plain values for JSON."""
         figures = {"bit_operations": self.bit_operations, "weight_bits": self.weight_bits}
         return {**asdict(self), "candidate": self.candidate.label, **figures}
 
 
 @dataclass(frozen=True)
 class Sensitivities:
-    """Rows layer by layer in the order in which they run, candidates in the order given; what was not measured."""
+    """Sensitivity rows, by layer in execution order and candidate in the given order, and refusals."""
 
     rows: tuple[Sensitivity, ...]
     refusals: tuple[Refusal, ...] = ()
@@ -95,23 +95,24 @@ def sensitivity(
     memory: str | int = MEMORY,
     threads: int | None = None,
 ) -> Sensitivities:
-    """What quantizing each layer alone at each candidate costs.
+    """Measure the loss of quantizing each layer alone at each candidate.
 
-    The network runs once in float; each layer once more a candidate, on the float activations that it reads. With
-    `network` what follows each layer runs as well: half the network a layer and candidate, so quadratic in layers.
+    The network runs once in float, and each layer once per candidate on its float input activations. With `network`,
+    all ops after each layer run as well: half the network per layer and candidate on average, so time is quadratic in
+    layers.
 
     Args:
         graph: the prepared float graph; not changed.
-        plan, solution: which reads are quantized, and ranges of activations. Layers are the nodes with such reads.
-        candidates: widths; where they are the same for a layer (it has no weights, say) it runs once for all.
+        plan, solution: quantized uses, and ranges of activations. Layers are the nodes with such uses.
+        candidates: bit widths; candidates that are equal for a layer (for example without weights) run only once.
         data: feeds, any reader.
-        checker: at the layers' outputs; `network_checker` at the network's, None: the same.
-        solve: rounds a weight at a candidate's width (None: to the nearest code), but at that of the plan.
+        checker: measure at the layers' outputs; `network_checker` at the network's, None: the same.
+        solve: rounds a weight at a candidate's width (None: to nearest), unless it is the plan's width.
         solved: plan and solution of the whole network at a candidate, used with their ranges, codes and constants.
         limit, device, memory, threads: see `sbonnx.profile.losses`.
 
     Returns:
-        The rows; layers inside branches have no figure at the network's outputs, and are named for that.
+        The rows, and refusals for layers inside branches, which have no figure at the network's outputs.
 
     Raises:
         RecipeError: no such measure.
@@ -148,7 +149,7 @@ def _measured(
     *,
     network: bool,
 ) -> Sensitivities:
-    """The figures of each layer, when the walk has come by it."""
+    """Collect the figures of each layer during the walk."""
     rows: list[Sensitivity] = []
     refusals: list[Refusal] = []
     for piece, seen in walked:
@@ -163,14 +164,14 @@ def _measured(
 
 
 def _sites(uses: Mapping[Reader, Site], layer: str) -> tuple[Site, ...]:
-    """The sites that a layer reads, in the order of its inputs."""
+    """Return the sites that a layer reads, in the order of its inputs."""
     mine = {reader.index: site for reader, site in uses.items() if reader.node == layer}
     return tuple(mine[index] for index in sorted(mine))
 
 
 @dataclass(frozen=True)
 class _Measures:
-    """The checkers, at the layers' outputs and at the network's."""
+    """Checkers at the layers' outputs and at the network's outputs."""
 
     layer: Checker
     network: Checker
@@ -182,7 +183,7 @@ class _Measures:
 
 @dataclass(frozen=True)
 class _Seen:
-    """One feed at one layer: outputs in float and by candidate, the layer's and the network's."""
+    """One feed at one layer: outputs of the layer and of the network, in float and by candidate."""
 
     reference: Values
     found: Mapping[Candidate, Values]
@@ -193,9 +194,9 @@ class _Seen:
 
 @final
 class _Rest:
-    """What follows a layer, in a session that is kept until the next layer comes.
+    """Session for the part of the network after a layer, kept open until the next layer.
 
-    It is given what is read later of the float network, but for the outputs of the layer.
+    Its inputs are the outputs of the layer and the stored float tensors that are read later.
     """
 
     def __init__(self, walk: Walk[Any], outputs: Sequence[str], device: str) -> None:
@@ -206,11 +207,11 @@ class _Rest:
         self._open: tuple[Step, LayerRunner | None] | None = None
 
     def follows(self, step: Step) -> bool:
-        """Whether what follows a layer is one piece: not inside a branch."""
+        """Return whether the part after a layer can run as one piece: False inside a branch."""
         return not step.scope
 
     def run(self, step: Step, sample: Sample, outputs: Values) -> Values:
-        """The network's outputs that depend on the layer, given its outputs."""
+        """Compute the network's outputs that depend on the layer, from its outputs."""
         later = self._walk.read_after(step)
         own = {name: outputs[name] for name in self._outputs if name in outputs}
         with self._lock:
@@ -221,7 +222,7 @@ class _Rest:
         return {**own, **session.run(feeds)}
 
     def _session(self, step: Step, later: Sequence[str]) -> LayerRunner | None:
-        """The session behind a step; None where nothing follows."""
+        """Return the session for the part after a step; None if nothing follows."""
         if self._open is None or self._open[0] is not step:
             self.close()
             here = self._number[id(step)]
@@ -233,7 +234,7 @@ class _Rest:
         return self._open[1]
 
     def close(self) -> None:
-        """Free the session. Twice is once."""
+        """Free the session. A second call is a no-op."""
         if self._open is not None and self._open[1] is not None:
             self._open[1].close()
         self._open = None
@@ -249,7 +250,7 @@ class _Rest:
 
 @final
 class _Look:
-    """Runs a layer, and what follows it, at every candidate; candidates that are the same for it once."""
+    """Run of a layer, and the part after it, at every candidate; candidates equal for the layer run only once."""
 
     def __init__(self, numbers: Mapping[Candidate, Numbers], uses: Mapping[Reader, Site], rest: _Rest | None) -> None:
         self._numbers, self._rest = numbers, rest
@@ -281,14 +282,14 @@ class _Look:
 
 
 def _multiplies(piece: Piece, sample: Sample) -> int:
-    """Multiplications of a linear op with a quantized weight; 0 for other ops."""
+    """Count the multiplications of a linear op with a quantized weight; 0 for other ops."""
     linear = LINEAR.get(piece.op)
     weight = None if linear is None else piece.constants().get(linear.weight)
     if linear is None or weight is None:
         return 0
     (out,) = list(sample.outputs.values())[:1]
     if piece.op in CONVOLUTIONS:
-        moving = out if linear.out_axis == 0 else sample.inputs[piece.data]  # a transposed one spreads its input
+        moving = out if linear.out_axis == 0 else sample.inputs[piece.data]  # ConvTranspose multiplies inputs
         return int(moving.size * math.prod(weight.shape[1:]))
     layout = layout_of(piece.op, piece.attributes, weight.shape)
     return 0 if layout is None else int(out.size * layout.inputs)
@@ -296,7 +297,7 @@ def _multiplies(piece: Piece, sample: Sample) -> int:
 
 @final
 class _Figures:
-    """The sums of one layer over feeds."""
+    """Sums of one layer's measures over feeds."""
 
     def __init__(self, measures: _Measures, candidates: Iterable[Candidate]) -> None:
         self._checkers = measures
@@ -305,7 +306,7 @@ class _Figures:
         self._multiplies, self._feeds = 0, 0
 
     def add(self, seen: _Seen) -> None:
-        """One feed."""
+        """Add one feed."""
         self._feeds += 1
         self._multiplies += seen.multiplies
         for candidate, measure in self._layer.items():
@@ -313,7 +314,7 @@ class _Figures:
             compare(self._network[candidate], seen.last[candidate], seen.last_reference)
 
     def rows(self, piece: Piece, sites: Sequence[Site], network: bool) -> Iterator[Sensitivity]:
-        """A row a candidate."""
+        """Yield one row per candidate."""
         read = {r.index for site in sites if site.role == "weight" for r in site.readers if r.node == piece.step.layer}
         weights = sum(value.size for index, value in piece.constants().items() if index in read)
         for candidate, measure in self._layer.items():

@@ -1,4 +1,4 @@
-"""The graph as a list of steps, a layer a step, the branches of If laid flat between."""
+"""Division of a graph into a flat list of steps: one layer per step, with the branches of If inlined."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from sbonnx.graph import Body, Constant, Graph, Node
 from sbonnx.graph.query import bodies, captured, dtype, scopes
 
 CONDITIONAL: Final = "If"
-"""The op whose branches are looked into."""
+"""Op whose branches are divided into steps."""
 
 Conditions = tuple[tuple[str, bool], ...]
 
 
 @dataclass(frozen=True)
 class Step:
-    """What runs at a time: one layer, the nodes between two layers, or the choice at the end of an If.
+    """Unit of execution: one layer, the nodes between two layers, or the selection at the end of an If.
 
     Attributes:
-        inputs: variables from before that it reads.
-        outputs: what it computes that later steps, or the caller, read.
-        nodes: names of its nodes, in order; none for a choice.
-        scope: "" or the path of the branch it lies in.
+        inputs: variables of earlier steps that it reads.
+        outputs: its results that later steps or the caller read.
+        nodes: names of its nodes, in order; none for a selection.
+        scope: "" or the path of the branch that contains it.
         conditions: outer booleans and the values under which it runs, outermost first.
-        layer: name of the layer, "" for what lies between.
-        choice: outputs of an If by name: what they are if the condition holds, and if not.
+        layer: name of the layer, "" for nodes between layers.
+        choice: outputs of an If by name: the tensors if the condition is true, and if it is false.
     """
 
     inputs: tuple[str, ...]
@@ -41,13 +41,13 @@ class Step:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Every variable from before, conditions included."""
+        """All variables of earlier steps that it reads, including conditions."""
         return tuple(dict.fromkeys([*(name for name, _ in self.conditions), *self.inputs]))
 
 
 @dataclass
 class _Draft:
-    """A step before it is known who reads what."""
+    """A step before the readers of its outputs are known."""
 
     nodes: list[Node]
     scope: str
@@ -57,15 +57,15 @@ class _Draft:
 
 
 def steps_of(graph: Graph, layers: Collection[str], wanted: Collection[str] = ()) -> list[Step]:
-    """Steps in the order to run them.
+    """Return the steps in execution order.
 
-    What leads neither to a layer nor to a wanted tensor is left out. Bodies of Loop and Scan run whole. A tensor of
-    unknown type (a sequence) cannot wait: each step that reads it computes it anew, and branches that read one run
-    whole.
+    Nodes that lead neither to a layer nor to a wanted tensor are left out. Bodies of Loop and Scan run as a whole. A
+    tensor of unknown type (a sequence) cannot be stored: each step that reads it recomputes it, and branches that read
+    one run as a whole.
 
     Args:
-        layers: names of nodes, in branches of If too, that get steps of their own; all their outputs are given.
-        wanted: tensors to give besides.
+        layers: names of nodes, including those in branches of If, that become separate steps with all their outputs.
+        wanted: additional tensors to return.
     """
     drafts = list(_drafts(graph, graph, "", (), frozenset(layers), frozenset(wanted)))
     makers = {tensor.name: node for draft in drafts for node in _all(draft) for tensor in node.outputs if tensor.name}
@@ -89,7 +89,7 @@ def steps_of(graph: Graph, layers: Collection[str], wanted: Collection[str] = ()
 def _drafts(
     graph: Graph, body: Body, scope: str, conditions: Conditions, layers: frozenset[str], wanted: frozenset[str]
 ) -> Iterator[_Draft]:
-    """The steps of one scope; those of the branches inside it before the choice between them."""
+    """Yield the steps of one scope; steps of branches come before the selection between them."""
     nodes = list(body.nodes) if scope else needed(graph, _targets(graph, layers, wanted))
     between: list[Node] = []
     for node in nodes:
@@ -114,7 +114,7 @@ def _drafts(
 
 
 def _targets(graph: Graph, layers: frozenset[str], wanted: frozenset[str]) -> list[str]:
-    """Tensors of the main graph that must be computed: outputs of layers, and of what holds layers inside."""
+    """Return the tensors of the main graph to compute: outputs of layers, and of nodes that contain layers."""
     found = list(wanted)
     for node in graph.nodes:
         if node.name in layers or any(_holds(body, layers) for _, body in bodies(node)):
@@ -135,7 +135,7 @@ def _kind(node: Node, name: str) -> object:
 
 
 def _inputs(draft: _Draft, makers: Mapping[str, Node], untyped: Collection[str]) -> tuple[str, ...]:
-    """What a step reads from before; of what has no type, that which it is computed from."""
+    """Return the variables of earlier steps that a step reads; for those without a type, their own inputs."""
     if draft.choice is not None:
         ends = [tensor for _, branch in bodies(draft.choice) for tensor in branch.outputs]
         names = [tensor.name for tensor in ends if not isinstance(tensor, Constant)]

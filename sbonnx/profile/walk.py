@@ -1,4 +1,4 @@
-"""The walk over layers: each runs on float activations that wait in a store, the whole network once."""
+"""Layer-wise execution: each layer runs on stored float activations, so the whole network runs once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FLOAT: Final = "float"
 QUANTIZED: Final = "quantized"
 
 MEMORY: Final = "512 MiB"
-"""For activations that wait; past it they go to disk."""
+"""Default memory for stored activations; beyond it they spill to disk."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Sample:
     """One feed at one layer.
 
     Attributes:
-        number: of the feed, from 0.
+        number: number of the feed, from 0.
         inputs: float activations that the layer reads, by name.
-        outputs: what it gives of them, in float.
-        gathered: its outputs in the quantized network; None where that is not asked for, or took another branch.
-        strayed: whether the quantized network took another branch, and did not come by.
-        read: any float tensor, computed before, that is read after this layer.
+        outputs: its float outputs.
+        gathered: its outputs in the quantized network; None if not requested, or if that took another branch.
+        strayed: whether the quantized network took another branch and did not run the layer.
+        read: returns any float tensor computed before that is read after this layer.
     """
 
     number: int
@@ -60,20 +60,20 @@ Look = Callable[[Piece, Sample], T]
 
 @final
 class Walk(Generic[T]):
-    """Leads all feeds through the network, layer by layer.
+    """Layer-wise run of all feeds through the network.
 
-    Two streams at most: the float one, and one in which everything is quantized. A tensor that no quantization reaches
-    is computed once. Tensors are held from the layer that computes them to the last that reads them, within `memory`
-    and then on disk, so that peak memory does not grow with the number of feeds.
+    There are at most two streams: the float one, and one with everything quantized. A tensor that no quantization
+    affects is computed once. Tensors are stored from the layer that computes them to the last one that reads them,
+    within `memory` and then on disk, so that peak memory does not grow with the number of feeds.
 
     Args:
         graph: the prepared float graph.
-        layers: names of the nodes to look at; branches of If included.
-        reads: every use that any numbers may replace; `replaced`: constants likewise, by name.
-        quantized: numbers of the quantized stream; None: there is none.
-        wanted: tensors of the main graph that are computed besides, and kept to the end.
+        layers: names of the nodes to visit, including those in branches of If.
+        reads: every use that may be replaced; `replaced`: names of constants that may be replaced.
+        quantized: replacements of the quantized stream; None: no such stream.
+        wanted: additional tensors of the main graph to compute, stored to the end.
         memory: bytes for activations.
-        threads: feeds that run at a time, each on one thread; None: as many as cores (1 on CUDA).
+        threads: number of feeds to run at the same time, each on one thread; None: the number of cores (1 on CUDA).
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Walk(Generic[T]):
                 self._readers[name] = self._readers.get(name, 0) + 1
 
     def read_after(self, step: Step) -> tuple[str, ...]:
-        """Tensors of the main graph, inputs included, computed before `step` and read after it."""
+        """Return the tensors of the main graph, including inputs, computed up to `step` and read after it."""
         return self._later[id(step)]
 
     def __call__(
@@ -116,12 +116,12 @@ class Walk(Generic[T]):
         limit: int | None = None,
         end: Callable[[Values, Values], None] | None = None,
     ) -> Iterator[tuple[Piece, Iterator[T]]]:
-        """Each layer, with what `look` says of it, feed by feed in order.
+        """Yield each layer with the results of `look`, feed by feed in order.
 
         Args:
-            data: feeds, walked once; the first `limit` are used.
-            look: called for each layer and feed; from several threads at once where there are several.
-            end: given the wanted tensors of each feed at last, in float and in the quantized network.
+            data: feeds, iterated once; the first `limit` are used.
+            look: called for each layer and feed, possibly from several threads at the same time.
+            end: called at the end with the wanted tensors of each feed, in float and in the quantized network.
 
         Raises:
             DataError: there are no feeds, or the model cannot run on one.
@@ -145,7 +145,7 @@ class Walk(Generic[T]):
                     seen = self._pass(store, pool, piece, look)
                     if step.layer:
                         yield piece, seen
-                    for _ in seen:  # what the caller left, and what lies between layers
+                    for _ in seen:  # feeds that the caller left, and nodes between layers
                         pass
             for number in range(self.feeds if end is not None else 0):
                 floats, quantized = (self._finals(store, stream, number) for stream in (FLOAT, QUANTIZED))
@@ -153,12 +153,12 @@ class Walk(Generic[T]):
                     end(floats, quantized)
 
     def _finals(self, store: TensorStore, stream: str, number: int) -> Values:
-        """The wanted tensors of one feed, as far as they were computed."""
+        """Return the wanted tensors of one feed that were computed."""
         found = ((name, self._get(store, stream, name, number)) for name in self._wanted)
         return {name: value for name, value in found if value is not None}
 
     def _load(self, store: TensorStore, data: Iterable[Mapping[str, Array]], limit: int | None) -> None:
-        """Put what the graph takes into the store."""
+        """Put the graph inputs of all feeds into the store."""
         self.feeds = 0
         for feeds in islice(iter(data), limit):
             for tensor in self.graph.inputs:
@@ -169,7 +169,7 @@ class Walk(Generic[T]):
             raise DataError("there is nothing to profile on: the data holds no feeds")
 
     def _reached(self) -> frozenset[str]:
-        """Names of the tensors that differ in the quantized stream."""
+        """Return the names of the tensors that differ in the quantized stream."""
         found: set[str] = set()
         sites = {reader.node for reader in self._reads}
         nodes = node_by_name(self.graph)
@@ -183,14 +183,14 @@ class Walk(Generic[T]):
         return any(tensor.name in self._replaced for tensor in node.inputs)
 
     def _get(self, store: TensorStore, stream: str, name: str, number: int) -> Array | None:
-        """A tensor of a stream; None where a branch that did not run would have made it."""
+        """Return a tensor of a stream; None if a branch that did not run would compute it."""
         key = (stream if name in self._dirty else FLOAT, name, number)
         if key in store:
             return store.get(key)
         return constant(self.index[name])
 
     def _runs(self, store: TensorStore, stream: str, step: Step, number: int) -> bool:
-        """Whether a feed comes by a step."""
+        """Return whether a feed runs a step."""
         for name, wanted in step.conditions:
             value = self._get(store, stream, name, number)
             if value is None or bool(np.asarray(value).item()) != wanted:
@@ -198,7 +198,6 @@ class Walk(Generic[T]):
         return True
 
     def _release(self, store: TensorStore, step: Step, number: int) -> None:
-        """The step has read what it reads."""
         for name in step.reads:
             for stream in (FLOAT, QUANTIZED):
                 if (stream, name, number) in store:
@@ -211,7 +210,7 @@ class Walk(Generic[T]):
                 store.put((stream, name, number), value, readers=readers)
 
     def _pass(self, store: TensorStore, pool: ThreadPoolExecutor, piece: Piece, look: Look[T]) -> Iterator[T]:
-        """All feeds through one step, a few at a time; what was seen of those that came by."""
+        """Run all feeds through one step, a few at a time; yield the results for those that run it."""
         step = piece.step
 
         def one(number: int) -> T | None:
@@ -236,7 +235,7 @@ class Walk(Generic[T]):
                     yield found
 
     def _stream(self, store: TensorStore, piece: Piece, stream: str, number: int) -> Values | None:
-        """One feed of one stream through a step; None where it does not come by."""
+        """Run one feed of one stream through a step; None if its conditions do not hold."""
         if not self._runs(store, stream, piece.step, number):
             return None
         numbers = self.quantized if stream == QUANTIZED else None
@@ -252,7 +251,7 @@ class Walk(Generic[T]):
         return value
 
     def _choose(self, store: TensorStore, step: Step) -> None:
-        """What an If gives is what the branch that ran gave."""
+        """Store the outputs of an If: those of the branch that ran."""
         condition = step.inputs[0]
         for number in range(self.feeds):
             for stream in (FLOAT, QUANTIZED) if self.quantized is not None else (FLOAT,):
@@ -266,7 +265,7 @@ class Walk(Generic[T]):
 
 
 def _read_later(steps: Sequence[Step], index: Mapping[str, Tensor]) -> dict[int, tuple[str, ...]]:
-    """By the id of each step: the variables computed before it, or by it, that later steps read."""
+    """Return, by id of each step, the variables computed before or by it that later steps read."""
     made = {name: number for number, step in enumerate(steps) for name in step.outputs}
     last = {name: number for number, step in enumerate(steps) for name in step.reads}
     variables = [name for name in last if not isinstance(index[name], Constant)]
