@@ -1,1 +1,1 @@
-"""Cache of observed statistics, and resumption of an interrupted calibration."""
+"""Calibration cache: statistics of earlier runs, and resumption of an interrupted calibration."""

@@ -1,4 +1,4 @@
-"""How many samples went through a float model to see its activations: what caches and shared work save is shown so."""
+"""Counts the forward passes of the float model, to report how much a cache or shared calibration saves."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 @dataclass
 class Runs:
-    """What was counted.
+    """Number of forward passes.
 
     Attributes:
-        samples: that went through a float model while its activations were observed. One that an interrupted run had
-            seen already, or whose statistics a cache knew, is not among them.
+        samples: samples run through a float model to observe its activations, without those that an interrupted run had
+            done already or whose statistics were cached.
     """
 
     samples: int = 0
@@ -25,7 +25,7 @@ _OPEN: ContextVar[tuple[Runs, ...]] = ContextVar("sbonnx_counted", default=())
 
 @contextmanager
 def counting() -> Iterator[Runs]:
-    """Counts what this thread begins meanwhile, whichever threads then do it.
+    """Count the forward passes that this thread starts, whichever threads run them.
 
     with counting() as runs:
         quantize(model, data, cache=folder)
@@ -40,7 +40,7 @@ def counting() -> Iterator[Runs]:
 
 
 def count(samples: int) -> None:
-    """So many more samples went through."""
+    """Add to every open count."""
     for runs in _OPEN.get():
         runs.samples += samples
 

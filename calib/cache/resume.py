@@ -1,4 +1,4 @@
-"""What a cache already knows of a plan's tensors, and how far an interrupted run came."""
+"""Cached statistics of the tensors of a plan, and the progress of an interrupted run."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from sbonnx.graph import Graph
 from sbonnx.graph.digests import outputs_digest, tensor_digests
 
 CHECKPOINT_EVERY: Final = 30.0
-"""Seconds of work that a killed run may lose."""
+"""Seconds between checkpoints: the most work that a killed run loses."""
 
 EVERYTHING: Final = Wish("histogram", track=True)
-"""What is measured when it is kept: enough for any observer."""
+"""Statistics that are measured for the cache: sufficient for any observer."""
 
 
 class Recall:
-    """A `SketchCache` in terms of the tensors of one graph.
+    """Calibration cache by the tensors of one graph; see `SketchCache`.
 
     Args:
         folder: of the cache.
         graph: simplified and fused.
-        data: what it is calibrated on; walked once for its digest.
-        settings: what else the numbers depend on.
+        data: calibration data; read once for its digest.
+        settings: other settings that the results depend on.
 
     Raises: see `SketchCache`.
     """
@@ -50,36 +50,36 @@ class Recall:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was found amiss."""
+        """Problems found in the cache."""
         return tuple(self._cache.notes)
 
     def known(self, wishes: Mapping[Key, Wish]) -> dict[Key, Sketch]:
-        """Finished sketches of the tensors wished for."""
+        """Return the cached sketches of the requested tensors."""
         found = {key: self._cache.get(self._key(key)) for key in wishes}
         return {key: sketch for key, sketch in found.items() if sketch is not None}
 
     def resume(self, wishes: Mapping[Key, Wish]) -> tuple[int, dict[Key, Sketch]]:
-        """(samples done, their sketches) of an interrupted run for exactly these tensors."""
+        """Return (samples done, their sketches) of an interrupted run for exactly these tensors."""
         keys = {self._key(key): key for key in wishes}
         self._run = plan_key(keys)
         done, sketches = self._cache.load_partial(self._run) or (0, {})
         return done, {keys[key]: sketch for key, sketch in sketches.items()}
 
     def checkpoint(self, done: int, sketches: Mapping[Key, Sketch]) -> None:
-        """Remember the run that `resume` began."""
+        """Write a checkpoint of the run that `resume` began."""
         self._cache.save_partial(done, {self._key(key): sketch for key, sketch in sketches.items()}, self._run)
 
     def keep(self, sketches: Mapping[Key, Sketch]) -> None:
-        """Remember finished sketches."""
+        """Write complete sketches to the cache."""
         for key, sketch in sketches.items():
             self._cache.put(self._key(key), sketch)
         self._cache.flush()
 
     def done(self) -> None:
-        """Forget the run that `resume` began."""
+        """Remove the checkpoint of the run that `resume` began."""
         self._cache.clear_partial(self._run)
 
     def _key(self, key: Key) -> SketchKey:
-        """A tensor's key in the cache. Two tensors that are computed alike share one."""
+        """Return the cache key of a tensor. Tensors of equal digests share one."""
         tensor, axis = key
         return SketchKey(self._digests[tensor], axis, EVERYTHING.detail, EVERYTHING.track)

@@ -1,4 +1,4 @@
-"""`SketchCache`: what was measured of one model on one data set, in a folder, for the next run."""
+"""`SketchCache`: calibration cache, a folder with the statistics of one model on one data set."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ DONE: Final = "sketches"
 PARTIAL: Final = "partial"
 
 MERGE_AT: Final = 8
-"""Files of finished sketches that are merged into one."""
+"""Number of files of complete sketches at which they are merged into one."""
 
 ATTEMPTS: Final = 20
-"""Times that the folder is listed anew because a file was merged into another between listing and reading."""
+"""Attempts to list the folder, because a file may be merged into another between listing and reading."""
 
 
 class SketchKey(NamedTuple):
-    """Which statistics: of a tensor (its digest, see `tensor_digests`), per channel of an axis, in which detail."""
+    """Key of statistics: the tensor's digest (see `tensor_digests`), the channel axis and the level of detail."""
 
     tensor: str
     axis: int | None = None
@@ -41,13 +41,16 @@ class SketchKey(NamedTuple):
 
 
 def plan_key(keys: Iterable[SketchKey], *more: str) -> str:
-    """A name for a run that makes just these sketches; `more`: what else must agree (a shard of the data, say)."""
+    """Compute the name of a run from the sketches that it makes.
+
+    `more`: further values that must match, for example a shard of the data.
+    """
     rows = sorted(repr(tuple(key)) for key in keys)
     return text(combined("plan", *(row.encode() for row in rows), b"", *(one.encode() for one in more)))
 
 
 class SketchCache:
-    """Sketches of one model's tensors on one data set, kept in a folder.
+    """Sketches of one model's tensors on one data set, stored in a folder.
 
         cache = SketchCache(folder, model="m.onnx", model_digest=..., data="folder 'calib'", data_digest=...,
                             settings={"onnxruntime": "1.31.1", "device": "cpu", "optimisation": "all"})
@@ -55,27 +58,27 @@ class SketchCache:
         cache.put(SketchKey(digests["conv1"]), sketch)
         cache.flush()
 
-    `cache.json` says for which model and data the folder is, and another model's or data's cache is refused by name.
-    Other settings (a newer onnxruntime, another device) give other last bits: their sketches stand beside one
-    another, and each run sees only those of its own settings; `notes` says so when none are there yet. What no run
-    asks for any more goes when the folder is deleted.
+    `cache.json` names the model and the data of the folder; a cache of another model or of other data is rejected by
+    name. Other settings (a newer onnxruntime, another device) change the last bits: their sketches are stored in the
+    same folder, and each run reads only those of its own settings; `notes` says so if there are none yet. Sketches that
+    no run needs any more are not removed until the folder is deleted.
 
-    Every file appears whole under a name that carries its sha256, is never changed, and is bound to model, data and
-    settings. So a process may be killed at any moment, several may use the folder at once, and a file that is damaged
-    or cut short is left out, noted, and measured anew. Not for several threads of one process at once.
+    Every file is written atomically under a name that contains its sha256, is never changed, and is bound to model,
+    data and settings. So a process may be killed at any moment, several processes may use the folder at once, and a
+    damaged or truncated file is skipped, noted, and measured again. Not thread-safe.
 
     Args:
-        folder: made where it is missing (its parent is not).
+        folder: created if missing (its parent is not).
         model, data: names for messages.
         model_digest, data_digest: see `outputs_digest` and `data_digest`.
-        settings: whatever else the numbers depend on.
+        settings: other settings that the results depend on.
 
     Attributes:
-        notes: what was found amiss or not used, one sentence each.
+        notes: problems and unused contents, one sentence each.
 
     Raises:
-        DataError: the folder is the cache of another model or other data, of another version of sbonnx, or no cache.
-        OutputError: it cannot be made or written to.
+        DataError: the folder is the cache of another model or other data, of another version of sbonnx, or not a cache.
+        OutputError: it cannot be created or written to.
     """
 
     def __init__(
@@ -109,7 +112,7 @@ class SketchCache:
         return len(self._entries)
 
     def get(self, key: SketchKey) -> Sketch | None:
-        """A fresh sketch that answers all that `key` asks, or None. One of more detail serves a wish for less."""
+        """Return a new sketch with at least the detail that `key` requests, or None."""
         details: tuple[Detail, ...] = ("range", "histogram") if key.detail == "range" else ("histogram",)
         for track in (True,) if key.track else (False, True):
             for detail in details:
@@ -119,17 +122,17 @@ class SketchCache:
         return None
 
     def put(self, key: SketchKey, sketch: Sketch) -> None:
-        """Take in a finished sketch as it is now; `flush` writes it.
+        """Store a copy of a complete sketch; `flush` writes it.
 
         Raises:
-            ValueError: the sketch is not what the key says.
+            ValueError: the sketch does not match the key.
         """
         _check(key, sketch)
         self._entries[key] = Packed.of(sketch.to_arrays())
         self._fresh.add(key)
 
     def flush(self) -> None:
-        """Write what was put since the last time.
+        """Write the sketches stored since the last call.
 
         Raises:
             OutputError: the folder cannot be written to (any more).
@@ -148,10 +151,10 @@ class SketchCache:
         self._damaged.clear()
 
     def save_partial(self, units_done: int, sketches: Mapping[SketchKey, Sketch], plan_key: str) -> None:
-        """Remember a run under way: its sketches after the first `units_done` samples. Replaces what was remembered.
+        """Write a checkpoint: the sketches after the first `units_done` samples. Replaces the previous checkpoint.
 
         Args:
-            sketches: not to be changed meanwhile; all that the run makes.
+            sketches: all sketches of the run; must not change during the call.
             plan_key: see the function of that name; only a run of the same key reads it.
 
         Raises:
@@ -167,11 +170,11 @@ class SketchCache:
         self._remove(older, made)
 
     def load_partial(self, plan_key: str) -> tuple[int, dict[SketchKey, Sketch]] | None:
-        """(samples done, sketches to go on with) of the run that came farthest, or None."""
+        """Return (samples done, sketches to continue with) of the checkpoint with the most samples, or None."""
         for path in sorted(self._partials(self._stem(PARTIAL, plan_key)), key=_units, reverse=True):
             try:
                 found = load_packed(path)
-            except FileNotFoundError:  # another process has come farther since, or is done
+            except FileNotFoundError:  # another process has written a later checkpoint or has finished
                 continue
             if found is None:
                 self._note_damage(path)
@@ -182,7 +185,7 @@ class SketchCache:
         return None
 
     def clear_partial(self, plan_key: str | None = None) -> None:
-        """Forget runs under way: the one of that key, or all with these settings.
+        """Remove checkpoints: those of that key, or all with these settings.
 
         Raises:
             OutputError: a file cannot be removed.
@@ -192,7 +195,7 @@ class SketchCache:
     # --- the folder -------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Check whose folder it is, or make it ours."""
+        """Check that the folder belongs to this model and data, or create it."""
         new = not self.folder.exists()
         try:
             self.folder.mkdir(exist_ok=True)
@@ -215,13 +218,13 @@ class SketchCache:
                 write_whole(self.folder / HEADER, [json.dumps(header, indent=1).encode() + b"\n"])
             except BaseException:
                 if new:
-                    with suppress(OSError):  # another process has come here meanwhile
+                    with suppress(OSError):  # another process has written into it meanwhile
                         self.folder.rmdir()
                 raise
         self._check_header(header)
 
     def _header(self) -> dict[str, Any] | None:
-        """What cache.json says; None where it is damaged.
+        """Read cache.json; None if it is damaged.
 
         Raises:
             DataError: it is not of a cache, or of another version.
@@ -229,7 +232,7 @@ class SketchCache:
         path = self.folder / HEADER
         try:
             header = json.loads(read_whole(path, MAX_HEADER))
-        except (ValueError, RecursionError):  # cut short: sketches say themselves what they are of
+        except (ValueError, RecursionError):  # truncated; the sketch files have their own checks
             self.notes.append(f"'{path}' was damaged and is made anew")
             return None
         if not isinstance(header, dict) or header.get("kind") != KIND:
@@ -243,7 +246,7 @@ class SketchCache:
         return header
 
     def _check_header(self, header: Mapping[str, Any]) -> None:
-        """The folder is of this model and this data."""
+        """Raise DataError if the folder belongs to another model or other data."""
         found = {part: header.get(part) for part in self._identity}
         other = [part for part, own in self._identity.items() if _digest(found[part]) != own["digest"]]
         if other:
@@ -262,14 +265,14 @@ class SketchCache:
             self.notes.append(f"the calibration cache '{self.folder}' holds nothing yet of {', '.join(changes)}")
 
     def _absorb(self) -> None:
-        """Read the finished sketches that were not read yet."""
+        """Read the complete sketches that were not read yet."""
         for _ in range(ATTEMPTS):
             try:
                 for path in self._files(DONE):
                     if path.name not in self._read:
                         self._absorb_file(path)
                 return
-            except FileNotFoundError:  # merged into another by a process beside us
+            except FileNotFoundError:  # merged into another file by a concurrent process
                 continue
 
     def _absorb_file(self, path: Path) -> None:
@@ -290,7 +293,7 @@ class SketchCache:
         self.notes.append(f"'{path}' of the calibration cache was damaged: what it held is measured anew")
 
     def _stem(self, kind: str, plan: str | None = None) -> str:
-        """How names of files of this model, data and settings begin."""
+        """Return the start of the names of files of this model, data and settings."""
         return f"{kind}-{self._binding[:12]}" + (
             "" if plan is None else f"-{text(combined('plan', plan.encode()))[:12]}"
         )
@@ -305,7 +308,7 @@ class SketchCache:
         return [path for path in sorted(self.folder.glob(f"{stem}-*.bin")) if _units(path) >= 0]
 
     def _remove(self, names: Iterable[str], kept: str = "") -> None:
-        """Remove files that others made unnecessary."""
+        """Remove superseded files."""
         for name in names:
             if name != kept:
                 try:
@@ -315,19 +318,19 @@ class SketchCache:
 
 
 def _check(key: SketchKey, sketch: Sketch) -> None:
-    """A sketch is what its key says."""
+    """Raise ValueError if a sketch does not match its key."""
     found = (sketch.axis, sketch.detail, sketch.tracks)
     if found != key[1:]:
         raise ValueError(f"a sketch of (axis, detail, track) {found} under the key {tuple(key)}")
 
 
 def _key(row: Any) -> SketchKey:
-    """A key as JSON gives it back."""
+    """Convert a key read from JSON."""
     return SketchKey(*row)
 
 
 def _units(path: Path) -> int:
-    """Samples done, from the name of a partial file; -1 where it is none."""
+    """Return the number of samples done, from the name of a partial file; -1 for other files."""
     number = path.stem.split("-")[-2]
     return int(number) if number.isdecimal() else -1
 
@@ -337,11 +340,11 @@ def _digest(part: Any) -> Any:
 
 
 def _describe(identity: Mapping[str, Any]) -> str:
-    """ "model 'a.onnx' (digest 1234...) and data 'b' (digest ...)"."""
+    """Format an identity as "model 'a.onnx' (digest 1234...) and data 'b' (digest ...)"."""
     texts = []
     for part, said in identity.items():
         name, digest = (said.get("name"), said.get("digest")) if isinstance(said, dict) else (None, None)
-        quoted = name if "'" in str(name) else f"'{name}'"  # names of data say what they are: folder 'calib'
+        quoted = name if "'" in str(name) else f"'{name}'"  # names of data include their kind: folder 'calib'
         texts.append(f"{part} {quoted} (digest {str(digest)[:12]})")
     return " and ".join(texts)
 

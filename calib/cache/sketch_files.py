@@ -1,8 +1,8 @@
-"""Files of sketches: packed arrays that appear whole or not at all, and prove that they are what was written.
+"""Files of sketches: packed arrays, written atomically and verified by a checksum.
 
 sketches-<binding>-<sha256 of the content>.bin
 {"format": 1, "head": {...}, "entries": [[key, [[name, type, stored type, shape], ...]], ...]}   \\n
-array, array, ...                                       each from a multiple of 8 bytes on
+array, array, ...                                       each aligned to 8 bytes
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ CHECK_DIGITS: Final = 32
 """Hexadecimal digits of the content's sha256 at the end of a file's name."""
 
 NARROW: Final = (np.uint8, np.uint16, np.uint32)
-"""Counts are small: int64 arrays are stored in the first of these that holds them, a quarter of the bytes or less.
+"""Types for storing int64 counts: the first one that holds them, in a quarter of the bytes or less.
 
-Deflating saves as much again and costs 0.1 ms a sketch to write and 0.03 ms to read, a thousand times what the disk
-takes; one array a member of an .npz costs 0.2 ms a sketch to read.
+Compression would save as much again, but costs 0.1 ms per sketch to write and 0.03 ms to read, a thousand times as long
+as the disk takes; an .npz with one member per array costs 0.2 ms per sketch to read.
 """
 
 
 STORED: Final = frozenset("biuf")
-"""Kinds of types of which arrays are stored."""
+"""Kinds of the types that can be stored."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """The arrays of one sketch.
+    """Packed arrays of one sketch.
 
     Attributes:
         layout: (name, type, type in the file, shape) of each array.
@@ -62,7 +62,7 @@ class Packed:
 
     @classmethod
     def of(cls, arrays: Mapping[str, Array]) -> Packed:
-        """`arrays`, packed; of any type of numpy's own but objects."""
+        """Pack arrays of any built-in numpy type except object."""
         layout, pieces = [], []
         for name, values in arrays.items():
             stored = _narrow(values)
@@ -73,10 +73,10 @@ class Packed:
 
     @property
     def size(self) -> int:
-        """Bytes of the payload by the layout.
+        """Size of the payload in bytes, computed from the layout.
 
         Raises:
-            ValueError, TypeError: a type that is not stored, or a shape that no array has.
+            ValueError, TypeError: a type that is not stored, or an invalid shape.
         """
         total = 0
         for _, kind, stored, shape in self.layout:
@@ -86,7 +86,7 @@ class Packed:
         return total
 
     def arrays(self) -> dict[str, Array]:
-        """The arrays by name; those that were not narrowed are read-only views of the payload."""
+        """Return the arrays by name; those that were not narrowed are read-only views of the payload."""
         found: dict[str, Array] = {}
         at = 0
         for name, kind, stored, shape in self.layout:
@@ -97,7 +97,7 @@ class Packed:
 
 
 def _narrow(values: Array) -> Array:
-    """The same integers in fewer bytes, where they are int64 and not negative."""
+    """Convert non-negative int64 to the smallest unsigned type that holds all values."""
     if values.dtype != np.int64 or not values.size or values.min() < 0:
         return values
     highest = values.max()
@@ -105,11 +105,11 @@ def _narrow(values: Array) -> Array:
 
 
 def save_packed(folder: Path, stem: str, head: Mapping[str, Any], entries: Mapping[Any, Packed]) -> str:
-    """Write `<stem>-<check>.bin`; the same content has the same name.
+    """Write `<stem>-<check>.bin`; equal contents have equal names.
 
     Args:
-        head: what to say of the whole, in JSON's types.
-        entries: by key, in JSON's types (tuples are read back as lists).
+        head: metadata of the file, of JSON types.
+        entries: packed sketches by key; keys of JSON types (tuples are read back as lists).
 
     Returns:
         The name of the file.
@@ -129,10 +129,10 @@ def save_packed(folder: Path, stem: str, head: Mapping[str, Any], entries: Mappi
 
 
 def load_packed(path: Path) -> tuple[dict[str, Any], list[tuple[Any, Packed]]] | None:
-    """What `save_packed` wrote: the head, and (key, packed) in order. None: the file is damaged or of another format.
+    """Read a file of `save_packed`: the head, and (key, packed) in order. None: damaged, or of another format.
 
     Raises:
-        FileNotFoundError: it is not there (any more).
+        FileNotFoundError: it does not exist (any more).
         DataError: the system cannot read it.
     """
     content = read_whole(path)
@@ -140,7 +140,7 @@ def load_packed(path: Path) -> tuple[dict[str, Any], list[tuple[Any, Packed]]] |
         return None
     try:
         return _unpacked(content)
-    except (ValueError, TypeError, KeyError, RecursionError):  # with a digest that is right: not written by sbonnx
+    except (ValueError, TypeError, KeyError, RecursionError):  # the digest is correct: not written by sbonnx
         return None
 
 
@@ -148,7 +148,7 @@ def _unpacked(content: bytes) -> tuple[dict[str, Any], list[tuple[Any, Packed]]]
     """Parse the content of a sketch file; None for another format.
 
     Raises:
-        ValueError, TypeError, KeyError, RecursionError: it says nothing that could be.
+        ValueError, TypeError, KeyError, RecursionError: invalid content.
     """
     line, _, _ = content.partition(b"\n")
     found = json.loads(line)
@@ -167,11 +167,11 @@ def _unpacked(content: bytes) -> tuple[dict[str, Any], list[tuple[Any, Packed]]]
 
 
 def read_whole(path: Path, largest: int | None = None) -> bytes:
-    """Content of a file of the cache, of at most `largest` bytes.
+    """Read a file of the cache, of at most `largest` bytes.
 
     Raises:
-        FileNotFoundError: it is not there (any more).
-        DataError: it is no regular file, it is larger, or the system cannot read it.
+        FileNotFoundError: it does not exist (any more).
+        DataError: it is not a regular file, is too large, or the system cannot read it.
     """
     try:
         with open_regular(path) as file:
@@ -185,10 +185,10 @@ def read_whole(path: Path, largest: int | None = None) -> bytes:
 
 
 def write_whole(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
-    """Write a file that appears under its name once it is complete, over one that is there.
+    """Write a file atomically; replaces an existing one.
 
-    A process that is killed leaves at most a hidden temporary file, which the next `sweep` finds unlocked and removes.
-    The data is not forced to the disk: what a loss of power cuts short, the checks of the readers find.
+    A killed process leaves at most a hidden temporary file, which the next `sweep` finds unlocked and removes. The data
+    is not synced to disk: if a loss of power truncates it, the checksum detects that on reading.
 
     Raises:
         OutputError: it cannot be written there.
@@ -203,17 +203,17 @@ def write_whole(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
 
 @contextmanager
 def _temporary(path: Path) -> Iterator[IO[bytes]]:
-    """A file beside `path`, locked while it is written, renamed at the end."""
+    """Yield a temporary file next to `path`, locked while it is written and renamed at the end."""
     while True:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
         file = open(temporary, "xb")  # noqa: SIM115
         if _lock(file, wait=True) and not _gone(file):
             break
-        file.close()  # a sweep came between the making and the locking
+        file.close()  # a sweep removed it between creation and locking
     try:
         yield file
         file.flush()
-        if sys.platform == "win32":  # an open file has no other name there, and cannot be removed by a sweep either
+        if sys.platform == "win32":  # Windows cannot rename an open file, and a sweep cannot remove it either
             file.close()
         move(temporary, path)
     except BaseException:
@@ -224,7 +224,7 @@ def _temporary(path: Path) -> Iterator[IO[bytes]]:
 
 
 def sweep(folder: Path, prefixes: tuple[str, ...]) -> None:
-    """Remove temporary files that killed processes left; those that somebody is writing are locked, and stay."""
+    """Remove temporary files of killed processes; files that are being written are locked, and stay."""
     for path in folder.glob(".*.tmp"):
         if not path.name[1:].startswith(prefixes) or path.is_symlink() or not path.is_file():
             continue
@@ -232,24 +232,24 @@ def sweep(folder: Path, prefixes: tuple[str, ...]) -> None:
             with open_regular(path) as file:
                 if not _lock(file, wait=False):
                     continue
-                if sys.platform != "win32":  # while it is locked, for its writer may be about to lock it
+                if sys.platform != "win32":  # while it is locked, because its writer may be about to lock it
                     path.unlink(missing_ok=True)
-            path.unlink(missing_ok=True)  # no open file can be removed there
-        except OSError:  # gone, of another user, or open in another process: not ours to remove
+            path.unlink(missing_ok=True)  # Windows cannot remove an open file
+        except OSError:  # already removed, of another user, or open in another process: must stay
             continue
 
 
 def _lock(file: IO[bytes], *, wait: bool) -> bool:
-    """Lock a file until it is closed or the process ends; False where another holds it."""
+    """Lock a file until it is closed or the process ends; False if another process holds the lock."""
     if sys.platform == "win32":
         return True
     try:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:  # held by another, or a file system without locks, where nothing is swept
+    except OSError:  # held by another process, or a file system without locks, where nothing is swept
         return wait
     return True
 
 
 def _gone(file: IO[bytes]) -> bool:
-    """Whether a file has lost its name since it was opened."""
+    """Return whether a file was deleted since it was opened."""
     return sys.platform != "win32" and os.fstat(file.fileno()).st_nlink == 0
