@@ -1,4 +1,4 @@
-"""Readers: every kind of calibration data as one kind of source."""
+"""Readers that present every kind of calibration data as one kind of source."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ALL = Sampling()
 
 
 def open_source(data: Any, inputs: Sequence[InputSpec], sampling: Sampling = ALL) -> Source:
-    """The reader for `data`: a path by what lies there, an object by what it can do.
+    """Open the reader for `data`: a path by its contents, an object by its interface.
 
     Args:
-        sampling: what will be used: the rest of what can be walked only once is not kept.
+        sampling: the feeds that will be used; of data that can be iterated only once, only these are kept.
 
     Raises:
-        DataError: nothing that can be read.
+        DataError: the data is of no supported kind.
     """
     if isinstance(data, (str, os.PathLike)):
         return open_path(Path(os.fspath(data)), inputs)

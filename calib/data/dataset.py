@@ -30,12 +30,12 @@ from sbonnx.spec import Array
 
 @final
 class Dataset:
-    """Feeds that can be walked again and again, each checked when it is reached.
+    """Feeds that can be iterated repeatedly, each checked when it is reached.
 
     Attributes:
-        name: where they come from, for messages.
-        inputs: what the model wants.
-        split: cut each raw feed into batches of this many samples along the leading axis; None: as they are.
+        name: origin of the feeds, for messages.
+        inputs: names, types and shapes that the model expects.
+        split: cut each raw feed into batches of this many samples along the leading axis; None: no splitting.
         sampling: which feeds are used, counted after splitting.
     """
 
@@ -56,36 +56,36 @@ class Dataset:
         self._defaults = defaults or {}
 
     def __iter__(self) -> Iterator[Feed]:
-        """Feeds by input name, in the session's types."""
+        """Yield feeds by input name, in the session's types."""
         for _, feed in self.items():
             yield feed
 
     def items(self) -> Iterator[tuple[str, Feed]]:
-        """(where, feed): `where` names the file or the position, for messages."""
+        """Yield (where, feed): `where` names the file or the position, for messages."""
         by_chance = self.sampling.by_chance
         for where, feed in self._picked(self._chosen) if by_chance else islice(self._pieces(), self.sampling.limit):
             yield where, fitted(feed, self.inputs, where)
 
     def at(self, places: Sequence[int]) -> Iterator[tuple[str, Feed]]:
-        """(where, feed) at some positions among the feeds that are used, ascending."""
+        """Yield (where, feed) at some positions among the feeds that are used, ascending."""
         chosen = [self._chosen[place] for place in places] if self.sampling.by_chance else places
         for where, feed in self._picked(chosen):
             yield where, fitted(feed, self.inputs, where)
 
     @property
     def count(self) -> int | None:
-        """Number of feeds where it is known without a walk."""
+        """Number of feeds; None if only an iteration can tell."""
         total = self._cheap_total
         return None if total is None else min(total, total if self.sampling.limit is None else self.sampling.limit)
 
     def __len__(self) -> int:
-        """Number of feeds; walks the data once where the source cannot tell."""
+        """Return the number of feeds; iterates over the data once if the source does not know it."""
         limit = self.sampling.limit
         return self._total if limit is None else min(self._total, limit)
 
     @cached_property
     def _cheap_total(self) -> int | None:
-        """Feeds before sampling where that is known without a walk; splits are counted by the shapes alone."""
+        """Feeds before sampling; None if only an iteration can tell. Splits are counted from the shapes alone."""
         if self.split is None:
             return self._source.count
         lengths = self._source.lengths() if self._source.lengths is not None else None
@@ -93,26 +93,26 @@ class Dataset:
 
     @cached_property
     def _total(self) -> int:
-        """Feeds before sampling. A walk holds one raw feed at a time."""
+        """Feeds before sampling. An iteration holds one raw feed at a time."""
         return sum(1 for _ in self._pieces()) if self._cheap_total is None else self._cheap_total
 
     @cached_property
     def _chosen(self) -> tuple[int, ...]:
-        """Positions that are used, of a random pick."""
+        """Positions of a random pick."""
         return self.sampling.chosen(self._total)
 
     def _pieces(self) -> Iterator[tuple[str, Feed]]:
-        """All feeds by name, split, not yet checked."""
+        """Yield all feeds by name, split, not yet checked."""
         for where, raw in self._source.feeds():
             yield from self._cut(where, raw)
 
     def _cut(self, where: str, raw: Any) -> Iterator[tuple[str, Feed]]:
-        """The feeds of one raw feed."""
+        """Return the feeds of one raw feed."""
         feed = named(without_defaults(raw, self._defaults, where), self.inputs, where, whole=self.split is None)
         return iter([(where, feed)]) if self.split is None else cut(feed, self.split, self.inputs, where)
 
     def _picked(self, places: Sequence[int]) -> Iterator[tuple[str, Feed]]:
-        """The feeds at some positions, ascending; the files of others are not read where each has one feed."""
+        """Yield the feeds at some positions, ascending. Other files are not read if each file has one feed."""
         if self.split is None and self._source.at is not None:
             for place in places:
                 yield from self._cut(*self._source.at(place))
@@ -138,32 +138,33 @@ def read(
     seed: int = 0,
     optional: Collection[str] = (),
 ) -> Dataset:
-    """A data set from anything that holds feeds.
+    """Open a data set from any object or path that holds feeds.
 
     Paths: a .npz file (arrays named as the inputs), a .npy file, Polygraphy's .json; a folder of .npz (one feed each),
     of .npy (single input), with a subfolder of .npy for each input, or with test_data_set_* folders. Objects: a dict
     (one feed), an array (single input), any iterable of dicts, tuples or arrays, a torch DataLoader, an onnxruntime
-    CalibrationDataReader, a `Dataset`. The batch axis is included everywhere; sizes and shapes may differ from feed to
-    feed. What can be walked only once is walked now and kept in memory (what is picked of it, 4 GiB at most).
+    CalibrationDataReader, a `Dataset`. Arrays always include the batch axis; sizes and shapes may differ from feed to
+    feed. Data that can be iterated only once is read immediately, and the picked feeds are kept in memory (4 GiB at
+    most).
 
-    Types: the model's own; a wider or narrower float (float64 to float32) and any integer whose values fit are
-    converted. Integers are never taken for floats: an image in uint8 was not preprocessed.
+    Types: those of the model; a wider or narrower float (float64 to float32) and any integer whose values fit are
+    converted. Integers are never accepted for floats: an image in uint8 was not preprocessed.
 
-    Inputs with a default (initializers that the file lists among its inputs) may be left out; fed, they must hold the
-    default, because the model is quantized with it.
+    Inputs with a default (initializers that the file lists among its inputs) may be left out; if fed, they must hold
+    the default, because the model is quantized with it.
 
     Args:
         source: see above.
-        inputs: what the model wants: its graph, or specs (without defaults then).
-        split: cut along the leading axis into batches of this many; the last may be smaller where the model's batch
+        inputs: the graph of the model, or the specs of its inputs (then without defaults).
+        split: cut along the leading axis into batches of this many; the last may be smaller if the model's batch size
             is not fixed.
         limit: at most this many feeds, counted after splitting.
-        pick: which ones: the first, or some by chance, the same ones everywhere and in the order of the data.
-        seed: of the chance.
+        pick: the first feeds, or a random subset that is the same on every platform, in the order of the data.
+        seed: seed of the random subset.
         optional: inputs that feeds may leave out, because something else provides them.
 
     Raises:
-        DataError: nothing there, or the first feed does not fit. Later feeds are checked when they are reached.
+        DataError: no data, or the first feed does not fit. Later feeds are checked when they are reached.
     """
     defaults = None
     if isinstance(inputs, Graph):
@@ -177,7 +178,7 @@ def read(
     if isinstance(source, Dataset):
         source = source._source if not (source.split or source.sampling.limit) else _relay(source)
     sampling = Sampling(limit, pick, seed)
-    # a random pick among batches needs all that they are cut from; of the first ones, the limit is enough
+    # a random pick among batches needs all raw feeds; for the first batches, `limit` raw feeds suffice
     opened = _open(source, inputs, ALL if split is not None and sampling.by_chance else sampling)
     data = Dataset(opened, inputs, split=split, sampling=sampling, defaults=defaults)
     if next(data.items(), None) is None:
@@ -186,22 +187,22 @@ def read(
 
 
 def _open(source: Any, inputs: Sequence[InputSpec], sampling: Sampling) -> Source:
-    """`source` itself where it is a `Source`, else its reader."""
+    """Return `source` itself if it is a `Source`, else its reader."""
     return source if isinstance(source, Source) else open_source(source, inputs, sampling)
 
 
 def _relay(data: Dataset) -> Source:
-    """A data set as a source of raw feeds."""
+    """Wrap a data set as a source of raw feeds."""
     return Source(data.name, data.items, data.count)
 
 
 def input_specs(graph: Graph) -> tuple[InputSpec, ...]:
-    """What the inputs of `graph` want, in order."""
+    """Return names, types and shapes of the inputs of `graph`, in order."""
     return tuple(InputSpec(tensor.name, dtype(tensor), shape(tensor)) for tensor in graph.inputs)
 
 
 def input_defaults(graph: Graph) -> dict[str, Callable[[], Array]]:
-    """What gives the values of the initializers that the file listed among its inputs, by name."""
+    """Return functions that load the initializers that the file listed among its inputs, by name."""
     return {name: lambda held=held: _loaded(held) for name, held in graph.info.defaults.items()}  # type: ignore[misc]
 
 

@@ -1,4 +1,4 @@
-"""`Kept`: feeds that come one by one and are walked again later."""
+"""`Kept`: buffer of feeds that arrive one by one and are read again later."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.graph import Graph
 
 MEMORY: Final = 64 << 20
-"""Bytes of feeds that wait in memory; the others wait on disk."""
+"""Bytes of feeds held in memory; the others are spilled to disk."""
 
 
 class Kept:
     """Copies of feeds, in order, until `close`.
 
     Args:
-        graph: whose inputs they are for.
+        graph: the model that the feeds are for.
         memory: bytes to hold in memory.
     """
 
@@ -29,7 +29,7 @@ class Kept:
         self._store = TensorStore(memory)
 
     def add(self, feed: Feed) -> None:
-        """Keep one.
+        """Append a copy of a feed.
 
         Raises:
             OutputError: the disk is full.
@@ -40,14 +40,14 @@ class Kept:
         self.count += 1
 
     def dataset(self) -> Dataset:
-        """All that was kept so far."""
+        """Return a data set of all feeds so far."""
         return read(Source("what was fed", self._walk, self.count), self._graph)
 
     def close(self) -> None:
-        """Forget them. Twice is once."""
+        """Free all feeds. Idempotent."""
         self._store.close()
 
     def _walk(self) -> Iterator[tuple[str, Feed]]:
-        """(where, feed) in order."""
+        """Yield (where, feed) in order."""
         for number, names in enumerate(self._names):
             yield f"feed {number + 1}", {name: self._store.get((number, name)) for name in names}

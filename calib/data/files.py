@@ -20,19 +20,19 @@ from sbonnx.input_files import check_regular, read_regular
 KNOWN = (".npz", ".npy", ".json")
 
 MAX_JSON: Final = 1 << 30
-"""Bytes of a JSON file, which is read whole and kept. Text is no form for more data."""
+"""Maximum size in bytes of a JSON file, which is read whole and kept. Larger data needs a binary format."""
 
 MAX_PROTO: Final = (1 << 31) - 1
-"""Bytes that protobuf reads."""
+"""Largest message in bytes that protobuf reads."""
 
 
 def open_path(path: Path, inputs: Sequence[InputSpec]) -> Source:
-    """The reader for a file or folder, by what it holds.
+    """Open the reader for a file or folder, by its contents.
 
     Raises:
-        DataError: it does not exist, or holds nothing that is known, or several kinds.
+        DataError: it does not exist, or holds no supported data, or several kinds.
     """
-    if os.path.isdir(path):  # False as well where the system has no such names
+    if os.path.isdir(path):  # False also for names that the system does not allow
         return _open_folder(path, inputs)
     try:
         check_regular(path)
@@ -53,10 +53,10 @@ def natural(path: Path) -> list[Any]:
 
 
 def _children(folder: Path) -> list[Path]:
-    """Visible entries of a folder, in natural order.
+    """List the visible entries of a folder, in natural order.
 
     Raises:
-        DataError: the folder cannot be read, or a data file in it is none (a link that leads nowhere, a FIFO).
+        DataError: the folder cannot be read, or a data file in it is not a regular file (a dangling link, a FIFO).
     """
     try:
         entries = sorted((entry for entry in folder.iterdir() if not entry.name.startswith(".")), key=natural)
@@ -69,7 +69,6 @@ def _children(folder: Path) -> list[Path]:
 
 
 def _open_folder(folder: Path, inputs: Sequence[InputSpec]) -> Source:
-    """The reader for a folder."""
     entries = _children(folder)
     files = {suffix: [e for e in entries if e.is_file() and e.suffix == suffix] for suffix in (*KNOWN, ".pb")}
     folders = [entry for entry in entries if entry.is_dir()]
@@ -99,7 +98,7 @@ def _open_folder(folder: Path, inputs: Sequence[InputSpec]) -> Source:
 
 
 def _of_files(folder: Path, paths: list[Path], load: Any) -> Source:
-    """One feed a file (or test set)."""
+    """Return the source for one feed per file (or test set)."""
 
     def at(number: int) -> tuple[str, Any]:
         return f"'{paths[number]}'", load(paths[number])
@@ -109,7 +108,7 @@ def _of_files(folder: Path, paths: list[Path], load: Any) -> Source:
 
 
 def _of_input_folders(folder: Path, inputs: Sequence[InputSpec]) -> Source:
-    """A subfolder of .npy files for each input, the n-th files of all belonging together."""
+    """Return the source for a folder with a subfolder of .npy files per input; the n-th files form a feed."""
     columns: dict[str, list[Path]] = {}
     for spec in inputs:
         place = folder / spec.name
@@ -135,7 +134,7 @@ def _of_input_folders(folder: Path, inputs: Sequence[InputSpec]) -> Source:
 
 
 def _polygraphy(path: Path) -> Source:
-    """Polygraphy's JSON: a list of feeds, each array the base64 text of an .npy file."""
+    """Read Polygraphy's JSON: a list of feeds, each array the base64 text of an .npy file."""
     try:
         feeds = json.loads(read_regular(path, MAX_JSON))
     except OSError as error:
@@ -156,7 +155,7 @@ def _polygraphy(path: Path) -> Source:
 
 
 def _decode(value: Any, what: str) -> StoredArray:
-    """One array of a Polygraphy file. `{"array": base64 of .npy}`; a LazyArray wraps it once more in `values`."""
+    """Decode one array of a Polygraphy file: `{"array": base64 of .npy}`; a LazyArray wraps it in `values`."""
     if isinstance(value, dict) and isinstance(value.get("values"), dict):
         value = value["values"]
     text = value.get("array") if isinstance(value, dict) else None
@@ -172,8 +171,8 @@ def _decode(value: Any, what: str) -> StoredArray:
 
 
 def _load_test_set(folder: Path, inputs: Sequence[InputSpec]) -> dict[str, Any]:
-    """One ONNX test set: input_0.pb, input_1.pb, ... in the order of the graph's inputs."""
-    import onnx  # here, for worker processes want `InputSpec` quickly, and no files
+    """Read one ONNX test set: input_0.pb, input_1.pb, ... in the order of the graph's inputs."""
+    import onnx  # imported here because worker processes need `InputSpec` quickly, and no files
 
     feed: dict[str, Any] = {}
     for index, spec in enumerate(inputs):

@@ -1,4 +1,4 @@
-"""Lengths of the leading axis, told without reading values: for how many batches a split makes."""
+"""Lengths of the leading axis, read without the values, to count the batches of a split."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from sbonnx.calib.data.stored_arrays import StoredArray, open_stored
 from sbonnx.errors import DataError
 
 MOST_FILES: Final = 1000
-"""Files whose headers are read, a fifth of a millisecond each; how many batches more files make is not told."""
+"""Maximum number of files whose headers are read, at 0.2 ms each; for more files the number of batches is unknown."""
 
 
 def lengths_of_files(paths: Sequence[Path]) -> list[int] | None:
-    """Of the first array with an axis in each .npy or .npz file; None where one of them does not tell."""
+    """Return the length of the first array with an axis in each .npy or .npz file; None if one of them has none."""
     if len(paths) > MOST_FILES:
         return None
     return _all(_of_file(path) for path in paths)
 
 
 def lengths_of_feeds(feeds: Sequence[Any]) -> list[int] | None:
-    """Of the first array with an axis in each raw feed; None where one of them has none that says its shape."""
+    """Return the length of the first array with an axis in each raw feed; None if one of them has no known shape."""
     return _all(_of_feed(feed) for feed in feeds)
 
 
@@ -45,5 +45,5 @@ def _of_file(path: Path) -> int | None:
         stored = open_stored(path)
         arrays = [stored] if isinstance(stored, StoredArray) else stored.values()
         return next((array.shape[0] for array in arrays if array.shape), None)
-    except DataError:  # said when it is read
+    except DataError:  # reported when the file is read
         return None

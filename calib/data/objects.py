@@ -13,18 +13,18 @@ from sbonnx.calib.data.source import Source, listed
 from sbonnx.errors import DataError
 
 MAX_CACHED: Final = 4 * 2**30
-"""Bytes of feeds that are kept of an iterator that cannot be walked twice."""
+"""Maximum bytes kept of an iterator that cannot be iterated twice."""
 
 
 def open_object(data: Any, sampling: Sampling) -> Source:
-    """The reader for a Python object.
+    """Open the reader for a Python object.
 
-    What can be walked again (list, Dataset, DataLoader, a reader with `rewind`) is walked anew each time. What cannot
-    (a generator, a CalibrationDataReader without `rewind`) is walked once, at once, and what `sampling` picks of it is
-    kept in memory.
+    Objects that can be iterated repeatedly (list, Dataset, DataLoader, a reader with `rewind`) are iterated each time.
+    Others (a generator, a CalibrationDataReader without `rewind`) are read once, immediately, and the feeds picked by
+    `sampling` are kept in memory.
 
     Raises:
-        DataError: it is nothing that gives feeds, or too large to be kept.
+        DataError: the object provides no feeds, or they are too large to be kept.
     """
     kind = type(data).__name__
     if isinstance(data, Mapping):
@@ -44,7 +44,7 @@ def open_object(data: Any, sampling: Sampling) -> Source:
 
 
 def _length(data: Any) -> int | None:
-    """len(data), or None where it has none (an IterableDataset's loader raises TypeError)."""
+    """Return len(data), or None if it has none (an IterableDataset's loader raises TypeError)."""
     try:
         return len(data)
     except TypeError:
@@ -52,13 +52,13 @@ def _length(data: Any) -> int | None:
 
 
 def _numbered(feeds: Iterator[Any]) -> Iterator[tuple[str, Any]]:
-    """Feeds with their place for messages."""
+    """Yield feeds with their position, for messages."""
     for number, feed in enumerate(feeds):
         yield f"feed {number}", feed
 
 
 def _of_list(name: str, feeds: Sequence[Any], places: Sequence[int] | None = None) -> Source:
-    """Feeds in memory; `places`: where they stood before some were left out."""
+    """Return the source of feeds in memory; `places`: their original positions if some were left out."""
 
     def at(number: int) -> tuple[str, Any]:
         return f"feed {number if places is None else places[number]}", feeds[number]
@@ -67,7 +67,7 @@ def _of_list(name: str, feeds: Sequence[Any], places: Sequence[int] | None = Non
 
 
 def _calibration_reader(reader: Any, sampling: Sampling) -> Source:
-    """An onnxruntime CalibrationDataReader: `get_next` gives feeds, then None."""
+    """Return the source of an onnxruntime CalibrationDataReader: `get_next` returns feeds, then None."""
     rewind: Callable[[], None] | None = getattr(reader, "rewind", None)
     if not callable(rewind):
         return _cached(iter(reader.get_next, None), f"the {type(reader).__name__}", sampling)
@@ -80,7 +80,7 @@ def _calibration_reader(reader: Any, sampling: Sampling) -> Source:
 
 
 def _cached(feeds: Iterator[Any], name: str, sampling: Sampling) -> Source:
-    """Walk now, keep what is picked."""
+    """Read all feeds now and keep those picked by `sampling`."""
     kept: list[Any] = []
     places: list[int] = []
     for place, feed in sampling.kept(_within(feeds, name, sampling)):
@@ -90,7 +90,7 @@ def _cached(feeds: Iterator[Any], name: str, sampling: Sampling) -> Source:
 
 
 def _within(feeds: Iterator[Any], name: str, sampling: Sampling) -> Iterator[Any]:
-    """The same feeds, as long as those that are kept of them fit into memory."""
+    """Yield the feeds unchanged; raise DataError if the picked ones exceed `MAX_CACHED`."""
     size = count = 0
     for feed in feeds:
         yield feed
@@ -104,7 +104,7 @@ def _within(feeds: Iterator[Any], name: str, sampling: Sampling) -> Iterator[Any
 
 
 def _bytes(feed: Any) -> int:
-    """Memory that one raw feed holds, about."""
+    """Estimate the memory of one raw feed."""
     if isinstance(feed, Mapping):
         return sum(_bytes(value) for value in feed.values())
     if isinstance(feed, (list, tuple)):

@@ -1,4 +1,4 @@
-"""`Unit`: what one run sees."""
+"""`Unit`: the input of one run, a sample or a micro-batch."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from sbonnx.calib.data import Feed
 
 @dataclass(frozen=True)
 class Unit:
-    """What one run sees.
+    """Input of one run: a sample, or a micro-batch of samples.
 
     Attributes:
         index: position among all units, in the order of the data.
         where: file or position in the data, for messages.
         feed: arrays by input name.
-        samples: how many samples it holds.
+        samples: number of samples it holds.
         closes: whether it is the last of its feed.
-        parts: the samples of a group, without their feeds; see `sbonnx.calib.engine.batching`.
-        rank: position in the order of contents, see `sbonnx.calib.engine.canonical_order`; 0 where the units were not
+        parts: the samples of a micro-batch, without their feeds; see `sbonnx.calib.engine.batching`.
+        rank: position in the canonical order, see `sbonnx.calib.engine.canonical_order`; 0 if the units were not
             sorted.
     """
 
@@ -32,10 +32,10 @@ class Unit:
 
     @property
     def members(self) -> tuple[Unit, ...]:
-        """The samples of a group; of any other unit, itself."""
+        """The samples of a micro-batch; for any other unit, itself."""
         return self.parts or (self,)
 
     @property
     def bare(self) -> Unit:
-        """The same without its feed."""
+        """A copy without its feed."""
         return replace(self, feed={})

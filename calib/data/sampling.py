@@ -1,4 +1,4 @@
-"""Which feeds of a data set are used: the first, or some by chance that any machine throws alike."""
+"""Selection of feeds: the first N, or a seeded random subset that is identical on every platform."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _MASK: Final = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Sampling:
-    """At most `limit` feeds (None: all): the first ones, or those that `seed` picks.
+    """Selection of at most `limit` feeds (None: all): the first ones, or a random subset.
 
-    A random pick keeps the feeds whose position has the smallest `rank`. It depends on the seed and the positions
-    alone, so it is the same in any process and version, and feeds that are added at the end push out only as many
-    as are picked among them.
+    A random pick keeps the feeds whose position has the smallest `rank`. It depends only on the seed and the positions,
+    so it is the same in any process and version. Feeds appended at the end replace only as many as are picked among
+    them.
     """
 
     limit: int | None = None
@@ -28,11 +28,11 @@ class Sampling:
 
     @property
     def by_chance(self) -> bool:
-        """Whether it matters how many feeds there are."""
+        """Whether the selection depends on the total number of feeds."""
         return self.pick == "random" and self.limit is not None
 
     def chosen(self, total: int) -> tuple[int, ...]:
-        """Positions to use of `total` feeds, ascending. Memory: that of the result."""
+        """Return the positions to use of `total` feeds, ascending. Memory: that of the result."""
         if self.limit is None or self.limit >= total:
             return tuple(range(total))
         if self.pick == "first":
@@ -40,14 +40,14 @@ class Sampling:
         return tuple(sorted(heapq.nsmallest(self.limit, range(total), key=lambda place: rank(self.seed, place))))
 
     def kept(self, feeds: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-        """(position, feed) of the chosen ones in order, in one walk that holds no more of them than are chosen."""
+        """Yield (position, feed) of the chosen feeds in order, in one pass that holds no more feeds than are chosen."""
         numbered = enumerate(feeds)
         if self.limit is None or self.pick == "first":
             yield from islice(numbered, self.limit)
             return
-        heap: list[tuple[int, int, Any]] = []  # (-rank, position, feed): the largest rank is the first to go
+        heap: list[tuple[int, int, Any]] = []  # (-rank, position, feed): the largest rank is evicted first
         for place, feed in numbered:
-            entry = (-rank(self.seed, place), place, feed)  # no two ranks are equal: feeds are never compared
+            entry = (-rank(self.seed, place), place, feed)  # ranks are unique, so feeds are never compared
             if len(heap) < self.limit:
                 heapq.heappush(heap, entry)
             else:
@@ -56,7 +56,7 @@ class Sampling:
 
 
 def rank(seed: int, place: int) -> int:
-    """A number of 64 bits for a position, as if by chance; no two positions have the same.
+    """Compute a pseudorandom 64-bit number for a position; no two positions have the same.
 
     Source: the finaliser of SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014,
     section 3; the constants are Stafford's variant 13), over the position plus the finaliser of the seed.
@@ -65,7 +65,7 @@ def rank(seed: int, place: int) -> int:
 
 
 def _mix(value: int) -> int:
-    """A permutation of the numbers of 64 bits."""
+    """Permute the 64-bit integers."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK

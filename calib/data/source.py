@@ -1,4 +1,4 @@
-"""What every reader gives: raw feeds with the place they come from, as often as asked."""
+"""`Source`: raw feeds with their origin, as every reader provides them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Source:
-    """Raw feeds that can be walked again and again.
+    """Raw feeds that can be iterated repeatedly.
 
     Attributes:
-        name: for messages: a quoted path, or what kind of object it is.
-        feeds: starts a walk over (where, raw feed).
-        count: number of raw feeds, None when only a walk can tell.
-        at: the n-th (where, raw feed) alone, for n below `count`; None where only a walk leads to it.
-        lengths: length of the leading axis of every raw feed, where that is known without reading their values;
-            None, or a result of None, where it is not.
+        name: for messages: a quoted path, or the type of the object.
+        feeds: starts an iteration over (where, raw feed).
+        count: number of raw feeds; None if only an iteration can tell.
+        at: returns the n-th (where, raw feed), for n below `count`; None if it can only be reached by iteration.
+        lengths: returns the length of the leading axis of every raw feed without reading values; None, or a result of
+            None, if they are unknown.
     """
 
     name: str
@@ -30,5 +30,5 @@ class Source:
 def listed(
     name: str, count: int, at: Callable[[int], tuple[str, Any]], lengths: Callable[[], Sequence[int] | None] | None
 ) -> Source:
-    """The source of `count` raw feeds that can be reached in any order."""
+    """Return the source of `count` raw feeds with random access."""
     return Source(name, lambda: (at(number) for number in range(count)), count, at, lengths)

@@ -1,6 +1,6 @@
-"""Arrays in .npy and .npz files: type and shape from the header, the values when they are asked for.
+"""Arrays in .npy and .npz files: type and shape from the header, values on demand.
 
-A .npz file of 3 MB can hold 3 GB of zeros: what does not fit the model is refused by its header.
+A .npz file of 3 MB can hold 3 GB of zeros: data that does not fit the model is rejected by its header.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from sbonnx.input_files import check_regular, open_regular
 from sbonnx.spec import Array
 
 MAX_HEADER: Final = 16 << 10
-"""Bytes in which the header of an array has to end; numpy's own limit is 10,000 characters."""
+"""Maximum length in bytes of an array header; numpy's own limit is 10,000 characters."""
 
 MAX_MEMBERS: Final = 10_000
-"""Arrays in one .npz file, which is one feed."""
+"""Maximum number of arrays in one .npz file, which is one feed."""
 
 MAX_EMPTY: Final = 1 << 20
-"""Length of an axis of an array without values. That of others is limited by the size of their file."""
+"""Maximum axis length of an array without values. Other arrays are limited by the size of their file."""
 
 STRING_BYTES: Final = 64
-"""Memory of a short text in an array of Python objects, about."""
+"""Approximate memory of a short string in an array of Python objects."""
 
 REASON_LENGTH: Final = 200
-"""Characters that are shown of what another library says of a damaged file."""
+"""Maximum number of characters quoted from another library's message about a damaged file."""
 
 METHODS: Final = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA})
-"""Compressions of zip files that every Python reads."""
+"""Compression methods of zip files that every Python supports."""
 
 _NPY: Final = b"\x93NUMPY"
 _ZIP: Final = (b"PK\x03\x04", b"PK\x05\x06")
 _READ_HEADER: Final[dict[tuple[int, int], Callable[..., Any]]] = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
-    (3, 0): np.lib.format.read_array_header_2_0,  # as 2.0, but for names of fields
+    (3, 0): np.lib.format.read_array_header_2_0,  # same as 2.0, except for field names
 }
 
 
@@ -64,12 +64,12 @@ class _Header(NamedTuple):
 
 
 class StoredArray:
-    """An array in a file in .npy form.
+    """Lazily read array in .npy format.
 
     Args:
-        what: what messages call it.
+        what: name in messages.
         start: opens it at its first byte.
-        size: its bytes, with the header, uncompressed.
+        size: its bytes including the header, uncompressed.
     """
 
     def __init__(self, what: str, start: Callable[[], IO[bytes]], size: int) -> None:
@@ -79,20 +79,20 @@ class StoredArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As the header says.
+        """Shape from the header.
 
         Raises:
-            DataError: the header cannot be read, or cannot be true.
+            DataError: the header cannot be read or is invalid.
         """
         return self._header.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """As the header says; raises what `shape` does."""
+        """Data type from the header; raises as `shape` does."""
         return self._header.dtype
 
     def load(self) -> Array:
-        """The values.
+        """Read the values.
 
         Raises:
             DataError: they cannot be read, or memory is too small for them.
@@ -111,12 +111,11 @@ class StoredArray:
             else:
                 with self._start() as file:
                     values = np.lib.format.read_array(file, allow_pickle=False)
-                    file.read(1)  # the end of a zip member: its checksum is compared there
+                    file.read(1)  # reads to the end of a zip member, which verifies its checksum
         return values
 
     @cached_property
     def _head(self) -> bytes:
-        """The first bytes."""
         with _faults_of(self._what), self._start() as file:
             return file.read(MAX_HEADER)
 
@@ -127,7 +126,7 @@ class StoredArray:
         return header
 
     def _check(self, header: _Header) -> None:
-        """Guard for headers that cannot be true, and for what is not read."""
+        """Raise DataError for invalid headers and unsupported contents."""
         shape, dtype = header.shape, header.dtype
         if dtype.hasobject:
             reason = "it holds pickled objects, which are not read because they may run code; save plain arrays"
@@ -144,7 +143,7 @@ def _read_header(head: bytes, what: str) -> _Header:
     """Parse the header of a .npy file.
 
     Raises:
-        DataError: they are no header, or that of a format which is not known.
+        DataError: the bytes are not a header, or of an unknown format version.
     """
     file = io.BytesIO(head)
     try:
@@ -152,7 +151,7 @@ def _read_header(head: bytes, what: str) -> _Header:
         if version not in _READ_HEADER:
             raise ValueError(f"version {version[0]}.{version[1]} of the .npy format is not known")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # headers of Python 2: said when the values are read
+            warnings.simplefilter("ignore")  # headers of Python 2: the warning is given when the values are read
             shape, fortran_order, dtype = _READ_HEADER[version](file)
     except Exception as error:  # numpy evaluates the text with `ast`: SyntaxError, RecursionError, MemoryError, ...
         raise DataError(f"{what} cannot be read: its header is damaged ({first_line(error)}); save it again") from error
@@ -160,10 +159,10 @@ def _read_header(head: bytes, what: str) -> _Header:
 
 
 def open_stored(path: Path) -> StoredArray | dict[str, StoredArray]:
-    """The array of a .npy file, or those of a .npz file by name.
+    """Open the array of a .npy file, or those of a .npz file by name.
 
     Raises:
-        DataError: it is no such file, is cut off, holds no arrays, or one twice.
+        DataError: the file has another format, is truncated, holds no arrays, or has one twice.
     """
     what = f"'{path}'"
     with _faults_of(what):
@@ -174,14 +173,14 @@ def open_stored(path: Path) -> StoredArray | dict[str, StoredArray]:
 
 
 def stored_in(content: bytes, what: str) -> StoredArray | dict[str, StoredArray]:
-    """As `open_stored`, of the content of such a file."""
+    """Open the content of such a file, as `open_stored` does."""
     return _opened(what, content[: len(_NPY)], io.BytesIO(content), lambda: io.BytesIO(content), len(content))
 
 
 def _opened(
     what: str, magic: bytes, archive: Path | IO[bytes], start: Callable[[], IO[bytes]], size: int
 ) -> StoredArray | dict[str, StoredArray]:
-    """The arrays of a file that begins with `magic`."""
+    """Open the arrays of a file that begins with `magic`."""
     if magic == _NPY:
         return StoredArray(what, start, size)
     if not magic.startswith(_ZIP):
@@ -193,7 +192,7 @@ def _opened(
 
 
 def _members(archive: zipfile.ZipFile, what: str) -> dict[str, StoredArray]:
-    """The arrays of a zip file, which is closed with the last of them."""
+    """Return the arrays of a zip file, which is closed with the last of them."""
     if len(archive.infolist()) > MAX_MEMBERS:
         raise DataError(f"{what} holds {len(archive.infolist())} arrays, and a file is one feed: save one file a feed")
     arrays: dict[str, StoredArray] = {}
@@ -217,8 +216,10 @@ def _open_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> IO[bytes]:
 
 @contextlib.contextmanager
 def _faults_of(what: str) -> Iterator[None]:
-    """Turn what reading a damaged file raises (zipfile, its decompressors and numpy have no common base of errors)
-    into one line."""
+    """Convert every error of reading a damaged file to a DataError of one line.
+
+    zipfile, its decompressors and numpy have no common base class of errors.
+    """
     try:
         yield
     except SbonnxError:
@@ -230,7 +231,7 @@ def _faults_of(what: str) -> Iterator[None]:
 
 
 def first_line(error: Exception) -> str:
-    """First line of the message of another library about a damaged file."""
+    """Return the first line of another library's message about a damaged file."""
     return (str(error).splitlines() or [type(error).__name__])[0][:REASON_LENGTH]
 
 
@@ -246,17 +247,16 @@ def _reason(error: Exception) -> str:
 
 
 def _count(shape: Sequence[int]) -> int:
-    """Values of an array."""
     return prod(shape)
 
 
 def _is_huge_nothing(shape: Sequence[int]) -> bool:
-    """Whether an array without values claims an axis that would be cut into millions of batches."""
+    """Return whether an array without values has an axis so long that it would be cut into millions of batches."""
     return 0 in shape and max(shape) > MAX_EMPTY
 
 
 def _machine_memory() -> int:
-    """Bytes of memory that this machine has."""
+    """Return the physical memory of this machine in bytes."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # not POSIX

@@ -1,4 +1,7 @@
-"""Does a feed fit the model? Names, ranks, dimensions, types, finite numbers; each with the message that mends it."""
+"""Validation of feeds against the model: names, ranks, dimensions, types and finite values.
+
+Each error message says how to fix the data.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ Feed = dict[str, Array]
 
 @dataclass(frozen=True)
 class InputSpec:
-    """What the model wants of one input.
+    """Name, type and shape of one model input.
 
     Attributes:
-        name: of the graph input.
-        dtype: element type (object for strings), or None for what is no tensor.
-        shape: dimensions: a number, the name of a dynamic one, or None; None when the rank is not known.
+        name: name of the graph input.
+        dtype: element type (object for strings), or None if the input is not a tensor.
+        shape: dimensions: a number, the name of a dynamic one, or None; None if the rank is unknown.
         optional: it has a default value and may be left out.
     """
 
@@ -40,12 +43,14 @@ class InputSpec:
 
 
 def describe(x: Array | StoredArray) -> str:
-    """Type and shape of an array, in the form of `InputSpec`'s text."""
+    """Format type and shape of an array in the same form as `InputSpec`."""
     return f"{x.dtype} ({', '.join(str(d) for d in x.shape)})"
 
 
 def as_array(value: Any, what: str) -> Array:
-    """`value` as a numpy array: arrays, torch tensors (not imported, recognised by their methods), numbers, lists.
+    """Convert `value` to a numpy array: arrays, torch tensors (not imported), numbers, lists.
+
+    Torch tensors are recognised by their methods.
 
     Raises:
         DataError: it is none of these, or stored in a file that cannot be read.
@@ -53,7 +58,7 @@ def as_array(value: Any, what: str) -> Array:
     if isinstance(value, StoredArray):
         return value.load()
     try:
-        if hasattr(value, "detach"):  # torch: off the tape and off the device
+        if hasattr(value, "detach"):  # torch: detach from autograd and copy to the CPU
             value = value.detach().cpu()
         if callable(getattr(value, "numpy", None)):
             value = value.numpy()
@@ -67,17 +72,18 @@ def as_array(value: Any, what: str) -> Array:
 
 
 def named(raw: Any, inputs: Sequence[InputSpec], where: str, *, whole: bool = True) -> Feed:
-    """Arrays by input name. Of arrays in files, types and shapes are checked before the values are read.
+    """Map the arrays of a raw feed to input names. Headers of arrays in files are checked before values are read.
 
-    A mapping is taken by name (`arr_0`, `arr_1`, ... of an unnamed `np.savez` by position); a list or tuple by
-    position, where items past the last input (labels) are left out; anything else is the model's single input.
-    By position, as many items as there are inputs that must be fed are those.
+    A mapping is assigned by name (`arr_0`, `arr_1`, ... of an unnamed `np.savez` by position); a list or tuple by
+    position, where items past the last input (labels) are left out; any other value is the model's single input. By
+    position, if there are as many items as required inputs, they are assigned to those.
 
     Args:
-        whole: it is one feed; False: it will be cut along the leading axis.
+        whole: the raw feed is one feed; False: it will be cut along the leading axis.
 
     Raises:
-        DataError: a name the model does not have, an input without an array, too few items, an array in a file that
+        DataError: a name that the model does not have, an input without an array, too few items, an array in a file
+            that
             does not fit or cannot be read.
     """
     if isinstance(raw, Mapping):
@@ -109,19 +115,19 @@ def named(raw: Any, inputs: Sequence[InputSpec], where: str, *, whole: bool = Tr
 
 
 def _by_position(inputs: Sequence[InputSpec], count: int) -> list[str]:
-    """The inputs that `count` items without names are for."""
+    """Return the inputs to which `count` unnamed items belong."""
     needed = [spec.name for spec in inputs if not spec.optional]
     return needed if count == len(needed) else [spec.name for spec in inputs][:count]
 
 
 def without_defaults(raw: Any, defaults: Mapping[str, Callable[[], Array]], where: str) -> Any:
-    """`raw` without what it feeds to inputs that are constants to the model; it must feed what they hold.
+    """Return `raw` without the inputs that are constants of the model; their values must equal the constants.
 
     Args:
-        defaults: give the values of initializers that the file lists among its inputs.
+        defaults: functions that load the initializers that the file lists among its inputs.
 
     Raises:
-        DataError: a type, shape or value is another one.
+        DataError: a type, shape or value differs.
     """
     fed = [name for name in raw if name in defaults] if isinstance(raw, Mapping) and defaults else []
     for name in fed:
@@ -136,7 +142,7 @@ def without_defaults(raw: Any, defaults: Mapping[str, Callable[[], Array]], wher
 
 
 def _equal(fed: Array, held: Array) -> bool:
-    """Whether an array means the same values, in a wider or narrower type of its kind."""
+    """Return whether an array has the same values, in a wider or narrower type of the same kind."""
     if fed.shape != held.shape:
         return False
     if fed.dtype.kind == held.dtype.kind == "f":
@@ -148,7 +154,7 @@ def _equal(fed: Array, held: Array) -> bool:
 
 
 def _check_names(pairs: Mapping[str, Any], inputs: Sequence[InputSpec], where: str) -> None:
-    """Every array is an input, every input has an array."""
+    """Raise DataError for an array that is not an input, or an input without an array."""
     known = [spec.name for spec in inputs]
     missing = [spec.name for spec in inputs if spec.name not in pairs and not spec.optional]
     extra = [name for name in pairs if name not in known]
@@ -170,10 +176,10 @@ def _check_names(pairs: Mapping[str, Any], inputs: Sequence[InputSpec], where: s
 
 
 def cut(feed: Feed, size: int, inputs: Sequence[InputSpec], where: str) -> Iterator[tuple[str, Feed]]:
-    """`feed` in batches of `size` along the leading axis; arrays without axes go along whole with each.
+    """Split `feed` into batches of `size` along the leading axis; every batch gets the arrays without axes whole.
 
     Raises:
-        DataError: the arrays have more than one length, or the model's fixed batch does not go into it.
+        DataError: the arrays differ in length, or their length is not a multiple of the model's fixed batch size.
     """
     lengths = {name: x.shape[0] for name, x in feed.items() if x.ndim}
     if not lengths:
@@ -195,17 +201,17 @@ def cut(feed: Feed, size: int, inputs: Sequence[InputSpec], where: str) -> Itera
 
 
 def fitted(feed: Feed, inputs: Sequence[InputSpec], where: str) -> Feed:
-    """`feed` in the model's types, checked.
+    """Check `feed` and convert it to the model's types.
 
     Raises:
-        DataError: rank, a fixed dimension, type or a number that is not finite.
+        DataError: wrong rank, wrong fixed dimension, wrong type or a non-finite value.
     """
     specs = {spec.name: spec for spec in inputs}
     return {name: _fit_array(x, specs[name], where) for name, x in feed.items()}
 
 
 def _fit_array(x: Array, spec: InputSpec, where: str) -> Array:
-    """One array in its input's type, checked."""
+    """Check one array and convert it to the type of its input."""
     found = f"input '{spec.name}' wants {spec}; {where} holds {describe(x)}"
     if spec.shape is not None:
         _check_shape(x.shape, spec.shape, found)
@@ -215,7 +221,7 @@ def _fit_array(x: Array, spec: InputSpec, where: str) -> Array:
 
 
 def _check_header(stored: StoredArray, spec: InputSpec, where: str, whole: bool) -> None:
-    """Checks of `_fit_array` that need only the header."""
+    """Run those checks of `_fit_array` that need only the header."""
     found = f"input '{spec.name}' wants {spec}; {where} holds {describe(stored)}"
     if spec.shape is not None:
         _check_shape(stored.shape, spec.shape if whole else (*(None for _ in spec.shape[:1]), *spec.shape[1:]), found)
@@ -223,7 +229,7 @@ def _check_header(stored: StoredArray, spec: InputSpec, where: str, whole: bool)
 
 
 def _check_shape(shape: tuple[int, ...], wanted: tuple[int | str | None, ...], found: str) -> None:
-    """Rank and fixed dimensions."""
+    """Check rank and fixed dimensions."""
     if len(shape) == len(wanted) - 1:
         raise DataError(f"{found}. Is the batch axis missing? Save x[None]")
     if len(shape) != len(wanted):
@@ -237,7 +243,7 @@ def _check_shape(shape: tuple[int, ...], wanted: tuple[int | str | None, ...], f
 
 
 def _check_finite(x: Array, what: str) -> None:
-    """No NaN, no Inf; names the first sample that holds one."""
+    """Raise DataError for NaN or Inf; the message names the first sample with one."""
     finite = np.isfinite(x)
     if finite.all():
         return
@@ -247,7 +253,7 @@ def _check_finite(x: Array, what: str) -> None:
 
 
 def _cast(x: Array, spec: InputSpec, found: str) -> Array:
-    """`x` in the type of `spec` where no value is lost beyond float rounding, else an error that says what to do."""
+    """Convert `x` to the type of `spec` if nothing is lost except float rounding, else raise DataError with a fix."""
     _check_type(x.dtype, spec, found)
     want = spec.dtype
     if want is None or x.dtype == want:
@@ -267,7 +273,7 @@ def _cast(x: Array, spec: InputSpec, found: str) -> Array:
 
 
 def _check_type(dtype: np.dtype[Any], spec: InputSpec, found: str) -> None:
-    """Guard for types of which no value, or not every value, means the same in the type of `spec`."""
+    """Raise DataError for types that cannot represent every value in the type of `spec`."""
     want = spec.dtype
     if want is None or dtype == want:
         return
