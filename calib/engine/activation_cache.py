@@ -1,4 +1,4 @@
-"""What waits between two layers: each sample's activations, in memory, on disk, or as the way to make them again."""
+"""Activation cache of layer-wise runs: keeps activations in memory, spills them to disk, or recomputes them."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.spec import Array
 
 Place = tuple[int, str]
-"""A sample and a tensor: what arrays are called in the store."""
+"""Key of an array in the store: (sample index, tensor name)."""
 
 AGAIN: Final = 2.0
-"""Making an array a second time, for itself and into fresh memory, takes so many times what the first run took."""
+"""Estimated cost of recomputing an array, alone and into fresh memory, relative to its first computation."""
 
 
 class Keeper:
-    """Hands segments what they read of a sample, and keeps what later ones read of it.
+    """Activation cache of layer-wise runs: returns the inputs of segments, and keeps activations that later ones read.
 
-    An array is made again from what its segment read where that takes less time than keeping it: than the copy, or,
-    past the budget of the store, than the disk. A segment may run twice on a sample then; its numbers are the same.
+    An array is recomputed from the inputs of its segment if that is faster than keeping it: than a copy or, beyond the
+    budget of the store, than the disk. A segment may then run twice on a sample, with the same results.
 
     Args:
-        segments: in the order in which all samples go through them.
-        store: where the arrays wait.
+        segments: in the order in which all samples are run through them.
+        store: holds the arrays.
     """
 
     def __init__(self, segments: Sequence[Segment], store: TensorStore) -> None:
@@ -38,18 +38,18 @@ class Keeper:
         for segment in self._segments[1:]:
             for name in segment.reads:
                 self._readers[name] = self._readers.get(name, 0) + 1
-        self._seconds: dict[Place, float] = {}  # what making an array again takes
-        self.lasting: set[int] = set()  # segments whose sessions are needed to the end
+        self._seconds: dict[Place, float] = {}  # estimated time to recompute an array
+        self.lasting: set[int] = set()  # segments whose sessions are needed until the end
 
     def fetch(self, number: int, unit: Unit) -> dict[str, Any]:
-        """What segment `number` reads of a sample; what a branch that did not run would have given is missing."""
+        """Return the tensors that segment `number` reads of a sample, without those of branches that did not run."""
         if number == 0:
             return dict(unit.feed)
         places = [(unit.index, name) for name in self._segments[number].reads]
         return {name: self._store.get((index, name)) for index, name in places if (index, name) in self._store}
 
     def keep(self, number: int, unit: Unit, run: LayerRunner | None, known: Mapping[str, Any], seconds: float) -> None:
-        """Keep what segment `number` made of a sample in `seconds`, and let go of what only it read."""
+        """Keep the tensors that segment `number` computed for a sample in `seconds`, and release its inputs."""
         segment = self._segments[number]
         read = [] if number == 0 else [name for name in segment.reads if (unit.index, name) in self._store]
         for name, value in known.items():
@@ -68,13 +68,13 @@ class Keeper:
             self._store.release((unit.index, name))
 
     def _cheaper(self, seconds: float, array: Array, readers: int) -> bool:
-        """Whether to make an array again; text has no size to compare."""
+        """Return whether to recompute an array; strings are always kept, because their size is unknown."""
         return array.dtype.kind not in "OU" and self._store.cheaper_to_recompute(seconds, array.nbytes, readers)
 
     def _make_later(
         self, number: int, place: Place, read: Sequence[str], run: LayerRunner | None, nbytes: int, readers: int
     ) -> None:
-        """Keep the way to make an array, and what that needs."""
+        """Store a function that recomputes an array, and keep the inputs that it needs."""
         index, name = place
 
         def make() -> Array:

@@ -1,9 +1,9 @@
-"""Samples side by side: one run of several, where a model treats them apart.
+"""Micro-batching: runs several samples as one batch if the model treats them independently.
 
-A small network takes a fraction of a millisecond a layer, and Python as much again for every array that goes in or
-comes out. Where all of a stage fits the cache several times, so many samples go through it as one batch. Groups are cut
-by the order of the samples alone, which is that of their contents (`sbonnx.calib.engine.canonical_order`): what comes
-out depends neither on how the data were ordered or batched nor on threads.
+A small network takes a fraction of a millisecond per layer, and Python takes as long again for every array that is
+passed in or out. If the tensors of a stage fit the cache several times, that many samples are run as one batch.
+Micro-batches are cut by the order of the samples alone, which is that of their contents
+(`sbonnx.calib.engine.canonical_order`): results depend neither on how the data were ordered or batched nor on threads.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from sbonnx.calib.engine.segments import Segment
 from sbonnx.graph import Graph
 
 MOST: Final = 16
-"""Samples of a group: of more, Python's part is small."""
+"""Maximum samples of a micro-batch: beyond it the overhead of Python is small."""
 
 CACHE: Final = 1 << 20
-"""Bytes that the largest tensor of a group may have. Measured: four times as many gained nothing (MobileNetV2)."""
+"""Maximum bytes of the largest tensor of a micro-batch. Measured: four times as many gained nothing (MobileNetV2)."""
 
 
 PART: Final = 1 / 64
-"""Of the memory for waiting activations: several tensors of a group are on their way at a time."""
+"""Share of the memory for cached activations; several tensors of a micro-batch exist at a time."""
 
 
 def width_for(graph: Graph, names: Sequence[str], units: Iterator[Unit], device: str, memory: int) -> int:
-    """How many samples may lie side by side; 1 where the model does not treat them apart, or they are large.
+    """Choose the micro-batch size; 1 if the model does not treat samples independently, or they are large.
 
     Args:
         graph: the model.
-        names: tensors that are looked at sample by sample.
+        names: tensors that are read sample by sample.
         units: the samples.
         device: where to try.
-        memory: bytes for waiting activations; where they are few, groups are small.
+        memory: bytes for cached activations; little memory makes small micro-batches.
     """
     room = min(CACHE, int(memory * PART))
     some = list(islice(units, 2))
@@ -47,7 +47,7 @@ def width_for(graph: Graph, names: Sequence[str], units: Iterator[Unit], device:
         return 1
     inputs = tuple(tensor.name for tensor in graph.inputs)
     width = 1
-    for looked_at in (names[:1], names):  # of what is large already at its begin nothing more is computed
+    for looked_at in (names[:1], names):  # if the first tensor is too large already, the others are not computed
         piece = Segment(inputs, tuple(looked_at), tuple(looked_at)).model(graph)
         with LayerRunner(piece, device=device, threads=1, name="the model") as run:
             alone = run.run(some[0].feed, looked_at, where=some[0].where)
@@ -59,7 +59,7 @@ def width_for(graph: Graph, names: Sequence[str], units: Iterator[Unit], device:
 
 
 def grouped(units: Iterator[Unit], width: int) -> Iterator[Unit]:
-    """The same samples, up to `width` in a row as one unit, where they are of one size."""
+    """Join up to `width` consecutive samples of equal shape into micro-batches."""
     waiting: list[Unit] = []
     for unit in units:
         if waiting and (len(waiting) == width or not _alike(waiting[0], unit)):
@@ -71,7 +71,7 @@ def grouped(units: Iterator[Unit], width: int) -> Iterator[Unit]:
 
 
 def _together(units: Sequence[Unit]) -> Unit:
-    """One unit of several."""
+    """Join several units into one."""
     if len(units) == 1:
         return units[0]
     first = units[0]
@@ -81,7 +81,7 @@ def _together(units: Sequence[Unit]) -> Unit:
 
 
 def _alike(one: Unit, other: Unit) -> bool:
-    """Whether both are single samples of the same size."""
+    """Return whether both are single samples of the same shape."""
     return bool(one.feed) and all(
         value.ndim and value.shape[0] == 1 and value.shape == other.feed[name].shape and value.dtype.kind in "fiub"
         for name, value in one.feed.items()
@@ -89,6 +89,6 @@ def _alike(one: Unit, other: Unit) -> bool:
 
 
 def _open(graph: Graph) -> bool:
-    """Whether every input leaves its leading axis open."""
+    """Return whether every input has a dynamic leading axis."""
     shapes = [tensor.shape for tensor in graph.inputs]
     return bool(shapes) and all(shape and not isinstance(shape[0], int) for shape in shapes)

@@ -1,4 +1,4 @@
-"""Branches of If nodes: the body of each runs as a model of its own, on the samples whose condition picked it."""
+"""Branches of If nodes: each body runs as a separate model on the samples whose condition selected it."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ class Branch:
 
     @property
     def condition(self) -> str:
-        """Name of the boolean that decides."""
+        """Name of the boolean condition."""
         name: str = self.node.inputs[0].name
         return name
 
     @property
     def never(self) -> bool:
-        """Whether a constant condition keeps it from ever running."""
+        """Whether a constant condition prevents the branch from ever running."""
         value = constant(self.node.inputs[0])
         return value is not None and bool(value.item()) != self.picks
 
 
 def branches(graph: Body, path: str = "") -> Iterator[Branch]:
-    """Every If body, outer ones first; not those inside Loop and Scan bodies, which run many times a sample."""
+    """Yield every If body, outer ones first; not those inside Loop and Scan bodies, which run many times per sample."""
     for node in graph.nodes:
         if node.op != "If":
             continue
@@ -58,10 +58,10 @@ def branches(graph: Body, path: str = "") -> Iterator[Branch]:
 
 @dataclass(frozen=True)
 class BranchPlan:
-    """What calibration does about branches.
+    """Segments that observe the branches of a graph.
 
     Attributes:
-        segments: one a branch with something to observe in or below it, outer ones first.
+        segments: one per branch with something to observe in or below it, outer ones first.
         kept: tensors of the main graph that these read.
         unreachable: scopes that cannot be observed, with the reason.
     """
@@ -72,14 +72,14 @@ class BranchPlan:
 
 
 def plan_branches(graph: Graph, observed: Mapping[str, Sequence[str]]) -> BranchPlan:
-    """The segments that observe `observed` (scope to tensors) in branches.
+    """Plan the segments that observe `observed` (scope to tensors) in branches.
 
-    A branch hands on what the branches inside it read from it; what they read from further out passes by.
+    A branch outputs those of its tensors that the branches inside it read; tensors from further out are read directly.
     """
     known = {branch.scope: branch for branch in branches(graph)}
     unreachable = {scope: "it lies in the body of a Loop or Scan" for scope in observed if scope and scope not in known}
     segments: list[Segment] = []
-    wanted: dict[str, dict[str, None]] = {}  # by scope: what branches inside it read of it
+    wanted: dict[str, dict[str, None]] = {}  # by scope: its tensors that branches inside it read
     for branch in reversed(list(known.values())):  # inner ones first
         inside = list(observed.get(branch.scope, ()))
         reason = _out_of_reach(branch, known)
@@ -95,7 +95,7 @@ def plan_branches(graph: Graph, observed: Mapping[str, Sequence[str]]) -> Branch
 
 
 def _out_of_reach(branch: Branch, known: Mapping[str, Branch]) -> str | None:
-    """Why a branch can never run, or None."""
+    """Return why a branch can never run, or None."""
     at: Branch | None = branch
     while at is not None:
         if at.never:
@@ -105,7 +105,7 @@ def _out_of_reach(branch: Branch, known: Mapping[str, Branch]) -> str | None:
 
 
 def _segment(branch: Branch, inside: Sequence[str], handed_on: Sequence[str], known: Mapping[str, Branch]) -> Segment:
-    """The segment of one branch."""
+    """Build the segment of one branch."""
     makers = produced(branch.body)
     targets = [name for name in dict.fromkeys([*inside, *handed_on]) if name in makers]
     nodes = needed(branch.body, targets)
@@ -128,7 +128,10 @@ def _segment(branch: Branch, inside: Sequence[str], handed_on: Sequence[str], kn
 
 
 def _ask(segment: Segment, outer: str, known: Mapping[str, Branch], wanted: dict[str, dict[str, None]]) -> None:
-    """Ask each enclosing scope for what `segment` reads of it; what none computes is a graph input."""
+    """Register the inputs of `segment` with the enclosing scopes that compute them.
+
+    Inputs that none of them computes are registered with the main graph.
+    """
     missing = dict.fromkeys(segment.reads)
     scope = outer
     while scope:

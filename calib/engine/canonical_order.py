@@ -1,4 +1,4 @@
-"""Samples in the order of their content: sums, picks and splits are the same in whatever order the data came."""
+"""Canonical order: samples sorted by content, so that sums, picks and splits do not depend on the order of the data."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.graph.digests import array_digests, combined
 
 SHARE: Final = 8
-"""One part of so many of the memory for waiting activations is for the inputs of the model."""
+"""Divisor of the memory for cached activations that gives the part for the inputs of the model."""
 
 Key: TypeAlias = tuple[tuple[tuple[str, tuple[int, ...]], ...], bytes]
-"""Sizes first, so that samples of one size stay together and can run as one batch; then a digest of the values."""
+"""Sort key: sizes, then a digest of the values.
+
+Sizes come first, so that samples of one size are adjacent and can run as one batch.
+"""
 
 
 class CanonicalUnits:
-    """Units of a data set, sorted by content and numbered in that order (`Unit.rank`); iterated as often as needed.
+    """Units of a data set, sorted by content and numbered in that order (`Unit.rank`); can be iterated repeatedly.
 
-    Floating-point sums depend on the order of their terms, and every fifth sample, or the rows picked for sample 7,
-    on how samples are numbered. Sorted units make all of these a function of the set of samples alone. Samples of the
-    same content are interchangeable.
+    Floating-point sums depend on the order of their terms. Every choice by sample number, such as every fifth sample or
+    the rows picked for sample 7, depends on the numbering. With sorted units, all of these depend only on the set of
+    samples. Samples with the same content are interchangeable.
 
-    The units are read once; their feeds wait in `store`, on disk past its budget.
+    The units are read once; their feeds are held in `store`, on disk beyond its budget.
     """
 
     def __init__(self, units: Iterable[Unit], store: TensorStore) -> None:
@@ -42,7 +45,7 @@ class CanonicalUnits:
         self._units = [(replace(unit, rank=rank), names) for rank, (_, unit, names) in enumerate(found)]
 
     def __iter__(self) -> Iterator[Unit]:
-        """Units by rank, with their feeds."""
+        """Yield units by rank, with their feeds."""
         for unit, names in self._units:
             yield replace(unit, feed={name: self._store.get((unit.index, name)) for name in names})
 
@@ -54,10 +57,10 @@ class CanonicalUnits:
 
 @contextmanager
 def canonical_units(units: Iterable[Unit], memory: int) -> Iterator[CanonicalUnits]:
-    """The units sorted by content, while the context is open.
+    """Yield the units sorted by content; their feeds are freed when the context ends.
 
     Args:
-        memory: bytes for waiting activations, of which the feeds take `memory_of_inputs`.
+        memory: bytes for cached activations, of which the feeds take `memory_of_inputs`.
 
     Raises:
         OutputError: the disk is full.
@@ -67,12 +70,12 @@ def canonical_units(units: Iterable[Unit], memory: int) -> Iterator[CanonicalUni
 
 
 def memory_of_inputs(memory: int) -> int:
-    """Bytes for the feeds, of those for waiting activations."""
+    """Return the bytes for the feeds, out of those for cached activations."""
     return memory // SHARE
 
 
 def content_key(feed: Feed) -> Key:
-    """Sort key of a feed: names and shapes, then a digest of types and values."""
+    """Compute the sort key of a feed: names and shapes, then a digest of types and values."""
     names = sorted(feed)
     arrays = [np.asarray(feed[name]) for name in names]
     sizes = tuple((name, array.shape) for name, array in zip(names, arrays, strict=True))

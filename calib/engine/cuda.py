@@ -1,8 +1,8 @@
-"""Observation on a GPU: sketches come back, tensors stay where they are.
+"""Observation on a GPU: only sketches are copied back, tensors stay on the device.
 
-Extremes are found by nodes inside the model (`sbonnx.calib.engine.cuda_reduce`); for distributions torch, where it is
-installed with CUDA, counts the leading bits of outputs that never leave the device. Without it, and for what neither
-can do, tensors are copied and observed as on a CPU. The sketches are the same bit for bit whichever way was taken.
+Minimum and maximum are computed by nodes added to the model (`sbonnx.calib.engine.cuda_reduce`). For histograms torch,
+if installed with CUDA, counts the leading bits of outputs that never leave the device. Without it, and for unsupported
+cases, tensors are copied and observed as on a CPU. The sketches are bit-identical either way.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from sbonnx.graph.query import dtype
 from sbonnx.spec import Array
 
 COUNTERS: Final = 1 << 24
-"""Counters, of 8 bytes each, that torch fills at a time; channels share them."""
+"""Number of counters, of 8 bytes each, that torch fills at a time; channels share them."""
 
 
 class DeviceRun:
-    """A piece of a graph in a session, with what reduces its observed tensors there. To be closed.
+    """Session over a piece of a graph that reduces its observed tensors on the device. Must be closed.
 
     Args:
         piece: the model; is changed.
-        segment: what it is of.
-        read: tensors that others than sketches read: they are copied here.
+        segment: the segment that it belongs to.
+        read: tensors with other readers than sketches: they are copied to the host.
         wishes: what to observe.
         device: see `providers`.
         place: where outputs stay: "cpu", "cuda:0".
-        name: what to call the model in messages.
+        name: name of the model in messages.
 
     Attributes:
-        nodes: keys whose extremes nodes find.
+        nodes: keys whose minimum and maximum are computed by added nodes.
         counted: tensors that stay on the device for torch to count.
 
     Raises: see `LayerRunner`.
@@ -71,13 +71,15 @@ class DeviceRun:
         if self.nodes:
             add_extremes(piece, [(key, wishes[key]) for key in self.nodes], tensors)
             self._places.update({EXTREMES: "cpu", SIZES: "cpu"})
-        self._binding: Any = None  # keeps what the last run gave
+        self._binding: Any = None  # holds the outputs of the last run
         self._runner = LayerRunner(piece, device=device, threads=1, name=name)
 
     def run(
         self, known: Mapping[str, Any], *, where: str
     ) -> tuple[dict[str, Array], dict[str, Any], dict[Key, Extremes]]:
-        """(arrays copied here, torch's tensors on the device until the next run, extremes by key) for one sample.
+        """Run one sample; return (arrays copied to the host, torch's tensors on the device, extremes by key).
+
+        The tensors on the device are valid until the next run.
 
         Raises:
             DataError: the model cannot run on it.
@@ -94,7 +96,7 @@ class DeviceRun:
         return {name: value.numpy() for name, value in values.items()}, counted, found
 
     def close(self) -> None:
-        """Free the session. Twice is once."""
+        """Free the session. Idempotent."""
         self._binding = None
         self._runner.close()
 
@@ -106,7 +108,7 @@ class DeviceRun:
 
 
 class DeviceLane:
-    """A `Lane` over `DeviceRun`s."""
+    """Counterpart of `Lane` for `DeviceRun`s."""
 
     def __init__(self, wishes: Mapping[Key, Wish]) -> None:
         self.sketches = {key: wish.sketch(key[1]) for key, wish in wishes.items()}
@@ -114,7 +116,7 @@ class DeviceLane:
     def step(
         self, number: int, piece: Piece, run: DeviceRun | None, known: dict[str, Any], unit: Unit, blame: Blame
     ) -> None:
-        """See `Lane.step`. A tensor that is not finite may be missing in what `blame` is told is known."""
+        """Run one sample through one piece, as `Lane.step`. `blame` may be called without the non-finite tensor."""
         for name, value in piece.conditions:
             if name not in known or bool(np.asarray(known[name]).item()) != value:
                 return
@@ -137,11 +139,11 @@ class DeviceLane:
                 raise blame(number, name, known, unit)
 
     def settle(self) -> None:
-        """The sketches are complete at any time."""
+        """Do nothing: the sketches are always complete."""
 
 
 def torch_on(place: str) -> Any:
-    """torch, where it is installed and works on `place`; else None."""
+    """Return torch if it is installed and works on `place`, else None."""
     try:
         import torch
     except (ImportError, OSError):  # OSError: its libraries do not load
@@ -150,7 +152,7 @@ def torch_on(place: str) -> Any:
 
 
 def take_extremes(sketch: Sketch, found: Extremes, unit: Unit) -> bool:
-    """Have a sketch of extremes take in a tensor, as `Sketch.observe` would. False: it is not finite, nothing done."""
+    """Update a range sketch as `Sketch.observe` would. Return False, without a change, if the tensor is not finite."""
     if not found.finite:
         return False
     if not found.elements:
@@ -166,9 +168,10 @@ def take_extremes(sketch: Sketch, found: Extremes, unit: Unit) -> bool:
 
 
 def observe_tensor(torch: Any, sketch: Sketch, x: Any, unit: Unit) -> None:
-    """As `Sketch.observe` of a torch tensor of float16, float32 or float64 on any device.
+    """Update a sketch as `Sketch.observe` would, from a torch float16, float32 or float64 tensor on any device.
 
-    What a sketch would keep as it is, what is not finite, and extremes of each sample per channel go that way indeed.
+    Three cases are copied to the host and observed there: tensors small enough for the sketch to keep exactly,
+    non-finite tensors, and extremes of each sample per channel.
 
     Raises:
         NumericError: see `Sketch.observe`.
@@ -183,7 +186,7 @@ def observe_tensor(torch: Any, sketch: Sketch, x: Any, unit: Unit) -> None:
         raise NumericError(f"a range per channel of axis {axis} needs that axis; the shape is {tuple(x.shape)}")
     values = x.to(torch.float32)
     rows = values.reshape(1, -1) if axis is None else values.movedim(axis, 0).reshape(x.shape[axis], -1).contiguous()
-    lo, hi = rows.amin(1), rows.amax(1)  # NaN, where there is one
+    lo, hi = rows.amin(1), rows.amax(1)  # NaN if there is any
     if not bool((torch.isfinite(lo) & torch.isfinite(hi)).all()):
         sketch.observe(x.cpu().numpy(), unit.index, unit.samples)
         return
@@ -196,7 +199,7 @@ def observe_tensor(torch: Any, sketch: Sketch, x: Any, unit: Unit) -> None:
 
 
 def count(torch: Any, rows: Any, mantissa: int) -> Pages:
-    """`Pages.count` of finite float32 (rows, columns) by torch, where they are."""
+    """Count finite float32 (rows, columns) as `Pages.count`, with torch on their device."""
     bins = PAGES << mantissa
     step = max(1, COUNTERS // bins)
     parts = []
@@ -223,12 +226,12 @@ def _merge(
     pages: Pages | None = None,
     tracked: tuple[Array, Array] | None = None,
 ) -> None:
-    """Have a sketch take in one tensor of finite values.
+    """Merge one tensor of finite values into a sketch.
 
     Args:
         lo, hi: float32 (C,).
-        pages: its counts, for a sketch with a distribution.
-        tracked: float32 (S,) twice: extremes of its samples.
+        pages: its counts, for a sketch with a histogram.
+        tracked: two float32 (S,): minima and maxima of its samples.
     """
     part = Sketch(axis=sketch.axis, detail=sketch.detail, track=sketch.tracks)
     part.take_summary(unit.samples, elements, lo, hi)
@@ -239,7 +242,7 @@ def _merge(
 
 
 def fetched(piece: Graph, name: str, known: Mapping[str, Any], device: str) -> Array:
-    """A tensor that stayed on the device, computed once more. `piece` is changed."""
+    """Recompute a tensor that stayed on the device and return it on the host. `piece` is changed."""
     piece.outputs[:] = [tensor for tensor in piece.outputs if tensor.name == name]
     with LayerRunner(piece, device=device, threads=1) as run:
         values: Array = run.run(known)[name]
@@ -247,5 +250,5 @@ def fetched(piece: Graph, name: str, known: Mapping[str, Any], device: str) -> A
 
 
 def place_on(chosen: Sequence[Any]) -> str:
-    """Where outputs stay, "cpu" or "cuda:0", with these execution providers."""
+    """Return the device of outputs, "cpu" or "cuda:0", with these execution providers."""
     return "cpu" if chosen[0] == CPU else f"cuda:{chosen[0][1]['device_id']}"

@@ -1,4 +1,4 @@
-"""Extremes found by nodes added to a model, so that a few numbers leave the device instead of whole tensors."""
+"""Minimum and maximum computed by nodes added to a model, so that a few numbers leave the device instead of tensors."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ from sbonnx.spec import Array
 
 EXTREMES: Final = "sbonnx/extremes"
 SIZES: Final = "sbonnx/sizes"
-"""Outputs that are added: float32 (M,), for each key its smallest values, its largest, and 0 or NaN; and int64 (2 K,),
-for each key the elements of its tensor and the number of its smallest values."""
+"""Added outputs.
+
+`EXTREMES`: float32 (M,), for each key its minima, its maxima, and a check that is 0 or NaN. `SIZES`: int64 (2 K,), for
+each key the number of elements of its tensor and the number of its minima.
+"""
 
 FLOATS: Final = tuple(np.dtype(kind) for kind in ("float16", "float32", "float64"))
 
 AXES_ARE_INPUTS: Final = 18
-"""Opset from which ReduceMin and ReduceMax take their axes as an input."""
+"""Opset since which ReduceMin and ReduceMax take their axes as an input."""
 
 
 @dataclass(frozen=True)
 class Extremes:
-    """What is left of a tensor.
+    """Minimum and maximum of a tensor, reduced on the device.
 
     Attributes:
         elements: number of its values.
-        lo, hi: float32: of each channel, of each sample (slice of the leading axis), or (1,).
-        finite: it holds no NaN and no Inf; else lo and hi mean nothing.
+        lo, hi: float32: per channel, per sample (slice of the leading axis), or (1,).
+        finite: it holds no NaN and no Inf; else lo and hi are undefined.
     """
 
     elements: int
@@ -43,7 +46,7 @@ class Extremes:
 
 
 def reducible(tensor: Tensor, axis: int | None, wish: Wish) -> bool:
-    """Whether nodes can find all that is wished of a tensor: no distribution, and its axes are known if needed."""
+    """Return whether added nodes can compute the statistics: no histogram, and a known rank if one is needed."""
     if wish.detail != "range" or dtype(tensor) not in FLOATS:
         return False
     dims = rank(tensor)
@@ -53,7 +56,7 @@ def reducible(tensor: Tensor, axis: int | None, wish: Wish) -> bool:
 
 
 def add_extremes(piece: Graph, keys: Sequence[tuple[Key, Wish]], tensors: dict[str, Tensor]) -> None:
-    """In place. The outputs of `piece` are followed by those that `read_extremes` reads.
+    """Append the nodes in place. The outputs that `read_extremes` reads follow those of `piece`.
 
     Args:
         keys: `reducible` ones.
@@ -70,7 +73,7 @@ def add_extremes(piece: Graph, keys: Sequence[tuple[Key, Wish]], tensors: dict[s
         elif wish.track and rank(x):
             rows, axes = adder.add("Flatten", x, axis=1), [1]
         lo, hi = (adder.row(adder.reduce(op, rows, axes)) for op in ("ReduceMin", "ReduceMax"))
-        # extremes say nothing of NaN on every device; 0 x is NaN for NaN and Inf, and sums pass that on
+        # min and max do not propagate NaN on every device; 0 x is NaN for NaN and Inf, and sums propagate that
         zeros = adder.add("Mul", x, adder.constant(np.zeros((), dtype(x))))
         check = adder.row(adder.add("ReduceSum", zeros, keepdims=0))
         extremes += [adder.float32(value) for value in (lo, hi, check)]
@@ -82,7 +85,7 @@ def add_extremes(piece: Graph, keys: Sequence[tuple[Key, Wish]], tensors: dict[s
 
 
 def read_extremes(count: int, extremes: Array, sizes: Array) -> Iterator[Extremes]:
-    """What the added outputs say of each of `count` keys."""
+    """Parse the added outputs for each of `count` keys."""
     at = 0
     for elements, length in sizes.reshape(count, 2).tolist():
         lo, hi = extremes[at : at + length], extremes[at + length : at + 2 * length]
@@ -101,16 +104,16 @@ class _Adder:
         self._flat = self.constant(np.array([-1], np.int64))
 
     def add(self, op: str, *inputs: Tensor, **attrs: Any) -> Tensor:
-        """The output of a new node."""
+        """Append a node and return its output."""
         node = add_node(self._piece, op, inputs, names=self.names, stem=f"sbonnx/{op}", attrs=attrs)
         return node.outputs[0]
 
     def constant(self, values: Array) -> Tensor:
-        """A new constant."""
+        """Append a constant."""
         return add_constant(self._piece, "sbonnx/number", values, self.names)
 
     def reduce(self, op: str, x: Tensor, axes: list[int] | None) -> Tensor:
-        """`op` over axes (None: all), which go."""
+        """Append `op` over axes (None: all) without keepdims."""
         if axes is None:
             return self.add(op, x, keepdims=0)
         if not axes:
@@ -120,9 +123,9 @@ class _Adder:
         return self.add(op, x, axes=axes, keepdims=0)
 
     def row(self, x: Tensor) -> Tensor:
-        """`x` with one axis."""
+        """Flatten `x` to one axis."""
         return self.add("Reshape", x, self._flat)
 
     def float32(self, x: Tensor) -> Tensor:
-        """`x` in float32: a double beyond its range becomes Inf, as in a sketch."""
+        """Cast `x` to float32: a double beyond its range becomes Inf, as in a sketch."""
         return self.add("Cast", x, to=onnx_dtype(np.float32))

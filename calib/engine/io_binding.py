@@ -1,4 +1,4 @@
-"""`Bound`: a session whose outputs are written into the same memory at every run."""
+"""`Bound`: I/O binding of a session that reuses its output buffers for every run."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from sbonnx.calib.engine.session import Session
 
 _LOGGED: Final = re.compile(r"\S+\.(?:cc|h):\d+\s.*?\)\s+|\[ONNXRuntimeError\] : \d+ : \w+ : ")
-"""Source places and codes in front of onnxruntime's messages."""
+"""Source locations and error codes at the start of onnxruntime's messages."""
 
 
 def reason(error: BaseException) -> str:
-    """The first useful line of an onnxruntime error."""
+    """Return the first useful line of an onnxruntime error."""
     text = _LOGGED.sub("", str(error)).strip()
     return text.splitlines()[0].strip() if text else type(error).__name__
 
 
 class Bound:
-    """Runs a session for some outputs, without a copy and without allocating once it has seen a shape.
+    """Runs a session for some outputs, without copies and, for a known shape, without allocation.
 
-    Not safe for several threads: each has its own.
+    Not thread-safe: each thread needs its own.
 
     Args:
-        runner: whose session it is.
-        session: onnxruntime's.
-        outputs: what to compute.
-        aliases: names in the session that differ.
+        runner: owner of the session.
+        session: onnxruntime's session.
+        outputs: outputs to compute.
+        aliases: names of outputs that differ in the session.
     """
 
     def __init__(self, runner: Session, session: Any, outputs: Sequence[str], aliases: Mapping[str, str]) -> None:
@@ -48,7 +48,7 @@ class Bound:
         self._views: list[Array] | None = None
         specs = {spec.name: spec for spec in runner.input_specs}
         types = {value.name: value.type for value in session.get_outputs()}
-        # strings and sequences have no buffer, and on a GPU the buffers are elsewhere
+        # strings and sequences have no buffer, and on a GPU the buffers are not in host memory
         self._plain = (
             runner.provider != "CPUExecutionProvider"
             or any(spec.dtype is None or spec.dtype.kind == "O" for spec in specs.values())
@@ -57,7 +57,9 @@ class Bound:
         self._dtypes = [] if self._plain else [_TYPES[types[name]] for name in self._names]
 
     def run(self, feeds: Mapping[str, Array], *, where: str = "this feed") -> list[Array]:
-        """Outputs in order, to be read before the next run; the same list object while nothing but values changed.
+        """Return the outputs in order, valid until the next run.
+
+        The same list object is returned while only values change.
 
         Raises:
             DataError: the model cannot run on these feeds.
@@ -71,14 +73,14 @@ class Bound:
             if self._views is not None and shapes == self._shapes:
                 try:
                     return self._again(given)
-                except RuntimeError:  # shapes that depend on values: other buffers are needed
+                except RuntimeError:  # data-dependent shapes: other buffers are needed
                     self._views = None
             return self._first(given, shapes)
         except Exception as error:  # onnxruntime's exceptions have no common base but Exception
             raise DataError(f"{self._runner.name} cannot run on {where}: {reason(error)}") from error
 
     def _again(self, given: Mapping[str, Array]) -> list[Array]:
-        """Run into the buffers of the last time."""
+        """Run into the buffers of the previous run."""
         for name, x in given.items():
             self._binding.bind_cpu_input(name, x)
         self._session.run_with_iobinding(self._binding)
@@ -109,11 +111,11 @@ _TYPES: Final = {
         "uint8": "uint8", "uint16": "uint16", "uint32": "uint32", "uint64": "uint64",
     }.items()
 }  # fmt: skip
-"""Types that numpy reads where onnxruntime wrote them."""
+"""Element types whose buffers numpy can view."""
 
 
 def _view(value: Any, dtype: np.dtype[Any]) -> Array:
-    """The memory of an OrtValue as an array; the binding keeps it alive."""
+    """View the memory of an OrtValue as an array; the binding keeps it alive."""
     shape = tuple(value.shape())
     size = math.prod(shape) * dtype.itemsize
     if not size:

@@ -1,8 +1,8 @@
-"""Outputs in onnxruntime's own layout, for those who do not mind the order of the elements.
+"""Outputs in onnxruntime's native NCHWc layout, for readers that do not depend on the order of the elements.
 
-On CPU onnxruntime computes convolutions on images cut into blocks of 8 or 16 channels (its operators of the domain
-com.microsoft.nchwc) and puts a ReorderOutput before everyone else. A sketch of a whole tensor does not depend on the
-order, and on nets of many wide images, such as MobileNets, putting it back costs more than the convolutions.
+On CPU onnxruntime computes convolutions on images in blocks of 8 or 16 channels (its operators of the domain
+com.microsoft.nchwc) and inserts a ReorderOutput before every other reader. A sketch of a whole tensor does not depend
+on the order, and on networks with many wide images, such as MobileNets, reordering costs more than the convolutions.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ REORDER: Final = "ReorderOutput"
 DOMAIN: Final = "com.microsoft.nchwc"
 
 BLOCK: Final = 16
-"""Channels are filled up to whole blocks, of 16 at most; what is not filled up has the elements of the tensor."""
+"""Largest block. Channels are padded to whole blocks; without padding the elements are those of the tensor."""
 
 
 def weights_beside(model: onnx.ModelProto, path: Path) -> dict[str, Array]:
-    """The weights of a model that lie in the file at `path`, by name, in memory that begins at a page."""
+    """Read the weights of a model from the external file at `path`, by name, into page-aligned memory."""
     size = path.stat().st_size if path.exists() else 0
     if not size:
         return {}
@@ -45,14 +45,14 @@ def weights_beside(model: onnx.ModelProto, path: Path) -> dict[str, Array]:
 
 
 def unblocked(model: onnx.ModelProto, outputs: Collection[str]) -> tuple[bytes, dict[str, str]]:
-    """An optimised model that gives `outputs` in its own layout where their elements are the same.
+    """Change an optimised model to return `outputs` in the native layout if their elements are the same.
 
     Args:
         model: as onnxruntime wrote it after optimising; is changed.
-        outputs: those whose elements may come in any order.
+        outputs: those whose elements may be in any order.
 
     Returns:
-        The serialized model, and for each output that changed its name there.
+        The serialized model, and the name there of each renamed output.
     """
     graph = model.graph
     makers = {name: node for node in graph.node for name in node.output}

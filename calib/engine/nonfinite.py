@@ -1,4 +1,4 @@
-"""Where NaN and Inf come from."""
+"""Origin of NaN and Inf in activations."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from sbonnx.spec import Array
 
 
 def blame(graph: Graph, segment: Segment, tensor: str, known: Mapping[str, Any], unit: Unit) -> NumericError:
-    """The error for an observed tensor that holds NaN or Inf: which sample, how many, and the first layer with any.
+    """Build the error for an observed tensor with NaN or Inf: the sample, the counts, and the first layer with any.
 
     Args:
-        segment: the piece that gave `tensor`.
-        known: what it read and gave for this sample.
+        segment: the piece that computed `tensor`.
+        known: its inputs and outputs for this sample.
     """
     x = known[tensor]
     nan, inf = int(np.isnan(x).sum()), int(np.isinf(x).sum())
@@ -34,9 +34,9 @@ def blame(graph: Graph, segment: Segment, tensor: str, known: Mapping[str, Any],
 
 
 def first_nonfinite(graph: Graph, segment: Segment, tensor: str, known: Mapping[str, Any]) -> str | None:
-    """The topologically first node behind `tensor` within its segment whose output is not finite, or None.
+    """Find the topologically first node upstream of `tensor` in its segment with a non-finite output, or None.
 
-    The segment is run again without optimisation, one session with everything between as outputs.
+    The segment is run again without optimisation, in one session with all intermediate tensors as outputs.
     """
     body = next(scope for where, scope in scopes(graph) if where == segment.scope)
     inside = set(segment.nodes)
@@ -50,7 +50,7 @@ def first_nonfinite(graph: Graph, segment: Segment, tensor: str, known: Mapping[
         piece = extract(graph, segment.inputs, list(makers), scope=segment.scope)
         with LayerRunner(piece, optimisation="off", threads=1) as run:
             values = run({spec.name: known[spec.name] for spec in run.input_specs if spec.name in known})
-    except (ModelError, DataError):  # only the place is lost: the finding itself stands
+    except (ModelError, DataError):  # only the origin is unknown; the NaN or Inf is still reported
         return None
     for name, node in makers.items():
         value: Array = values[name]

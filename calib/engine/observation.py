@@ -1,4 +1,4 @@
-"""Runs the segments over the data and lets sketches see what comes out."""
+"""Runs the segments over the data and updates the sketches of the observed tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sbonnx.progress import Progress
 
 
 def wishes_of(sites: Iterable[Site]) -> dict[Key, Wish]:
-    """What the observers of `sites` need to know of each tensor."""
+    """Return the statistics that the observers of `sites` need, by tensor and axis."""
     wishes: dict[Key, Wish] = {}
     for site in sites:
         needs = make_observer(site.observer.name, site.observer.arguments).needs
@@ -38,20 +38,20 @@ def wishes_of(sites: Iterable[Site]) -> dict[Key, Wish]:
 
 
 CHUNK: Final = 8
-"""Samples that a thread takes through a layer at a time: a layer may take less than handing over a sample does."""
+"""Samples that a thread runs through a layer at a time: handing over a sample may take longer than a layer."""
 
 
 class Observation:
-    """Sketches over segments. What they hold does not depend on the threads or on the order of the samples.
+    """Sketches over segments. The result does not depend on the threads or on the order of the samples.
 
     Args:
         graph: the model.
         segments: in the order to run them.
         wishes: what to observe; each tensor is in `observed` of one segment.
-        device, threads: where the sessions run, and how many samples at a time.
-        any_layout: tensors that nothing but sketches reads, where it pays to leave them as onnxruntime has them.
-        on_device: `stream` reduces outputs where they are computed, see `sbonnx.calib.engine.cuda`; None: on a GPU.
-        tolerant: values that are not finite are counted, and no error; nothing is reduced on a device then.
+        device, threads: where the sessions run, and the number of samples at a time.
+        any_layout: tensors that only sketches read, to be left in onnxruntime's native layout.
+        on_device: `stream` reduces outputs on the device, see `sbonnx.calib.engine.cuda`; None: if that is a GPU.
+        tolerant: non-finite values are counted and raise no error; nothing is reduced on a device then.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Observation:
         self.threads = threads
         self.samples = 0
         self.wishes = dict(wishes)
-        self._watched = self.wishes  # what lanes have sketches for: in layers, of the one at work
+        self._watched = self.wishes  # sketched tensors: in layer-wise runs, those of the current layer
         self._device = device
         self._any_layout = any_layout
         self._place = place_on(providers(device))
@@ -86,7 +86,7 @@ class Observation:
         self._runs: list[LayerRunner | DeviceRun | None] = []
 
     def found(self) -> dict[Key, Sketch]:
-        """What was seen so far; not while samples are under way."""
+        """Return the sketches so far; must not be called while samples are running."""
         for lane in self._lanes:
             lane.settle()
             for key, sketch in lane.sketches.items():
@@ -96,16 +96,16 @@ class Observation:
         return self._found
 
     def add(self, sketches: Mapping[Key, Sketch], samples: int | None = None) -> None:
-        """Take in what was seen elsewhere, of so many samples that are not seen here (None: as the sketches say)."""
+        """Merge sketches from elsewhere, of `samples` samples that are not observed here (None: as the sketches say)."""
         seen = max((sketch.samples for sketch in sketches.values()), default=0)
         self.samples += seen if samples is None else samples
         for key, sketch in sketches.items():
             self._found[key].merge(sketch)
 
     def stream(self, units: Iterator[Unit], keep: Sequence[str] = ()) -> Iterator[tuple[Unit, dict[str, Any]]]:
-        """Each sample through all segments: (unit, values of `keep`), in the order of the data.
+        """Run each sample through all segments; yield (unit, values of `keep`) in the order of the data.
 
-        Nothing else is kept: data of any length runs in flat memory. The sessions stay open until `close`.
+        Nothing else is kept: memory does not grow with the data. The sessions stay open until `close`.
         """
         work = self.work(keep)
         for unit, kept in in_order(work, units, self.threads):
@@ -113,7 +113,7 @@ class Observation:
             yield unit, kept
 
     def work(self, keep: Sequence[str] = ()) -> Callable[[Unit], dict[str, Any]]:
-        """What takes a sample through all segments and gives values of `keep`, in any thread; see `stream`."""
+        """Return a thread-safe function that runs a sample through all segments and returns `keep`; see `stream`."""
         last = {**last_reads(self.segments), **dict.fromkeys(keep, len(self.segments))}
         if not self._runs:
             begin = self._reduce if self._on_device else self._open
@@ -126,12 +126,12 @@ class Observation:
         return work
 
     def models(self) -> list[SessionModel | None]:
-        """What another process opens sessions over, to do as `work` does; None where there is nothing to run."""
+        """Return the models of `work`'s sessions, for another process; None for a segment with nothing to run."""
         read = frozenset(last_reads(self.segments))
         return [self._model(segment, read) for segment in self.segments]
 
     def close(self) -> None:
-        """Free the sessions. Twice is once."""
+        """Free the sessions. Idempotent."""
         self._lanes.clear()
         self._idle.clear()
         self._stack.close()
@@ -144,10 +144,10 @@ class Observation:
         progress: Progress,
         model: Callable[[Segment], Graph] | None = None,
     ) -> Iterator[tuple[str, ...]]:
-        """All samples through a segment, then through the next; activations between wait in the store.
+        """Run all samples through a segment, then through the next; activations in between are held in `store`.
 
         Args:
-            model: what to run for a segment, asked for when its turn comes; None: the segment as it is.
+            model: builds the model of a segment right before it runs; None: the segment unchanged.
 
         Yields: the tensors that were observed, segment by segment.
         """
@@ -188,10 +188,10 @@ class Observation:
         read: frozenset[str] | None,
         model: Callable[[Segment], Graph] | None = None,
     ) -> LayerRunner | None:
-        """A session for a segment, or None where there is nothing to run. One thread: the same sums on any machine.
+        """Open a session for a segment; None if there is nothing to run. One thread: the same sums on any machine.
 
         Args:
-            read: tensors that others than sketches read; None: all may be.
+            read: tensors with other readers than sketches; None: all may have them.
         """
         if not segment.outputs:
             return None
@@ -202,7 +202,7 @@ class Observation:
         )
 
     def _reduce(self, stack: ExitStack, segment: Segment, read: frozenset[str]) -> DeviceRun | None:
-        """The same where observed tensors stay on the device."""
+        """Open a session for a segment whose observed tensors stay on the device."""
         if not segment.outputs:
             return None
         piece = segment.model(self.graph, self._index)
@@ -211,18 +211,18 @@ class Observation:
         return stack.enter_context(made)
 
     def _model(self, segment: Segment, read: frozenset[str]) -> SessionModel | None:
-        """What `_open` opens a session over."""
+        """Build the model that `_open` opens a session over."""
         if not segment.outputs:
             return None
         piece = segment.model(self.graph, self._index)
         return prepare(piece, providers(self._device), threads=1, any_layout=self._free(segment, read))
 
     def _free(self, segment: Segment, read: frozenset[str]) -> frozenset[str]:
-        """Outputs of a segment that may have any layout."""
+        """Return the outputs of a segment that may have any layout."""
         return (self._any_layout & set(segment.outputs)) - read
 
     def _blame(self, number: int, tensor: str, known: Mapping[str, Any], unit: Unit) -> Exception:
-        """See `blame`."""
+        """Build the error for a non-finite tensor; see `blame`."""
         segment = self.segments[number]
         if tensor not in known:
             piece = segment.model(self.graph, self._index)
@@ -231,7 +231,7 @@ class Observation:
 
     @contextmanager
     def _lane(self, on_device: bool = False) -> Iterator[Lane | DeviceLane]:
-        """A lane that nobody else uses."""
+        """Yield a lane that no other thread uses."""
         kind: type[Lane | DeviceLane] = DeviceLane if on_device else Lane
         with self._lock:
             lane = next((idle for idle in self._idle if isinstance(idle, kind)), None)
@@ -246,7 +246,7 @@ class Observation:
 
 
 def _name(segment: Segment) -> str:
-    """What to call a segment in messages."""
+    """Return the name of a segment for messages."""
     return f"the branch '{segment.scope}'" if segment.scope else "the model"
 
 

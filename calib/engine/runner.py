@@ -1,4 +1,4 @@
-"""`LayerRunner`: a graph, or a piece of one, in an onnxruntime session with a visible life."""
+"""`LayerRunner`: onnxruntime session over a graph, or a piece of one, that is closed explicitly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ DEVICES: Final = ("cpu", "cuda", "cuda:N", "auto")
 
 
 def providers(device: str) -> list[Any]:
-    """Execution providers for `device`: "cpu", "cuda", "cuda:1", or "auto" (cuda where onnxruntime has it, else cpu).
+    """Return the execution providers of a device.
+
+    Args:
+        device: "cpu", "cuda", "cuda:1", or "auto" (cuda if onnxruntime has it, else cpu).
 
     Raises:
         DeviceError: no such device, or onnxruntime was built without it.
@@ -39,38 +42,39 @@ def providers(device: str) -> list[Any]:
             f"device '{device}' needs {CUDA}, which this onnxruntime does not have ({', '.join(available)}): "
             "pip install 'sbonnx[gpu]', or use device 'cpu'"
         )
-    # TF32 keeps 10 bits of mantissa: too few to measure ranges with
+    # TF32 has 10 bits of mantissa: too few to measure ranges
     return [(CUDA, {"device_id": found[1] or "0", "use_tf32": "0"}), CPU]
 
 
 def settings(device: str) -> dict[str, str]:
-    """What the last bits of a run's numbers depend on, beside the model and the data."""
+    """Return the settings that affect the last bits of the results, in addition to the model and the data."""
     first = providers(device)[0]
     name = first if isinstance(first, str) else first[0]
     return {"onnxruntime": onnxruntime().__version__, "provider": name, "optimisation": "all"}
 
 
 class LayerRunner(Session):
-    """A session over `graph`, to be closed.
+    """Session over `graph`. Must be closed.
 
         with LayerRunner(graph, device="cpu", threads=1) as run:
             y = run(feeds)["y"]
 
-    One runner may be called from several threads at once (not on CUDA). With one thread inside operators the numbers
-    do not depend on the machine's cores; with more, sums are cut differently and the last bits may differ.
+    A runner may be called from several threads at once (not on CUDA). With one thread inside operators the results do
+    not depend on the number of cores; with more, sums are split differently and the last bits may differ.
 
     Args:
         graph: the model; its large weights are shared with the session, not copied.
         device: see `providers`.
-        threads: threads inside operators; None: as many as cores.
-        optimisation: onnxruntime's level. "off" runs the operators as they stand, weights not packed.
-        name: what to call the model in messages.
-        any_layout: outputs whose elements may come in any order; see `sbonnx.calib.engine.nchwc`. Such a runner costs
-            more to open and less to run.
+        threads: threads inside operators; None: number of cores.
+        optimisation: onnxruntime's level. "off" runs the operators unchanged, weights not packed.
+        name: name of the model in messages.
+        any_layout: outputs whose elements may be in any order; see `sbonnx.calib.engine.nchwc`. Such a runner costs
+            more
+            to open and less to run.
 
     Raises:
-        ModelError: onnxruntime refuses the model.
-        DeviceError: the device is not there, or does not work.
+        ModelError: onnxruntime rejects the model.
+        DeviceError: the device does not exist or does not work.
     """
 
     def __init__(
@@ -103,14 +107,14 @@ def prepare(
     name: str = "the model",
     any_layout: Collection[str] = (),
 ) -> SessionModel:
-    """What `LayerRunner` opens a session over, which another process can do as well.
+    """Prepare the model of a `LayerRunner` session, which another process can open as well.
 
     Args:
         chosen: execution providers.
         threads, optimisation, name, any_layout: see `LayerRunner`.
 
     Raises:
-        ModelError: onnxruntime refuses the model.
+        ModelError: onnxruntime rejects the model.
     """
     content, weights = serialize(graph)
     if not any_layout or list(chosen) != [CPU] or optimisation != "all":
@@ -120,20 +124,20 @@ def prepare(
     options = partial(session_options, threads, optimisation, values, chosen)
     try:
         return _blocked(content, options, any_layout, name)
-    except (ModelError, OSError):  # no room to write it, say; if the model itself is at fault, opening it says so
+    except (ModelError, OSError):  # for example a full disk; an error of the model itself is raised when it is opened
         return SessionModel(content, weights, optimisation)
 
 
 def _blocked(model: bytes, options: Callable[[], Any], outputs: Collection[str], name: str) -> SessionModel:
-    """`model` as onnxruntime optimised it, with `outputs` taken before they are put back into the usual order."""
+    """Return `model` as optimised by onnxruntime, with `outputs` taken before they are reordered."""
     with temporary_folder() as folder:
         path, beside = folder / "optimised.onnx", "weights.bin"
         chosen = options()
         chosen.optimized_model_filepath = str(path)
-        # the weights are the bulk of it, and are neither packed into protobuf nor read back from there
+        # weights are most of the model, and are neither packed into protobuf nor read back from it
         chosen.add_session_config_entry("session.optimized_model_external_initializers_file_name", beside)
         chosen.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
-        chosen.add_session_config_entry("session.disable_prepacking", "1")  # this one is not run
+        chosen.add_session_config_entry("session.disable_prepacking", "1")  # this session is not run
         open_session(model, chosen, [CPU], name)
         proto = onnx.load(path, load_external_data=False)
         weights = weights_beside(proto, folder / beside)

@@ -19,23 +19,23 @@ Key = tuple[str, int | None]
 
 @dataclass(frozen=True)
 class Wish:
-    """What is to be remembered of a tensor: see `Sketch`."""
+    """Statistics requested of a tensor: see `Sketch`."""
 
     detail: Detail = "range"
     track: bool = False
 
     def __or__(self, other: Wish) -> Wish:
-        """What serves both."""
+        """Return the request that includes both."""
         detail: Detail = "histogram" if "histogram" in (self.detail, other.detail) else "range"
         return Wish(detail, self.track or other.track)
 
     def sketch(self, axis: int | None) -> Sketch:
-        """A fresh sketch."""
+        """Create an empty sketch."""
         return Sketch(axis=axis, detail=self.detail, track=self.track)
 
 
 class Piece(Protocol):
-    """What a lane needs to know of a segment: see `Segment`."""
+    """The part of the interface of `Segment` that a lane uses."""
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -43,7 +43,7 @@ class Piece(Protocol):
 
     @property
     def observed(self) -> tuple[str, ...]:
-        """Tensors to observe, computed or passing by."""
+        """Tensors to observe, computed or passed through."""
 
     @property
     def conditions(self) -> tuple[tuple[str, bool], ...]:
@@ -51,25 +51,25 @@ class Piece(Protocol):
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Every tensor from outside."""
+        """Every tensor that it reads from outside."""
 
 
 Blame = Callable[[int, str, Mapping[str, Any], Unit], Exception]
-"""The error for (number of the piece, tensor that holds NaN or Inf, what is known of the sample, the sample)."""
+"""Builds the error for (number of the piece, tensor with NaN or Inf, known tensors of the sample, the sample)."""
 
 
 class Steps(Protocol):
-    """A `Lane`, or what does the same elsewhere."""
+    """Interface of a `Lane` and its counterparts."""
 
     def step(self, number: int, piece: Piece, run: Any, known: dict[str, Any], unit: Unit, blame: Blame) -> None:
-        """See `Lane.step`."""
+        """Run one sample through one piece; see `Lane.step`."""
 
 
 class Lane:
-    """Sketches of its own, and for each piece buffers and panels. For one thread at a time.
+    """Sketches, output buffers and panels of one thread.
 
     Args:
-        tolerant: values that are not finite are counted, and no error.
+        tolerant: non-finite values are counted and raise no error.
     """
 
     def __init__(self, wishes: Mapping[Key, Wish], *, tolerant: bool = False) -> None:
@@ -82,15 +82,15 @@ class Lane:
     def step(
         self, number: int, piece: Piece, run: Session | None, known: dict[str, Any], unit: Unit, blame: Blame
     ) -> None:
-        """One sample through one piece: its outputs into `known`, its observed tensors to the sketches.
+        """Run one sample through one piece: add its outputs to `known` and its observed tensors to the sketches.
 
         Args:
-            run: the session of the piece; None where there is nothing to run.
-            known: tensors of the sample by name. Outputs lie in buffers that the next run overwrites.
+            run: the session of the piece; None if there is nothing to run.
+            known: tensors of the sample by name. Outputs are in buffers that the next run overwrites.
 
         Raises:
             DataError: the piece cannot run on the sample.
-            what `blame` gives, for a tensor that is not finite, unless tolerant.
+            the exception that `blame` returns, for a non-finite tensor, unless tolerant.
         """
         for name, value in piece.conditions:
             if name not in known or bool(np.asarray(known[name]).item()) != value:
@@ -109,18 +109,18 @@ class Lane:
             panel.settle()
 
     def forget(self) -> None:
-        """Begin with fresh sketches."""
+        """Start with empty sketches."""
         self.sketches = {key: wish.sketch(key[1]) for key, wish in self._wishes.items()}
         self._panels.clear()
 
     def _buffers(self, number: int, run: Session, piece: Piece) -> Bound:
-        """Those of piece `number`."""
+        """Return the output buffers of piece `number`."""
         if number not in self._bound:
             self._bound[number] = run.bind(piece.outputs)
         return self._bound[number]
 
     def _panels_of(self, number: int, piece: Piece) -> list[tuple[tuple[str, ...], Panel]]:
-        """(tensors, their panel) of piece `number`: those it computes, whose buffers stay, and those passing by."""
+        """Return (tensors, panel) of the computed tensors of piece `number`, whose buffers stay, and of the others."""
         found = []
         for passing in (False, True):
             if (number, passing) not in self._panels:
@@ -133,7 +133,7 @@ class Lane:
 
 
 def last_reads(pieces: Iterable[Piece]) -> dict[str, int]:
-    """The number of the last piece that reads each tensor from outside."""
+    """Return the number of the last piece that reads each tensor from outside."""
     return {name: number for number, piece in enumerate(pieces) for name in piece.reads}
 
 
@@ -146,10 +146,12 @@ def through(
     blame: Blame,
     keep: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """One sample through all pieces; values of `keep`.
+    """Run one sample through all pieces; return the values of `keep`.
 
     Args:
-        last: number of the last piece that reads a tensor, or of none; it is forgotten after that.
+        last: number of the last piece that reads a tensor; it is freed after that piece. Tensors that are not listed
+            are
+            freed at once.
 
     Raises: see `Lane.step`.
     """
@@ -162,5 +164,5 @@ def through(
 
 
 def own(value: Any) -> Any:
-    """A copy, of an array that lies in a buffer which the next run overwrites."""
+    """Copy an array that is in a buffer which the next run overwrites."""
     return np.array(value) if isinstance(value, np.ndarray) and not value.flags.owndata else value

@@ -1,4 +1,4 @@
-"""One sample at a time: the results must not depend on how the user batched the data."""
+"""Splits batches into samples, because the results must not depend on how the user batched the data."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from sbonnx.graph.query import shape
 from sbonnx.spec import Array
 
 SAME: Final = 1e-3
-"""Largest difference, relative to the largest output, that two ways to sum may make between rows alone and together."""
+"""Tolerance, relative to the largest output, for rounding differences between rows run separately and together."""
 
 
 class Rows:
-    """Walks a data set sample by sample where the model treats the rows of a batch apart, else feed by feed.
+    """Splits a data set into samples if the model treats the rows of a batch independently, else into feeds.
 
-    onnxruntime's sums over a batch may differ in the last bits from those of its rows alone, so a batch of
-    eight is run as eight batches of one: the same numbers for any batch size. Whether that is allowed is
-    read from the inputs (all with a dynamic leading axis) and tried once, on two rows of the first batch.
+    onnxruntime's sums over a batch may differ in the last bits from those of its single rows, so a batch of eight is
+    run as eight batches of one: the same results for any batch size. Whether rows are independent is decided by the
+    inputs (all need a dynamic leading axis) and by a test on two rows of the first batch.
 
     Args:
         graph: the model.
@@ -40,7 +40,7 @@ class Rows:
             self._apart = False
 
     def units(self, items: Iterable[tuple[str, Feed]], first: int = 0) -> Iterator[Unit]:
-        """The units of (where, feed) pairs, in order; `first` is the index of the first."""
+        """Yield the units of (where, feed) pairs, in order; `first` is the index of the first unit."""
         index = first
         for where, feed in items:
             rows = self._rows(feed)
@@ -54,7 +54,7 @@ class Rows:
                 index += 1
 
     def _rows(self, feed: Feed) -> int:
-        """Number of rows to run apart; 1 when the feed is to run as it is."""
+        """Return the number of rows to run separately; 1 if the feed is run unchanged."""
         lengths = {x.shape[0] for x in feed.values()} if self._apart is not False else set()
         if len(lengths) != 1 or (rows := lengths.pop()) < 2:
             return 1
@@ -63,29 +63,29 @@ class Rows:
         return rows if self._apart else 1
 
     def _try(self, feed: Feed) -> bool:
-        """Whether two rows together give what they give apart."""
+        """Return whether two rows give the same outputs together and separately."""
         with LayerRunner(self._graph, device=self._device, threads=1) as run:
             return treats_apart(run, [{name: x[row : row + 1] for name, x in feed.items()} for row in (0, 1)])
 
 
 def treats_apart(run: LayerRunner, feeds: Sequence[Feed], names: Sequence[str] | None = None) -> bool:
-    """Whether single samples together, along the leading axis, give what they give apart.
+    """Return whether single samples give the same outputs in one batch, along the leading axis, as separately.
 
     Args:
         feeds: of samples of one size.
-        names: outputs to look at; None: all.
+        names: outputs to compare; None: all.
     """
     together = {name: np.concatenate([feed[name] for feed in feeds]) for name in feeds[0]}
     try:
         both = run.run(together, names)
         each = [run.run(feed, names) for feed in feeds]
-    except DataError:  # one of them does not run: the axis is no batch
+    except DataError:  # one of the runs fails: the axis is not a batch axis
         return False
     return all(_same(both[name], [part[name] for part in each]) for name in both)
 
 
 def _same(both: object, parts: list[object]) -> bool:
-    """Whether an output of two rows is that of each, one after the other."""
+    """Return whether an output of two rows is the concatenation of the outputs of each."""
     if not isinstance(both, np.ndarray) or both.dtype.kind not in "fiub":
         return False
     arrays: list[Array] = [part for part in parts if isinstance(part, np.ndarray) and part.ndim]
@@ -99,7 +99,7 @@ def _same(both: object, parts: list[object]) -> bool:
 
 
 def _leading(feed: Feed) -> int:
-    """Length of the leading axis of the first input that has one."""
+    """Return the length of the leading axis of the first input that has one."""
     return next((int(x.shape[0]) for x in feed.values() if x.ndim), 1)
 
 

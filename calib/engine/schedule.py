@@ -1,4 +1,4 @@
-"""What of a graph is run, in which pieces, and how many samples at a time, so that a plan's tensors are observed."""
+"""Schedule of a calibration run: the segments of the graph, and the number of samples run at a time."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from sbonnx.graph import Constant, Graph
 from sbonnx.graph.query import shape, tensors_by_name
 
 COUNT: Final = 128
-"""Samples to reckon with where nobody knows how many there are."""
+"""Number of samples to assume if it is unknown."""
 
 RELAYOUT: Final = 16
-"""Bytes of observed tensors that are put back into the usual order in the time it takes to optimise, write and read a
-byte of weights once more (measured on two nets: 8 to 10)."""
+"""Bytes of observed tensors that can be reordered in the time to optimise, write and read one byte of weights.
+
+Measured on two networks: 8 to 10.
+"""
 
 
 @dataclass(frozen=True)
 class Course:
-    """How to run a graph.
+    """Schedule of a run over a graph.
 
     Attributes:
         segments: pieces of the main graph, then branches, in the order to run them.
-        unreachable: branches that cannot be observed, and why.
-        peak: bytes that the outputs of the largest segment take for one sample.
+        unreachable: branches that cannot be observed, with the reason.
+        peak: bytes of the outputs of the largest segment for one sample.
         any_layout: see `Observation`.
     """
 
@@ -50,13 +52,13 @@ def course_of(
     memory: int,
     count: int | None,
 ) -> Course:
-    """How to run `graph` so that tensors are observed.
+    """Plan how to run `graph` to observe tensors.
 
     Args:
-        observed: tensors to observe by the scope they lie in, "" for the main graph.
-        keys: the same with their channel axes.
-        first: a sample; the sizes of all are reckoned from it.
-        kept: tensors that are wanted besides.
+        observed: tensors to observe by their scope, "" for the main graph.
+        keys: the same tensors with their channel axes.
+        first: a sample; the sizes of all are estimated from it.
+        kept: further tensors to compute.
         granularity, memory: see `calibrate`.
         count: number of samples, if known.
     """
@@ -64,7 +66,7 @@ def course_of(
     wanted = [*handed_on, *kept]
     sizes = _sizes(graph, first)
     main = _main_segments(graph, observed.get("", ()), wanted, sizes, granularity, memory)
-    # how the graph is cut must not depend on the machine's cores; how many samples run at a time may
+    # the split of the graph must not depend on the number of cores; the number of samples run at a time may
     peak = max(sum(sizes.get(name, 0) for name in segment.outputs) for segment in main)
     by_channel = {name for name, axis in keys if axis is not None}
     whole = {name for name, _ in keys} - by_channel - set(wanted)
@@ -75,7 +77,7 @@ def course_of(
 def branches_of(
     graph: Graph, observed: Mapping[str, Sequence[str]]
 ) -> tuple[list[Segment], dict[str, str], tuple[str, ...]]:
-    """(branches that can be models of their own, why others cannot be observed, what they read of the main graph)."""
+    """Return (segments of runnable branches, reasons of the others by scope, main-graph tensors that they read)."""
     inner: BranchPlan = plan_branches(graph, {scope: list(names) for scope, names in observed.items() if scope})
     unreachable = dict(inner.unreachable)
     kept: list[Segment] = []
@@ -94,13 +96,13 @@ def branches_of(
 
 
 def _pays(graph: Graph, size: int, count: int | None) -> bool:
-    """Whether leaving `size` bytes a sample in onnxruntime's layout saves more than writing the weights once more."""
+    """Return whether keeping `size` bytes per sample in the native layout saves more than writing the weights costs."""
     weights = sum(bytes_of_constant(x) for x in tensors_by_name(graph).values() if isinstance(x, Constant))
     return size * (COUNT if count is None else count) > RELAYOUT * weights
 
 
 def _sizes(graph: Graph, unit: Unit) -> dict[str, int]:
-    """Bytes of the main graph's tensors for one sample; dynamic dimensions are read off its inputs."""
+    """Return the bytes of the main graph's tensors for one sample; its inputs give the dynamic dimensions."""
     dims: dict[str, int] = {}
     for tensor in graph.inputs:
         for dim, length in zip(shape(tensor) or (), unit.feed[tensor.name].shape, strict=False):
@@ -117,7 +119,7 @@ def _main_segments(
     granularity: Granularity,
     memory: int,
 ) -> list[Segment]:
-    """The pieces of the main graph; "auto" asks whether one sample's outputs fit `memory`."""
+    """Cut the main graph; "auto" uses one piece if one sample's outputs fit `memory`."""
     if granularity == "whole" or granularity == "layer":
         return cut(graph, observed, granularity, kept=kept)
     if granularity == "auto" and sum(sizes.get(name, 0) for name in {*observed, *kept}) <= memory:

@@ -1,4 +1,4 @@
-"""Cuts a graph into the pieces that calibration runs, each a model of its own."""
+"""Cuts a graph into the pieces that calibration runs, each as a separate model."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Segment:
 
     Attributes:
         inputs: tensors from outside that its nodes read.
-        outputs: tensors it computes that are observed or read elsewhere; none when there is nothing to run.
-        observed: tensors to observe once it ran: computed here, or passing by (a graph input).
+        outputs: computed tensors that are observed or read elsewhere; none if there is nothing to run.
+        observed: tensors to observe after the run: computed here, or passed through (a graph input).
         nodes: names of its nodes, in order.
-        scope: "" or the path of the branch it lies in.
+        scope: "" or the path of its branch.
         conditions: outer booleans and the values under which it runs, outermost first.
     """
 
@@ -38,22 +38,22 @@ class Segment:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Every tensor from outside: inputs, conditions and what is observed in passing."""
+        """Every tensor that it reads from outside: inputs, conditions and observed tensors that are passed through."""
         passing = [name for name in self.observed if name not in self.outputs]
         return tuple(dict.fromkeys([*(name for name, _ in self.conditions), *self.inputs, *passing]))
 
     def model(self, graph: Graph, index: Mapping[str, Tensor] | None = None) -> Graph:
-        """The piece as a model of its own; `graph` is not changed. `index`: `tensors_by_name(graph)`, if at hand."""
+        """Extract the piece as a model; `graph` is not changed. `index`: `tensors_by_name(graph)`, if available."""
         return extract(graph, self.inputs, self.outputs, scope=self.scope, index=index)
 
 
 def produced(body: Body) -> dict[str, Node]:
-    """The node behind each tensor computed in a graph or body, not looking into the bodies inside it."""
+    """Map each tensor computed in a graph or body to its node; nested bodies are excluded."""
     return {tensor.name: node for node in body.nodes for tensor in node.outputs if tensor.name}
 
 
 def needed(body: Body, targets: Iterable[str]) -> list[Node]:
-    """The nodes of a graph or body behind `targets`, in the order of the graph."""
+    """Return the nodes of a graph or body upstream of `targets`, in the order of the graph."""
     makers = produced(body)
     stack = [makers[name] for name in targets if name in makers]
     found: set[int] = set()
@@ -67,12 +67,12 @@ def needed(body: Body, targets: Iterable[str]) -> list[Node]:
 
 
 def reads_of(node: Node) -> list[str]:
-    """Names of the variables that a node, or a body inside it, reads."""
+    """Return the names of the variables that a node, or a body inside it, reads."""
     return [tensor.name for tensor in dependencies(node) if tensor.name and isinstance(tensor, Variable)]
 
 
 def inputs_of(piece: Sequence[Node], makers: Mapping[str, Node], untyped: Collection[str]) -> tuple[str, ...]:
-    """What a piece reads from before; of what has no type, that which it is computed from."""
+    """Return the tensors that a piece reads from outside; a tensor without a type is replaced by its own inputs."""
     made = {tensor.name for node in piece for tensor in node.outputs}
     found: dict[str, None] = {}
     stack = [name for node in reversed(piece) for name in reversed(reads_of(node))]
@@ -88,7 +88,7 @@ def inputs_of(piece: Sequence[Node], makers: Mapping[str, Node], untyped: Collec
 
 
 def bytes_of(body: Body, dims: Mapping[str, int]) -> dict[str, int]:
-    """Bytes of each tensor that a graph or body computes; unknown dimensions count as `dims` says, else as 1."""
+    """Return the bytes of each computed tensor of a graph or body; unknown dimensions are taken from `dims`, else 1."""
     sizes = {}
     for node in body.nodes:
         for tensor in node.outputs:
@@ -100,7 +100,7 @@ def bytes_of(body: Body, dims: Mapping[str, int]) -> dict[str, int]:
 
 
 def bytes_of_constant(tensor: Constant) -> int:
-    """Bytes of a weight, which is not read for that."""
+    """Return the bytes of a weight without reading it."""
     return int(prod(tensor.shape) * getattr(dtype(tensor), "itemsize", 4))
 
 
@@ -113,14 +113,14 @@ def cut(
     sizes: Mapping[str, int] | None = None,
     budget: int = 0,
 ) -> list[Segment]:
-    """Pieces of the main graph that together compute `observed` and `kept`, in the order to run them.
+    """Cut the main graph into pieces that together compute `observed` and `kept`, in the order to run them.
 
     Args:
         observed: tensors to observe; each is observed in the piece that computes it (a graph input: in the first).
-        granularity: "whole": one piece; "layer": a piece a linear op, with what follows it; "budget": the fewest
-            pieces whose observed outputs stay within `budget` bytes each, cut where the fewest bytes cross. No cut
-            goes through a tensor of unknown type, which could not be the input of a model.
-        kept: tensors that are wanted besides.
+        granularity: "whole": one piece; "layer": a piece per linear op, with the nodes after it; "budget": the fewest
+            pieces whose observed outputs take at most `budget` bytes each, cut where the fewest bytes cross. No cut
+            crosses a tensor of unknown type, which could not be the input of a model.
+        kept: further tensors to compute.
         sizes: bytes of each tensor, for "budget".
     """
     targets = list(dict.fromkeys([*observed, *kept]))
@@ -139,7 +139,7 @@ def cut(
 
 
 def _segments(pieces: Sequence[Sequence[Node]], observed: Sequence[str], targets: Collection[str]) -> list[Segment]:
-    """Segments of consecutive runs of nodes: what each reads from before, and must hand on."""
+    """Build the segments of consecutive runs of nodes, with the inputs and outputs of each."""
     last: dict[str, int] = {}
     for number, piece in enumerate(pieces):
         last.update((name, number) for node in piece for name in reads_of(node))
@@ -161,7 +161,7 @@ def _segments(pieces: Sequence[Sequence[Node]], observed: Sequence[str], targets
 
 
 def _is_layer(node: Node) -> bool:
-    """Whether a linear op with a constant weight starts here."""
+    """Return whether the node is a linear op with a constant weight."""
     kind = LINEAR.get(node.op)
     return kind is not None and kind.weight < len(node.inputs) and constant(node.inputs[kind.weight]) is not None
 
@@ -169,7 +169,7 @@ def _is_layer(node: Node) -> bool:
 def _narrow_cuts(
     nodes: Sequence[Node], targets: Collection[str], sizes: Mapping[str, int], budget: int, allowed: Sequence[bool]
 ) -> list[int]:
-    """Allowed positions to cut before, so that the targets between two cuts stay within `budget` where they can."""
+    """Return allowed cut positions so that the targets between two cuts stay within `budget` if possible."""
     crossing = _crossing(nodes, sizes)
     starts: list[int] = []
     start = total = 0
@@ -188,7 +188,7 @@ def _narrow_cuts(
 
 
 def _crossing(nodes: Sequence[Node], sizes: Mapping[str, int]) -> list[int]:
-    """Bytes of tensors computed before each position and read at or after it."""
+    """Compute the bytes of tensors computed before each position and read at or after it."""
     made = {tensor.name: i for i, node in enumerate(nodes) for tensor in node.outputs}
     last = {name: i for i, node in enumerate(nodes) for name in reads_of(node) if name in made}
     change = [0] * (len(nodes) + 2)

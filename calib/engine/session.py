@@ -1,4 +1,4 @@
-"""`Session`: a serialized model in onnxruntime, with a visible life. Knows no graphs, and so is imported quickly."""
+"""`Session`: onnxruntime session over a serialized model. Does not import the graph code, so it loads fast."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ LEVELS: Final[dict[str, str]] = {
     "all": "ORT_ENABLE_ALL",
     "kept": "ORT_DISABLE_ALL",
 }
-"""onnxruntime's levels of optimisation. "kept": the model was optimised already."""
+"""onnxruntime's optimisation levels. "kept": the model was optimised already."""
 
 LARGE: Final = 1 << 30
-"""Bytes of weights from which a session reads them where they lie, at whatever cost in speed."""
+"""Bytes of weights above which a session reads them in place, even if that is slower."""
 
 CPU: Final = "CPUExecutionProvider"
 CUDA: Final = "CUDAExecutionProvider"
@@ -39,13 +39,13 @@ TYPES: Final[dict[str, str]] = {"float": "float32", "double": "float64", "string
 
 @dataclass(frozen=True)
 class SessionModel:
-    """A model as onnxruntime takes it.
+    """A model in the form that onnxruntime loads.
 
     Attributes:
-        content: serialized.
-        weights: large ones that stand beside it, by name.
-        level: of `LEVELS`.
-        aliases: outputs that are called otherwise in `content`, and how.
+        content: the serialized model.
+        weights: large external weights, by name.
+        level: key of `LEVELS`.
+        aliases: outputs that have another name in `content`, with that name.
     """
 
     content: bytes = field(repr=False)
@@ -55,22 +55,22 @@ class SessionModel:
 
 
 class Session:
-    """A session over a serialized model, to be closed.
+    """Session over a serialized model. Must be closed.
 
-    One session may be run from several threads at once (not on CUDA). With one thread inside operators the numbers
-    do not depend on the machine's cores; with more, sums are cut differently and the last bits may differ.
+    A session may be run from several threads at once (not on CUDA). With one thread inside operators the results do not
+    depend on the number of cores; with more, sums are split differently and the last bits may differ.
 
     Args:
         model: its large weights are shared with the session, not copied.
         chosen: execution providers.
-        threads: threads inside operators; None: as many as cores.
-        name: what to call the model in messages.
+        threads: threads inside operators; None: number of cores.
+        name: name of the model in messages.
 
     Attributes:
-        input_specs, output_names: as the session has them.
+        input_specs, output_names: inputs and outputs of the session.
 
     Raises:
-        ModelError: onnxruntime refuses the model.
+        ModelError: onnxruntime rejects the model.
     """
 
     def __init__(self, model: SessionModel, chosen: Sequence[Any], *, threads: int | None, name: str) -> None:
@@ -78,7 +78,7 @@ class Session:
         self.provider = "none"
         self._aliases = dict(model.aliases)
         ort = onnxruntime()
-        # the session reads the arrays where they are, so they live as long as it does
+        # the session reads the arrays in place, so they must live as long as it does
         weights = {n: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(w)) for n, w in model.weights.items()}
         self._weights = weights
         self._session: Any = open_session(
@@ -92,12 +92,12 @@ class Session:
     def run(
         self, feeds: Mapping[str, Array], outputs: Sequence[str] | None = None, *, where: str = "this feed"
     ) -> dict[str, Any]:
-        """Outputs by name. Feeds past the model's inputs are left out.
+        """Run the model and return outputs by name. Feeds that are not inputs of the model are ignored.
 
         Args:
             feeds: arrays by input name, in the model's types.
             outputs: which outputs; None: all.
-            where: what to call the feed in messages.
+            where: name of the feed in messages.
 
         Raises:
             DataError: the model cannot run on these feeds.
@@ -114,7 +114,7 @@ class Session:
     __call__ = run
 
     def run_bound(self, feeds: Mapping[str, Array], places: Mapping[str, str], *, where: str = "this feed") -> Any:
-        """onnxruntime's binding after a run. It holds the values of `places` (output to device), in that order.
+        """Run the model and return the binding, which holds the values of `places` (output to device), in that order.
 
         Raises:
             DataError: the model cannot run on these feeds.
@@ -132,16 +132,16 @@ class Session:
             raise DataError(f"{self.name} cannot run on {where}: {reason(error)}") from error
 
     def bind(self, outputs: Sequence[str]) -> Bound:
-        """A way to run for `outputs` into buffers that are used again and again; one for each thread."""
+        """Bind `outputs` to buffers that every run reuses; each thread needs its own."""
         return Bound(self, self._opened(), outputs, self._aliases)
 
     def close(self) -> None:
-        """Free the session. Twice is once."""
+        """Free the session. Idempotent."""
         self._session = None
         self._weights = {}
 
     def _opened(self) -> Any:
-        """onnxruntime's session."""
+        """Return onnxruntime's session."""
         if self._session is None:
             raise ValueError(f"the runner of {self.name} is closed")
         return self._session
@@ -156,23 +156,23 @@ class Session:
 
 
 def place_of(device: str) -> tuple[str, int]:
-    """onnxruntime's (kind of device, number) of "cpu", "cuda" or "cuda:1"."""
+    """Return onnxruntime's (device type, number) of "cpu", "cuda" or "cuda:1"."""
     kind, _, number = device.partition(":")
     return kind, int(number or 0)
 
 
 def session_options(threads: int | None, level: str, weights: Mapping[str, Any], chosen: Sequence[Any]) -> Any:
-    """Session options; the weights (OrtValues) are those that stand outside the model."""
+    """Build the session options; `weights` are the OrtValues of the external weights."""
     ort = onnxruntime()
     options = ort.SessionOptions()
-    options.log_severity_level = 4  # what goes wrong is raised as well, and warnings are for the model's author
+    options.log_severity_level = 4  # errors are raised as well, and warnings are for the model's author
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[level])
     options.inter_op_num_threads = 1
     if threads is not None:
         options.intra_op_num_threads = threads
-    for pool in ("intra_op", "inter_op"):  # idle pools that spin cost more than the work: one a session
+    for pool in ("intra_op", "inter_op"):  # idle pools that spin cost more than the work: one per session
         options.add_session_config_entry(f"session.{pool}.allow_spinning", "0")
-    # Q/DQ pairs are computed as they stand, not moved about and not made into integer kernels: ranges are of floats
+    # Q/DQ pairs are computed unchanged, not moved and not fused into integer kernels: ranges are those of floats
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     # Packed weights are a second copy and are summed in another order than those of a file whose weights are not
     # constant. A model of this size is not run for speed.
@@ -181,7 +181,7 @@ def session_options(threads: int | None, level: str, weights: Mapping[str, Any],
         options.add_session_config_entry("session.disable_prepacking", "1")
     if weights:
         options.add_external_initializers(list(weights), list(weights.values()))
-    # external ones are copied; where nothing packs them, or did so before, share them
+    # external initializers are copied; share them if nothing packs them, or if they are packed already
     if (unpacked or level == "kept") and list(chosen) == [CPU]:
         for weight, value in weights.items():
             options.add_initializer(weight, value)
@@ -189,10 +189,10 @@ def session_options(threads: int | None, level: str, weights: Mapping[str, Any],
 
 
 def open_session(content: bytes, options: Any, chosen: Sequence[Any], name: str) -> Any:
-    """onnxruntime's session over serialized `content`.
+    """Open onnxruntime's session over serialized `content`.
 
     Raises:
-        ModelError: onnxruntime refuses the model.
+        ModelError: onnxruntime rejects the model.
     """
     try:
         return onnxruntime().InferenceSession(content, options, providers=list(chosen))
@@ -201,7 +201,7 @@ def open_session(content: bytes, options: Any, chosen: Sequence[Any], name: str)
 
 
 def _spec(value: Any) -> InputSpec:
-    """An `InputSpec` of a session's input."""
+    """Build the `InputSpec` of a session's input."""
     found = re.fullmatch(r"tensor\((\w+)\)", value.type)
     if not found:
         return InputSpec(value.name, None, None)
@@ -211,7 +211,7 @@ def _spec(value: Any) -> InputSpec:
 
 
 def _numpy_type(kind: str) -> np.dtype[Any] | None:
-    """The numpy type of that name, None where numpy has none (bfloat16, float8)."""
+    """Return the numpy type of that name; None if numpy does not have it (bfloat16, float8)."""
     try:
         return np.dtype(kind)
     except TypeError:

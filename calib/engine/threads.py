@@ -1,4 +1,4 @@
-"""Work on several samples at a time, results in the order of the samples."""
+"""Runs several samples at a time and returns results in the order of the samples."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from typing import Final, TypeVar
 from threadpoolctl import threadpool_limits
 
 TRIED: Final = 8
-"""Items that tell how long one takes."""
+"""Number of items used to measure the time per item."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 def chunks(items: Iterator[T], size: int) -> Iterator[list[T]]:
-    """The items, so many at a time."""
+    """Yield the items in lists of `size`."""
     while some := list(islice(items, size)):
         yield some
 
 
 def in_order(work: Callable[[T], R], items: Iterator[T], threads: int, *, least: float = 0.0) -> Iterator[tuple[T, R]]:
-    """`work` on every item by several threads, results in the order of the items, few items under way at once.
+    """Run `work` on every item in several threads; yield results in the order of the items, with few items in flight.
 
     Args:
-        least: seconds. Where an item takes less (mean of the first ones, which are done here), all are done here:
-            Python lets one thread run at a time, and threads would rather wait for one another.
+        least: seconds. If an item takes less (mean of the first ones, which run in this thread), all run in this
+            thread:
+            Python runs one thread at a time, and threads would mostly wait for each other.
     """
     taken = 0.0
     for item in islice(items, TRIED) if least and threads > 1 else ():
@@ -59,15 +60,15 @@ def in_order(work: Callable[[T], R], items: Iterator[T], threads: int, *, least:
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Products of matrices on one thread: sums do not depend on how many cores there are.
+    """Compute matrix products on one thread, so that sums do not depend on the number of cores.
 
-    Threads of BLAS that wait for the next small product burn as much time as they save: half of all CPU time while a
-    ResNet-20 was rounded, six times the wall while another process had a core.
+    BLAS threads that spin until the next small product use as much time as they save: half of all CPU time while a
+    ResNet-20 was rounded, six times the wall time while another process had a core.
     """
     with threadpool_limits(limits=1, user_api="blas"):
         yield
 
 
 def limit_threads(count: int) -> None:
-    """From now on BLAS and OpenMP of this process use at most `count` threads."""
+    """Limit BLAS and OpenMP of this process to `count` threads."""
     threadpool_limits(limits=count)
