@@ -1,4 +1,4 @@
-"""Observers: each says, from a sketch of what a tensor held, which range to represent."""
+"""Observers: each derives the range to represent from a sketch of a tensor."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ OBSERVERS: Final[dict[str, type[Observer]]] = {
     "aciq": Aciq,
     "auto": Auto,
 }
-"""Every observer by its recipe name. To add one: a file here and a row."""
+"""Every observer by its recipe name. To add one, add a file here and a row."""
 
 
 def make_observer(name: str, arguments: Mapping[str, Any] | None = None) -> Observer:
-    """The observer called `name`.
+    """Create the observer with this name.
 
     Raises:
-        RecipeError: no such observer, or an argument it does not take or allow.
+        RecipeError: no such observer, or an invalid argument.
     """
     kind = OBSERVERS.get(name)
     if kind is None:

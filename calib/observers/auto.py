@@ -1,4 +1,4 @@
-"""Whichever method has the least error."""
+"""Observer that chooses the method with the least error."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sbonnx.calib.sketches import Distribution
 from sbonnx.spec import Array
 
 METHODS: Final[tuple[Solver, ...]] = (Percentile(), Mse(), KlHistogram(), Aciq("gaus"), Aciq("laplace"))
-"""What is tried beside the whole range; of equals, the first."""
+"""Methods tried in addition to the whole range; the first one wins ties."""
 
 
 @final
@@ -25,15 +25,16 @@ METHODS: Final[tuple[Solver, ...]] = (Percentile(), Mse(), KlHistogram(), Aciq("
 class Auto(Solver):
     """The range with the least `quantization_error` of minmax, percentile, mse, kl_histogram and both of aciq.
 
-    Chosen for each range (tensor or channel) on its own; of equals the first in that order; in fp8, of those that are
-    for it (the first three). As in `mse`, the whole range is given up only for a gain that is beyond doubt.
+    Chosen separately for each range (tensor or channel); the first in that order wins ties. For fp8 only the methods
+    that support it (the first three) are tried. As in `mse`, the whole range is replaced only if the gain is
+    significant.
 
-    Error bound: with w as in `Mse`, the root of the true error is at most 2 w above that of the whole range, and,
-    where that was given up, of any of the methods.
+    Error bound: with w as in `Mse`, the root of the true error is at most 2 w above that of the whole range, and, if
+    that was replaced, of any of the methods.
     """
 
     def solve(self, distribution: Distribution, target: Target) -> tuple[Array, Array]:
-        """See `Solver.solve`."""
+        """Compute (lo, hi) of every range; see `Solver.solve`."""
         lo, hi = distribution.lo, distribution.hi
         whole = target.params(lo, hi)
         least = to_beat(distribution, whole, quantization_error(distribution, whole))

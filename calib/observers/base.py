@@ -1,4 +1,4 @@
-"""What an observer is: a method that picks the range to represent, given what a tensor held."""
+"""`Observer`: base class of the methods that derive the range to represent from statistics of a tensor."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from sbonnx.spec import Array, Bounds, QParams, QuantSpec, ScaleRule, params_fro
 Needs = Literal["range", "histogram", "track"]
 
 TILE: Final = 1 << 17
-"""Values or bins worked on at once: a temporary of float64 takes 1 MiB, so a handful of them stays in the cache."""
+"""Number of values or bins processed at once: a float64 temporary takes 1 MiB, so a few of them fit the cache."""
 
 
 @dataclass(frozen=True)
 class Observer(ABC):
-    """A method with its parameters and no state: from a sketch to the range that the codes should represent.
+    """Stateless method with parameters that derives the range to represent from a sketch.
 
     Attributes:
-        needs: what the sketch must hold: its extremes, its histogram, or the extremes of each sample.
-        for_weights, for_activations: where the method makes sense.
-        for_floats: whether its formulas hold for fp8, whose steps are not even.
+        needs: statistics that the sketch must hold: minimum and maximum, histogram, or minimum and maximum per sample.
+        for_weights, for_activations: where the method is useful.
+        for_floats: whether its formulas hold for fp8, whose steps are not uniform.
     """
 
     needs: ClassVar[Needs]
@@ -36,25 +36,25 @@ class Observer(ABC):
 
     @abstractmethod
     def bounds(self, sketch: Sketch, spec: QuantSpec, rule: ScaleRule = "exact") -> Bounds:
-        """The range to represent.
+        """Compute the range to represent.
 
         Args:
-            sketch: what the tensor held; unchanged.
-            spec: the integers that the range is for. Its axis is not read: the sketch says which ranges there are.
+            sketch: statistics of the tensor; unchanged.
+            spec: the integers that the range is for. Its axis is ignored: the sketch defines which ranges there are.
             rule: "exact", or "sparsebit" for the ancestor's numbers.
 
         Returns:
-            float32, shape () or (C,) as the sketch has an axis or not; (0, 0) where nothing finite was seen.
+            float32, shape () without an axis in the sketch, else (C,); (0, 0) if there were no finite values.
 
         Raises:
-            ValueError: the sketch does not hold what the method `needs`.
-            RecipeError: the method is not for codes of this kind.
+            ValueError: the sketch does not hold the statistics in `needs`.
+            RecipeError: the method does not support this kind of quantized values.
         """
 
 
 @dataclass(frozen=True)
 class Target:
-    """What ranges are picked for.
+    """Quantization that the ranges are chosen for.
 
     Attributes:
         spec: the integers; its axis is 0, that of the ranges in a distribution.
@@ -68,29 +68,29 @@ class Target:
 
     @classmethod
     def of(cls, spec: QuantSpec, rule: ScaleRule = "exact", sample_size: float = 1.0) -> Target:
-        """The target for the integers of `spec`, whatever their axis."""
+        """Create the target for the integers of `spec`; their axis is ignored."""
         return cls(replace(spec, axis=0, block_size=None), rule, sample_size)
 
     def params(self, lo: Array, hi: Array) -> QParams:
-        """Scale and zero point of ranges in float64, of any shape, as they come out once the ranges are float32."""
+        """Compute scale and zero point of float64 ranges of any shape, after rounding the ranges to float32."""
         return params_from_bounds(Bounds(lo.astype(np.float32), hi.astype(np.float32)), self.spec, rule=self.rule)
 
 
 @dataclass(frozen=True)
 class Solver(Observer):
-    """An observer that solves each range from its distribution, some channels at a time.
+    """Observer that computes each range from its histogram, some channels at a time.
 
-    Under the rule "exact" ranges are cut to the data.
+    Under the rule "exact" ranges are limited to the data.
     """
 
     needs: ClassVar[Needs] = "histogram"
 
     @abstractmethod
     def solve(self, distribution: Distribution, target: Target) -> tuple[Array, Array]:
-        """(lo, hi) of every range of `distribution`, float64 (C,). Ranges that hold nothing are not read."""
+        """Compute (lo, hi) of every range of `distribution`, float64 (C,). Results of empty ranges are ignored."""
 
     def bounds(self, sketch: Sketch, spec: QuantSpec, rule: ScaleRule = "exact") -> Bounds:
-        """See `Observer.bounds`."""
+        """Compute the range to represent; see `Observer.bounds`."""
         if spec.is_fp8 and not self.for_floats:
             raise RecipeError(f"observer '{type(self).__name__}' is for integers, whose steps are even, not for fp8")
         whole = sketch.distribution()
@@ -110,13 +110,13 @@ class Solver(Observer):
 
 
 def row_tiles(distribution: Distribution) -> Iterator[slice]:
-    """Slices of the ranges that together hold few enough bins to work on at once, one range at the least."""
+    """Yield slices of the ranges with few enough bins to process at once, at least one range each."""
     rows = max(1, TILE // max(1, distribution.left.shape[1]))
     yield from (slice(start, start + rows) for start in range(0, distribution.ranges, rows))
 
 
 def rows_of(distribution: Distribution, rows: slice) -> Distribution:
-    """Some of the ranges. Nothing is copied."""
+    """Return some of the ranges, without a copy."""
 
     def part(values: Array) -> Array:
         return values[rows] if len(values) == distribution.ranges else values
@@ -128,7 +128,7 @@ def rows_of(distribution: Distribution, rows: slice) -> Distribution:
 
 
 def mirrored(distribution: Distribution) -> Distribution:
-    """The distribution of -x. Nothing is copied but the edges."""
+    """Return the distribution of -x. Only the edges are copied."""
     left = -distribution.right[:, ::-1]
     right = left if distribution.exact else -distribution.left[:, ::-1]
     return Distribution(
@@ -137,13 +137,13 @@ def mirrored(distribution: Distribution) -> Distribution:
 
 
 def singles(distribution: Distribution) -> bool:
-    """Whether every bin is one value that was seen once, as in the exact sketch of a constant."""
+    """Return whether every bin is one value with a count of 1, as in the exact sketch of a constant."""
     counts = distribution.counts
     return distribution.exact and len(counts) == 1 and bool((counts == 1).all())
 
 
 def mean_of(distribution: Distribution, function: Callable[[Array], Array]) -> Array:
-    """Mean of `function` over the values (bins: at their middles), float64 (C,); some bins at a time."""
+    """Compute the mean of `function` over the values (centres of bins), float64 (C,), in blocks of bins."""
     total = np.zeros(distribution.ranges)
     for start in range(0, distribution.left.shape[1], TILE):
         columns = slice(start, start + TILE)
@@ -155,7 +155,7 @@ def mean_of(distribution: Distribution, function: Callable[[Array], Array]) -> A
 
 
 def coarsened(distribution: Distribution) -> Distribution:
-    """The distribution itself, or neighbouring bins as one where there are more than `TILE` to a range."""
+    """Merge neighbouring bins if there are more than `TILE` per range, else return the distribution itself."""
     bins = distribution.left.shape[1]
     if bins <= TILE:
         return distribution

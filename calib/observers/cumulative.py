@@ -1,4 +1,4 @@
-"""`Curve`: running totals over one distribution, from which the error of any number of ranges is read quickly."""
+"""`Curve`: cumulative sums of a distribution, for fast errors of many candidate ranges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sbonnx.spec import Array
 
 @dataclass(frozen=True)
 class Curve:
-    """Count, sum and sum of squares of the values up to any point, bins being evenly filled.
+    """Count, sum and sum of squares of the values up to any point; bins are taken as uniformly filled.
 
     Attributes:
         left, right: edges of the bins, float64 (n,), ascending.
@@ -30,7 +30,7 @@ class Curve:
 
     @classmethod
     def of(cls, distribution: Distribution) -> Curve:
-        """The curve of a distribution of one range."""
+        """Create the curve of a distribution of one range."""
         left, right = distribution.left[0].astype(np.float64), distribution.right[0].astype(np.float64)
         counts = distribution.counts[0].astype(np.float64)
         count = np.concatenate([[0.0], np.cumsum(counts)])
@@ -39,7 +39,7 @@ class Curve:
         return cls(left, right, counts, count, total, squares)
 
     def upto(self, points: Array) -> tuple[Array, Array]:
-        """Count and sum of the values up to `points` (any shape, best ascending along the last axis)."""
+        """Compute count and sum of the values up to `points` (any shape, best ascending along the last axis)."""
         at = np.maximum(np.searchsorted(self.left, points.ravel(), side="right") - 1, 0).reshape(points.shape)
         left, right, counts = self.left.take(at), self.right.take(at), self.counts.take(at)
         end = np.minimum(points, right)
@@ -49,18 +49,18 @@ class Curve:
         return self.count.take(at) + inside, self.sum.take(at) + inside * (left + end) / 2
 
     def errors(self, scale: Array, lowest: Array, highest: Array, steps: int) -> Array:
-        """Mean squared error of the values against the nearest of the levels n * scale.
+        """Compute the mean squared error of the values against the nearest of the levels n * scale.
 
             N E = sum x^2 - 2 s sum_n n S_n + s^2 sum_n n^2 C_n
 
-        with C_n and S_n count and sum of the values nearest to level n. Summed by parts, that takes the running
-        totals at the middles between levels only, whatever the number of values.
+        with C_n and S_n count and sum of the values nearest to level n. After summation by parts, this needs only the
+        cumulative sums at the midpoints between levels, whatever the number of values.
 
         Args:
             scale, lowest, highest: float64 (K,): step, lowest and highest n of K candidates; highest - lowest = steps.
 
         Returns:
-            float64 (K,); what cancels leaves an error of some 1e-13 of the mean square.
+            float64 (K,); cancellation leaves an error of about 1e-13 of the mean square.
         """
         below = lowest[:, None] + np.arange(steps)
         count, total = self.upto((below + 0.5) * scale[:, None])

@@ -1,4 +1,4 @@
-"""The entropy search: at which bin of a histogram to clip, so that the codes lose the least information."""
+"""Entropy search: the bin of a histogram to clip at, so that quantization loses the least information."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import numpy as np
 from sbonnx.spec import Array
 
 FLOOR: Final = 1e-10
-"""Probability of what the codes cannot tell: values beyond a last level that is empty."""
+"""Probability assigned to values beyond a last level that is empty."""
 
 TINY: Final = 1e-300
 """Stands for 0 in a logarithm that is multiplied by 0."""
 
 BLOCK: Final = 1 << 14
-"""Groups worked on at once: a temporary takes 128 KiB."""
+"""Number of groups processed at once: a temporary takes 128 KiB."""
 
 
 def divergences(histogram: Array, levels: int) -> Array:
-    """Kullback-Leibler divergence of clipping after the first i bins, for i = levels .. len(histogram).
+    """Compute the Kullback-Leibler divergence of clipping after the first i bins, for i = levels .. len(histogram).
 
-    P is the first i bins, what lies beyond added to the last of them. Q is the first i bins without that, summed up in
-    `levels` groups of neighbours (bin k in group floor(k levels / i)), each group shared out evenly over its bins that
-    are not empty in P. Both sum to 1.
+    P is the first i bins, with the counts beyond them added to the last one. Q is the first i bins without that, summed
+    in `levels` groups of neighbours (bin k in group floor(k levels / i)); each group is distributed evenly over its
+    bins that are not empty in P. Both sum to 1.
 
-        KL(i) = sum over P_k > 0 of P_k ln(P_k / Q_k),    Q_k at least 1e-10 where its group is empty
+        KL(i) = sum over P_k > 0 of P_k ln(P_k / Q_k),    Q_k at least 1e-10 if its group is empty
 
-    Summed by groups, with prefix sums of h, h ln h and of the bins in use, so that a candidate costs `levels` steps.
+    Summed by groups, with prefix sums of h, h ln h and of the non-empty bins, so that a candidate costs `levels` steps.
 
     Args:
         histogram: float64 (bins,), counts of |x|, not all 0.
 
     Returns:
-        float64 (bins - levels + 1,), nats; +inf where the first i bins are empty.
+        float64 (bins - levels + 1,), nats; +inf if the first i bins are empty.
 
     Raises:
         ValueError: there are fewer bins than levels.
@@ -48,7 +48,7 @@ def divergences(histogram: Array, levels: int) -> Array:
     mass, used, logs = (np.concatenate([[0.0], np.cumsum(x)]) for x in (histogram, histogram > 0, _xlogx(histogram)))
     total, first, last = mass[-1], mass[kept], histogram[kept - 1]
     beyond = total - first
-    opened = (last == 0) & (beyond > 0)  # the last bin is not empty in P, though it is in the histogram
+    opened = (last == 0) & (beyond > 0)  # the last bin is not empty in P, although it is in the histogram
     gathered, end = _gathered(mass, used, opened, _starts(bins, levels))
     with np.errstate(divide="ignore", invalid="ignore"):
         least = np.where(end > 0, np.log(end) - np.log(first), np.log(FLOOR))
@@ -58,13 +58,13 @@ def divergences(histogram: Array, levels: int) -> Array:
 
 
 def _gathered(mass: Array, used: Array, opened: Array, starts: Array) -> tuple[Array, Array]:
-    """Sum over the groups of m ln(m / z), and m / z of the last group, float64 (candidates,) each.
+    """Compute the sum over the groups of m ln(m / z), and m / z of the last group, float64 (candidates,) each.
 
-    m is what a group holds, z how many of its bins are in use. Some candidates at a time, which stay in the cache.
+    m is the mass of a group, z the number of its non-empty bins. Candidates are processed in blocks that fit the cache.
 
     Args:
-        mass, used: prefix sums of the histogram and of its bins in use.
-        opened: candidates that have one bin more in use in the last group.
+        mass, used: prefix sums of the histogram and of its non-empty bins.
+        opened: candidates with one more non-empty bin in the last group.
         starts: see `_starts`.
     """
     found, end = np.empty(len(starts)), np.empty(len(starts))
@@ -74,7 +74,7 @@ def _gathered(mass: Array, used: Array, opened: Array, starts: Array) -> tuple[A
         edges = starts[part]
         inside, filled = np.diff(mass.take(edges), axis=1), np.diff(used.take(edges), axis=1)
         filled[:, -1] += opened[part]
-        inside *= filled > 0  # what cancelled in the prefix sums of fractions
+        inside *= filled > 0  # removes cancellation errors of the prefix sums of fractions
         np.maximum(filled, 1.0, out=filled)
         shared = np.divide(inside, filled, out=filled)
         end[part] = shared[:, -1]
@@ -83,19 +83,22 @@ def _gathered(mass: Array, used: Array, opened: Array, starts: Array) -> tuple[A
 
 
 def best_bin(histogram: Array, levels: int) -> int:
-    """How many bins to keep: where the divergence is least; of equals, the most."""
+    """Return the number of bins to keep, with the least divergence; the largest number wins ties."""
     found = divergences(histogram, levels)
     return len(histogram) - int(np.argmin(found[::-1]))
 
 
 @lru_cache(maxsize=8)
 def _starts(bins: int, levels: int) -> Array:
-    """First bin of each group and the end of the last, int64 (bins - levels + 1, levels + 1); row i is i + levels."""
+    """Compute the first bin of each group and the end of the last, int64 (bins - levels + 1, levels + 1).
+
+    Row i is for i + levels kept bins.
+    """
     kept = np.arange(levels, bins + 1)[:, None]
     starts: Array = -(-np.arange(levels + 1) * kept // levels)
     return starts
 
 
 def _xlogx(x: Array) -> Array:
-    """x ln x, 0 where x is 0."""
+    """Compute x ln x, 0 if x is 0."""
     return np.asarray(x * np.log(np.where(x > 0, x, 1.0)))

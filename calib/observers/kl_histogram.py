@@ -1,4 +1,4 @@
-"""The symmetric range that loses the least information."""
+"""Entropy observer: the symmetric range that loses the least information."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from sbonnx.calib.sketches import Distribution
 from sbonnx.spec import Array, QuantSpec
 
 BINS: Final = 2048
-"""Bins of the histogram of |x|, as TensorRT has."""
+"""Number of bins of the histogram of |x|, as in TensorRT."""
 
 VALUES_A_BIN: Final = 4
-"""Fewer bins are made where they would hold fewer values than this on average."""
+"""Minimum mean number of values per bin; fewer bins are used if there would be fewer values."""
 
 
 @final
@@ -27,17 +27,17 @@ class KlHistogram(Solver):
 
         lo = max(min x, -t),    hi = min(max x, t)
 
-    |x| is counted in 2048 even bins up to the largest (half as many, and so on down to twice the levels, where values
-    are fewer than four a bin; fewer still: the whole range). Zeros are left out: every range has them exactly. The
-    search is that of `entropy.divergences`, with as many levels as there are codes up to the largest |x|: 2^(bits-1)
-    for a symmetric range, and 2^bits max|x| / (max x - min x) for an affine one. t is the edge of a bin. Where the
-    levels are as many as the bins nothing would be lost, and nothing is clipped.
+    |x| is counted in 2048 uniform bins up to the largest. The number of bins is halved, down to twice the levels, while
+    there are fewer than four values per bin; with fewer values still, the whole range is used. Zeros are left out:
+    every range represents them exactly. The search is that of `entropy.divergences`, with as many levels as there are
+    integers up to the largest |x|: 2^(bits-1) for a symmetric range, and 2^bits max|x| / (max x - min x) for an affine
+    one. t is the edge of a bin. If there are as many levels as bins, nothing would be lost, and nothing is clipped.
 
-    Error bound: exact where the sketch is. Beyond, the share of the values below any edge of the histogram is off by
-    no more than the share in the one bin of the sketch (two: one a side) that the edge lies in. The threshold itself
-    has no bound: its least divergence is often nearly shared by others.
+    Error bound: exact if the sketch is. Otherwise the share of the values below any edge of the histogram has an error
+    of at most the share in the one bin of the sketch (two: one per side) that contains the edge. The threshold itself
+    has no bound: other thresholds often have nearly the same divergence.
 
-    The ancestor's search writes its results in the wrong places and always picks one constant: 0.75098 max|x| at 8
+    The ancestor's search writes its results to the wrong positions and always picks one constant: 0.75098 max|x| at 8
     bits and 0.98535 max|x| at 4, whatever the data. It is not reproduced under any rule.
 
     Source: S. Migacz, "8-bit Inference with TensorRT", GTC 2017.
@@ -46,7 +46,7 @@ class KlHistogram(Solver):
     for_floats: ClassVar[bool] = False
 
     def solve(self, distribution: Distribution, target: Target) -> tuple[Array, Array]:
-        """See `Solver.solve`."""
+        """Compute (lo, hi) of every range; see `Solver.solve`."""
         lo, hi = distribution.lo.copy(), distribution.hi.copy()
         for index in range(distribution.ranges):
             one = rows_of(distribution, slice(index, index + 1))
@@ -56,7 +56,7 @@ class KlHistogram(Solver):
 
 
 def threshold(distribution: Distribution, spec: QuantSpec) -> float:
-    """Where to clip |x| of one range; the largest |x| where nothing is gained."""
+    """Compute the threshold for |x| of one range; the largest |x| if clipping gains nothing."""
     lo, hi = float(distribution.lo[0]), float(distribution.hi[0])
     largest = max(-lo, hi)
     zeros = int(distribution.counts[0, (distribution.left[0] == 0) & (distribution.right[0] == 0)].sum())
@@ -68,14 +68,14 @@ def threshold(distribution: Distribution, spec: QuantSpec) -> float:
 
 
 def levels_of(lo: float, hi: float, spec: QuantSpec) -> int:
-    """Codes from that of 0 to that of the largest |x|, of a range that just holds [lo, hi]."""
+    """Count the integers from that of 0 to that of the largest |x|, for a range that exactly holds [lo, hi]."""
     if spec.symmetric or lo == hi == 0:
         return 1 << (spec.bits - 1)
     return round((1 << spec.bits) * max(-lo, hi) / (max(hi, 0.0) - min(lo, 0.0)))
 
 
 def bins_for(values: int, levels: int) -> int:
-    """How many bins to count so many values in; 0 where they are too few, or the levels too many."""
+    """Return the number of bins for `values` values; 0 if there are too few values, or too many levels."""
     bins = BINS
     while bins > 2 * levels and bins * VALUES_A_BIN > values:
         bins //= 2
@@ -83,7 +83,7 @@ def bins_for(values: int, levels: int) -> int:
 
 
 def magnitudes(distribution: Distribution, bins: int) -> Array:
-    """Counts of |x| > 0 of one range in even bins from 0 to the largest |x|, float64 (bins,)."""
+    """Count |x| > 0 of one range in uniform bins from 0 to the largest |x|, float64 (bins,)."""
     largest = max(-float(distribution.lo[0]), float(distribution.hi[0]))
     if distribution.exact:
         return _counted(distribution, bins, largest)
@@ -98,7 +98,7 @@ def magnitudes(distribution: Distribution, bins: int) -> Array:
 
 
 def _counted(distribution: Distribution, bins: int, largest: float) -> Array:
-    """`magnitudes` of single values: bin k holds k <= |x| bins / largest < k + 1, the last its end as well."""
+    """Count single values as `magnitudes`: bin k holds k <= |x| bins / largest < k + 1, the last its end as well."""
     found = np.zeros(bins)
     for start in range(0, distribution.left.shape[1], TILE):
         x = np.abs(distribution.left[0, start : start + TILE].astype(np.float64))

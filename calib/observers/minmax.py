@@ -1,4 +1,4 @@
-"""The exact range."""
+"""Min-max observer: the exact range."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class MinMax(Observer):
 
         lo = min x,    hi = max x
 
-    Error bound: none is needed, sketches keep the extremes exactly.
+    Error bound: none is needed, sketches keep minimum and maximum exactly.
     """
 
     needs: ClassVar[Needs] = "range"
 
     def bounds(self, sketch: Sketch, spec: QuantSpec, rule: ScaleRule = "exact") -> Bounds:
-        """See `Observer.bounds`."""
+        """Compute the range to represent; see `Observer.bounds`."""
         return Bounds(sketch.lo, sketch.hi)

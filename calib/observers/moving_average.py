@@ -1,4 +1,4 @@
-"""The range of a typical sample, recent ones weighing more."""
+"""Moving-average observer: the range of a typical sample, with more weight on recent ones."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sbonnx.spec import Bounds, QuantSpec, ScaleRule
 @final
 @dataclass(frozen=True)
 class MovingAverage(Observer):
-    """Exponential moving average of each sample's min and of its max.
+    """Exponential moving average (EMA) of each sample's min and of its max.
 
         m_1 = x_1,    m_i = ratio * m_(i-1) + (1 - ratio) * x_i
 
-    A sample is one slice of the leading axis; one without a finite value is left out. Samples are taken in the order
-    of the data, however they were batched, sharded and merged, and averaged in float64.
+    A sample is one slice of the leading axis; one without a finite value is left out. Samples are taken in the order of
+    the data, however they were batched, sharded and merged, and averaged in float64.
 
     Error bound: exact; only the sum is rounded, at the 16th digit.
 
@@ -40,7 +40,7 @@ class MovingAverage(Observer):
             raise ValueError(f"ratio must be at least 0 and below 1, got {self.ratio}")
 
     def bounds(self, sketch: Sketch, spec: QuantSpec, rule: ScaleRule = "exact") -> Bounds:
-        """See `Observer.bounds`."""
+        """Compute the range to represent; see `Observer.bounds`."""
         samples = np.stack(sketch.track()).astype(np.float64)  # (2, S) or (2, S, C): lo and hi
         if not samples.shape[1]:
             none = np.zeros_like(sketch.lo)

@@ -1,4 +1,4 @@
-"""The range with the least mean squared error."""
+"""MSE observer: the range with the least mean squared error."""
 
 from __future__ import annotations
 
@@ -16,22 +16,29 @@ from sbonnx.spec import Array, QParams
 
 GOLDEN: Final = (5**0.5 - 1) / 2
 GRID: Final = 12
-"""Candidates of a first look along an end."""
+"""Number of candidates of the first grid search along an end."""
 STEPS: Final = 6
-"""Golden sections after it: each leaves 0.62 of the interval, which is two steps of the grid at first."""
+"""Golden sections after the grid: each leaves 0.62 of the interval, which is two steps of the grid at first."""
 ANCESTORS_STEPS: Final = 80
 """The ancestor's grid: the range times 1, 0.99, 0.98 ... 0.21."""
 GAIN: Final = 0.01
-"""Where values are known to a bin only, the whole range is given up for a gain of at least this share of its error:
-many equal values at the end of the range look as if they were spread over their bin."""
+"""Minimum relative gain for which the whole range is replaced, if values are known only by their bin.
+
+Many equal values at the end of the range look as if they were spread over their bin.
+"""
 CHANCE: Final = 3.0
-"""And more than chance gives: where in a step n values lie is taken for even, which leaves the mean of their squared
-errors (standard deviation 0.9 of the mean) uncertain by 0.9/sqrt(n); that many times 1/sqrt(n)."""
+"""Minimum gain in standard errors.
+
+The positions of n values in a step are assumed to be uniform, which leaves the mean of their squared errors (standard
+deviation 0.9 of the mean) uncertain by 0.9/sqrt(n). The gain must exceed this many times 1/sqrt(n).
+"""
 DOUBT: Final = 0.5
-"""And of this share of what its error owes to bins at least half a step wide, in which values may lie anyhow: the
-multiples of one step (pixels; what was quantized before) have no error at all, and look as if they had."""
+"""Minimum gain as a share of the error from bins at least half a step wide, in which the positions are unknown.
+
+The multiples of one step (pixels, or previously quantized values) have no error at all, but seem to have one.
+"""
 LEAST: Final = 2.0**-12
-"""Ends are not shrunk further: past it a range of 16 bits has lost all but its lowest four."""
+"""Smallest factor for shrinking an end: below it a range of 16 bits has lost all but its lowest four."""
 
 Ends = Callable[[Array], tuple[Array, Array]]
 """Shares in [0, 1], float64 (K, C) → candidates (lo, hi), float64 (K, C)."""
@@ -40,25 +47,25 @@ Ends = Callable[[Array], tuple[Array, Array]]
 @final
 @dataclass(frozen=True)
 class Mse(Solver):
-    """Minimizes the mean of (x - dequantize(quantize(x)))^2, zero point rounded as it will be.
+    """Minimizes the mean of (x - dequantize(quantize(x)))^2, with the final rounded zero point.
 
-    A grid over the ends, from the whole range down to where clipping alone costs more than the whole range does, then
-    golden sections around its best. A symmetric range has one end; of an affine one both ends are shrunk together
-    first, then each in turn while the other stays, twice. Every range on its own. The result is compared with the whole
-    range by `quantization_error` in the end, and is never worse; where values are known to a bin only, it must be
-    better by more than what that leaves in doubt (`to_beat`). Under the rule "sparsebit": the best of the ancestor's
-    grid of 80 steps, both ends shrunk alike.
+    A grid search over the ends, from the whole range down to where clipping alone costs more than the whole range, is
+    followed by golden-section search around its best candidate. A symmetric range has one end. For an affine range both
+    ends are first shrunk together, then each in turn with the other fixed, twice. Every range is searched separately.
+    The result is compared with the whole range by `quantization_error` at the end, and is never worse; if values are
+    known only by their bin, it must be better by more than the resulting uncertainty (`to_beat`). Under the rule
+    "sparsebit": the best of the ancestor's grid of 80 steps, both ends shrunk by the same factor.
 
-    Error bound: with w the root mean square of the widths of the bins (0 where the sketch is exact; below a 128th of
-    the root mean square of the values, per channel a 32nd), the root of the true error is at most 2 w above that of
-    the whole range, and, where that was given up, of any range tried. The search itself ends level with a dense one
-    on average, and some percent above it at worst.
+    Error bound: with w the root mean square of the widths of the bins (0 if the sketch is exact; below a 128th of the
+    root mean square of the values, per channel a 32nd), the root of the true error is at most 2 w above that of the
+    whole range, and, if that was replaced, of any range tried. The search itself equals a dense one on average, and is
+    some percent above it at worst.
 
     Source: the grid is the ancestor's `mse` observer; golden sections, Kiefer 1953.
     """
 
     def solve(self, distribution: Distribution, target: Target) -> tuple[Array, Array]:
-        """See `Solver.solve`."""
+        """Compute (lo, hi) of every range; see `Solver.solve`."""
         search = _Search(distribution, target)
         if target.rule == "sparsebit":
             search.ancestors_grid()
@@ -70,7 +77,7 @@ class Mse(Solver):
 
 
 def to_beat(distribution: Distribution, whole: QParams, error: Array) -> Array:
-    """The error that a range must stay below to be taken for the whole one, float64 (C,).
+    """Compute the error that a range must stay below to replace the whole range, float64 (C,).
 
     Args:
         whole: parameters of the whole range.
@@ -83,11 +90,11 @@ def to_beat(distribution: Distribution, whole: QParams, error: Array) -> Array:
 
 
 class _Search:
-    """The best range so far, for every range of a distribution.
+    """Search state: the best candidate so far for every range of a distribution.
 
     Attributes:
-        lo, hi: float64 (C,), the best so far.
-        error: its error as `errors` gives it, float64 (C,).
+        lo, hi: the best so far, float64 (C,).
+        error: its error as computed by `errors`, float64 (C,).
     """
 
     def __init__(self, distribution: Distribution, target: Target) -> None:
@@ -98,7 +105,7 @@ class _Search:
         self.error = self.whole
 
     def ancestors_grid(self) -> None:
-        """Both ends times 1 - i / 100, in float32."""
+        """Try both ends times 1 - i / 100, in float32."""
         lo, hi = self.lo.astype(np.float32), self.hi.astype(np.float32)
         for step in range(ANCESTORS_STEPS):
             share = np.float32(1 - 0.01 * step)
@@ -106,7 +113,7 @@ class _Search:
             self._keep(low, high, quantization_error(self.distribution, self.target.params(low, high)))
 
     def one_end(self) -> None:
-        """[max(lo, -t), min(hi, t)] over t."""
+        """Search [max(lo, -t), min(hi, t)] over t."""
         errors, low, high = self._begin()
         lo, hi = self.lo, self.hi
         far, near = np.maximum(-lo, hi), np.maximum(-low, high)
@@ -118,7 +125,7 @@ class _Search:
         self._along(errors, ends, *_everywhere(lo))
 
     def two_ends(self) -> None:
-        """[lo, hi], each end on its own."""
+        """Search [lo, hi], each end separately."""
         errors, low, high = self._begin()
         lo, hi = -self.lo, self.hi
 
@@ -142,7 +149,7 @@ class _Search:
             self._along(errors, end, start, stop, grid=GRID // 4, sections=STEPS // 2)
 
     def result(self) -> tuple[Array, Array]:
-        """The best range if it is truly better than the whole one, else that."""
+        """Return the best range if it is significantly better than the whole one, else the whole range."""
         lo, hi = (end.astype(np.float32).astype(np.float64) for end in (self.lo, self.hi))
         found = quantization_error(self.distribution, self.target.params(lo, hi))
         limit = self.whole
@@ -153,13 +160,13 @@ class _Search:
         return np.where(better, lo, self.distribution.lo), np.where(better, hi, self.distribution.hi)
 
     def _begin(self) -> tuple[Errors, Array, Array]:
-        """The quick errors, and how near to 0 the ends may come."""
+        """Return the fast error function and the smallest allowed ends."""
         coarse = coarsened(self.distribution)
         low, high = least_ends(coarse, self.whole)
         return errors_of(coarse, self.target), np.maximum(low, self.lo), np.minimum(high, self.hi)
 
     def _keep(self, lo: Array, hi: Array, error: Array) -> None:
-        """Take (lo, hi) where they are better than the best so far."""
+        """Replace the best candidate where (lo, hi) are better."""
         better = error < self.error
         self.lo, self.hi = np.where(better, lo, self.lo), np.where(better, hi, self.hi)
         self.error = np.where(better, error, self.error)
@@ -167,14 +174,14 @@ class _Search:
     def _along(
         self, errors: Errors, ends: Ends, start: Array, stop: Array, *, grid: int = GRID, sections: int = STEPS
     ) -> tuple[Array, Array]:
-        """Try shares from `start` to `stop`, float64 (C,): first a grid of them, then golden sections.
+        """Try shares from `start` to `stop`, float64 (C,): first on a grid, then by golden sections.
 
         Returns:
-            (start, stop) of a step of the grid on either side of its best.
+            (start, stop): one step of the grid on either side of its best candidate.
         """
 
         def attempt(share: Array) -> Array:
-            """Errors of `share` (K, C), each of them kept if it is the best so far."""
+            """Compute the errors of `share` (K, C) and keep the best candidates."""
             lo, hi = ends(share)
             found = errors(lo, hi)
             best = np.argmin(found, axis=0)[None]
@@ -191,7 +198,7 @@ class _Search:
 
 
 def _golden(attempt: Callable[[Array], Array], start: Array, stop: Array, sections: int) -> None:
-    """Golden sections of [start, stop], float64 (C,), for all ranges in step; `attempt` remembers the best."""
+    """Run golden-section search on [start, stop], float64 (C,), for all ranges at once; `attempt` keeps the best."""
     inner = np.stack([stop - GOLDEN * (stop - start), start + GOLDEN * (stop - start)])
     found = attempt(inner)
     for _ in range(sections - 2):
@@ -204,12 +211,12 @@ def _golden(attempt: Callable[[Array], Array], start: Array, stop: Array, sectio
 
 
 def _everywhere(ends: Array) -> tuple[Array, Array]:
-    """Every share, for as many ranges."""
+    """Return the interval of all shares for each range."""
     return np.zeros(len(ends)), np.ones(len(ends))
 
 
 def _shrunk(end: Array, least: Array, share: Array) -> Array:
-    """From `end` (share 0) to `least` (share 1) in equal ratios; an end that is not above 0 stays."""
+    """Interpolate geometrically from `end` (share 0) to `least` (share 1); an end that is not above 0 stays."""
     moves = end > 0
     ratio = np.where(moves, np.clip(least / np.where(moves, end, 1.0), LEAST, 1.0), 1.0)
     return np.asarray(end * np.exp(share * np.log(ratio)))

@@ -1,4 +1,4 @@
-"""`Errors`: the mean squared error of candidate ranges, and how far clipping can pay at all."""
+"""`Errors`: the mean squared error of candidate ranges, and a bound on useful clipping."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ Errors = Callable[[Array, Array], Array]
 """(lo, hi) of K candidates for each of C ranges, float64 (K, C) → mean squared error, float64 (K, C)."""
 
 CURVE_STEPS: Final = 1 << 10
-"""Steps of the codes up to which a `Curve` is quicker than going through the bins."""
+"""Number of quantization steps up to which a `Curve` is faster than a pass over the bins."""
 
 
 def errors_of(distribution: Distribution, target: Target) -> Errors:
-    """How to compare candidates: quick, right to some six digits, zero points rounded as they will be."""
+    """Return a fast function that compares candidates.
+
+    It is accurate to about six digits and uses the final rounded zero points.
+    """
     if target.spec.is_fp8:
         return _errors_of_floats(distribution, target)
     steps = target.spec.qmax - target.spec.qmin
@@ -45,7 +48,7 @@ def errors_of(distribution: Distribution, target: Target) -> Errors:
 
 
 def _errors_of_floats(distribution: Distribution, target: Target) -> Errors:
-    """The same for fp8, whose steps are not even: through the arithmetic of `QParams`."""
+    """Return the error function for fp8, whose steps are not uniform: computed by `QParams`."""
 
     def errors(lo: Array, hi: Array) -> Array:
         lo, hi = np.broadcast_arrays(lo, hi)
@@ -56,7 +59,7 @@ def _errors_of_floats(distribution: Distribution, target: Target) -> Errors:
 
 
 def _means_of_values(distribution: Distribution, weights: Array, scale: Array, lowest: Array, highest: Array) -> Array:
-    """Mean squared error of single values in steps, float64 (C,): in float32, as it only ranks candidates."""
+    """Compute the mean squared error of single values in steps, float64 (C,); in float32, to rank candidates only."""
     wide = [np.asarray(x, np.float32)[:, None] for x in (1 / scale, lowest, highest)]
     u = distribution.left * wide[0]
     nearest = np.rint(u)
@@ -68,7 +71,7 @@ def _means_of_values(distribution: Distribution, weights: Array, scale: Array, l
 
 
 def _means_of_bins(distribution: Distribution, weights: Array, scale: Array, lowest: Array, highest: Array) -> Array:
-    """Mean squared error of evenly filled bins in steps, float64 (C,)."""
+    """Compute the mean squared error of uniformly filled bins in steps, float64 (C,)."""
     wide, bottom, top = scale[:, None], lowest[:, None], highest[:, None]
     means = bin_means(distribution.left / wide, distribution.right / wide, bottom, top)
     means *= weights
@@ -76,24 +79,24 @@ def _means_of_bins(distribution: Distribution, weights: Array, scale: Array, low
 
 
 def least_ends(distribution: Distribution, error: Array) -> tuple[Array, Array]:
-    """(lo, hi), float64 (C,): a range that ends nearer to 0 on either side clips away more than `error` a value.
+    """Compute (lo, hi), float64 (C,), inside which a range would clip away more than `error` per value.
 
-    Clipping at t costs sum over x > t of (x - t)^2, which falls as t grows; it is taken at the left edges of the bins,
-    where it is too small if anything.
+    Clipping at t costs sum over x > t of (x - t)^2, which decreases in t. It is evaluated at the left edges of the
+    bins, where it is underestimated if anything.
 
     Args:
-        error: mean squared error of a range that is to be improved on, float64 (C,).
+        error: mean squared error of the range to improve on, float64 (C,).
     """
     budget = error * distribution.total
     return -_least_end(mirrored(distribution), budget), _least_end(distribution, budget)
 
 
 def _least_end(distribution: Distribution, budget: Array) -> Array:
-    """The largest edge at which clipping costs more than `budget`, float64 (C,); 0 where none does."""
+    """Return the largest edge at which clipping costs more than `budget`, float64 (C,); 0 if there is none."""
     x = np.maximum(distribution.left.astype(np.float64), 0.0)
     weights = np.where(distribution.left > 0, distribution.counts, 0)[:, ::-1]
     x = x[:, ::-1]
     first = weights * x
     count, total, squares = (np.cumsum(values, axis=1) for values in (weights, first, first * x))
-    cost = squares - 2 * x * total + x * x * count  # from the largest x down, so it grows
+    cost = squares - 2 * x * total + x * x * count  # from the largest x down, so it increases
     return np.asarray(np.where(cost > budget[:, None], x, 0.0).max(axis=1, initial=0.0))

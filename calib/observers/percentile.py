@@ -1,4 +1,4 @@
-"""The range without its outermost values."""
+"""Percentile observer: the range without its outermost values."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from sbonnx.spec import Array
 @final
 @dataclass(frozen=True)
 class Percentile(Solver):
-    """Leaves out a share of the values at each end, of the negative and of the other values apart.
+    """Leaves out a share of the values at each end, separately for negative and for other values.
 
-        k+ = round(alpha * count(x >= 0)),  hi = the largest value but k+   (0 where no value is >= 0)
-        k- = round(alpha * count(x < 0)),   lo = the smallest value but k-  (0 where no value is < 0)
+        k+ = round(alpha * count(x >= 0)),  hi = the largest value after leaving out k+   (0 if no value is >= 0)
+        k- = round(alpha * count(x < 0)),   lo = the smallest value after leaving out k-  (0 if no value is < 0)
 
     Halves are rounded to even. Under the rule "sparsebit" the lower end leaves out max(k- - 1, 0), as in the ancestor,
     which counts ranks from 1 on both sides.
 
-    Error bound: exact where the sketch is. Beyond, an end lies in the bin of the exact one, at the place that its rank
-    would have if the bin were evenly filled: off by less than a 128th of itself (per channel: a 32nd). With
-    alpha = 0 the ends are the exact extremes.
+    Error bound: exact if the sketch is. Otherwise an end is in the bin of the exact one, at the position of its rank in
+    a uniformly filled bin: the error is less than a 128th of itself (per channel: a 32nd). With alpha = 0 the ends are
+    the exact minimum and maximum.
 
     Args:
         alpha: share of the values, within [0, 0.5).
@@ -40,7 +40,7 @@ class Percentile(Solver):
             raise ValueError(f"alpha must be at least 0 and below 0.5, got {self.alpha}")
 
     def solve(self, distribution: Distribution, target: Target) -> tuple[Array, Array]:
-        """See `Solver.solve`."""
+        """Compute (lo, hi) of every range; see `Solver.solve`."""
         total = distribution.total
         negative = distribution.left < 0
         below = negative.sum(axis=1) if singles(distribution) else (negative * distribution.counts).sum(axis=1)
@@ -54,14 +54,14 @@ class Percentile(Solver):
 
 
 def _ranked(distribution: Distribution, rank: Array) -> Array:
-    """The value at a rank (0: the smallest) of each range, float64 (C,); ranks past the ends mean the ends."""
+    """Return the value at a rank (0: the smallest) of each range, float64 (C,); ranks are limited to the valid ones."""
     rank = np.clip(rank, 0, np.maximum(distribution.total - 1, 0))
     if singles(distribution):
         return _of_each(distribution.left, rank).astype(np.float64)
     counts = distribution.counts
     upto = np.cumsum(counts, axis=1)
     bins = np.searchsorted(upto[0], rank, side="right") if len(upto) == 1 else (upto <= rank[:, None]).sum(axis=1)
-    bins = np.minimum(bins, counts.shape[1] - 1)  # a range that holds nothing
+    bins = np.minimum(bins, counts.shape[1] - 1)  # for an empty range
     left, inside = _of_each(distribution.left, bins).astype(np.float64), _of_each(counts, bins)
     if distribution.exact:
         return left
@@ -72,5 +72,5 @@ def _ranked(distribution: Distribution, rank: Array) -> Array:
 
 
 def _of_each(values: Array, bins: Array) -> Array:
-    """One value of each row of (R, n), R being 1 or C: (C,)."""
+    """Return one value of each row of (R, n), R being 1 or C: (C,)."""
     return np.asarray(values[np.arange(len(values)) if len(values) > 1 else 0, bins])

@@ -1,4 +1,4 @@
-"""The error that quantization makes on a distribution."""
+"""Quantization error of a distribution."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from sbonnx.calib.sketches import Distribution
 from sbonnx.spec import Array, QParams
 
 POINTS: Final = 4
-"""Places of a bin at which the error of fp8 is looked at; a bin is a 16th of a step of fp8 (per channel: a quarter)."""
+"""Points per bin at which the error of fp8 is sampled; a bin is a 16th of a step of fp8 (per channel: a quarter)."""
 
 
 def quantization_error(distribution: Distribution, params: QParams) -> Array:
-    """Mean of (x - dequantize(quantize(x)))^2 over each range, float64 (C,); 0 where nothing was seen.
+    """Compute the mean of (x - dequantize(quantize(x)))^2 over each range, float64 (C,); 0 for an empty range.
 
-    Single values go through the arithmetic of `QParams`, so the error of an exact distribution is exact. Values of a
-    bin are taken to be spread evenly over it, and the squared error is integrated; in fp8, whose steps are not even, it
-    is averaged over `POINTS` places of the bin.
+    Single values are quantized by `QParams`, so the error of an exact distribution is exact. Values of a bin are
+    assumed to be uniformly distributed over it, and the squared error is integrated; for fp8, whose steps are not
+    uniform, it is averaged over `POINTS` points of the bin.
 
-    The distance of x to what it becomes changes by no more than x does, and values stay in their bins, so the root of
-    the error of a sketch is off the root of that of the data by no more than the root mean square of the widths of
-    their bins: less than a 128th (per channel: a 32nd) of the root mean square of the values, and by no more than half
-    a step for values within the range of the codes.
+    The distance between x and its dequantized value changes by no more than x does, and values stay in their bins. So
+    the root of the error of a sketch differs from the root of that of the data by at most the root mean square of the
+    widths of their bins: less than a 128th (per channel: a 32nd) of the root mean square of the values, and by at most
+    half a step for values within the representable range.
 
     Args:
-        params: scale and zero point of shape (), (1,) or (C,); the axis in their spec is not read.
+        params: scale and zero point of shape (), (1,) or (C,); the axis in their spec is ignored.
 
     Raises:
-        ValueError: there are neither one scale nor as many as ranges.
+        ValueError: the number of scales is neither one nor the number of ranges.
     """
     return _mean(distribution, params, least_width=0.0)
 
 
 def guessed_error(distribution: Distribution, params: QParams) -> Array:
-    """The part of `quantization_error` that comes from bins at least half a step wide, float64 (C,).
+    """Compute the part of `quantization_error` from bins at least half a step wide, float64 (C,).
 
-    It is right for values that fill such bins evenly, and anything for others: the multiples of one step, say, have no
-    error at all. In fp8, whose steps are an 8th of the value or more, no bin is so wide.
+    It is correct for values that fill such bins uniformly, and arbitrary for others: the multiples of one step, for
+    example, have no error at all. In fp8, whose steps are an 8th of the value or more, no bin is that wide.
     """
     if params.spec.is_fp8:
         return np.zeros(distribution.ranges)
@@ -48,7 +48,7 @@ def guessed_error(distribution: Distribution, params: QParams) -> Array:
 
 
 def _mean(distribution: Distribution, params: QParams, least_width: float) -> Array:
-    """Mean squared error of the values in bins at least so many steps wide, over all values."""
+    """Compute the squared error of the values in bins at least `least_width` steps wide, averaged over all values."""
     ranges = distribution.ranges
     if params.scale.size not in (1, ranges):
         raise ValueError(f"{params.scale.size} scales for {ranges} ranges")
@@ -69,7 +69,7 @@ def _mean(distribution: Distribution, params: QParams, least_width: float) -> Ar
 
 
 def _squares(distribution: Distribution, params: QParams, columns: slice) -> Array:
-    """Mean squared error of each bin in `columns`, float64 (C, bins)."""
+    """Compute the mean squared error of each bin in `columns`, float64 (C, bins)."""
     left = distribution.left[:, columns]
     if distribution.exact:
         off = left.astype(np.float64) - params.fake_quant(left)
@@ -90,15 +90,15 @@ def _squares(distribution: Distribution, params: QParams, columns: slice) -> Arr
 
 
 def bin_means(u: Array, v: Array, lowest: Array, highest: Array) -> Array:
-    """Mean of (w - n(w))^2 over w in [u, v], where n(w) is the integer nearest to w within [lowest, highest].
+    """Compute the mean of (w - n(w))^2 over w in [u, v], n(w) being the integer nearest to w within [lowest, highest].
 
-    With f = w - n(w), the integral from 0 to w is n / 12 + f^3 / 3, inside [lowest, highest] and beyond alike: each
-    whole cell gives 1/12, and n no longer moves past the ends. Where u and v share their integer, the mean is
-    (f^2 + f g + g^2) / 3, in which nothing cancels and which is f^2 where the bin has no width.
+    With f = w - n(w), the integral from 0 to w is n / 12 + f^3 / 3, both inside [lowest, highest] and beyond: each
+    whole cell contributes 1/12, and n is constant beyond the ends. If u and v have the same integer, the mean is (f^2 +
+    f g + g^2) / 3, which has no cancellation and is f^2 for a bin of zero width.
 
     Args:
-        u, v: float64, u <= v, in steps of the codes; any shapes that broadcast.
-        lowest, highest: the lowest and highest code, less the zero point.
+        u, v: float64, u <= v, in quantization steps; any shapes that broadcast.
+        lowest, highest: the lowest and highest integer, minus the zero point.
     """
     m, n = np.rint(u), np.rint(v)
     m, n = np.clip(m, lowest, highest), np.clip(n, lowest, highest)
