@@ -1,7 +1,8 @@
-"""Numbers that runtimes compute with safely: scales neither too small nor too large, accumulators that do not overflow.
+"""Scales that runtimes compute with safely: within the range of their type, and without accumulator overflow.
 
-A scale that is 0, denormal or infinite in the type in which a runtime holds it turns a channel into NaN or noise. What
-is far below the smallest scale, or above the largest, stays float and says so; what is near is raised to it.
+A scale that is 0, denormal or infinite in the type in which a runtime holds it turns a channel into NaN or noise. A
+tensor whose scale would be far below the smallest safe one, or above the largest, stays float and is reported; a scale
+slightly below is raised to it.
 """
 
 from __future__ import annotations
@@ -19,41 +20,46 @@ from sbonnx.report import Refusal
 from sbonnx.spec import HALF_LIMITS, UNUSED_SCALE, Array, Bounds, Kind, QParams, ScaleLimits, ScaleRule, exact_scale
 
 COARSEST: Final[dict[Kind, float]] = {"int": 4.0, "fp8": 64.0}
-"""A scale may be raised so far for the widest channel of a tensor. By more, and less than 6 bits would be left of
-integers; of fp8, which is as fine over a range of 2^14, only what is below a 450th of the widest loses precision."""
+"""Maximum factor by which a scale may be raised for the widest channel of a tensor.
+
+By more, less than 6 bits of an integer would be left; for fp8, which is as fine over a range of 2^14, only values below
+a 450th of the widest lose precision.
+"""
 
 ACCUMULATOR: Final = 2**31 - 1
 """Largest sum that an integer kernel holds."""
 
 ROUNDING: Final = 2**10
-"""What float32 rounds off a bias scale, in codes of 32 bits (2^31 times 2^-22), with some to spare."""
+"""Rounding error of a float32 bias scale, in int32 steps (2^31 times 2^-22), with a margin."""
 
 CODE_ERROR: Final = 256
-"""What rounding one weight adds to a sum at most, in codes: one step of the weight times the reach of an activation."""
+"""Largest change of a sum by rounding one weight, in integers: one step of the weight times an activation's reach."""
 
 FINE: Final = 2.0**23
-"""Codes for the bias of a channel without weights, whose scale is free: as many as float32 tells apart."""
+"""Integer of the bias in a channel without weights, whose scale is free: the resolution of float32."""
 
 COARSER: Final = 2.0
-"""A scale that others share, channels or ops, is raised so far for the bias of one: the others lose by it."""
+"""Maximum factor for raising a scale shared by channels or ops for the bias of one: the others lose precision."""
 
 POOL_RATIO: Final = 128.0
-"""Largest scale of a pool's input, in scales of its output: onnxruntime refuses to run GlobalAveragePool from 256 on.
-A mean of codes is no finer than that where it is of 128 values or fewer."""
+"""Maximum ratio between the scales of the input and the output of a pool.
+
+onnxruntime does not run GlobalAveragePool from 256 on. The mean of 128 integers or fewer is not finer than that.
+"""
 
 GLOBAL_POOL: Final = "GlobalAveragePool"
 
 
 def limits_for(plan: Plan, tensor: Tensor) -> ScaleLimits:
-    """How small and large the scale of a tensor may be: for the runtime, and for the type of the tensor."""
+    """Return the limits of the scale of a tensor, from the runtime and from the type of the tensor."""
     half = dtype(tensor) == np.float16 or (dtype(tensor) == np.float32 and plan.float_type == "fp16")
     return plan.scales.within(HALF_LIMITS) if half else plan.scales
 
 
 def unfit(site: Site, bounds: Bounds, limits: ScaleLimits, rule: ScaleRule) -> str | None:
-    """The reason why no scale within the limits serves a range, or None. Ranges that are not finite have none here."""
+    """Return why no scale within the limits fits a range, or None. Non-finite ranges are not reported here."""
     if rule == "sparsebit":
-        return None  # the ancestor has a floor of its own, and no ceiling
+        return None  # the ancestor has its own minimum, and no maximum
     with np.errstate(invalid="ignore", over="ignore"):
         widest = float(np.max(exact_scale(bounds, site.spec, rule), initial=0.0))
     if not np.isfinite(widest):
@@ -68,13 +74,13 @@ def unfit(site: Site, bounds: Bounds, limits: ScaleLimits, rule: ScaleRule) -> s
 
 
 def raised_channels(bounds: Bounds, site: Site, limits: ScaleLimits, rule: ScaleRule) -> int:
-    """How many channels (or blocks) get a wider scale than theirs, because theirs would be below the smallest."""
+    """Count the channels (or blocks) whose scale is raised, because it is below the smallest safe scale."""
     scale = exact_scale(bounds, site.spec, rule)
     return 0 if rule == "sparsebit" else int(((scale > 0) & (scale < limits.least)).sum())
 
 
 def one_sided(plan: Plan, sites: Sequence[Site], ranges: Mapping[str, Bounds]) -> Iterator[tuple[Site, str]]:
-    """Sites left without their counterpart at every op that reads them, where the plan wants both or none.
+    """Yield sites without a quantized counterpart at every op that reads them, if the plan requires both or neither.
 
     Args:
         ranges: of the sites that will be quantized, by key.
@@ -98,9 +104,9 @@ def one_sided(plan: Plan, sites: Sequence[Site], ranges: Mapping[str, Bounds]) -
 
 
 def unread(plan: Plan, qparams: Mapping[str, QParams], lost: Collection[str]) -> frozenset[Reader]:
-    """Quantized inputs of ops whose weight stays float for want of a safe scale: they keep the float tensor.
+    """Return the quantized inputs of ops whose weight stays float for lack of a safe scale: they read the float tensor.
 
-    Between pairs onnxruntime would quantize that weight by itself, and its bias to codes that overflow.
+    Between Q/DQ pairs onnxruntime would quantize that weight by itself, and its bias to integers that overflow.
 
     Args:
         lost: keys of those weights.
@@ -111,7 +117,7 @@ def unread(plan: Plan, qparams: Mapping[str, QParams], lost: Collection[str]) ->
 
 
 def pooled(sites: Sequence[Site], tensors: Mapping[str, Tensor], ranges: Mapping[str, Bounds]) -> dict[str, Bounds]:
-    """`ranges`, with those behind global pools wide enough for onnxruntime to compute them from their inputs' codes."""
+    """Widen the ranges of global pool outputs, so that onnxruntime can compute them from their quantized inputs."""
     found = dict(ranges)
     read = {reader: site for site in sites if site.role == "activation" for reader in site.readers}
     for site in sites:
@@ -132,16 +138,16 @@ def pooled(sites: Sequence[Site], tensors: Mapping[str, Tensor], ranges: Mapping
 def with_headroom(
     plan: Plan, tensors: Mapping[str, Tensor], qparams: Mapping[str, QParams]
 ) -> tuple[dict[str, QParams], list[Refusal], list[str]]:
-    """Scales of weights, wide enough for int32 biases and for the sums that they are added to.
+    """Raise weight scales so that int32 biases, and the sums that they are added to, do not overflow.
 
         s_w >= (r sum|w| + |b| / s_x) / (2^31 - 1 - 2^10 - 256 K)
 
-    with r the largest distance of an activation's code from its zero point and K the number of values summed: then no
-    sum of products with its bias leaves int32. A channel's scale rises by it only where its bias is some 2^16 times
-    what its weights can add to it, so that what its weights lose is below what float32 resolves of the bias times K.
-    A channel without weights has a scale for its bias alone. One scale for all channels, and those of a weight that
-    several ops read, are raised by `COARSER` at most; where that is not enough the weight stays float. (A float bias
-    beside an integer weight is no way out: onnxruntime gives it int32 codes itself, and they overflow.)
+    with r the largest distance of a quantized activation from its zero point and K the number of values summed: then no
+    sum of products with its bias overflows int32. The scale of a channel is raised only if its bias is about 2^16 times
+    what its weights can add to it, so the precision that its weights lose is below the float32 resolution of the bias
+    times K. A channel without weights has a scale for its bias alone. One scale for all channels, and the scales of a
+    weight that several ops read, are raised by `COARSER` at most; if that is not enough the weight stays float. (A
+    float bias with an integer weight is not possible: onnxruntime quantizes it to int32 itself, and it overflows.)
 
     Returns:
         The scales and zero points by site key; weights that stay float; a note for each weight that was changed.
@@ -176,14 +182,14 @@ def with_headroom(
 
 
 def _moves(weight: Array, made: QParams) -> Array:
-    """Which channels have a weight other than 0, bool, shape of the scale."""
+    """Return which channels have a nonzero weight, bool, shape of the scale."""
     axis = made.spec.axis
     over = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
     return np.asarray(np.any(weight != 0, axis=over))
 
 
 def _needed(weight: Array, bias: Array, data: QParams, made: QParams) -> Array:
-    """The least scale of each channel, float32 of the shape of the weight's scale; see `with_headroom`."""
+    """Compute the smallest scale of each channel, float32 of the shape of the weight's scale; see `with_headroom`."""
     zero = data.zero_point.astype(np.int64)
     reach = float(np.max(np.maximum(data.spec.qmax - zero, zero - data.spec.qmin)))
     size = np.abs(np.asarray(weight, np.float64))
@@ -191,7 +197,7 @@ def _needed(weight: Array, bias: Array, data: QParams, made: QParams) -> Array:
     summed = size.size // (bias.size if axis is None else weight.shape[axis])
     room = ACCUMULATOR - ROUNDING - CODE_ERROR * summed
     if room <= 0:
-        return np.zeros(made.scale.shape, np.float32)  # nothing helps: the bias alone is judged, by `bias_codes`
+        return np.zeros(made.scale.shape, np.float32)  # no scale is enough: only the bias is checked, by `bias_codes`
     share = np.abs(np.asarray(bias, np.float64)) / float(np.min(data.scale))
     if axis is None:
         least = (reach * summed * float(size.max(initial=0.0)) + share.max(initial=0.0)) / room

@@ -1,4 +1,4 @@
-"""From ranges to numbers: scales and zero points, weight codes, bias codes."""
+"""Computes scales, zero points, quantized weights and quantized biases from ranges."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from sbonnx.rounding.hqq import hqq_bounds
 from sbonnx.spec import Array, Bounds, QParams, QuantSpec, ScaleRule, params_from_bounds
 
 Solve = Callable[[Site, Array, QParams], Array]
-"""Rounds a weight: site, float weight, scales → integer codes of the weight's shape."""
+"""Rounds a weight: site, float weight, scales → quantized values of the weight's shape."""
 
 INT32: Final = np.iinfo(np.int32)
 
 
 def fixed_bounds(site: Site, tensor: Tensor) -> Bounds:
-    """The range that the user fixed, for every channel or block."""
+    """Return the range that the user fixed, for every channel or block."""
     if site.fixed is None:
         raise ValueError(f"site '{site.key}' has no fixed range")
     axis, block = site.spec.axis, site.spec.block_size
@@ -47,10 +47,10 @@ def fixed_bounds(site: Site, tensor: Tensor) -> Bounds:
 
 
 def weight_of(site: Site, tensor: Tensor) -> Array:
-    """The constant behind a weight or bias site.
+    """Return the constant of a weight or bias site.
 
     Raises:
-        ModelError: the tensor is no constant.
+        ModelError: the tensor is not a constant.
     """
     value = constant(tensor)
     if value is None:
@@ -59,7 +59,7 @@ def weight_of(site: Site, tensor: Tensor) -> Array:
 
 
 def weight_bounds(site: Site, weight: Array, rule: ScaleRule = "exact") -> Bounds:
-    """The range of a weight: per tensor, channel or block, as its observer says; moved from there by HQQ where asked.
+    """Compute the range of a weight per tensor, channel or block by its observer; optimised by HQQ if requested.
 
     Raises:
         NumericError: it holds NaN or Inf.
@@ -84,9 +84,9 @@ def weight_bounds(site: Site, weight: Array, rule: ScaleRule = "exact") -> Bound
 
 
 def _block_bounds(weight: Array, spec: QuantSpec, observer: Observer, rule: ScaleRule) -> Bounds:
-    """The range of each block along the axis, shape of the weight with that axis divided by the block size.
+    """Compute the range of each block; the shape of the weight with the axis divided by the block size.
 
-    Every block is a channel of the sketch; blocks at the end that are shorter have a sketch of their own.
+    Every block is a channel of the sketch; a shorter last block has a separate sketch.
     """
     size, axis = spec.block_size or 1, spec.axis or 0
     rows = np.moveaxis(weight, axis, -1)
@@ -102,7 +102,7 @@ def _block_bounds(weight: Array, spec: QuantSpec, observer: Observer, rule: Scal
 
 
 def united(sites: Iterable[Site], bounds: Mapping[str, Bounds], fixed: Mapping[str, Bounds]) -> dict[str, Bounds]:
-    """Bounds by site key, those of one group being the union of its members'; a range fixed by hand wins its group."""
+    """Unite the bounds of each group, by site key; a range fixed by the user takes precedence in its group."""
     sites = tuple(sites)
     groups: dict[str, Bounds] = {}
     for chosen in (fixed, bounds):
@@ -116,8 +116,9 @@ def united(sites: Iterable[Site], bounds: Mapping[str, Bounds], fixed: Mapping[s
 
 
 def scale_type(tensor: Tensor, plan: Plan) -> Any:
-    """The type that the scales of a tensor are rounded to before anything is computed with them: that of the tensor,
-    or what float32 becomes by `Plan.float_type`.
+    """Return the type that the scales of a tensor are rounded to before use.
+
+    That is the type of the tensor, or the type that float32 becomes by `Plan.float_type`.
     """
     if dtype(tensor) != np.float32 or plan.float_type == "fp32":
         return np.float16 if dtype(tensor) == np.float16 else np.float32
@@ -125,7 +126,7 @@ def scale_type(tensor: Tensor, plan: Plan) -> Any:
 
 
 def qparams_of(site: Site, bounds: Bounds, tensor: Tensor, plan: Plan) -> QParams:
-    """Scale and zero point of a site; half precision where the tensor is, or will be.
+    """Compute scale and zero point of a site; in half precision if the tensor is or will be.
 
     Raises:
         NumericError: the range cannot be represented; the message names the tensor.
@@ -139,10 +140,10 @@ def qparams_of(site: Site, bounds: Bounds, tensor: Tensor, plan: Plan) -> QParam
 
 
 def bias_codes(site: Site, bias: Array, qparams: Mapping[str, QParams]) -> tuple[Array, Array] | Refusal:
-    """int32 codes and float32 scale of a bias, whose scale is the product of the activation's and the weight's.
+    """Compute the int32 values and float32 scale of a bias; the scale is the activation's times the weight's.
 
-    A bias that would not fit int32 (a channel whose weights are next to nothing has a next to nothing scale) stays
-    float: clipping it would move the whole channel.
+    A bias that does not fit int32 (a channel with tiny weights has a tiny scale) stays float: clipping it would shift
+    the whole channel.
     """
     if site.follows is None:
         raise ValueError(f"bias site '{site.key}' does not say which scales it follows")
@@ -159,7 +160,7 @@ def bias_codes(site: Site, bias: Array, qparams: Mapping[str, QParams]) -> tuple
 
 
 def left_alone(plan: Plan, measured: Mapping[str, Bounds]) -> list[Site]:
-    """Weights that would be the only quantized input of their nodes, where the plan does not want that."""
+    """Return the weights that would be the only quantized input of their nodes, if the plan does not allow that."""
     if plan.weights_alone:
         return []
     reached = {site.group for site in plan.sites if site.key in measured or site.fixed is not None}
@@ -171,10 +172,10 @@ def left_alone(plan: Plan, measured: Mapping[str, Bounds]) -> list[Site]:
 def safe_ranges(
     plan: Plan, sites: Sequence[Site], tensors: Mapping[str, Tensor], ranges: Mapping[str, Bounds]
 ) -> tuple[dict[str, Bounds], list[Refusal], list[str]]:
-    """The ranges that can have a scale which the runtime computes with safely.
+    """Select the ranges that have a scale which the runtime computes with safely.
 
     Returns:
-        Ranges by site key; what stays float for want of a safe scale, and what is left alone by that; notes.
+        Ranges by site key; refusals for lack of a safe scale, and for their counterparts; notes.
     """
     if plan.scale_rule == "sparsebit":
         return dict(ranges), [], []
@@ -196,7 +197,7 @@ def safe_ranges(
 
 
 def _drop_one_sided(plan: Plan, sites: Sequence[Site], ranges: dict[str, Bounds]) -> list[Refusal]:
-    """Take what lost its counterpart out of `ranges`. In place; returns what was taken."""
+    """Remove sites without their counterpart from `ranges`, in place, and return their refusals."""
     found = list(one_sided(plan, sites, ranges))
     for site, _ in found:
         del ranges[site.key]
@@ -210,10 +211,10 @@ def safe_numbers(
     ranges: Mapping[str, Bounds],
     chosen: Mapping[str, QParams],
 ) -> tuple[dict[str, QParams], dict[str, Bounds], list[Refusal], list[str]]:
-    """Scales and zero points that runtimes compute with safely: those `chosen`, else those of the ranges.
+    """Compute scales and zero points that runtimes compute with safely: those `chosen`, else those of the ranges.
 
     Returns:
-        Numbers by site key; the ranges of those sites; what stays float and why; notes.
+        Scales and zero points by site key; the ranges of those sites; refusals; notes.
     """
     fits, refusals, notes = safe_ranges(plan, sites, tensors, ranges)
     while True:
@@ -240,14 +241,14 @@ def solution_of(
     chosen: Mapping[str, QParams] | None = None,
     constants: Mapping[str, Array] | None = None,
 ) -> Solution:
-    """Numbers from ranges. Weights are read one at a time, once for the range and once for the codes.
+    """Build the solution from ranges. Weights are read one at a time, once for the range and once for quantization.
 
     Args:
         tensors: of all scopes, by name.
-        measured: ranges of activations by site key, and of weights where they are known already.
-        refusals: what could not be measured.
-        solve: rounds weights; None: to the nearest code.
-        samples: how many were seen.
+        measured: ranges of activations by site key, and of weights if already known.
+        refusals: sites that could not be measured.
+        solve: rounds weights; None: round to nearest.
+        samples: number of observed samples.
         chosen: scales and zero points of weights that do not follow from a range, by site key.
         constants: new values of float constants by tensor name, such as corrected biases.
     """
@@ -288,10 +289,10 @@ def solution_of(
 
 
 def weights_alone(graph: Graph, plan: Plan, solve: Solve | None = None) -> Solution:
-    """The solution of a plan that measures nothing: no activation is quantized.
+    """Build the solution of a plan that measures nothing because no activation is quantized.
 
     Raises:
-        DataError: the plan quantizes activations, which only data can solve.
+        DataError: the plan quantizes activations, which need data.
         NumericError: a weight holds NaN or Inf.
     """
     if plan.of_role("activation"):
