@@ -7,5 +7,5 @@
 - `quantized`: values of the simulated quantized graph.
 - `storage`, `cache`, `workers`: activations within a memory budget, statistics of earlier runs, worker processes.
 - `calibrator`, `calibrate`: the entry points; `shared_calibration` observes for several plans at once.
-- `held_out`, `recurrent`: samples for verification, and feeds with the states of recurrent models.
+- `held_out`, `recurrent`: hold-out sets for verification, and feeds with the states of recurrent models.
 """

@@ -1,4 +1,4 @@
-"""`calibrate`: a plan and data in, a solution out."""
+"""`calibrate`: derives a solution from a plan and data."""
 
 from __future__ import annotations
 
@@ -33,30 +33,32 @@ def calibrate(
     asym: Asym | None = None,
     rounding: Reconstruction | None = None,
 ) -> Solution:
-    """Scales, zero points and codes for every site of `plan`, from `data`.
+    """Compute scales, zero points and quantized constants for every site of `plan` from `data`.
 
-    Activations are observed in float onnxruntime sessions over `graph`, samples streaming through. The result is the
-    same bit for bit for any batch size (see `Rows`), threads, workers and, but for the moving average, order of data.
+    Activations are observed in float onnxruntime sessions over `graph`, and samples are streamed through them. The
+    result is bit-identical for any batch size (see `Rows`), number of threads and workers, and, except for the moving
+    average, any order of the data.
 
     Args:
         graph: simplified and fused; not changed.
-        plan: what to solve.
-        data: a `Dataset`, or anything `read` takes.
+        plan: the sites to solve.
+        data: a `Dataset`, or any input that `read` accepts.
         device: "cpu", "cuda" or "auto".
-        solve: rounds a weight given its scales; None: to the nearest code.
-        progress: told as feeds are done, and closed at the end.
-        granularity: "whole": one session; "budget": sessions whose outputs fit `memory`, each sample through all of
-            them; "layer": all samples through a layer, then the next; "auto": whole where it fits, else budget.
+        solve: rounds a weight given its scales; None: round to nearest.
+        progress: updated as feeds complete, and closed at the end.
+        granularity: "whole": one session; "budget": sessions whose outputs fit `memory`, each sample run through all of
+            them; "layer": all samples run through a layer, then the next; "auto": whole if it fits, else budget.
         memory: bytes for activations.
-        threads: samples run at a time, each on one thread; None: as many as cores (1 on CUDA).
-        workers: processes that share the samples, and the threads, where there is work enough; see `Shards`.
-        cache: a folder that keeps statistics, and from which an interrupted run goes on; see `Recall`.
-        asym: measure once more, behind quantized layers; see `walk_quantized`. None: in float only.
-        rounding: round weights by what their layers meet; see `walk_rounding`. None: by `solve`.
+        threads: samples run at a time, each on one thread; None: number of cores (1 on CUDA).
+        workers: processes that share the samples and the threads if there is enough work; see `Shards`.
+        cache: folder of the calibration cache, from which an interrupted run is resumed; see `Recall`.
+        asym: measure ranges a second time on inputs from quantized layers; see `walk_quantized`. None: float only.
+        rounding: round weights using the input activations of their layers; see `walk_rounding`. None: round by
+            `solve`.
 
     Raises:
         DataError: no data, or data that does not fit the model.
-        NumericError: NaN or Inf in an activation or weight, named with the sample and the first layer.
+        NumericError: NaN or Inf in an activation or weight; the message names the sample and the first layer.
         ModelError, DeviceError: see `LayerRunner`.
     """
     progress = progress or Silent()
@@ -87,7 +89,7 @@ def _finished(
     solve: Solve | None,
     progress: Progress,
 ) -> Solution:
-    """The solution of what was observed, the data walked again where rounding or asym want that."""
+    """Compute the solution; rounding and `asym` run the data again."""
     if rounding is not None:
         return calibrator.finish_rounding(rounding, asym, data, solve, progress)
     if asym is not None:

@@ -1,4 +1,4 @@
-"""`Calibrator`: observes whatever it is fed, then says which range every activation has."""
+"""`Calibrator`: observes feeds and derives the range of every activation."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ from sbonnx.report import Refusal
 from sbonnx.spec import Bounds
 
 Stream = Callable[[Iterator[Unit]], Iterator[tuple[Unit, dict[str, Any]]]]
-"""Takes units through the segments, and gives them back in order."""
+"""Runs samples through the segments and yields them in order, each with its outputs."""
 
 
 class Calibrator:
-    """Observes whatever it is fed, then solves. Holds sessions from the first feed until `close`.
+    """Observes feeds, then solves for scales and zero points. Holds sessions from the first feed until `close`.
 
         with Calibrator(graph, plan) as calibrator:
             for feeds in batches:
                 outputs = calibrator.observe(feeds)
             solution = calibrator.finish()
 
-    Args: see `calibrate`. With `tolerant`, values that are not finite are counted, and no error.
+    Args: see `calibrate`. With `tolerant`, non-finite values are counted instead of raising an error.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class Calibrator:
         self._wishes = wishes_of(self._sites.values())
         if cache is not None:
             self._wishes = dict.fromkeys(self._wishes, EVERYTHING)
-        self._known: dict[Key, Sketch] = {}  # what the cache knew
+        self._known: dict[Key, Sketch] = {}  # statistics read from the cache
         self._observation: Observation | None = None
         self._units = 0
 
     def observe(self, feeds: Feed) -> Feed:
-        """Observe one feed, in the model's types, and give the float model's outputs by name.
+        """Observe one feed, in the model's types, and return the outputs of the float model by name.
 
         Raises: see `calibrate`.
         """
@@ -105,7 +105,7 @@ class Calibrator:
         return {name: np.concatenate([part[name] for part in parts]) for name in names}
 
     def observe_all(self, data: Dataset, progress: Progress) -> None:
-        """Observe a whole data set, several samples at a time; with a cache, what that does not know.
+        """Observe a whole data set, several samples at a time. With a cache, only tensors that are not in it.
 
         Raises: see `calibrate`.
         """
@@ -123,7 +123,7 @@ class Calibrator:
         self.notes += recall.notes
 
     def _run(self, observation: Observation, units: Iterator[Unit], count: int | None, progress: Progress) -> None:
-        """All units through all segments."""
+        """Run all samples through all segments."""
         if self._granularity == "layer":
             with TensorStore(self._memory) as store:
                 for _ in observation.layerwise(units, store, progress):
@@ -137,7 +137,7 @@ class Calibrator:
 
     @contextmanager
     def _streaming(self, observation: Observation, count: int | None) -> Iterator[Stream]:
-        """What takes units through the observation: in this process, or in several."""
+        """Yield the function that runs samples through the observation, in this process or in several."""
         if self._workers == 1:
             yield observation.stream
             return
@@ -153,7 +153,7 @@ class Calibrator:
         recall: Recall,
         progress: Progress,
     ) -> None:
-        """The same, remembering sketches as they are complete, and how far the data were walked meanwhile."""
+        """Run all samples as `_run` does; cache each sketch when it is complete, and the progress in between."""
         if self._granularity == "layer":
             with TensorStore(self._memory) as store:
                 for done in observation.layerwise(units, store, progress):
@@ -175,7 +175,7 @@ class Calibrator:
     def _in_rounds(
         self, observation: Observation, stream: Stream, units: Iterator[Unit], recall: Recall, progress: Progress
     ) -> None:
-        """Units for some time, then what was seen is remembered, and so on."""
+        """Run samples for `CHECKPOINT_EVERY` seconds, write a checkpoint, and repeat."""
         while True:
             last = None
             for last, _ in stream(_until(units, time.monotonic() + CHECKPOINT_EVERY)):
@@ -188,7 +188,7 @@ class Calibrator:
             units = chain([following], units)
 
     def sketches(self) -> dict[Key, Sketch]:
-        """What was seen of each tensor so far.
+        """Return the statistics of each tensor so far.
 
         Raises:
             DataError: nothing was observed.
@@ -200,12 +200,12 @@ class Calibrator:
 
     @property
     def samples(self) -> int:
-        """How many samples were observed, in this run or by those that the cache knows of."""
+        """Number of samples observed, in this run or in the runs behind the cached statistics."""
         seen = 0 if self._observation is None else self._observation.samples
         return max([seen, *(sketch.samples for sketch in self._known.values())])
 
     def ranges(self) -> tuple[dict[str, Bounds], list[Refusal]]:
-        """Measured ranges by site key; a refusal for each site that saw nothing and whose group has no range either.
+        """Return measured ranges by site key, and a refusal for each site whose group has neither values nor a range.
 
         Raises:
             DataError: nothing was observed.
@@ -229,7 +229,7 @@ class Calibrator:
         return bounds, refusals
 
     def finish(self, solve: Solve | None = None) -> Solution:
-        """The solution of everything observed so far.
+        """Compute the solution from everything observed so far.
 
         Raises:
             DataError: nothing was observed.
@@ -238,11 +238,13 @@ class Calibrator:
         return self._solution(Walked(bounds, {}, {}), refusals, solve)
 
     def finish_asym(self, asym: Asym, data: Dataset, solve: Solve | None, progress: Progress) -> Solution:
-        """The same, with ranges measured once more after what comes before them was quantized.
+        """Compute the solution with ranges measured a second time, on inputs from quantized layers.
 
         Args:
-            asym: what to quantize, and what sees it; where that moves no range the data are not walked again.
-            data: what was observed.
+            asym: what to quantize, and what is measured on quantized inputs. If no range can change, the data are not
+                run
+                again.
+            data: the observed data set.
             solve, progress: see `calibrate`.
 
         Raises:
@@ -271,13 +273,14 @@ class Calibrator:
     def finish_rounding(
         self, options: Reconstruction, asym: Asym | None, data: Dataset, solve: Solve | None, progress: Progress
     ) -> Solution:
-        """The same, with weights rounded by what their layers meet on the data; see `walk_rounding`.
+        """Compute the solution with weights rounded using the input activations of their layers; see `walk_rounding`.
 
         Args:
-            options: how.
-            asym: ranges of activations are measured on the way; None: they are those of the float stream.
-            data: what was observed.
-            solve, progress: see `calibrate`; `solve` rounds the weights that are not looked at.
+            options: settings of the rounding methods.
+            asym: measure activation ranges on quantized inputs during the walk. None: use the ranges of the float
+                model.
+            data: the observed data set.
+            solve, progress: see `calibrate`; `solve` rounds the weights that need no input activations.
 
         Raises:
             DataError: nothing was observed.
@@ -315,7 +318,7 @@ class Calibrator:
         return self._solution(walked, [*refusals, *walked.refusals], solve)
 
     def _solution(self, walked: Walked, refusals: Sequence[Refusal], solve: Solve | None) -> Solution:
-        """The solution for these ranges and codes."""
+        """Compute the solution for these ranges and quantized values."""
         solution = solution_of(
             self.plan,
             tensors_by_name(self.graph),
@@ -330,7 +333,7 @@ class Calibrator:
         return replace(solution, notes=(*self.notes, *solution.notes, *said(gains)), gains=gains)
 
     def close(self) -> None:
-        """Free the sessions. Twice is once."""
+        """Free the sessions. Idempotent."""
         if self._observation is not None:
             self._observation.close()
 
@@ -343,7 +346,7 @@ class Calibrator:
         self.close()
 
     def _observed(self, wishes: Mapping[Key, Wish]) -> dict[str, list[str]]:
-        """Tensors to observe by scope."""
+        """Return the tensors to observe by scope."""
         observed: dict[str, dict[str, None]] = {}
         for site in self._sites.values():
             if (site.tensor, site.spec.axis) in wishes:
@@ -357,7 +360,10 @@ class Calibrator:
         wishes: Mapping[Key, Wish],
         kept: Sequence[str] = (),
     ) -> tuple[Observation, Iterator[Unit]]:
-        """The observation, made at the first feed (whose sizes decide how the graph is cut), and the units to run."""
+        """Return the observation and the samples to run.
+
+        The observation is created at the first feed, because the sizes of that feed decide how the graph is split.
+        """
         units = self._counted(self._rows.units(items, self._units))
         if self._observation is not None:
             return self._observation, units
@@ -386,14 +392,14 @@ class Calibrator:
         return self._observation, chain([first], units)
 
     def _counted(self, units: Iterator[Unit]) -> Iterator[Unit]:
-        """The same units; the next ones go on counting after them."""
+        """Yield the samples unchanged and track the index at which the next feed continues."""
         for unit in units:
             self._units = unit.index + 1
             yield unit
 
 
 def _until(units: Iterator[Unit], deadline: float) -> Iterator[Unit]:
-    """Units until the time is up, one at least; the others stay in `units`."""
+    """Yield samples until the deadline, at least one; the rest stay in `units`."""
     for unit in units:
         yield unit
         if time.monotonic() >= deadline:

@@ -1,4 +1,4 @@
-"""Which tensors of two graphs hold the same numbers: those of one model lifted to two opsets, for example."""
+"""Find equal tensors of two graphs, for example of one model converted to two opsets."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from sbonnx.graph.query import scopes, shape
 Conditions = tuple[tuple[str, bool], ...]
 
 TRIED: Final = 2
-"""Samples on which values are compared."""
+"""Number of samples on which values are compared."""
 
 
 @dataclass(frozen=True)
 class Alike:
-    """What a comparison says.
+    """Result of a comparison of two graphs.
 
     Attributes:
-        same: tensors that are computed alike, or came out equal in every bit.
+        same: tensors with equal digests or bit-identical values.
         unseen: tensors of branches that ran in neither graph.
     """
 
@@ -40,16 +40,16 @@ class Alike:
 
 
 def alike(one: Graph, other: Graph, names: Sequence[str], data: Dataset, *, device: str, budget: int) -> Alike:
-    """Which of `names` hold in `one` what they hold in `other`.
+    """Find those of `names` that have the same values in both graphs.
 
-    Tensors of equal digests do. Others are computed in both, by the same kernels if all goes well, on the first
-    `TRIED` samples, and compared bit by bit.
+    Tensors of equal digests have. The others are computed in both graphs on the first `TRIED` samples, normally by the
+    same kernels, and compared bit by bit.
 
     Args:
-        names: tensors; those that are not in both graphs, in the same scope, are not alike.
-        data: of `one`.
+        names: tensors; those that are not in both graphs, in the same scope, do not count as equal.
+        data: data set of `one`.
         device: where to compute them.
-        budget: bytes for what is computed at a time.
+        budget: bytes for the tensors computed at a time.
 
     Raises:
         DataError, ModelError, DeviceError: see `LayerRunner`.
@@ -75,7 +75,7 @@ def alike(one: Graph, other: Graph, names: Sequence[str], data: Dataset, *, devi
 
 
 def places(graph: Graph) -> dict[str, str]:
-    """By tensor that is fed or computed, the scope that it lies in."""
+    """Return the scope of each tensor that is an input or computed, by name."""
     found = {tensor.name: "" for tensor in graph.inputs}
     for scope, body in scopes(graph):
         found.update({tensor.name: scope for tensor in body.inputs} if scope else {})
@@ -84,7 +84,7 @@ def places(graph: Graph) -> dict[str, str]:
 
 
 def _values(graph: Graph, names: Sequence[tuple[str, str]], units: Sequence[Unit], device: str) -> list[dict[str, Any]]:
-    """Values by name, of each unit. What is in branches that do not run is left out."""
+    """Compute values by name for each sample. Tensors of branches that do not run are left out."""
     observed: dict[str, list[str]] = {}
     for name, scope in names:
         observed.setdefault(scope, []).append(name)
@@ -104,22 +104,22 @@ def _values(graph: Graph, names: Sequence[tuple[str, str]], units: Sequence[Unit
 
 
 def _holds(condition: Any, value: bool) -> bool:
-    """Whether an outer boolean is there and says so."""
+    """Return whether an outer boolean is known and has this value."""
     return condition is not None and bool(np.asarray(condition).item()) == value
 
 
 def _piece(graph: Graph, names: Sequence[str]) -> Graph:
-    """The part of a graph that gives these tensors, from its inputs."""
+    """Extract the part of a graph that computes these tensors from its inputs."""
     return extract(graph, [tensor.name for tensor in graph.inputs], names)
 
 
 def _fed_alike(one: Graph, other: Graph) -> bool:
-    """Whether both take the same feeds."""
+    """Return whether both graphs take the same feeds."""
     return [(tensor.name, shape(tensor)) for tensor in one.inputs] == [(x.name, shape(x)) for x in other.inputs]
 
 
 def _within(names: Sequence[str], sizes: Mapping[str, int], budget: int) -> Iterator[list[str]]:
-    """The names in lists whose tensors take no more than `budget` bytes together, or one name each."""
+    """Group the names so that the tensors of a group take at most `budget` bytes, or are a single tensor."""
     some: list[str] = []
     taken = 0
     for name in names:
@@ -134,13 +134,13 @@ def _within(names: Sequence[str], sizes: Mapping[str, int], budget: int) -> Iter
 
 
 def _dims(graph: Graph, unit: Unit) -> dict[str, int]:
-    """Lengths of the dynamic dimensions of the inputs."""
+    """Return the lengths of the dynamic dimensions of the inputs."""
     pairs = [(shape(tensor) or (), unit.feed[tensor.name].shape) for tensor in graph.inputs]
     return {dim: size for dims, sizes in pairs for dim, size in zip(dims, sizes, strict=False) if isinstance(dim, str)}
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Whether two arrays are the same, NaN and the sign of zero included."""
+    """Return whether two arrays are bit-identical, NaN and the sign of zero included."""
     if not isinstance(one, np.ndarray) or not isinstance(other, np.ndarray):
         return False
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()

@@ -1,4 +1,4 @@
-"""Samples held out of calibration, on which the quantized file is verified."""
+"""Hold-out set: samples excluded from calibration, on which the quantized file is verified."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from sbonnx.graph import Graph
 from sbonnx.graph.digests import array_digests, combined
 
 MOST: Final = 64
-"""Samples that are held out, at most: their number decides how sure a figure is, not their share."""
+"""Maximum number of held-out samples: the precision of a figure depends on their number, not on their share."""
 
 FEWEST: Final = 64
-"""With fewer samples none is held out: calibration needs them all, and a figure of three samples says little."""
+"""Minimum number of samples for a hold-out set: below it calibration needs all, and a few samples prove little."""
 
 FEWEST_SEQUENCES: Final = 8
-"""Sequences of a recurrent model from which at least one is held out."""
+"""Minimum number of sequences of a recurrent model for a hold-out set; at least one is held out then."""
 
 LARGE: Final = 64 << 20
-"""Bytes of a feed from which its rows are given in runs, as views, where one copy of them would be given otherwise."""
+"""Bytes of a feed above which its remaining rows are yielded as contiguous views instead of one copy."""
 
 
 @dataclass(frozen=True)
 class HeldOutSplit:
-    """A data set in two parts.
+    """Split of a data set into calibration samples and hold-out samples.
 
     Attributes:
-        every: the whole.
-        fit: calibrated on.
-        held: verified on; None where nothing is held out.
-        seen: about as many samples of `fit` as `held` has, for comparison; None as well.
-        count: number of samples held out.
+        every: the whole data set.
+        fit: calibration samples.
+        held: hold-out samples, for verification; None if nothing is held out.
+        seen: about as many samples of `fit` as `held` has, for comparison; None if nothing is held out.
+        count: number of hold-out samples.
     """
 
     every: Dataset
@@ -56,9 +56,9 @@ class HeldOutSplit:
 def divide(data: Dataset, graph: Graph, share: float, *, device: str = "cpu") -> HeldOutSplit:
     """Hold out a share of the samples: those whose contents have the smallest digests.
 
-    The choice depends on the set of samples alone, not on their order nor on how they are batched (where the model
-    treats the rows of a batch apart; else feeds are held out as a whole). Samples of the same content are held out
-    together and count once, so that none is on both sides. Reads the data once.
+    The choice depends only on the set of samples, not on their order or batching, if the model treats the rows of a
+    batch independently; else whole feeds are held out. Samples with the same content are held out together and count
+    once, so that none is in both parts. Reads the data once.
 
     Args:
         data: feeds.
@@ -98,14 +98,16 @@ def divide_sequences(
 ) -> HeldOutSplit:
     """Hold out whole sequences of a recurrent model, because the steps of one sequence resemble each other.
 
-    As in `divide`, sequences with the smallest digests are held out and equal ones count once. At least one is, of
-    `FEWEST_SEQUENCES` or more with `FEWEST` steps in all. Reads the data once.
+    As in `divide`, sequences with the smallest digests are held out and equal ones count once. At least one sequence is
+    held out if there are `FEWEST_SEQUENCES` or more with `FEWEST` steps in all. Reads the data once.
 
     Args:
         steps: feeds in order, without states; a feed that has any of `states` begins a sequence.
         states: inputs that take the state.
         share: of the sequences, 0 to below 1; at most `MOST`.
-        unrolled: adds the states to steps of whole sequences, and picks this share of the steps to be picked.
+        unrolled: adds the states to the steps of whole sequences; its second argument is the share of the selected
+            steps
+            that falls to these sequences.
 
     Raises:
         DataError: a feed cannot be read or does not fit the model.
@@ -143,13 +145,13 @@ def divide_sequences(
 
 @dataclass(frozen=True)
 class _Sample:
-    """A row of a feed, or a feed as a whole.
+    """A row of a feed, or a whole feed.
 
     Attributes:
         digest: of its names, types, shapes and values.
         feed: position of the feed.
-        row: None for a feed as a whole.
-        bytes: of its values.
+        row: None for a whole feed.
+        bytes: size of its values.
     """
 
     digest: bytes
@@ -159,11 +161,11 @@ class _Sample:
 
 
 RowsByFeed = Mapping[int, Sequence[int | None]]
-"""Rows of some feeds by the position of the feed, ascending."""
+"""Row numbers by the position of the feed, ascending."""
 
 
 def _samples(data: Dataset, graph: Graph, device: str) -> Iterator[_Sample]:
-    """Every sample, in order."""
+    """Yield every sample, in order."""
     feed = row = 0
     for unit in Rows(graph, device=device).units(data.items()):
         digest = _digest(unit.feed)
@@ -173,13 +175,13 @@ def _samples(data: Dataset, graph: Graph, device: str) -> Iterator[_Sample]:
 
 
 def _digest(feed: Feed) -> bytes:
-    """Digest of the names, types, shapes and values of a feed."""
+    """Compute the digest of the names, types, shapes and values of a feed."""
     names = sorted(feed)
     return combined("held out", *(name.encode() for name in names), *array_digests(feed[name] for name in names))
 
 
 def _rows_by_feed(samples: Iterable[_Sample], digests: Iterable[bytes]) -> RowsByFeed:
-    """The rows of the samples with these digests."""
+    """Return the rows of the samples with these digests."""
     wanted = frozenset(digests)
     found: dict[int, list[int | None]] = {}
     for sample in samples:
@@ -193,7 +195,7 @@ def _dataset(data: Dataset, graph: Graph, walk: Callable[[], Iterator[tuple[str,
 
 
 def _only(data: Dataset, rows: RowsByFeed) -> Iterator[tuple[str, Feed]]:
-    """These rows of these feeds."""
+    """Yield these rows of these feeds."""
     for place, (where, feed) in zip(rows, data.at(list(rows)), strict=True):
         if rows[place] == [None]:
             yield where, feed
@@ -203,7 +205,7 @@ def _only(data: Dataset, rows: RowsByFeed) -> Iterator[tuple[str, Feed]]:
 
 
 def _without(data: Dataset, held: RowsByFeed, emptied: frozenset[int]) -> Iterator[tuple[str, Feed]]:
-    """All feeds but the `emptied` ones, without the rows held out."""
+    """Yield all feeds except the `emptied` ones, without the held-out rows."""
     for place, (where, feed) in enumerate(data.items()):
         if place in emptied:
             continue
@@ -219,7 +221,7 @@ def _without(data: Dataset, held: RowsByFeed, emptied: frozenset[int]) -> Iterat
 
 
 def _runs(where: str, feed: Feed, held: Sequence[int]) -> Iterator[tuple[str, Feed]]:
-    """The rows between those held out, as views."""
+    """Yield the runs of rows between the held-out rows, as views."""
     ends = [*held, len(next(iter(feed.values())))]
     for begin, end in zip([0, *(row + 1 for row in held)], ends, strict=True):
         if begin < end:

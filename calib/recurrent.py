@@ -1,4 +1,4 @@
-"""Recurrent exports: the state that one step gives is the state that the next step takes."""
+"""Recurrent models: the state outputs of one step are the state inputs of the next step."""
 
 from __future__ import annotations
 
@@ -30,27 +30,28 @@ def unroll(
     pick: Pick = "first",
     seed: int = 0,
 ) -> Dataset:
-    """A data set whose feeds carry the state of a recurrent model, so that each can be run by itself.
+    """Build a data set whose feeds include the state of a recurrent model, so that each can be run independently.
 
-    `data` holds the steps of one sequence after the other. A feed that lacks the inputs of `feedback` gets what the
-    float model made of the feed before; the first one gets zeros. A feed that brings any of them begins a new sequence
-    (those that it lacks are zeros). Zeros have the shape of the input: a dynamic dimension has the length of the other
-    inputs' dimension of that name, else the first one the length of their dynamic leading axis (the batch), others 1.
+    `data` holds the steps of one sequence after the other. A feed that lacks the inputs of `feedback` gets the state
+    that the float model computed from the previous feed; the first one gets zeros. A feed that has any of them begins a
+    new sequence (those that it lacks are zeros). Zeros have the shape of the input: a dynamic dimension has the length
+    of the other inputs' dimension of that name; else the first one has the length of their dynamic leading axis (the
+    batch), and others have 1.
 
-    Every walk runs the part of the model that computes the states, on one thread, a step at a time, as steps are
-    asked for; nothing is kept but the last step.
+    Every iteration runs the part of the model that computes the states, on one thread, one step at a time, as steps are
+    requested. Only the last step is held in memory.
 
     Args:
-        data: steps in order, anything that `read` takes.
+        data: steps in order; any input that `read` accepts.
         graph: the float model; not changed.
-        feedback: the input that takes each output at the next step, by the output.
+        feedback: maps each state output to the input that takes it at the next step.
         device: see `providers`.
         split, limit, pick, seed: see `read`; steps are picked after the states were computed through all of them.
 
     Raises:
-        RecipeError: an output or input that is not there, an input named twice, types or shapes that do not fit.
-        DataError: see `read`; and, when they are reached, steps that do not go on from the one before.
-        NumericError: a state that is not finite, when it is reached.
+        RecipeError: an output or input that does not exist, an input named twice, types or shapes that do not fit.
+        DataError: see `read`; and, when they are reached, steps that do not continue the previous one.
+        NumericError: a non-finite state, when it is reached.
     """
     steps = read_steps(data, graph, feedback, split=split, limit=limit if pick == "first" else None)
     walk = _Unrolled(steps, graph, feedback, device)
@@ -60,7 +61,7 @@ def unroll(
 def read_steps(
     data: Any, graph: Graph, feedback: Mapping[str, str], *, split: int | None = None, limit: int | None = None
 ) -> Dataset:
-    """Feeds of a recurrent model without their states; a feed may bring them.
+    """Read feeds of a recurrent model without their states; a feed may include them.
 
     Args and errors: see `unroll`.
     """
@@ -70,7 +71,7 @@ def read_steps(
 
 @dataclass(frozen=True)
 class _Unrolled:
-    """Steps, and the model that leads from one to the next.
+    """Steps of a recurrent model, and the model that computes their states.
 
     Attributes:
         pairs: input by output.
@@ -82,7 +83,7 @@ class _Unrolled:
     device: str
 
     def feeds(self) -> Iterator[tuple[str, Feed]]:
-        """(where, feed with its state) in order."""
+        """Yield (where, feed with its state) in order."""
         specs = {spec.name: spec for spec in self.steps.inputs}
         states = [specs[name] for name in self.pairs.values()]
         piece = extract(self.graph, [tensor.name for tensor in self.graph.inputs], list(self.pairs))
@@ -105,7 +106,7 @@ class _Unrolled:
         shapes: Mapping[str, tuple[int, ...]],
         specs: Mapping[str, InputSpec],
     ) -> Feed:
-        """The states after the step before, for the step at `where`, checked."""
+        """Compute and check the states after the previous step, for the step at `where`."""
         last, feed, earlier = before
         found = run.run(feed, list(self.pairs), where=last)
         for output, name in self.pairs.items():
@@ -130,7 +131,7 @@ class _Unrolled:
 
 
 def _takes(spec: InputSpec, value: Array) -> bool:
-    """Whether an array has the type and fixed dimensions of an input."""
+    """Return whether an array has the type and fixed dimensions of an input."""
     dims = spec.shape
     fits = dims is None or (
         len(dims) == value.ndim
@@ -142,7 +143,7 @@ def _takes(spec: InputSpec, value: Array) -> bool:
 def _zero_shape(
     spec: InputSpec, feed: Feed, specs: Mapping[str, InputSpec], states: list[InputSpec]
 ) -> tuple[int, ...]:
-    """The shape of a first state; see `unroll`."""
+    """Return the shape of an initial state; see `unroll`."""
     others = [(specs[name].shape or (), x) for name, x in feed.items() if name not in {state.name for state in states}]
     lengths = {
         dim: length
@@ -188,7 +189,7 @@ def _check(graph: Graph, feedback: Mapping[str, str]) -> None:
 
 
 def _there(name: str, known: Mapping[str, Tensor], kind: str) -> None:
-    """Guard for a name that the model does not have."""
+    """Raise RecipeError if the model does not have this name."""
     if name in known:
         return
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
@@ -197,7 +198,7 @@ def _there(name: str, known: Mapping[str, Tensor], kind: str) -> None:
 
 
 def _may_take(spec: InputSpec, output: Tensor) -> bool:
-    """Whether an output may have the type and shape of an input, as far as the model says."""
+    """Return whether an output may have the type and shape of an input, as far as the model declares them."""
     kind, dims = dtype(output), shape(output)
     if kind is not None and kind != spec.dtype:
         return False

@@ -1,4 +1,4 @@
-"""Statistics for several plans of one model in one walk of its data: what each of them looks up is there afterwards."""
+"""Calibrate several plans of one model in one pass over the data, which fills the cache of each plan."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from sbonnx.plan.types import Plan, Site
 from sbonnx.progress import Progress, Silent
 
 Walk = Callable[..., Mapping[Key, Sketch]]
-"""Sketches of some sites of a course: (course, sites, data, *, device, granularity, memory, threads, progress)."""
+"""Returns sketches of some sites: (course, sites, data, *, device, granularity, memory, threads, progress)."""
 
 _WALK: ContextVar[Walk | None] = ContextVar("sbonnx_walk", default=None)
 
 
 @contextmanager
 def walked_by(walk: Walk) -> Iterator[None]:
-    """Meanwhile this thread's `observe_courses` has the data walked by `walk`, of a part of the samples for example.
+    """Replace the walk over the data in `observe_courses` of this thread, for example by one over some of the samples.
 
-    Plans, graphs and caches are then the same as they are without.
+    Plans, graphs and caches are then the same as without it.
     """
     token = _WALK.set(walk)
     try:
@@ -44,12 +44,12 @@ def walked_by(walk: Walk) -> Iterator[None]:
 
 @dataclass
 class Course:
-    """A graph, and all that any plan on it wishes to have observed.
+    """A graph and the sites that any plan on it observes.
 
     Attributes:
-        name: digest of the graph: that of its folder.
+        name: digest of the graph, which is the name of its folder.
         graph: simplified and fused; not changed.
-        sites: one a tensor and axis.
+        sites: one per tensor and axis.
     """
 
     name: str
@@ -58,16 +58,16 @@ class Course:
 
 
 class Courses:
-    """Gathers plans by what they compute: graphs that compute the same are one."""
+    """Collects plans by the function of their graphs: graphs that compute the same share a course."""
 
     def __init__(self) -> None:
         self.found: dict[str, Course] = {}
 
     def add(self, graph: Graph, plan: Plan) -> str:
-        """Take in what `plan` wishes of `graph`; the name of the folder where its statistics will be.
+        """Add the activation sites of `plan`; return the name of the folder of their statistics.
 
-        The first of equal graphs is kept. Tensors are known by their names: those of equal graphs that were prepared
-        from one file in one way are the same.
+        The first of equal graphs is kept. Tensors are identified by name: equal graphs that were prepared from one file
+        in the same way have the same names.
         """
         name = outputs_digest(graph)
         course = self.found.setdefault(name, Course(name, graph, {}))
@@ -90,14 +90,14 @@ def observe_courses(
     workers: int = 1,
     progress: Progress | None = None,
 ) -> tuple[str, ...]:
-    """Fill the caches `root / course.name` with all that the courses wish, walking the data as seldom as can be.
+    """Fill the caches `root / course.name` with the statistics of all courses, in as few passes as possible.
 
-    What is known already is not measured again. Graphs that differ, in the opset they were lifted to for example,
-    share a walk as far as their tensors come out equal, see `alike`. The rest is walked on its own.
+    Statistics that are already cached are not measured again. Different graphs, for example of different opsets, share
+    a pass for the tensors that are equal in both, see `alike`. The rest is measured separately.
 
     Args:
         data: the data set of a graph.
-        root: folder that is there; each course has a cache of its own in it, for `calibrate(cache=...)`.
+        root: existing folder; each course has its own cache in it, for `calibrate(cache=...)`.
         device, granularity, memory, threads, workers, progress: see `calibrate`.
 
     Returns:
@@ -133,11 +133,11 @@ def observe_courses(
 
 @dataclass
 class _Waiting:
-    """A course whose tensors are not all known yet.
+    """A course whose statistics are not complete yet.
 
     Attributes:
         recall: its cache.
-        sites: what is left to be measured.
+        sites: sites still to be measured.
     """
 
     course: Course
@@ -146,14 +146,14 @@ class _Waiting:
 
 
 def _look(course: Course, data: Callable[[Graph], Dataset], root: Path, device: str) -> _Waiting:
-    """What a cache does not know of a course."""
+    """Open the cache of a course and find the sites that are not in it."""
     recall = Recall(root / course.name, course.graph, data(course.graph), settings(device))
     known = recall.known(dict.fromkeys(course.sites, EVERYTHING))
     return _Waiting(course, recall, {key: site for key, site in course.sites.items() if key not in known})
 
 
 def _compare(lead: Course, other: _Waiting, data: Callable[[Graph], Dataset], *, device: str, budget: int) -> Alike:
-    """What of `other` the graph of `lead` tells."""
+    """Compare the missing tensors of `other` with those of the graph of `lead`."""
     names = list(dict.fromkeys(name for name, _ in other.sites))
     return alike(lead.graph, other.course.graph, names, data(lead.graph), device=device, budget=budget)
 
@@ -161,7 +161,7 @@ def _compare(lead: Course, other: _Waiting, data: Callable[[Graph], Dataset], *,
 def _walked(
     lead: _Waiting, sites: Mapping[Key, Site], data: Dataset, root: Path, progress: Progress, how: Mapping[str, Any]
 ) -> Mapping[Key, Sketch]:
-    """The data through one graph once; what was seen of `sites`, which its cache knows from now on."""
+    """Run the data through one graph once; return the sketches of `sites`, which are now in its cache."""
     course, walk = lead.course, _WALK.get()
     if walk is not None:
         found = walk(course, sites, data, progress=progress, **{key: how[key] for key in how if key != "workers"})
@@ -174,7 +174,10 @@ def _walked(
 
 
 def _given(sites: Iterable[Key], shared: Alike, found: Mapping[Key, Sketch]) -> set[Key]:
-    """What a walk over one graph tells of another. A branch that never ran in the one never ran in the other."""
+    """Return the sites whose sketches also apply to the other graph.
+
+    They are those of equal tensors, and of branches that ran in neither graph.
+    """
     return {key for key in sites if key[0] in shared.same or (key[0] in shared.unseen and not found[key].samples)}
 
 
