@@ -1,1 +1,1 @@
-"""Simulated quantized graph: values of a network whose activations and weights are quantized."""
+"""Simulated quantized graph: tensors of a network whose activations and weights are quantized."""

@@ -1,4 +1,4 @@
-"""What waits between blocks: each sample's activations in the float and in the quantized network."""
+"""Activation cache between blocks: each sample's activations in the float and in the quantized network."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.spec import Array
 
 FLOAT, QUANTIZED = False, True
-"""The two streams."""
+"""Keys of the two streams."""
 
 
 class TwoStreams:
-    """Activations by stream, sample and name, until the last piece that reads them is done.
+    """Activations by stream, sample and name, until the last piece that reads them has run.
 
-    What was put into the float stream alone (inputs of the model) is read by both.
+    Tensors that were put into the float stream alone (inputs of the model) are returned for both.
 
     Args:
         pieces: in the order to run them.
-        store: where arrays wait, within its budget.
+        store: holds the arrays, within its budget.
     """
 
     def __init__(self, pieces: Sequence[Piece], store: TensorStore) -> None:
         self._store = store
         self._last = last_reads(pieces)
         self._pieces = tuple(pieces)
-        self._names: dict[int, list[str]] = {}  # what is dropped after each piece
+        self._names: dict[int, list[str]] = {}  # tensors that are dropped after each piece
         for number, piece in enumerate(pieces):
             for name in dict.fromkeys([*piece.reads, *piece.outputs]):
                 self._names.setdefault(max(self._last.get(name, -1), number), []).append(name)
 
     def put(self, stream: bool, unit: Unit, values: Mapping[str, Any], names: Iterable[str]) -> None:
-        """Keep these of `values`."""
+        """Store copies of these tensors."""
         for name in names:
             self._store.put((stream, unit.index, name), np.asarray(values[name]), copy=True)
 
     def get(self, stream: bool, index: int, name: str) -> Array:
-        """What a stream holds of a sample."""
+        """Return a tensor of a sample in a stream."""
         key = (stream, index, name)
         return self._store.get(key if key in self._store else (FLOAT, index, name))
 
     def has_two(self, index: int, name: str) -> bool:
-        """Whether the streams differ in a tensor."""
+        """Return whether a tensor differs between the streams."""
         return (QUANTIZED, index, name) in self._store
 
     def reads(self, stream: bool, number: int, unit: Unit) -> dict[str, Array]:
-        """All that a piece reads of a sample."""
+        """Return all tensors that a piece reads of a sample."""
         return {name: self.get(stream, unit.index, name) for name in self._pieces[number].reads}
 
     def done(self, number: int, units: Iterable[Unit]) -> None:
-        """Let go of what no piece after this one reads."""
+        """Drop the tensors that no piece after this one reads."""
         names = set(self._names.get(number, ()))
         for unit in units:
             for name in names:

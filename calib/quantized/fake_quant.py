@@ -1,4 +1,4 @@
-"""Quantization inside a piece of the graph, simulated in float: what its nodes read is what the codes mean."""
+"""Fake quantization inside a piece of the graph: Q/DQ pairs for activations, dequantized constants."""
 
 from __future__ import annotations
 
@@ -17,37 +17,38 @@ from sbonnx.plan.types import Reader, Site
 from sbonnx.spec import Array, QParams
 
 Uses = Mapping[Reader, Site]
-"""Which site each use reads through."""
+"""The site that each use is quantized by."""
 
 DOMAIN: Final = "com.microsoft"
-"""Where onnxruntime has QuantizeLinear for codes of 16 bits at every opset."""
+"""Domain in which onnxruntime has 16-bit QuantizeLinear at every opset."""
 
 FLOAT: Final = int(onnx.TensorProto.FLOAT)
 
 
 class Numbers(Protocol):
-    """What the codes of a site mean."""
+    """Interface of the scales and quantized constants of a network."""
 
     def meaning(self, site: Site, tensor: Constant) -> Array | None:
-        """Values of a weight or bias after a trip through its codes, in its own type; None where it stays float."""
+        """Return the dequantized weight or bias, in its original type; None if it stays float."""
 
     def params(self, site: Site) -> QParams | None:
-        """Scale and zero point of an activation; None where it stays float."""
+        """Return scale and zero point of an activation; None if it stays float."""
 
 
 def quantize_reads(piece: Graph, uses: Uses, numbers: Numbers) -> None:
-    """In place. Each of `uses` found in `piece`, branches included, reads what the codes of its site mean.
+    """Quantize the tensors that `uses` read in `piece`, branches included, in place.
 
-    Constants are replaced by their meaning. An activation goes through Clip (where its type holds more than its
-    codes), QuantizeLinear and DequantizeLinear, once for all readers; other readers get it as it is. In a session
-    that keeps such pairs as they are the numbers are those of `QParams.fake_quant`, at a tenth of numpy's time.
+    Constants are replaced by their dequantized values. An activation passes Clip (if its type holds more than its
+    quantized values), QuantizeLinear and DequantizeLinear, once for all readers in `uses`; other readers get the float
+    tensor. In a session that does not fuse such pairs the results are those of `QParams.fake_quant`, in a tenth of
+    numpy's time.
 
     Raises:
         ModelError: a scale per channel for a tensor of unknown rank.
     """
     names = Names(piece)
     made: dict[str, Tensor | None] = {}
-    pairs: dict[int | None, list[Node]] = {}  # by the id of the node behind which they stand; None: at the front
+    pairs: dict[int | None, list[Node]] = {}  # by the id of the node that they follow; None: at the front
     for _, body in scopes(piece):
         for node in body.nodes:
             for index, tensor in enumerate(list(node.inputs)):
@@ -74,7 +75,7 @@ def quantize_reads(piece: Graph, uses: Uses, numbers: Numbers) -> None:
 
 
 def _pair(site: Site, tensor: Tensor, qparams: QParams, names: Names) -> list[Node]:
-    """The nodes from an activation to what its codes mean, in its own type."""
+    """Build the nodes from an activation to its dequantized value, in its original type."""
     spec, kind = site.spec, dtype(tensor)
     nodes: list[Node] = []
 
@@ -87,19 +88,19 @@ def _pair(site: Site, tensor: Tensor, qparams: QParams, names: Names) -> list[No
     def constant(values: Array) -> Constant:
         return Constant(names.fresh(f"{site.key}/number"), np.asarray(values))
 
-    if kind != np.float32:  # the arithmetic of codes is float32 whatever the model's
+    if kind != np.float32:  # quantization is computed in float32 whatever the type of the model
         add("Cast", to=FLOAT)
     if spec.is_fp8 or not (spec.fills_dtype and spec.native_dtype == spec.dtype):
         limits = qparams.limits
         low, high = (constant(_along(end, site, tensor)) for end in (limits.lo, limits.hi))
-        if spec.axis is None and not spec.is_fp8:  # of fp8 behind a Clip onnxruntime's rewrites make what they cannot
+        if spec.axis is None and not spec.is_fp8:  # onnxruntime rewrites a Clip before fp8 to nodes that it cannot run
             add("Clip", low, high)
         else:
             add("Max", low)
             add("Min", high)
     axis = {} if spec.axis is None else {"axis": spec.axis}
     numbers = constant(qparams.scale), constant(qparams.zero_point)
-    domain = None if spec.is_fp8 else DOMAIN  # the graph has an opset with fp8 where the plan asks for it
+    domain = None if spec.is_fp8 else DOMAIN  # the graph has an opset with fp8 if the plan needs it
     add("QuantizeLinear", *numbers, kind=spec.dtype, domain=domain, **axis)
     add("DequantizeLinear", *numbers, domain=domain, **axis)
     if kind != np.float32:
@@ -108,7 +109,7 @@ def _pair(site: Site, tensor: Tensor, qparams: QParams, names: Names) -> list[No
 
 
 def _along(values: Array, site: Site, tensor: Tensor) -> Array:
-    """`values` (C,) shaped to stand beside the tensor; () as it is."""
+    """Reshape `values` (C,) to broadcast along the channel axis; () is returned unchanged."""
     if site.spec.axis is None:
         return values
     dims = rank(tensor)

@@ -1,4 +1,4 @@
-"""The fake-quantized forward, without the exported file: what that file is proved against."""
+"""Fake-quantized forward pass without the exported file: the reference that the file is verified against."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from sbonnx.plan.types import Plan, Site, Solution
 from sbonnx.spec import Array, QParams
 
 Uses = dict[tuple[str, int], Site]
-"""Which site each use (node, input index) reads through."""
+"""The site that each use (node, input index) is quantized by."""
 
 
 @dataclass
 class _Stage:
-    """What runs together: a session over float nodes, then what becomes possible after it.
+    """Nodes that run together: a session over float nodes, then the fake quantization and branches that depend on it.
 
     Attributes:
         nodes: of the session.
-        run: the session, None where there are no nodes.
-        outputs: what it gives.
-        quantize: (key, tensor, new name) of activations that are complete now.
-        conditionals: Ifs whose branches are quantized inside, run by `_Scope`s.
+        run: the session, None if there are no nodes.
+        outputs: its outputs.
+        quantize: (key, tensor, new name) of activations that are complete after it.
+        conditionals: Ifs with quantization inside their branches, which are run by `_Scope`s.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -44,21 +44,21 @@ class _Stage:
 
 
 class Forward:
-    """The float graph with fake quantization between: `QParams.fake_quant` in numpy, float nodes in onnxruntime.
+    """The float graph with fake quantization in between: `QParams.fake_quant` in numpy, float nodes in onnxruntime.
 
-    Activations are fake-quantized for the readers their site lists, every other reader gets the float tensor; weights
-    and biases are replaced by what their codes mean. Nothing of the Q/DQ writer is used and nothing is
-    optimised, so that the exported file can be held against it.
+    Activations are fake-quantized for the readers that their site lists, every other reader gets the float tensor;
+    weights and biases are replaced by their dequantized values. It shares no code with the Q/DQ writer and nothing is
+    optimised, so it is an independent reference for the exported file.
 
         with Forward(graph, plan, solution, tensors=["conv1_out"]) as run:
             run(feeds)["conv1_out"]
 
     Args:
-        graph, plan, solution: as given to and by `calibrate`; the graph is not changed.
-        w_quant: weights as their codes.
-        a_quant: activations fake-quantized. Biases are as their codes where both are on.
+        graph, plan, solution: arguments and result of `calibrate`; the graph is not changed.
+        w_quant: quantize weights.
+        a_quant: fake-quantize activations. Biases are quantized if both are on.
         device: see `providers`.
-        tensors: inner tensors wanted beside the outputs, as computed, before their own fake quantization.
+        tensors: inner tensors to return in addition to the outputs, as computed, before their own fake quantization.
     """
 
     def __init__(
@@ -93,7 +93,9 @@ class Forward:
             raise
 
     def __call__(self, feeds: Mapping[str, Array]) -> dict[str, Any]:
-        """Outputs, and the tensors asked for, by name; a tensor in a branch that did not run is missing.
+        """Run the model and return the outputs and the requested tensors by name.
+
+        Tensors of branches that did not run are missing.
 
         Raises:
             DataError: the model cannot run on these feeds.
@@ -103,7 +105,7 @@ class Forward:
         return {name: known[name] for name in self.outputs if name in known}
 
     def close(self) -> None:
-        """Free the sessions. Twice is once."""
+        """Free the sessions. Idempotent."""
         self._stack.close()
 
     def __enter__(self) -> Forward:
@@ -125,7 +127,7 @@ def forward(
     a_quant: bool = True,
     device: str = "cpu",
 ) -> dict[str, Any]:
-    """One feed through `Forward`; for many feeds keep a `Forward` open."""
+    """Run one feed through a `Forward`; for many feeds keep a `Forward` open."""
     with Forward(graph, plan, solution, w_quant=w_quant, a_quant=a_quant, device=device) as run:
         return run(feeds)
 
@@ -142,7 +144,7 @@ class _Scope:
         self._qparams = qparams
 
     def run(self, known: dict[str, Any]) -> None:
-        """Compute everything from what is known already: graph inputs, and tensors of the scopes around."""
+        """Compute everything from the known tensors: graph inputs, and tensors of the enclosing scopes."""
         known.update(self._held)
         for stage in self.stages:
             if stage.run is not None:
@@ -157,13 +159,13 @@ class _Scope:
 
 
 def fake_quant(qparams: QParams, x: Array) -> Array:
-    """`x` after a trip through the codes, in its own type."""
+    """Quantize and dequantize `x`; the result has the type of `x`."""
     return qparams.fake_quant(x).astype(x.dtype)
 
 
 @dataclass
 class _Build:
-    """Makes the stages of a scope."""
+    """Builds the stages of a scope."""
 
     graph: Graph
     uses: Uses
@@ -174,7 +176,7 @@ class _Build:
     constants: Mapping[str, Array]
 
     def scope(self, path: str, inputs: Sequence[str], outputs: Sequence[str]) -> _Scope:
-        """The scope at `path`, with what it is given and what it must give."""
+        """Build the scope at `path` with these inputs and outputs."""
         body = next(scope for where, scope in scopes(self.graph) if where == path)
         local = {t.name for node in body.nodes for t in node.outputs}
         extra = [name for name in self.wanted if name in local and name not in outputs]
@@ -187,7 +189,11 @@ class _Build:
         return _Scope(stages, list(outputs), held, self.solution.qparams)
 
     def _replace(self, piece: Graph) -> dict[str, list[tuple[str, str]]]:
-        """In place. Weights by what their codes mean, activations by new inputs: tensor → (site key, new name)."""
+        """Replace constants by dequantized ones and activations by new inputs, in place.
+
+        Returns:
+            For each activation, the (site key, new name) of its fake-quantized inputs.
+        """
         new: dict[str, Tensor] = {}
         replaced: dict[str, list[tuple[str, str]]] = {}
         for node in piece.nodes:
@@ -210,7 +216,7 @@ class _Build:
         return replaced
 
     def _meaning(self, site: Site, tensor: Constant) -> Array:
-        """What the codes of a constant mean, in its own type and shape."""
+        """Dequantize a constant, in its original type and shape."""
         solution, kind = self.solution, dtype(tensor)
         codes = solution.codes.get(site.key)
         if site.role == "bias":
@@ -220,7 +226,7 @@ class _Build:
         return values.astype(kind)
 
     def _stages(self, piece: Graph, path: str, replaced: Mapping[str, list[tuple[str, str]]]) -> list[_Stage]:
-        """Stages in order: a node runs in the first one in which all it reads is there."""
+        """Assign nodes to stages in order: a node runs in the first stage in which all its inputs are known."""
         inner = {id(node): self._conditional(node, path) for node in piece.nodes if self._is_conditional(node)}
         ready: dict[str, int] = {}  # tensor → the stage after which, or in which, it is known
 
@@ -247,7 +253,7 @@ class _Build:
         return stages
 
     def _is_conditional(self, node: Node) -> bool:
-        """Whether something inside an If is quantized or wanted, so that its branches run apart."""
+        """Return whether a tensor inside an If is quantized or requested, so that its branches run separately."""
         if node.op != "If":
             return False
         for _, body in bodies(node):
@@ -260,7 +266,7 @@ class _Build:
         return False
 
     def _conditional(self, node: Node, path: str) -> dict[bool, _Scope]:
-        """The branches of an If, by the value of the condition that picks them."""
+        """Build the branches of an If, by the value of the condition that selects them."""
         made: dict[bool, _Scope] = {}
         for attribute, body in bodies(node):
             scope = f"{path}/{node.name}/{attribute}" if path else f"{node.name}/{attribute}"
@@ -269,7 +275,7 @@ class _Build:
         return made
 
     def _open(self, piece: Graph, stages: list[_Stage], targets: set[str]) -> None:
-        """Open the sessions: each gives what later stages, or the outside, read of it."""
+        """Open the sessions; each outputs the tensors that later stages or the caller read."""
         index = tensors_by_name(piece)
         read: dict[str, set[int]] = {}
         for number, stage in enumerate(stages):

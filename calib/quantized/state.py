@@ -1,4 +1,4 @@
-"""Scales and codes as far as a quantized stream got: what its next piece is quantized with."""
+"""Scales and quantized constants of a quantized stream, up to the current piece."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from sbonnx.spec import Array, Bounds, QParams
 
 @dataclass(frozen=True)
 class Walked:
-    """What a quantized stream leaves for `solution_of`.
+    """Result of a quantized stream, the input of `solution_of`.
 
     Attributes:
-        bounds: by site key: ranges of activations, measured in it where it came by, else those given; and of the
-            weights that it rounded.
-        codes: of those weights.
-        scales: with which they were rounded.
+        bounds: by site key: ranges of activations, measured in the stream if it reached them, else the given ones; and
+            ranges of the weights that it rounded.
+        codes: quantized values of those weights.
+        scales: the scales that they were rounded with.
         qparams: of weights whose rounding chose them, instead of those that follow from `bounds`.
-        constants: new values of float constants by tensor name: biases that took up a mean error.
+        constants: new values of float constants by tensor name: corrected biases.
         gains: by site key.
-        refusals: weights whose inputs were not looked at, and why.
+        refusals: weights without observed input activations, and why.
     """
 
     bounds: Mapping[str, Bounds]
@@ -52,8 +52,9 @@ class Walked:
     refusals: tuple[Refusal, ...] = ()
 
     def solve(self, otherwise: Solve | None) -> Solve:
-        """Gives the codes that are there; `otherwise` (None: the nearest) rounds the other weights, and those whose
-        scales were chosen anew for their biases.
+        """Return a function that yields the known quantized weights and rounds the other ones by `otherwise`.
+
+        `otherwise` (None: round to nearest) also rounds weights whose scales were raised for their biases.
         """
 
         def codes_of(site: Site, weight: Array, qparams: QParams) -> Array:
@@ -65,20 +66,20 @@ class Walked:
 
 
 RoundSite = Callable[[Site, Array, QParams], tuple[Array, QParams]]
-"""Rounds a weight: site, float weight, scales → integer codes of its shape, and the scales that they are of."""
+"""Rounds a weight: site, float weight, scales → quantized values of its shape, and their scales and zero points."""
 
 
 @dataclass
 class Numbers:
-    """Scales and codes, as far as the stream got.
+    """Scales and quantized constants, up to the current piece of the stream.
 
     Attributes:
-        graph, plan: what is quantized.
+        graph, plan: the quantized graph and its plan.
         floats: ranges in the float stream by site key.
-        round: rounds a weight at the first asking; see `RoundSite`.
-        bounds: by site key: measured in the stream, or in float where it did not come by yet.
-        codes: of weights rounded so far.
-        scales: with which they were.
+        round: rounds a weight when it is first requested; see `RoundSite`.
+        bounds: by site key: measured in the stream, or in float if it has not reached the site yet.
+        codes: quantized values of the weights rounded so far.
+        scales: the scales that they were rounded with.
         moved: scales and zero points that a rounding chose.
         constants: new values of float constants so far.
     """
@@ -110,18 +111,18 @@ class Numbers:
         }
 
     def measure(self, site: Site, sketch: Sketch) -> None:
-        """The range of an activation is that of what was seen in the stream."""
+        """Set the range of an activation from its sketch in the stream."""
         observer = make_observer(site.observer.name, site.observer.arguments)
         self.limit(site, observer.bounds(sketch, site.spec, self.plan.scale_rule))
 
     def limit(self, site: Site, bounds: Bounds) -> None:
-        """From now on `bounds` is the range of a site."""
+        """Set the range of a site, and recompute the scales of its group when needed."""
         self.bounds[site.key] = bounds
         for member in self._groups[site.group]:
             self._params.pop(member.key, None)
 
     def members(self, site: Site) -> int:
-        """How many sites share the scale of this one, itself counted."""
+        """Return the number of sites that share the scale of this one, itself included."""
         return len(self._groups.get(site.group, ()))
 
     def round_all(self) -> None:
@@ -130,12 +131,12 @@ class Numbers:
             self.codes_of(site)
 
     def weight(self, site: Site) -> Array:
-        """The float values of a weight or bias, corrected ones where there are."""
+        """Return the float values of a weight or bias, corrected if a correction exists."""
         found = self.constants.get(site.tensor)
         return weight_of(site, self.tensors[site.tensor]) if found is None else found
 
     def params(self, site: Site) -> QParams | None:
-        """Scale and zero point, from the ranges of the whole group; None where there is none."""
+        """Return scale and zero point, from the ranges of the whole group; None if there is no range."""
         if site.key in self.moved:
             return self.moved[site.key]
         if site.key not in self._params:
@@ -143,7 +144,7 @@ class Numbers:
         return self._params[site.key]
 
     def _solved(self, site: Site) -> QParams | None:
-        """`params`, not remembered."""
+        """Compute `params` without the cache."""
         members = self._groups.get(site.group, ()) if site.key not in self._alone else ()
         for member in members:
             if member.role == "weight" and member.fixed is None and member.key not in self.bounds:
@@ -157,7 +158,7 @@ class Numbers:
         return qparams_of(site, ranges[site.key], self.tensors[site.tensor], self.plan)
 
     def meaning(self, site: Site, tensor: Constant) -> Array | None:
-        """What the codes of a weight or bias mean."""
+        """Return the dequantized weight or bias, in its original type; None if it stays float."""
         if site.role == "bias":
             found = self._bias(site)
             return (
@@ -168,7 +169,7 @@ class Numbers:
         return None if qparams is None or codes is None else qparams.dequantize(codes).astype(dtype(tensor))
 
     def codes_of(self, site: Site) -> Array | None:
-        """Codes of a weight, rounded at the first asking; None where it stays float."""
+        """Return the quantized values of a weight, rounded when first requested; None if it stays float."""
         if site.key not in self.codes:
             qparams = self.params(site)
             if qparams is None:
@@ -180,7 +181,7 @@ class Numbers:
         return self.codes[site.key]
 
     def _bias(self, site: Site) -> tuple[Array, Array] | Refusal:
-        """Codes and scale of a bias at the scales of now."""
+        """Compute the quantized values and the scale of a bias at the current scales."""
         followed = {key: self.params(self._sites[key]) for key in site.follows or ()}
         known = {key: qparams for key, qparams in followed.items() if qparams is not None}
         return bias_codes(site, self.weight(site), known)

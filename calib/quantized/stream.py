@@ -1,4 +1,4 @@
-"""The quantized stream: a second walk in which every range is measured after what comes before it was quantized."""
+"""Quantized stream: a second pass that measures every range on inputs from quantized layers."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from sbonnx.spec import Array, Bounds, QParams
 
 @dataclass(frozen=True)
 class Asym:
-    """What the second stream quantizes, and who looks at it.
+    """Settings of the quantized stream: what is quantized, and what is measured in it.
 
     Attributes:
-        weights: weights upstream are rounded.
-        activations: activations upstream are fake-quantized. Biases are as their codes where both are on.
-        ranges: activations are measured in it; else their ranges are those of the float stream.
-        rounding: a weight is rounded when the stream reaches its layer, after all that comes before; else all weights
-            are rounded before it starts. No rounding looks at inputs yet, so the codes are the same.
+        weights: quantize upstream weights.
+        activations: fake-quantize upstream activations. Biases are quantized if both are on.
+        ranges: measure activation ranges in it; else use the ranges of the float stream.
+        rounding: round a weight when the stream reaches its layer, after everything upstream; else round all weights
+            before it starts. No rounding used here depends on input activations, so the quantized values are the same.
     """
 
     weights: bool = True
@@ -60,28 +60,28 @@ def walk_quantized(
     progress: Progress,
     count: int | None = None,
 ) -> Walked:
-    """Measure the activations of `plan` again, each after what comes before it was quantized.
+    """Measure the activations of `plan` again, each on inputs from quantized layers.
 
-    The main graph runs in stages, all samples through one before the next: a stage ends where a reader wants a tensor
-    quantized whose range is not known yet. Between stages values wait in a `TensorStore`, plain; each stage fake-
-    quantizes what its nodes read quantized.
+    The main graph runs in stages, all samples through one before the next: a stage ends where a reader needs a
+    quantized tensor whose range is not known yet. Between stages the float values are held in a `TensorStore`; each
+    stage fake-quantizes its inputs where its nodes read them quantized.
 
-    Sites inside branches of If keep the float ranges; the branches run quantized with those. Where several sites share
-    one scale, a stage that comes before some of them reckons with the float ranges of those; in the end all are
-    measured. The numbers are those of `Forward`, but for the last bits of float sums, for any batch size and any
-    number of threads.
+    Sites inside branches of If keep the float ranges; the branches run quantized with those. If several sites share one
+    scale, a stage that runs before some of them are measured uses their float ranges; at the end all are measured. The
+    results equal those of `Forward`, except for the last bits of float sums, for any batch size and any number of
+    threads.
 
     Args:
         graph, plan: as for `calibrate`; not changed.
-        units: the data, walked once.
-        floats: ranges in the float stream by site key; sites without stay without.
-        solve: rounds a weight; None: to the nearest code.
-        device, threads: where stages run, and how many samples at a time.
-        memory: bytes for waiting activations.
-        progress: told of `count` pieces a stage.
+        units: the data, read once.
+        floats: ranges in the float stream by site key; sites without one get none.
+        solve: rounds a weight; None: round to nearest.
+        device, threads: where stages run, and the number of samples at a time.
+        memory: bytes for cached activations.
+        progress: updated by `count` pieces per stage.
 
     Raises:
-        NumericError: NaN or Inf that quantization brought about, named with the sample.
+        NumericError: NaN or Inf caused by quantization; the message names the sample.
         DataError, ModelError, DeviceError: see `LayerRunner`.
     """
     numbers = Numbers(graph, plan, floats, plainly(solve))
@@ -100,7 +100,7 @@ def walk_quantized(
 
 
 def plainly(solve: Solve | None) -> RoundSite:
-    """`solve`, or to the nearest code, with the scales that are given."""
+    """Wrap `solve` (None: round to nearest) as a rounding that keeps the given scales."""
 
     def rounded(site: Site, weight: Array, qparams: QParams) -> tuple[Array, QParams]:
         return qparams.quantize(weight) if solve is None else solve(site, weight, qparams), qparams
@@ -109,7 +109,7 @@ def plainly(solve: Solve | None) -> RoundSite:
 
 
 def quantized(stage: Segment, graph: Graph, numbers: Numbers, uses: Uses) -> Graph:
-    """A stage as a model, quantized with what is known by now."""
+    """Build the model of a stage, quantized with the current scales."""
     piece = stage.model(graph, numbers.tensors)
     quantize_reads(piece, uses, numbers)
     names = Names(piece) if numbers.constants else None
@@ -124,7 +124,7 @@ def quantized(stage: Segment, graph: Graph, numbers: Numbers, uses: Uses) -> Gra
 def _measure(
     observation: Observation, stages: Iterator[Sequence[str]], sites: Mapping[str, Sequence[Site]], numbers: Numbers
 ) -> None:
-    """Run the stages; the ranges of what one observed are known to the next."""
+    """Run the stages; each uses the ranges that the previous ones observed."""
     try:
         for done in stages:
             found = observation.found()
@@ -135,7 +135,7 @@ def _measure(
 
 
 def measured_sites(graph: Graph, plan: Plan, floats: Mapping[str, Bounds]) -> dict[str, list[Site]]:
-    """The sites that the stream measures, by tensor: those whose tensor the main graph computes."""
+    """Return the sites that the stream measures, by tensor: those whose tensor the main graph computes."""
     makers = produced(graph)
     found: dict[str, list[Site]] = {}
     for site in plan.of_role("activation"):
@@ -145,25 +145,25 @@ def measured_sites(graph: Graph, plan: Plan, floats: Mapping[str, Bounds]) -> di
 
 
 def quantized_reads(plan: Plan) -> frozenset[Reader]:
-    """Every use of an activation of the main graph that reads it quantized."""
+    """Return every use that reads an activation of the main graph quantized."""
     return frozenset(reader for site in plan.of_role("activation") if site.scope == "" for reader in site.readers)
 
 
 def uses_of(plan: Plan, asym: Asym) -> dict[Reader, Site]:
-    """Which site each use reads through in the stream."""
+    """Map each use to the site that quantizes it in the stream."""
     on = {"weight": asym.weights, "activation": asym.activations, "bias": asym.weights and asym.activations}
     return {reader: site for site in plan.sites if on[site.role] for reader in site.readers}
 
 
 def staged(graph: Graph, observed: Sequence[str], quantized: Collection[Reader]) -> list[Segment]:
-    """The fewest pieces of the main graph in which no node reads quantized what its own piece computes.
+    """Cut the main graph into the fewest pieces in which no node reads a tensor of its own piece quantized.
 
-    A node runs in the first piece in which all that it reads is there. What has no known type (a sequence) cannot
-    wait: every piece that reads it computes it anew.
+    A node runs in the first piece in which all its inputs are known. A tensor without a known type (a sequence) cannot
+    be stored: every piece that reads it recomputes it.
 
     Args:
         observed: tensors to measure, each computed by a node; nodes that lead to none of them are left out.
-        quantized: uses, in branches too, that need the range of what they read.
+        quantized: uses, in branches too, that need the range of the tensor that they read.
     """
     measured = set(observed)
     nodes = needed(graph, observed)
@@ -189,7 +189,7 @@ def staged(graph: Graph, observed: Sequence[str], quantized: Collection[Reader])
 
 
 def _names_read(node: Node, uses: Collection[Reader]) -> set[str]:
-    """Names of the tensors that a node, or a body inside it, reads by one of `uses`."""
+    """Return the names of the tensors that a node, or a body inside it, reads by one of `uses`."""
     inside: list[Node] = [node]
     inside.extend(each for _, body in bodies(node) for _, scope in scopes(body) for each in scope.nodes)
     return {
