@@ -1,4 +1,4 @@
-"""Sketches: what calibration remembers of a tensor."""
+"""Sketches: mergeable statistics of tensors."""
 
 from __future__ import annotations
 

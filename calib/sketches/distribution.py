@@ -1,4 +1,4 @@
-"""`Distribution`: what a sketch knows of the values it saw, in the form that observers solve on."""
+"""`Distribution`: histogram or exact values of a sketch, in the form that observers use."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Distribution:
     """Bins and counts of C ranges at once; C is 1 for one range per tensor.
 
     Attributes:
-        left, right: edges of the bins, (R, n), R being 1 (all ranges share the bins) or C; float64, or float32 where
-            `exact`; ascending along n. Bin i holds values within [left_i, right_i]; a bin of no width is one value.
-        counts: int64 (C, n), or (1, n) where they are the same for every range. Zeros are allowed.
-        lo, hi: float64 (C,), exact extremes; 0 where nothing was seen.
-        exact: no bin has a width (then `left is right`): nothing was rounded.
+        left, right: edges of the bins, (R, n), R being 1 (all ranges share the bins) or C; float64, or float32 if
+            `exact`; ascending along n. Bin i holds values within [left_i, right_i]; a bin of zero width is one value.
+        counts: int64 (C, n), or (1, n) if they are the same for every range. Zeros are allowed.
+        lo, hi: float64 (C,), exact minimum and maximum; 0 for an empty range.
+        exact: all bins have zero width (then `left is right`): nothing was rounded.
     """
 
     left: Array
@@ -31,7 +31,7 @@ class Distribution:
 
     @property
     def ranges(self) -> int:
-        """C."""
+        """Number of ranges, C."""
         return len(self.lo)
 
     @property
@@ -41,13 +41,13 @@ class Distribution:
 
 
 def binned(pages: Pages, lo: Array, hi: Array) -> Distribution:
-    """Bins in use, in ascending order of the values."""
+    """Convert pages to a distribution of their non-empty bins, in ascending order of the values."""
     bins = 1 << pages.mantissa
     present = np.flatnonzero(pages.slots >= 0)
     keys = (present[:, None] * bins + np.arange(bins)).ravel()
     counts = pages.counts[:, pages.slots[present]].reshape(len(lo), -1)
     exponents = keys // bins % 256
-    zero = exponents == 0  # zeros of either sign, and denormals, which runtimes take for zero
+    zero = exponents == 0  # zeros of either sign, and denormals, which runtimes treat as zero
     share = 1 + keys % bins / bins
     scale = np.ldexp(1.0, exponents - 127)
     near, far = scale * share, scale * (share + 1 / bins)

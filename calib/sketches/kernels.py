@@ -1,4 +1,4 @@
-"""Extremes and leading-bits histograms of arrays: compiled where it could be, in numpy elsewhere, the same numbers."""
+"""Minimum, maximum and leading-bits histograms of arrays: compiled if available, else in numpy, with equal results."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from sbonnx.spec import Array
 native = compiled("sbonnx.calib.sketches._kernels")
 
 PAGES: Final = 512
-"""Sign and exponent of a float32 name a page of bins; the leading bits of its mantissa, a bin of the page."""
+"""Number of pages: one per sign and exponent of float32. The leading bits of the mantissa are the bin of the page."""
 
 TABLES: Final = 2
-"""Tables that the compiled loop counts into in turn."""
+"""Number of tables that the compiled loop alternates between."""
 
 CHUNK: Final = 1 << 18
-"""Values that numpy counts at a time."""
+"""Number of values that numpy counts at a time."""
 
 _local = threading.local()
 
 
 def extremes(x: Array) -> tuple[Array, Array, bool]:
-    """(lo, hi, finite) of each row of `x`: float32 (rows, columns >= 1), contiguous; lo and hi float32 (rows,).
+    """Compute (lo, hi, finite) of each row of `x`: float32 (rows, columns >= 1), contiguous; lo and hi float32 (rows,).
 
-    Where a row holds NaN or Inf, `finite` is False and its lo and hi mean nothing.
+    If a row holds NaN or Inf, `finite` is False and its lo and hi are undefined.
     """
     rows, columns = x.shape
     if native is None:
@@ -41,11 +41,11 @@ def extremes(x: Array) -> tuple[Array, Array, bool]:
 
 @dataclass
 class Pages:
-    """Counts of the bins in use, for each of several rows.
+    """Histogram of the bins in use, for each of several rows.
 
     Attributes:
-        mantissa: leading bits of the mantissa that name a bin: 2^mantissa bins a page.
-        slots: int16 (512,), place of each page in `counts`, -1 where nothing was counted.
+        mantissa: leading bits of the mantissa that name a bin: 2^mantissa bins per page.
+        slots: int16 (512,), position of each page in `counts`, -1 for a page without counts.
         counts: int64 (rows, pages in use, 2^mantissa).
     """
 
@@ -55,11 +55,11 @@ class Pages:
 
     @classmethod
     def empty(cls, rows: int, mantissa: int) -> Pages:
-        """Nothing counted."""
+        """Create an empty histogram."""
         return cls(mantissa, np.full(PAGES, -1, np.int16), np.zeros((rows, 0, 1 << mantissa), np.int64))
 
     def add_pages(self, pages: Array) -> None:
-        """Make room for `pages` (numbers below 512, none there yet)."""
+        """Add empty `pages` (numbers below 512, none in use yet)."""
         rows, used, bins = self.counts.shape
         self.slots[pages] = np.arange(used, used + len(pages))
         self.counts = np.concatenate([self.counts, np.zeros((rows, len(pages), bins), np.int64)], axis=1)
@@ -73,9 +73,9 @@ class Pages:
         self.counts[:, self.slots[theirs]] += other.counts[:, other.slots[theirs]]
 
     def count(self, x: Array) -> tuple[Array, Array, bool]:
-        """Count `x` and give its extremes: float32 (rows, columns >= 1), contiguous; see `extremes`.
+        """Count `x` and return its extremes: float32 (rows, columns >= 1), contiguous; see `extremes`.
 
-        Rows before the first that is not finite are counted, that one and those after it are not.
+        Rows before the first non-finite one are counted, that one and those after it are not.
         """
         if native is None:
             return self._count_in_numpy(x)
@@ -94,7 +94,7 @@ class Pages:
             self.add_pages(np.flatnonzero(missing))
 
     def _count_in_numpy(self, x: Array) -> tuple[Array, Array, bool]:
-        """`count` without the compiled loop."""
+        """Count as `count`, without the compiled loop."""
         lo, hi, fine = extremes(x)
         bins = 1 << self.mantissa
         for row, (values, low, high) in enumerate(zip(x, lo, hi, strict=True)):
@@ -115,7 +115,7 @@ class Pages:
 
 
 def table(mantissa: int) -> Array:
-    """This thread's tables to count in, all zero; the compiled loop leaves them so."""
+    """Return this thread's counting tables, all zero; the compiled loop resets them."""
     tables: dict[int, Any] = _local.__dict__.setdefault("tables", {})
     if mantissa not in tables:
         tables[mantissa] = np.zeros((TABLES, PAGES << mantissa), np.uint32)

@@ -1,4 +1,4 @@
-"""`Panel`: many sketches fed at once, one call into compiled code a sample."""
+"""`Panel`: updates many sketches with one call of compiled code per sample."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sbonnx.native import address
 from sbonnx.spec import Array
 
 JOB: Final = 5
-"""Numbers that tell the compiled code of one array: see `panel` in _kernels.c."""
+"""Number of integers that describe one array to the compiled code: see `panel` in _kernels.c."""
 
 
 class Panel:
-    """Sketches in a fixed order, each of which sees one array a sample; not safe for several threads.
+    """Sketches in a fixed order, each updated with one array per sample. Not thread-safe.
 
-    Python threads that each call into compiled code a hundred times a sample wait for one another; here it is once.
-    The sketches are complete after `settle`, and then as `Sketch.observe` would have made them.
+    Python threads that each call compiled code a hundred times per sample block each other; a panel calls it once. The
+    sketches are complete after `settle`, and then equal to those of `Sketch.observe`.
     """
 
     def __init__(self, sketches: Sequence[Sketch]) -> None:
@@ -32,12 +32,12 @@ class Panel:
         self._list([])
 
     def observe(self, arrays: Sequence[Array], index: int = 0, samples: int = 1) -> list[int]:
-        """Feed the i-th array to the i-th sketch, see `Sketch.observe`.
+        """Update the i-th sketch with the i-th array, see `Sketch.observe`.
 
         Args:
-            arrays: float arrays; cheapest where they are the same objects as last time, with new values.
+            arrays: float arrays; fastest if they are the same objects as in the last call, with new values.
             index: position of the (first) sample in the data.
-            samples: how many samples each array holds.
+            samples: number of samples in each array.
 
         Returns:
             Positions of the arrays that hold NaN or Inf.
@@ -61,7 +61,7 @@ class Panel:
         return bad
 
     def settle(self) -> None:
-        """Write what was gathered here into the sketches."""
+        """Write the collected statistics into the sketches."""
         counts = (self._runs - self._missed).tolist()
         for at, (i, seen, size) in enumerate(zip(self._ready, counts, self._sizes, strict=True)):
             if seen:
@@ -75,14 +75,14 @@ class Panel:
         self._list(self._ready)
 
     def _list(self, ready: list[int]) -> None:
-        """Begin to gather for the sketches at `ready`."""
+        """Start collecting for the sketches at `ready`."""
         count = len(ready)
         self._ready = ready
         self._others = sorted(set(range(len(self.sketches))) - set(ready))
         self._sizes = [self._arrays[i].size for i in ready]
         self._runs = 0  # calls, each of `_samples` samples
         self._samples = 0
-        self._missed = np.zeros(count, np.int64)  # calls that compiled code declined
+        self._missed = np.zeros(count, np.int64)  # calls that the compiled code declined
         self._lo, self._hi = np.full(count, np.inf, np.float32), np.full(count, -np.inf, np.float32)
         self._found = np.empty(count, np.float32), np.empty(count, np.float32), np.empty(count, np.uint8)
         self._jobs = np.zeros((count, JOB), np.int64)
@@ -94,19 +94,19 @@ class Panel:
         self._places = address(self._jobs), tuple(address(x) for x in self._found)
 
     def _is_ready(self, i: int) -> bool:
-        """Whether compiled code can take the i-th array."""
+        """Return whether the compiled code supports the i-th array."""
         sketch, x = self.sketches[i], self._arrays[i]
         one = not sketch.tracks or x.ndim == 0 or x.shape[0] == 1
         plain = x.dtype == np.float32 and x.size > 0 and x.flags.c_contiguous
         return sketch.axis is None and one and plain and (sketch.detail == "range" or sketch.pages is not None)
 
     def _prepare(self) -> None:
-        """List anew what compiled code can take."""
+        """Update the list of arrays that the compiled code supports."""
         self.settle()
         self._list([] if kernels.native is None else [i for i in range(len(self._arrays)) if self._is_ready(i)])
 
     def _take_compiled(self, index: int, samples: int) -> list[int]:
-        """Feed those that are ready, and give the positions of the others."""
+        """Update the supported sketches, and return the positions of the others."""
         if not self._ready or kernels.native is None:
             return self._others
         if samples != self._samples:

@@ -1,4 +1,4 @@
-"""`Sketch`: everything calibration remembers of one tensor."""
+"""`Sketch`: mergeable statistics of one tensor."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from sbonnx.spec import Array
 Detail = Literal["range", "histogram"]
 
 EXACT: Final = 1 << 14
-"""Values, over all channels, that a sketch keeps as they are before it folds them into bins."""
+"""Number of values, over all channels, that a sketch keeps exactly before it counts them in bins."""
 
 MANTISSA: Final = 7
 """Leading bits of the mantissa that name a bin, for one range per tensor: bins of at most 1/128 of their value."""
 
 CHANNEL_MANTISSA: Final = 5
-"""The same for ranges per channel, of which a tensor has thousands: bins of at most 1/32."""
+"""Leading bits of the mantissa for ranges per channel, of which a tensor has thousands: bins of at most 1/32."""
 
 FORMAT: Final = 1
-"""Version of what `Sketch.to_arrays` gives."""
+"""Format version of `Sketch.to_arrays`."""
 
 ZERO: Final = np.float32(0.0)
 
 
 class Sketch:
-    """Extremes, counts and distribution of a tensor, seen array by array; mergeable, of bounded size.
+    """Minimum, maximum, counts and histogram of a tensor, updated array by array; mergeable, of bounded size.
 
-    The state is integers, exact extremes, and raw values in no order: it depends on what was seen, not on the batches,
-    their order, or how sketches of parts were merged. Values are put in bins named by their leading bits: sign,
-    exponent, and 7 bits of the mantissa (5 per channel), so no range is needed beforehand. The first 16,384 values
-    are kept as they are; a sketch that never sees more is exact.
+    The state is integers, exact extremes, and raw values in no order: it depends on the observed values, not on the
+    batches, their order, or how sketches of parts were merged. Values are counted in bins named by their leading bits:
+    sign, exponent, and 7 bits of the mantissa (5 per channel), so no range is needed beforehand. The first 16,384
+    values are kept exactly; a sketch that never sees more is exact.
 
     Args:
         axis: channel axis of ranges per channel, or None for one range.
-        detail: "range": extremes and counts only; "histogram": the distribution too.
-        track: remember the extremes of every sample as well, 24 bytes each (per tensor).
+        detail: "range": extremes and counts only; "histogram": the histogram too.
+        track: keep the extremes of every sample as well, 24 bytes each (per tensor).
 
     Attributes:
-        elements: how many values were seen, finite or not.
-        nan, inf: how many of them were NaN and infinite; these are in nothing else.
-        samples: how many samples were seen.
+        elements: number of observed values, finite or not.
+        nan, inf: number of NaN and infinite values; these affect no other statistic.
+        samples: number of observed samples.
     """
 
     def __init__(self, *, axis: int | None = None, detail: Detail = "histogram", track: bool = False) -> None:
@@ -54,16 +54,16 @@ class Sketch:
         self.detail: Detail = detail
         self.tracks = track
         self.elements = self.nan = self.inf = self.samples = 0
-        self._keep: int | None = EXACT  # values to keep raw; None: all
-        self._lo: Array | None = None  # float32 (C,), +inf where nothing finite was seen
+        self._keep: int | None = EXACT  # number of values to keep raw; None: all
+        self._lo: Array | None = None  # float32 (C,), +inf without finite values
         self._hi: Array | None = None
         self._raw: list[Array] = []  # float32 (C, n) each
-        self.pages: Pages | None = None  # counts, once values were folded
+        self.pages: Pages | None = None  # counts, after values were folded into bins
         self._track = Track()
 
     @classmethod
     def of(cls, x: Array, axis: int | None = None) -> Sketch:
-        """The sketch of one constant, exact whatever its size."""
+        """Create the sketch of one constant, exact whatever its size."""
         sketch = cls(axis=axis)
         sketch._keep = None
         sketch.observe(x)
@@ -71,26 +71,26 @@ class Sketch:
 
     @property
     def finite(self) -> int:
-        """Number of values that everything else rests on."""
+        """Number of finite values, which all other statistics are of."""
         return self.elements - self.nan - self.inf
 
     @property
     def lo(self) -> Array:
-        """Exact smallest finite value, float32, () or (C,); 0 where there is none."""
+        """Exact smallest finite value, float32, () or (C,); 0 if there is none."""
         return self._shaped(self._lo)
 
     @property
     def hi(self) -> Array:
-        """Exact largest finite value, float32, () or (C,); 0 where there is none."""
+        """Exact largest finite value, float32, () or (C,); 0 if there is none."""
         return self._shaped(self._hi)
 
     def observe(self, x: Array, index: int = 0, samples: int = 1) -> None:
-        """Take in one array.
+        """Update the statistics with one array.
 
         Args:
             x: float16, float32 or float64, any shape that has `axis`.
-            index: position of the sample in the data; read only with `track`.
-            samples: how many samples it holds.
+            index: position of the sample in the data; used only with `track`.
+            samples: number of samples in it.
 
         Raises:
             NumericError: the channel axis is missing or has another length than before.
@@ -106,10 +106,10 @@ class Sketch:
             self._follow(x, index)
 
     def merge(self, other: Sketch) -> None:
-        """Take in what `other` saw; it is unchanged.
+        """Merge the statistics of `other`, which is unchanged.
 
         Raises:
-            ValueError: it watches another axis, or in other detail.
+            ValueError: it has another axis or another detail.
         """
         mine, theirs = (self.axis, self.detail, self.tracks), (other.axis, other.detail, other.tracks)
         if mine != theirs:
@@ -131,10 +131,10 @@ class Sketch:
             self._add(raw)
 
     def distribution(self) -> Distribution:
-        """How the finite values are distributed.
+        """Return the distribution of the finite values.
 
         Raises:
-            ValueError: the sketch has extremes only.
+            ValueError: the sketch has no histogram.
         """
         if self.detail != "histogram":
             raise ValueError("this sketch remembers extremes only")
@@ -146,12 +146,12 @@ class Sketch:
         return Distribution(values, values, np.broadcast_to(np.int64(1), (1, values.shape[1])), lo, hi, exact=True)
 
     def track(self) -> tuple[Array, Array]:
-        """Extremes of every sample in the order of the data: float32 (S,) or (S, C).
+        """Return the extremes of every sample in the order of the data: float32 (S,) or (S, C).
 
         A sample is a slice of the leading axis; one without a finite value is left out.
 
         Raises:
-            ValueError: they were not remembered.
+            ValueError: the sketch does not track samples.
         """
         if not self.tracks:
             raise ValueError("this sketch does not remember samples")
@@ -160,19 +160,19 @@ class Sketch:
         return (lo[:, 0], hi[:, 0]) if self.axis is None else (lo, hi)
 
     def take_summary(self, samples: int, elements: int, lo: Array, hi: Array) -> None:
-        """Take in finite arrays whose extremes, float32 (1,), and bins (in `pages`) were found elsewhere."""
+        """Add finite arrays whose extremes, float32 (1,), and bins (in `pages`) were computed elsewhere."""
         self.samples += samples
         self.elements += elements
         self._widen(lo, hi)
 
     def take_track(self, index: int, lo: float, hi: float, row: int = 0) -> None:
-        """Take in the extremes of the sample in that row of the array at `index`, found elsewhere."""
+        """Add the extremes, computed elsewhere, of the sample in that row of the array at `index`."""
         self._track.append(index, row, [lo], [hi])
 
-    # --- taking in ----------------------------------------------------------------------------------
+    # --- updating -----------------------------------------------------------------------------------
 
     def _rows(self, x: Array) -> Array:
-        """`x` as float32 (C, values of a channel), contiguous."""
+        """Convert `x` to contiguous float32 (C, values of a channel)."""
         if self.axis is not None and self.axis >= x.ndim:
             raise NumericError(f"a range per channel of axis {self.axis} needs that axis; the shape is {x.shape}")
         if x.dtype != np.float32:
@@ -187,7 +187,7 @@ class Sketch:
         )
 
     def _check_channels(self, channels: int) -> None:
-        """The channels are as many as before."""
+        """Raise NumericError if the number of channels changed."""
         if self._lo is not None and len(self._lo) != channels:
             raise NumericError(
                 f"axis {self.axis} had {len(self._lo)} channels and now has {channels}; "
@@ -195,7 +195,7 @@ class Sketch:
             )
 
     def _take(self, rows: Array) -> None:
-        """Take in float32 (C, n >= 1), whatever it holds."""
+        """Update the statistics with float32 (C, n >= 1), finite or not."""
         if self.detail == "range" or self._raw_fits(rows.size):
             lo, hi, fine = extremes(rows)
             if fine:
@@ -215,13 +215,13 @@ class Sketch:
         self._take_finite(rows)
 
     def _pages_before(self, pages: Pages, rows: Array) -> Pages | None:
-        """What to go back to if rows turn out not to be finite: only those of several rows are counted in part."""
+        """Return the counts to restore if rows are not finite: several rows may be counted partly, one row is not."""
         if len(rows) == 1:
             return pages
         return Pages(pages.mantissa, pages.slots.copy(), pages.counts.copy())
 
     def _take_finite(self, rows: Array) -> None:
-        """Take in the finite values of (C, n) that holds others; rare, and the walk stops after it."""
+        """Update the statistics with the finite values of (C, n); rare, because a run stops there unless tolerant."""
         fine = np.isfinite(rows)
         self.nan += int(np.isnan(rows).sum())
         self.inf += int(np.isinf(rows).sum())
@@ -246,7 +246,7 @@ class Sketch:
                 pages.merge(wide)
 
     def _add(self, rows: Array) -> None:
-        """Take finite values into the distribution; extremes and totals are done."""
+        """Add finite values to the histogram; extremes and totals are updated already."""
         if self._raw_fits(rows.size):
             self._raw.append(rows.copy())
         else:
@@ -254,30 +254,30 @@ class Sketch:
             self._pages_for(rows).count(np.ascontiguousarray(rows))
 
     def _raw_fits(self, size: int) -> bool:
-        """Whether so many more values may be kept as they are."""
+        """Return whether `size` more values may be kept exactly."""
         if self.pages is not None:
             return False
         return self._keep is None or sum(raw.size for raw in self._raw) + size <= self._keep
 
     def _fold(self) -> None:
-        """Raw values into bins."""
+        """Move the raw values into bins."""
         raw, self._raw = self._raw, []
         for rows in raw:
             self._pages_for(rows).count(rows)
 
     def _pages_for(self, rows: Array) -> Pages:
-        """The counts, made where there are none."""
+        """Return the counts, created when first needed."""
         if self.pages is None:
             self.pages = Pages.empty(len(rows), MANTISSA if self.axis is None else CHANNEL_MANTISSA)
         return self.pages
 
     def _widen(self, lo: Array, hi: Array) -> None:
-        """Include [lo, hi], float32 (C,)."""
+        """Extend the range to include [lo, hi], float32 (C,)."""
         self._lo = lo if self._lo is None else np.minimum(self._lo, lo)
         self._hi = hi if self._hi is None else np.maximum(self._hi, hi)
 
     def _follow(self, x: Array, index: int) -> None:
-        """Remember the extremes of each sample of `x`; an array without axes, or of channels only, is one sample."""
+        """Track the extremes of each sample of `x`; an array without axes, or of channels only, is one sample."""
         one = x.ndim == 0 or self.axis == 0
         for row, sample in enumerate([x] if one else x):
             alone = Sketch(axis=self.axis if one or self.axis is None else self.axis - 1, detail="range")
@@ -286,16 +286,16 @@ class Sketch:
                 self._track.append(index, row, alone._lo.tolist(), alone._hi.tolist())
 
     def _shaped(self, values: Array | None) -> Array:
-        """Extremes for reading: 0 for none, no negative zero (which of the two is found depends on the order)."""
+        """Convert extremes for reading: 0 for none, no negative zero (its sign would depend on the order)."""
         if values is None:
             return np.zeros(() if self.axis is None else 0, np.float32)
         fine = np.where(np.isfinite(values), values, ZERO) + ZERO
         return np.asarray(fine[0] if self.axis is None else fine, np.float32)
 
-    # --- keeping ------------------------------------------------------------------------------------
+    # --- serialization ------------------------------------------------------------------------------
 
     def to_arrays(self) -> dict[str, Array]:
-        """The state as arrays; equal states give equal arrays."""
+        """Return the state as arrays; equal states give equal arrays."""
         head = [FORMAT, -1 if self.axis is None else self.axis, self.detail == "histogram", self.tracks]
         head += [self._lo is not None, self.pages is not None, self.elements, self.nan, self.inf, self.samples]
         arrays = {"head": np.array(head, np.int64)}
@@ -313,7 +313,7 @@ class Sketch:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Array]) -> Sketch:
-        """The sketch whose `to_arrays` gave `arrays`.
+        """Restore a sketch from the arrays of `to_arrays`.
 
         Raises:
             ValueError: another version wrote them.

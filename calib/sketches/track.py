@@ -1,4 +1,4 @@
-"""Extremes of samples, one by one."""
+"""`Track`: minimum and maximum of each sample."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from sbonnx.spec import Array
 
 TRACK: Final = ("track", "track_lo", "track_hi")
-"""Arrays in which the extremes of samples are kept: places int64 (S, 2), float32 (S, C) twice."""
+"""Names of the serialized arrays: positions int64 (S, 2), minima and maxima float32 (S, C)."""
 
 
 class Track:
-    """Extremes of samples, in any order, each with its place in the data: compact, as there may be many."""
+    """Extremes of samples, in any order, each with its position in the data; compact, as there may be many."""
 
     def __init__(self) -> None:
         self._places = array("q")
@@ -32,13 +32,13 @@ class Track:
         self._hi.extend(hi)
 
     def extend(self, other: Track) -> None:
-        """Add all of another's."""
+        """Add all samples of another track."""
         self._places.extend(other._places)
         self._lo.extend(other._lo)
         self._hi.extend(other._hi)
 
     def sorted(self, channels: int) -> tuple[Array, Array, Array]:
-        """(places int64 (S, 2), lo, hi float32 (S, channels)) in the order of the data."""
+        """Return (positions int64 (S, 2), lo, hi float32 (S, channels)) in the order of the data."""
         places = np.array(self._places, np.int64).reshape(-1, 2)
         order = np.lexsort((places[:, 1], places[:, 0]))
         lo, hi = (
