@@ -1,1 +1,1 @@
-"""Storage of activations: memory within a budget, then a file."""
+"""Storage of activations: in memory within a budget, else in a spill file."""

@@ -1,4 +1,4 @@
-"""`Arena`: memory for arrays that come and go by the thousand, taken from the system once."""
+"""`Arena`: allocator for thousands of short-lived arrays that takes memory from the system once."""
 
 from __future__ import annotations
 
@@ -21,24 +21,23 @@ Span = tuple[int, int, int]
 
 
 class Arena:
-    """Spans of a few large regions, first fit, neighbours joined when they are given back.
+    """Allocates spans of a few large regions, first fit; adjacent free spans are joined.
 
-    Memory that is freshly mapped costs a page fault for every 4 KiB, which for activations takes longer than computing
-    some of them, and two threads wait for one another over it. What is given back here is used again instead.
-    The caller sees to it that one thread at a time asks.
+    Newly mapped memory costs a page fault per 4 KiB, which for activations takes longer than computing some of them,
+    and threads block each other in it. The arena reuses freed memory instead. Not thread-safe: the caller holds a lock.
 
     Args:
-        limit: bytes to take from the system at most. They stay taken for as long as the arena or any array in it lives.
+        limit: maximum bytes to take from the system. They are freed with the arena and the last array in it.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.taken = 0
         self._regions: list[Array] = []
-        self._free: list[list[tuple[int, int]]] = []  # by region: (first byte, bytes), ascending, never touching
+        self._free: list[list[tuple[int, int]]] = []  # by region: (first byte, bytes), ascending, never adjacent
 
     def take(self, size: int) -> Span | None:
-        """A span of `size` bytes, or None where there is no room in one piece."""
+        """Allocate a span of `size` bytes; None if there is no contiguous room."""
         length = -(-size // ALIGNMENT) * ALIGNMENT
         for number, spans in enumerate(self._free):
             for at, (start, room) in enumerate(spans):
@@ -53,7 +52,7 @@ class Arena:
         return self.take(size)
 
     def give(self, span: Span) -> None:
-        """Give a span back; nobody reads its array any more."""
+        """Free a span; its array must not be read any more."""
         number, start, length = span
         spans = self._free[number]
         at = bisect_left(spans, (start, 0))
@@ -65,13 +64,13 @@ class Arena:
         insort(spans, (start, length))
 
     def array(self, span: Span, dtype: np.dtype[np.generic], shape: tuple[int, ...], size: int) -> Array:
-        """The span as an array of `size` bytes, not initialised."""
+        """View the span as an array of `size` bytes, not initialised."""
         number, start, _ = span
         found: Array = self._regions[number][start : start + size].view(dtype).reshape(shape)
         return found
 
     def _grow(self, size: int) -> bool:
-        """One more region, if the limit and the system allow it."""
+        """Take one more region, if the limit and the system allow it."""
         if self.taken + size > self.limit:
             return False
         try:
@@ -79,9 +78,9 @@ class Arena:
         except OSError as error:
             if error.errno != errno.ENOMEM:
                 raise
-            return False  # less than the limit is there: what has no room goes to disk
+            return False  # less memory than the limit is available: arrays without room are spilled to disk
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            region.madvise(mmap.MADV_HUGEPAGE)  # a fault for 2 MiB instead of 4 KiB
+            region.madvise(mmap.MADV_HUGEPAGE)  # one page fault per 2 MiB instead of 4 KiB
         self._regions.append(np.frombuffer(region, np.uint8))
         self._free.append([(0, size)])
         self.taken += size

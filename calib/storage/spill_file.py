@@ -1,4 +1,4 @@
-"""`SpillFile`: arrays in one file without a name, written and read by several threads at once."""
+"""`SpillFile`: arrays in one anonymous file, written and read by several threads at once."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from sbonnx.errors import OutputError
 from sbonnx.spec import Array
 
 PREFIX: Final = "sbonnx-spill-"
-"""How the file is called where it needs a name."""
+"""Prefix of the file's name, on systems where it needs one."""
 
 STALE_SECONDS: Final = 3600.0
-"""A named file that nobody wrote to for so long was left behind: its process was killed."""
+"""Seconds without a write after which a named file is stale: its process was killed."""
 
 PAGE: Final = 4096
-"""Places begin and end on pages, or writing one would read the page it shares with its neighbour."""
+"""Alignment of arrays in the file: writing to a shared page would read it first."""
 
 WRITE_RATE: Final = 490e6
 READ_RATE: Final = 4.6e9
-"""Bytes a second of a plain SSD and of a file that is still cached: what is assumed until it was measured."""
+"""Bytes per second of a plain SSD and of a cached file, assumed until rates were measured."""
 
 MEASURED_BYTES: Final = 8 << 20
-"""From so many bytes on the measured rate holds."""
+"""Bytes after which the measured rate is used."""
 
 IN_MEMORY: Final = frozenset({"tmpfs", "ramfs"})
 
 
 def spill_folder() -> Path:
-    """Where spilled arrays go: the system's temporary folder, or /var/tmp where that one is memory.
+    """Return the folder for spill files: the system's temporary folder, or /var/tmp if that one is in memory.
 
-    TMPDIR (TEMP, TMP) is obeyed wherever it points to.
+    TMPDIR (TEMP, TMP) always takes precedence.
     """
     usual = Path(tempfile.gettempdir())
     if any(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")) or file_system(usual) not in IN_MEMORY:
@@ -49,7 +49,7 @@ def spill_folder() -> Path:
 
 
 def file_system(folder: Path, table: Path = Path("/proc/self/mounts")) -> str | None:
-    """The kind of file system `folder` lies on, by the system's table of mounts; None where there is no table."""
+    """Return the file system type of `folder` from the system's mount table; None if there is no table."""
     try:
         lines = table.read_text(errors="replace").splitlines()
     except OSError:  # not Linux
@@ -63,12 +63,12 @@ def file_system(folder: Path, table: Path = Path("/proc/self/mounts")) -> str | 
 
 
 def sweep(folder: Path) -> None:
-    """Remove the named spill files of processes that are gone. Only Windows keeps the name while a file is open.
+    """Remove the named spill files of ended processes. Only Windows keeps the name while a file is open.
 
-    Others may write to the folder: links, and files of other users, are left alone.
+    Other users may write to the folder: links, and files of other users, are not touched.
     """
     for path in folder.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # open elsewhere, or swept by another process just now
+        with contextlib.suppress(OSError):  # open elsewhere, or removed by another process at this moment
             found = path.lstat()
             own = not hasattr(os, "getuid") or found.st_uid == os.getuid()
             if own and stat.S_ISREG(found.st_mode) and time.time() - found.st_mtime > STALE_SECONDS:
@@ -76,7 +76,7 @@ def sweep(folder: Path) -> None:
 
 
 class _Places:
-    """Room in a file: the smallest gap that is large enough, else its end. Gaps that touch become one."""
+    """Allocator of places in a file: best fit, else at its end. Adjacent gaps are joined."""
 
     def __init__(self) -> None:
         self.end = 0
@@ -85,7 +85,7 @@ class _Places:
         self._sorted: list[tuple[int, int]] = []  # (size, start) of every gap
 
     def take(self, size: int) -> int:
-        """The start of a free place."""
+        """Allocate a place and return its start."""
         at = bisect_left(self._sorted, (size, -1))
         if at == len(self._sorted):
             self.end += size
@@ -97,7 +97,7 @@ class _Places:
         return start
 
     def give(self, start: int, size: int) -> None:
-        """A place is free again."""
+        """Free a place."""
         before = self._starts.get(start)
         if before is not None:
             size += self._remove(before)
@@ -122,7 +122,7 @@ class _Places:
 
 
 class _Meter:
-    """A rate in bytes a second: what was measured, or what was assumed before."""
+    """Transfer rate in bytes per second, measured or assumed."""
 
     def __init__(self, assumed: float) -> None:
         self._assumed = assumed
@@ -130,34 +130,34 @@ class _Meter:
         self._seconds = 0.0
 
     def add(self, count: int, seconds: float) -> None:
-        """So many bytes took so long."""
+        """Add a transfer of `count` bytes."""
         self._bytes += count
         self._seconds += seconds
 
     @property
     def rate(self) -> float:
-        """Bytes a second."""
+        """Bytes per second."""
         if self._bytes < MEASURED_BYTES:
             return self._assumed
         return self._bytes / max(self._seconds, 1e-9)
 
 
 class SpillFile:
-    """Arrays on disk, in places that are used again. Reads and writes of different places run side by side.
+    """Arrays on disk, in places that are reused. Reads and writes of different places run concurrently.
 
-    On POSIX the file has no name, so it vanishes with the process, even a killed one. On Windows the system deletes
-    it when the process ends; what a power cut leaves there is removed when the next one is opened.
+    On POSIX the file has no name, so it disappears with the process, even a killed one. On Windows the system deletes
+    it when the process ends; a file left by a power failure is removed when the next one is opened.
 
     Arrays are read with `preadv` into new memory. Measured on 2 cores (SSD, ext4, cached): 7 GB/s for arrays of 4 MiB,
-    the same into reused memory; maps give 11 to 15 there, the same at 256 KiB and half at 64 KiB. Writing is 0.4 to
-    0.6 GB/s, so reading is not what spilling costs; and a map turns a failing disk into a signal and would show what
-    is written over a released place.
+    the same into reused memory; memory maps give 11 to 15 GB/s there, the same at 256 KiB and half at 64 KiB. Writing
+    is 0.4 to 0.6 GB/s, so reading is not the bottleneck of spilling. A map would also turn a disk failure into a signal
+    and would show later writes over a freed place.
 
     Args:
-        folder: where it lies; None: see `spill_folder`.
+        folder: folder of the file; None: see `spill_folder`.
 
     Raises:
-        OSError: no file can be made there.
+        OSError: no file can be created there.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -177,21 +177,21 @@ class SpillFile:
 
     @property
     def write_rate(self) -> float:
-        """Bytes a second of one thread, over all writes so far."""
+        """Bytes per second of one thread, over all writes so far."""
         return self._write_meter.rate
 
     @property
     def read_rate(self) -> float:
-        """Bytes a second of one thread, over all reads so far."""
+        """Bytes per second of one thread, over all reads so far."""
         return self._read_meter.rate
 
     def write(self, array: Array) -> int:
-        """Put `array` somewhere and say where.
+        """Write `array` to a free place and return its start.
 
         Raises:
             OutputError: the disk is full.
         """
-        # a view as bytes: ml_dtypes arrays have no buffer interface of their own
+        # a view as bytes, because ml_dtypes arrays have no buffer interface
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         with self._lock:
             self._enter()
@@ -210,10 +210,10 @@ class SpillFile:
         return start
 
     def read(self, start: int, size: int) -> Array:
-        """The bytes of a place, uint8 (size,), in memory of their own.
+        """Read the bytes of a place, uint8 (size,), into new memory.
 
         Raises:
-            OutputError: the disk fails, or the file is not what was written.
+            OutputError: the disk fails, or the file was changed.
         """
         raw = np.empty(size, np.uint8)
         with self._lock:
@@ -232,25 +232,28 @@ class SpillFile:
         return raw
 
     def free(self, start: int, size: int) -> None:
-        """A place is needed no more."""
+        """Free a place."""
         with self._lock:
             self._places.give(start, _pages(size))
 
     def close(self) -> None:
-        """Give the disk back, once reads and writes under way are done. Twice is once."""
+        """Free the disk space after pending reads and writes. Idempotent."""
         with self._lock:
             self._closed = True
             if not self._busy:
                 self._file.close()
 
     def _enter(self) -> None:
-        """A read or write begins; the lock is held."""
+        """Register a pending read or write; the lock is held."""
         if self._closed:
             raise ValueError("the tensor store is closed")
         self._busy += 1
 
     def _leave(self, meter: _Meter, size: int, began: float) -> None:
-        """It ended; the last one after `close` closes the file, whose number another file could have got else."""
+        """End a pending read or write.
+
+        The last one after `close` closes the file; closing earlier could reuse its descriptor for another file.
+        """
         seconds = time.perf_counter() - began
         with self._lock:
             meter.add(size, seconds)
@@ -270,7 +273,7 @@ class SpillFile:
             left, start = left[count:], start + count
 
     def _read_at(self, start: int, left: memoryview) -> int:
-        """Fill `left` as far as the file goes; how many bytes that were."""
+        """Fill `left` up to the end of the file; return the number of bytes read."""
         done = 0
         while done < len(left):
             if hasattr(os, "preadv"):
@@ -286,5 +289,5 @@ class SpillFile:
 
 
 def _pages(size: int) -> int:
-    """`size` in bytes, rounded up to whole pages."""
+    """Round `size` in bytes up to whole pages."""
     return -(-size // PAGE) * PAGE

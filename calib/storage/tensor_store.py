@@ -1,4 +1,4 @@
-"""`TensorStore`: arrays with reference counts, within a memory budget, the rest on disk or made again."""
+"""`TensorStore`: reference-counted arrays within a memory budget; the rest is spilled to disk or recomputed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
 
 
 def parse_size(size: str | int) -> int:
-    """Bytes of "2 GiB", "512MB", "1.5g" or a plain number.
+    """Parse "2 GiB", "512MB", "1.5g" or a plain number to bytes.
 
     Raises:
         RecipeError: not a size, or negative.
@@ -42,27 +42,27 @@ def parse_size(size: str | int) -> int:
 
 
 ARENA_BYTES: Final = 64 << 10
-"""Copies of at least this size lie in the arena. An array for which that has no room in one piece goes to disk."""
+"""Minimum size of copies in the arena. An array for which the arena has no contiguous room is spilled to disk."""
 
 COPY_RATE: Final = 8e9
-"""Bytes a second from one place in memory to another, before any was measured."""
+"""Assumed rate of memory copies in bytes per second, until one was measured."""
 
 RECENT_BYTES: Final = 128 << 20
-"""Bytes after which what was measured before counts half."""
+"""Bytes after which earlier measurements are weighted by half."""
 
 MEASURED_BYTES: Final = 8 << 20
-"""Bytes after which a measured rate counts."""
+"""Bytes after which the measured rate is used."""
 
 
 @dataclass
 class _Entry:
-    """One stored array: in memory, its place in the spill file, or how to make it.
+    """One stored array: in memory, in the spill file, or a function that recomputes it.
 
     Attributes:
-        readers: releases still to come.
-        reading: reads from the file under way; its place is not given away before they are done.
+        readers: number of releases until it is freed.
+        reading: pending reads from the file; its place is not freed before they end.
         reads: keys that `make` reads.
-        span: where in the arena the array lies, if it does.
+        span: its span in the arena, if it is there.
     """
 
     readers: int
@@ -80,15 +80,15 @@ class _Entry:
 
 @dataclass(frozen=True)
 class StoreCounters:
-    """What a store holds and did, in bytes (`resident`, `spilled`, `lazy`, `peak_*`) and pieces.
+    """Contents and activity of a store, in bytes (`resident`, `spilled`, `lazy`, `peak_*`) and number of arrays.
 
     Attributes:
         resident: held in memory.
         spilled: held on disk.
-        lazy: what recipes stand for.
+        lazy: arrays to be recomputed.
         peak_resident, peak_spilled: the highest so far.
         spills: arrays written to disk.
-        recomputed: arrays made again.
+        recomputed: arrays recomputed.
     """
 
     resident: int = 0
@@ -101,24 +101,24 @@ class StoreCounters:
 
 
 class TensorStore:
-    """Arrays by key, each released when its last reader is done. Safe to use from several threads.
+    """Arrays by key, each freed after its last release. Thread-safe.
 
-    An array that no longer fits the budget goes to the spill file (see `SpillFile`); those already resident stay,
-    which for data walked again and again in the same order reads the least from disk.
+    An array that does not fit the budget goes to the spill file (see `SpillFile`); those already resident stay, which
+    minimises disk reads for data that is iterated repeatedly in the same order.
 
         with TensorStore("2 GiB") as store:
             store.put(("conv1", 0), x, readers=2)
             y = store.get(("conv1", 0))
             store.release(("conv1", 0))
 
-    The budget covers the arrays that the store holds in memory, each counted once with its `nbytes` from `put` to
-    its last release, also while a caller holds it as well. It does not cover what `get` reads from disk or makes
-    again (the caller's, one array a call), arrays on their way to disk (the caller's until `put` returns), the
-    system's cache of the spill file (given back when memory is short), or the contents of text arrays.
+    The budget covers the arrays that the store holds in memory, each counted once with its `nbytes` from `put` to its
+    last release, also while a caller holds it as well. It does not cover arrays that `get` reads from disk or
+    recomputes (owned by the caller, one array per call), arrays being written to disk (owned by the caller until `put`
+    returns), the system's cache of the spill file (freed when memory is short), or the contents of string arrays.
 
     Args:
         budget: bytes to hold in memory: a number, or text such as "2 GiB".
-        folder: where the spill file lies; None: see `spill_folder`.
+        folder: folder of the spill file; None: see `spill_folder`.
     """
 
     def __init__(self, budget: str | int = "2 GiB", *, folder: Path | None = None) -> None:
@@ -131,18 +131,19 @@ class TensorStore:
         self._lock = threading.Lock()
         self._now: dict[str, int] = asdict(StoreCounters())
         self._closed = False
-        self._copied = 0  # bytes copied into the arena, and the seconds that took
+        self._copied = 0  # bytes copied into the arena, and the seconds it took
         self._copying = 0.0
 
     def put(self, key: Hashable, array: Array, *, readers: int = 1, copy: bool = False) -> None:
-        """Keep `array` for `readers` releases; with none it is not kept.
+        """Store `array` for `readers` releases; with zero readers it is not stored.
 
         Args:
-            copy: the caller will write to the memory of `array` again. Without it the store may hold the array
-                itself (a view of a larger one is copied in any case, or it would keep all of that alive).
+            copy: the caller will overwrite the memory of `array`. Without it the store may hold the array itself (a
+                view of a
+                larger one is always copied, because it would keep all of that alive).
 
         Raises:
-            ValueError: the key is taken.
+            ValueError: the key exists already.
             OutputError: the disk is full.
         """
         array = np.asarray(array)
@@ -188,15 +189,15 @@ class TensorStore:
         *,
         reads: Sequence[Hashable] = (),
     ) -> None:
-        """Keep how to make an array instead of the array: each `get` makes it again.
+        """Store a function that computes an array instead of the array: each `get` calls it.
 
         Args:
-            make: gives the same array every time, from any thread.
-            nbytes: of the array, for the counters.
-            reads: keys that `make` reads: this entry is one more reader of each, until its own last release.
+            make: returns the same array every time, from any thread.
+            nbytes: size of the array, for the counters.
+            reads: keys that `make` reads: this entry counts as one more reader of each, until its own last release.
 
         Raises:
-            ValueError: the key is taken.
+            ValueError: the key exists already.
         """
         with self._lock:
             self._check_new(key)
@@ -207,12 +208,12 @@ class TensorStore:
                 self._count(lazy=nbytes)
 
     def get(self, key: Hashable) -> Array:
-        """The array: the one that was put, or what was read from disk or made again. No release.
+        """Return the array: the one that was put, or a new one read from disk or recomputed. No release.
 
-        What was put with `copy` is to be read before its last release: its memory is used again then.
+        An array that was put with `copy` is valid until its last release: its memory is reused then.
 
         Raises:
-            KeyError: it is not there.
+            KeyError: the key does not exist.
         """
         with self._lock:
             self._check_open()
@@ -235,16 +236,16 @@ class TensorStore:
         return array
 
     def release(self, key: Hashable) -> None:
-        """One reader is done; after the last the array is gone and its room free.
+        """Release one reader; after the last one the array is freed.
 
         Raises:
-            KeyError: it is not there.
+            KeyError: the key does not exist.
         """
         with self._lock:
             self._release(key)
 
     def take(self, key: Hashable) -> Array:
-        """`get`, then `release`; the array is the caller's."""
+        """Return the array and release one reader; the caller owns the array."""
         array = self.get(key)
         with self._lock:
             lent = key in self._entries and self._entries[key].span is not None
@@ -254,24 +255,24 @@ class TensorStore:
         return array
 
     def drop(self, key: Hashable) -> None:
-        """Forget an array whatever readers it has left; nothing where it is not there."""
+        """Free an array, whatever its remaining readers; no-op if the key does not exist."""
         with self._lock:
             if key in self._entries:
                 self._forget(key)
 
     def fits(self, nbytes: int) -> bool:
-        """Whether an array of so many bytes would stay in memory now."""
+        """Return whether an array of this size would stay in memory now."""
         return self._now["resident"] + nbytes <= self.budget
 
     def cheaper_to_recompute(self, seconds_to_make: float, nbytes: int, readers: int = 1) -> bool:
-        """Whether making an array again for each reader takes less time than keeping it would.
+        """Return whether recomputing an array for each reader takes less time than keeping it.
 
-            readers * seconds_to_make  <  nbytes / copy rate                                 where it fits the budget,
-            readers * seconds_to_make  <  nbytes / write rate + readers * nbytes / read rate      where it does not
+            readers * seconds_to_make  <  nbytes / copy rate                                 if it fits the budget,
+            readers * seconds_to_make  <  nbytes / write rate + readers * nbytes / read rate      if it does not
 
-        The rates are this store's own (bytes a second of one thread: copied lately, written and read so far); until
-        8 MiB were measured, 8 GB/s, 490 MB/s and 4.6 GB/s. A copy costs most where memory is touched for the first
-        time: keeping less is then faster as well.
+        The rates are those of this store (bytes per second of one thread: recent copies, all writes and reads); until 8
+        MiB were measured, 8 GB/s, 490 MB/s and 4.6 GB/s. A copy is slowest when memory is touched for the first time:
+        keeping less is then faster as well.
         """
         if self.fits(nbytes):
             known = self._copied >= MEASURED_BYTES
@@ -288,11 +289,11 @@ class TensorStore:
 
     @property
     def counters(self) -> StoreCounters:
-        """What the store holds and did so far."""
+        """Contents and activity of the store so far."""
         return StoreCounters(**self._now)
 
     def close(self) -> None:
-        """Forget everything and free the disk. Twice is once."""
+        """Free all arrays and the disk space. Idempotent."""
         with self._lock:
             self._closed = True
             self._entries.clear()
@@ -310,20 +311,20 @@ class TensorStore:
         self.close()
 
     def _copy(self, span: Span, array: Array) -> Array:
-        """`array` in the arena."""
+        """Copy `array` into the arena."""
         began = time.perf_counter()
         made = self._arena.array(span, array.dtype, array.shape, array.nbytes)
         np.copyto(made, array)
         seconds = time.perf_counter() - began
         with self._lock:
-            if self._copied > RECENT_BYTES:  # memory that is used again is copied to much faster than fresh memory
+            if self._copied > RECENT_BYTES:  # copies to reused memory are much faster than to fresh memory
                 self._copied, self._copying = self._copied // 2, self._copying / 2
             self._copied += array.nbytes
             self._copying += max(seconds, 1e-9)
         return made
 
     def _check_open(self) -> None:
-        """Guard against use after `close`."""
+        """Raise ValueError after `close`."""
         if self._closed:
             raise ValueError("the tensor store is closed")
 
@@ -341,14 +342,14 @@ class TensorStore:
         now["peak_spilled"] = max(now["peak_spilled"], now["spilled"])
 
     def _release(self, key: Hashable) -> None:
-        """One reader less; the lock is held."""
+        """Release one reader; the lock is held."""
         entry = self._entries[key]
         entry.readers -= 1
         if entry.readers < 1:
             self._forget(key)
 
     def _forget(self, key: Hashable) -> None:
-        """Take an entry out, and let go of what it reads; the lock is held."""
+        """Remove an entry and release the entries that it reads; the lock is held."""
         entry = self._entries.pop(key)
         entry.gone = True
         kind = "lazy" if entry.make is not None else "resident" if entry.array is not None else "spilled"
@@ -357,16 +358,16 @@ class TensorStore:
         if entry.span is not None:
             self._arena.give(entry.span)
         for read in entry.reads:
-            if read in self._entries:  # or dropped by hand
+            if read in self._entries:  # it may have been dropped explicitly
                 self._release(read)
 
     def _free(self, entry: _Entry) -> None:
-        """Give the place of an entry away once nobody needs it; the lock is held."""
+        """Free the place of a removed entry after its last pending read; the lock is held."""
         if entry.gone and not entry.reading and entry.array is None and entry.make is None and self._file is not None:
             self._file.free(entry.start, entry.size)
 
     def _spill_file(self) -> SpillFile:
-        """The file, made at the first spill."""
+        """Return the spill file, created at the first spill."""
         with self._lock:
             self._check_open()
             if self._file is None:
@@ -383,6 +384,6 @@ class TensorStore:
 
 
 def _keeps_more(array: Array) -> bool:
-    """Whether an array is a view that keeps more memory alive than its own."""
+    """Return whether an array is a view that keeps more memory alive than its own."""
     base = array.base
     return isinstance(base, np.ndarray) and base.nbytes > array.nbytes
