@@ -1,7 +1,7 @@
-"""What a calibrating process and its workers say to each other, and the memory that they share.
+"""Protocol between the main process and its workers: messages on pipes, and shared memory.
 
-Messages are pickled tuples behind their length, on pipes. Large things lie in files without a name that both have
-open: the models, and for each sample under way a tray. Nothing is left anywhere, however the processes end.
+Messages are pickled tuples after their length, on pipes. Large data is in anonymous files that both have open: the
+models, and a tray for each sample in flight. Nothing is left on disk, however the processes end.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from sbonnx.calib.engine.session import SessionModel
 from sbonnx.spec import Array
 
 ALIGNMENT: Final = 64
-"""Bytes at whose multiples arrays begin: what vector instructions like best."""
+"""Alignment of arrays in bytes, for vector instructions."""
 
 LENGTH: Final = 8
-"""Bytes of a message's length."""
+"""Size in bytes of the length field of a message."""
 
 SLACK: Final = 1 << 16
 """Trays grow by multiples of this many bytes."""
@@ -34,7 +34,7 @@ SLACK: Final = 1 << 16
 
 @dataclass(frozen=True)
 class WorkerPiece:
-    """What a worker knows of a segment: see `Segment`; `name` is for messages."""
+    """The part of a `Segment` that a worker needs; `name` is for messages."""
 
     outputs: tuple[str, ...]
     observed: tuple[str, ...]
@@ -45,7 +45,7 @@ class WorkerPiece:
 
 @dataclass(frozen=True)
 class StoredModel:
-    """Where a `SessionModel` lies in the file of models.
+    """Location of a `SessionModel` in the file of models.
 
     Attributes:
         content: (start, bytes).
@@ -60,11 +60,11 @@ class StoredModel:
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker is to do.
+    """Work description for a worker.
 
     Attributes:
         pieces: segments in the order to run them.
-        models: theirs; None where there is nothing to run.
+        models: their models; None for a piece with nothing to run.
         wishes: what to observe.
         threads: samples at a time.
     """
@@ -80,7 +80,7 @@ class Parcel:
     """A feed in a tray.
 
     Attributes:
-        head: all of the feed but the bytes of its arrays, pickled.
+        head: the pickled feed without the bytes of its arrays.
         places: (start, bytes) of each array.
         size: bytes of the tray.
     """
@@ -94,7 +94,7 @@ def send(pipe: IO[bytes], message: tuple[Any, ...]) -> None:
     """Write a message to an unbuffered pipe.
 
     Raises:
-        BrokenPipeError: nobody reads any more.
+        BrokenPipeError: the reader has closed the pipe.
     """
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     rest = memoryview(len(data).to_bytes(LENGTH, "little") + data)
@@ -103,7 +103,7 @@ def send(pipe: IO[bytes], message: tuple[Any, ...]) -> None:
 
 
 def receive(pipe: IO[bytes]) -> tuple[Any, ...] | None:
-    """The next message; None where the other side is gone."""
+    """Read the next message; None if the other side has closed the pipe."""
     length = _read(pipe, LENGTH)
     data = None if length is None else _read(pipe, int.from_bytes(length, "little"))
     if data is None:
@@ -113,7 +113,7 @@ def receive(pipe: IO[bytes]) -> tuple[Any, ...] | None:
 
 
 def _read(pipe: IO[bytes], size: int) -> bytes | None:
-    """So many bytes; None where the pipe ends before."""
+    """Read `size` bytes; None if the pipe ends before."""
     data = bytearray()
     while len(data) < size:
         piece = pipe.read(size - len(data))
@@ -124,14 +124,14 @@ def _read(pipe: IO[bytes], size: int) -> bytes | None:
 
 
 def nameless_file() -> IO[bytes]:
-    """A file that no folder lists: memory on Linux, else in the temporary folder."""
+    """Create an anonymous file: in memory on Linux, else in the temporary folder."""
     if sys.platform == "linux":
         return os.fdopen(os.memfd_create("sbonnx"), "w+b", buffering=0)
     return tempfile.TemporaryFile(prefix="sbonnx-", buffering=0)
 
 
 class Tray:
-    """Memory in which one feed at a time is handed over; this side fills it. To be closed."""
+    """Shared memory for one feed at a time, writer side. Must be closed."""
 
     def __init__(self) -> None:
         self._file = nameless_file()
@@ -140,11 +140,11 @@ class Tray:
 
     @property
     def fd(self) -> int:
-        """The file, to be inherited."""
+        """File descriptor, to be inherited."""
         return self._file.fileno()
 
     def fill(self, feed: Feed) -> Parcel:
-        """Put a feed in, over the one before. Arrays of Python objects travel with the message."""
+        """Write a feed over the previous one. Arrays of Python objects are part of the message."""
         arrays = {name: np.asarray(x, order="C") for name, x in feed.items()}
         buffers: list[pickle.PickleBuffer] = []
         head = pickle.dumps(arrays, protocol=5, buffer_callback=buffers.append)
@@ -160,12 +160,12 @@ class Tray:
         return Parcel(head, tuple(places), self._size)
 
     def close(self) -> None:
-        """Let go of the memory. Twice is once."""
+        """Free the memory. Idempotent."""
         self._bytes = np.zeros(0, np.uint8)
         self._file.close()
 
     def _grow(self, size: int) -> None:
-        """Have room for `size` bytes."""
+        """Ensure room for `size` bytes."""
         if size > self._size:
             self._size = -(-size // SLACK) * SLACK
             self._file.truncate(self._size)
@@ -173,7 +173,7 @@ class Tray:
 
 
 class TrayReader:
-    """The other side of a `Tray`, over the inherited file."""
+    """Reader side of a `Tray`, over the inherited file."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -181,7 +181,7 @@ class TrayReader:
         self._view = memoryview(b"")
 
     def take(self, parcel: Parcel) -> Feed:
-        """The feed, read-only where it lies: it changes when the tray is filled again."""
+        """Return the feed as read-only views, which change when the tray is filled again."""
         if parcel.size > self._size:
             self._size = parcel.size
             self._view = memoryview(mmap.mmap(self._fd, self._size, access=mmap.ACCESS_READ))
@@ -191,8 +191,8 @@ class TrayReader:
 
 
 def store(models: Sequence[SessionModel | None], file: IO[bytes]) -> tuple[StoredModel | None, ...]:
-    """Write models to a file; where each lies. Weights that several use are written once."""
-    known: dict[int, int] = {}  # id of an array: its place
+    """Write models to a file and return their locations. Weights that several models use are written once."""
+    known: dict[int, int] = {}  # id of an array: its position
     return tuple(None if model is None else _store(model, file, known) for model in models)
 
 
@@ -207,17 +207,17 @@ def _store(model: SessionModel, file: IO[bytes], known: dict[int, int]) -> Store
 
 
 def _write(values: Array, file: IO[bytes]) -> int:
-    """Write an array at the next aligned place; where that is."""
+    """Write an array at the next aligned position and return that."""
     start = _aligned(file.seek(0, os.SEEK_END))
     file.seek(start)
     rest = values.reshape(-1).view(np.uint8).data
-    while rest:  # one call writes 2 GiB at most
+    while rest:  # one call writes at most 2 GiB
         rest = rest[file.write(rest) :]
     return start
 
 
 def load(stored: StoredModel, fd: int) -> SessionModel:
-    """The model from the inherited file; its weights are mapped, not read."""
+    """Load the model from the inherited file; its weights are memory-mapped, not read."""
     whole = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
     start, size = stored.content
     weights: Mapping[str, Array] = {
@@ -228,5 +228,5 @@ def load(stored: StoredModel, fd: int) -> SessionModel:
 
 
 def _aligned(size: int) -> int:
-    """`size`, or the next multiple of the alignment."""
+    """Round `size` up to the alignment."""
     return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,10 +1,10 @@
-"""Calibration in several processes: each sees some of the samples, and what they saw is merged.
+"""Calibration in several processes: each observes some of the samples, and their sketches are merged.
 
-This process walks over the data, whatever they are, and works as well; the others run
-`sbonnx.calib.workers.worker_main` in fresh interpreters, so neither a fork of a process with threads nor the user's
-main module is involved. Samples are handed out one by one to whoever is free. A worker takes 0.2 to 0.4 s of one core
-to come up: this process works with all its threads until then, and starts none where the data left do not take much
-longer than that.
+The main process iterates over the data, of any kind, and runs samples as well; the others run
+`sbonnx.calib.workers.worker_main` in new interpreters, so neither a fork of a process with threads nor the user's main
+module is involved. Samples are handed out one by one to the process with the least load. A worker needs 0.2 to 0.4 s of
+one core to start: the main process uses all its threads until then, and starts no workers if the remaining data do not
+take much longer than that.
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ from sbonnx.calib.workers.worker_handle import Remote
 from sbonnx.errors import DeviceError, SbonnxError
 
 PATIENCE: Final = 10.0
-"""Seconds of work left from which on workers are worth their start: threads do the same on few cores, and a start
-takes 0.1 to 0.2 s of the whole on two."""
+"""Minimum seconds of remaining work for which workers are started.
+
+On few cores threads are as fast, and a start takes 0.1 to 0.2 s of the total on two cores.
+"""
 
 SOUND: Final = 0.2
-"""Seconds after which the speed so far says something."""
+"""Warm-up in seconds before the throughput is estimated."""
 
 AHEAD: Final = 8
-"""Samples that may be under way or done before the one whose turn it is, for each thread."""
+"""Maximum samples in flight or done ahead of the next sample in order, per thread."""
 
 
 def one_process(workers: int, granularity: str, provider: str) -> str | None:
-    """Why calibration stays in one process though more were asked for; None where it does not."""
+    """Return why calibration runs in one process although more were requested; None if it does not."""
     if workers < 2:
         return None
     if provider != CPU:
@@ -56,12 +58,12 @@ def one_process(workers: int, granularity: str, provider: str) -> str | None:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What became of a sample.
+    """Outcome of a sample.
 
     Attributes:
-        error: what was raised in this process.
-        unit: the sample, where a worker failed on it.
-        said: what the worker said.
+        error: exception raised in this process.
+        unit: the sample, if a worker failed on it.
+        said: message of the worker.
     """
 
     error: Exception | None = None
@@ -70,21 +72,20 @@ class _Outcome:
 
 
 class Shards:
-    """Takes samples through the segments of an observation in several processes.
+    """Runs samples through the segments of an observation in several processes.
 
         with Shards(observation, 4, count=data.count) as shards:
             for unit, _ in shards.stream(units):
                 ...
 
     Args:
-        observation: holds everything that was seen whenever a stream is at its end; on CPU.
-        workers: processes, this one included. The threads of the observation are divided among them, one each at
-            least.
-        count: number of feeds, where it is known.
-        patience: see `PATIENCE`; with 0 the workers are started at once.
+        observation: receives all statistics at the end of each stream; on CPU.
+        workers: processes, this one included. The threads of the observation are divided among them, at least one each.
+        count: number of feeds, if known.
+        patience: see `PATIENCE`; with 0 the workers are started immediately.
 
     Attributes:
-        wanted: how many other processes there are to be.
+        wanted: number of other processes to use.
         remotes: those that were started.
     """
 
@@ -103,24 +104,24 @@ class Shards:
         self._starter: threading.Thread | None = None
         self._threads: list[threading.Thread] = []
         self._waiting: SimpleQueue[tuple[int, Unit] | None] = SimpleQueue()  # for the threads of this process
-        self._change = threading.Condition()  # guards what follows
-        self._room = observation.threads  # threads of this process that are to work
-        self._busy = 0  # samples with them
+        self._change = threading.Condition()  # guards the following attributes
+        self._room = observation.threads  # number of threads of this process that are to work
+        self._busy = 0  # samples in these threads
         self._outcomes: dict[int, _Outcome] = {}
         self._closing = False
-        self._broken: Exception | None = None  # what kept workers from starting
+        self._broken: Exception | None = None  # error that prevented the start of workers
 
     @property
     def joined(self) -> int:
-        """How many of the other processes take samples by now."""
+        """Number of other processes that run samples now."""
         return sum(remote.ready for remote in self.remotes)
 
     def stream(self, units: Iterator[Unit]) -> Iterator[tuple[Unit, dict[str, Any]]]:
-        """As `Observation.stream`, but that the units given back have lost their feeds; may be called again.
+        """Run samples as `Observation.stream`; units are yielded without their feeds. May be called again.
 
         Raises:
-            DeviceError: a worker cannot start, or was ended; the samples that it had are named.
-            what `Observation.stream` raises, for the first sample in the order of the data that it holds for.
+            DeviceError: a worker cannot start, or was terminated; its samples are named.
+            the exceptions of `Observation.stream`, for the first failing sample in the order of the data.
         """
         work = self._observation.work()
         self._employ(work)
@@ -140,7 +141,7 @@ class Shards:
         self._spent += time.monotonic() - began
 
     def close(self) -> None:
-        """End the other processes. Twice is once."""
+        """Stop the other processes. Idempotent."""
         with self._change:
             self._closing = True
         if self._starter is not None:
@@ -164,27 +165,27 @@ class Shards:
     # --- this process -------------------------------------------------------------------------------
 
     def _employ(self, work: Callable[[Unit], Any]) -> None:
-        """Have threads of this process wait for samples."""
+        """Start the threads of this process."""
         if not self._threads:
             self._threads = [self._thread(self._work, work) for _ in range(self._room)]
 
     def _work(self, work: Callable[[Unit], Any]) -> None:
-        """Take samples as long as there are any."""
+        """Run samples from the queue until it ends."""
         while (item := self._waiting.get()) is not None:
             error = None
             try:
                 if not self._closing:
                     work(item[1])
-            except Exception as caught:  # raised when it is the sample's turn
+            except Exception as caught:  # raised in the order of the samples
                 error = caught
             with self._change:
                 self._busy -= 1
                 self._outcomes[item[0]] = _Outcome(error)
                 self._change.notify_all()
-            del item  # or the feed would live until the next one comes
+            del item  # otherwise the feed would stay alive until the next one
 
     def _hand_out(self, number: int, unit: Unit) -> None:
-        """Give a sample to whoever has the least to do, as soon as anybody has room."""
+        """Give a sample to the thread or process with the least load, as soon as one has room."""
         with self._change:
             while True:
                 self._check()
@@ -204,7 +205,7 @@ class Shards:
             chosen.give(number, unit)
 
     def _outcome(self, number: int, *, wait: bool) -> _Outcome | None:
-        """What became of a sample, if that is known; `wait`: until it is."""
+        """Return the outcome of a sample, or None if it is unknown; with `wait`, block until it is known."""
         with self._change:
             while True:
                 self._check()
@@ -213,11 +214,11 @@ class Shards:
                 self._change.wait()
 
     def _settled(self, outcome: _Outcome, unit: Unit, work: Callable[[Unit], Any]) -> Unit:
-        """A sample that is done and counted, or the error."""
+        """Count a completed sample and return it, or raise its error."""
         if outcome.error is not None:
             raise outcome.error
         if outcome.unit is not None:
-            work(outcome.unit)  # raises the same, and knows more of the graph
+            work(outcome.unit)  # raises the same error with more details of the graph
             raise DeviceError(
                 f"a calibration worker failed on {outcome.unit.where}, where this process does not: {outcome.said}; "
                 "use workers=1"
@@ -226,14 +227,14 @@ class Shards:
         self._feeds += unit.closes
         return unit
 
-    # --- the others ---------------------------------------------------------------------------------
+    # --- other processes ----------------------------------------------------------------------------
 
     def _start_if_worth(self, elapsed: float) -> None:
-        """Start the workers if the data left take long enough, as far as can be told."""
+        """Start the workers if the remaining data are estimated to take long enough."""
         if self._starter is not None or not self.wanted:
             return
         spent = self._spent + elapsed
-        left = spent  # nothing is known: as much again
+        left = spent  # the count is unknown: assume as much again
         if self._count is not None:
             known = self._feeds and spent >= SOUND
             left = spent / self._feeds * (self._count - self._feeds) if known else 0.0
@@ -241,7 +242,7 @@ class Shards:
             self._starter = self._thread(self._start)
 
     def _start(self) -> None:
-        """Start the workers. They need the models, which lie in a file without a name until all have read it."""
+        """Start the workers. The models are in an anonymous file until all workers have read it."""
         try:
             observation = self._observation
             with TemporaryFile(prefix="sbonnx-", dir=spill_folder(), buffering=0) as models:
@@ -264,7 +265,7 @@ class Shards:
                 self._change.notify_all()
 
     def _listen(self, remote: Remote) -> None:
-        """Hear what a worker says."""
+        """Process the messages of a worker."""
         for kind, *rest in remote.answers():
             with self._change:
                 if kind == "ready":
@@ -282,7 +283,7 @@ class Shards:
             self._change.notify_all()
 
     def _make_way(self, remote: Remote) -> None:
-        """A worker joins: so many threads of this process leave."""
+        """Register a worker, and stop as many threads of this process as it has."""
         remote.ready = True
         leave = min(self._share, self._room - 1)
         self._room -= leave
@@ -290,7 +291,7 @@ class Shards:
             self._waiting.put(None)
 
     def _check(self) -> None:
-        """Guard for workers that ended before their time."""
+        """Raise DeviceError if a worker could not start or ended early."""
         if self._broken is not None:
             raise DeviceError(f"no calibration workers can be started ({self._broken}): use workers=1")
         for remote in self.remotes:
@@ -302,7 +303,7 @@ class Shards:
                 raise DeviceError(f"a calibration worker {remote.ending()} {at}: use fewer workers, or workers=1")
 
     def _gather(self) -> None:
-        """Take in what the others saw."""
+        """Merge the sketches of the workers."""
         with self._change:
             asked = [remote for remote in self.remotes if remote.ready]
         for remote in asked:
@@ -316,12 +317,12 @@ class Shards:
             self._observation.add({key: Sketch.from_arrays(arrays) for key, arrays in found}, samples=0)
 
     def _thread(self, target: Callable[..., None], *arguments: Any) -> threading.Thread:
-        """A thread at work."""
+        """Start a daemon thread."""
         thread = threading.Thread(target=target, args=arguments, name="sbonnx-calib", daemon=True)
         thread.start()
         return thread
 
 
 def _load(remote: Remote) -> float:
-    """Samples that a worker has, for each of its threads."""
+    """Return the number of samples of a worker per thread."""
     return len(remote.under_way) / remote.threads

@@ -1,4 +1,4 @@
-"""`Remote`: a worker process, from the side of the one that started it."""
+"""`Remote`: handle of a worker process in the main process."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sbonnx.errors import DeviceError
 from sbonnx.isolation import python_command
 
 ENVIRONMENT: Final = {"OPENBLAS_NUM_THREADS": "1"}
-"""numpy's matrix products are not used there, and starting threads for them is a quarter of the start."""
+"""Disables OpenBLAS threads in workers: no matrix products run there, and the threads take a quarter of the start."""
 
 GRACE: Final = 5.0
-"""Seconds in which a process whose pipe was closed has to end."""
+"""Seconds to wait for a process to end after its pipe was closed."""
 
 
 class Remote:
-    """A worker process. Samples and questions are sent from one thread; another hears the answers.
+    """A worker process. One thread sends samples and requests; another reads the answers.
 
     Args:
         models: file of the models.
@@ -29,13 +29,13 @@ class Remote:
 
     Attributes:
         ready: its sessions are open.
-        gone: it ended, or said that it cannot start (`complaint`).
+        gone: it ended, or reported that it cannot start (`complaint`).
         under_way: its samples by number.
-        sketches: what it handed in: (key, arrays); None before.
-        samples: how many it has done.
+        sketches: its sketches as (key, arrays); None before they arrive.
+        samples: number of samples it has completed.
 
     Raises:
-        DeviceError: the system starts no more processes.
+        DeviceError: the system cannot start more processes.
     """
 
     def __init__(self, models: IO[bytes], threads: int) -> None:
@@ -47,7 +47,7 @@ class Remote:
         self.samples = 0
         self._trays = [Tray() for _ in range(threads + 1)]  # one is filled while the others are read
         self._free = list(range(threads + 1))
-        self._places: dict[int, int] = {}  # tray of each sample under way
+        self._places: dict[int, int] = {}  # tray of each sample in flight
         inbox, to = os.pipe()
         answers, outbox = os.pipe()
         files = [models.fileno(), *(tray.fd for tray in self._trays)]
@@ -59,7 +59,7 @@ class Remote:
                 stdout=subprocess.DEVNULL,
                 pass_fds=[inbox, outbox, *files],
                 env={**os.environ, **ENVIRONMENT},
-                start_new_session=True,  # Ctrl-C is for this process, which closes the pipes then
+                start_new_session=True,  # Ctrl-C is for this process, which then closes the pipes
             )
         except OSError as error:
             os.close(to)
@@ -75,48 +75,48 @@ class Remote:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id of the worker."""
         return self._process.pid
 
     @property
     def has_room(self) -> bool:
-        """Whether it takes another sample."""
+        """Whether it accepts another sample."""
         return self.ready and not self.gone and bool(self._free)
 
     def begin(self, job: Job) -> None:
-        """Tell it what to do."""
+        """Send the work description."""
         self._send((job,))
 
     def promise(self, number: int, unit: Unit) -> None:
-        """Set a tray apart for a sample, for `give`."""
+        """Reserve a tray for a sample, before `give`."""
         self._places[number] = self._free.pop()
         self.under_way[number] = unit
 
     def give(self, number: int, unit: Unit) -> None:
-        """Have a promised sample run."""
+        """Send a reserved sample."""
         tray = self._places[number]
         parcel = self._trays[tray].fill(unit.feed)
         self._send(("run", number, tray, parcel, unit.index, unit.where, unit.samples))
 
     def take_back(self, number: int) -> Unit:
-        """A sample that is done."""
+        """Register a sample as completed and return it."""
         self._free.append(self._places.pop(number))
         self.samples += 1
         return self.under_way.pop(number)
 
     def ask(self) -> None:
-        """Ask for the sketches of what was done since the last time."""
+        """Request the sketches of the samples since the last request."""
         self.sketches = None
         self._send(("sketches",))
 
     def answers(self) -> Iterator[tuple[Any, ...]]:
-        """What it says, until it is gone."""
+        """Yield its messages until it ends."""
         with self._answers:
             while (message := receive(self._answers)) is not None:
                 yield message
 
     def ending(self) -> str:
-        """How it ended."""
+        """Describe how it ended."""
         try:
             code = self._process.wait(GRACE)
         except subprocess.TimeoutExpired:
@@ -127,8 +127,8 @@ class Remote:
         return f"was ended by signal {-code} ({signal.Signals(-code).name}){why}"
 
     def close(self) -> None:
-        """End the process. Twice is once."""
-        self._to.close()  # tells it to end, whatever it does
+        """End the process. Idempotent."""
+        self._to.close()  # this tells it to end
         try:
             self._process.wait(GRACE)
         except subprocess.TimeoutExpired:
@@ -138,7 +138,7 @@ class Remote:
             tray.close()
 
     def _send(self, message: tuple[Any, ...]) -> None:
-        """Send a message; that it is gone, the one who listens finds out."""
+        """Send a message; the reading thread detects a closed pipe."""
         try:
             send(self._to, message)
         except BrokenPipeError:

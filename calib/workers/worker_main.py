@@ -1,6 +1,6 @@
-"""A worker process: opens the sessions it is told of, takes samples through them, hands back sketches.
+"""Worker process: opens sessions, runs samples through them, returns sketches.
 
-Started by `sbonnx.calib.workers.shards`. Imports neither onnx nor graphs: half of the time to start.
+Started by `sbonnx.calib.workers.shards`. Imports neither onnx nor the graph code, which would double the start time.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from sbonnx.calib.workers.protocol import Job, Parcel, TrayReader, load, receive
 from sbonnx.errors import NumericError
 
 LOOK_EVERY: Final = 2.0
-"""Seconds between two looks at whether the parent is still there, should another process hold the pipe open."""
+"""Seconds between checks whether the parent process is alive, in case another process holds the pipe open."""
 
 
 class Worker:
     """One worker.
 
     Args:
-        inbox, outbox: from and to the parent.
-        models: the file of models.
-        trays: files of trays.
-        parent: its process id.
+        inbox, outbox: pipes from and to the parent.
+        models: file of the models.
+        trays: files of the trays.
+        parent: process id of the parent.
     """
 
     def __init__(self, inbox: IO[bytes], outbox: IO[bytes], models: int, trays: list[int], parent: int) -> None:
@@ -43,11 +43,11 @@ class Worker:
         self._waiting: SimpleQueue[tuple[int, Unit]] = SimpleQueue()
 
     def serve(self) -> None:
-        """Do what the parent says until it is gone or says no more."""
+        """Process messages of the parent until it ends or closes the pipe."""
         job = self._next()[0]
         try:
             self._open(job)
-        except Exception:  # whatever it is: the parent says it to the user
+        except Exception:  # any error: the parent reports it to the user
             self._say("failed", traceback.format_exc())
             return
         lanes = [Lane(job.wishes) for _ in range(job.threads)]
@@ -72,7 +72,7 @@ class Worker:
         os.close(self._models)
 
     def _next(self) -> tuple[Any, ...]:
-        """The next message; ends the process, whatever its threads do, when the parent is gone."""
+        """Wait for the next message; ends the process, with all its threads, if the parent has ended."""
         while not select.select([self._inbox], [], [], LOOK_EVERY)[0]:
             if os.getppid() != self._parent:
                 os._exit(1)
@@ -82,22 +82,22 @@ class Worker:
         return message
 
     def _take(self, number: int, tray: int, parcel: Parcel, index: int, where: str, samples: int) -> None:
-        """Have a sample run."""
+        """Queue a sample."""
         self._waiting.put((number, Unit(index, where, self._trays[tray].take(parcel), samples)))
 
     def _run(self, lane: Lane) -> None:
-        """Take samples through the pieces, one after the other."""
+        """Run samples through the pieces, one after the other."""
         while True:
             number, unit = self._waiting.get()
             try:
                 through(lane, self._pieces, self._sessions, self._last, unit, _blame)
-            except Exception as error:  # whatever it is: the parent finds out more
+            except Exception as error:  # any error: the parent runs the sample again for details
                 self._say("bad", number, f"{type(error).__name__}: {error}")
             else:
                 self._say("done", number)
 
     def _say(self, *message: Any) -> None:
-        """Send a message; ends the process when the parent is gone."""
+        """Send a message; ends the process if the parent has ended."""
         try:
             with self._lock:
                 send(self._outbox, message)
@@ -106,12 +106,12 @@ class Worker:
 
 
 def _blame(number: int, tensor: str, known: Mapping[str, Any], unit: Unit) -> Exception:
-    """A plain error for a tensor that is not finite: the parent runs the sample again to say more."""
+    """Return a short error for a non-finite tensor; the parent runs the sample again for details."""
     return NumericError(f"'{tensor}' holds NaN or infinite values at {unit.where}")
 
 
 def _gathered(lanes: list[Lane]) -> list[tuple[Any, dict[str, Any]]]:
-    """What all lanes saw, as (key, arrays); they begin anew."""
+    """Merge the sketches of all lanes to (key, arrays), and reset the lanes."""
     for lane in lanes:
         lane.settle()
     first, *others = lanes
