@@ -96,7 +96,7 @@ class Observation:
         return self._found
 
     def add(self, sketches: Mapping[Key, Sketch], samples: int | None = None) -> None:
-        """Merge sketches from elsewhere, of `samples` samples that are not observed here (None: as the sketches say)."""
+        """Merge sketches from elsewhere, of `samples` samples not observed here (None: read from the sketches)."""
         seen = max((sketch.samples for sketch in sketches.values()), default=0)
         self.samples += seen if samples is None else samples
         for key, sketch in sketches.items():
