@@ -200,12 +200,12 @@ class Calibrator:
 
     @property
     def samples(self) -> int:
-        """Number of samples observed, in this run or in the runs behind the cached statistics."""
+        """Number of samples observed, in this run or in the earlier runs that wrote the cached statistics."""
         seen = 0 if self._observation is None else self._observation.samples
         return max([seen, *(sketch.samples for sketch in self._known.values())])
 
     def ranges(self) -> tuple[dict[str, Bounds], list[Refusal]]:
-        """Return measured ranges by site key, and a refusal for each site whose group has neither values nor a range.
+        """Return measured ranges by site key, and refusals of sites whose group has neither a measured nor a fixed range.
 
         Raises:
             DataError: nothing was observed.

@@ -42,8 +42,8 @@ class Alike:
 def alike(one: Graph, other: Graph, names: Sequence[str], data: Dataset, *, device: str, budget: int) -> Alike:
     """Find those of `names` that have the same values in both graphs.
 
-    Tensors of equal digests have. The others are computed in both graphs on the first `TRIED` samples, normally by the
-    same kernels, and compared bit by bit.
+    Tensors with equal digests have the same values. The others are computed in both graphs on the first `TRIED`
+    samples, normally by the same kernels, and compared bit by bit.
 
     Args:
         names: tensors; those that are not in both graphs, in the same scope, do not count as equal.

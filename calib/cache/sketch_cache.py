@@ -58,10 +58,10 @@ class SketchCache:
         cache.put(SketchKey(digests["conv1"]), sketch)
         cache.flush()
 
-    `cache.json` names the model and the data of the folder; a cache of another model or of other data is rejected by
-    name. Other settings (a newer onnxruntime, another device) change the last bits: their sketches are stored in the
-    same folder, and each run reads only those of its own settings; `notes` says so if there are none yet. Sketches that
-    no run needs any more are not removed until the folder is deleted.
+    `cache.json` names the model and the data of the folder; the cache of another model or of other data is an error.
+    Other settings (a newer onnxruntime, another device) change the last bits: their sketches are stored in the same
+    folder, and each run reads only those of its own settings; `notes` says so if there are none yet. Sketches that no
+    run needs any more are not removed until the folder is deleted.
 
     Every file is written atomically under a name that contains its sha256, is never changed, and is bound to model,
     data and settings. So a process may be killed at any moment, several processes may use the folder at once, and a

@@ -116,7 +116,10 @@ class DeviceLane:
     def step(
         self, number: int, piece: Piece, run: DeviceRun | None, known: dict[str, Any], unit: Unit, blame: Blame
     ) -> None:
-        """Run one sample through one piece, as `Lane.step`. `blame` may be called without the non-finite tensor."""
+        """Run one sample through one piece; see `Lane.step`.
+
+        The non-finite tensor may be missing in the `known` argument of `blame`.
+        """
         for name, value in piece.conditions:
             if name not in known or bool(np.asarray(known[name]).item()) != value:
                 return
@@ -170,8 +173,8 @@ def take_extremes(sketch: Sketch, found: Extremes, unit: Unit) -> bool:
 def observe_tensor(torch: Any, sketch: Sketch, x: Any, unit: Unit) -> None:
     """Update a sketch as `Sketch.observe` would, from a torch float16, float32 or float64 tensor on any device.
 
-    Three cases are copied to the host and observed there: tensors small enough for the sketch to keep exactly,
-    non-finite tensors, and extremes of each sample per channel.
+    The tensor is copied to the host and observed there if the sketch keeps its values exactly, has no histogram, or
+    tracks samples per channel, or if the tensor is not finite.
 
     Raises:
         NumericError: see `Sketch.observe`.

@@ -149,9 +149,9 @@ def through(
     """Run one sample through all pieces; return the values of `keep`.
 
     Args:
-        last: number of the last piece that reads a tensor; it is freed after that piece. Tensors that are not listed
-            are
-            freed at once.
+        last: number of the last piece that reads each tensor; the tensor is freed after that piece. The number of
+            pieces
+            for tensors to keep. Tensors that are not listed are freed after the first piece.
 
     Raises: see `Lane.step`.
     """

@@ -39,7 +39,7 @@ class Curve:
         return cls(left, right, counts, count, total, squares)
 
     def upto(self, points: Array) -> tuple[Array, Array]:
-        """Compute count and sum of the values up to `points` (any shape, best ascending along the last axis)."""
+        """Compute count and sum of the values up to `points` (any shape, fastest if ascending along the last axis)."""
         at = np.maximum(np.searchsorted(self.left, points.ravel(), side="right") - 1, 0).reshape(points.shape)
         left, right, counts = self.left.take(at), self.right.take(at), self.counts.take(at)
         end = np.minimum(points, right)

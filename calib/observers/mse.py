@@ -27,15 +27,16 @@ GAIN: Final = 0.01
 Many equal values at the end of the range look as if they were spread over their bin.
 """
 CHANCE: Final = 3.0
-"""Minimum gain in standard errors.
+"""Additional minimum relative gain, as a multiple of 1/sqrt(n) for n values.
 
 The positions of n values in a step are assumed to be uniform, which leaves the mean of their squared errors (standard
-deviation 0.9 of the mean) uncertain by 0.9/sqrt(n). The gain must exceed this many times 1/sqrt(n).
+deviation 0.9 of the mean) uncertain by 0.9/sqrt(n).
 """
 DOUBT: Final = 0.5
-"""Minimum gain as a share of the error from bins at least half a step wide, in which the positions are unknown.
+"""Additional minimum gain, as a share of the error from bins at least half a step wide.
 
-The multiples of one step (pixels, or previously quantized values) have no error at all, but seem to have one.
+The positions of values in such bins are unknown: the multiples of one step (pixels, or previously quantized values)
+have no error at all, but seem to have one.
 """
 LEAST: Final = 2.0**-12
 """Smallest factor for shrinking an end: below it a range of 16 bits has lost all but its lowest four."""

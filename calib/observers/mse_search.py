@@ -79,10 +79,10 @@ def _means_of_bins(distribution: Distribution, weights: Array, scale: Array, low
 
 
 def least_ends(distribution: Distribution, error: Array) -> tuple[Array, Array]:
-    """Compute (lo, hi), float64 (C,), inside which a range would clip away more than `error` per value.
+    """Compute the ends (lo, hi), float64 (C,): a range with an end closer to 0 clips away more than `error` per value.
 
     Clipping at t costs sum over x > t of (x - t)^2, which decreases in t. It is evaluated at the left edges of the
-    bins, where it is underestimated if anything.
+    bins, so the cost is never overestimated.
 
     Args:
         error: mean squared error of the range to improve on, float64 (C,).

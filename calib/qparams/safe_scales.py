@@ -36,7 +36,7 @@ CODE_ERROR: Final = 256
 """Largest change of a sum by rounding one weight, in integers: one step of the weight times an activation's reach."""
 
 FINE: Final = 2.0**23
-"""Integer of the bias in a channel without weights, whose scale is free: the resolution of float32."""
+"""Quantized bias of a channel without weights, whose scale is free: the resolution of float32."""
 
 COARSER: Final = 2.0
 """Maximum factor for raising a scale shared by channels or ops for the bias of one: the others lose precision."""

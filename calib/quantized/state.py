@@ -52,9 +52,9 @@ class Walked:
     refusals: tuple[Refusal, ...] = ()
 
     def solve(self, otherwise: Solve | None) -> Solve:
-        """Return a function that yields the known quantized weights and rounds the other ones by `otherwise`.
+        """Return a rounding function that returns the known quantized values, and rounds other weights by `otherwise`.
 
-        `otherwise` (None: round to nearest) also rounds weights whose scales were raised for their biases.
+        `otherwise` (None: round to nearest) also rounds weights whose scales were changed for their biases.
         """
 
         def codes_of(site: Site, weight: Array, qparams: QParams) -> Array:

@@ -78,7 +78,7 @@ def walk_quantized(
         solve: rounds a weight; None: round to nearest.
         device, threads: where stages run, and the number of samples at a time.
         memory: bytes for cached activations.
-        progress: updated by `count` pieces per stage.
+        progress: advanced by `count` feeds per stage.
 
     Raises:
         NumericError: NaN or Inf caused by quantization; the message names the sample.

@@ -14,7 +14,7 @@ from sbonnx.spec import Array
 native = compiled("sbonnx.calib.sketches._kernels")
 
 PAGES: Final = 512
-"""Number of pages: one per sign and exponent of float32. The leading bits of the mantissa are the bin of the page."""
+"""Number of pages: one per sign and exponent of float32. The leading bits of the mantissa name the bin."""
 
 TABLES: Final = 2
 """Number of tables that the compiled loop alternates between."""

@@ -221,7 +221,7 @@ class Sketch:
         return Pages(pages.mantissa, pages.slots.copy(), pages.counts.copy())
 
     def _take_finite(self, rows: Array) -> None:
-        """Update the statistics with the finite values of (C, n); rare, because a run stops there unless tolerant."""
+        """Update the statistics with the finite values of (C, n); rare, and a run stops there unless tolerant."""
         fine = np.isfinite(rows)
         self.nan += int(np.isnan(rows).sum())
         self.inf += int(np.isinf(rows).sum())
