@@ -205,7 +205,7 @@ class Calibrator:
         return max([seen, *(sketch.samples for sketch in self._known.values())])
 
     def ranges(self) -> tuple[dict[str, Bounds], list[Refusal]]:
-        """Return measured ranges by site key, and refusals of sites whose group has neither a measured nor a fixed range.
+        """Return measured ranges by site key, and refusals of sites whose group has no measured or fixed range.
 
         Raises:
             DataError: nothing was observed.
@@ -242,8 +242,7 @@ class Calibrator:
 
         Args:
             asym: what to quantize, and what is measured on quantized inputs. If no range can change, the data are not
-                run
-                again.
+                run again.
             data: the observed data set.
             solve, progress: see `calibrate`.
 

@@ -106,8 +106,7 @@ def divide_sequences(
         states: inputs that take the state.
         share: of the sequences, 0 to below 1; at most `MOST`.
         unrolled: adds the states to the steps of whole sequences; its second argument is the share of the selected
-            steps
-            that falls to these sequences.
+            steps that falls to these sequences.
 
     Raises:
         DataError: a feed cannot be read or does not fit the model.

@@ -83,8 +83,7 @@ def named(raw: Any, inputs: Sequence[InputSpec], where: str, *, whole: bool = Tr
 
     Raises:
         DataError: a name that the model does not have, an input without an array, too few items, an array in a file
-            that
-            does not fit or cannot be read.
+            that does not fit or cannot be read.
     """
     if isinstance(raw, Mapping):
         pairs = {str(name): value for name, value in raw.items()}

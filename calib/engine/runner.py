@@ -69,8 +69,7 @@ class LayerRunner(Session):
         optimisation: onnxruntime's level. "off" runs the operators unchanged, weights not packed.
         name: name of the model in messages.
         any_layout: outputs whose elements may be in any order; see `sbonnx.calib.engine.nchwc`. Such a runner costs
-            more
-            to open and less to run.
+            more to open and less to run.
 
     Raises:
         ModelError: onnxruntime rejects the model.

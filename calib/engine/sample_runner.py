@@ -150,8 +150,7 @@ def through(
 
     Args:
         last: number of the last piece that reads each tensor; the tensor is freed after that piece. The number of
-            pieces
-            for tensors to keep. Tensors that are not listed are freed after the first piece.
+            pieces for tensors to keep. Tensors that are not listed are freed after the first piece.
 
     Raises: see `Lane.step`.
     """

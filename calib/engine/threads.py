@@ -30,8 +30,7 @@ def in_order(work: Callable[[T], R], items: Iterator[T], threads: int, *, least:
 
     Args:
         least: seconds. If an item takes less (mean of the first ones, which run in this thread), all run in this
-            thread:
-            Python runs one thread at a time, and threads would mostly wait for each other.
+            thread: Python runs one thread at a time, and threads would mostly wait for each other.
     """
     taken = 0.0
     for item in islice(items, TRIED) if least and threads > 1 else ():

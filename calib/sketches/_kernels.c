@@ -1,7 +1,7 @@
-/* The two loops of calibration that numpy has no fast word for: extremes in one reading, and a histogram of leading
- * bits. kernels.py says the same in numpy, gives the same numbers, and is what runs where this file was not compiled.
+/* The two loops of calibration without a fast numpy function: minimum and maximum in one pass, and a histogram of
+ * leading bits. kernels.py has the same in numpy, with equal results, for installations without compiled code.
  *
- * Arrays come as addresses: the stable ABI of Python 3.10 has no buffers. kernels.py checks types and sizes. */
+ * Arrays are passed as addresses: the stable ABI of Python 3.10 has no buffers. kernels.py checks types and sizes. */
 
 #define Py_LIMITED_API 0x030A0000
 #define PY_SSIZE_T_CLEAN
@@ -24,7 +24,7 @@
 
 enum { BLOCK = 4096, PAGES = 512, TABLES = 2 };
 
-/* Floats in the order of integers: the sign decides whether the other bits count up or down. Its own inverse. */
+/* Maps float bits to integers of the same order: the sign decides whether the other bits are flipped. Self-inverse. */
 static inline int32_t ordered(int32_t bits) { return bits ^ ((bits >> 31) & 0x7fffffff); }
 
 FASTEST static void widen(const int32_t *x, Py_ssize_t n, int32_t *lo, int32_t *hi)
@@ -46,7 +46,8 @@ static int is_finite(int32_t lo, int32_t hi)
 }
 
 #if HAS_SIFT
-/* Widens and copies what is not +0.0, of which there is much after a ReLU; returns how many. n is a multiple of 16. */
+/* Widens the range and copies values other than +0.0, which is frequent after a ReLU; returns the number of copied
+ * values. n is a multiple of 16. */
 __attribute__((target("avx512f"))) static Py_ssize_t sift(const int32_t *x, Py_ssize_t n, int32_t *kept, int32_t *lo,
                                                           int32_t *hi)
 {
@@ -68,7 +69,7 @@ __attribute__((target("avx512f"))) static Py_ssize_t sift(const int32_t *x, Py_s
 }
 #endif
 
-/* Two tables in turn: equal neighbours would wait for one another in one. */
+/* Counts into two tables alternately: in a single one, equal neighbours would stall on the same counter. */
 static void tally(const uint32_t *x, Py_ssize_t n, int shift, uint32_t *table, size_t size)
 {
     uint32_t *a = table, *b = a + size;
@@ -86,7 +87,7 @@ static void tally(const uint32_t *x, Py_ssize_t n, int shift, uint32_t *table, s
         a[x[i] >> shift]++;
 }
 
-/* Widens and tallies. `fast`: whether the processor can sift. */
+/* Widens the range and counts. `fast`: whether the processor supports `sift`. */
 static void survey(const int32_t *x, Py_ssize_t n, int shift, uint32_t *table, size_t size, int32_t *lo, int32_t *hi,
                    int fast)
 {
@@ -110,13 +111,13 @@ static void survey(const int32_t *x, Py_ssize_t n, int shift, uint32_t *table, s
     }
 }
 
-/* How many values of a page were tallied. */
+/* Number of counted values of a page. */
 static uint64_t sum(const uint32_t *table, size_t bins, int page)
 {
     uint64_t total = 0;
     for (int t = 0; t < TABLES; t++) {
         const uint32_t *from = table + (t * PAGES + page) * bins;
-        uint32_t part = 0; /* of one array, whose length fits */
+        uint32_t part = 0; /* cannot overflow: at most the length of one array */
         for (size_t k = 0; k < bins; k++)
             part += from[k];
         total += part;
@@ -124,7 +125,7 @@ static uint64_t sum(const uint32_t *table, size_t bins, int page)
     return total;
 }
 
-/* Moves the tables into the counts of one row, and leaves them all zero. */
+/* Adds the tables to the counts of one row, and sets them to zero. */
 static void settle(uint32_t *table, size_t bins, const int16_t *slots, int64_t *counts)
 {
     for (int page = 0; page < PAGES; page++) {
@@ -165,7 +166,7 @@ static PyObject *extremes(PyObject *self, PyObject *args)
 
 static int can_sift; /* set once, when the module is loaded */
 
-/* Counts one row: 0 when it is done, 1 when pages are missing, 2 when it is not finite. Then nothing is counted. */
+/* Counts one row. Returns 0 if it is done; 1 if pages are missing or 2 if it is not finite, without counting it. */
 static int take(const int32_t *x, Py_ssize_t n, int mantissa, const int16_t *slots, int64_t *counts, uint32_t *table,
                 int32_t *lo, int32_t *hi, uint8_t *missing)
 {
@@ -190,10 +191,10 @@ static int take(const int32_t *x, Py_ssize_t n, int mantissa, const int16_t *slo
     return fine ? 1 : 2;
 }
 
-/* count(x, rows, columns, mantissa, slots, counts, n_slots, table, lo, hi, missing, start) -> row where it stopped.
+/* count(x, rows, columns, mantissa, slots, counts, n_slots, table, lo, hi, missing, start) -> row at which it stopped.
  *
- * Rows from `start` on are counted. It stops before a row whose pages are missing (marked in `missing`), to be called
- * again from there, and at a row that is not finite (-1 - row). */
+ * Counts rows from `start` on. It stops before a row whose pages are missing (marked in `missing`), to be called again
+ * from there, and at a row that is not finite (-1 - row). */
 static PyObject *count(PyObject *self, PyObject *args)
 {
     unsigned long long x, slots, counts, table, lo, hi, missing;
@@ -215,10 +216,10 @@ static PyObject *count(PyObject *self, PyObject *args)
     return PyLong_FromSsize_t(found == 2 ? -1 - row : row);
 }
 
-/* panel(jobs, n, table, lo, hi, status): many tensors in one go, the interpreter being free meanwhile.
+/* panel(jobs, n, table, lo, hi, status): processes many tensors in one call, with the GIL released.
  *
- * jobs: int64 (n, 5): address of the values, how many, bits of the mantissa (-1: extremes only), addresses of slots and
- * counts. lo, hi: float32 (n,). status: uint8 (n,), 0 where the tensor is done, else as `take` says. */
+ * jobs: int64 (n, 5): address of the values, their number, bits of the mantissa (-1: extremes only), addresses of slots
+ * and counts. lo, hi: float32 (n,). status: uint8 (n,), 0 if the tensor is done, else the return value of `take`. */
 static PyObject *panel(PyObject *self, PyObject *args)
 {
     unsigned long long jobs, table, lo, hi, status;

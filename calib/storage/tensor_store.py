@@ -139,8 +139,7 @@ class TensorStore:
 
         Args:
             copy: the caller will overwrite the memory of `array`. Without it the store may hold the array itself (a
-                view of a
-                larger one is always copied, because it would keep all of that alive).
+                view of a larger one is always copied, because it would keep all of that alive).
 
         Raises:
             ValueError: the key exists already.
