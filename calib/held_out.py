@@ -164,7 +164,6 @@ RowsByFeed = Mapping[int, Sequence[int | None]]
 
 
 def _samples(data: Dataset, graph: Graph, device: str) -> Iterator[_Sample]:
-    """Yield every sample, in order."""
     feed = row = 0
     for unit in Rows(graph, device=device).units(data.items()):
         digest = _digest(unit.feed)
@@ -174,7 +173,6 @@ def _samples(data: Dataset, graph: Graph, device: str) -> Iterator[_Sample]:
 
 
 def _digest(feed: Feed) -> bytes:
-    """Compute the digest of the names, types, shapes and values of a feed."""
     names = sorted(feed)
     return combined("held out", *(name.encode() for name in names), *array_digests(feed[name] for name in names))
 

@@ -228,7 +228,6 @@ def _check_header(stored: StoredArray, spec: InputSpec, where: str, whole: bool)
 
 
 def _check_shape(shape: tuple[int, ...], wanted: tuple[int | str | None, ...], found: str) -> None:
-    """Check rank and fixed dimensions."""
     if len(shape) == len(wanted) - 1:
         raise DataError(f"{found}. Is the batch axis missing? Save x[None]")
     if len(shape) != len(wanted):

@@ -105,7 +105,6 @@ def _out_of_reach(branch: Branch, known: Mapping[str, Branch]) -> str | None:
 
 
 def _segment(branch: Branch, inside: Sequence[str], handed_on: Sequence[str], known: Mapping[str, Branch]) -> Segment:
-    """Build the segment of one branch."""
     makers = produced(branch.body)
     targets = [name for name in dict.fromkeys([*inside, *handed_on]) if name in makers]
     nodes = needed(branch.body, targets)

@@ -95,8 +95,6 @@ def read_extremes(count: int, extremes: Array, sizes: Array) -> Iterator[Extreme
 
 
 class _Adder:
-    """Appends nodes to a graph."""
-
     def __init__(self, piece: Graph) -> None:
         self.names = Names(piece)
         self._piece = piece

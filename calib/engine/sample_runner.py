@@ -114,7 +114,6 @@ class Lane:
         self._panels.clear()
 
     def _buffers(self, number: int, run: Session, piece: Piece) -> Bound:
-        """Return the output buffers of piece `number`."""
         if number not in self._bound:
             self._bound[number] = run.bind(piece.outputs)
         return self._bound[number]

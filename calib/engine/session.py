@@ -141,7 +141,6 @@ class Session:
         self._weights = {}
 
     def _opened(self) -> Any:
-        """Return onnxruntime's session."""
         if self._session is None:
             raise ValueError(f"the runner of {self.name} is closed")
         return self._session
@@ -201,7 +200,6 @@ def open_session(content: bytes, options: Any, chosen: Sequence[Any], name: str)
 
 
 def _spec(value: Any) -> InputSpec:
-    """Build the `InputSpec` of a session's input."""
     found = re.fullmatch(r"tensor\((\w+)\)", value.type)
     if not found:
         return InputSpec(value.name, None, None)

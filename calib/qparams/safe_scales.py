@@ -80,7 +80,7 @@ def raised_channels(bounds: Bounds, site: Site, limits: ScaleLimits, rule: Scale
 
 
 def one_sided(plan: Plan, sites: Sequence[Site], ranges: Mapping[str, Bounds]) -> Iterator[tuple[Site, str]]:
-    """Yield sites without a quantized counterpart at every op that reads them, if the plan requires both or neither.
+    """Yield sites whose counterpart stays float at every op that reads them, if the plan requires both or neither.
 
     Args:
         ranges: of the sites that will be quantized, by key.

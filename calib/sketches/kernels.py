@@ -94,7 +94,6 @@ class Pages:
             self.add_pages(np.flatnonzero(missing))
 
     def _count_in_numpy(self, x: Array) -> tuple[Array, Array, bool]:
-        """Count as `count`, without the compiled loop."""
         lo, hi, fine = extremes(x)
         bins = 1 << self.mantissa
         for row, (values, low, high) in enumerate(zip(x, lo, hi, strict=True)):

@@ -317,7 +317,6 @@ class Shards:
             self._observation.add({key: Sketch.from_arrays(arrays) for key, arrays in found}, samples=0)
 
     def _thread(self, target: Callable[..., None], *arguments: Any) -> threading.Thread:
-        """Start a daemon thread."""
         thread = threading.Thread(target=target, args=arguments, name="sbonnx-calib", daemon=True)
         thread.start()
         return thread

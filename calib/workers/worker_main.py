@@ -62,7 +62,6 @@ class Worker:
                 self._say("sketches", _gathered(lanes))
 
     def _open(self, job: Job) -> None:
-        """Open the sessions."""
         self._pieces = job.pieces
         self._last = last_reads(job.pieces)
         self._sessions = [
