@@ -1,4 +1,4 @@
-"""`QuantModel` and the tools around it: the pipeline step by step, with the ancestor's calls."""
+"""Stepwise quantization API: `QuantModel` and its tools, with the method names of the ancestor (Sparsebit)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Widths and switches of single layers, by name."""
+"""Bit widths and quantizer switches of single layers, by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Sides = Literal["input", "weight", "both"]
 
 
 class LayerControls(PipelineSteps):
-    """Settings of single layers after construction; base of `sbonnx.quant_model.QuantModel`."""
+    """Per-layer settings after construction; base class of `sbonnx.quant_model.QuantModel`."""
 
     @property
     def model(self) -> LayerAccess:
@@ -22,19 +22,19 @@ class LayerControls(PipelineSteps):
         return LayerAccess(self)
 
     def named_modules(self) -> Iterator[tuple[str, QuantLayer]]:
-        """Each layer that is planned to be quantized, with its name."""
+        """Iterate over the layers that are planned to be quantized, as (name, layer)."""
         return self.model.named_modules()
 
     def set_bit(self, name: str, bit: int, side: Sides = "both") -> None:
-        """Quantize layers to another width; before `calc_qparams`. What was fed is observed again.
+        """Set the bit width of layers. Call it before `calc_qparams`; recorded feeds are observed again.
 
         Args:
             name: a node, torch module or function, wildcards allowed: see docs/recipe.md.
-            bit: width of the codes, 0 for float.
+            bit: bit width, 0 for float.
             side: "input", "weight" or "both".
 
         Raises:
-            RecipeError: there is no such layer, or the backend does not have this width.
+            RecipeError: unknown layer, or the backend does not support this width.
             LifeCycleError: there are scales already.
         """
         for layer in find_layers(self, name):
@@ -42,13 +42,13 @@ class LayerControls(PipelineSteps):
                 self._set_keys(layer, one, {"QUANTIZER": {"BIT": bit}})
 
     def enable_quant(self, name: str, side: Sides = "both") -> None:
-        """Apply the quantizers of layers when the model is called, until the next `set_quant`. Args: see `set_bit`."""
+        """Apply the quantizers of layers in the simulated forward, until the next `set_quant`. Args: see `set_bit`."""
         for layer in find_layers(self, name):
             for one in _sides(side):
                 self._switch(layer, one, on=True)
 
     def disable_quant(self, name: str, side: Sides = "both") -> None:
-        """Do not apply the quantizers of layers when the model is called, until the next `set_quant`; exported files
+        """Skip the quantizers of layers in the simulated forward, until the next `set_quant`; exported files still
         have them. Args: see `set_bit`.
         """
         for layer in find_layers(self, name):
@@ -56,7 +56,7 @@ class LayerControls(PipelineSteps):
                 self._switch(layer, one, on=False)
 
     def set_lastmodule_wbit(self, bit: int = 8) -> None:
-        """Quantize the weight of the last linear layer to another width: LAST_BITS.W of the recipe."""
+        """Set the bit width of the last linear layer's weight: LAST_BITS.W of the recipe."""
         if self.solution is not None:
             raise LifeCycleError("call set_lastmodule_wbit() before calc_qparams(): there are scales already")
         self._change_recipe(load(self._recipe, overrides={"LAST_BITS.W": bit}))

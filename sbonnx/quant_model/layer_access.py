@@ -1,4 +1,4 @@
-"""Layers of a `QuantModel` by name, and their two quantizers: ``model.model.conv1.input_quantizer.set_bit(8)``."""
+"""Access to the layers of a `QuantModel` and their quantizers: ``model.model.conv1.input_quantizer.set_bit(8)``."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class TensorQuantizer:
-    """The quantizer of the inputs, or of the weight, of one layer.
+    """Quantizer of the inputs or of the weight of one layer.
 
     Attributes:
-        model: the model that it belongs to.
+        model: the model of the layer.
         layer: the layer.
         side: "input" or "weight".
     """
@@ -38,20 +38,20 @@ class TensorQuantizer:
     side: Side
 
     def sites(self) -> list[Site]:
-        """The planned Q/DQ pairs that the layer reads on this side; none where it stays float."""
+        """Return the sites (planned Q/DQ pairs) that the layer reads on this side; empty if the side stays float."""
         role, nodes = ROLES[self.side], set(self.layer.nodes)
         plan = self.model.prepared.plan
         return [site for site in plan.of_role(role) if any(reader.node in nodes for reader in site.readers)]
 
     def set_bit(self, bit: int) -> None:
-        """Quantize to another width, 0 for float; see `QuantModel.set_bit`."""
+        """Set the bit width, 0 for float; see `QuantModel.set_bit`."""
         self.model._set_keys(self.layer, self.side, {"QUANTIZER": {"BIT": bit}})
 
     def set_symmetric(self, symmetric: bool) -> None:
-        """Fix the zero point at 0, or leave it free; before `calc_qparams`.
+        """Choose symmetric (zero point fixed at 0) or asymmetric quantization. Call it before `calc_qparams`.
 
         Raises:
-            RecipeError: this side stays float, or the backend does not have that.
+            RecipeError: this side stays float, or the backend does not support it.
             LifeCycleError: there are scales already.
         """
         shape = "channel" if self._planned.spec.axis is not None else "tensor"
@@ -60,20 +60,20 @@ class TensorQuantizer:
         )
 
     def set_fake_fused(self) -> None:
-        """Leave this side float for good, in the exported file too."""
+        """Keep this side permanently in float, in the exported file too."""
         self.model._set_keys(self.layer, self.side, {"QUANTIZER": {"DISABLE": True}})
 
     def enable_quant(self) -> None:
-        """Apply this quantizer when the model is called, whatever `set_quant` said; until the next `set_quant`."""
+        """Apply this quantizer in the simulated forward, overriding `set_quant`, until the next `set_quant`."""
         self.model._switch(self.layer, self.side, on=True)
 
     def disable_quant(self) -> None:
-        """Do not apply this quantizer when the model is called; exported files have it. Until the next `set_quant`."""
+        """Skip this quantizer in the simulated forward until the next `set_quant`; exported files still have it."""
         self.model._switch(self.layer, self.side, on=False)
 
     @property
     def is_enable(self) -> bool:
-        """Whether a call of the model applies it."""
+        """Whether the simulated forward applies this quantizer."""
         on = any(is_on(self.side, node, self.model._quant, self.model._switches) for node in self.layer.nodes)
         return on and bool(self.sites())
 
@@ -84,13 +84,13 @@ class TensorQuantizer:
 
     @property
     def bit(self) -> int:
-        """Width of the codes, 0 where the side stays float."""
+        """Bit width, 0 if the side stays float."""
         sites = self.sites()
         return sites[0].spec.bits if sites else 0
 
     @property
     def _planned(self) -> Site:
-        """The first planned pair.
+        """The first site.
 
         Raises:
             RecipeError: the side stays float.
@@ -107,12 +107,12 @@ class TensorQuantizer:
 
     @property
     def is_perchannel(self) -> bool:
-        """Whether each channel has a scale."""
+        """Whether each channel has its own scale."""
         return self._planned.spec.axis is not None
 
     @property
     def ch_axis(self) -> int | None:
-        """The axis of the channels, or None for one scale."""
+        """Channel axis, or None for per-tensor quantization."""
         return self._planned.spec.axis
 
     @property
@@ -131,12 +131,12 @@ class TensorQuantizer:
 
     @property
     def scale(self) -> Array:
-        """Scale: one, or one a channel. Raises: as `qparams`."""
+        """Scale: scalar or per channel. Raises: as `qparams`."""
         return self.qparams.scale
 
     @property
     def zero_point(self) -> Array:
-        """Zero point: one, or one a channel. Raises: as `qparams`."""
+        """Zero point: scalar or per channel. Raises: as `qparams`."""
         return self.qparams.zero_point
 
     def __repr__(self) -> str:
@@ -147,11 +147,11 @@ class TensorQuantizer:
 @final
 @dataclass(frozen=True)
 class QuantLayer:
-    """One layer of the file: its inputs and its weight have a quantizer each.
+    """One layer of the file, with a quantizer for its inputs and one for its weight.
 
     Attributes:
-        model: the model that it belongs to.
-        layer: its names.
+        model: the model of the layer.
+        layer: its nodes and names.
     """
 
     model: PipelineSteps
@@ -168,12 +168,12 @@ class QuantLayer:
         return TensorQuantizer(self.model, self.layer, "weight")
 
     def set_quant(self, w_quant: bool = False, a_quant: bool = False) -> None:
-        """Apply both quantizers, one or none when the model is called, until the next `QuantModel.set_quant`."""
+        """Switch both quantizers on or off in the simulated forward, until the next `QuantModel.set_quant`."""
         self.model._switch(self.layer, "weight", on=w_quant)
         self.model._switch(self.layer, "input", on=a_quant)
 
     def set_fake_fused(self) -> None:
-        """Leave the layer float for good."""
+        """Keep the layer permanently in float."""
         self.input_quantizer.set_fake_fused()
         self.weight_quantizer.set_fake_fused()
 
@@ -200,7 +200,7 @@ class LayerAccess:
             raise AttributeError(str(error)) from None
 
     def named_modules(self) -> Iterator[tuple[str, QuantLayer]]:
-        """Each layer that is planned to be quantized, with its name, in the order of the file."""
+        """Iterate over the layers that are planned to be quantized, as (name, layer), in graph order."""
         planned = {reader.node for site in self._model.prepared.plan.sites for reader in site.readers}
         layers = self._model.prepared.layers
         others = set(layers.names).difference(*(layer.nodes for layer in layers.layers))
@@ -214,13 +214,13 @@ class LayerAccess:
 
 
 def find_layers(model: PipelineSteps, name: str, *, single: bool = False) -> list[ModuleCall]:
-    """The layers that a name means: of a node of the file, of a torch module or function, wildcards allowed.
+    """Return the layers that match the name of an ONNX node, torch module or torch function; wildcards are allowed.
 
     Args:
-        single: exactly one is wanted.
+        single: require exactly one match.
 
     Raises:
-        RecipeError: there is none, with the nearest names; or several where one is meant.
+        RecipeError: no match (the message lists the nearest names), or several matches where one is required.
     """
     layers = model.prepared.layers
     covers = matcher(f"node:{name}")
@@ -236,10 +236,10 @@ def find_layers(model: PipelineSteps, name: str, *, single: bool = False) -> lis
 
 
 def with_keys(model: PipelineSteps, nodes: Iterable[str], side: Side, keys: dict[str, Any]) -> Recipe:
-    """The recipe of a model with these keys for one side of some nodes, over what it says of them already.
+    """Return the recipe of a model with `keys` set for one side of `nodes`, on top of their existing settings.
 
     Raises:
-        RecipeError: the backend does not have that.
+        RecipeError: the backend does not support it.
     """
     name, recipe = "W" if side == "weight" else "A", model._recipe
     named = model._prepared.recipe.nodes_of(name)

@@ -1,4 +1,4 @@
-"""`QuantModel`: the life cycle and the calls of the ancestor, on an ONNX file."""
+"""`QuantModel`: the stepwise quantization API of the ancestor (Sparsebit), for an ONNX file."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 def mse(quantized: Array, reference: Array) -> float:
-    """Mean squared difference."""
+    """Return the mean squared error (MSE)."""
     return float(np.mean((np.asarray(quantized, np.float64) - np.asarray(reference, np.float64)) ** 2))
 
 
 class QuantModel(LayerControls):
-    """A model on its way from float to quantized.
+    """Model that is quantized step by step: calibrate, compute scales, simulate, export.
 
         model = QuantModel("resnet.onnx", "qconfig.yaml")
         model.prepare_calibration()
@@ -45,16 +45,16 @@ class QuantModel(LayerControls):
         model.export_onnx("resnet.int8.onnx")
 
     The graph is simplified, fused and planned at construction. Calling the model runs it: in float until
-    `set_quant`, then with weights and activations rounded as the exported file will round them. Between
-    `prepare_calibration` and `calc_qparams` each call is also observed. Holds onnxruntime sessions; use it
+    `set_quant`, then with weights and activations fake-quantized as in the exported file. Between
+    `prepare_calibration` and `calc_qparams` each call also updates the observers. Holds onnxruntime sessions; use it
     as a context manager or call `close`.
 
     Args:
         model: path or ModelProto.
         config: recipe: path, "auto", nested dict, `Recipe`, or None for the backend's defaults.
         backend, overrides: as for `sbonnx.quantize`.
-        custom_fuse_list: the fusions that run, by name, of `sbonnx.patterns.FUSE` and "disable_unnecessary_quant".
-            None: all. "fuse_bn" runs only where SCHEDULE.FUSE_BN says so.
+        custom_fuse_list: names of the fusions to run, from `sbonnx.patterns.FUSE` and "disable_unnecessary_quant".
+            None: all. "fuse_bn" runs only if SCHEDULE.FUSE_BN is set.
 
     Raises:
         ModelError, RecipeError: see `sbonnx.prepare.prepare`; MODE: dynamic cannot be simulated.
@@ -76,14 +76,14 @@ class QuantModel(LayerControls):
     # --- running ------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **inputs: Any) -> Any:
-        """Outputs by name; observed too, while calibrating.
+        """Run the model and return its outputs by name; during calibration also update the observers.
 
             model({"input_ids": ids, "mask": mask})    # arrays by input name
             model(images)                              # an array, for a model with one input
-            model(ids, mask), model(input_ids=ids)     # in the order of the inputs, or by name
+            model(ids, mask), model(input_ids=ids)     # by position or by name
 
-        torch tensors, given one by one, give torch tensors as in the ancestor: one for one output, else a tuple. After
-        `init_QAT` they go through the network that is trained, with gradients.
+        If all inputs are torch tensors, the outputs are torch tensors too, as in the ancestor: a single tensor for one
+        output, else a tuple. After `init_QAT` they run through the trained torch module, with gradients.
 
         Raises:
             DataError: the feeds do not fit the model.
@@ -107,7 +107,7 @@ class QuantModel(LayerControls):
     forward = __call__
 
     def _named(self, args: tuple[Any, ...], inputs: dict[str, Any]) -> Feeds:
-        """The feeds by input name; a single mapping or array as it is."""
+        """Map positional and keyword inputs to input names; a single mapping or array is passed through."""
         if len(args) == 1 and not inputs:
             return args[0]  # type: ignore[no-any-return]
         names = [tensor.name for tensor in self.prepared.graph.inputs]
@@ -121,7 +121,7 @@ class QuantModel(LayerControls):
         """Run on another device: "cpu", "cuda", "cuda:1", or a torch.device.
 
         Raises:
-            DeviceError: there is no such device here.
+            DeviceError: the device is not available.
         """
         self._move(str(device))
         if self._trained is not None:
@@ -129,7 +129,7 @@ class QuantModel(LayerControls):
         return self
 
     def cuda(self, device: int | None = None) -> Self:
-        """Run on a GPU, the first unless another is named. Raises: as `to`."""
+        """Run on a GPU, by default the first one. Raises: as `to`."""
         return self.to("cuda" if device is None else f"cuda:{device}")
 
     def cpu(self) -> Self:
@@ -137,19 +137,19 @@ class QuantModel(LayerControls):
         return self.to("cpu")
 
     def train(self, mode: bool = True) -> Self:
-        """Put the network that `init_QAT` made into training mode; the model itself has no modes."""
+        """Put the torch module of `init_QAT` into training mode. No-op before `init_QAT`."""
         if self._trained is not None:
             self._trained.train(mode)
         return self
 
     def eval(self) -> Self:
-        """Put the network that `init_QAT` made into evaluation mode."""
+        """Put the torch module of `init_QAT` into evaluation mode."""
         return self.train(False)
 
-    if not TYPE_CHECKING:  # else any name would be right for type checkers
+    if not TYPE_CHECKING:  # otherwise type checkers would accept any attribute name
 
         def __getattr__(self, name: str) -> Any:
-            """Attributes of the torch module that `init_QAT` made: parameters, state_dict, zero_grad, ..."""
+            """Forward attributes of the torch module of `init_QAT`: parameters, state_dict, zero_grad, ..."""
             trained = self.__dict__.get("_trained")
             if trained is None or name.startswith("_"):
                 hint = "; call init_QAT() for what belongs to training" if name in TORCH_CALLS else ""
@@ -159,20 +159,20 @@ class QuantModel(LayerControls):
     # --- training -----------------------------------------------------------------------------------
 
     def init_QAT(self, weights: str | None = None, activations: str | None = None, *, device: str | None = None) -> Any:
-        """Turn the calibrated network into one to train, which begins where calibration ended.
+        """Convert the calibrated model to a trainable torch module, initialized with the calibrated scales.
 
-        What was fed is calibrated first, where that was not done, and both sides are quantized. From here on the model
-        is that network: feeds go through it, `parameters`, `train` and `state_dict` are its own, and `export_onnx`
-        writes what it has learned.
+        If `calc_qparams` has not been called yet, it is called on the recorded feeds. Weights and activations are both
+        quantized. From here on the model uses that module: feeds run through it, `parameters`, `train` and
+        `state_dict` are those of the module, and `export_onnx` writes the learned weights and scales.
 
         Args:
-            weights, activations, device: see `sbonnx.qat.prepare`; the device of the recipe unless given.
+            weights, activations, device: see `sbonnx.qat.prepare`; default device: the device of the recipe.
 
         Returns:
             The `torch.nn.Module`, for `sbonnx.qat.train` and `sbonnx.qat.export`.
 
         Raises:
-            LifeCycleError: there are no scales, and nothing was fed to make them of.
+            LifeCycleError: there are no scales, and no feeds to compute them from.
             ModelError, RecipeError, DeviceError: see `sbonnx.qat.prepare`.
         """
         from sbonnx.qat.api import from_calibration
@@ -188,15 +188,15 @@ class QuantModel(LayerControls):
         return self._trained
 
     def prepare_calibration(self) -> None:
-        """Start observing: forget what was observed before, and what was trained.
+        """Reset the observers, discard trained state, and start observing.
 
-        From here to `calc_qparams` feeds are kept, past 64 MiB on disk: ``asym`` walks them again.
+        Until `calc_qparams`, feeds are buffered (beyond 64 MiB on disk), because ``asym`` runs them again.
         """
         self._trained = None
         super().prepare_calibration()
 
     def _now(self, step: str) -> tuple[Prepared, Solution]:
-        """Plan and numbers, with what was learned."""
+        """Return plan and quantization parameters, including trained ones."""
         solution = self._solved(step)
         if self._trained is None:
             return self.prepared, solution
@@ -214,18 +214,19 @@ class QuantModel(LayerControls):
         *,
         part: profile.Part = "both",
     ) -> dict[str, float]:
-        """Error of each quantized node's output against float: by node name, branches of If included.
+        """Compute the error of each quantized node's output against float, by node name, including branches of If.
 
         Args:
             data: feeds, any reader.
-            checker: any function of (quantized output, float output), called a feed and averaged; or the name of a
-                measure over all feeds: "mse", "sqnr" (decibel), "cosine", "max", "kl".
-            is_async: each node alone; else with all the error gathered before it.
-            part: "both", "weights" or "activations": what is quantized. Nodes that have none of it are left out.
+            checker: any function of (quantized output, float output), called for each feed and averaged; or the name
+                of a metric over all feeds: "mse", "sqnr" (decibel), "cosine", "max", "kl".
+            is_async: True: isolated error (only this node is quantized); False: accumulated error (all nodes before
+                it are quantized as well).
+            part: "both", "weights" or "activations": what is quantized. Nodes without such sites are omitted.
 
         Raises:
             LifeCycleError: there are no scales yet.
-            RecipeError: there is no such measure.
+            RecipeError: unknown metric.
         """
         prepared, solution = self._now("get_quantization_error")
         samples = datasets.read(data, prepared.graph)
@@ -241,7 +242,7 @@ class QuantModel(LayerControls):
         )
 
     def profile(self, data: Any, checker: profile.Checker = "sqnr", *, limit: int | None = None) -> profile.Profile:
-        """Error of each node alone, by its weights, by its activations, and with all the error gathered before it.
+        """Measure the error of each node: isolated, by weights only, by activations only, and accumulated.
 
         Args:
             data: feeds, any reader; the first `limit` are used.
@@ -249,7 +250,7 @@ class QuantModel(LayerControls):
 
         Raises:
             LifeCycleError: there are no scales yet.
-            RecipeError: there is no such measure.
+            RecipeError: unknown metric.
         """
         prepared, solution = self._now("profile")
         recipe = prepared.recipe
@@ -265,12 +266,12 @@ class QuantModel(LayerControls):
         )
 
     def dump_mermaid(self, file: str | os.PathLike[str] | TextIO, losses: Mapping[str, float] | None = None) -> None:
-        """Write the graph as a Mermaid flow chart: the quantized one once there are scales.
+        """Write the graph as a Mermaid flow chart; the quantized graph once there are scales.
 
         Args:
-            file: a path, or a text file that is open.
-            losses: by node name, such as `get_quantization_error` gives them with a measure of which more is worse,
-                or ``model.profile(data).losses()``: those nodes are coloured from white (0) to red (the largest).
+            file: a path, or an open text file.
+            losses: loss by node name, from `get_quantization_error` with a metric where higher is worse, or from
+                ``model.profile(data).losses()``. These nodes are coloured from white (0) to red (the largest).
         """
         graph = self.prepared.graph
         if self.solution is not None:
@@ -302,17 +303,17 @@ class QuantModel(LayerControls):
         """Write the quantized model: ``export_onnx("q.onnx")``, or as the ancestor ``export_onnx(images, "q.onnx")``.
 
         Args:
-            dummy_data: the path; or one feed (array, tensor, tuple of them, or dict by name), before the path: inputs
-                get its sizes where the model leaves them open.
-            name: the path, after one feed.
-            input_names, output_names: new names, in order; those that are missing stay.
-            dynamic_axes: {name: {axis: name of the axis}} or {name: [axes]}: axes of inputs and outputs that are of any
-                size. Where the model had fixed one, the file is run with another size before it is written.
-            opset_version: the opset of the file; None: that of the model, or what its codes need.
+            dummy_data: the path; or one feed (array, tensor, tuple of them, or dict by name), before the path. Its
+                sizes replace the dynamic dimensions of the inputs.
+            name: the path, if the first argument is a feed.
+            input_names, output_names: new names, in order; the remaining ones are unchanged.
+            dynamic_axes: {name: {axis: name of the axis}} or {name: [axes]}: dynamic axes of inputs and outputs. If
+                the model has a fixed size there, the model is run with another size before the file is written.
+            opset_version: opset of the file; None: the opset of the model, or the one its integer types require.
             verbose: print the graph.
             extra_info: True or "sparsebit" writes a second file ``<name>_extra.onnx`` whose Q/DQ nodes carry the
-                ancestor's literal ``bits`` attribute. No runtime loads that file: the attribute is not legal ONNX.
-                (The first file says the same, legally, in ``__bits``.)
+                ancestor's literal ``bits`` attribute. No runtime loads that file, because the attribute is not valid
+                ONNX. (The first file has the same value, validly, in ``__bits``.)
             force: overwrite.
 
         Returns:
@@ -321,7 +322,7 @@ class QuantModel(LayerControls):
         Raises:
             LifeCycleError: there are no scales yet.
             DataError, RecipeError: `dummy_data`, a name or an axis does not fit the model.
-            ModelError: the opset is too old for the codes, or an axis cannot be made dynamic.
+            ModelError: the opset is too old for the integer types, or an axis cannot be made dynamic.
             OutputError: the file cannot be written there.
         """
         prepared, solution = self._now("export_onnx")
@@ -351,4 +352,4 @@ class QuantModel(LayerControls):
 TORCH_CALLS = frozenset(
     {"parameters", "named_parameters", "state_dict", "load_state_dict", "zero_grad", "buffers", "modules", "graph"}
 )
-"""Calls of torch.nn.Module that the ancestor's examples make of a QuantModel in training."""
+"""Methods of torch.nn.Module that the ancestor's examples call on a QuantModel during training."""

@@ -1,4 +1,4 @@
-"""The exported file's interface: names, axes and opset as the caller wants them."""
+"""Export of a quantized graph with the requested input and output names, dynamic axes and opset."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sbonnx.qdq import BITS
 from sbonnx.spec import Array
 
 EXTRA_SUFFIX: Final = "_extra"
-"""Added to the name of the file that carries the ancestor's literal ``bits``."""
+"""Suffix of the name of the file that carries the ancestor's literal ``bits`` attribute."""
 
 DynamicAxes = Mapping[str, Mapping[int, str] | Sequence[int]]
 
@@ -40,7 +40,11 @@ def write_onnx(
     extra_info: bool,
     force: bool,
 ) -> Path | None:
-    """Write a quantized graph, which is changed; see `QuantModel.export_onnx`. The path of the second file, or None."""
+    """Write a quantized graph, see `QuantModel.export_onnx`. The graph is modified in place.
+
+    Returns:
+        The path of the second file, or None.
+    """
     extra = target.with_name(f"{target.stem}{EXTRA_SUFFIX}{target.suffix}")
     for path in (target, *([extra] if extra_info else [])):
         graphs.check_target(path, inputs=graph.info.files, force=force)
@@ -65,10 +69,10 @@ def write_onnx(
 
 
 def _in_opset(graph: Graph, opset: int) -> Graph:
-    """The graph lifted to an opset.
+    """Convert the graph to a newer opset.
 
     Raises:
-        ModelError: it is newer already, or an operator has no form there.
+        ModelError: the graph has a newer opset, or an operator cannot be converted.
     """
     if opset < graph.opset:
         raise ModelError(
@@ -83,10 +87,10 @@ def _in_opset(graph: Graph, opset: int) -> Graph:
 
 
 def _rename(graph: Graph, tensors: Sequence[Tensor], names: Sequence[str], what: str) -> None:
-    """In place: new names for the first of these tensors. An inner tensor that has one of them gives way.
+    """Rename the first `len(names)` tensors in place. An inner tensor with one of these names is renamed.
 
     Raises:
-        RecipeError: more names than tensors, or one twice.
+        RecipeError: more names than tensors, or duplicate names.
     """
     if len(names) > len(tensors):
         raise RecipeError(f"{what}_names has {len(names)} names, and the model {len(tensors)} {what}s")
@@ -111,7 +115,7 @@ def _rename(graph: Graph, tensors: Sequence[Tensor], names: Sequence[str], what:
 
 
 def _set_axes(graph: Graph, feeds: Mapping[str, Array], wanted: DynamicAxes) -> None:
-    """In place: fixed sizes for the open axes of inputs that are fed, and open axes where they are wanted."""
+    """Fix the open axes of fed inputs to the feed's sizes and make the requested axes dynamic, in place."""
     interface = {tensor.name: tensor for tensor in (*graph.inputs, *graph.outputs)}
     axes = {name: _axes_of(interface, name, chosen) for name, chosen in wanted.items()}
     sizes: dict[str, int] = {}
@@ -149,7 +153,7 @@ def _set_axes(graph: Graph, feeds: Mapping[str, Array], wanted: DynamicAxes) -> 
 
 
 def _axes_of(interface: Mapping[str, Tensor], name: str, chosen: Mapping[int, str] | Sequence[int]) -> dict[int, str]:
-    """The axes of one input or output that are to be open, with their names.
+    """Return the axes of one input or output that become dynamic, with their names.
 
     Raises:
         RecipeError: there is no such input, output or axis.
@@ -167,7 +171,7 @@ def _axes_of(interface: Mapping[str, Tensor], name: str, chosen: Mapping[int, st
 
 
 def _infer_again(graph: Graph) -> None:
-    """In place: shapes of all tensors behind the inputs."""
+    """Infer the shapes of all tensors again, in place."""
     infer_shapes(graph)
     model = skeleton(graph).model
     for value in model.graph.output:
@@ -186,7 +190,7 @@ def _infer_again(graph: Graph) -> None:
 
 
 def _prove(graph: Graph, freed: Mapping[str, Mapping[int, str]], feeds: Mapping[str, Array]) -> None:
-    """Run the graph with other sizes along axes that were fixed before.
+    """Check that the graph runs with other sizes along axes that were fixed before.
 
     Raises:
         ModelError: it does not run.

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 Feeds = Mapping[str, Array] | Array
 
 FUSED_AWAY: Final = "disable_unnecessary_quant"
-"""The ancestor's fusion that is a rule of placement here: SCHEDULE.DISABLE_UNNECESSARY_QUANT."""
+"""The ancestor's fusion that is a placement rule here: SCHEDULE.DISABLE_UNNECESSARY_QUANT."""
 
 
 class LifeCycleError(SbonnxError):
-    """A step was asked for before the one it needs."""
+    """A step was called before a step that it requires."""
 
 
 class PipelineSteps:
@@ -74,7 +74,7 @@ class PipelineSteps:
 
     @property
     def prepared(self) -> Prepared:
-        """Graph and plan; made again first where the recipe was changed, and what was fed observed again."""
+        """Graph and plan. After a recipe change both are rebuilt first, and the recorded feeds are observed again."""
         if self._wishes is not None:
             self._prepared = prepare(self._model, self._wishes, self._rules, fusions=self._fusions)
             self._wishes = None
@@ -82,7 +82,7 @@ class PipelineSteps:
         return self._prepared
 
     def _change_recipe(self, wishes: Recipe) -> None:
-        """Calibrate by another recipe from here on. It is planned when it is needed, once for several changes."""
+        """Use another recipe from here on. Planning is deferred, so that several changes are planned once."""
         self._wishes = wishes
         self._close_forward()
 
@@ -90,7 +90,7 @@ class PipelineSteps:
         """Run on another device from here on.
 
         Raises:
-            DeviceError: there is no such device here.
+            DeviceError: the device is not available.
         """
         providers(device)
         self._close_forward()
@@ -102,7 +102,7 @@ class PipelineSteps:
 
     @property
     def _recipe(self) -> Recipe:
-        """The recipe with all changes."""
+        """The recipe including pending changes."""
         return self._wishes or self._prepared.recipe
 
     def _new_calibrator(self) -> Calibrator:
@@ -111,7 +111,7 @@ class PipelineSteps:
         return Calibrator(prepared.graph, prepared.plan, device=recipe.device, memory=recipe.calibration.memory)
 
     def _observe_again(self) -> None:
-        """A calibrator for the graph and plan as they are now, which has observed what was fed."""
+        """Replace the calibrator by one for the current graph and plan, and observe the recorded feeds again."""
         if self._calibrator is None or self._fed is None:
             return
         self._calibrator.close()
@@ -128,7 +128,7 @@ class PipelineSteps:
         self.close()
 
     def close(self) -> None:
-        """Let go of all sessions and of what was fed. The model can be used again; sessions are opened anew."""
+        """Release all sessions and recorded feeds. The model can still be used; sessions are reopened on demand."""
         self._close_forward()
         if self._calibrator is not None:
             self._calibrator.close()
@@ -151,9 +151,9 @@ class PipelineSteps:
     # --- calibration --------------------------------------------------------------------------------
 
     def prepare_calibration(self) -> None:
-        """Start observing: forget what was observed before.
+        """Reset the observers and start observing.
 
-        From here to `calc_qparams` feeds are kept, past 64 MiB on disk: ``asym`` walks them again.
+        Until `calc_qparams`, feeds are buffered (beyond 64 MiB on disk), because ``asym`` runs them again.
         """
         self.close()
         self.solution = None
@@ -163,30 +163,31 @@ class PipelineSteps:
         self._calibrator = self._new_calibrator()
 
     def _equalize(self, fed: Kept) -> None:
-        """Equalize on what was fed, as EQUALIZE asks for, and measure the ranges of the new graph."""
+        """Equalize on the recorded feeds as EQUALIZE requires, and observe the ranges of the new graph."""
         equalized = self.prepared.equalized(fed.dataset())
         if equalized is not self.prepared:
             self._prepared = equalized
             self._observe_again()
 
     def calc_qparams(self, asym: bool = False, w_quant: bool = False, a_quant: bool = False) -> Solution:
-        """Turn what was fed into scales, zero points and codes.
+        """Compute scales, zero points and quantized weights from the recorded feeds.
 
         Args:
-            asym: walk what was fed once more, layer by layer, with everything upstream quantized. The ranges of
-                activations are measured there (in the ancestor only AdaRound saw that stream, and ranges stayed those
-                of the float one: CALIBRATION.ASYM.RANGES: false), and weights are rounded there.
-            w_quant, a_quant: what `asym` quantizes upstream: weights, activations. With neither, nothing changes.
+            asym: run the recorded feeds once more, layer by layer, with all upstream layers quantized. The ranges of
+                activations are measured on these quantized inputs (in the ancestor only AdaRound used them, and ranges
+                came from the float network: CALIBRATION.ASYM.RANGES: false), and weights are rounded on them.
+            w_quant, a_quant: what `asym` quantizes upstream: weights, activations. If both are False, `asym` has no
+                effect.
 
         Raises:
             LifeCycleError: `prepare_calibration` was not called.
-            DataError: nothing was fed.
+            DataError: there are no recorded feeds.
             NumericError: NaN or Inf in an activation or weight.
         """
         prepared = self.prepared
         if not prepared.needs_data and (self._fed is None or not self._fed.count):
             self.close()
-            told = prepared.equalized(None)  # says what it would have measured
+            told = prepared.equalized(None)  # records refusals for the equalizations that need data
             self._prepared = replace(told, refusals=tuple(dict.fromkeys(told.refusals)))
             self.solution = self.prepared.corrected(self.prepared.without_data())
             return self.solution
@@ -220,23 +221,23 @@ class PipelineSteps:
 
     @contextmanager
     def batchnorm_tuning(self, reference: Reference = "float") -> Iterator[None]:
-        """Batch norms get the statistics of the quantized network on what is fed inside, when it is left.
+        """Re-estimate batch norm statistics of the quantized network from the feeds run inside the with block.
 
             with model.batchnorm_tuning():
                 for feeds in samples:
                     model(feeds)
 
-        Everything before a batch norm is quantized and tuned when it is measured, whatever `set_quant` says. Scales of
-        weights and biases change, codes of weights do not. Nothing changes where the block is left by an exception.
+        Everything before a batch norm is quantized and tuned when it is measured, regardless of `set_quant`. Scales of
+        weights and biases change, quantized weights do not. If the block raises, nothing changes.
 
         Args:
-            reference: "float": tensors get the mean and variance that they have in the float network on the same
-                feeds; "norm": those that gamma and beta stand for, as in the ancestor, which takes how the feeds
-                differ from the training data for an error as well.
+            reference: "float": match the mean and variance of the float network on the same feeds; "norm": match those
+                implied by gamma and beta, as in the ancestor. The latter also treats the difference between the feeds
+                and the training data as an error.
 
         Raises:
             LifeCycleError: there are no scales yet.
-            DataError: nothing was fed.
+            DataError: there are no recorded feeds.
             NumericError: see `tune_norms`.
         """
         solution = self._solved("batchnorm_tuning")
@@ -263,7 +264,7 @@ class PipelineSteps:
     # --- running ------------------------------------------------------------------------------------
 
     def set_quant(self, w_quant: bool = False, a_quant: bool = False) -> None:
-        """Switch what a call applies: rounded weights, rounded activations.
+        """Switch fake quantization of weights and activations in the simulated forward.
 
         Raises:
             LifeCycleError: there are no scales yet.
@@ -275,7 +276,7 @@ class PipelineSteps:
         self._switches = {}
 
     def _run(self, feeds: Feeds, tensors: Sequence[str] = ()) -> dict[str, Array]:
-        """Outputs by name, and inner tensors before their own rounding; observed too, while calibrating."""
+        """Return outputs and inner tensors (before their own rounding) by name; during calibration also observe."""
         values = self._feeds(feeds)
         if self._tuning is not None:
             self._tuning.add(values)
@@ -312,8 +313,8 @@ class PipelineSteps:
         """Change the recipe for one side of a layer.
 
         Raises:
-            LifeCycleError: there are scales already, which would be of the recipe as it was.
-            RecipeError: the backend does not have that.
+            LifeCycleError: there are scales already, computed with the old recipe.
+            RecipeError: the backend does not support it.
         """
         if self.solution is not None:
             raise LifeCycleError(
@@ -338,10 +339,10 @@ class PipelineSteps:
 
 
 def _checked_fusions(names: Sequence[str]) -> tuple[str, ...]:
-    """The names of a custom_fuse_list.
+    """Check the names of a custom_fuse_list.
 
     Raises:
-        RecipeError: there is no such fusion.
+        RecipeError: unknown fusion.
     """
     known = [*(pattern.name for pattern in patterns.FUSE), FUSED_AWAY]
     for name in names:

@@ -1,4 +1,4 @@
-"""`QuantizationErrorProfiler`: the ancestor's name for `QuantModel.get_quantization_error`."""
+"""`QuantizationErrorProfiler`: alias of the ancestor for `QuantModel.get_quantization_error`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class QuantizationErrorProfiler:
     """Measures the error of each quantized node of one model.
 
     Args:
-        model: calibrated.
+        model: a calibrated model.
     """
 
     def __init__(self, model: QuantModel) -> None:
         self.model = model
 
     def apply(self, data: Any, checker: profile.Checker = mse, is_async: bool = True) -> dict[str, float]:
-        """Implement `QuantModel.get_quantization_error`."""
+        """Call `QuantModel.get_quantization_error`."""
         return self.model.get_quantization_error(data, checker, is_async)

@@ -1,4 +1,4 @@
-"""Quantizers that are switched on or off one by one in the simulated forward."""
+"""Switches of single quantizers in the simulated forward."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ SIDES: Final[tuple[Side, ...]] = ("input", "weight")
 ROLES: Final[dict[Side, Role]] = {"input": "activation", "weight": "weight"}
 
 Switch = tuple[Side, str]
-"""The inputs or the weight of one node, by its name."""
+"""(side, node name): the inputs or the weight of one node."""
 
 
 def is_on(side: Side, node: str, quant: tuple[bool, bool], switches: Mapping[Switch, bool]) -> bool:
-    """Whether a quantizer is applied.
+    """Return whether a quantizer is applied.
 
     Args:
-        quant: what `set_quant` says of weights and activations.
-        switches: what was said of single quantizers since.
+        quant: (w_quant, a_quant) of `set_quant`.
+        switches: overrides for single quantizers since then.
     """
     return switches.get((side, node), quant[0] if side == "weight" else quant[1])
 
 
 def switched(plan: Plan, quant: tuple[bool, bool], switches: Mapping[Switch, bool]) -> tuple[Plan, bool, bool]:
-    """The plan with the readers whose quantizers are on, and whether any weight and any activation is quantized."""
+    """Return the plan with only the switched-on readers, and whether any weight and any activation is quantized."""
     left: list[Site] = []
     for site in plan.sites:
         side: Side = "weight" if site.role == "weight" else "input"

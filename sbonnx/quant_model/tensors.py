@@ -1,4 +1,4 @@
-"""Between torch tensors and arrays, at the interface of `QuantModel`. torch is loaded by whoever gives tensors."""
+"""Conversion between torch tensors and NumPy arrays. torch is imported only if the caller passes tensors."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from sbonnx.torchnet import torch_module
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is a torch tensor."""
+    """Return whether a value is a torch tensor."""
     return hasattr(value, "detach") and hasattr(value, "cpu")
 
 
 def as_arrays(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values by name, tensors as arrays."""
+    """Convert the tensors of a mapping to NumPy arrays."""
     return {name: value.detach().cpu().numpy() if is_tensor(value) else value for name, value in values.items()}
 
 
 def as_tensors(values: Mapping[str, Any]) -> Any:
-    """One value as a tensor; several as a tuple of tensors."""
+    """Convert a mapping to torch tensors: a single tensor for one value, else a tuple."""
     torch = torch_module()
     made = tuple(
         value if is_tensor(value) else torch.from_numpy(np.ascontiguousarray(value)) for value in values.values()

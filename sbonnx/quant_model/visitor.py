@@ -1,4 +1,4 @@
-"""`GraphVisitor`: hooks on the nodes of a `QuantModel`, and a store for what they find.
+"""`GraphVisitor`: forward hooks on the nodes of a `QuantModel`, and a store for their results.
 
     def hook_wrapper(node, module, storage):
         def hook(module, inputs, output):
@@ -9,8 +9,8 @@
         model(images)
         largest = visitor.storage.extract_value("absmax")
 
-Hooks see the values that a call of the model computes, with what `set_quant` applies, as arrays. Unlike torch's they
-run after the call, in the order of the graph, and change nothing.
+Hooks receive the values that a call of the model computes, with quantization as set by `set_quant`, as arrays. Unlike
+torch hooks they run after the call, in graph order, and cannot modify values.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sbonnx.quant_model.life_cycle import QuantModel
 
 OUTPUT: Final = "output"
-"""The name that stands for outputs in `SharedData`, and for no other value."""
+"""Reserved name of outputs in `SharedData`; not allowed for other values."""
 
 PreHook = Callable[["VisitedModule", tuple[Array, ...]], object]
 Hook = Callable[["VisitedModule", tuple[Array, ...], Any], object]
@@ -37,12 +37,12 @@ Hook = Callable[["VisitedModule", tuple[Array, ...], Any], object]
 @final
 @dataclass(frozen=True)
 class VisitedNode:
-    """A node of the graph.
+    """Description of a graph node, with the attributes of a torch.fx node.
 
     Attributes:
-        name: its name; `target` is the same.
-        op: its operator type.
-        args: for each input that is no constant, the node that makes it, or the name of the graph input.
+        name: name of the node, same as `target`.
+        op: operator type.
+        args: for each non-constant input, the name of the producing node or of the graph input.
     """
 
     name: str
@@ -51,32 +51,32 @@ class VisitedNode:
 
     @property
     def target(self) -> str:
-        """The name, as torch.fx has it."""
+        """The node name, under the attribute name of torch.fx."""
         return self.name
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """Nothing: inputs of operators have places."""
+        """Empty dict: ONNX operators have only positional inputs."""
         return {}
 
 
 @final
 @dataclass(frozen=True)
 class Handle:
-    """Takes a hook away again."""
+    """Handle that removes a hook."""
 
     hooks: Hooks
     number: int
 
     def remove(self) -> None:
-        """Call the hook no more."""
+        """Unregister the hook."""
         self.hooks.remove(self.number)
 
 
 @final
 @dataclass(frozen=True)
 class VisitedModule:
-    """Registry of the hooks on one node."""
+    """One node on which hooks can be registered."""
 
     node: VisitedNode
     hooks: Hooks
@@ -86,7 +86,7 @@ class VisitedModule:
         return self.hooks.add(self, "before", hook)
 
     def register_forward_hook(self, hook: Hook) -> Handle:
-        """Call ``hook(module, inputs, output)`` for each call of the model; a tuple where there are several outputs."""
+        """Call ``hook(module, inputs, output)`` for each call of the model; several outputs are passed as a tuple."""
         return self.hooks.add(self, "after", hook)
 
 
@@ -107,11 +107,11 @@ class Hooks:
         return Handle(self, self._next)
 
     def remove(self, number: int) -> None:
-        """Take a hook away; nothing where it is gone."""
+        """Remove a hook; no-op if it is already removed."""
         self._hooks.pop(number, None)
 
     def tensors(self, graph: Graph) -> list[str]:
-        """The tensors of the main graph that the hooks see."""
+        """Return the names of the main graph's tensors that the hooks read."""
         names = {module.node.name for module, _, _ in self._hooks.values()}
         inputs = {tensor.name for tensor in graph.inputs}
         wanted: dict[str, None] = {}
@@ -122,7 +122,7 @@ class Hooks:
         return list(wanted)
 
     def fire(self, graph: Graph, known: Mapping[str, Any]) -> None:
-        """Call the hooks on the values of one call, in the order of the graph."""
+        """Call the hooks with the values of one model call, in graph order."""
         by_node: dict[str, list[tuple[VisitedModule, str, Callable[..., object]]]] = {}
         for entry in self._hooks.values():
             by_node.setdefault(entry[0].node.name, []).append(entry)
@@ -137,20 +137,20 @@ class Hooks:
 
 
 def _variables(node: Node) -> list[Any]:
-    """The inputs of a node that are no constants."""
+    """Return the non-constant inputs of a node."""
     return [tensor for tensor in node.inputs if not isinstance(tensor, Constant) and not tensor.is_empty()]
 
 
 @dataclass
 class SharedData:
-    """Outputs and named values by node, while a graph is walked.
+    """Outputs and named values by node during a graph traversal, with reference counting.
 
-    An output is let go when the last node that reads it is finished.
+    An output is released when the last node that reads it is finished.
 
     Attributes:
         outputs: by node.
         edges: the nodes that each node reads.
-        output_degrees: how many nodes that are not finished read each node.
+        output_degrees: number of unfinished readers of each node.
         values: by name of the value, then by node.
     """
 
@@ -160,14 +160,14 @@ class SharedData:
     values: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add_node(self, name: str, inputs: Sequence[str | None]) -> None:
-        """Enter a node that reads these nodes; after them."""
+        """Register a node and the nodes that it reads, which must be registered first."""
         self.output_degrees.setdefault(name, 0)
         self.edges[name] = [one for one in inputs if one is not None]
         for one in self.edges[name]:
             self.output_degrees[one] = self.output_degrees.get(one, 0) + 1
 
     def finish_node(self, name: str) -> None:
-        """A node was run: let go of the outputs that nobody reads any more."""
+        """Mark a node as finished and release outputs without remaining readers."""
         for one in self.edges[name]:
             self.output_degrees[one] -= 1
         for one in (*self.edges[name], name):
@@ -176,38 +176,38 @@ class SharedData:
                 self.outputs.pop(one, None)
 
     def set_output(self, name: str, value: Any) -> None:
-        """Keep the output of a node."""
+        """Store the output of a node."""
         self.outputs[name] = value
 
     def get_output(self, name: str) -> Any:
-        """The output of a node, or None."""
+        """Return the output of a node, or None."""
         return self.outputs.get(name)
 
     def set_value(self, name: str, value_name: str, value: Any) -> None:
-        """Keep a value of a node under a name, which may not be "output".
+        """Store a named value of a node.
 
         Raises:
-            ValueError: it is.
+            ValueError: the name is the reserved "output".
         """
         self._require_value(value_name)
         self.values.setdefault(value_name, {})[name] = value
 
     def get_value(self, name: str, value_name: str) -> Any:
-        """The value of a node under a name, or None."""
+        """Return a named value of a node, or None."""
         self._require_value(value_name)
         return self.values.get(value_name, {}).get(name)
 
     def extract_value(self, value_name: str) -> dict[str, Any]:
-        """The values under a name by node, which are taken out."""
+        """Remove and return the values under a name, by node."""
         return self.values.pop(value_name, {})
 
     def extract_node_args(self, args: Any, real_input: Any = None, batch: int | None = None) -> Any:
-        """The outputs that arguments stand for, in tuples, lists and dicts as they are.
+        """Replace node names by their outputs in nested tuples, lists and dicts.
 
         Args:
-            args: names of nodes; what is no text is given back.
-            real_input: in the same form, what to take where a node has no output here.
-            batch: place in an output that is a list of batches.
+            args: names of nodes; values that are not strings are returned unchanged.
+            real_input: fallback values of the same structure, for nodes without a stored output.
+            batch: index into outputs that are lists of batches.
         """
         if isinstance(args, str):
             found = self.outputs.get(args)
@@ -231,16 +231,16 @@ class SharedData:
 
 
 class GraphVisitor:
-    """Hooks on every node of the main graph of a model, until `remove`, or the end of a with block.
+    """Registers hooks on every node of a model's main graph, until `remove` or the end of a with block.
 
     Args:
-        model: whose calls are watched.
-        hook_wrapper: called once a node as ``hook_wrapper(node=, module=, storage=)``; registers hooks on `module` and
-            returns their handles, or None.
+        model: the model to hook.
+        hook_wrapper: called once per node as ``hook_wrapper(node=, module=, storage=)``; registers hooks on `module`
+            and returns their handles, or None.
 
     Attributes:
-        storage: for what the hooks find; nodes and edges are entered.
-        handles: of all hooks.
+        storage: store for the results of hooks; nodes and edges are already registered.
+        handles: handles of all hooks.
     """
 
     def __init__(self, model: QuantModel, hook_wrapper: Callable[..., Sequence[Handle] | None]) -> None:
@@ -255,7 +255,7 @@ class GraphVisitor:
             self.handles.extend(hook_wrapper(node=visited, module=module, storage=self.storage) or ())
 
     def remove(self) -> None:
-        """Take all hooks away."""
+        """Remove all hooks."""
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
