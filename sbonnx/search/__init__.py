@@ -1,4 +1,4 @@
-"""Recipe search and mixed precision: what is tried, how it is evaluated, and widths by layer under a budget."""
+"""Recipe search and mixed precision: candidates, their evaluation, and bit widths by layer under a budget."""
 
 from __future__ import annotations
 

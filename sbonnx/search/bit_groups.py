@@ -1,4 +1,4 @@
-"""What there is to choose: layers, the tensors that tie them, and what each width loses."""
+"""Search space of mixed precision: groups of layers and tensors with a common width, and the loss at each width."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from sbonnx.search.costs import Cost, Weighted
 from sbonnx.search.pareto import Front, Option, either, join, join_all, leaf
 
 SPECIAL: Final = re.compile(r"[*?\[\]]")
-"""Characters that mean more than themselves in a pattern."""
+"""Wildcard characters, which are escaped in a pattern."""
 
 SEARCHED_BELOW: Final = 4
-"""Weights of fewer bits get the scale of least output error: the whole range in three or seven steps is far from it.
-Measured on cifar_resnet20 at 2 bits, energy of the error of the layers: 0.195 with min-max, 0.102 with the search."""
+"""Weights below this width get the scale of least output error, because min-max over three or seven steps is far from
+it. Measured on cifar_resnet20 at 2 bits, energy of the error of the layers: 0.195 with min-max, 0.102 with search."""
 
 WEIGHT: Final = "W"
 ACTIVATION: Final = "A"
 FIXED: Final = "W, fixed"
-"""Side of a weight whose width is not chosen, and not written."""
+"""Side of a weight whose width is fixed by the recipe, and therefore not written."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights that have one width: those of one node, or of several nodes that read one tensor.
+    """Weights with one common width: those of one node, or of several nodes that share the weight tensor.
 
     Attributes:
-        names: of the nodes.
-        losses: energy of the error at the network's outputs over that of the outputs, by bits (0: float).
-        counts: of the first node, with the multiplications of all.
-        fixed: whether the recipe says the width, so that only those of the inputs are chosen.
+        names: names of the nodes.
+        losses: energy of the error at the network's outputs relative to that of the outputs, by bits (0: float).
+        counts: size of the first node, with the multiplications of all nodes.
+        fixed: whether the recipe fixes the width, so that only the width of the inputs is chosen.
     """
 
     names: tuple[str, ...]
@@ -48,12 +48,12 @@ class Layer:
 
 @dataclass(frozen=True)
 class Group:
-    """Layers whose inputs have one width, because they read one tensor or tensors with one scale.
+    """Layers whose inputs have one common width, because they read one tensor or tensors with a shared scale.
 
     Attributes:
-        layers: those whose weights can be chosen for; none where only inputs are quantized.
-        tensors: activations that have one width.
-        losses: as for weights, of the inputs of all nodes that read these tensors; one entry where there is no choice.
+        layers: layers with a weight to choose for; empty if only inputs are quantized.
+        tensors: activations with one common width.
+        losses: loss by bits, summed over all nodes that read these tensors; one entry if there is no choice.
     """
 
     layers: tuple[Layer, ...]
@@ -68,13 +68,13 @@ Choice = tuple[str, tuple[str, ...], int]
 def groups_of(
     found: Sensitivities, plan: Plan, choosable: Mapping[str, Sequence[int]], fixed: Mapping[str, int], *, inputs: bool
 ) -> list[Group]:
-    """What is chosen together.
+    """Group the layers and tensors that must have a common width.
 
     Args:
         found: rows with `Candidate(bits, None)` for weights and `Candidate(None, bits)` for inputs.
-        plan: which sites are shared, and which have one scale.
-        choosable: widths by node for whose weight there is a choice.
-        fixed: width by node of the other weights.
+        plan: defines which sites are shared and which have one scale.
+        choosable: candidate widths by node, for weights with a choice.
+        fixed: width by node, for all other weights.
         inputs: whether widths of activations are chosen as well.
     """
     sites = plan.by_key()
@@ -102,13 +102,13 @@ def groups_of(
 
 
 def energy(row: Sensitivity) -> float:
-    """The loss of a row as energy: errors of layers that know nothing of each other add up so."""
+    """Return the loss of a row as energy. Energies of uncorrelated errors are additive."""
     loss = row.loss if row.network_loss is None else row.network_loss
     return loss**2 if math.isfinite(loss) else math.inf
 
 
 def _labels(rows: Sequence[Sensitivity], sites: Mapping[str, Site], side: str) -> list[str]:
-    """What ties a node to others, on one side: keys of weights, or groups of activations (one scale, one width)."""
+    """Return the labels that tie a node to others: keys of weights, or groups and tensors of activations."""
     read = [sites[key] for key in rows[0].sites]
     if side == WEIGHT:
         return [site.key for site in read if site.role == "weight"]
@@ -116,7 +116,7 @@ def _labels(rows: Sequence[Sensitivity], sites: Mapping[str, Site], side: str) -
 
 
 def _tied(names: Sequence[str], labels: Mapping[str, Iterable[str]]) -> list[list[str]]:
-    """The names in sets that share a label, directly or through others; in order."""
+    """Partition the names into sets that share a label, directly or transitively (union-find); order is kept."""
     root: dict[str, str] = {}
 
     def find(name: str) -> str:
@@ -141,7 +141,7 @@ def _layers(
     choosable: Mapping[str, Sequence[int]],
     fixed: Mapping[str, int],
 ) -> Iterator[Layer]:
-    """The weights of some nodes; nodes that read one tensor as one."""
+    """Yield the weights of some nodes; nodes that share a weight tensor form one layer."""
     for members in _tied(names, {name: _labels(rows[name], sites, WEIGHT) for name in names}):
         first = rows[members[0]][0]
         counts = Weighted(members[0], first.weights, sum(rows[name][0].multiplies for name in members))
@@ -160,11 +160,11 @@ def _layers(
 
 
 def front_of(group: Group, cost: Cost, activation: int, *, alone: bool) -> Front:
-    """All that can be chosen for a group.
+    """Build the Pareto front of a group.
 
     Args:
-        activation: bits of the inputs where there is no choice.
-        alone: whether the backend takes integer weights beside a float input.
+        activation: bits of the inputs if there is no choice.
+        alone: whether the backend supports integer weights with a float input.
     """
     if not group.tensors:
         return join_all([_weights(layer, cost, activation) for layer in group.layers])
@@ -178,7 +178,7 @@ def front_of(group: Group, cost: Cost, activation: int, *, alone: bool) -> Front
 
 
 def _weights(layer: Layer, cost: Cost, activation: int, *, only_float: bool = False) -> Front:
-    """The widths of a layer's weights, with its inputs at one width."""
+    """Build the front of a layer's weight widths, for a fixed width of its inputs."""
     widths: Mapping[int, float] = {FLOAT: 0.0} if only_float else layer.losses
     side = FIXED if layer.fixed else WEIGHT
     return leaf(
@@ -187,21 +187,22 @@ def _weights(layer: Layer, cost: Cost, activation: int, *, only_float: bool = Fa
 
 
 def pattern_of(name: str, kind: str) -> str:
-    """The pattern that means one node or tensor and no other."""
+    """Return a pattern that matches exactly one node or tensor name."""
     if SPECIAL.search(name):
         return f"re:{re.escape(name)}" if kind == "node" else f"tensor:{_escaped(name)}"
     return f"{kind}:{name}"
 
 
 def _escaped(name: str) -> str:
-    """A name in which wildcards stand for themselves (`fnmatch`)."""
+    """Escape the `fnmatch` wildcards of a name."""
     return SPECIAL.sub(lambda match: f"[{match[0]}]", name)
 
 
 def with_choices(recipe: Recipe, choices: Iterable[Choice]) -> dict[str, Any]:
-    """The keys of a recipe with these widths, before the entries that it has: W.SPECIFIC by node, A.SPECIFIC by tensor.
+    """Return the keys of a recipe with these widths: W.SPECIFIC by node, A.SPECIFIC by tensor, before its own entries.
 
-    Widths that the whole side has are not written. Narrow weights whose range an observer would say get it by search.
+    A width equal to that of the whole side is not written. Weights below `SEARCHED_BELOW` bits also get SCALE: search
+    if the recipe leaves it on auto.
     """
     keys = recipe.to_dict()
     entries: dict[str, list[dict[str, Any]]] = {WEIGHT: [], ACTIVATION: []}
@@ -220,7 +221,7 @@ def with_choices(recipe: Recipe, choices: Iterable[Choice]) -> dict[str, Any]:
 
 
 def candidates_of(weights: Iterable[int], activations: Sequence[int]) -> list[Candidate]:
-    """What is measured: each width of weights with float inputs, and of inputs where there is a choice."""
+    """List the candidates to measure: each weight width with float inputs, and input widths if there is a choice."""
     found = [Candidate(bits, None) for bits in weights if bits != FLOAT]
     if len(activations) > 1:
         found += [Candidate(None, bits) for bits in activations if bits != FLOAT]

@@ -1,4 +1,4 @@
-"""Widths layer by layer: measured alone, chosen together, and held against what was promised."""
+"""Mixed precision search: bit widths by layer, chosen from isolated losses and verified end to end."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from sbonnx.search.sensitivity import Survey, survey
 from sbonnx.search.trials import Trials
 
 PRUDENCE: Final = (1.5, 2.0, 3.0)
-"""How many times losses at low widths count in the choices that are measured beside the solver's."""
+"""Penalty factors for losses at low widths, each giving one more choice that is measured besides the solver's."""
 
 MOST_MEASURED: Final = 8
-"""Points of the front that are measured end to end for MAX_LOSS."""
+"""Maximum number of points of the front that are measured end to end for MAX_LOSS."""
 
 MOST_RESIZED: Final = 4
-"""How often a choice is made again because its file is larger than the bytes of its codes promised."""
+"""Maximum number of retries when the file is larger than the packed size of the quantized values predicts."""
 
 FRONT_ROWS: Final = 64
-"""Points of the front in the report."""
+"""Maximum number of points of the front in the report."""
 
 
 def choose(trials: Trials, recipe: Recipe) -> Outcome:
-    """The recipe with a width for each layer, by its MIXED section.
+    """Choose a bit width for each layer, as the MIXED section of the recipe requires.
 
     Raises:
-        RecipeError: there is nothing to choose, or the budget is less than the cheapest choice costs.
+        RecipeError: there is nothing to choose, or the budget is below the cost of the cheapest choice.
     """
     here = survey(trials, recipe)
     if recipe.mixed.max_loss is not None:
@@ -44,10 +44,10 @@ def choose(trials: Trials, recipe: Recipe) -> Outcome:
 
 
 def for_budget(trials: Trials, here: Survey, name: CostName, budget: float, solver: str) -> Outcome:
-    """The best choice within a budget: the solver's, measured beside more prudent ones and a uniform one.
+    """Return the best choice within a budget among the solver's, more conservative ones and a uniform one.
 
-    Losses of layers add up only where errors are small, so what the solver chose is measured end to end, and so are
-    the others; the best on the feeds held out is taken.
+    Losses of layers are additive only if errors are small. So the solver's choice and the alternatives are measured
+    end to end, and the one with the smallest error on the hold-out set is taken.
     """
     costs = costs_of(name, here.base.graph, here.layers, here.kept, here.recipe, trials.rules)
     limit = costs.limit(budget)
@@ -80,10 +80,10 @@ def for_budget(trials: Trials, here: Survey, name: CostName, budget: float, solv
 
 
 def _picks(here: Survey, costs: Costs, limit: float, solver: str) -> list[Tried]:
-    """What is worth measuring within a limit: the solver's choice first. Empty where nothing is within it.
+    """List the choices within a limit that are worth measuring, the solver's first. Empty if none is within it.
 
-    Beside it a uniform one, and choices for which losses of widths below that one count more: what a layer loses at
-    few bits it loses the more where others do as well, and the layers behind make up for less of it.
+    The others are a uniform one, and choices for which losses at widths below the uniform one are scaled up: at few
+    bits a layer loses more if other layers have few bits too, and downstream layers compensate less of it.
     """
     widths = sorted({bits for layer in here.free for bits in layer.losses if bits})
     uniform = next(
@@ -105,7 +105,7 @@ def _picks(here: Survey, costs: Costs, limit: float, solver: str) -> list[Tried]
 
 
 def _uniform(here: Survey, costs: Costs, bits: int) -> Tried | None:
-    """All weights at one width; None where some layer does not have it."""
+    """All weights at one width; None if some layer does not have it."""
     choices = here.uniform(bits)
     every = [layer for group in here.groups for layer in group.layers]
     cost = sum(costs.of(one.counts, next(iter(one.losses)) if one.fixed else bits, here.activation) for one in every)
@@ -113,7 +113,7 @@ def _uniform(here: Survey, costs: Costs, bits: int) -> Tried | None:
 
 
 def _prudent(group: Group, bits: int, factor: float) -> Group:
-    """A group in which the losses of weights of less than so many bits count more."""
+    """Return the group with the losses of weights below `bits` multiplied by `factor`."""
     layers = [
         replace(layer, losses={b: loss * (factor if 0 < b < bits else 1) for b, loss in layer.losses.items()})
         for layer in group.layers
@@ -141,16 +141,16 @@ def _point(front: Front, place: int, what: str) -> Tried:
 
 
 def _measured(trials: Trials, here: Survey, pick: Tried) -> Measured:
-    """A choice, measured end to end."""
+    """Measure a choice end to end."""
     recipe = recipes.load(with_choices(here.recipe, pick.choices))
     return Measured(pick.what, recipe, pick.choices, pick.cost, pick.predicted, trials.score(recipe, pick.what))
 
 
 def for_loss(trials: Trials, here: Survey, goal: Goal, *, name: CostName = "bit_operations") -> Outcome:
-    """The cheapest choice on the Pareto front that reaches a goal, measured end to end.
+    """Return the cheapest choice on the Pareto front that reaches a goal, measured end to end.
 
-    The front is walked by halves: that a choice loses less than a cheaper one is what it promises, and is measured at
-    each step. Where even the dearest loses too much, the best that was measured is given, and the outcome says so.
+    Binary search over the convex hull of the front. It assumes that a more expensive choice loses less; each step is
+    measured. If even the most expensive choice misses the goal, the best measured one is returned with ``met=False``.
     """
     costs = costs_of(name, here.base.graph, here.layers, here.kept, here.recipe, trials.rules)
     front = join_all(here.fronts(costs))

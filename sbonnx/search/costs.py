@@ -1,4 +1,4 @@
-"""What widths cost: bits, bytes, bit operations, time."""
+"""Cost models of bit widths: bits, bytes, bit operations, latency."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ CostName = Literal["bits", "size", "bit_operations", "latency"]
 FLOAT_BITS: Final = 32
 BYTE: Final = 8
 KERNEL_BITS: Final = 8
-"""Widths of up to so many bits run in onnxruntime's integer kernels, all at the same speed: codes are bytes there."""
+"""Largest width of onnxruntime's integer kernels. All widths up to it run at the same speed, as 8-bit integers."""
 
 
 @dataclass(frozen=True)
 class Weighted:
-    """One layer with a quantized weight, as far as costs are concerned.
+    """Size and work of one layer with a quantized weight, for cost models.
 
     Attributes:
-        name: of its node.
-        weights: values of its weight.
-        multiplies: multiplications on one feed.
+        name: name of its node.
+        weights: number of values of its weight.
+        multiplies: number of multiplications for one feed.
     """
 
     name: str
@@ -38,19 +38,19 @@ class Weighted:
 
 
 Cost = Callable[[Weighted, int, int], float]
-"""Of a layer with so many bits for its weight and its input; 0 is float."""
+"""(layer, bits of its weight, bits of its input) -> cost; 0 bits is float."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """A way to count, and what a budget of it leaves.
+    """A cost model, and the normalization of its budget.
 
     Attributes:
         name: key of MIXED.BUDGET in lower case.
-        of: the cost of a layer; they add up.
-        whole: what the ratio or average of a budget is of.
-        fixed: what costs and cannot be chosen, in the same unit.
-        refusals: layers of which nothing is known.
+        of: cost of one layer; costs are additive.
+        whole: denominator of the budget's ratio or average.
+        fixed: cost of everything that cannot be chosen, in the same unit.
+        refusals: layers without a known cost.
     """
 
     name: CostName
@@ -60,16 +60,16 @@ class Costs:
     refusals: tuple[Refusal, ...] = ()
 
     def limit(self, budget: float) -> float:
-        """What the layers to choose for may cost together."""
+        """Return the total cost allowed for the layers to choose."""
         return budget * self.whole - self.fixed
 
     def figure(self, cost: float) -> float:
-        """A sum of costs in the unit of the budget."""
+        """Convert a sum of costs to the unit of the budget."""
         return (cost + self.fixed) / self.whole
 
 
 def stored_bits(bits: int) -> int:
-    """Bits that a code takes in the file: int4 holds up to 4, bytes up to 8 (`export.packed`)."""
+    """Return the bits of one stored value: 4 for up to 4 bits, 8 for up to 8, else 16; 32 for float."""
     if bits == FLOAT:
         return FLOAT_BITS
     return 4 if bits <= 4 else BYTE if bits <= BYTE else 2 * BYTE
@@ -83,14 +83,14 @@ def costs_of(
     recipe: Recipe,
     backend: Backend,
 ) -> Costs:
-    """How to count.
+    """Return the cost model for a budget.
 
     Args:
-        layers: those that are chosen for.
-        kept: the other layers with quantized weights, and their bits, which the recipe fixes.
+        layers: the layers to choose widths for.
+        kept: the other layers with quantized weights, with their bits (weight, input), which the recipe fixes.
 
     Raises:
-        RecipeError: times are asked for, and the backend knows none.
+        RecipeError: "latency" is requested, and the backend has no kernel costs.
     """
     everything = [*layers, *(one for one, _, _ in kept.values())]
     if name == "latency":
@@ -123,7 +123,7 @@ def _operations(layer: Weighted, weight: int, activation: int) -> float:
 
 
 def constant_bytes(graph: Graph) -> int:
-    """Bytes of all constants of a graph, those of branches as well; each once."""
+    """Return the bytes of all constants of a graph, including subgraphs; shared constants count once."""
     found: dict[int, int] = {}
     for tensor in query.all_tensors(graph):
         kind = query.dtype(tensor)
@@ -139,7 +139,7 @@ def _latency(
     recipe: Recipe,
     backend: Backend,
 ) -> Costs:
-    """Nanoseconds of the layers by the table of kernel costs; pairs between float and integer ops are not counted."""
+    """Latency of the layers in ns from the kernel cost table; Q/DQ pairs between float and integer ops are ignored."""
     if backend.costs is None or recipe.kernel_costs == "none":
         why = "its kernels were not measured" if backend.costs is None else "KERNEL_COSTS is none"
         raise RecipeError(

@@ -1,4 +1,4 @@
-"""How good a quantized network is on samples that it was not calibrated on."""
+"""Evaluation of quantized networks on a hold-out set."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from sbonnx.prepare import Prepared
 from sbonnx.spec import Array
 
 Metric = Callable[[Mapping[str, Array], Mapping[str, Array]], float]
-"""The loss of one feed, of (quantized, float) outputs by name; more is worse."""
+"""Loss of one feed from (quantized, float) outputs by name; higher is worse."""
 
 LossKind = Literal["top1", "relative", "metric"]
 
 MOST_HELD: Final = 256
-"""Feeds that trials are judged on, at most."""
+"""Maximum number of feeds in the hold-out set of trials."""
 
 LOSS_TEXT: Final[dict[LossKind, str]] = {
     "top1": "share of samples whose largest class changes",
@@ -37,22 +37,23 @@ LOSS_TEXT: Final[dict[LossKind, str]] = {
 
 SURE: Final = 2.0
 PAIRS: Final = 8
-"""Standard errors that a gain must be worth, where there are so many feeds."""
+"""Minimum gain in standard errors (SURE), tested if there are at least PAIRS feeds."""
 
 FEW: Final = 4
-"""With fewer feeds none is held out."""
+"""Minimum number of feeds for a hold-out set."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """What a quantized network does on the feeds that are held out.
+    """Error of a quantized network on the hold-out set.
 
     Attributes:
-        error: energy of the outputs' error over that of the outputs, mean over outputs; what trials are compared by.
-        loss: what a limit on the loss is of, see `Judge.kind`.
-        sqnr_db: of the worst output, decibel.
-        changed: share of samples whose largest class is another than in float; None without classes.
-        by_feed: energy of the error on each feed, in units of `error`: its mean, but where outputs are infinitely far.
+        error: energy of the outputs' error divided by that of the outputs, mean over outputs. Trials are compared by
+            it.
+        loss: the loss that a limit refers to, see `Judge.kind`.
+        sqnr_db: signal-to-noise ratio of the worst output, decibel.
+        changed: share of samples whose top-1 class differs from float; None without classes.
+        by_feed: error of each feed. Its mean is `error`, unless an output has infinite error.
     """
 
     error: float
@@ -62,9 +63,9 @@ class Score:
     by_feed: tuple[float, ...] = field(default=(), repr=False, compare=False)
 
     def beats(self, other: Score, least: float) -> bool:
-        """Whether the error is smaller by a share of at least `least`, and by more than feeds differ by chance.
+        """Return whether the error is smaller by a share of at least `least`, and significantly smaller.
 
-        The second is a paired comparison: the mean of the differences feed by feed is `SURE` standard errors at least.
+        Significance is a paired test: the mean difference over feeds is at least `SURE` standard errors.
         """
         if not self.error < other.error * (1 - least):
             return False
@@ -74,18 +75,18 @@ class Score:
         return bool(differences.mean() >= SURE * differences.std(ddof=1) / math.sqrt(len(differences)))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {"error": self.error, "loss": self.loss, "sqnr_db": self.sqnr_db, "changed": self.changed}
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What is asked of the outputs on the feeds held out; None: nothing.
+    """Required quality of the outputs on the hold-out set; None: no requirement.
 
     Attributes:
-        max_loss: the loss, at most, see `Judge.kind`.
-        min_sqnr_db: signal to noise of the worst output, at least, decibel.
-        kind: what the loss is of.
+        max_loss: maximum loss, see `Judge.kind`.
+        min_sqnr_db: minimum signal-to-noise ratio of the worst output, decibel.
+        kind: kind of the loss.
     """
 
     max_loss: float | None
@@ -94,23 +95,23 @@ class Goal:
 
     @property
     def asked(self) -> bool:
-        """Whether anything is."""
+        """Whether there is any requirement."""
         return self.max_loss is not None or self.min_sqnr_db is not None
 
     def reached(self, score: Score) -> bool:
-        """Whether a score keeps to it."""
+        """Return whether a score meets the goal."""
         loss = self.max_loss is None or score.loss <= self.max_loss
         return loss and (self.min_sqnr_db is None or score.sqnr_db >= self.min_sqnr_db)
 
     @property
     def text(self) -> str:
-        """Such as ``a loss (changed top-1) of at most 0.5 %``."""
+        """Text of the goal, such as ``a loss (share of samples whose largest class changes) of at most 0.005``."""
         parts = [] if self.max_loss is None else [f"a loss ({LOSS_TEXT[self.kind]}) of at most {self.max_loss:.3g}"]
         parts += [] if self.min_sqnr_db is None else [f"at least {self.min_sqnr_db:g} dB"]
         return " and ".join(parts)
 
     def figures(self, score: Score) -> str:
-        """Those of a score that are asked for."""
+        """Format the values of a score that the goal refers to."""
         parts = [] if self.max_loss is None else [f"loss {score.loss:.3g}"]
         parts += [] if self.min_sqnr_db is None else [f"{score.sqnr_db:.1f} dB"]
         return ", ".join(parts)
@@ -118,12 +119,12 @@ class Goal:
 
 @dataclass(frozen=True)
 class Samples:
-    """The feeds in two parts.
+    """The feeds, split into a calibration set and a hold-out set.
 
     Attributes:
-        fit: what trials calibrate on.
-        held: what they are judged on; the same feeds where there are too few to divide.
-        divided: whether the parts are apart.
+        fit: calibration set of the trials.
+        held: hold-out set for evaluation; equal to `fit` if there are too few feeds to split.
+        divided: whether the two sets are disjoint.
     """
 
     fit: Dataset
@@ -132,12 +133,12 @@ class Samples:
 
 
 def divide(data: Dataset, graph: Graph, share: float, most: int) -> Samples:
-    """Every so many feeds are held out, spread over the data; the others, `most` at most, are calibrated on.
+    """Split feeds into a hold-out set, evenly spread over the data, and a calibration set of at most `most` feeds.
 
-    Where there are fewer than `FEW` feeds, of several samples each, they are taken apart sample by sample.
+    If there are fewer than `FEW` feeds with several samples each, they are first split into single samples.
 
     Args:
-        share: of the feeds that is held out, 0 to below 1; 0: none.
+        share: share of feeds that is held out, 0 to below 1; 0: none.
     """
     if len(data) < FEW and data.split is None and _has_samples(data):
         data = datasets.read(data, graph, split=1)
@@ -153,7 +154,7 @@ def divide(data: Dataset, graph: Graph, share: float, most: int) -> Samples:
 
 
 def _has_samples(data: Dataset) -> bool:
-    """Whether a feed holds several samples along a leading axis that the model leaves open."""
+    """Return whether every feed holds several samples along a dynamic leading axis."""
     if any(not spec.shape or isinstance(spec.shape[0], int) for spec in data.inputs):
         return False
     lengths = {array.shape[0] for feed in data for array in feed.values() if array.ndim}
@@ -161,12 +162,12 @@ def _has_samples(data: Dataset) -> bool:
 
 
 def _spread(total: int, count: int) -> list[int]:
-    """`count` of so many positions, evenly: the middle of each stretch."""
+    """Return `count` of `total` positions, evenly spaced: the middle of each interval."""
     return [(2 * number + 1) * total // (2 * count) for number in range(count)]
 
 
 def _part(data: Dataset, graph: Graph, chosen: frozenset[int]) -> Dataset:
-    """Some feeds of a data set, in their order."""
+    """Return a subset of the feeds, in their order."""
 
     def walk() -> Iterator[tuple[str, Any]]:
         return (item for place, item in enumerate(data.items()) if place in chosen)
@@ -175,7 +176,7 @@ def _part(data: Dataset, graph: Graph, chosen: frozenset[int]) -> Dataset:
 
 
 def loss_kind(asked: str, graph: Graph) -> LossKind:
-    """What the loss is of: with "auto" the classes where the model has one output of them, (N, C) with C > 1."""
+    """Resolve MIXED.LOSS: "auto" is "top1" if the model has one output of shape (N, C) with C > 1, else "relative"."""
     if asked in ("top1", "relative"):
         return "top1" if asked == "top1" else "relative"
     return "top1" if len(graph.outputs) == 1 and _has_classes(graph.outputs[0]) else "relative"
@@ -189,13 +190,13 @@ def _has_classes(tensor: Tensor) -> bool:
 @final
 @dataclass(frozen=True)
 class Judge:
-    """Runs quantized networks on the feeds that are held out, beside the float one.
+    """Evaluates quantized networks against the float model on the hold-out set.
 
     Attributes:
-        graph: the float model, simplified and fused, before anything that a recipe asks for changed it.
-        held: the feeds.
-        kind: what `Score.loss` is: "top1": share of samples whose largest class changes; "relative": norm of the
-            error over that of the output, of the worst output; "metric": mean of `metric` over feeds.
+        graph: the float model, simplified and fused, without any changes that a recipe makes (such as equalization).
+        held: the hold-out set.
+        kind: meaning of `Score.loss`: "top1": share of samples whose top-1 class changes; "relative": norm of the
+            error divided by that of the output, for the worst output; "metric": mean of `metric` over feeds.
     """
 
     graph: Graph
@@ -209,10 +210,10 @@ class Judge:
         object.__setattr__(self, "_names", tuple(tensor.name for tensor in self.graph.outputs))
 
     def score(self, prepared: Prepared, solution: Solution) -> Score:
-        """How good a solution is.
+        """Evaluate a solution.
 
         Raises:
-            DataError: the loss is of classes and no output has any, or the metric gives no number.
+            DataError: the loss is "top1" and no output has classes, or the metric returns a non-finite value.
         """
         sums, losses = OutputDifferences(self._names), []
         energies: list[list[tuple[float, float]]] = []
@@ -231,7 +232,7 @@ class Judge:
         return replace(self._scored(sums.result(), losses), by_feed=_by_feed(energies))
 
     def _scored(self, outputs: tuple[OutputDifference, ...], losses: list[float]) -> Score:
-        """The figures of all outputs in four."""
+        """Aggregate the differences of all outputs into a score."""
         if not outputs:
             raise DataError("no output of the model holds numbers: there is nothing to judge trials by")
         broken = any(one.not_finite or one.mismatched for one in outputs)
@@ -252,7 +253,7 @@ class Judge:
 
 
 def _energies(plain: Any, found: Any) -> tuple[float, float]:
-    """Energy of an output in float and of its error; nothing where they cannot be compared."""
+    """Return the energy of a float output and of its error; zeros if they cannot be compared."""
     if not isinstance(plain, np.ndarray) or plain.dtype.kind not in "fiub" or np.shape(found) != plain.shape:
         return 0.0, 0.0
     reference = plain.astype(np.float64)
@@ -261,7 +262,7 @@ def _energies(plain: Any, found: Any) -> tuple[float, float]:
 
 
 def _by_feed(energies: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, ...]:
-    """Error of each feed over the mean signal of its output, mean over outputs."""
+    """Return the error of each feed relative to the mean signal energy of its output, mean over outputs."""
     signal, noise = np.moveaxis(np.array(energies, np.float64), 2, 0)
     whole = signal.mean(axis=0)
     real = whole > 0

@@ -1,4 +1,4 @@
-"""What came of choosing widths: the recipe, and all that was measured on the way."""
+"""Result of a mixed precision search: the recipe and all measured choices."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sbonnx.search.evaluation import Score
 
 @dataclass(frozen=True)
 class Tried:
-    """A choice of widths.
+    """A choice of bit widths.
 
     Attributes:
-        what: its name, for people.
-        choices: side, names, bits.
-        cost: of the layers that were chosen for, in the unit of the budget's sums.
-        predicted: sum of the losses of layers: energy of the error over that of the outputs. None: not known.
+        what: display name.
+        choices: (side, names, bits) for each layer or tensor group.
+        cost: total cost of the chosen layers, in the unit of `Costs.of`.
+        predicted: sum of the layers' losses: energy of the error divided by that of the outputs. None: unknown.
     """
 
     what: str
@@ -31,7 +31,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Measured:
-    """A choice of widths as a recipe, measured end to end on the feeds held out."""
+    """A choice of bit widths as a recipe, measured end to end on the hold-out set."""
 
     what: str
     recipe: Recipe
@@ -42,23 +42,23 @@ class Measured:
 
     @property
     def widths(self) -> dict[str, int]:
-        """How many layers have how many bits for their weights, and tensors for activations: ``{"w4": 12}``."""
+        """Number of layers by weight width and of tensors by activation width, such as ``{"w4": 12}``."""
         counts = Counter(f"{side.lower()}{bits or 'f'}" for side, names, bits in self.choices for _ in names)
         return dict(sorted(counts.items()))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The best choice, beside the others.
+    """The best choice and the alternatives.
 
     Attributes:
-        recipe: with the widths, to be run and saved.
-        best: the choice that it holds; one of `tried`.
-        unit: what costs are counted in: "bits", "size", "bit_operations" or "latency".
-        target: the budget in that unit, or the loss that was asked for.
+        recipe: the recipe with the chosen widths.
+        best: the choice in the recipe; one of `tried`.
+        unit: unit of costs: "bits", "size", "bit_operations" or "latency".
+        target: the budget in that unit, or the text of the requested loss.
         met: whether the target was reached.
         figures: cost of each of `tried` in the unit of the budget.
-        front: (cost, predicted loss) of choices that no other beats in both.
+        front: (cost, predicted loss) of the Pareto-optimal choices.
     """
 
     recipe: Recipe
@@ -73,7 +73,7 @@ class Outcome:
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         rows = [
             {
                 "what": one.what,

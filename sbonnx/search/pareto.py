@@ -1,9 +1,9 @@
-"""Choosing one option for each of many: all choices that no other beats in both cost and loss.
+"""Multiple-choice knapsack by Pareto fronts: all non-dominated choices of one option each, by cost and loss.
 
-Costs and losses add up over what is chosen for (multiple-choice knapsack). A front of choices is joined with the next
-one point by point, and what is dominated is dropped: a dynamic programme over the Pareto front (Nemhauser & Ullmann
-1969; Kellerer, Pferschy & Pisinger 2004, chapter 11). It is exact while a front has at most `MOST_POINTS` points;
-past that the cost axis is cut into as many cells and the best point of each is kept, at its true cost.
+Costs and losses are additive. A front is joined with the next one point by point, and dominated points are dropped: a
+dynamic program over the Pareto front (Nemhauser & Ullmann 1969; Kellerer, Pferschy & Pisinger 2004, chapter 11). It is
+exact while a front has at most `MOST_POINTS` points. Above that, the cost axis is divided into as many cells and the
+best point of each is kept, at its true cost.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 MOST_POINTS: Final = 20_000
-"""Points of a front. A join with one that has four options sorts four times as many, in about 10 ms."""
+"""Maximum number of points of a front. A join with a front of four options sorts four times as many, in about 10 ms."""
 
 CHUNK: Final = 1_000_000
-"""Points that a join holds at a time before it drops the dominated ones."""
+"""Points that a join holds in memory before it drops the dominated ones."""
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -29,7 +29,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Option:
-    """One way to choose: what it costs, what it loses, and what it is called."""
+    """One option: its cost, its loss and a label."""
 
     cost: float
     loss: float
@@ -38,7 +38,7 @@ class Option:
 
 @final
 class Front:
-    """Choices of which none is dominated: costs rise, losses fall.
+    """Pareto front: non-dominated choices in order of rising cost and falling loss.
 
     Attributes:
         costs, losses: (n,) float64.
@@ -53,16 +53,16 @@ class Front:
         return len(self.costs)
 
     def labels(self, place: int) -> list[Any]:
-        """What point number `place` chooses: the labels of its options, in the order of the joins."""
+        """Return the labels of the options chosen at a point, in the order of the joins."""
         return list(self._source.labels(place))
 
     def within(self, limit: float) -> int | None:
-        """The point of least loss that costs at most `limit`; None where even the cheapest costs more."""
+        """Return the point of least loss with a cost of at most `limit`, or None if there is none."""
         place = int(np.searchsorted(self.costs, limit, side="right")) - 1
         return None if place < 0 else place
 
     def hull(self) -> list[int]:
-        """Points on the lower convex hull, cheapest first: each step costs more for the loss it saves than the last."""
+        """Return the points on the lower convex hull, cheapest first: the cost per saved loss rises with each step."""
         found: list[int] = []
         for place in range(len(self)):
             while len(found) >= 2 and self._above(found[-2], found[-1], place):
@@ -71,18 +71,18 @@ class Front:
         return found
 
     def _above(self, a: int, b: int, c: int) -> bool:
-        """Whether point b lies on or above the line from a to c."""
+        """Return whether point b is on or above the line from a to c."""
         costs, losses = self.costs, self.losses
         there = (losses[b] - losses[a]) * (costs[c] - costs[a])
         return bool(there >= (losses[c] - losses[a]) * (costs[b] - costs[a]))
 
 
 class _Source(ABC):
-    """Where the points of a front come from."""
+    """Provenance of a front's points, to recover the chosen options."""
 
     @abstractmethod
     def labels(self, place: int) -> Iterator[Any]:
-        """Labels of a point."""
+        """Yield the labels of a point."""
 
 
 @final
@@ -104,7 +104,7 @@ class _Join(_Source):
     def labels(self, place: int) -> Iterator[Any]:
         chain: list[tuple[Front, int]] = []
         here: _Source = self
-        while isinstance(here, _Join):  # not by recursion: there are as many joins as layers
+        while isinstance(here, _Join):  # iterative, because there are as many joins as layers
             chain.append((here.second, int(here.places[1][place])))
             place, here = int(here.places[0][place]), here.first._source
         yield from here.labels(place)
@@ -124,10 +124,10 @@ class _Either(_Source):
 
 
 def leaf(options: Sequence[Option]) -> Front:
-    """The front of the options of one choice.
+    """Build the front of one choice from its options.
 
     Raises:
-        ValueError: there are none.
+        ValueError: `options` is empty.
     """
     if not options:
         raise ValueError("a choice has no options")
@@ -138,7 +138,7 @@ def leaf(options: Sequence[Option]) -> Front:
 
 
 def join(first: Front, second: Front) -> Front:
-    """Every point of one with every point of the other, added up."""
+    """Combine two independent choices: all pairwise sums of their points, without dominated ones."""
     parts: list[tuple[Floats, Floats, Ints, Ints]] = []
     step = max(1, CHUNK // len(first))
     for start in range(0, len(second), step):
@@ -160,7 +160,7 @@ def _kept(costs: Floats, losses: Floats, left: Ints, right: Ints) -> tuple[Float
 
 
 def either(fronts: Sequence[Front]) -> Front:
-    """The points of several fronts, of which one is chosen."""
+    """Return the union of several fronts, of which one is chosen, without dominated points."""
     costs = np.concatenate([front.costs for front in fronts])
     losses = np.concatenate([front.losses for front in fronts])
     which = np.repeat(np.arange(len(fronts)), [len(front) for front in fronts])
@@ -170,10 +170,10 @@ def either(fronts: Sequence[Front]) -> Front:
 
 
 def join_all(fronts: Sequence[Front]) -> Front:
-    """The front of one choice from each.
+    """Join fronts: one choice from each.
 
     Raises:
-        ValueError: there are none.
+        ValueError: `fronts` is empty.
     """
     if not fronts:
         raise ValueError("there is nothing to choose")
@@ -181,7 +181,7 @@ def join_all(fronts: Sequence[Front]) -> Front:
 
 
 def undominated(costs: Floats, losses: Floats) -> Ints:
-    """Positions of the points that cost less than any of at most their loss, cheapest first."""
+    """Return the positions of the non-dominated points, cheapest first."""
     order = np.lexsort((losses, costs))
     best = np.minimum.accumulate(losses[order])
     keep = np.ones(len(order), bool)
@@ -190,7 +190,7 @@ def undominated(costs: Floats, losses: Floats) -> Ints:
 
 
 def _thinned(costs: Floats, places: Ints) -> Ints:
-    """At most about `MOST_POINTS` of the points: of each cell of the cost axis the one of least loss, and the ends."""
+    """Reduce to about `MOST_POINTS` points: the one of least loss in each cell of the cost axis, and the end points."""
     if len(places) <= MOST_POINTS:
         return places
     here = costs[places]
@@ -202,13 +202,14 @@ def _thinned(costs: Floats, places: Ints) -> Ints:
 
 
 def greedy(fronts: Sequence[Front], limit: float) -> list[int] | None:
-    """One point of each front, step by step: that which loses least for what it saves, until all cost `limit` at most.
+    """Choose one point of each front greedily, so that the total cost is at most `limit`.
 
-    Begins with the best of everything and goes down the convex hulls, the order of the relaxed problem (Sinha &
-    Zoltners 1979); what is left of the budget then goes to whatever still fits and gains most.
+    Starts with the most expensive points and walks down the convex hulls, each time taking the step with the smallest
+    loss per saved cost: the solution of the relaxed problem (Sinha & Zoltners 1979). Remaining budget is then spent on
+    the fitting step with the largest gain.
 
     Returns:
-        Positions in the fronts, or None where even the cheapest cost more.
+        Positions in the fronts, or None if even the cheapest points exceed the limit.
     """
     hulls = [front.hull() for front in fronts]
     at = [len(hull) - 1 for hull in hulls]
@@ -231,7 +232,7 @@ def greedy(fronts: Sequence[Front], limit: float) -> list[int] | None:
 
 
 def _filled(fronts: Sequence[Front], places: list[int], left: float) -> list[int]:
-    """`places` with what is left of the budget spent where it gains most, while anything fits."""
+    """Spend the remaining budget greedily on the step with the largest gain that fits, until none fits."""
     while True:
         best: tuple[float, int, int] | None = None
         for number, (front, here) in enumerate(zip(fronts, places, strict=True)):

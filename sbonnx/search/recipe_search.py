@@ -1,4 +1,4 @@
-"""The stack for a model: steps tried one after another, kept where the error on feeds held out falls."""
+"""Recipe search: greedy trial of steps, each kept if the error on the hold-out set falls."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from sbonnx.search.sensitivity import survey
 from sbonnx.search.trials import Trials, changed, settled
 
 WORTH: Final = 0.02
-"""Share of the error's energy that a step must save to be kept; see `Score.beats`."""
+"""Minimum share of the error energy that a step must save to be kept; see `Score.beats`."""
 
 MORE_WEIGHTS: Final = (4, 8, 16, FLOAT)
 MORE_INPUTS: Final = (8, 16, FLOAT)
-"""Widths for the layers that need more than was asked for; those of the backend are taken."""
+"""Candidate widths for layers that need more bits than requested, limited to those of the backend."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One step that was tried.
+    """One trial of a step.
 
     Attributes:
-        what: its name.
+        what: name of the step.
         keys: values by key path.
-        before, score: what was best so far, and what came of it; None where it could not be tried.
-        kept: whether it was.
-        why: where it could not be tried, the reason.
+        before, score: best score so far, and the score with this step; None if the step could not be tried.
+        kept: whether the step was kept.
+        why: if the step could not be tried, the reason.
     """
 
     what: str
@@ -48,7 +48,7 @@ class Attempt:
 
     @property
     def gain_db(self) -> float | None:
-        """By how much the energy of the error falls, decibel; None where there is no figure."""
+        """Reduction of the error energy in decibel; None if the step was not measured."""
         if self.score is None:
             return None
         if self.score.error == self.before.error:
@@ -58,7 +58,7 @@ class Attempt:
         return 10 * math.log10(self.before.error / self.score.error) if self.before.error else -math.inf
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         figures = {} if self.score is None else self.score.to_dict()
         return {
             "what": self.what,
@@ -72,17 +72,18 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Found:
-    """What the search came to.
+    """Result of the search.
 
     Attributes:
-        recipe: to be run on all feeds, and saved.
-        plain, best: of the recipe as it was given, and of `recipe`, on the feeds held out; None: not measured.
-        attempts: steps in the order in which they were tried.
-        outcome: of choosing widths, where they were chosen.
-        trials: networks that were calibrated and judged.
-        judged: feeds that trials were judged on, and whether they are others than those calibrated on.
-        goal: what was asked of them.
-        loss: what `Score.loss` is of.
+        recipe: the final recipe, to be run on all feeds and saved.
+        plain, best: scores of the given recipe and of `recipe` on the hold-out set; `plain` is None if not measured.
+        attempts: the trials of steps, in order.
+        outcome: result of the mixed precision search, if there was one.
+        trials: number of networks that were calibrated and evaluated.
+        judged: number of feeds for evaluation.
+        divided: whether these are disjoint from the calibration feeds.
+        goal: the required quality.
+        loss: kind of `Score.loss`.
     """
 
     recipe: Recipe
@@ -98,7 +99,7 @@ class Found:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why the result is below what was asked for."""
+        """Reasons why the result misses the goal."""
         if self.goal.reached(self.best):
             return ()
         widest = "" if self.outcome is None else " with the widest types that the backend takes"
@@ -109,13 +110,13 @@ class Found:
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:
-        """What was not tried, and why."""
+        """Steps that could not be tried, with the reasons."""
         mine = [Refusal(f"try {one.what}", "the model", one.why) for one in self.attempts if one.why]
         return (*mine, *(() if self.outcome is None else self.outcome.refusals))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to say of it, in sentences."""
+        """Notes for the report, one sentence each."""
         where = f"{self.judged} feeds held out" if self.divided else f"the {self.judged} feeds that it calibrated on"
         notes = [f"search: {self.trials} trials, judged on {where}"]
         if self.plain is not None:
@@ -127,7 +128,7 @@ class Found:
         return (*notes, *(() if self.outcome is None else self.outcome.notes))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {
             "trials": self.trials,
             "judged_on": self.judged,
@@ -141,13 +142,13 @@ class Found:
 
 
 def search(trials: Trials, recipe: Recipe, decided: frozenset[str]) -> Found:
-    """Find what AUTO and MIXED of a recipe ask for.
+    """Run the search that AUTO and MIXED of a recipe request.
 
     Args:
-        decided: key paths that no step changes.
+        decided: key paths that no step may change.
 
     Raises:
-        SbonnxError: the recipe as it is cannot be run on the model; see `sbonnx.search.choose`.
+        SbonnxError: the given recipe cannot be run on the model; see `sbonnx.search.choose`.
     """
     goal = goal_of(recipe, trials)
     attempts: list[Attempt] = []
@@ -176,7 +177,7 @@ def search(trials: Trials, recipe: Recipe, decided: frozenset[str]) -> Found:
 
 
 def goal_of(recipe: Recipe, trials: Trials) -> Goal:
-    """What a recipe asks of the feeds held out."""
+    """Return the goal of a recipe: MIXED.MAX_LOSS and VERIFY.MIN_SQNR_DB."""
     least = recipe.verify.min_sqnr_db
     floor = max(least.values(), default=None) if isinstance(least, Mapping) else least
     return Goal(recipe.mixed.max_loss, floor, trials.judge.kind)
@@ -187,7 +188,7 @@ def _budgeted(recipe: Recipe) -> bool:
 
 
 def _stepped(trials: Trials, recipe: Recipe, plain: Score, decided: frozenset[str], attempts: list[Attempt]) -> Recipe:
-    """The recipe with the steps that gain; what was tried is added to `attempts`."""
+    """Return the recipe with all steps that gain; each trial is appended to `attempts`."""
     steps = steps_for(Situation.of(recipe, graphs.load(trials.model)), decided)
     best, score = recipe, plain
     for number, step in enumerate(steps):
@@ -199,7 +200,7 @@ def _stepped(trials: Trials, recipe: Recipe, plain: Score, decided: frozenset[st
 
 
 def _try(trials: Trials, best: Recipe, score: Score, step: Step, what: str) -> tuple[Recipe, Attempt]:
-    """A recipe with one step more, and what came of it."""
+    """Try one more step on top of a recipe."""
     try:
         made = changed(best, dict(step.keys))
         found = trials.score(made, what)
@@ -209,7 +210,7 @@ def _try(trials: Trials, best: Recipe, score: Score, step: Step, what: str) -> t
 
 
 def _mixed(trials: Trials, recipe: Recipe, goal: Goal, *, searched: bool) -> Outcome | None:
-    """Widths layer by layer, where they are asked for or where the goal is not reached without."""
+    """Choose widths layer by layer if requested, or if the goal is not reached without."""
     if _budgeted(recipe):
         return choose(trials, recipe)
     if not searched:
@@ -223,7 +224,7 @@ def _mixed(trials: Trials, recipe: Recipe, goal: Goal, *, searched: bool) -> Out
 
 
 def _more(now: int, wider: tuple[int, ...], allowed: tuple[int, ...]) -> tuple[int, ...]:
-    """A width and those of a list that are wider and that the backend takes."""
+    """Return a width and the wider ones of a list that the backend supports."""
     if now == FLOAT:
         return (FLOAT,)
     return (now, *(bits for bits in wider if bits == FLOAT or (bits > now and bits in allowed)))

@@ -1,4 +1,4 @@
-"""What may help, by target and widths: the steps that are tried, cheap ones first."""
+"""Steps of the recipe search, by target and bit width, cheap ones first."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sbonnx.recipe.schemes import FULL_BITS, is_per_channel
 
 BATCH_NORM: Final = "BatchNormalization"
 LOW_BITS: Final = 4
-"""Up to this width learned scales and soft rounding may beat gptq."""
+"""Largest width at which learned scales and soft rounding (AdaQuant, AdaRound) may beat GPTQ."""
 
 
 @dataclass(frozen=True)
 class Situation:
-    """What the steps depend on.
+    """Facts about recipe and model that decide which steps apply.
 
     Attributes:
-        recipe: what is asked for.
-        batch_norms: whether the file has batch norms of its own.
+        recipe: the given recipe.
+        batch_norms: whether the file has BatchNormalization nodes.
         products: whether it has matrix products.
         depthwise: whether it has depthwise convolutions.
     """
@@ -35,7 +35,7 @@ class Situation:
 
     @staticmethod
     def of(recipe: Recipe, graph: Graph) -> Situation:
-        """That of a recipe for a model as it lies in the file."""
+        """Collect the facts of a recipe and of the model as stored in the file."""
         ops = {node.op for node in query.all_nodes(graph)}
         depthwise = any(query.is_depthwise(node) for node in query.all_nodes(graph))
         return Situation(recipe, BATCH_NORM in ops, bool(ops & MATRIX_PRODUCTS), depthwise)
@@ -47,17 +47,17 @@ class Situation:
 
     @property
     def low(self) -> bool:
-        """Whether weights have so few bits that their rounding decides."""
+        """Whether weights have fewer than 8 bits, so that their rounding dominates the error."""
         return self.weights and self.recipe.w.quantizer.bit < FULL_BITS
 
     @property
     def searched(self) -> bool:
-        """Whether scales of weights are searched already where the recipe says nothing."""
+        """Whether scales of weights are searched by default."""
         return self.low and self.recipe.w.block_size is None
 
     @property
     def corrected(self) -> bool:
-        """Whether biases are corrected already where the recipe says nothing, behind quantized layers."""
+        """Whether biases are corrected by default, on quantized inputs."""
         return self.recipe.corrects_biases(depthwise=self.depthwise)
 
     @property
@@ -68,18 +68,18 @@ class Situation:
 
     @property
     def per_channel(self) -> bool:
-        """Whether weights have a scale a channel."""
+        """Whether weights have one scale per channel."""
         return is_per_channel(self.recipe.w.qscheme)
 
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to try: keys of the recipe, and when it makes sense.
+    """One candidate change: keys of the recipe, and a condition.
 
     Attributes:
-        name: for people.
+        name: display name.
         keys: values by key path.
-        when: whether it can help at all.
+        when: whether the step can help at all.
     """
 
     name: str
@@ -147,11 +147,11 @@ STEPS: Final = (
         lambda here: _by_inputs(here) and here.recipe.w.quantizer.bit <= LOW_BITS,
     ),
 )
-"""Cheap ones first. What a step sets is kept for those after it where it gained."""
+"""Cheap ones first. The settings of a step that gains are kept for later steps."""
 
 
 def steps_for(here: Situation, decided: frozenset[str]) -> list[Step]:
-    """The steps that make sense, without those that would change what was decided.
+    """Return the applicable steps, without those that would change a decided key.
 
     Args:
         decided: key paths, upper case, that the call or the recipe sets.
@@ -165,7 +165,7 @@ def steps_for(here: Situation, decided: frozenset[str]) -> list[Step]:
 
 
 def _holds(recipe: Recipe, step: Step) -> bool:
-    """Whether a recipe says already what a step would."""
+    """Return whether a recipe already has the values of a step."""
     return all(_value(recipe, key) == value for key, value in step.keys.items())
 
 

@@ -1,4 +1,4 @@
-"""What each layer loses at each width that it can have, measured."""
+"""Sensitivity survey: the measured loss of each layer at each candidate bit width."""
 
 from __future__ import annotations
 
@@ -32,30 +32,31 @@ from sbonnx.search.pareto import Front
 from sbonnx.search.trials import Trials, changed, settled
 
 WEIGHTS: Final = (2, 3, 4, 8)
-"""Widths of weights to choose from where the recipe names none: those of the backend."""
+"""Default candidate widths of weights if the recipe names none, limited to those of the backend."""
 
 SHORT: Final = {8: 7}
-"""What a width may become on CPUs whose products of 8 bits saturate (REDUCE_RANGE)."""
+"""Widths that may be reduced on CPUs whose 8-bit products saturate (REDUCE_RANGE)."""
 
 NETWORK_MULTIPLIES: Final = 3e12
-"""Multiplications for losses at the network's outputs, some ten minutes on one core; past them on fewer feeds."""
+"""Limit of multiplications for losses at the network's outputs, about ten minutes on one core; beyond it fewer feeds
+are used."""
 
 LEAST_FEEDS: Final = 4
-"""With fewer a loss at the network's outputs says little: it is taken at the layer's outputs then."""
+"""With fewer feeds, a loss at the network's outputs is unreliable, and is measured at the layer's outputs instead."""
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What can be chosen, and what it loses.
+    """Candidate widths of all layers and their losses.
 
     Attributes:
-        recipe: what every choice is made upon.
-        groups: what is chosen for together.
-        kept: other layers with weights: their bits and those of their inputs, which the recipe fixes.
+        recipe: base recipe of all choices.
+        groups: layers and tensors with a common width.
+        kept: other layers with weights, with their bits (weight, input), which the recipe fixes.
         base: the prepared graph.
-        activation: bits of inputs where there is no choice.
-        feeds: that losses were measured on.
-        network: whether at the network's outputs.
+        activation: bits of inputs if there is no choice.
+        feeds: number of feeds that losses were measured on.
+        network: whether losses were measured at the network's outputs, else at the layers' outputs.
     """
 
     recipe: Recipe
@@ -69,43 +70,44 @@ class Survey:
 
     @property
     def layers(self) -> list[Weighted]:
-        """The layers that are chosen for."""
+        """All layers in the groups."""
         return [layer.counts for group in self.groups for layer in group.layers]
 
     @property
     def free(self) -> list[Layer]:
-        """Those of them whose weights have a choice."""
+        """The layers in the groups whose weight width can be chosen."""
         return [layer for group in self.groups for layer in group.layers if not layer.fixed]
 
     def fronts(self, costs: Costs) -> list[Front]:
-        """What there is to choose, group by group."""
+        """Build the Pareto front of each group."""
         alone = self.base.plan.weights_alone
         return [front_of(group, costs.of, self.activation, alone=alone) for group in self.groups]
 
     def predicted(self, choices: Iterable[Choice]) -> float:
-        """The sum of what the layers lose."""
+        """Return the sum of the layers' losses for a choice."""
         known: dict[tuple[str, ...], Mapping[int, float]] = {group.tensors: group.losses for group in self.groups}
         known |= {layer.names: layer.losses for group in self.groups for layer in group.layers}
         return sum(known[names].get(bits, 0.0) for _, names, bits in choices)  # a fixed layer may have become float
 
     def uniform(self, bits: int) -> list[Choice] | None:
-        """All weights at one width; None where some layer does not have it."""
+        """Return the choice with all weights at one width, or None if some layer does not have it."""
         if any(bits not in layer.losses for layer in self.free):
             return None
         return [(WEIGHT, layer.names, bits) for layer in self.free]
 
 
 def survey(trials: Trials, recipe: Recipe, weights: Sequence[int] = (), activations: Sequence[int] = ()) -> Survey:
-    """Measure what each layer loses at each width.
+    """Measure the loss of each layer at each width.
 
-    The network is solved once at each width of weights, each layer's moments taken in the float network: those are
-    the codes that a layer would have, not the nearest ones. Then each layer runs alone in the float network.
+    The network is solved once for each weight width, with the second moments of each layer from the float network, so
+    that layers have the weights that rounding would give them, not the nearest ones. Then each layer is quantized
+    alone in the float network.
 
     Args:
-        weights, activations: widths to choose from; none: those of MIXED.
+        weights, activations: candidate widths; empty: those of MIXED.
 
     Raises:
-        RecipeError: there is nothing to choose between.
+        RecipeError: there is nothing to choose.
     """
     plain = settled(recipe)
     weights, activations = _widths(recipe, weights, activations)
@@ -143,10 +145,10 @@ def survey(trials: Trials, recipe: Recipe, weights: Sequence[int] = (), activati
 
 
 def _widths(recipe: Recipe, weights: Sequence[int], activations: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The candidates of both sides, ascending, float last; those of the recipe that the backend does not take raise.
+    """Return the candidate widths of both sides, ascending, float last.
 
     Raises:
-        RecipeError: see `sbonnx.recipe.load`.
+        RecipeError: the backend does not support a width of MIXED, or a side is not quantized to integers.
     """
     limits = sides(recipe.backend, recipe.mode)
     wishes = recipe.mixed
@@ -158,7 +160,7 @@ def _widths(recipe: Recipe, weights: Sequence[int], activations: Sequence[int]) 
         allowed = {FLOAT, *limits[side].bits}
         if asked and not given:
             for bits in asked:
-                recipes.load(settled(recipe), overrides={f"{side}.QUANTIZER.BIT": bits})  # says what is wrong with it
+                recipes.load(settled(recipe), overrides={f"{side}.QUANTIZER.BIT": bits})  # raises if not supported
         some = given or asked or default
         both.append(sorted({b for b in some if b in allowed}, key=lambda b: b or 32))
     if recipe.w.quantizer.dtype != "int" or recipe.a.quantizer.dtype != "int":
@@ -167,37 +169,37 @@ def _widths(recipe: Recipe, weights: Sequence[int], activations: Sequence[int]) 
 
 
 def _at(recipe: Recipe, weight: int | None, activation: int | None) -> Recipe:
-    """A recipe with another width for a whole side."""
+    """Return a recipe with another width for a whole side."""
     wanted = {"W.QUANTIZER.BIT": weight, "A.QUANTIZER.BIT": activation}
     return changed(recipe, {key: bits for key, bits in wanted.items() if bits is not None})
 
 
 @dataclass(frozen=True)
 class _Names:
-    """What a recipe can name: nodes and tensors of the file, before anything was fused."""
+    """Nodes and tensors that a recipe can refer to: those of the file, before fusion."""
 
     nodes: frozenset[str]
     tensors: frozenset[str]
 
     @staticmethod
     def of(model: Any) -> _Names:
-        """Those of a model."""
+        """Collect the names of a model."""
         graph = graphs.load(model)
         nodes = frozenset(node.name for _, body in query.scopes(graph) for node in body.nodes)
         return _Names(nodes, frozenset(query.tensors_by_name(graph)))
 
 
 def _widths_in(plan: Plan) -> dict[str, int]:
-    """Bits of the weight of each node."""
+    """Return the weight width of each node."""
     return {reader.node: site.spec.bits for site in plan.of_role("weight") for reader in site.readers}
 
 
 def _choosable(
     plans: Mapping[int, Plan], weights: Sequence[int], names: _Names
 ) -> tuple[dict[str, list[int]], list[Refusal]]:
-    """Widths that the weight of a node can have, for the nodes that have two at least.
+    """Return the candidate weight widths of each node that has at least two.
 
-    A node whose width does not follow that of the whole side is one for which the recipe says another.
+    If a node's width does not follow the width of the whole side, the recipe sets it separately, and it is left out.
     """
     found: dict[str, list[int]] = {}
     widths = {bits: _widths_in(plan) for bits, plan in plans.items()}
@@ -216,12 +218,12 @@ def _choosable(
 def _solved(
     trials: Trials, recipe: Recipe, widths: Sequence[int], choosable: Mapping[str, Sequence[int]]
 ) -> tuple[dict[int, tuple[Prepared, Solution]], list[Refusal]]:
-    """The network solved at each width of weights, and widths at which it cannot be."""
+    """Solve the network at each weight width; widths at which that fails are refusals."""
     solved: dict[int, tuple[Prepared, Solution]] = {}
     refusals = []
     for bits in widths:
         able = [(WEIGHT, (name,), bits) for name, some in choosable.items() if bits in some]
-        # what tunes or scales the graph for one width would make another graph of it at each
+        # tuning or scaling the graph for one width would give a different graph for each
         keys = {"CALIBRATION.MOMENTS.INPUTS": "float", "SCHEDULE.BN_TUNING": False, "EQUALIZE.AWQ": False}
         wishes = changed(recipes.load(with_choices(recipe, able)), {**keys, "CALIBRATION.ASYM.ENABLE": False})
         try:
@@ -239,7 +241,7 @@ def _sensitivities(
     solved: Mapping[int, tuple[Prepared, Solution]],
     activations: Sequence[int],
 ) -> tuple[Sensitivities, int, bool]:
-    """The losses, on how many feeds they were measured, and whether at the network's outputs."""
+    """Measure the losses. Also return the number of feeds, and whether they are at the network's outputs."""
     candidates = candidates_of(solved, activations)
     known = {Candidate(bits, None): (prepared.plan, one) for bits, (prepared, one) in solved.items()}
     trials.told.what = "sensitivity"
@@ -251,7 +253,7 @@ def _sensitivities(
             base.plan,
             solution,
             some,
-            trials.samples.held,  # on those that codes were fitted to, layers with few rows would seem to lose nothing
+            trials.samples.held,  # on the calibration feeds, layers with few rows would seem lossless
             network=network,
             solved={one: numbers for one, numbers in known.items() if one in some},
             limit=feeds,
@@ -270,7 +272,7 @@ def _sensitivities(
 
 
 def _named(group: Group, names: _Names, activations: Sequence[int]) -> Group:
-    """A group without a choice for its inputs where some of their tensors cannot be named."""
+    """Return the group without a choice for its inputs if a recipe cannot name all of their tensors."""
     if any(tensor not in names.tensors for tensor in group.tensors):
         return replace(group, tensors=())
     losses = {bits: loss for bits, loss in group.losses.items() if bits in activations}
@@ -278,7 +280,7 @@ def _named(group: Group, names: _Names, activations: Sequence[int]) -> Group:
 
 
 def _kept(plan: Plan, found: Sensitivities, chosen: Mapping[str, object]) -> dict[str, tuple[Weighted, int, int]]:
-    """Layers with weights that the recipe fixes, and their widths."""
+    """Return the layers with weights that the recipe fixes, and their widths."""
     sites = plan.by_key()
     kept = {}
     for row in found.rows:

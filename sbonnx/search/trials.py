@@ -1,4 +1,4 @@
-"""Recipes tried out: calibrated on one part of the feeds, judged on the other, each once."""
+"""Trials of recipes: calibrate on one part of the feeds, evaluate on the hold-out set; results are cached."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from sbonnx.verify import file_bytes
 
 
 def settled(keys: Recipe | dict[str, Any]) -> Recipe:
-    """A recipe in which nothing is left to be searched for: without AUTO and MIXED.
+    """Return a recipe without AUTO and MIXED, so that nothing is left to search.
 
     Raises:
-        RecipeError: the keys are not right.
+        RecipeError: invalid keys.
     """
     data = keys.to_dict() if isinstance(keys, Recipe) else dict(keys)
     return recipes.load({**data, "AUTO": _defaults(Auto()), "MIXED": _defaults(Mixed())})
@@ -35,50 +35,50 @@ def _defaults(section: Auto | Mixed) -> dict[str, Any]:
 
 
 def changed(recipe: Recipe, overrides: dict[str, Any]) -> Recipe:
-    """A recipe with other values for some keys, by key path.
+    """Return a recipe with other values for some keys, by key path.
 
     Raises:
-        RecipeError: the keys are not right, or do not go together.
+        RecipeError: invalid keys or combination of keys.
     """
     return recipes.load(recipe, overrides=overrides)
 
 
 @final
 class Told:
-    """Tells a `Progress` which trial is at work; is not closed with it."""
+    """Progress adapter that prefixes the name of the current trial. Closing it does not close the `Progress`."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self.what = ""
 
     def start(self, what: str, total: int | None) -> None:
-        """See `Progress.start`."""
+        """Implement `Progress.start`."""
         self._progress.start(f"{self.what}: {what}" if self.what else what, total)
 
     def state(self, *, segment: tuple[int, int] | None = None, spilled: int = 0) -> None:
-        """See `Progress.state`."""
+        """Implement `Progress.state`."""
         self._progress.state(segment=segment, spilled=spilled)
 
     def advance(self, pieces: int = 1) -> None:
-        """See `Progress.advance`."""
+        """Implement `Progress.advance`."""
         self._progress.advance(pieces)
 
     def close(self) -> None:
-        """The next trial goes on with it."""
+        """No-op: the next trial uses the same `Progress`."""
 
 
 @final
 @dataclass
 class Trials:
-    """Calibrates and judges recipes of one model.
+    """Calibrates and evaluates recipes for one model.
 
     Attributes:
         model: the float model.
-        rules: of the backend.
-        samples: the feeds, in two parts.
-        judge: of solutions.
-        told: the progress, with the name of the trial.
-        count: trials so far.
+        rules: the backend.
+        samples: calibration set and hold-out set.
+        judge: evaluates solutions.
+        told: progress, prefixed with the name of the trial.
+        count: number of trials so far.
     """
 
     model: Source
@@ -90,7 +90,7 @@ class Trials:
     _known: dict[str, Score] = field(default_factory=dict)
 
     def trial(self, recipe: Recipe) -> Recipe:
-        """`recipe` for a trial: on the feeds that are given, with nothing to search for."""
+        """Return `recipe` for a trial: the given feeds in order, no cache, no hold-out, nothing to search."""
         keys = settled(recipe).to_dict()
         calibration = {name: value for name, value in keys["CALIBRATION"].items() if name != "CACHE"}
         keys["CALIBRATION"] = {**calibration, "FEEDBACK": {}, "PICK": "first"}
@@ -99,7 +99,7 @@ class Trials:
         return recipes.load(keys)
 
     def solve(self, recipe: Recipe, what: str) -> tuple[Prepared, Solution]:
-        """The numbers of a recipe on the feeds to calibrate on.
+        """Calibrate a recipe on the calibration set.
 
         Raises: see `sbonnx.pipeline.solve`.
         """
@@ -109,7 +109,7 @@ class Trials:
         return prepared, solution
 
     def score(self, recipe: Recipe, what: str) -> Score:
-        """How good a recipe is on the feeds that are held out. What was tried before is not tried again.
+        """Return the score of a recipe on the hold-out set. Scores are cached by recipe.
 
         Raises: see `solve`, `Judge.score`.
         """
@@ -120,7 +120,7 @@ class Trials:
         return self._known[digest]
 
     def size_ratio(self, recipe: Recipe) -> float:
-        """Bytes of the file that a recipe makes over those of the float model's."""
+        """Return the size of the quantized file of a recipe, divided by that of the float model."""
         prepared, solution = self.solve(recipe, "the size of the file")
         source = source_of(self.model)
         before = len(source) if isinstance(source, bytes) else file_bytes(source)
@@ -140,17 +140,17 @@ def open_trials(
     metric: Metric | None = None,
     progress: Progress | None = None,
 ) -> Trials:
-    """Trials of recipes like `recipe`: the feeds divided as it says, the float model ready to be compared with.
+    """Create trials for `recipe`: split the feeds as it requires, and prepare the float model for comparison.
 
     Raises:
-        DataError: there are no feeds.
+        DataError: there is no calibration data.
         RecipeError: MIXED has several goals.
         ModelError: the model cannot be used.
     """
     if recipe.mixed.contradiction is not None:
         raise RecipeError(recipe.mixed.contradiction)
     keys = settled(recipe).to_dict()
-    keys.pop("EQUALIZE")  # with CLIP: relu it changes what is computed
+    keys.pop("EQUALIZE")  # with CLIP: relu it changes the function that the model computes
     base = prepare(model, recipes.load(keys), rules)
     given = None if data is None else divided(data, base, split)
     if given is None:
