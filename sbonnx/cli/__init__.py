@@ -1,4 +1,4 @@
-"""The command line. One file a verb; each loads what it needs when it runs."""
+"""Command line interface. One module per subcommand; imports are lazy."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ EPILOG: Final = "Exit codes: 0 done; 1 done, but below the asked quality; 2 some
 HELP_WIDTH: Final = 110
 
 INTERRUPT_CODE: Final = 130
-"""What typer returns for an interrupt that comes while it reads the command line."""
+"""Exit code of typer for an interrupt while it parses the command line."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line (default: that of the process). Returns the exit code, see `EPILOG`."""
+    """Run one command line (default: `sys.argv`). Return the exit code, see `EPILOG`."""
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     debug = "--debug" in arguments
     with standard_streams(capture=argv is None and not debug), _undisturbed(debug):
@@ -41,10 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str], debug: bool) -> int:
     try:
         code = typer.main.get_command(_app()).main(arguments, prog_name=NAME, standalone_mode=False)
-        if not code:  # help and version; verbs have done so, or said what is wrong
+        if not code:  # after --help, --version or a command that flushed or reported its error itself: flush stdout
             sys.stdout.flush()
     except Exception as error:
-        if not hasattr(error, "format_message"):  # the command line could be read
+        if not hasattr(error, "format_message"):  # not an error in the command line itself
             return report(error, debug=debug)
         print(_usage_line(error), file=sys.stderr)
         return MENDABLE
@@ -55,7 +55,7 @@ def _run(arguments: list[str], debug: bool) -> int:
 
 
 def _app() -> typer.Typer:
-    """The verbs as one program. Colours and boxes in the help only where a person reads it."""
+    """Build the program from its commands. Colours and boxes in the help only on a terminal."""
     style: Literal["rich"] | None = "rich" if sys.stdout.isatty() else None
     app = typer.Typer(name=NAME, help=HELP, epilog=EPILOG, add_completion=False, rich_markup_mode=style)
     app.callback(context_settings={"max_content_width": HELP_WIDTH})(_program)
@@ -80,11 +80,11 @@ def _program(
         bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Options before the verb."""
+    """Accept the options before the command."""
 
 
 def _usage_line(error: Any) -> str:
-    """A mistake in the command line: what is wrong, and whose help to read."""
+    """Format an error in the command line as one line, with a hint to the help of the right command."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else NAME
     message = one_line(error.format_message(), LINE_LENGTH)
@@ -95,9 +95,9 @@ def _usage_line(error: Any) -> str:
 
 @contextmanager
 def _undisturbed(debug: bool) -> Iterator[None]:
-    """stderr carries our one line: warnings of third parties are shown with ``--debug`` only.
+    """Hide third-party warnings unless ``--debug``, because stderr carries a single line per error.
 
-    A polite end (SIGTERM) cleans up like an interrupt.
+    SIGTERM cleans up like an interrupt.
     """
     with warnings.catch_warnings():
         if not debug:

@@ -1,4 +1,4 @@
-"""``sbonnx batch``: many models for many targets from one job file."""
+"""``sbonnx batch``: quantize many models for many targets from one job file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HELP: Final = "Quantize many models for many targets. What is done is not done a
 COLUMNS: Final = ("job", "status", "least sqnr dB", "size", "seconds", "reason")
 
 REASON_WIDTH: Final = 100
-"""Characters of a reason in the table; whole, it is on stderr and in the report."""
+"""Characters of a reason in the table; stderr and the report have the full text."""
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOBS", help="The job file: YAML.", show_default=False)]
 Workers = Annotated[
@@ -60,7 +60,7 @@ def run(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """See `HELP`."""
+    """Run ``sbonnx batch`` and return the exit code."""
     from sbonnx.batch.api import fulfil, plain
     from sbonnx.batch.jobs.plan import wish
     from sbonnx.batch.state import past
@@ -73,7 +73,7 @@ def run(
     watch = make_watch(quiet=quiet, as_json=json_progress, expected=past(wished.places))
     report = fulfil(wished, workers=workers, force=force, scheduler=scheduler, watch=watch)
     for row in report.rows:
-        # others were said as they happened; where that goes out as JSON nothing else may stand between
+        # failures of this run were printed by the watch; with --json-progress stderr carries only JSON lines
         if row.outcome.status != "done" and (quiet or row.up_to_date) and not json_progress:
             said = f"{row.job.name}: {row.outcome.status}: {row.outcome.reason}"
             print(one_line(said, LINE_LENGTH), file=sys.stderr)
@@ -85,7 +85,7 @@ def run(
 
 
 def _preview(show: Show, wished: Wish, workers: int | None, *, force: bool) -> int:
-    """What a run would do."""
+    """Show the steps that a run would execute (``--dry-run``)."""
     from sbonnx.batch.api import look
     from sbonnx.batch.engine import default_workers
     from sbonnx.batch.watch import clock
@@ -126,7 +126,6 @@ def _preview(show: Show, wished: Wish, workers: int | None, *, force: bool) -> i
 
 
 def _row(row: JobResult) -> tuple[object, ...]:
-    """A row of the table of jobs."""
     report: dict[str, Any] = row.outcome.report or {}
     metrics: dict[str, Any] = report.get("metrics") or {}
     outputs = metrics.get("outputs") or ()
@@ -143,7 +142,7 @@ def _row(row: JobResult) -> tuple[object, ...]:
 
 
 def _summary(report: BatchReport) -> str:
-    """How many jobs ended how, in a line."""
+    """Count the jobs by status, in one line."""
     counts = Counter(row.outcome.status for row in report.rows)
     fresh = sum(not row.up_to_date for row in report.rows)
     ends = ", ".join(f"{count} {status}" for status, count in counts.most_common())

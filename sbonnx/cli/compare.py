@@ -1,4 +1,4 @@
-"""``sbonnx compare``: a float model and a quantized one side by side on the same data."""
+"""``sbonnx compare``: compare a quantized model with its float model on the same data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """See `HELP`."""
+    """Run ``sbonnx compare`` and return the exit code."""
     from sbonnx import graph as graphs
     from sbonnx import verify
     from sbonnx.calib.data import dataset as datasets
@@ -45,7 +45,7 @@ def run(
         names=options.LIMITS,
     )
     source = options.required(data)
-    graphs.load(quant_model)  # for the message, if it is no model
+    graphs.load(quant_model)  # validates the file, for a clear error message
     feeds = datasets.read(source, graphs.load(float_model), split=split, limit=samples)
     comparison = verify.compare(
         float_model, quant_model, feeds, device=device or "cpu", depth=verify.Depth(levels=True, kernels=True)

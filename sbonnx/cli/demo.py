@@ -1,4 +1,4 @@
-"""``sbonnx demo``: the bundled digits model, quantized for every backend and measured."""
+"""``sbonnx demo``: quantize the bundled digits model for every backend and evaluate it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 HELP: Final = "Quantize the bundled model for every backend. Handwritten digits, each result compared with float."
 
 MOST_LOST: Final = 0.02
-"""Accuracy that a backend may lose against float: 2 points."""
+"""Maximum loss of accuracy against float: 2 points."""
 
 WORST: Final = 3
 """Worst layers shown for each backend."""
@@ -36,7 +36,7 @@ def run(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """See `HELP`."""
+    """Run ``sbonnx demo`` and return the exit code."""
     from sbonnx.assets import digits
     from sbonnx.backends import BACKENDS
     from sbonnx.graph.storage.files import write_bytes
@@ -71,7 +71,7 @@ def _make(folder: Path) -> None:
 
 
 def _quantized(backend: str, floats: Path, paths: DigitsPaths, target: Path, quiet: bool) -> dict[str, Any]:
-    """One row of the table: quantize, then measure on images that calibration has not seen."""
+    """Build one row of the table: quantize, then evaluate on images that were not used for calibration."""
     from sbonnx import verify
     from sbonnx.api import quantize
     from sbonnx.progress import make_progress
@@ -111,7 +111,7 @@ def _evaluation(paths: DigitsPaths) -> tuple[Any, Any]:
 
 
 def _accuracy(model: Path, paths: DigitsPaths) -> float:
-    """Share of the evaluation images that the model names right."""
+    """Return the classification accuracy on the evaluation images."""
     from sbonnx.calib.engine.runner import LayerRunner
     from sbonnx.graph import load
 

@@ -1,4 +1,4 @@
-"""``sbonnx inspect``: what a model is made of."""
+"""``sbonnx inspect``: interface, operators, parameters, Q/DQ pairs and blocks of a model."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def run(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """See `HELP`."""
+    """Run ``sbonnx inspect`` and return the exit code."""
     from sbonnx import graph as graphs
     from sbonnx.verify import file_bytes
 
     show = Show(as_json=as_json, quiet=quiet)
-    graph = graphs.load(model, opset=1)  # as it is: nothing is lifted
+    graph = graphs.load(model, opset=1)  # opset 1: no conversion to a newer opset
     found = _facts(graph) | {"file": model, "bytes": file_bytes(model)}
     show.value(found)
     show.facts(
@@ -97,7 +97,7 @@ def _dims(shape: list[Any] | None) -> str:
 
 
 def _parameters(graph: Graph) -> tuple[int, int]:
-    """Number of values in all constants, and their bytes in memory."""
+    """Return the number of values in all constants, and their bytes in memory."""
     from sbonnx.graph import Constant, query
 
     count = size = 0
@@ -113,7 +113,7 @@ def _parameters(graph: Graph) -> tuple[int, int]:
 
 
 def _pairs(graph: Graph) -> list[dict[str, Any]]:
-    """Q/DQ pairs by type and by what they quantize."""
+    """Count Q/DQ pairs by type and by what they quantize."""
     from sbonnx import qdq
 
     kinds = Counter(
@@ -123,7 +123,7 @@ def _pairs(graph: Graph) -> list[dict[str, Any]]:
 
 
 def _blocks(graph: Graph) -> list[dict[str, Any]]:
-    """Recognised blocks by kind."""
+    """Count recognised blocks by kind."""
     from sbonnx.patterns import find_blocks
 
     blocks = find_blocks(graph)

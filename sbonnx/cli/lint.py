@@ -1,4 +1,4 @@
-"""``sbonnx lint``: what a runtime would refuse, misread or run slowly in a Q/DQ model, whoever made it."""
+"""``sbonnx lint``: check a Q/DQ model of any tool against the rules of a runtime."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def run(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """See `HELP`."""
+    """Run ``sbonnx lint`` and return the exit code."""
     from sbonnx import graph as graphs
     from sbonnx.lint import TARGETS, lint, rules_for
     from sbonnx.lint.sarif import sarif as to_sarif
@@ -88,7 +88,7 @@ def run(
 
 
 def _mended(model: Path, target: str, output: Path, force: bool) -> tuple[Fixed, ...]:
-    """Write the mended model; what was done and what could not be."""
+    """Write the fixed model; return the applied and the failed fixes."""
     from sbonnx import graph as graphs
     from sbonnx.lint.fix import fix
 
@@ -99,7 +99,7 @@ def _mended(model: Path, target: str, output: Path, force: bool) -> tuple[Fixed,
 
 
 def _mends(show: Show, rows: tuple[Fixed, ...]) -> None:
-    """What was done, a line a rule with its first place (the JSON has all), and what could not be, a line a reason."""
+    """Show applied fixes, one row per rule with the first node (the JSON has all), and failed ones, one per reason."""
     done = [row for row in rows if row.done]
     first = {row.rule: row for row in reversed(done)}
     show.table(
@@ -123,7 +123,7 @@ def _mends(show: Show, rows: tuple[Fixed, ...]) -> None:
 
 
 def _tables(show: Show, findings: list[Finding]) -> None:
-    """A table a severity, the worst first."""
+    """Show one table per severity, the most severe first."""
     for severity in SEVERITIES:
         rows = [
             (one.rule, one.node or None, one.tensor or None, one.why, one.mend)

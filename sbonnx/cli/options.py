@@ -1,4 +1,4 @@
-"""Arguments and flags that more than one verb takes, in one wording."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DATA: Final = (
 Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of tables.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No tables and no progress, only what is wrong.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-"""Read by `faults.guard`, which runs every verb."""
+"""Read by `errors.guard`, which runs every command."""
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="The float ONNX model.", show_default=False)]
 Data = Annotated[Path | None, typer.Option("--data", help=f"{DATA[0].upper()}{DATA[1:]}.", show_default=False)]
@@ -234,29 +234,29 @@ LIMITS: Final = {
     "MAX_LATENCY_RATIO": "--max-latency",
     "MIN_INTEGER": "--min-integer",
 }
-"""The flags by the recipe's keys."""
+"""Command line options by recipe key."""
 
 Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
 
 
 def overrides(sets: list[str] | None, **flags: object) -> list[str]:
-    """What ``--set`` and the flags of its own ask for, as ``KEY=VALUE``. None, False: a flag that was not given."""
+    """Merge options and ``--set`` into ``KEY=VALUE`` strings. None and False mean that an option was not given."""
     given = {key: value for key, value in flags.items() if value is not None and value is not False}
     return [*(f"{key}={_yaml(value)}" for key, value in given.items()), *(sets or ())]
 
 
 def _yaml(value: object) -> object:
-    """A flag's value as YAML that reads back to it: a path or mapping whatever stands in it, other text as it is."""
+    """Format an option's value as YAML that parses back to it: JSON for paths and mappings, else unchanged."""
     if isinstance(value, str | int) and not isinstance(value, bool):
         return value
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
 
 
 def pairs(feedback: list[str] | None) -> dict[str, str] | None:
-    """What ``--feedback OUT=IN`` asks for: inputs by output. None without the flag.
+    """Parse ``--feedback OUT=IN`` into inputs by output, or None without the option.
 
     Raises:
-        RecipeError: text that is no OUT=IN, or an output that is named twice.
+        RecipeError: text that is not OUT=IN, or a duplicate output.
     """
     found: dict[str, str] = {}
     for text in feedback or ():
@@ -270,10 +270,10 @@ def pairs(feedback: list[str] | None) -> dict[str, str] | None:
 
 
 def required(data: Path | None) -> Path:
-    """The data, or the line that says what it can be.
+    """Return the data, or raise an error that lists the accepted formats.
 
     Raises:
-        DataError: none was given.
+        DataError: ``--data`` is missing.
     """
     if data is None:
         raise DataError(f"--data is missing: DATA is {DATA}")
@@ -281,10 +281,10 @@ def required(data: Path | None) -> Path:
 
 
 def output_of(output: Path | None) -> Path:
-    """The output, or the line that says how to name it.
+    """Return the output path, or raise an error that says how to give it.
 
     Raises:
-        OutputError: none was given.
+        OutputError: ``-o`` is missing.
     """
     if output is None:
         raise OutputError("-o is missing: name the file to write, such as -o model.int8.onnx")
@@ -292,5 +292,5 @@ def output_of(output: Path | None) -> Path:
 
 
 def decibel(text: str | None) -> str | None:
-    """A number of decibel, with or without the unit: ``20dB``."""
+    """Strip the unit from a number of decibel: ``20dB`` -> ``20``."""
     return None if text is None else text.strip().lower().removesuffix("db").strip() or text

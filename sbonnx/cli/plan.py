@@ -1,4 +1,4 @@
-"""``sbonnx plan``: what would be quantized, by which rule, and what would not and why. No data is needed."""
+"""``sbonnx plan``: show what would be quantized, by which rule, and the refusals with reasons. Needs no data."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """See `HELP`."""
+    """Run ``sbonnx plan`` and return the exit code."""
     from sbonnx import graph as graphs
     from sbonnx.plan import to_dict
     from sbonnx.prepare import prepare, read_recipe
@@ -67,7 +67,7 @@ def run(
 
 
 def _shared(sites: tuple[Site, ...]) -> dict[str, str]:
-    """By site key: the tensor that gives its group the name, where the group has more than one site."""
+    """Map site keys to the tensor that names their group, for groups with more than one site."""
     counts: dict[str, int] = {}
     for site in sites:
         counts[site.group] = counts.get(site.group, 0) + 1
@@ -76,7 +76,7 @@ def _shared(sites: tuple[Site, ...]) -> dict[str, str]:
 
 
 def _type(site: Site) -> str:
-    """The integers as the file will hold them; a bias has the 32 bits of an accumulator."""
+    """Return the integer type in the exported file; a bias is int32, the type of the accumulator."""
     return "int32" if site.role == "bias" else site.spec.label()
 
 

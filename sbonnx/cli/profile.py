@@ -1,4 +1,4 @@
-"""``sbonnx profile``: which layers lose the most, and whether by their weights, their inputs or what came before."""
+"""``sbonnx profile``: layer-wise error analysis by weights, inputs, isolated and accumulated error."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ HELP: Final = (
 )
 
 GRAPH: Final = "graph"
-"""The order in which layers run."""
+"""Sort key: graph order."""
 
 TITLES: Final = {"alone": "alone", "weights": "weights", "activations": "inputs", "gathered": "with all before"}
-"""Columns as the table calls them."""
+"""Column titles of the table."""
 
 MEMORY: Final = "512 MiB"
-"""For activations that wait, where no recipe says it."""
+"""Default memory limit for buffered activations."""
 
 Quantized = Annotated[
     Path | None,
@@ -80,7 +80,7 @@ def run(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """See `HELP`."""
+    """Run ``sbonnx profile`` and return the exit code."""
     from sbonnx import graph as graphs
     from sbonnx.mermaid import mermaid as chart
     from sbonnx.prepare import read_recipe
@@ -115,7 +115,7 @@ def run(
 
 
 def _check_words(metric: str, sort: str, top: int | None) -> None:
-    """Refuse what no profile can be made or shown by, before the work begins."""
+    """Check the options before the work begins."""
     from sbonnx.profile import COLUMNS, MEASURES
 
     if metric not in MEASURES:
@@ -127,7 +127,7 @@ def _check_words(metric: str, sort: str, top: int | None) -> None:
 
 
 def _column(sort: str) -> Column:
-    """The column that rows are sorted, and bars drawn, by."""
+    """Return the column that determines the order of rows and the length of bars."""
     from sbonnx.profile import COLUMNS
 
     return next((column for column in COLUMNS if column == sort), COLUMNS[0])
@@ -136,7 +136,7 @@ def _column(sort: str) -> Column:
 def _planned(
     model: Path, source: Path, wishes: tuple[Recipe, Backend], split: int | None, metric: str, progress: Any
 ) -> tuple[Graph, Profile]:
-    """The model quantized as the recipe says, and its profile on the same data."""
+    """Quantize the model with the recipe and profile it on the same data."""
     from sbonnx.api import solve
     from sbonnx.profile import losses
 
@@ -163,7 +163,7 @@ def _planned(
 def _read(
     model: Path, quantized: Path, given: dict[str, Any], metric: str, device: str, memory: str
 ) -> tuple[Graph, Profile]:
-    """A quantized file beside its float model."""
+    """Profile a quantized file against its float model."""
     from sbonnx.calib.data import dataset as datasets
     from sbonnx.profile import losses, same_model, subject_of
 
@@ -175,7 +175,7 @@ def _read(
 
 
 def _tables(show: Show, title: str, found: Profile, shown: Profile, column: Column) -> None:
-    """What was measured: the outputs, the layers with a bar each, and what is to be known of them."""
+    """Show the measurements: outputs, layers with a bar each, and notes."""
     from sbonnx.profile import COLUMNS
 
     plain = found.to_dict()

@@ -1,4 +1,4 @@
-"""``sbonnx qat``: a float model and unlabelled data in, a trained quantized model out."""
+"""``sbonnx qat``: quantization-aware training by distillation from the float model, without labels."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def run(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """See `HELP`."""
+    """Run ``sbonnx qat`` and return the exit code."""
     from sbonnx import graph as graphs
     from sbonnx.progress import make_progress
 
@@ -143,7 +143,7 @@ def _made(
     told: Progress,
     write: dict[str, bool],
 ) -> Report:
-    """Calibrate, train, write."""
+    """Calibrate, train and export."""
     from sbonnx import qat
     from sbonnx.prepare import read_recipe
     from sbonnx.qat.training.augment import make_augment

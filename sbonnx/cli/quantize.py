@@ -1,4 +1,4 @@
-"""``sbonnx quantize``: the pipeline from a float model to a proved quantized one."""
+"""``sbonnx quantize``: quantize a float model and verify the result."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ HELP: Final = "Quantize a float model and prove the result. It is compared with 
 
 JSON: Final = ".json"
 PAGES: Final = (".html", ".htm")
-"""Endings of a report's name, which say how it is written."""
+"""File name suffixes of HTML reports."""
 
 WORST: Final = 5
-"""Layers shown in the table; all of them are in the JSON."""
+"""Layers shown in the table; the JSON has all of them."""
 
 
 def run(
@@ -64,7 +64,7 @@ def run(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """See `HELP`."""
+    """Run ``sbonnx quantize`` and return the exit code."""
     from sbonnx.prepare import read_recipe
 
     target = options.output_of(output)
@@ -86,10 +86,10 @@ def run(
 
 
 def check_report(file: Path | None, taken: Sequence[Path], *, force: bool) -> None:
-    """Refuse a report file that cannot be written, before the work begins.
+    """Check that the report file can be written, before the work begins.
 
     Raises:
-        OutputError: its name says neither JSON nor a page, or it cannot be written there.
+        OutputError: its suffix is neither JSON nor HTML, or it cannot be written.
     """
     from sbonnx import graph as graphs
 
@@ -100,7 +100,7 @@ def check_report(file: Path | None, taken: Sequence[Path], *, force: bool) -> No
 
 
 def _made(model: Path, source: Path | None, *, quiet: bool, as_json: bool, **how: Any) -> Report:
-    """`sbonnx.quantize` with the keywords `how`, its progress on stderr."""
+    """Call `sbonnx.quantize` with the keyword arguments `how`, with progress on stderr."""
     from sbonnx.api import quantize
     from sbonnx.progress import make_progress
 
@@ -112,7 +112,7 @@ def _made(model: Path, source: Path | None, *, quiet: bool, as_json: bool, **how
 
 
 def said(show: Show, report: Report, file: Path | None) -> int:
-    """Print the report, and write it where asked for; the exit code."""
+    """Print the report, write it to `file` if given, and return the exit code."""
     from sbonnx import graph as graphs
 
     if file is not None:
@@ -124,7 +124,7 @@ def said(show: Show, report: Report, file: Path | None) -> int:
 
 
 def _written(report: Report, file: Path) -> str:
-    """The report as the name of its file wants it."""
+    """Render the report in the format given by the file's suffix."""
     if file.suffix.lower() == JSON:
         return to_json(report.to_dict()) + "\n"
     from sbonnx.html_report import single_page

@@ -1,4 +1,4 @@
-"""``sbonnx recipe``: the recipe with all its keys explained, or a recipe of your own resolved."""
+"""``sbonnx recipe``: print the annotated default recipe, or check a recipe and print it resolved."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """See `HELP`."""
+    """Run ``sbonnx recipe`` and return the exit code."""
     from sbonnx import recipe as recipes
     from sbonnx.prepare import read_recipe
 

@@ -1,4 +1,4 @@
-"""``sbonnx simplify``: the float model, smaller and computing the same."""
+"""``sbonnx simplify``: simplify and fuse a float model without changing its outputs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 HELP: Final = "Simplify and fuse a float model. The outputs stay the same, proved in onnxruntime."
 
 EQUAL_DB: Final = 80.0
-"""Signal to error from which outputs count as the same: single precision keeps about 140 dB, a fusion costs some."""
+"""SQNR from which outputs count as equal: float32 rounding alone gives about 140 dB, fusions reduce it slightly."""
 
 EQUAL_HALF_DB: Final = 40.0
-"""The same for a model that computes in half precision (float16 or bfloat16: 50 to 70 dB)."""
+"""Threshold for models that compute in half precision (float16 or bfloat16: 50 to 70 dB)."""
 
 
 def run(
@@ -40,7 +40,7 @@ def run(
     quiet: options.Quiet = False,
     debug: options.Debug = False,
 ) -> int:
-    """See `HELP`."""
+    """Run ``sbonnx simplify`` and return the exit code."""
     from sbonnx import graph as graphs
     from sbonnx import patterns
     from sbonnx.graph.storage.staging import staged
@@ -73,7 +73,7 @@ def _count(graph: Graph) -> int:
 def _prove(
     model: Path, simplified: Path, graph: Graph, data: Path | None, split: int | None, samples: int | None
 ) -> tuple[Comparison | None, str]:
-    """The comparison of both files on `data`, or on made-up feeds; else None and why there is none."""
+    """Compare both files on `data`, or on synthetic feeds. Return None and the reason if neither is possible."""
     from sbonnx import graph as graphs
     from sbonnx import verify
     from sbonnx.calib.data import dataset as datasets

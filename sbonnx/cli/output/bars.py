@@ -1,20 +1,20 @@
-"""Bars of text, for tables."""
+"""Text bars for tables."""
 
 from __future__ import annotations
 
 from typing import Final
 
 WIDTH: Final = 24
-"""Characters of the longest bar."""
+"""Width of the longest bar in characters."""
 
 EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
-"""A character filled by so many eighths, from the left."""
+"""Block characters, filled from the left by 0 to 8 eighths."""
 
 
 def bar(share: float, width: int = WIDTH) -> str:
-    """A bar of `share` (0 to 1; what is not a number is full) of `width` characters, to an eighth of a character.
+    """Draw a bar of `share` (0 to 1; NaN: full) of `width` characters, with a resolution of 1/8 character.
 
-    What is not nothing is never empty.
+    A share above 0 is never drawn empty.
     """
     share = 1.0 if share != share else min(max(share, 0.0), 1.0)
     eighths = round(share * width * 8)

@@ -1,4 +1,4 @@
-"""From an exception to one line on stderr and an exit code."""
+"""Conversion of exceptions to one line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from sbonnx.terminal import LINE_LENGTH, escaped, one_line
 DONE: Final = 0
 BELOW_QUALITY: Final = 1
 MENDABLE: Final = 2
-"""Exit codes. 2 is also that of an internal error, whose line says so."""
+"""Exit codes. 2 also covers internal errors, whose message says so."""
 
 INTERRUPTED: Final = "interrupted; nothing was written"
-"""Unless the exception itself says what was."""
+"""Default message; an exception with arguments overrides it."""
 
 OS_CAUSES: Final = {
     errno.ENOSPC: "the disk is full",
@@ -33,17 +33,17 @@ OS_CAUSES: Final = {
     errno.ELOOP: "symlinks lead in a circle",
     errno.EIO: "the disk cannot be read or written (input/output error)",
 }
-"""What the machine refuses and the user can mend."""
+"""Errors of the operating system that the user can fix."""
 
 REASON_LENGTH: Final = 200
 """Maximum length of a quoted message."""
 
 NO_THREADS: Final = "OpenBLAS"
-"""Raises SIGINT in its own process when it cannot start threads, after printing a message."""
+"""Raises SIGINT in its own process if it cannot start threads, after printing a message."""
 
 
 def line_of(error: BaseException) -> str:
-    """Error line of an exception: kind, cause and fix, at most 500 characters."""
+    """Format the error line of an exception: kind, cause and fix, at most 500 characters."""
     return one_line(_text_of(error), LINE_LENGTH)
 
 
@@ -69,7 +69,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def _native(error: BaseException) -> str:
-    """The last native message, for errors that native code may have caused: internal ones and crashed workers."""
+    """Return the last native message, for errors that native code may cause: internal errors and crashed workers."""
     if isinstance(error, SbonnxError) and not isinstance(error, DeviceError):
         return ""
     message = one_line(last_native_message(), REASON_LENGTH)
@@ -77,7 +77,7 @@ def _native(error: BaseException) -> str:
 
 
 def report(error: BaseException, *, debug: bool) -> int:
-    """Print the line of `error` on stderr (the traceback above it when `debug`); the exit code."""
+    """Print the line of `error` on stderr (preceded by the traceback if `debug`) and return the exit code."""
     if debug:
         print(escaped("".join(traceback.format_exception(error)), keep="\n"), end="", file=sys.stderr)
     print(line_of(error), file=sys.stderr, flush=True)
@@ -85,13 +85,13 @@ def report(error: BaseException, *, debug: bool) -> int:
 
 
 def guard(run: Callable[..., int]) -> Callable[..., int]:
-    """`run`, ending in an exit code whatever happens."""
+    """Wrap `run` so that every exception is reported and becomes an exit code."""
 
     @functools.wraps(run)
     def verb(*args: Any, **keywords: Any) -> int:
         try:
             code = run(*args, **keywords)
-            sys.stdout.flush()  # what cannot be written is an error, not a remark at exit
+            sys.stdout.flush()  # a failed write must be an error with an exit code, not a message at exit
         except (Exception, KeyboardInterrupt) as error:
             return report(error, debug=bool(keywords.get("debug")))
         return code

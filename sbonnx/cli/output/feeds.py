@@ -1,4 +1,4 @@
-"""Made-up feeds, for models about whose data nothing is known."""
+"""Synthetic feeds, for models without data."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from sbonnx.spec import Array
 
 BATCH: Final = 2
-"""Length of a dynamic first axis."""
+"""Size of a dynamic first axis."""
 
 LENGTHS: Final = (8, 32, 64, 224, 1)
-"""Lengths to try for the other dynamic axes: short texts and small images first."""
+"""Sizes to try for the other dynamic axes: short texts and small images first."""
 
 LARGEST: Final = 1 << 26
-"""Elements of one input that are made up."""
+"""Maximum number of elements of one synthetic input."""
 
 SEEDS: Final = (0, 1)
-"""A feed for each: a branch taken by one may not be taken by the other."""
+"""Seeds, one feed each: feeds may take different branches of the model."""
 
 Feed = dict[str, "Array"]
 
 
 def guesses(specs: Sequence[InputSpec]) -> Iterator[list[Feed]]:
-    """Feeds by guess of the dynamic axes: floats normal, integers 0 or 1, the same numbers every time.
+    """Yield feeds for each guess of the dynamic axes: normal floats, integers 0 or 1, deterministic.
 
     Raises:
-        DataError: an input is too large to be made up.
+        DataError: an input is too large.
     """
     batches = (BATCH, 1) if any(spec.shape and not isinstance(spec.shape[0], int) for spec in specs) else (BATCH,)
     fixed = all(isinstance(dim, int) for spec in specs for dim in (spec.shape or ())[1:])
@@ -69,7 +69,7 @@ def _values(rng: Any, dtype: Any, shape: Sequence[int]) -> Array:
 
 
 def workable(graph: Graph, guessed: Iterable[list[Feed]]) -> tuple[list[Feed], str]:
-    """The first guess that the model runs on, or nothing and the reason of the last failure."""
+    """Return the first guess that the model runs on; else an empty list and the reason of the last failure."""
     from sbonnx.calib.engine.runner import LayerRunner
 
     why = "it has no inputs to guess"
@@ -83,6 +83,6 @@ def workable(graph: Graph, guessed: Iterable[list[Feed]]) -> tuple[list[Feed], s
                     why = str(error)
                     continue
                 return feeds, ""
-        except DataError as error:  # of the guesses themselves
+        except DataError as error:  # raised by `guesses`
             why = str(error)
     return [], why

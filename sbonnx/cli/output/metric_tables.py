@@ -1,4 +1,4 @@
-"""The figures of a comparison, for tables."""
+"""Metrics of a comparison as table rows."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any, Final
 from sbonnx.cli.output.show import megabytes
 
 MOST_KERNELS: Final = 4
-"""Kinds of integer kernels named in the table; all of them are in the JSON."""
+"""Kinds of integer kernels in the table; the JSON has all of them."""
 
 MOST_OUTPUTS: Final = 4
-"""Outputs whose figure on samples calibrated on is shown; all of them are in the JSON."""
+"""Outputs whose SQNR on calibration samples is shown; the JSON has all of them."""
 
 OUTPUT_COLUMNS: Final = ("output", "mse", "max error", "SQNR dB", "cosine", "agreement")
 
 
 def output_rows(outputs: Any) -> list[tuple[object, ...]]:
-    """Rows of `OUTPUT_COLUMNS` from a comparison's plain values."""
+    """Build rows of `OUTPUT_COLUMNS` from the plain values of a comparison."""
     keys = ("name", "mse", "max_abs", "sqnr_db", "cosine")
     return [(*(row[key] for key in keys), percent(row["agreement"])) for row in outputs]
 
 
 def percent(share: float | None) -> str | None:
-    """A share as text, or None."""
+    """Format a share as a percentage; None stays None."""
     return None if share is None else f"{100 * share:.2f} %"
 
 
 def measured(metrics: dict[str, Any], *, calibrated: bool = False) -> dict[str, object]:
-    """Size and latency of a comparison's plain values, for people.
+    """Format size, latency, kernels and samples of a comparison as table rows.
 
     Args:
-        calibrated: the model was calibrated on the feeds compared, unless samples were held out.
+        calibrated: the model was calibrated on the compared feeds, unless samples were held out.
     """
     if not metrics:
         return {}
@@ -50,7 +50,7 @@ def measured(metrics: dict[str, Any], *, calibrated: bool = False) -> dict[str, 
 
 
 def _compared(metrics: dict[str, Any], calibrated: bool) -> str:
-    """On which samples the outputs were compared, and what is known of those that were calibrated on."""
+    """Describe the samples that outputs were compared on, with the SQNR on calibration samples if known."""
     feeds = f"{metrics['feeds']} feed{'s' * (metrics['feeds'] != 1)}"
     if not metrics["held_out"]:
         return f"{feeds} of the data calibrated on: none was held out" if calibrated and metrics["feeds"] else feeds
@@ -63,7 +63,7 @@ def _compared(metrics: dict[str, Any], calibrated: bool) -> str:
 
 
 def _kernels(kernels: dict[str, Any] | None) -> str | None:
-    """How much became an integer kernel; None where nothing of it was planned or counted."""
+    """Describe how many planned ops run in integer kernels; None if none were planned or counted."""
     if kernels is None or not (kernels["planned"] or kernels["skipped"]):
         return None
     if kernels["skipped"]:
@@ -76,7 +76,7 @@ def _kernels(kernels: dict[str, Any] | None) -> str | None:
 
 
 def _levels(metrics: dict[str, Any]) -> str | None:
-    """How near to each other the optimisation levels are at least, and on which kind of CPU."""
+    """Describe the agreement of onnxruntime's optimization levels, and the CPU's 8-bit products."""
     rows = metrics["levels"]
     if not rows:
         return None

@@ -1,4 +1,4 @@
-"""What AUTO and MIXED tried, as tables."""
+"""Tables of the results of AUTO and MIXED."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from sbonnx.cli.output.metric_tables import percent
 from sbonnx.cli.output.show import Show
 
 POINTS: Final = 8
-"""Rows of the Pareto front that are shown; all of them are in the JSON."""
+"""Rows of the Pareto front in the table; the JSON has all of them."""
 
 
 def show_search(show: Show, search: Mapping[str, Any]) -> None:
-    """Tables of the steps, of the widths that were measured, and of the front; nothing where nothing was searched."""
+    """Show the steps, the measured choices of widths and the Pareto front; nothing without a search."""
     if not search:
         return
     rows = [("plain recipe", search["plain"], None, "")] if search["plain"] else []

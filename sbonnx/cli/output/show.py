@@ -1,4 +1,4 @@
-"""Where the results of a verb go: tables for people, or one JSON value for programs."""
+"""Printing of command results: tables for people, or one JSON value for programs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sbonnx.terminal import LINE_LENGTH, escaped, json_escaped, one_line
 NUMBER: Final = re.compile(r"[-+]?(\d[\d.,]*(e[-+]?\d+)?|inf|nan)( (%|[kMG]?B))?")
 
 PIPE_WIDTH: Final = 100_000
-"""Columns of a table that is not for a terminal: nothing is cut or wrapped."""
+"""Table width when stdout is not a terminal, so that nothing is truncated or wrapped."""
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON can hold it: numbers that are not finite become the text "inf", "-inf" or "nan"."""
+    """Convert `value` to JSON types; non-finite numbers become the strings "inf", "-inf" or "nan"."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
@@ -32,18 +32,18 @@ def plain(value: Any) -> Any:
         return plain(dataclasses.asdict(value))
     if isinstance(value, Path):
         return str(value)
-    if hasattr(value, "tolist"):  # numpy, not imported for this
+    if hasattr(value, "tolist"):  # NumPy value, without importing NumPy
         return plain(value.tolist())
     return value
 
 
 def to_json(value: Any) -> str:
-    """JSON text of `value`, indented, without a line feed at its end, and without characters that act on terminals."""
+    """Format `value` as indented JSON without a trailing newline and without terminal control characters."""
     return json_escaped(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def cell(value: object) -> str:
-    """One table cell: numbers in a readable length, nothing for None."""
+    """Format one table cell: numbers with 4 significant digits, an empty string for None."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -54,7 +54,7 @@ def cell(value: object) -> str:
 
 
 def megabytes(count: int) -> str:
-    """A number of bytes for people: ``237 kB``, ``1.4 MB``."""
+    """Format a number of bytes: ``237 kB``, ``1.4 MB``."""
     if count < 1_000_000:
         return f"{count / 1000:.3g} kB" if count >= 1000 else f"{count} B"
     return f"{count / 1e6:.3g} MB" if count < 1_000_000_000 else f"{count / 1e9:.3g} GB"
@@ -71,7 +71,7 @@ class Show:
     def table(
         self, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, headed: bool = True
     ) -> None:
-        """A table; nothing where there are no rows. Columns that hold only numbers stand to the right."""
+        """Print a table; nothing if there are no rows. Columns of numbers are right-aligned."""
         texts = [[cell(value) for value in row] for row in rows]
         if not self.tables or not texts:
             return
@@ -93,42 +93,42 @@ class Show:
             console.print(table)
         for line in captured.get().splitlines():
             print(line.rstrip())
-        if not terminal:  # the box ends in an empty line of its own
+        if not terminal:  # on a terminal, the box style already ends with an empty line
             print()
 
     def facts(self, title: str, facts: Mapping[str, object]) -> None:
-        """A table of names and values, without those that are None."""
+        """Print a table of names and values, without those that are None."""
         rows = [(name, value) for name, value in facts.items() if value is not None]
         self.table(title, ("", ""), rows, headed=False)
 
     def line(self, text: str) -> None:
-        """One line of text."""
+        """Print one line of text."""
         if self.tables:
             print(escaped(text))
 
     def note(self, text: str) -> None:
-        """One line about what is to be known of the result."""
+        """Print one line with a note about the result."""
         self.line(one_line(f"note: {text}", LINE_LENGTH))
 
     def text(self, text: str) -> None:
-        """Text of several lines."""
+        """Print text of several lines."""
         if self.tables:
             print(escaped(text, keep="\n"))
 
     def value(self, value: Any) -> None:
-        """The JSON value, where JSON was asked for."""
+        """Print the JSON value if `as_json`."""
         if self.as_json:
             text = to_json(value)
             utf = (sys.stdout.encoding or "utf").lower().startswith("utf")
             print(text if utf else json.dumps(json.loads(text), indent=2))
 
     def problems(self, problems: Sequence[str]) -> int:
-        """Each problem as one line on stderr; the exit code that follows."""
+        """Print each problem as one line on stderr and return the exit code."""
         for problem in problems:
             print(f"below quality: {one_line(problem, LINE_LENGTH)}", file=sys.stderr)
         return BELOW_QUALITY if problems else DONE
 
 
 def _is_number(text: str) -> bool:
-    """Whether a cell is a number, perhaps with a unit behind it: ``0.99``, ``-inf``, ``74.3 kB``, ``99.1 %``."""
+    """Return whether a cell is a number, optionally with a unit: ``0.99``, ``-inf``, ``74.3 kB``, ``99.1 %``."""
     return not text or bool(NUMBER.fullmatch(text))

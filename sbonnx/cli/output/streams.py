@@ -1,8 +1,8 @@
 """Standard streams of the command line: always open, robust against closed pipes, free of native messages.
 
 Native libraries (absl, RE2, protobuf, onnxruntime before its logger is set up) write to descriptor 2 directly. While a
-verb runs, descriptor 2 is an unnamed file, and Python's stderr a duplicate of the original descriptor. If the process
-crashes, a child process, which does nothing else, copies the end of that file to the original stderr.
+command runs, descriptor 2 is an unnamed file, and Python's stderr a duplicate of the original descriptor. If the
+process crashes, a watcher child process copies the end of that file to the original stderr.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from sbonnx.errors import is_memory_message, out_of_memory
 from sbonnx.terminal import escaped
 
 SHOWN_BYTES: Final = 16 << 10
-"""Bytes of native messages shown after a crash at most: the last ones."""
+"""Maximum bytes of native messages shown after a crash: the last ones."""
 
 _captured: list[IO[bytes]] = []
-"""The file of native messages, while there is one."""
+"""The file of native messages, if they are captured."""
 
 
 @contextmanager
@@ -51,25 +51,25 @@ def standard_streams(*, capture: bool) -> Iterator[None]:
 def _flush(streams: tuple[TextIO | None, ...]) -> None:
     for stream in streams:
         if stream is not None:
-            with suppress(OSError, ValueError):  # `faults.guard` has reported it
+            with suppress(OSError, ValueError):  # `errors.guard` has reported it
                 stream.flush()
 
 
 def last_native_message() -> str:
-    """The last line that native code has written while its messages were captured, or ""."""
+    """Return the last captured line written by native code, or ""."""
     if not _captured:
         return ""
     return _last_line(_tail(_captured[-1].fileno()).decode(errors="replace"))
 
 
 def _open_closed() -> None:
-    """Open descriptors 0 to 2 where they are closed (``>&-``). Otherwise the next file that is opened gets such a
-    number, and everything printed goes into it."""
+    """Open descriptors 0 to 2 if they are closed (``>&-``). Otherwise the next opened file would get such a number, and
+    everything printed would be written to it."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # returns the lowest free descriptor, this one
             os.set_inheritable(descriptor, True)
 
 
@@ -77,7 +77,7 @@ class _Sink(io.FileIO):
     """A stream that discards output once its reader has closed the pipe (``| head``)."""
 
     def write(self, data: Any) -> int:
-        """As `io.FileIO`."""
+        """Implement `io.FileIO.write`."""
         try:
             return super().write(data) or 0
         except BrokenPipeError:
@@ -88,7 +88,7 @@ class _Sink(io.FileIO):
 
 
 def _stream(descriptor: int, like: TextIO | None, *, error: bool = False) -> TextIO:
-    """A text stream on a descriptor; characters that its encoding lacks are escaped."""
+    """Open a text stream on a descriptor; characters that its encoding lacks are escaped."""
     sink = _Sink(descriptor, "w", closefd=False)
     return io.TextIOWrapper(
         io.BufferedWriter(sink),
@@ -100,11 +100,11 @@ def _stream(descriptor: int, like: TextIO | None, *, error: bool = False) -> Tex
 
 @contextmanager
 def _native_messages(capture: bool) -> Iterator[int]:
-    """Redirect descriptor 2 to a file where the system can; yield the descriptor of the original stderr."""
+    """Redirect descriptor 2 to a file if the system supports it; yield the descriptor of the original stderr."""
     try:
         wanted = capture and hasattr(os, "fork")
         file = tempfile.TemporaryFile(prefix="sbonnx-", buffering=0) if wanted else None  # noqa: SIM115 - see below
-    except OSError:  # no room for it: nothing is redirected
+    except OSError:  # no space for the file: do not redirect
         file = None
     if file is None:
         yield 2
@@ -140,7 +140,7 @@ class _Watcher:
         os.close(waits)
 
     def end(self) -> None:
-        """End the child process. Does nothing in a fork of the process that started it."""
+        """End the child process. No-op in a fork of the process that started it."""
         if os.getpid() != self._owner:
             return
         with suppress(OSError):  # the child was killed
@@ -152,7 +152,7 @@ class _Watcher:
 
 
 def _watch(waits: int, file: int, shown: int) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # for the whole group
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # sent to the whole group
         signal.signal(number, signal.SIG_IGN)
     for descriptor in range(3):  # readers of these streams wait until all copies are closed
         os.close(descriptor)
