@@ -1,4 +1,4 @@
-"""Reports as pages for people and as JUnit XML for a CI, made of the plain values of a report."""
+"""HTML reports and JUnit XML, rendered from the plain values of a report."""
 
 from __future__ import annotations
 

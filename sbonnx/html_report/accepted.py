@@ -1,4 +1,4 @@
-"""What was held against the acceptance of a job, for tables and for JUnit."""
+"""Acceptance results of a job, for tables and for JUnit."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Final
 from sbonnx.html_report.figures import count, decibel, number, percent, plain, ratio, text
 
 AT_MOST: Final = "max_"
-"""Begin of the names of what must not be more than wanted; anything else must not be less."""
+"""Prefix of the keys with an upper limit; all others have a lower limit."""
 
 OWN: Final = "min_metric."
-"""Begin of the names of what a job's own metric computes."""
+"""Prefix of the keys of a job's own metrics."""
 
 NAMES: Final = {
     "min_sqnr": "SQNR",
@@ -20,7 +20,7 @@ NAMES: Final = {
     "max_size_ratio": "size ratio",
     "max_latency_ratio": "latency ratio",
 }
-"""What people call what a job file has a key for."""
+"""Display names of the keys of a job file."""
 
 COLUMN: Final = {"SQNR": "sqnr", "size ratio": "size", "latency ratio": "latency", "agreement": "agreement"}
 
@@ -29,13 +29,13 @@ ABSENT: Final = "not measured"
 
 @dataclass(frozen=True)
 class Held:
-    """One figure against what was wanted.
+    """One value compared with its threshold.
 
     Attributes:
-        what, found, wanted: texts.
-        met: whether it is as wanted.
-        value: to sort by; None where it could not be measured.
-        column: where an overview shows it: sqnr, agreement, size, latency, or metric.
+        what, found, wanted: display texts.
+        met: whether the threshold is met.
+        value: value to sort by; None if it could not be measured.
+        column: column of the overview: sqnr, agreement, size, latency, or metric.
     """
 
     what: str
@@ -50,7 +50,7 @@ class Held:
 
 
 def held_of(outcome: Mapping[str, Any]) -> tuple[Held, ...]:
-    """The rows (what, found, wanted, met) of an outcome. What its reason says was not measured has no figure."""
+    """Read the acceptance rows (what, found, wanted, met) of an outcome. Values that were not measured are None."""
     reason = text(outcome.get("reason"))
     return tuple(_held(*row, reason=reason) for row in outcome.get("accepted") or ())
 
@@ -74,5 +74,5 @@ def _said(column: str, value: float | None) -> str:
 
 
 def summary(rows: Sequence[Held]) -> str:
-    """How many of them were met: ``2 of 3 met``."""
+    """Count the met thresholds: ``2 of 3 met``."""
     return f"{count(sum(row.met for row in rows))} of {count(len(rows))} met"

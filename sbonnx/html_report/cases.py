@@ -1,4 +1,4 @@
-"""A batch as JUnit XML: a test case a job, as Jenkins, GitLab, GitHub and Maven's tools read it."""
+"""JUnit XML of a batch: one test case per job, readable by Jenkins, GitLab, GitHub and Maven tools."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from sbonnx.html_report.accepted import held_of
 from sbonnx.html_report.figures import address, number, text
 
 WRONG: Final = {"unaccepted": "failure", "refused": "failure", "skipped": "skipped"}
-"""What a status is to a CI; what is in no row here and not done is an error.
+"""JUnit element by status; any other status except "done" is an error.
 
-failure: it was held against what was asked for, and is not it. error: something broke.
+failure: the result does not meet the requirements. error: something broke.
 """
 
 COUNTED: Final = {"failure": "failures", "error": "errors", "skipped": "skipped"}
-"""The attribute of a suite that counts them."""
+"""Attribute of the suite that counts each element."""
 
 
 def junit(report: Mapping[str, Any]) -> str:
-    """The batch as one test suite.
+    """Render the batch as one test suite.
 
-    A step that jobs share and that did not end well is a case too where no job shows it: a CI is red where the exit
-    code is not 0.
+    A failed shared step that no job reports becomes a test case too, so that CI fails whenever the exit code is not 0.
 
     Args:
-        report: `dataclasses.asdict` of a `sbonnx.batch.jobs.job.BatchReport`, or that read back from JSON.
+        report: `dataclasses.asdict` of a `sbonnx.batch.jobs.job.BatchReport`, also after a round trip through JSON.
 
     Returns:
         The text of an XML file, with its declaration.
@@ -42,7 +41,7 @@ def junit(report: Mapping[str, Any]) -> str:
     )
     started = text(report.get("started"))
     if started:
-        suite.set("timestamp", started[: len("2000-01-01T00:00:00")])  # without a zone: so the schemas want it
+        suite.set("timestamp", started[: len("2000-01-01T00:00:00")])  # without a time zone, as the schemas require
     properties = ElementTree.SubElement(suite, "properties")
     known = {"sbonnx.version": report.get("version"), "finished": report.get("finished")}
     for key, value in known.items():
@@ -58,13 +57,13 @@ def _jobs(report: Mapping[str, Any], suite: str) -> Iterable[ElementTree.Element
         job, outcome = row["job"], row["outcome"]
         case = _case(text(job.get("name")), f"{suite}.{_stem(job.get('model'))}", outcome)
         if row.get("up_to_date"):
-            case.set("time", "0.000")  # what it took another day is not what this run took
+            case.set("time", "0.000")  # an up-to-date job took no time in this run
         case.append(_said(job, outcome, bool(row.get("up_to_date"))))
         yield case
 
 
 def _steps(report: Mapping[str, Any], suite: str) -> Iterable[ElementTree.Element]:
-    """Steps that ended badly, and that no job names as what became of it."""
+    """Yield failed steps that no job reports as its outcome."""
     shown = {row["outcome"].get("key") for row in report.get("rows") or ()}
     titles = report.get("titles") or {}
     for key, outcome in (report.get("steps") or {}).items():
@@ -86,7 +85,7 @@ def _case(name: str, group: str, outcome: Mapping[str, Any]) -> ElementTree.Elem
 
 
 def _said(job: Mapping[str, Any], outcome: Mapping[str, Any], up_to_date: bool) -> ElementTree.Element:
-    """What a person who reads the case wants to know."""
+    """Build the system-out element with model, target, output and acceptance."""
     lines = [f"model: {address(job.get('model'))}", f"target: {text(job.get('backend'))}"]
     lines.append(f"output: {address(job.get('output'))}")
     lines += [f"{one}: {'met' if one.met else 'not met'}" for one in held_of(outcome)]
@@ -98,6 +97,6 @@ def _said(job: Mapping[str, Any], outcome: Mapping[str, Any], up_to_date: bool) 
 
 
 def _stem(path: object) -> str:
-    """A model's name for a class name: dots would make packages of it."""
+    """Return a model's name for a class name, without dots, which would separate packages."""
     name = address(path).rstrip("/").rpartition("/")[2].partition("?")[0]
     return name.removesuffix(".onnx").replace(".", "_") or "model"

@@ -1,4 +1,4 @@
-"""Geometry of the charts: what the templates draw as inline SVG. No colours here: those are the style sheet's."""
+"""Geometry of the charts that the templates draw as inline SVG. Colours are defined in the style sheet."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Final
 from sbonnx.html_report.figures import count, decibel, shortened
 
 WIDTH: Final = 1080
-"""Units of the drawing; a page scales it."""
+"""Width of the drawing in SVG units; the page scales it."""
 
 NAMES: Final = 320
-"""Units left of the bars, for names of `NAME_MOST` characters of monospaced text."""
+"""Width of the label column, for names of `NAME_MOST` characters of monospaced text."""
 
 NAME_MOST: Final = 44
 VALUES: Final = 46
-"""Units right of the bars, for the figure of one that fills the axis."""
+"""Space right of the bars, for the value of a bar that fills the axis."""
 
 ROW: Final = 30
 BAR: Final = 10
@@ -27,14 +27,14 @@ STRIP_LEFT: Final = 34
 
 STEP_DB: Final = 10
 HIGHEST_DB: Final = 80.0
-"""Above, nothing is lost, whatever the figure: longer bars would only make the others short."""
+"""Upper limit of the axis. Higher values mean no visible loss, and longer bars would only compress the others."""
 
 LOWEST_DB: Final = -30.0
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What is drawn of a layer: its name, signal to noise of it alone and with all before it in dB; None: unknown."""
+    """Chart data of one layer: name, isolated and accumulated SQNR in dB; None: unknown."""
 
     name: str
     alone: float | None
@@ -43,7 +43,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Bar:
-    """A horizontal bar: from x, so wide; `said` stands at its end. cut: the figure is beyond the axis."""
+    """A horizontal bar: x and width; `said` is the label at its end. cut: the value is outside the axis."""
 
     x: float
     width: float
@@ -55,7 +55,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Row:
-    """A layer of the bar chart: what the text left of it says, where, its two bars (None: no figure)."""
+    """One row of the bar chart: label, position and two bars (None: no value)."""
 
     name: str
     label: str
@@ -66,7 +66,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Tick:
-    """A line of the axis, where it stands and what it says."""
+    """One grid line of the axis: position and label."""
 
     at: float
     said: str
@@ -74,7 +74,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Bars:
-    """A chart of bars with names: worst layers, or all of a small network."""
+    """A bar chart with layer names: the worst layers, or all layers of a small network."""
 
     width: int
     height: float
@@ -87,7 +87,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Hit:
-    """Where the mouse is over a layer of the strip, and what is said there."""
+    """Hover area of one layer in the strip, and its tooltip text."""
 
     x: float
     width: float
@@ -96,7 +96,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class Strip:
-    """All layers of a network side by side: columns with all before, marks for each alone."""
+    """All layers of a network side by side: columns for the accumulated, marks for the isolated SQNR."""
 
     width: int
     height: float
@@ -110,7 +110,7 @@ class Strip:
 
 @dataclass(frozen=True)
 class _Axis:
-    """dB to units: `low` stands at `start`, `high` at `end`."""
+    """Linear map from dB to SVG units: `low` is at `start`, `high` at `end`."""
 
     low: float
     high: float
@@ -128,7 +128,7 @@ class _Axis:
 
 
 def _axis(layers: Sequence[Layer], start: float, end: float) -> _Axis:
-    """An axis for all figures that are finite, in whole steps, 0 included."""
+    """Build an axis that covers all finite values in whole steps, and 0."""
     values = [value for layer in layers for value in (layer.alone, layer.gathered) if value is not None]
     finite = [value for value in values if math.isfinite(value)]
     high = math.ceil(max([*finite, STEP_DB]) / STEP_DB) * STEP_DB
@@ -137,7 +137,7 @@ def _axis(layers: Sequence[Layer], start: float, end: float) -> _Axis:
 
 
 def bars(layers: Sequence[Layer]) -> Bars:
-    """A chart with a row a layer, in the order given."""
+    """Build a bar chart with one row per layer, in the given order."""
     axis = _axis(layers, NAMES, WIDTH - VALUES)
     rows = []
     for index, layer in enumerate(layers):
@@ -169,10 +169,10 @@ def _bar(axis: _Axis, value: float | None, y: float) -> Bar | None:
 
 
 def strip(layers: Sequence[Layer], *, hovered: int) -> Strip:
-    """All layers as columns, in the order given; the paths are one element each, however many layers there are.
+    """Build a strip of all layers as columns, in the given order. Columns and marks are one SVG path each.
 
     Args:
-        hovered: up to so many layers, each says its name under the mouse.
+        hovered: maximum number of layers for which tooltips are added.
     """
     bottom = float(STRIP_HEIGHT - 8)
     axis = _axis(layers, bottom, 12)
@@ -194,5 +194,5 @@ def strip(layers: Sequence[Layer], *, hovered: int) -> Strip:
 
 
 def _short(value: float) -> str:
-    """A coordinate in as few characters as a tenth of a unit takes."""
+    """Format a coordinate with at most one decimal."""
     return f"{value:.1f}".removesuffix(".0")

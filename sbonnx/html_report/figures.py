@@ -1,4 +1,4 @@
-"""Plain values as short texts: numbers in a readable length, nothing that a page or XML cannot hold."""
+"""Formatting of plain values as short texts that are valid in HTML and XML."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 NOTHING: Final = "–"
-"""Where there is no figure."""
+"""Placeholder for a missing value."""
 
 MINUS: Final = "\u2212"
 
 _ILLEGAL: Final = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML 1.0 has no way to write (section 2.2); a browser replaces most of it too."""
+"""Characters that are not allowed in XML 1.0 (section 2.2); browsers replace most of them too."""
 
 _LOGIN: Final = re.compile(r"(?<=://)[^/\s?#@]*@")
 _SIGNED: Final = re.compile(
@@ -24,21 +24,21 @@ _SIGNED: Final = re.compile(
 _STEP: Final = 1000
 _MINUTE: Final = 60
 _LONGEST: Final = 4
-"""Digits of a number that is shown; beyond, it is as exact as nobody needs."""
+"""Significant digits of displayed numbers."""
 
 
 def text(value: object) -> str:
-    """`value` as text that HTML and XML can hold; "" for None."""
+    """Convert `value` to text that is valid in HTML and XML; "" for None."""
     return "" if value is None else _ILLEGAL.sub("\ufffd", str(value))
 
 
 def address(value: object) -> str:
-    """A path or URL as text, without the login or the signed keys that a URL may carry."""
+    """Format a path or URL without the login or signed query parameters that a URL may contain."""
     return _SIGNED.sub(r"\1***", _LOGIN.sub("***@", text(value)))
 
 
 def number(value: object) -> float | None:
-    """A number, also where JSON had to say "inf" or "nan"; None for what is none."""
+    """Convert to float, including "inf" and "nan" from JSON; None if it is not a number."""
     if value is None or isinstance(value, bool):
         return None
     try:
@@ -48,7 +48,7 @@ def number(value: object) -> float | None:
 
 
 def plain(value: object, digits: int = _LONGEST) -> str:
-    """A number in at most so many digits: ``0.00016``, ``43.14``, ``∞``; `NOTHING` where there is none."""
+    """Format a number with at most `digits` digits: ``0.00016``, ``43.14``, ``∞``; `NOTHING` if it is missing."""
     found = number(value)
     if found is None:
         return NOTHING
@@ -62,29 +62,29 @@ def plain(value: object, digits: int = _LONGEST) -> str:
 
 
 def raw(value: object) -> str:
-    """A number to sort by, for a script; "" where there is none."""
+    """Format a number as a sort key for the script; "" if it is missing."""
     found = number(value)
     return "" if found is None else f"{found:.7g}"
 
 
 def fixed(value: object, places: int) -> str:
-    """A number with so many decimals, so that a column of them lines up."""
+    """Format a number with a fixed number of decimals, so that a column is aligned."""
     found = number(value)
     return plain(found) if found is None or not math.isfinite(found) else f"{found:.{places}f}".replace("-", MINUS)
 
 
 def decibel(value: object) -> str:
-    """Signal to noise in dB, the unit left to the column."""
+    """Format an SQNR in dB, without the unit."""
     return fixed(value, 1)
 
 
 def ratio(value: object) -> str:
-    """A share of float: ``0.35``."""
+    """Format a ratio to float: ``0.35``."""
     return fixed(value, 2)
 
 
 def percent(value: object) -> str:
-    """A share, 0 to 1, in percent; what is not all is not rounded up to it."""
+    """Format a share (0 to 1) as a percentage; a share below 1 is never rounded up to 100 %."""
     found = number(value)
     if found is None or not math.isfinite(found):
         return plain(found)
@@ -95,7 +95,7 @@ def percent(value: object) -> str:
 
 
 def count(value: object) -> str:
-    """A whole number, with thin gaps between thousands."""
+    """Format a whole number with thin spaces between thousands."""
     found = number(value)
     if found is None or not math.isfinite(found):
         return plain(found)
@@ -103,7 +103,7 @@ def count(value: object) -> str:
 
 
 def size(value: object) -> str:
-    """A number of bytes: ``237 kB``, ``1.42 MB``."""
+    """Format a number of bytes: ``237 kB``, ``1.42 MB``."""
     found = number(value)
     if found is None or not math.isfinite(found):
         return plain(found)
@@ -115,12 +115,12 @@ def size(value: object) -> str:
 
 
 def seconds(value: object) -> str:
-    """A time in s: ``0.42 s``, ``12.3 s``, ``3 min 20 s``, ``1 h 05 min``."""
+    """Format a duration in s: ``0.42 s``, ``12.3 s``, ``3 min 20 s``, ``1 h 05 min``."""
     found = number(value)
     if found is None or not math.isfinite(found):
         return plain(found)
     if round(found) < _MINUTE:
-        return f"{found:.2f} s" if found < 10 else f"{found:.1f} s"  # two or three digits say enough
+        return f"{found:.2f} s" if found < 10 else f"{found:.1f} s"  # three significant digits
     minutes, rest = divmod(round(found), _MINUTE)
     if minutes < _MINUTE:
         return f"{minutes} min {rest:02d} s"
@@ -128,7 +128,7 @@ def seconds(value: object) -> str:
 
 
 def shortened(name: str, most: int) -> str:
-    """A name with its middle left out where it has more than `most` characters: both ends tell layers apart."""
+    """Elide the middle of a name longer than `most` characters, because both ends distinguish layers."""
     if len(name) <= most:
         return name
     tail = (most - 1) * 3 // 5
@@ -136,7 +136,7 @@ def shortened(name: str, most: int) -> str:
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Key paths of nested settings with their values as YAML reads them: (``W.QUANTIZER.BIT``, ``8``)."""
+    """Flatten nested settings to key paths with YAML values: (``W.QUANTIZER.BIT``, ``8``)."""
     for name, value in settings.items():
         path = f"{prefix}{name}"
         if isinstance(value, Mapping) and value:

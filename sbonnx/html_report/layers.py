@@ -1,4 +1,4 @@
-"""Rows of a network's layers: what the loss of each is, and which integers its tensors become."""
+"""Layer rows of a report page: error and integer types of each layer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sbonnx.html_report.figures import number, text
 ROLES: Final = ("activation", "weight", "bias")
 
 DRAWN: Final = 24
-"""Layers that a chart with names shows all of; of a larger network it shows the worst."""
+"""Maximum number of layers for which a chart with names shows all of them; for larger networks it shows the worst."""
 
 WORST: Final = 20
 
 HOVERED: Final = 400
-"""Layers of a strip that say their name under the mouse; more are too narrow to hit."""
+"""Maximum number of layers of a strip with tooltips; more are too narrow to hover over."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class LayerRow:
     """A quantized activation, and the weights of the layer that reads it.
 
     Attributes:
-        order: place in the network, from 1; None where the report does not say.
-        node, tensor: names; the tensor is what is quantized, the node its first reader. "" for the tensor where it is
-            another layer's row that has it.
-        activation, weights: types; "" where there is none.
-        alone, gathered: signal to noise in dB of rounding the tensor, and of it in the quantized network.
-        scale: of the first channel.
+        order: position in the network, from 1; None if the report does not contain it.
+        node, tensor: names of the first reader and of the quantized tensor. The tensor is "" if the row is only about
+            weights: the input is not quantized, or in the row of its first reader.
+        activation, weights: types; "" if not quantized.
+        alone, gathered: isolated and accumulated SQNR of the tensor in dB.
+        scale: scale of the first channel.
     """
 
     order: int | None
@@ -47,7 +47,7 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class Widths:
-    """How many tensors of each role became a type."""
+    """Number of tensors of each role with a type."""
 
     label: str
     counts: tuple[int, ...]
@@ -55,15 +55,15 @@ class Widths:
 
 @dataclass(frozen=True)
 class Layers:
-    """All that a page says of the layers of one network.
+    """View model of the layers of one network.
 
     Attributes:
-        rows: worst first, and no more than the page has room for.
-        total: how many there are.
-        ordered: whether the strip stands in the order of the network; else worst first.
-        bars, strip: charts; None where nothing was measured, or (strip) where the bars show all.
-        widths: types with counts by `ROLES`; without weights where the report does not name these.
-        complete: whether weights and biases are among them.
+        rows: worst first, truncated to the maximum of the page.
+        total: number of rows before truncation.
+        ordered: whether the strip is in network order; else worst first.
+        bars, strip: charts; None if nothing was measured, or (strip) if the bars already show all layers.
+        widths: types with counts by `ROLES`; without weights if the report does not contain them.
+        complete: whether weights and biases are included.
     """
 
     rows: tuple[LayerRow, ...]
@@ -76,17 +76,17 @@ class Layers:
 
     @property
     def with_weights(self) -> bool:
-        """Whether any row has types of weights to show."""
+        """Whether any row has weight types."""
         return any(row.weights for row in self.rows)
 
     @property
     def with_order(self) -> bool:
-        """Whether any row has a place in the network to show."""
+        """Whether any row has a position in the network."""
         return any(row.order is not None for row in self.rows)
 
 
 def layers_of(report: Mapping[str, Any], most: int) -> Layers:
-    """The layers of one report, at most so many of them as rows."""
+    """Build the view of the layers of one report, with at most `most` rows."""
     sites = report.get("sites") or ()
     rows = _rows(report.get("layers") or (), sites)
     measured = [row for row in rows if row.alone is not None or row.gathered is not None]
@@ -106,7 +106,7 @@ def layers_of(report: Mapping[str, Any], most: int) -> Layers:
 
 
 def _drawn(rows: Sequence[LayerRow]) -> list[chart.Layer]:
-    """Layers with names that tell them apart: of a node that reads several, the tensor is named too."""
+    """Return chart layers with unique labels: if a node reads several tensors, the tensor is named too."""
     times = Counter(row.node for row in rows)
     return [
         chart.Layer(row.node if times[row.node] == 1 else f"{row.node} ← {row.tensor}", row.alone, row.gathered)
@@ -115,7 +115,7 @@ def _drawn(rows: Sequence[LayerRow]) -> list[chart.Layer]:
 
 
 def _rows(layers: Sequence[Mapping[str, Any]], sites: Sequence[Mapping[str, Any]]) -> list[LayerRow]:
-    """A row an activation, worst first; then layers of which only the weights are quantized."""
+    """Return one row per activation, worst first, then the layers with quantized weights only."""
     weights: dict[str, list[str]] = {}
     order: dict[str, int] = {}
     for site in sites:
@@ -148,7 +148,7 @@ def _rows(layers: Sequence[Mapping[str, Any]], sites: Sequence[Mapping[str, Any]
 
 
 def _place(site: Mapping[str, Any]) -> str:
-    """What tells an activation or a weight from others, in the rows of layers and of sites alike."""
+    """Return a key that identifies an activation or weight in both `layers` and `sites`."""
     return f"{site.get('role')}\n{site.get('tensor')}\n{site.get('node')}"
 
 
@@ -161,7 +161,7 @@ def _or_last(value: float | None) -> float:
 
 
 def _widths(report: Mapping[str, Any], sites: Sequence[Mapping[str, Any]]) -> tuple[Widths, ...]:
-    """Types by how often they are used, most first."""
+    """Count the types by role, most frequent first."""
     rows = sites or [{"role": "activation", "label": row.get("label")} for row in report.get("layers") or ()]
     counts: Counter[tuple[str, str]] = Counter((text(row.get("label")), text(row.get("role"))) for row in rows)
     labels = dict.fromkeys(label for label, _ in counts)

@@ -1,4 +1,4 @@
-"""What a page says of one quantized network, out of the plain values of its report."""
+"""View model of one quantized network, built from the plain values of its report."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from sbonnx.html_report.figures import number, text
 from sbonnx.html_report.layers import Layers, layers_of
 
 PLACES: Final = 1500
-"""Names of nodes listed for all reasons, and for all patterns; further ones are counted."""
+"""Maximum number of node names listed for all refusals, and for all patterns; the rest are counted."""
 
 ALL_ROWS: Final = 4000
-"""Layers in the table of a page of one network: more would only make it slow; all are in the JSON."""
+"""Maximum number of layer rows on a page of one network, for speed; the JSON has all layers."""
 
 FP8: Final = "fp8"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure to be seen first: its name, the value as text, one more line."""
+    """A headline figure: name, value as text, and one more line."""
 
     name: str
     value: str
@@ -32,7 +32,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Pair:
-    """Something of the float and the quantized model, side by side: texts."""
+    """One property of the float and the quantized model, as texts."""
 
     name: str
     float_: str
@@ -42,7 +42,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Group:
-    """What was done, or not, for one reason: how often, and where (the first of them)."""
+    """Occurrences of one action or refusal with the same reason: count, and the first places."""
 
     what: str
     why: str
@@ -51,13 +51,13 @@ class Group:
 
     @property
     def further(self) -> int:
-        """How many places are not listed."""
+        """Number of places that are not listed."""
         return self.count - len(self.where)
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The most frequent groups, of how many, and how often all of them."""
+    """The most frequent groups, the total number of groups, and the total number of occurrences."""
 
     rows: tuple[Group, ...]
     total: int
@@ -66,19 +66,19 @@ class Groups:
 
 @dataclass(frozen=True)
 class Network:
-    """One quantized network, ready for the template.
+    """View model of one quantized network, for the template.
 
     Attributes:
-        model, output, backend, bits: texts.
+        model, output, backend, bits: display texts.
         ok, problems, notes: see `sbonnx.report.Report`.
-        headline: figures to be seen first.
-        pairs: float against quantized.
-        outputs, levels: rows of the comparison, as they are in the report.
-        kernels: (name, text) of what runs in integers.
-        layers: see there.
-        refused, applied: grouped.
+        headline: figures at the top of the page.
+        pairs: properties of float and quantized model.
+        outputs, levels: rows of the comparison, as in the report.
+        kernels: (name, text) of the integer kernels.
+        layers: see `Layers`.
+        refused, applied: grouped refusals and patterns.
         settings: (key, value), flat.
-        search: what was tried, as in the report; {} where nothing was.
+        search: results of the recipe search, as in the report; {} without a search.
         counts: (name, text).
     """
 
@@ -109,11 +109,11 @@ def network_of(
     places: int = PLACES,
     without: frozenset[tuple[str, str]] = frozenset(),
 ) -> Network:
-    """The view of one report.
+    """Build the view of one report.
 
     Args:
-        report: of `sbonnx.report.Report.to_dict`, or that read back from JSON.
-        rows, places: how many layers, and places of refusals and of patterns, are listed.
+        report: `sbonnx.report.Report.to_dict`, also after a round trip through JSON.
+        rows, places: maximum number of listed layers, and of listed places of refusals and of patterns.
         without: settings that are shown elsewhere.
     """
     metrics = report.get("metrics") or {}
@@ -148,7 +148,7 @@ def _all(report: Mapping[str, Any], key: str) -> Sequence[Any]:
 
 
 def bits_of(report: Mapping[str, Any]) -> str:
-    """Widths of weights and activations: ``w8a8``, ``w3-8a8`` where layers differ, ``fp8``; "" where it is not said."""
+    """Format weight and activation widths: ``w8a8``, ``w3-8a8`` if layers differ, ``fp8``; "" if unknown."""
     settings = report.get("settings") or {}
     if not settings:
         return ""
@@ -161,7 +161,7 @@ def bits_of(report: Mapping[str, Any]) -> str:
 
 
 def _width(report: Mapping[str, Any], side: str, role: str) -> str:
-    """Of one side: what was chosen a layer, or what the recipe says for all."""
+    """Return the width of one side: the range of the chosen widths, or the one of the recipe."""
     quantizer = (report["settings"].get(side) or {}).get("QUANTIZER") or {}
     if quantizer.get("DTYPE") == FP8:
         return FP8
@@ -175,7 +175,7 @@ def _width(report: Mapping[str, Any], side: str, role: str) -> str:
 
 
 def least(outputs: Iterable[Mapping[str, Any]], key: str) -> float | None:
-    """The lowest figure of any output; None where none has it."""
+    """Return the lowest value over all outputs; None if no output has it."""
     found = [value for value in (number(row.get(key)) for row in outputs) if value is not None]
     return min(found) if found else None
 
@@ -241,7 +241,10 @@ def _kernels(kernels: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
 
 
 def _grouped(rows: Sequence[tuple[str, str, str]], places: int) -> Groups:
-    """Rows (what, why, where) by what and why, most frequent first; so many places in all, and one a group."""
+    """Group rows (what, why, where) by what and why, most frequent first, with at most `places` places in total.
+
+    Each group lists at least one place.
+    """
     counts = Counter((what, why) for what, why, _ in rows)
     most = counts.most_common(places)
     each = max(1, places // max(len(most), 1))

@@ -1,4 +1,4 @@
-"""What a page says of a batch: a row a job, a section a job, what was shared."""
+"""View model of a batch page: one table row and one section per job, and the shared steps."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ STATUSES: Final = {
     "timed out": "bad",
     "skipped": "idle",
 }
-"""Every way to end, in the order in which they are counted, with the class that the style sheet colours."""
+"""CSS class by status, in display order."""
 
 MOST_ROWS: Final = 4000
-"""Layers listed on a page of many jobs, all together."""
+"""Maximum number of layer rows on a batch page, over all jobs."""
 
 MOST_PLACES: Final = 6000
-"""Names of nodes listed with refusals and patterns, likewise."""
+"""Maximum number of node names listed with refusals and patterns on a batch page, over all jobs."""
 
 FEWEST: Final = 12
-"""Rows that each job gets however many there are."""
+"""Minimum number of rows per job, however many jobs there are."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure in the overview: text, the value to sort by, and how it stands to what was wanted (None: nothing)."""
+    """A cell of the overview: text, value to sort by, threshold, and whether it is met (None: no threshold)."""
 
     said: str
     value: float | None
@@ -48,14 +48,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class JobRow:
-    """A job: texts and cells of the overview, and its section.
+    """One job: texts and cells of the overview, and its section.
 
     Attributes:
-        anchor: id of its section.
-        tone: class of its status.
+        anchor: HTML id of its section.
+        tone: CSS class of its status.
         cells: SQNR, agreement, metric, size, latency, seconds, peak memory, in the order of `COLUMNS`.
-        facts: (name, text) of what was asked for and what it took.
-        network: None where there is no report.
+        facts: (name, text) of the job's settings and resource usage.
+        network: None if there is no report.
     """
 
     anchor: str
@@ -84,12 +84,12 @@ COLUMNS: Final = (
 )
 
 FIGURES: Final = 5
-"""How many of them are of the result: where there is none, the reason stands in their place."""
+"""Number of columns that describe the result; without a result, the reason is shown there."""
 
 
 @dataclass(frozen=True)
 class StepRow:
-    """A step, those that jobs share among them."""
+    """One step, possibly shared by several jobs."""
 
     title: str
     status: str
@@ -103,7 +103,7 @@ class StepRow:
 
 @dataclass(frozen=True)
 class Overview:
-    """A batch, ready for the template."""
+    """View model of a batch, for the template."""
 
     title: str
     version: str
@@ -118,7 +118,7 @@ class Overview:
 
 
 def overview_of(report: Mapping[str, Any]) -> Overview:
-    """The view of `dataclasses.asdict` of a `sbonnx.batch.jobs.job.BatchReport`, or of that read back from JSON."""
+    """Build the view from `dataclasses.asdict` of a `BatchReport`, also after a round trip through JSON."""
     rows = report.get("rows") or ()
     reports = [row["outcome"]["report"] for row in rows if row["outcome"].get("report")]
     common = _common(reports)
@@ -165,7 +165,7 @@ def _job(row: Mapping[str, Any], anchor: str, common: frozenset[tuple[str, str]]
 
 
 def _bits(job: Mapping[str, Any], report: Mapping[str, Any]) -> str:
-    """Widths that were run; those that were asked for, where it did not get so far."""
+    """Return the bit widths of the report, or the requested ones if there is no report."""
     asked = {text(key).lower(): text(value) for key, value in job.get("overrides") or ()}
     return bits_of(report) or asked.get("bits", "")
 
@@ -173,7 +173,7 @@ def _bits(job: Mapping[str, Any], report: Mapping[str, Any]) -> str:
 def _cells(outcome: Mapping[str, Any], metrics: Mapping[str, Any], held: Sequence[Held]) -> Iterable[Cell]:
     wanted: dict[str, Held] = {}
     for one in held:
-        if one.column not in wanted or not one.met:  # what was not met is what one looks for
+        if one.column not in wanted or not one.met:  # an unmet threshold takes precedence
             wanted[one.column] = one
     outputs = metrics.get("outputs") or ()
     own: Mapping[str, Any] = next(iter(metrics.get("own") or ()), {})
@@ -242,15 +242,15 @@ def _steps(report: Mapping[str, Any]) -> Iterable[StepRow]:
 
 
 def _common(reports: Sequence[Mapping[str, Any]]) -> frozenset[tuple[str, str]]:
-    """Settings that all jobs have: said once, where there are several jobs."""
-    if len(reports) < 2:  # nothing to share
+    """Return the settings that all jobs share, to be shown once; empty for a single job."""
+    if len(reports) < 2:  # a single report has nothing to share
         return frozenset()
     each = [frozenset(figures.flat(report.get("settings") or {})) for report in reports]
     return frozenset.intersection(*each)
 
 
 def _anchors(names: Sequence[str]) -> list[str]:
-    """An id a job, readable in a link and unique."""
+    """Return one readable and unique HTML id per job."""
     found: list[str] = []
     taken: set[str] = set()
     for name in names:
@@ -272,7 +272,7 @@ def _when(value: object) -> datetime | None:
 
 
 def _moment(value: object) -> str:
-    """A point in time (UTC) without its fractions; what is no time stays as it is."""
+    """Format a timestamp (UTC) without fractions; other text is returned unchanged."""
     when = _when(value)
     return text(value) if when is None else f"{when:%Y-%m-%d %H:%M:%S} UTC"
 

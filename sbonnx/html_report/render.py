@@ -1,4 +1,4 @@
-"""Pages out of templates: one file each, with its style and script inside, that fetches nothing."""
+"""Rendering of self-contained HTML pages: inline style and script, no external resources."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 
 
 def single_page(report: Mapping[str, Any]) -> str:
-    """A page of one quantized model.
+    """Render the page of one quantized model.
 
     Args:
-        report: of `sbonnx.report.Report.to_dict`, or that read back from JSON.
+        report: `sbonnx.report.Report.to_dict`, also after a round trip through JSON.
 
     Returns:
-        The text of an HTML file. It opens from anywhere, also where scripts are off.
+        The text of an HTML file. The page is readable without JavaScript.
     """
     network = network_of(report)
     return _environment().get_template("single.html.j2").render(network=network, version=__version__)
 
 
 def batch_page(report: Mapping[str, Any]) -> str:
-    """A page of a batch: an overview, and a section a job.
+    """Render the page of a batch: an overview, and one section per job.
 
     Args:
-        report: `dataclasses.asdict` of a `sbonnx.batch.jobs.job.BatchReport`, or that read back from JSON.
+        report: `dataclasses.asdict` of a `sbonnx.batch.jobs.job.BatchReport`, also after a round trip through JSON.
 
     Returns:
-        The text of an HTML file, as of `single_page`.
+        The text of an HTML file, as for `single_page`.
     """
     view = overview_of(report)
     template = _environment().get_template("batch.html.j2")
@@ -47,7 +47,7 @@ def batch_page(report: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
-    """Templates of this package. All that they write is escaped; a name that they do not know is an error."""
+    """Create the Jinja environment: autoescape is on, and undefined names are errors."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     made = Environment(
@@ -70,10 +70,10 @@ def _environment() -> Environment:
 
 
 def _packed(name: str) -> str:
-    """A file that lies beside this one, zipped or not."""
+    """Read a file of this package, which may be zipped."""
     return resources.files("sbonnx.html_report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _hashed(content: str) -> str:
-    """What a content security policy calls a text that may stand in the page."""
+    """Return the SHA-256 hash source of an inline text for the Content-Security-Policy."""
     return "sha256-" + base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
