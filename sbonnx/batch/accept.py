@@ -1,4 +1,4 @@
-"""Acceptance of results: thresholds of a job, on figures of the report and on metrics that its own code computes."""
+"""Acceptance of results: thresholds of a job on the report's metrics and on user-defined metrics."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ Row = tuple[str, float, float, bool]
 """(what, found, wanted, met)"""
 
 READS: Final = "reads-"
-"""Prefix of the names of such lists."""
+"""Prefix of the file names of `Rows` lists."""
 
 UNKNOWN: Final = 0.0
-"""What stands for a figure that could not be measured: the reason beside it says so."""
+"""Placeholder for a value that could not be measured; the reason explains it."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The verdict.
+    """Result of the acceptance check.
 
     Attributes:
-        rows: what was held against the acceptance.
-        reasons: why it is not met, one sentence each; empty where it is.
-        metrics: values by name, of the float model and of the quantized one, where a metric was named.
+        rows: values compared with their thresholds.
+        reasons: one sentence for each threshold that is not met; empty if all are met.
+        metrics: values by name, of the float and the quantized model, if the job has a metric.
     """
 
     rows: tuple[Row, ...] = ()
@@ -47,10 +47,10 @@ class Judged:
 def judge(
     accept: Acceptance, metrics: Mapping[str, Any], own: Mapping[str, Mapping[str, float]] | None = None
 ) -> Judged:
-    """Hold a result against what its job accepts.
+    """Check a result against the acceptance thresholds of its job.
 
     Args:
-        metrics: of the report, see `sbonnx.verify.Comparison.to_dict`.
+        metrics: metrics of the report, see `sbonnx.verify.Comparison.to_dict`.
         own: values of the job's metric by name: {"float": value, "quantized": value}.
     """
     rows: list[Row] = []
@@ -71,7 +71,7 @@ def judge(
 def _figures(
     accept: Acceptance, metrics: Mapping[str, Any], own: Mapping[str, Mapping[str, float]]
 ) -> Iterator[tuple[str, float | None, float, bool]]:
-    """(what, found, wanted, whether at least) of all that is asked for."""
+    """Yield (what, found, wanted, whether at least) for each threshold of the job."""
     outputs = metrics.get("outputs") or ()
     if accept.min_sqnr is not None:
         yield "min_sqnr", _least(outputs, "sqnr_db"), accept.min_sqnr, True
@@ -86,7 +86,7 @@ def _figures(
 
 
 def _least(outputs: Any, key: str) -> float | None:
-    """The least figure of any output; one that is not a number is the least of all."""
+    """Return the lowest value over all outputs; NaN counts as lowest."""
     found = [float(row[key]) for row in outputs if row.get(key) is not None]
     return next((one for one in found if math.isnan(one)), min(found)) if found else None
 
@@ -96,7 +96,7 @@ def _positive(value: Any) -> float | None:
 
 
 def _absent(what: str) -> str:
-    """Why there is no figure."""
+    """Return the reason why a value is missing."""
     return {
         "min_sqnr": "the outputs were not compared with float, which wants calibration data",
         "min_agreement": "no output has two classes or more, or nothing was compared with float",
@@ -106,7 +106,7 @@ def _absent(what: str) -> str:
 
 
 def run_metric(named: str, model: Path) -> dict[str, float]:
-    """Values of the metric "file.py:function" for a model file.
+    """Compute the metric "file.py:function" for a model file.
 
     Raises: see `metric.loaded` and `Metric.values`.
     """
@@ -117,15 +117,15 @@ def run_metric(named: str, model: Path) -> dict[str, float]:
 def both(
     named: str, model: Path, quantized: Path, places: Places, hider: Hider | None = None
 ) -> tuple[dict[str, dict[str, float]], tuple[str, ...]]:
-    """The metric of the float model and of the quantized one: {name: {"float": value, "quantized": value}}.
+    """Compute the metric for the float and the quantized model: {name: {"float": value, "quantized": value}}.
 
-    The float model's is computed once and kept in the state folder.
+    The values of the float model are computed once and cached in the state folder.
 
     Args:
-        hider: takes values of the environment out of what is written down.
+        hider: replaces secret values of environment variables in what is written.
 
     Returns:
-        The values, and names of the lists of files that they depend on (see `unchanged`).
+        The values, and the names of the lists of files that they depend on (see `unchanged`).
 
     Raises: see `run_metric`.
     """
@@ -147,18 +147,18 @@ def both(
 
 
 def unchanged(reads: str, places: Places, digests: Digests) -> bool:
-    """Whether the files of a list that `both` named are as they were when a metric read them."""
+    """Return whether the files of a list of `both` are unchanged since a metric read them."""
     try:
         file = places.metrics / f"{READS}{reads}.json"
         rows = json.loads(file.read_bytes())
         used(file)
         return all(digest_of(revealed(str(path)), digests) == digest for path, digest in rows)
-    except (OSError, ValueError, TypeError, RecipeError):  # deleted, damaged, or of a variable that is not set
+    except (OSError, ValueError, TypeError, RecipeError):  # deleted, damaged, or an unset environment variable
         return False
 
 
 def code_digest(named: str, digests: Digests) -> str:
-    """Digest of the source of a metric, with the modules beside it that it imports."""
+    """Return the digest of a metric's source, including the modules of its folder that it imports."""
     file, _, function = named.rpartition(":")
     folder = Path(file).parent
     rows = [f"{os.path.relpath(path, folder)} {digests.of(path)}" for path in sources_of(Path(file))]
@@ -166,14 +166,13 @@ def code_digest(named: str, digests: Digests) -> str:
 
 
 def _float_file(named: str, model: Path, places: Places, digests: Digests) -> Path:
-    """Path of the cached metric of a float model."""
+    """Return the path of the cached metric of a float model."""
     key = text(combined("float metric", digests.of_model(model).encode(), code_digest(named, digests).encode()))
     return places.metrics / f"{key}.json"
 
 
 def _kept(named: str, model: Path, places: Places, digests: Digests) -> tuple[dict[str, float], str] | None:
-    """The metric of the float model, with the list of the files that were read; None where it is not known, or a file
-    has changed."""
+    """Return the cached metric of the float model and its list of read files; None if not cached or outdated."""
     try:
         file = _float_file(named, model, places, digests)
         found = json.loads(file.read_bytes())
@@ -185,7 +184,7 @@ def _kept(named: str, model: Path, places: Places, digests: Digests) -> tuple[di
 
 
 def _remember(rows: Rows, places: Places, hider: Hider) -> str:
-    """Name of a list of files, which is written down."""
+    """Write a list of files and return its name."""
     content = json.dumps(hider.plain(rows))
     name = text(combined("reads", content.encode()))
     _write(places.metrics / f"{READS}{name}.json", content)
@@ -193,7 +192,7 @@ def _remember(rows: Rows, places: Places, hider: Hider) -> str:
 
 
 def _write(file: Path, content: str) -> None:
-    """A small file of the state folder, whole."""
+    """Write a small file of the state folder atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, content)
 

@@ -1,4 +1,4 @@
-"""`batch`: many models for many targets, at once, whatever happens to some of them."""
+"""`batch`: quantize many models for many targets in parallel, with isolated failures and resumable state."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.version import __version__
 
 REPORTS: Final = ("report.json", "report.html", "report.xml")
-"""What is written into the output folder at the end."""
+"""Files written into the output folder at the end."""
 
 BYTES_A_SECOND: Final = 1e6
-"""Of a model: see `guess`."""
+"""Assumed throughput in bytes of a model per second, see `guess`."""
 
 WOULD: Final = "it would be run now"
-"""Reason of a job that a dry run found to be done."""
+"""Reason of a job that a dry run would execute."""
 
 
 class Engine(Protocol):
-    """What runs steps: `LocalEngine`, or `cluster.DaskEngine`."""
+    """Interface of engines that run steps: `LocalEngine`, `cluster.DaskEngine`."""
 
     def run(self, steps: Sequence[Step], places: Places, watch: Watch) -> dict[str, Outcome]:
-        """See `LocalEngine.run`."""
+        """Run steps as specified by `LocalEngine.run`."""
 
 
 def batch(
@@ -56,30 +56,30 @@ def batch(
     watch: Watch | None = None,
     output: str | os.PathLike[str] | None = None,
 ) -> BatchReport:
-    """Quantize all that a job file asks for, and report it.
+    """Quantize all jobs of a job file, and report the results.
 
-    What was done before and has not changed (model, data, recipe, acceptance, versions) is not done again; what was
-    refused is not tried again. Ended at any moment, by whatever means, the same call goes on.
+    Up-to-date results are skipped: a job runs again only if its model, data, recipe, acceptance or versions changed.
+    Refused jobs are not retried. After any kind of interruption, the same call resumes the batch.
 
     Args:
         jobs: a job file, or jobs.
-        workers: jobs at a time on this machine; None: one for every two processors, two at least where there are two.
-        only: glob of the names of jobs; others are left as they are, and out of the report.
-        force: do again what is done.
-        dry_run: find out only what is to be done: such rows are "skipped", with the reason `WOULD`.
+        workers: concurrent jobs on this machine; None: one per two processors, at least two if there are two.
+        only: glob of job names; other jobs are left unchanged and omitted from the report.
+        force: run up-to-date jobs again.
+        dry_run: only determine what has to run: such rows are "skipped", with the reason `WOULD`.
         scheduler: address of a Dask scheduler on which to run.
-        cluster: a Dask client, or a cluster as dask-jobqueue and dask-kubernetes make them.
-        watch: told as it goes; see `watch.make_watch`.
-        output: folder of the batch, where `jobs` are no file.
+        cluster: a Dask client, or a cluster object of dask-jobqueue or dask-kubernetes.
+        watch: receives progress; see `watch.make_watch`.
+        output: folder of the batch, if `jobs` is not a file.
 
     Returns:
-        The report, which was also written to the output folder as `REPORTS`. ``report.ok``: all jobs are done.
+        The report, which is also written to the output folder as `REPORTS`. ``report.ok``: all jobs are done.
 
     Raises:
-        RecipeError: the jobs cannot be used as they are.
-        OutputError: the output folder cannot be used, or another batch is at work in it.
-        DeviceError: there is no such cluster, or its packages are not installed.
-        KeyboardInterrupt: with what was done until then. What was begun has been ended.
+        RecipeError: the jobs are invalid.
+        OutputError: the output folder cannot be used, or another batch is running in it.
+        DeviceError: the cluster cannot be reached, or its packages are not installed.
+        KeyboardInterrupt: on interruption, with the number of finished jobs. Running steps are terminated.
     """
     wished = wish(jobs, only=only, output=output)
     if dry_run:
@@ -98,11 +98,11 @@ def fulfil(
     engine: Engine | None = None,
     publish: Publish | None = None,
 ) -> BatchReport:
-    """`batch`, of a wish.
+    """Run a parsed batch, see `batch`.
 
     Args:
-        engine: what runs the steps; None: one of sbonnx's, as `workers`, `scheduler` and `cluster` say.
-        publish: puts what was made before where it is wanted; None: sbonnx's own.
+        engine: runs the steps; None: one of sbonnx's, depending on `workers`, `scheduler` and `cluster`.
+        publish: copies existing results to the outputs; None: sbonnx's own.
     """
     if scheduler is not None and cluster is not None:
         raise RecipeError("a batch runs on one cluster: give scheduler or cluster, not both")
@@ -120,7 +120,7 @@ def fulfil(
 
 
 def _engine(workers: int | None, cluster: Any, state: State) -> Engine:
-    """On this machine, or on a cluster where there is one."""
+    """Create a local engine, or a Dask engine if a cluster is given."""
     if cluster is None:
         return LocalEngine(workers, expected=lambda step: state.expected(step) or guess(step))
     from sbonnx.batch.dask.cluster import DaskEngine
@@ -129,17 +129,19 @@ def _engine(workers: int | None, cluster: Any, state: State) -> Engine:
 
 
 def guess(step: Step) -> float | None:
-    """Seconds for a step that never ran, by the size of its model: they are right for no machine, and tell long ones
-    from short ones. None where the model is not on this machine."""
+    """Estimate the seconds of a step that never ran, from the size of its model; None if the model is not local.
+
+    The absolute value is not accurate on any machine; it only separates long steps from short ones.
+    """
     try:
         path = local_path(revealed(step.jobs[0].model))
         return None if path is None else 1.0 + path.stat().st_size / BYTES_A_SECOND
-    except (OSError, SbonnxError):  # the step says what is wrong
+    except (OSError, SbonnxError):  # the step reports the error
         return None
 
 
 def look(wished: Wish, *, force: bool = False) -> Todo:
-    """What is to be done for a wish, without doing any of it. A batch that is at work there does not mind."""
+    """Determine the remaining steps without running any. Safe while another batch runs in the folder."""
     settled: dict[str, Outcome] = {}
     if wished.places.database.is_file() and not force:
         settled = peek(wished.places, wished.steps)
@@ -147,10 +149,10 @@ def look(wished: Wish, *, force: bool = False) -> Todo:
 
 
 def write_reports(report: BatchReport, places: Places) -> None:
-    """Write `REPORTS`; each appears whole.
+    """Write `REPORTS`, each atomically.
 
     Raises:
-        OutputError: they cannot be written there.
+        OutputError: they cannot be written.
     """
     from sbonnx import graph as graphs
     from sbonnx.html_report import batch_page, junit
@@ -166,7 +168,7 @@ def write_reports(report: BatchReport, places: Places) -> None:
 
 
 def plain(report: BatchReport) -> dict[str, Any]:
-    """A report as JSON holds it, with "ok" and "exit_code" before all; numbers that are not finite are texts."""
+    """Convert a report to JSON values, with "ok" and "exit_code" first; non-finite numbers become strings."""
     values = {"ok": report.ok, "exit_code": report.exit_code, **dataclasses.asdict(report)}
     found: dict[str, Any] = _plain(values)
     return found
@@ -174,10 +176,10 @@ def plain(report: BatchReport) -> dict[str, Any]:
 
 @final
 class Recorder:
-    """A watch that keeps the state of the batch, and passes on what it is told.
+    """Watch that updates the state of the batch and forwards all events.
 
     Attributes:
-        finished: keys of the quantize steps that were done under its eyes.
+        finished: keys of the quantize steps that succeeded in this run.
     """
 
     def __init__(self, state: State, watch: Watch) -> None:
@@ -186,43 +188,43 @@ class Recorder:
         self.finished: set[str] = set()
 
     def begin(self, steps: Sequence[Step], settled: Mapping[str, Outcome]) -> None:
-        """See `Watch`."""
+        """Implement `Watch.begin`."""
         self._watch.begin(steps, settled)
 
     def started(self, step: Step, attempt: int, where: str) -> None:
-        """See `Watch`."""
+        """Implement `Watch.started`."""
         self._state.started(step, attempt, where)
         self._watch.started(step, attempt, where)
 
     def told(self, step: Step, stage: str, done: int, total: int | None, memory: int) -> None:
-        """See `Watch`."""
+        """Implement `Watch.told`."""
         self._watch.told(step, stage, done, total, memory)
 
     def ended(self, step: Step, outcome: Outcome, *, again: bool) -> None:
-        """See `Watch`."""
+        """Implement `Watch.ended`."""
         self._state.ended(step, outcome)
         if step.kind == "quantize" and outcome.status in FINE:
             self.finished.add(step.key)
         self._watch.ended(step, outcome, again=again)
 
     def close(self) -> None:
-        """See `Watch`."""
+        """Implement `Watch.close`."""
         self._watch.close()
 
 
 def _left(wished: Wish, state: State, publish: Publish | None, *, force: bool) -> Todo:
-    """What is to be done. What is done already lies where it is wanted afterwards."""
+    """Determine the remaining steps, after results of finished steps are published to their outputs."""
     places = wished.places
-    sweep(places, wished.steps)  # of all: who was killed while it published has left no step to be run
+    sweep(places, wished.steps)  # all steps: one killed while publishing is settled, and would not be swept later
     if force:
         for step in wished.steps:
             for key in {step.key, step.work}:
                 unmake(places, key)
             state.forget(step.key)
-        if wished.chosen == wished.jobs:  # with what was measured
+        if wished.chosen == wished.jobs:  # also discard the measurements
             remove(places.state / "sketches")
         for path in places.metrics.glob("*.json"):
-            if not path.name.startswith(READS):  # verdicts of other jobs refer to those
+            if not path.name.startswith(READS):  # outcomes of other jobs refer to these lists
                 remove(path)
     settled = state.settled(wished.steps)
     digests = Digests(places.state)
@@ -231,7 +233,7 @@ def _left(wished: Wish, state: State, publish: Publish | None, *, force: bool) -
         if settled.get(step.key) is not None and places.made(step.key).is_dir():
             try:
                 put(step, places)
-            except SbonnxError:  # its process tries as well, and says what is wrong
+            except SbonnxError:  # run the step again: its process publishes too, and reports the error
                 del settled[step.key]
             for key in {step.key, step.work}:
                 used(places.made(key))
@@ -240,7 +242,7 @@ def _left(wished: Wish, state: State, publish: Publish | None, *, force: bool) -
 
 
 def _run(engine: Engine, wished: Wish, left: Todo, recorder: Recorder) -> dict[str, Outcome]:
-    """Run what is left; whatever happens, the watch is closed."""
+    """Run the remaining steps; always closes the watch."""
     settled = {step.key: left.settled[step.key] for step in wished.steps if step.key in left.settled}
     known = {step.key for step in left.steps} | settled.keys()
     recorder.begin([step for step in wished.steps if step.key in known], settled)
@@ -256,13 +258,13 @@ def _run(engine: Engine, wished: Wish, left: Todo, recorder: Recorder) -> dict[s
 
 
 def _jobs_of(wished: Wish, keys: Iterable[str]) -> int:
-    """How many of the chosen jobs have these steps."""
+    """Count the chosen jobs of these steps."""
     held = set(keys)
     return sum(len(step.jobs) for step in wished.steps if step.kind == "quantize" and step.key in held)
 
 
 def _report(wished: Wish, left: Todo, outcomes: Mapping[str, Outcome], began: str) -> BatchReport:
-    """All of it, in the order of the jobs."""
+    """Build the report, in the order of the jobs."""
     steps = {job.name: step for step in wished.steps if step.kind == "quantize" for job in step.jobs}
     all_outcomes = {**left.settled, **outcomes}
     rows = []
@@ -288,7 +290,7 @@ def _report(wished: Wish, left: Todo, outcomes: Mapping[str, Outcome], began: st
 
 
 def _plain(value: Any) -> Any:
-    """Values as JSON holds them."""
+    """Convert to JSON values."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, (str, Path)):

@@ -1,4 +1,4 @@
-"""Digests of files and folders, remembered while they do not change: a second run reads none of them."""
+"""Digests of files and folders, cached by file stamp, so that unchanged files are not read again."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from sbonnx.graph.digests import combined, file_digest, text
 from sbonnx.graph.storage.source import external_names
 
 FILE: Final = "digests.json"
-"""In the state folder: [size, mtime in ns, ctime in ns, inode, digest] by digest of the path."""
+"""Cache file in the state folder: [size, mtime in ns, ctime in ns, inode, digest] by digest of the path."""
 
 STAMP: Final = 4
-"""Numbers of an entry before the digest."""
+"""Number of stamp values before the digest in an entry."""
 
 SETTLED_NS: Final = 2_000_000_000
-"""A file that changed less than this before it was read may change once more without its time saying so."""
+"""Minimum age of a change. A younger file may change again within the resolution of its timestamps."""
 
 MISSING: Final = "missing"
-"""The digest of what is not there: the step says so."""
+"""Digest of a missing file; the step reports the error."""
 
 NEWEST: Final = 100_000
-"""Files that are remembered; the oldest entries go."""
+"""Maximum number of cached files; the oldest entries are dropped."""
 
 
 class Digests:
-    """Digests by path. Writes what it learned with `save`; several at once do no harm.
+    """Digests by path. `save` writes the cache; concurrent instances are safe.
 
     Args:
-        state: folder to remember in; None: nothing is remembered.
+        state: folder of the cache; None: no cache.
     """
 
     def __init__(self, state: Path | None = None) -> None:
@@ -42,24 +42,24 @@ class Digests:
         self._known: dict[str, list[Any]] = self._read()
         self._fresh = False
         self.read = 0
-        """Files whose bytes were read."""
+        """Number of files whose content was read."""
 
     def of(self, path: Path) -> str:
-        """The digest of a file's bytes, or of a folder: of the names and bytes of all visible files in it.
+        """Return the digest of a file's bytes, or of a folder: names and bytes of all visible files in it.
 
-        `MISSING` where nothing is there, it cannot be read, or is no regular file: reading a FIFO or a device may never
-        end.
+        Returns `MISSING` if there is nothing, it cannot be read, or it is not a regular file, because reading a FIFO
+        or a device may block forever.
         """
         try:
             if path.is_dir():
                 parts = [f"{one.relative_to(path).as_posix()} {self._of_file(one)}" for one in _files(path)]
                 return text(combined("folder", *(part.encode("utf-8", "surrogateescape") for part in parts)))
             return self._of_file(path)
-        except (OSError, ValueError):  # ValueError: a path that holds a NUL
+        except (OSError, ValueError):  # ValueError: a path with a NUL character
             return MISSING
 
     def of_model(self, path: Path) -> str:
-        """The same of a model with the data files that it names; what is no model counts by its bytes."""
+        """Return the digest of a model including its external data files; other files are digested by their bytes."""
         own = self.of(path)
         if own == MISSING or path.is_dir():
             return own
@@ -67,18 +67,18 @@ class Digests:
         return text(combined("model", own.encode(), *(part.encode("utf-8", "surrogateescape") for part in parts)))
 
     def external(self, path: Path) -> list[str]:
-        """Names, relative to its folder, of the data files that a model names, whether or not they are there."""
+        """Return the names of a model's external data files, relative to its folder, whether or not they exist."""
         try:
             return self._beside(path, None)
         except (OSError, ValueError):
             return []
 
     def forget(self, path: Path) -> None:
-        """Have a file read again, whatever its stamp says."""
+        """Drop a file from the cache, so that it is read again."""
         self._fresh = self._known.pop(_name(path), None) is not None or self._fresh
 
     def save(self) -> None:
-        """Remember. A folder that cannot be written to costs time at the next run and nothing else."""
+        """Write the cache. If the folder is not writable, the only cost is time in the next run."""
         if self._file is None or not self._fresh:
             return
         kept = dict(list(self._known.items())[-NEWEST:])
@@ -97,7 +97,7 @@ class Digests:
             return {}
         try:
             found = json.loads(self._file.read_bytes())
-        except (OSError, ValueError):  # not there yet, or cut short: everything is read once more
+        except (OSError, ValueError):  # missing or truncated: everything is read again
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -114,7 +114,7 @@ class Digests:
         return digest
 
     def _beside(self, path: Path, own: str | None) -> list[str]:
-        """Names of the data files of a model: it is parsed once, where its digest is known."""
+        """Return the names of a model's external data files, cached together with its digest."""
         entry = self._entry(path, _stamp(path))
         if entry is not None and len(entry) > STAMP + 1:
             return [str(name) for name in entry[STAMP + 1]]
@@ -128,27 +128,27 @@ class Digests:
         return found if isinstance(found, list) and len(found) > STAMP and found[:STAMP] == stamp else None
 
     def _keep(self, path: Path, entry: list[Any]) -> None:
-        self._known.pop(_name(path), None)  # to the end: the oldest go first
+        self._known.pop(_name(path), None)  # move to the end: the oldest entries are dropped first
         self._known[_name(path)] = entry
         self._fresh = True
 
 
 def _name(path: Path) -> str:
-    """Name of an entry: paths may hold what must not be written down."""
+    """Return the name of an entry. It is a digest, because paths may contain secrets."""
     return text(combined("path", os.fsencode(path.absolute())))
 
 
 def is_inside(name: str) -> bool:
-    """Whether a relative name stays in its folder: not empty or absolute, without ".." and NUL."""
+    """Return whether a relative name stays in its folder: not empty or absolute, without ".." and NUL."""
     pieces = Path(name).parts
     return bool(pieces) and not Path(name).is_absolute() and ".." not in pieces and "\0" not in name
 
 
 def _stamp(path: Path) -> list[int]:
-    """Size, mtime, ctime and inode. Programs can set mtime back after a change, but not ctime.
+    """Return size, mtime, ctime and inode. Programs can reset mtime after a change, but not ctime.
 
     Raises:
-        OSError: the path names no regular file.
+        OSError: the path is not a regular file.
     """
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
@@ -157,7 +157,7 @@ def _stamp(path: Path) -> list[int]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Visible files of a folder and of those in it."""
+    """List the visible files of a folder, recursively."""
     found = [path for path in folder.rglob("*") if path.is_file()]
     return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
 

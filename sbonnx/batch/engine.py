@@ -1,4 +1,4 @@
-"""`LocalEngine`: the steps of a batch on this machine, as many at a time as there are workers."""
+"""`LocalEngine`: runs the steps of a batch in parallel processes on this machine."""
 
 from __future__ import annotations
 
@@ -18,27 +18,26 @@ from sbonnx.cpu import cores
 from sbonnx.errors import DeviceError
 
 Expected = Callable[[Step], "float | None"]
-"""Seconds that a step will take, as far as that is known."""
+"""Estimates the seconds of a step, or returns None."""
 
 UNKNOWN: Final = 10.0
-"""Seconds for a step of which nothing is known, where nothing is known of any."""
+"""Default seconds of a step if no step has an estimate."""
 
 
 @final
 class LocalEngine:
-    """Runs steps, each in a process of its own.
+    """Runs steps, each in a separate process.
 
-    Of the steps whose needs are met, the one at the head of the longest way to the end begins first. What is free of
-    the processors is shared among those that can begin: the last step alone has all of them. One that crashed is
-    tried again behind the others.
+    Of the ready steps, the one at the head of the longest remaining chain starts first. Idle processors are divided
+    among the ready steps, so that the last step alone gets all of them. A crashed step is retried after the others.
 
         outcomes = LocalEngine(workers=4).run(steps, Places(folder), watch)
 
     Args:
-        workers: steps at a time; None: one for every two processors, at least two where there are two.
-        work, publish: see `child.Errand`; None: sbonnx's own.
-        expected: how long steps take; None: nothing is known.
-        method: of starting processes; None: a server of forks where there is one.
+        workers: concurrent steps; None: one per two processors, at least two if there are two.
+        work, publish: see `step_main.Errand`; None: sbonnx's own.
+        expected: estimates the duration of steps; None: unknown.
+        method: start method of processes; None: forkserver if available.
     """
 
     def __init__(
@@ -57,16 +56,16 @@ class LocalEngine:
         self._expected = expected
 
     def run(self, steps: Sequence[Step], places: Places, watch: Watch) -> dict[str, Outcome]:
-        """Run `steps`, which need one another only: what they need besides is taken as done.
+        """Run `steps`. Dependencies outside `steps` are assumed to be done.
 
-        Steps of the same key are one. Whatever ends this call early (Ctrl-C, an exception of `watch`), no process is
-        left, and what was done stays done.
+        Steps with the same key run once. If the call ends early (Ctrl-C, an exception of `watch`), all processes are
+        terminated, and finished steps stay finished.
 
         Returns:
-            The last outcome of each step, by key. How each attempt ends is told to `watch` as it happens.
+            The last outcome of each step, by key. Each attempt is reported to `watch` when it ends.
 
         Raises:
-            OutputError: the folder cannot be written to.
+            OutputError: the folder is not writable.
         """
         unique = {step.key: step for step in steps}
         (places.state / "steps").mkdir(parents=True, exist_ok=True)
@@ -80,7 +79,7 @@ class LocalEngine:
         return run.outcomes
 
     def _priorities(self, steps: dict[str, Step]) -> dict[str, float]:
-        """Seconds from the begin of each step to the end of the last that waits for it."""
+        """Return the seconds of the longest chain that starts with each step (critical path), by key."""
         known = {key: self._expected(step) if self._expected else None for key, step in steps.items()}
         told = [seconds for seconds in known.values() if seconds is not None]
         usual = sum(told) / len(told) if told else UNKNOWN
@@ -97,15 +96,15 @@ class LocalEngine:
 
 
 def default_workers() -> int:
-    """Steps at a time where nobody says: most of a step runs on one thread, calibration on all that it is given."""
+    """Return the default number of concurrent steps: most of a step is single-threaded, calibration is not."""
     return max(min(cores(), 2), cores() // 2)
 
 
 def _ordered(steps: dict[str, Step]) -> list[str]:
-    """Keys, those that others need first.
+    """Sort keys topologically, dependencies first.
 
     Raises:
-        ValueError: steps wait for each other in a ring.
+        ValueError: the dependencies have a cycle.
     """
     left = {key: {need for need in step.after if need in steps} for key, step in steps.items()}
     found: list[str] = []
@@ -125,7 +124,7 @@ class _Run:
     """One run of an engine.
 
     Attributes:
-        outcomes: of steps that have ended, by key.
+        outcomes: outcomes of finished steps, by key.
     """
 
     def __init__(
@@ -150,7 +149,7 @@ class _Run:
         self._load = dict.fromkeys(_processors(), 0)
 
     def go(self) -> None:
-        """Until all have ended."""
+        """Run until all steps have ended."""
         while self._waiting or self._running:
             self._skip()
             self._fill()
@@ -162,15 +161,15 @@ class _Run:
                 self._look(key, one)
 
     def end(self) -> None:
-        """Leave no process behind."""
-        for one in self._running.values():  # all at once, then wait
+        """Terminate all processes."""
+        for one in self._running.values():  # kill all before waiting for any
             one.kill()
         for one in self._running.values():
             one.end()
         self._running.clear()
 
     def _look(self, key: str, one: Isolated) -> None:
-        """Hear what a process says, and whether it has ended."""
+        """Process the messages of a process, and its end."""
         step, watch = one.step, self._watch
         said: list[tuple[str, int, int | None]] = []
         before = one.memory
@@ -190,7 +189,7 @@ class _Run:
         self._settle(step, one.outcome)
 
     def _skip(self) -> None:
-        """Those of which a need did not end well; and those that need them."""
+        """Skip steps whose dependencies failed, transitively."""
         while lost := list(self._lost()):
             for key, why in lost:
                 step = self._waiting.pop(key)
@@ -207,7 +206,7 @@ class _Run:
                     break
 
     def _fill(self) -> None:
-        """Begin what can begin."""
+        """Start ready steps while workers are free."""
         while free := self._workers - len(self._running):
             ready = [
                 key
@@ -220,7 +219,7 @@ class _Run:
             self._begin(self._waiting.pop(key), min(free, len(ready)))
 
     def _begin(self, step: Step, sharers: int) -> None:
-        """Begin a step, with its share of the processors that are free."""
+        """Start a step with its share of the idle processors."""
         idle = [cpu for cpu, load in self._load.items() if not load]
         threads = max(1, len(idle) // sharers)
         cpus = sorted(self._load, key=lambda cpu: (self._load[cpu], cpu))[:threads]
@@ -228,7 +227,7 @@ class _Run:
         attempt = self._attempts[step.key]
         try:
             one = self._start(step, self._places, threads=threads, cpus=cpus, attempt=attempt)
-        except OSError as error:  # too many processes, say: that may pass
+        except OSError as error:  # for example too many processes; may be temporary
             self._watch.started(step, attempt, "none")
             self._settle(step, Outcome(step.key, "crashed", str(error), attempts=attempt, finished=now()))
             return
@@ -238,18 +237,18 @@ class _Run:
         self._watch.started(step, attempt, str(one.pid))
 
     def _settle(self, step: Step, outcome: Outcome) -> None:
-        """An attempt has ended: another one, or the last word."""
+        """Handle the end of an attempt: retry, or record the final outcome."""
         again = outcome.status in AGAIN and outcome.attempts <= step.limits.retries
         if again:
             self._waiting[step.key] = step
-            self._priorities[step.key] = 0.0  # behind the others: it may be what brings the machine down
+            self._priorities[step.key] = 0.0  # after the others: it may be what exhausts the machine
         else:
             self.outcomes[step.key] = outcome
         self._watch.ended(step, outcome, again=again)
 
 
 def _processors() -> list[int]:
-    """Numbers of the processors that this process may use; none where the system does not say."""
+    """Return the processors that this process may use; empty if the system does not report them."""
     with contextlib.suppress(AttributeError, OSError):
         return sorted(os.sched_getaffinity(0))
     return []

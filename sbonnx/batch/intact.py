@@ -1,4 +1,4 @@
-"""Whether what steps have made is still as it was made: files, and what metrics read."""
+"""Integrity checks of step outputs: the files and the inputs of metrics are unchanged."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sbonnx.batch.jobs.job import Outcome, Places, Step
 from sbonnx.batch.outcomes import read_made
 
 FILES: Final = "files"
-"""Folder, in that of a step, with the model and its data files."""
+"""Subfolder of a step's output with the model and its data files."""
 
 
 class Intact:
-    """Looks at what steps have made. Files whose stamps are known are not read again.
+    """Checks the outputs of steps. Files with unchanged stamps are not read again.
 
     intact = Intact(places)
     outcomes = [intact.outcome(step) for step in steps]
@@ -27,13 +27,13 @@ class Intact:
         self._reads: dict[str, bool] = {}
 
     def outcome(self, step: Step) -> Outcome | None:
-        """Outcome of a step; None if it has no output, its files are damaged, or its metric would read other
-        files now."""
+        """Return the outcome of a step; None if it has no output, its files are damaged, or the files that its metric
+        read have changed."""
         found = self.files(step.key, step.work)
         return found if found is not None and all(self._unchanged(reads) for reads in found.reads) else None
 
     def files(self, key: str, work: str) -> Outcome | None:
-        """The outcome under a key, whose files lie under `work`; None where one of them is missing or damaged."""
+        """Return the outcome under `key`, with files under `work`; None if one of them is missing or damaged."""
         found = read_made(self._places, key)
         if found is None:
             return None
@@ -42,7 +42,7 @@ class Intact:
         return found if intact else None
 
     def save(self) -> None:
-        """Remember the digests."""
+        """Write the digest cache."""
         self.digests.save()
 
     def _unchanged(self, reads: str) -> bool:
@@ -52,7 +52,7 @@ class Intact:
 
 
 def made_before(step: Step, places: Places) -> Outcome | None:
-    """Outcome of one step, as `Intact.outcome` returns it."""
+    """Return the outcome of one step, as `Intact.outcome`."""
     intact = Intact(places)
     found = intact.outcome(step)
     intact.save()

@@ -1,4 +1,4 @@
-"""Metrics of jobs: the user's code, the modules and data files that its values depend on."""
+"""User-defined metrics of jobs: loading of the code, and tracking of the modules and files that it depends on."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from sbonnx.errors import RecipeError
 from sbonnx.graph.digests import combined, text
 
 LARGEST_SOURCE: Final = 1 << 24
-"""Bytes of a source file that is searched for imports."""
+"""Maximum bytes of a source file that is searched for imports."""
 
 SYSTEM: Final = ("/proc", "/sys", "/dev", "/run", "/etc")
-"""Folders whose files say something of the machine."""
+"""Folders with files about the machine, which are not tracked."""
 
 Rows = list[list[str]]
-"""[path, digest] of files, and of the names in folders (those end with a slash)."""
+"""[path, digest] of files, and of the listings of folders (their paths end with a slash)."""
 
 
 class Metric:
-    """The metric that "file.py:function" names, loaded within `loaded`."""
+    """A user-defined metric "file.py:function"; valid inside `loaded`."""
 
     def __init__(self, named: str, function: Callable[[str], object], heard: _Heard) -> None:
         self._file, _, self._name = named.rpartition(":")
@@ -39,11 +39,11 @@ class Metric:
         self._heard = heard
 
     def values(self, model: Path) -> dict[str, float]:
-        """Its values for a model file.
+        """Compute the metric for a model file.
 
         Raises:
-            RecipeError: it does not give numbers by name.
-            Exception: whatever the function raises.
+            RecipeError: the function does not return numbers by name.
+            Exception: any exception of the function.
         """
         found = self._function(str(model))
         if not isinstance(found, Mapping) or not found:
@@ -58,20 +58,21 @@ class Metric:
         return values
 
     def reads(self, digests: Digests) -> Rows:
-        """Digests of the files that it has read so far, as far as Python opened them."""
+        """Return the digests of the files that the metric has read so far, if Python opened them."""
         return [[path, digest_of(path, digests)] for path in sorted(self._heard.read - self._heard.written)]
 
 
 @contextlib.contextmanager
 def loaded(named: str, state: Path | None = None) -> Iterator[Metric]:
-    """A metric whose modules can be imported from the folder of its file, also while it runs. They are compiled from
-    source: bytecode in `__pycache__` is known by its source's size and mtime in seconds alone.
+    """Load a metric. Modules can be imported from the folder of its file, also while it runs.
+
+    They are compiled from source, because `__pycache__` bytecode is validated only by size and mtime in seconds.
 
     Args:
-        state: folder of the batch's own files, which are none of the metric's.
+        state: folder of the batch's own files, which are not tracked.
 
     Raises:
-        RecipeError: there is no such file or function, or it cannot be loaded.
+        RecipeError: the file or function does not exist, or cannot be loaded.
     """
     file, _, name = named.rpartition(":")
     place = Path(file)
@@ -95,8 +96,10 @@ def loaded(named: str, state: Path | None = None) -> Iterator[Metric]:
 
 
 def sources_of(file: Path) -> list[Path]:
-    """A Python file and the modules that it imports from its own folder, transitively, sorted. Import statements are
-    followed wherever they stand; what is imported by a computed name is not known before it is run."""
+    """List a Python file and the modules that it imports from its own folder, transitively, sorted.
+
+    All import statements are followed, wherever they are in the file. Dynamic imports are not detected.
+    """
     folder = file.parent
     found: set[Path] = set()
     left = [file]
@@ -111,7 +114,7 @@ def sources_of(file: Path) -> list[Path]:
 
 
 def digest_of(path: str, digests: Digests) -> str:
-    """The digest of a row of `Rows`."""
+    """Return the digest of a row of `Rows`."""
     if not path.endswith(os.sep):
         return digests.of(Path(path))
     try:
@@ -124,12 +127,12 @@ def digest_of(path: str, digests: Digests) -> str:
 
 
 def _imports(path: Path, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Names of modules that a file imports, and where to look for them."""
+    """Yield the names of the modules that a file imports, and the folders to search."""
     try:
         if not path.is_file() or path.stat().st_size > LARGEST_SOURCE:
             return
         tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # whoever runs it says so
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):  # running the file reports the error
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -141,7 +144,7 @@ def _imports(path: Path, folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _modules(base: Path, name: str) -> list[Path]:
-    """Files of a dotted name: of the packages around it, and its own where it is a module."""
+    """List the existing files of a dotted name: its parent packages, and the module itself."""
     parts = name.split(".")
     places = [base.joinpath(*parts[: count + 1]) for count in range(len(parts))]
     files = [file for place in places for file in (place.with_name(f"{place.name}.py"), place / "__init__.py")]
@@ -149,16 +152,16 @@ def _modules(base: Path, name: str) -> list[Path]:
 
 
 class _SourceLoader(machinery.SourceFileLoader):
-    """Compiles a module from its source each time."""
+    """Compiles a module from source each time."""
 
     def path_stats(self, path: Any) -> Mapping[str, Any]:
-        """Not known: so no bytecode is read or written."""
+        """Raise `OSError`, so that no bytecode is read or written."""
         raise OSError("bytecode is not used")
 
 
 @contextlib.contextmanager
 def _importing_from(folder: str) -> Iterator[str]:
-    """A folder is first on the search path. Modules that were imported from there are forgotten afterwards."""
+    """Put a folder first on the search path. Modules imported from it are unloaded afterwards."""
     loaders = (
         (machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
         (_SourceLoader, machinery.SOURCE_SUFFIXES),
@@ -182,7 +185,7 @@ def _importing_from(folder: str) -> Iterator[str]:
         yield folder
     finally:
         sys.path_hooks.remove(finder)
-        with contextlib.suppress(ValueError):  # the metric may have changed it
+        with contextlib.suppress(ValueError):  # the metric may have changed sys.path
             sys.path.remove(folder)
         forget()
         for name in sys.modules.keys() - before:
@@ -191,7 +194,7 @@ def _importing_from(folder: str) -> Iterator[str]:
 
 
 def _python_folders() -> list[str]:
-    """Folders of the standard library and of installed packages."""
+    """List the folders of the standard library and of installed packages."""
     found = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     found |= {*site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])}
     found |= {path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")}
@@ -206,11 +209,11 @@ def _within(path: str, folders: list[str]) -> bool:
 
 
 class _Heard:
-    """Files that Python opened, and folders that it listed.
+    """Records the files that Python opens and the folders that it lists.
 
     Args:
-        folder: of the metric, which the import system lists itself.
-        outside: folders whose files do not count.
+        folder: folder of the metric; listings of it by the import system are ignored.
+        outside: folders whose files are ignored.
     """
 
     def __init__(self, folder: str, outside: list[str]) -> None:
@@ -220,8 +223,8 @@ class _Heard:
         self._outside = outside
 
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
-        """An audit event. An exception would be one of the user's code."""
-        with contextlib.suppress(OSError, ValueError):  # no working folder, a NUL in a name
+        """Handle an audit event. An exception here would propagate into the user's code."""
+        with contextlib.suppress(OSError, ValueError):  # no working directory, or NUL in a name
             self._hear(event, args)
 
     def _hear(self, event: str, args: tuple[Any, ...]) -> None:
@@ -235,7 +238,7 @@ class _Heard:
         listed = path.endswith(os.sep)
         place = os.path.abspath(path) if "\0" not in path else ""
         if not listed and place.endswith(".pyc"):
-            with contextlib.suppress(ValueError):  # no bytecode of a source
+            with contextlib.suppress(ValueError):  # a .pyc file without a source
                 place = importlib.util.source_from_cache(place)
         if not place or _within(place, self._outside) or (listed and place == self._folder):
             return
@@ -243,7 +246,7 @@ class _Heard:
 
 
 _hear: list[_Heard] = []
-"""Those that listen now. A hook cannot be removed: there is one, and it asks here."""
+"""Active recorders. An audit hook cannot be removed, so a single hook forwards events to the last recorder."""
 
 
 @lru_cache(maxsize=1)
@@ -253,12 +256,12 @@ def _install_hook() -> None:
 
 @contextlib.contextmanager
 def _listening(folder: str, state: Path | None) -> Iterator[_Heard]:
-    """Record the files opened in this process, by any of its threads. Files opened by native code are not seen."""
+    """Record the files opened in this process by any thread. Files opened by native code are not recorded."""
     _install_hook()
     outside = [*_python_folders(), *SYSTEM]
     if state is not None:
         outside.append(os.path.realpath(state))
-    if os.environ.get("TMPDIR") == tempfile.gettempdir():  # of this process alone, see `child`
+    if os.environ.get("TMPDIR") == tempfile.gettempdir():  # private to this process, see `step_main`
         outside.append(os.path.realpath(tempfile.gettempdir()))
     heard = _Heard(folder, outside)
     _hear.append(heard)

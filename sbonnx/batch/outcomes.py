@@ -1,4 +1,4 @@
-"""Outcomes as JSON: what a step's process says over its pipe, and what lies in the folder of what it made."""
+"""JSON serialization of outcomes, for the pipe of a step's process and for the step's output folder."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, Final, get_args
 from sbonnx.batch.jobs.job import Outcome, Places, Status
 
 FILE: Final = "outcome.json"
-"""In the folder of what a step has made."""
+"""File name in the folder of a step's output."""
 
 JUDGED_ALONE: Final = "judged_alone"
-"""Counter of a step of which only the acceptance was run: its time says nothing of the next one's."""
+"""Counter of a step of which only the acceptance ran; its duration is not used for estimates."""
 
 STATUSES: Final = frozenset(get_args(Status))
 
@@ -26,21 +26,21 @@ _EMPTY: Final[dict[str, Any]] = {
     "files": {},
     "reads": [],
 }
-"""Values of fields whose types are checked."""
+"""Default values of the fields whose types are checked."""
 
 _NAMES: Final = frozenset(one.name for one in fields(Outcome))
 
 
 def to_json(outcome: Outcome) -> str:
-    """`outcome` on one line."""
+    """Serialize `outcome` to one line."""
     return json.dumps({name: getattr(outcome, name) for name in sorted(_NAMES)}, separators=(",", ":"), default=_plain)
 
 
 def from_json(text: str | bytes) -> Outcome:
-    """What `to_json` wrote. Keys that a later version added are left out.
+    """Parse the output of `to_json`. Unknown keys of later versions are ignored.
 
     Raises:
-        ValueError: it is no outcome.
+        ValueError: it is not an outcome.
     """
     values = json.loads(text)
     if not isinstance(values, dict) or not isinstance(values.get("key"), str) or values.get("status") not in STATUSES:
@@ -54,20 +54,20 @@ def from_json(text: str | bytes) -> Outcome:
 
 
 def read_made(places: Places, key: str) -> Outcome | None:
-    """The outcome of what a step has made; None where it has made nothing that can be read."""
+    """Return the outcome in a step's output folder; None if it is missing or damaged."""
     try:
         return from_json((places.made(key) / FILE).read_bytes())
-    except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError):  # damaged: as if it were not there
+    except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError):  # damaged: treat as missing
         return None
 
 
 def now() -> str:
-    """The time, UTC, ISO 8601."""
+    """Return the current time, UTC, ISO 8601."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of numpy as Python's, tuples and paths as JSON has them."""
+    """Convert NumPy values to Python numbers, other values to strings."""
     if hasattr(value, "tolist"):
         return value.tolist()
     return str(value)

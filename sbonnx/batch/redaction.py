@@ -1,4 +1,4 @@
-"""${NAME} in a job file: filled in where it is used, and nowhere else to be seen."""
+"""Environment variables in job files: ${NAME} is substituted only where it is used, and redacted in all outputs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sbonnx.batch.jobs.job import Job
 from sbonnx.errors import RecipeError
 
 SHORTEST: Final = 4
-"""Characters that a value must have: shorter ones stand in many places that have nothing to do with them."""
+"""Minimum length of a value. Shorter values would match unrelated text when they are redacted."""
 
 _NAME: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 def names_in(value: Any) -> Iterator[str]:
-    """Names of the environment variables that the texts of a value refer to: of dataclasses, mappings and lists."""
+    """Yield the names of the environment variables in all strings of a dataclass, mapping or list."""
     if isinstance(value, str):
         yield from _NAME.findall(value)
     elif is_dataclass(value) and not isinstance(value, type):
@@ -34,7 +34,7 @@ def names_in(value: Any) -> Iterator[str]:
 
 
 def revealed(text: str) -> str:
-    """`text` with the values of the environment in place of ${NAME}.
+    """Return `text` with ${NAME} replaced by the values of environment variables.
 
     Raises:
         RecipeError: a variable is not set, or shorter than `SHORTEST` characters.
@@ -43,7 +43,7 @@ def revealed(text: str) -> str:
 
 
 def _value(name: str) -> str:
-    """The value of a variable.
+    """Return the value of a variable.
 
     Raises: see `revealed`.
     """
@@ -59,10 +59,10 @@ def _value(name: str) -> str:
 
 
 class Hider:
-    """Puts ${NAME} back in place of the values of some variables.
+    """Redacts the values of environment variables: replaces them by ${NAME}.
 
     Args:
-        names: of the variables; those that are not set have no value to hide.
+        names: names of the variables; unset variables are ignored.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -72,20 +72,20 @@ class Hider:
 
     @classmethod
     def of(cls, jobs: Iterable[Job]) -> Hider:
-        """For what these jobs refer to."""
+        """Create a hider for all variables that these jobs refer to."""
         return cls(names_in(list(jobs)))
 
     def __bool__(self) -> bool:
         return bool(self._pairs)
 
     def text(self, text: str) -> str:
-        """A text without the values."""
+        """Redact a text."""
         for value, name in self._pairs:
             text = text.replace(value, name)
         return text
 
     def plain(self, value: Any) -> Any:
-        """Plain values (of JSON) without them, keys included."""
+        """Redact plain JSON values, including keys."""
         if not self._pairs:
             return value
         if isinstance(value, str):
@@ -98,7 +98,7 @@ class Hider:
 
 
 def reveal_job(job: Job) -> Job:
-    """The job with its values filled in: only for the process that does the work, never to be kept or shown.
+    """Substitute the variables of a job. Only for the process that runs it; the result must not be stored or shown.
 
     Raises: see `revealed`.
     """

@@ -1,7 +1,7 @@
-"""What is known of a batch from before: which steps there were, how often they were tried, and what became of them.
+"""Persistent state of a batch: steps, attempts and outcomes in an SQLite database.
 
-What a step has made is proved by its folder (`Places.made`), which appears whole. The database says the rest: what was
-refused, how long things took, every attempt. Should it be lost, steps that were refused are tried again; no more.
+The output folder of a step (`Places.made`), which appears atomically, proves that the step is done. The database adds
+refusals, durations and attempts. If it is lost, the only cost is that refused steps run again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sbonnx.batch.process.locks import sole
 from sbonnx.errors import OutputError
 
 VERSION: Final = 1
-"""Of the tables."""
+"""Schema version of the tables."""
 
 TABLES: Final = """
 CREATE TABLE IF NOT EXISTS steps (
@@ -39,27 +39,27 @@ CREATE INDEX IF NOT EXISTS steps_called ON steps (kind, title);
 """
 
 TIMED: Final = f"status IN ('done', 'unaccepted') AND instr(outcome, '\"{JUDGED_ALONE}\":') = 0"
-"""Of rows whose times are those of the whole step."""
+"""SQL condition for rows whose duration covers the whole step."""
 
 PASSING: Final = frozenset({"OutputError", "DeviceError"})
-"""Refusals that are about the machine and not about what the key covers: tried again."""
+"""Refusals caused by the machine, not by anything that the key covers; they are retried."""
 
 CUT_OFF: Final = "cut off"
-"""Status of an attempt that the batch did not live to see the end of."""
+"""Status of an attempt that was still running when the batch was killed."""
 
 
 class State:
-    """The state of the batch in a folder, for one engine at a time.
+    """State of the batch in a folder, locked by one engine at a time.
 
         with State(places) as state:
             done = state.settled(steps)
             state.started(step, attempt=1, where="4711")
             state.ended(step, outcome)
 
-    Every change is on its way to the disk when the call returns: a killed process takes none with it.
+    Every change is written when the call returns, so that killing the process loses none of them.
 
     Raises:
-        OutputError: on entry, another batch is at work there, or the folder cannot be written to.
+        OutputError: on entry, another batch is running in the folder, or it is not writable.
     """
 
     def __init__(self, places: Places) -> None:
@@ -91,7 +91,7 @@ class State:
         self.close()
 
     def close(self) -> None:
-        """Let another batch begin. Twice is once."""
+        """Close the database and release the lock. Idempotent."""
         rows, self._open = self._open, None
         if rows is not None:
             rows.close()
@@ -104,7 +104,7 @@ class State:
         return self._open
 
     def settled(self, steps: Sequence[Step]) -> dict[str, Outcome]:
-        """Outcomes of steps that need not run again. What was made and has no row (its batch was killed) gets one."""
+        """Return the outcomes of steps that need not run. Outputs without a row (the batch was killed) get a row."""
         rows = _rows(self._db)
         found = _settled(self.places, steps, rows, remember=True)
         with self._writing():
@@ -114,12 +114,12 @@ class State:
         return found
 
     def forget(self, key: str) -> None:
-        """The step is to run again, whatever became of it."""
+        """Delete the row of a step, so that it runs again."""
         with self._writing() as db:
             db.execute("DELETE FROM steps WHERE key = ?", (key,))
 
     def started(self, step: Step, attempt: int, where: str) -> None:
-        """An attempt begins."""
+        """Record the start of an attempt."""
         with self._writing() as db:
             db.execute(
                 "INSERT INTO attempts (key, number, place, started) VALUES (?, ?, ?, ?)",
@@ -127,8 +127,7 @@ class State:
             )
 
     def ended(self, step: Step, outcome: Outcome) -> None:
-        """An attempt, the last that was begun, has ended; the step's row says so. One of a step that was skipped has
-        no attempt, and makes no row."""
+        """Record the end of the last started attempt, and its outcome. Skipped steps have no attempt and no row."""
         if outcome.status == "skipped":
             return
         with self._writing() as db:
@@ -140,7 +139,8 @@ class State:
             self._put(step, outcome)
 
     def expected(self, step: Step) -> float | None:
-        """Seconds that a step of this name took the last time it was done, whatever was asked of it then."""
+        """Return the seconds of the last run of a step with this kind and title, whatever its settings; None if
+        unknown."""
         row = self._db.execute(
             f"SELECT seconds FROM steps WHERE kind = ? AND title = ? AND {TIMED} ORDER BY finished DESC LIMIT 1",
             (step.kind, step.title),
@@ -149,10 +149,10 @@ class State:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """All that is written within, or nothing.
+        """Run a transaction: commit on success, roll back on an exception.
 
         Raises:
-            OutputError: it cannot be written (any more).
+            OutputError: the database cannot be written.
         """
         db = self._db
         try:
@@ -186,13 +186,13 @@ class State:
 
 
 def peek(places: Places, steps: Iterable[Step]) -> dict[str, Outcome]:
-    """`State.settled`, beside a batch at work, and without writing anything."""
+    """Return `State.settled` read-only, also while a batch is running."""
     with _aside(places) as db:
         return _settled(places, steps, {} if db is None else _rows(db), remember=False)
 
 
 def past(places: Places) -> dict[tuple[str, str], float]:
-    """Seconds by kind and title of steps that were done before; for estimates, beside a batch at work."""
+    """Return the seconds of earlier steps by kind and title, for estimates; also while a batch is running."""
     with _aside(places) as db:
         if db is None:
             return {}
@@ -202,13 +202,13 @@ def past(places: Places) -> dict[tuple[str, str], float]:
 
 @contextmanager
 def _aside(places: Places) -> Iterator[sqlite3.Connection | None]:
-    """The database, to be read only; None where there is none that can be."""
+    """Open the database read-only; None if it does not exist or cannot be read."""
     db = None
     try:
         if places.database.is_file():
             db = sqlite3.connect(f"{places.database.resolve().as_uri()}?mode=ro", uri=True, timeout=5)
             db.execute("SELECT key FROM steps LIMIT 1").fetchall()
-    except sqlite3.Error:  # damaged, or of somebody else: the batch itself will say so
+    except sqlite3.Error:  # damaged, or not ours: the batch itself reports it
         if db is not None:
             db.close()
         db = None
@@ -220,12 +220,12 @@ def _aside(places: Places) -> Iterator[sqlite3.Connection | None]:
 
 
 def _rows(db: sqlite3.Connection) -> dict[str, Outcome]:
-    """Last outcomes by key."""
+    """Return the last outcomes by key."""
     found = {}
-    for key, text in db.execute("SELECT CAST(key AS BLOB), CAST(outcome AS BLOB) FROM steps"):  # damaged text
+    for key, text in db.execute("SELECT CAST(key AS BLOB), CAST(outcome AS BLOB) FROM steps"):  # text may be damaged
         try:
             found[bytes(key).decode()] = from_json(bytes(text).decode())
-        except (ValueError, TypeError, KeyError, IndexError):  # of another version: as if there were none
+        except (ValueError, TypeError, KeyError, IndexError):  # written by another version: treat as missing
             continue
     return found
 
@@ -233,17 +233,17 @@ def _rows(db: sqlite3.Connection) -> dict[str, Outcome]:
 def _settled(
     places: Places, steps: Iterable[Step], rows: Mapping[str, Outcome], *, remember: bool
 ) -> dict[str, Outcome]:
-    """Outcomes of steps that need not run again: what they made is there and intact, or they would be refused again.
+    """Return the outcomes of steps that need not run: their output is intact, or they would be refused again.
 
     Args:
-        remember: the digests of files.
+        remember: whether to save the digests of files.
     """
     found: dict[str, Outcome] = {}
     intact = Intact(places)
     for step in steps:
         row, made = rows.get(step.key), intact.outcome(step)
         if made is not None:
-            # the row was measured from outside, with the memory of the whole process
+            # prefer the row: it was measured by the parent, with the memory of the whole process
             found[step.key] = row if row is not None and row.status == made.status else made
         elif row is not None and row.status == "refused" and row.error not in PASSING:
             found[step.key] = row
@@ -253,10 +253,10 @@ def _settled(
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    """The database with its tables. One that is damaged is put aside: it can be done without.
+    """Open the database and create its tables. A damaged one is renamed, because it is not essential.
 
     Raises:
-        OutputError: a later version wrote it, or it cannot be opened.
+        OutputError: it was written by a later version, or cannot be opened.
     """
     try:
         return _connected(path)
@@ -274,7 +274,7 @@ def _connected(path: Path) -> sqlite3.Connection:
     db = sqlite3.connect(path, timeout=30, isolation_level=None)
     try:
         db.execute("PRAGMA journal_mode=WAL")
-        # a kill loses nothing; a loss of power may lose the last rows, and what was made proves itself
+        # a kill loses nothing; a power failure may lose the last rows, which outputs on disk make up for
         db.execute("PRAGMA synchronous=NORMAL")
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version > VERSION:

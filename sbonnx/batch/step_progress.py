@@ -42,7 +42,7 @@ class StepProgress:
 
 
 def hidden(outcome: Outcome, hider: Hider) -> Outcome:
-    """Outcome with the values of ${NAME} hidden."""
+    """Return the outcome with the values of ${NAME} hidden."""
     return replace(outcome, reason=hider.text(outcome.reason), report=hider.plain(outcome.report))
 
 
@@ -58,7 +58,7 @@ def clean_log(log: Path, hider: Hider) -> None:
 
 
 def plain(value: Any, renamed: tuple[str, str]) -> Any:
-    """Values as JSON holds them; numbers that are not finite become the text "inf", "-inf" or "nan"."""
+    """Convert to JSON values; non-finite numbers become the strings "inf", "-inf" or "nan"."""
     if isinstance(value, str):
         return value.replace(*renamed) if renamed[0] else value
     if isinstance(value, float):

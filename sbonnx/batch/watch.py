@@ -1,4 +1,4 @@
-"""Where a batch is, as it goes: a live table on a terminal, plain lines in a log, JSON lines for programs."""
+"""Progress of a batch: a live table on a terminal, plain lines in a log, JSON lines for programs."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from sbonnx.progress import size_text
 from sbonnx.terminal import LINE_LENGTH, escaped, json_escaped, one_line
 
 LINE_EVERY: Final = 60.0
-"""Seconds without a word after which lines say what is at work."""
+"""Maximum seconds without output before the running steps are printed."""
 
 JSON_EVERY: Final = 0.5
-"""Seconds between two JSON lines about the same step."""
+"""Minimum seconds between two JSON lines about the same step."""
 
 DRAWS: Final = 4
-"""Times a second that the table is drawn."""
+"""Redraws of the table per second."""
 
 ENDED_ROWS: Final = 12
-"""Steps that have ended and are still shown, the latest last; all of them stand in the report."""
+"""Number of ended steps in the table, the latest last; the report has all of them."""
 
 NAME_WIDTH: Final = 48
 
 
 @dataclass
 class _At:
-    """A step at work."""
+    """A running step."""
 
     step: Step
     began: float
@@ -43,7 +43,7 @@ class _At:
 
 
 class _Board:
-    """What all ways of showing keep: which steps there are, which are at work, how long the rest will take."""
+    """State shared by all displays: all steps, the running ones, and the estimated remaining time."""
 
     def __init__(self, expected: Mapping[tuple[str, str], float] | None = None) -> None:
         self.steps: dict[str, Step] = {}
@@ -55,18 +55,18 @@ class _Board:
         self._spent = 0.0
 
     def begin(self, steps: Sequence[Step], settled: Mapping[str, Outcome]) -> None:
-        """See `Watch`."""
+        """Implement `Watch.begin`."""
         self.steps = {step.key: step for step in steps}
         self.settled = len(settled)
         self.ended = dict(settled)
         self.began = time.monotonic()
 
     def started(self, step: Step, attempt: int, where: str) -> None:
-        """See `Watch`."""
+        """Implement `Watch.started`."""
         self.at_work[step.key] = _At(step, time.monotonic(), attempt, where)
 
     def told(self, step: Step, stage: str, done: int, total: int | None, memory: int) -> _At | None:
-        """See `Watch`; without a stage, memory alone is new."""
+        """Implement `Watch.told`; an empty stage updates only the memory."""
         at = self.at_work.get(step.key)
         if at is not None:
             at.memory = memory
@@ -75,7 +75,7 @@ class _Board:
         return at
 
     def finish(self, step: Step, outcome: Outcome, *, again: bool) -> None:
-        """See `Watch.ended`."""
+        """Record the end of an attempt, as `Watch.ended`."""
         self.at_work.pop(step.key, None)
         if again:
             return
@@ -85,11 +85,11 @@ class _Board:
             self._expected[step.kind, step.title] = outcome.seconds
 
     def left(self) -> float | None:
-        """Seconds until the end, as if as many steps were always at work as now; None where nothing is known yet."""
+        """Estimate the remaining seconds, assuming the current number of running steps; None if unknown."""
         own = [outcome.seconds for outcome in list(self.ended.values()) if outcome.status in FINE and outcome.seconds]
         usual = sum(own) / len(own) if own else None
         total = 0.0
-        for key, step in list(self.steps.items()):  # rich's thread asks as well
+        for key, step in list(self.steps.items()):  # a copy: rich's thread calls this too
             if key in self.ended:
                 continue
             known = self._expected.get((step.kind, step.title), usual)
@@ -100,7 +100,7 @@ class _Board:
         return total / max(1, len(self.at_work))
 
     def counts(self) -> str:
-        """How many have ended, and how."""
+        """Format the number of ended, up-to-date and failed steps."""
         texts = [f"{len(self.ended)} of {len(self.steps)} steps"]
         if self.settled:
             texts.append(f"{self.settled} up to date")
@@ -111,7 +111,7 @@ class _Board:
 
 
 def ending(step: Step, outcome: Outcome, *, again: bool) -> str:
-    """What to say of an attempt that has ended, in a line."""
+    """Format the end of an attempt as one line."""
     figures = f"{clock(outcome.seconds)}, {size_text(outcome.peak_bytes)}" if outcome.seconds else ""
     name = step.title if step.title.startswith(step.kind) else f"{step.kind} {step.title}"
     text = f"{name}: {outcome.status}" + (f" ({figures})" if figures else "")
@@ -121,7 +121,7 @@ def ending(step: Step, outcome: Outcome, *, again: bool) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Seconds for people: ``3.2 s``, ``4:05``, ``1:02:03``."""
+    """Format a duration: ``3.2 s``, ``4:05``, ``1:02:03``."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -132,27 +132,27 @@ def clock(seconds: float) -> str:
 
 @final
 class Quiet:
-    """Says nothing."""
+    """Watch without any output."""
 
     def begin(self, steps: Sequence[Step], settled: Mapping[str, Outcome]) -> None:
-        """See `Watch`."""
+        """Implement `Watch.begin`."""
 
     def started(self, step: Step, attempt: int, where: str) -> None:
-        """See `Watch`."""
+        """Implement `Watch.started`."""
 
     def told(self, step: Step, stage: str, done: int, total: int | None, memory: int) -> None:
-        """See `Watch`."""
+        """Implement `Watch.told`."""
 
     def ended(self, step: Step, outcome: Outcome, *, again: bool) -> None:
-        """See `Watch`."""
+        """Implement `Watch.ended`."""
 
     def close(self) -> None:
-        """See `Watch`."""
+        """Implement `Watch.close`."""
 
 
 @final
 class Lines:
-    """A line for each step that ends, one at the begin and at the end, and one every minute in which none ends."""
+    """Prints one line at the begin, at the end, for each step that ends, and for each minute without one."""
 
     def __init__(
         self, stream: IO[str] | None = None, *, expected: Mapping[tuple[str, str], float] | None = None
@@ -163,28 +163,28 @@ class Lines:
         self._said = 0.0
 
     def begin(self, steps: Sequence[Step], settled: Mapping[str, Outcome]) -> None:
-        """See `Watch`."""
+        """Implement `Watch.begin`."""
         self._board.begin(steps, settled)
         self._open = True
         self._say(f"{len(steps)} steps, {len(settled)} up to date")
 
     def started(self, step: Step, attempt: int, where: str) -> None:
-        """See `Watch`."""
+        """Implement `Watch.started`."""
         self._board.started(step, attempt, where)
 
     def told(self, step: Step, stage: str, done: int, total: int | None, memory: int) -> None:
-        """See `Watch`."""
+        """Implement `Watch.told`."""
         self._board.told(step, stage, done, total, memory)
         if time.monotonic() - self._said >= LINE_EVERY:
             self._say("at work: " + "; ".join(_where(at) for at in self._board.at_work.values()))
 
     def ended(self, step: Step, outcome: Outcome, *, again: bool) -> None:
-        """See `Watch`."""
+        """Implement `Watch.ended`."""
         self._board.finish(step, outcome, again=again)
         self._say(f"[{len(self._board.ended)}/{len(self._board.steps)}] {ending(step, outcome, again=again)}")
 
     def close(self) -> None:
-        """See `Watch`."""
+        """Implement `Watch.close`."""
         if self._open:
             self._open = False
             self._say(f"{self._board.counts()}, in {clock(time.monotonic() - self._board.began)}")
@@ -196,11 +196,11 @@ class Lines:
 
 @final
 class JsonLines:
-    """One JSON object a line. "event" is begin, started, told, ended or end; others may be added, and keys too.
+    """Prints one JSON object per line. "event" is begin, started, told, ended or end; events and keys may be added.
 
     begin: steps, up_to_date. started: key, kind, title, jobs, attempt, where. told: key, stage, done, total,
-    memory_bytes; at most two a second of a stage. ended: key, kind, title, jobs, status, reason, seconds, peak_bytes,
-    attempts, again. end: ended, steps, seconds. All but begin and end: left_seconds, null while nothing is known.
+    memory_bytes; at most two per second for a stage. ended: key, kind, title, jobs, status, reason, seconds,
+    peak_bytes, attempts, again. end: ended, steps, seconds. All but begin and end: left_seconds, null if unknown.
     """
 
     def __init__(
@@ -212,19 +212,19 @@ class JsonLines:
         self._open = False
 
     def begin(self, steps: Sequence[Step], settled: Mapping[str, Outcome]) -> None:
-        """See `Watch`."""
+        """Implement `Watch.begin`."""
         self._board.begin(steps, settled)
         self._open = True
         self._say("begin", steps=len(steps), up_to_date=len(settled))
 
     def started(self, step: Step, attempt: int, where: str) -> None:
-        """See `Watch`."""
+        """Implement `Watch.started`."""
         self._board.started(step, attempt, where)
         self._told.pop(step.key, None)
         self._say("started", **_about(step), attempt=attempt, where=where, left_seconds=self._left())
 
     def told(self, step: Step, stage: str, done: int, total: int | None, memory: int) -> None:
-        """See `Watch`."""
+        """Implement `Watch.told`."""
         at = self._board.told(step, stage, done, total, memory)
         if at is None:
             return
@@ -243,7 +243,7 @@ class JsonLines:
         )
 
     def ended(self, step: Step, outcome: Outcome, *, again: bool) -> None:
-        """See `Watch`."""
+        """Implement `Watch.ended`."""
         self._board.finish(step, outcome, again=again)
         self._say(
             "ended",
@@ -258,7 +258,7 @@ class JsonLines:
         )
 
     def close(self) -> None:
-        """See `Watch`."""
+        """Implement `Watch.close`."""
         if self._open:
             self._open = False
             board = self._board
@@ -276,7 +276,7 @@ class JsonLines:
 
 @final
 class Table:
-    """A table that is drawn anew: steps at work with stage, progress, memory and time; the last that have ended."""
+    """Live table: running steps with stage, progress, memory and time, and the last ended steps."""
 
     def __init__(
         self, stream: IO[str] | None = None, *, expected: Mapping[tuple[str, str], float] | None = None
@@ -292,33 +292,33 @@ class Table:
         self._shown = False
 
     def begin(self, steps: Sequence[Step], settled: Mapping[str, Outcome]) -> None:
-        """See `Watch`."""
+        """Implement `Watch.begin`."""
         self._board.begin(steps, settled)
         self._live.start()
         self._shown = True
 
     def started(self, step: Step, attempt: int, where: str) -> None:
-        """See `Watch`."""
+        """Implement `Watch.started`."""
         self._board.started(step, attempt, where)
 
     def told(self, step: Step, stage: str, done: int, total: int | None, memory: int) -> None:
-        """See `Watch`."""
+        """Implement `Watch.told`."""
         self._board.told(step, stage, done, total, memory)
 
     def ended(self, step: Step, outcome: Outcome, *, again: bool) -> None:
-        """See `Watch`."""
+        """Implement `Watch.ended`."""
         self._board.finish(step, outcome, again=again)
-        if outcome.status not in FINE:  # above the table, to stay
+        if outcome.status not in FINE:  # printed permanently, above the table
             self._console.print(ending(step, outcome, again=again), markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """See `Watch`."""
+        """Implement `Watch.close`."""
         if self._shown:
             self._shown = False
             self._live.stop()
 
     def _drawn(self) -> Any:
-        """The table as it is now; called by rich's thread."""
+        """Build the current table; called by rich's thread."""
         from rich.console import Group
         from rich.table import Table as Rows
         from rich.text import Text
@@ -343,7 +343,7 @@ class Table:
 
 
 def _where(at: _At) -> str:
-    """A step at work, for a line."""
+    """Format a running step for a line."""
     of = f" of {at.total}" if at.total else ""
     count = f" {at.done}{of}" if at.done or at.total else ""
     memory = f", {size_text(at.memory)}" if at.memory else ""
@@ -351,7 +351,7 @@ def _where(at: _At) -> str:
 
 
 def _progress(at: _At) -> Any:
-    """A bar where the total is known, else the count."""
+    """Return a progress bar if the total is known, else the count."""
     from rich.progress_bar import ProgressBar
 
     if at.total:
@@ -367,7 +367,7 @@ def _name(step: Step) -> Any:
 
 
 def _about(step: Step) -> dict[str, Any]:
-    """What JSON lines say a step is."""
+    """Return the JSON fields that identify a step."""
     return {"key": step.key, "kind": step.kind, "title": step.title, "jobs": [job.name for job in step.jobs]}
 
 
@@ -378,11 +378,11 @@ def make_watch(
     stream: IO[str] | None = None,
     expected: Mapping[tuple[str, str], float] | None = None,
 ) -> Watch:
-    """The watch for where the output goes (None: stderr): JSON where asked for, nothing when quiet, a table on a
+    """Create a watch for the output stream (None: stderr): JSON lines if `as_json`, no output if `quiet`, a table on a
     terminal, else lines.
 
     Args:
-        expected: seconds by kind and title of steps that were done before, see `state.past`.
+        expected: seconds by kind and title of steps that ran before, see `state.past`.
     """
     if as_json:
         return JsonLines(stream, expected=expected)

@@ -1,4 +1,4 @@
-"""What happens inside a step's process: statistics for all targets of a model, or one quantized file."""
+"""Work of a step's process: calibration statistics for all targets of a model, or one quantized file."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ from sbonnx.terminal import escaped
 from sbonnx.version import __version__
 
 PLANS: Final = "plans"
-"""Folder beside the statistics of a model: a file for each plan that was measured, with the name of its graph."""
+"""Subfolder of a model's statistics: one file per measured plan, with the name of its graph's cache folder."""
 
 SAYS_SO: Final = "was changed while the batch ran: run the batch again"
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A job as its step's process sees it.
+    """A job as seen by its step's process.
 
     Attributes:
-        job: as it was written.
-        real: with local paths, and the values of the environment filled in.
-        given: what its files are.
-        key, work: of its quantize step.
+        job: the job as written in the job file.
+        real: the job with local paths and environment variables substituted.
+        given: digests of its files, and its recipe.
+        key, work: keys of its quantize step, see `Step`.
         shared: see `sketches_digest`.
     """
 
@@ -78,20 +78,20 @@ class Wanted:
 
     @property
     def plan(self) -> str:
-        """Name of its plan: equal ones are of equal graphs, and wish for the same."""
+        """Name of its plan. Equal names mean equal graphs and equal measurements."""
         return text(combined("plan", __version__.encode(), self.job.backend.encode(), self.given.wishes.encode()))
 
 
 def run_step(step: Step, places: Places, tell: Tell, threads: int = 1) -> Outcome:
-    """Do a step, in this process. What it made appears as `places.made(step.key)`, and its file at the jobs' outputs.
+    """Run a step in this process. Its output appears as `places.made(step.key)`, its file at the jobs' outputs.
 
-    Who was refused leaves nothing there. An exception that is none of sbonnx's own is the outcome "failed", with its
-    traceback on stderr. What ${NAME} stands for is in no outcome, and not in the log.
+    A refused step leaves no output. An exception other than `SbonnxError` gives the outcome "failed", with the
+    traceback on stderr. Values of ${NAME} are redacted in outcomes and in the log.
 
     Args:
-        step: of `steps_of`.
-        tell: told where it is.
-        threads: samples to run at a time, where the recipe does not say.
+        step: a step of `steps_of`.
+        tell: receives progress.
+        threads: number of samples to run concurrently, unless the recipe sets it.
     """
     began = time.monotonic()
     hider = Hider.of(step.jobs)
@@ -114,7 +114,7 @@ def run_step(step: Step, places: Places, tell: Tell, threads: int = 1) -> Outcom
 
 
 def _done_before(step: Step, places: Places) -> Outcome | None:
-    """What the step, or another of its key, has made already, put in its place."""
+    """Publish and return the existing output of this step or of another one with its key, if there is one."""
     found = made_before(step, places)
     if found is not None:
         publish(step, places)
@@ -122,12 +122,14 @@ def _done_before(step: Step, places: Places) -> Outcome | None:
 
 
 Keep = Callable[[str, Callable[[Path], Outcome]], Outcome]
-"""Makes something under a key in the state, see `_kept`."""
+"""Creates an output under a key in the state folder, see `_kept`."""
 
 
 def _kept(key: str, make: Callable[[Path], Outcome], *, step: Step, places: Places, hider: Hider) -> Outcome:
-    """Have something made in a hidden folder, which appears whole with its outcome, by a rename. An exception leaves
-    nothing. Where another process was quicker: what that one made."""
+    """Create an output in a hidden folder, and publish it with its outcome by an atomic rename.
+
+    An exception leaves nothing. If another process was faster, its output is returned.
+    """
     began = time.monotonic()
     made = places.made(key)
     folder = made.with_name(f".{key}.{os.getpid()}")
@@ -151,7 +153,7 @@ def _kept(key: str, make: Callable[[Path], Outcome], *, step: Step, places: Plac
 
 
 def _wanted(job: Job, places: Places) -> Wanted:
-    """A job as it is now."""
+    """Read a job's files in their current state."""
     digests = Digests(places.state)
     real = localized(reveal_job(job), places.state / "remote")
     given = look_at(job, digests, places.state)
@@ -163,9 +165,9 @@ def _wanted(job: Job, places: Places) -> Wanted:
 
 
 def _calibrate(step: Step, places: Places, tell: Tell, threads: int, keep: Keep) -> Outcome:
-    """All statistics that the plans of the step's jobs wish for.
+    """Measure all statistics that the plans of the step's jobs require.
 
-    A job that cannot be prepared, or whose statistics cannot be had, is left out: its own step says why.
+    A job that cannot be prepared or measured is skipped; its own step reports the reason.
     """
     rows = [_wanted(job, places) for job in step.jobs]
     shared = rows[0].shared
@@ -179,7 +181,7 @@ def _calibrate(step: Step, places: Places, tell: Tell, threads: int, keep: Keep)
     names: dict[str, str] = {}
     for number, row in enumerate(rows):
         if row.plan in names or (places.made(row.work).exists() and (root / PLANS / row.plan).exists()):
-            continue  # nothing is left to be looked up
+            continue  # measured together with an equal plan, or not needed any more
         tell("prepare", number, len(rows))
         prepared = _prepared(row)
         if prepared is not None:
@@ -196,7 +198,7 @@ def _calibrate(step: Step, places: Places, tell: Tell, threads: int, keep: Keep)
 
 
 def _prepared(row: Wanted) -> Prepared | None:
-    """The graph and the plan of a job; None where there is nothing to measure, or the job cannot be."""
+    """Prepare the graph and plan of a job; None if there is nothing to measure or the preparation fails."""
     try:
         recipe = recipe_of(row.real)
         prepared = prepare(row.real.model, recipe, backend_for(recipe.backend, recipe.version))
@@ -208,7 +210,7 @@ def _prepared(row: Wanted) -> Prepared | None:
 def _observed(
     courses: list[Course], by_graph: Mapping[int, Prepared], real: Job, root: Path, threads: int, tell: Tell
 ) -> dict[str, SbonnxError]:
-    """Fill the caches; the courses that it cannot be done for, and why."""
+    """Fill the calibration caches; return the errors of those that failed, by name."""
     sets: dict[int, Dataset] = {}
 
     def data(graph: Graph) -> Dataset:
@@ -242,7 +244,7 @@ def _observed(
         if len(courses) == 1:
             return {courses[0].name: error}
     lost: dict[str, SbonnxError] = {}
-    for course in courses:  # what one cannot have, others may
+    for course in courses:  # one at a time: a failure of one must not affect the others
         try:
             observe([course])
         except SbonnxError as error:
@@ -254,8 +256,10 @@ def _observed(
 
 
 def _quantize(step: Step, places: Places, tell: Tell, threads: int, keep: Keep) -> Outcome:
-    """One quantized file, proved and judged. Its files and figures are kept apart from the verdict: where only the
-    acceptance has changed they are there already."""
+    """Quantize, verify and judge one file.
+
+    Files and metrics are stored separately from the verdict, so that they are reused if only the acceptance changed.
+    """
     row = _wanted(step.jobs[0], places)
     if (row.key, row.work) != (step.key, step.work):
         raise DataError(f"the model, the data, the recipe or the metric of '{row.job.name}' {SAYS_SO}")
@@ -275,7 +279,7 @@ def _quantize(step: Step, places: Places, tell: Tell, threads: int, keep: Keep) 
 
 
 def _made(row: Wanted, places: Places, folder: Path, tell: Tell, threads: int) -> Outcome:
-    """The files of a job, in a folder, and their figures."""
+    """Quantize a job's model into a folder and collect its metrics."""
     real = row.real
     wishes = recipe_of(real)
     target = folder / FILES / file_name(row.job)
@@ -300,7 +304,7 @@ def _made(row: Wanted, places: Places, folder: Path, tell: Tell, threads: int) -
 
 
 def _judged(row: Wanted, work: Outcome, places: Places, tell: Tell, *, adopted: bool) -> Outcome:
-    """The outcome of a job: what was made, and whether that is accepted."""
+    """Check the acceptance of a quantized file and return the outcome of the job."""
     tell("judge")
     accept, target = row.real.accept, places.made(row.work) / FILES / file_name(row.job)
     own: dict[str, dict[str, float]] | None = None
@@ -325,7 +329,7 @@ def _judged(row: Wanted, work: Outcome, places: Places, tell: Tell, *, adopted: 
 
 @contextmanager
 def _alone_at(key: str, places: Places, tell: Tell) -> Iterator[None]:
-    """Steps that differ in what they accept share their work: one of them at a time."""
+    """Lock the work that steps with different acceptance share, so that only one of them runs it."""
     path = lock_path(places, key)
     lock = take(path)
     if lock is None:
@@ -339,7 +343,8 @@ def _alone_at(key: str, places: Places, tell: Tell) -> Iterator[None]:
 
 
 def _sketches(row: Wanted, places: Places) -> Path | None:
-    """The cache with what was measured for a plan; None where it was not: the step does it, and comes out the same."""
+    """Return the calibration cache of a plan; None if it was not measured: the step then measures it, with the same
+    result."""
     if row.shared is None:
         return None
     root = places.sketches(row.shared)
@@ -352,7 +357,7 @@ def _sketches(row: Wanted, places: Places) -> Path | None:
 
 
 def _with(wishes: Recipe, job: Job, cache: Path | None, threads: int) -> Recipe:
-    """The recipe with what the batch adds: none of it changes the file."""
+    """Add the batch's settings to the recipe. None of them changes the resulting file."""
     more: dict[str, Any] = {}
     if cache is not None:
         more["CALIBRATION.CACHE"] = str(cache)
@@ -365,7 +370,7 @@ def _with(wishes: Recipe, job: Job, cache: Path | None, threads: int) -> Recipe:
 
 @contextmanager
 def _in_words_of(target: Path, job: Job) -> Iterator[None]:
-    """Errors that name the file where it is made name it where it will be."""
+    """Replace the temporary path of the file by its output path in error messages."""
     try:
         yield
     except SbonnxError as error:
@@ -377,7 +382,7 @@ def _renamed(text: str, target: Path, job: Job) -> str:
 
 
 def _plain_report(report: Report, job: Job, wishes: Recipe, target: Path) -> dict[str, Any]:
-    """The report as JSON holds it, in words of the job: its output, its own recipe."""
+    """Convert the report to JSON values, with the output path and recipe of the job."""
     told = replace(report, model=job.model, output=job.output, settings=wishes.to_dict())
     values = told.to_dict()
     values["metrics"] = {**values["metrics"], "own": []}

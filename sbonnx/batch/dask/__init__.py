@@ -1,1 +1,1 @@
-"""Batches on Dask clusters, and calibration split over their workers."""
+"""Batches on Dask clusters, and calibration sharded over their workers."""

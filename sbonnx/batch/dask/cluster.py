@@ -1,4 +1,4 @@
-"""`DaskEngine`: the steps of a batch as tasks of a Dask cluster."""
+"""`DaskEngine`: runs the steps of a batch as tasks of a Dask cluster."""
 
 from __future__ import annotations
 
@@ -37,36 +37,36 @@ PATIENCE: Final = 60.0
 """Seconds to wait for a scheduler, and for its first worker."""
 
 LOOK_EVERY: Final = 1.0
-"""Seconds between two looks whether the scheduler is still there."""
+"""Seconds between two checks of the scheduler."""
 
 SMALL: Final = 4 << 20
-"""Bytes of a model and its data up to which a calibration is done sooner than its parts have begun."""
+"""Bytes of a model and its data up to which sharding a calibration does not pay off."""
 
 GONE: Final = ("lost", "cancelled")
-"""States of a future whose scheduler knows nothing of it."""
+"""States of a future that its scheduler does not know any more."""
 
 LOST: Final = "its worker was lost"
 
 
 @final
 class DaskEngine:
-    """Runs steps as tasks of a Dask cluster, each in a process of its own on a worker.
+    """Runs steps as tasks of a Dask cluster, each in a separate process on a worker.
 
-    A step that crashes costs neither its worker nor the others, and is tried again where there is room, as are those of
-    a worker that is lost. The statistics of one model are measured on several workers at once where there are more of
-    them than models to measure.
+    A crashed step affects neither its worker nor other steps. It is retried on any free worker, like the steps of a
+    lost worker. If there are more workers than models to calibrate, the calibration of a model is sharded over several
+    workers.
 
         outcomes = DaskEngine("tcp://host:8786").run(steps, Places(folder), watch)
 
-    Workers that see the folder of the batch under the same path work in it. Where one does not, what steps make travels
-    back through the cluster; what jobs read must then be seen by all workers, or be named by URLs.
+    Workers that see the folder of the batch under the same path work in it. If some worker does not, outputs of steps
+    are transferred through the cluster; then all workers must see the inputs of jobs, or these must be URLs.
 
     Args:
         scheduler: its address, a `distributed.Client`, or a cluster object (of dask-jobqueue, dask-kubernetes or
             distributed itself).
-        shards: pieces to cut a calibration into; None: as many as there are workers for, where it is no small one.
+        shards: number of shards of a calibration; None: as many as there are workers for, unless it is small.
         patience: seconds to wait for the scheduler, and for its first worker.
-        work, publish: see `child.Errand`; None: sbonnx's own. Workers must be able to import them.
+        work, publish: see `step_main.Errand`; None: sbonnx's own. Workers must be able to import them.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class DaskEngine:
         self._publish = publish
 
     def run(self, steps: Sequence[Step], places: Places, watch: Watch) -> dict[str, Outcome]:
-        """As `LocalEngine.run`.
+        """Run `steps`, like `LocalEngine.run`.
 
         Raises:
-            DeviceError: there is no cluster or no worker; one has other versions of sbonnx or onnxruntime, or does not
-                see what a job reads; or the scheduler is lost.
-            OutputError: the folder cannot be written to.
+            DeviceError: no cluster or no worker is available, a worker has other versions of sbonnx or onnxruntime or
+                does not see an input of a job, or the connection to the scheduler is lost.
+            OutputError: the folder is not writable.
         """
         unique = {step.key: replace(step, jobs=tuple(map(absolute, step.jobs))) for step in steps}
         places = Places(places.output.absolute())
@@ -123,7 +123,7 @@ class DaskEngine:
     def _errands(
         self, step: Step, errand: Any, offer: Offer, places: Places, steps: Mapping[str, Step]
     ) -> tuple[Errand, ...]:
-        """What is to be done for a step: its shards, if any, and last itself."""
+        """Return the tasks of a step: its shards, if any, and finally the step itself."""
         parts = self._parts(step, offer, places, steps)
         pieces = tuple(
             errand(
@@ -136,7 +136,7 @@ class DaskEngine:
         return (*pieces, errand(step=step, parts=parts, work=self._work, publish=self._publish))
 
     def _parts(self, step: Step, offer: Offer, places: Places, steps: Mapping[str, Step]) -> tuple[str, ...]:
-        """Keys of the shards of a step; none where it is done by one."""
+        """Return the keys of the shards of a step; empty if it is not sharded."""
         if step.kind != "calibrate" or read_made(places, step.key) is not None:
             return ()
         count = self._shards
@@ -151,11 +151,11 @@ class _Task:
     """A task of the cluster.
 
     Attributes:
-        step: what it does; a shard's is none of the batch's.
+        step: the step, or a shard of one.
         future: its result, a `Parcel`.
-        own: whether `step` is of the batch.
-        attempt: how often it began.
-        running: whether it is at work, as far as it said.
+        own: whether `step` is a step of the batch, not a shard.
+        attempt: number of started attempts.
+        running: whether it has started and not ended, according to its messages.
     """
 
     step: Step
@@ -170,7 +170,7 @@ class _Run:
     """One run of an engine.
 
     Attributes:
-        outcomes: of the batch's steps that have ended, by key.
+        outcomes: outcomes of the batch's finished steps, by key.
     """
 
     def __init__(
@@ -197,13 +197,13 @@ class _Run:
         client.subscribe_topic(topic, lambda event: self._heard.put(("said", event[1])))
 
     def submit(self, step: Step, errands: Sequence[Errand], need: tuple[dict[str, float], str | None]) -> None:
-        """Hand the tasks of a step to the scheduler. Steps that it needs were handed in before."""
+        """Submit the tasks of a step to the scheduler. Its dependencies must have been submitted before."""
         resources, refusal = need
         if refusal is not None:
             self._refused[step.key] = refusal
             return
         if any(key in self._refused for key in step.after):
-            return  # it is skipped
+            return  # `_skip` handles it
         before = [self._tasks[key].future for key in step.after if key in self._tasks]
         parts: list[str] = []
         for errand in errands:
@@ -226,7 +226,7 @@ class _Run:
                 parts.append(key)
 
     def go(self) -> None:
-        """Until all have ended."""
+        """Run until all steps have ended."""
         for key, why in self._refused.items():
             self._settle(key, Outcome(key, "refused", reason=why, attempts=0, finished=now(), error="DeviceError"))
         self._skip()
@@ -245,7 +245,7 @@ class _Run:
                 self._check()
 
     def end(self) -> None:
-        """Leave nothing at work."""
+        """Cancel all unfinished tasks."""
         open_ = [task.future for task in self._tasks.values() if not task.future.done()]
         if open_ and self._client.status == "running":
             self._client.cancel(open_, force=True)
@@ -257,7 +257,7 @@ class _Run:
             self._drop_parts()
 
     def _hear(self, said: Mapping[str, Any]) -> None:
-        """What a task says."""
+        """Handle a message of a task."""
         task = self._tasks[said["key"]]
         if not task.own:
             if said["what"] == "told":
@@ -266,7 +266,7 @@ class _Run:
         if task.step.key in self.outcomes:
             return
         if said["what"] == "began":
-            if task.running:  # and its worker said no more
+            if task.running:  # restarted without an end: its worker was lost
                 lost = Outcome(task.step.key, "crashed", reason=LOST, attempts=task.attempt, finished=now())
                 self._watch.ended(task.step, lost, again=True)
             task.attempt += 1
@@ -281,7 +281,7 @@ class _Run:
             self._watch.told(task.step, said["stage"], said["done"], said["total"], 0)
 
     def _hear_part(self, part: _Task, said: Mapping[str, Any]) -> None:
-        """What a shard says, as of the step that it is a shard of."""
+        """Forward the progress of a shard as that of its step."""
         for task in self._tasks.values():
             if part.step.key in task.parts and task.step.key not in self.outcomes:
                 number = task.parts.index(part.step.key) + 1
@@ -289,7 +289,7 @@ class _Run:
                 self._watch.told(task.step, stage, said["done"], said["total"], 0)
 
     def _ended(self, task: _Task) -> None:
-        """The result of a task is there, or why there is none."""
+        """Handle the end of a task."""
         key = task.step.key
         if not task.own or key in self.outcomes:
             return
@@ -297,13 +297,13 @@ class _Run:
             self._check()
             return
         outcome = self._outcome(task)
-        if outcome.status == "skipped":  # as soon as what it needed is known to have ended
+        if outcome.status == "skipped":  # `_skip` handles it when the failed dependency is known
             return
         self._settle(key, outcome)
         self._skip()
 
     def _outcome(self, task: _Task) -> Outcome:
-        """What became of a task that has ended."""
+        """Return the outcome of a task that has ended."""
         error = task.future.exception()
         attempts = max(1, task.attempt)
         if error is None:
@@ -316,7 +316,7 @@ class _Run:
                 return _refused(task.step.key, wrong)
             return replace(self._published(task.step, parcel.outcome), attempts=attempts)
         if isinstance(error, StepDied):
-            with suppress(DeviceError):  # it has died: its files would only help the next attempt
+            with suppress(DeviceError):  # its files are only useful for the next attempt
                 unpack(error.parcel.files, self._places)
             if error.parcel.outcome.key == task.step.key:
                 return replace(error.parcel.outcome, attempts=attempts)
@@ -330,7 +330,7 @@ class _Run:
         return Outcome(task.step.key, "failed", reason, attempts=attempts, finished=now())
 
     def _published(self, step: Step, outcome: Outcome) -> Outcome:
-        """What a worker made in a folder of its own, put in its place from here."""
+        """Publish a worker's output from here, if workers do not share the folder."""
         if self._shared or step.kind != "quantize" or read_made(self._places, step.key) is None:
             return outcome
         try:
@@ -340,12 +340,12 @@ class _Run:
         return outcome
 
     def _settle(self, key: str, outcome: Outcome) -> None:
-        """The last outcome of a step."""
+        """Record the final outcome of a step."""
         self.outcomes[key] = outcome
         self._watch.ended(self._steps[key], outcome, again=False)
 
     def _skip(self) -> None:
-        """Those of which a need did not end well; and those that need them."""
+        """Skip steps whose dependencies failed, transitively."""
         while lost := list(self._lost()):
             for key, why in lost:
                 self._settle(key, Outcome(key, "skipped", reason=why, attempts=0, finished=now()))
@@ -361,10 +361,10 @@ class _Run:
                     break
 
     def _check(self) -> None:
-        """The scheduler is there.
+        """Check that the scheduler is still available.
 
         Raises:
-            DeviceError: it is not, or has forgotten the tasks.
+            DeviceError: it is not, or has lost the tasks.
         """
         lost = any(
             task.future.status in GONE
@@ -375,7 +375,7 @@ class _Run:
             raise DeviceError("the scheduler was lost: start it and run the batch again; what is done stays done")
 
     def _drop_parts(self) -> None:
-        """What shards made is in the statistics of the whole by now."""
+        """Remove the outputs of shards, which are merged into the statistics of their step by now."""
         for task in self._tasks.values():
             if not task.own:
                 made: Path = self._places.made(task.step.key)
@@ -384,7 +384,7 @@ class _Run:
 
 
 def _refused(key: str, error: SbonnxError) -> Outcome:
-    """The outcome of what sbonnx itself says cannot be done."""
+    """Create the outcome of a refused step."""
     return Outcome(key, "refused", reason=str(error), finished=now(), error=type(error).__name__)
 
 

@@ -1,4 +1,4 @@
-"""Before a batch runs on a cluster: is there one, are its workers fit, what do they see, what do they offer?"""
+"""Checks before a batch runs on a cluster: connection, versions, visible files and resources of workers."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from sbonnx.errors import DeviceError, OutputError, SbonnxError
 from sbonnx.recipe import AUTO
 
 GPU: Final = "GPU"
-"""Resource of a worker for steps that run on CUDA."""
+"""Worker resource for steps that run on CUDA."""
 
 MEMORY: Final = "MEMORY"
-"""Resource of a worker, bytes, for steps with a limit of memory."""
+"""Worker resource, in bytes, for steps with a memory limit."""
 
 VERSIONS: Final = (
     "{'sbonnx': __import__('sbonnx.version', fromlist=['_']).__version__, "
     "'onnxruntime': __import__('onnxruntime').__version__}"
 )
-"""Asked of every worker as a text: a function of ours cannot be sent to one that has another sbonnx, or none."""
+"""Evaluated on every worker as text, because our functions cannot be unpickled there with another sbonnx or none."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What the workers that are there have.
+    """Resources of the available workers.
 
     Attributes:
-        slots: tasks that run at a time, by machine.
-        gpu: whether one of them has a `GPU`.
-        memory: the most `MEMORY` that one of them has; None where none says.
+        slots: concurrent tasks, by host.
+        gpu: whether a worker has a `GPU`.
+        memory: largest `MEMORY` of a worker; None if no worker declares it.
     """
 
     slots: Mapping[str, int]
@@ -51,22 +51,22 @@ class Offer:
 
     @property
     def total(self) -> int:
-        """Tasks that run at a time."""
+        """Number of concurrent tasks."""
         return sum(self.slots.values())
 
 
 @contextmanager
 def connected(scheduler: Any, patience: float) -> Any:
-    """A client of a cluster: of an address, of a cluster object, or the client that was given, which stays open.
+    """Yield a client of a cluster, from an address or cluster object; a given client is used as it is and stays open.
 
     Raises:
-        DeviceError: distributed is not installed, or nobody answers there.
+        DeviceError: distributed is not installed, or the scheduler does not answer.
     """
     if importlib.util.find_spec("distributed") is None:
         raise DeviceError("a cluster needs distributed, which is not installed: pip install 'sbonnx[cluster]'")
     from distributed import Client
 
-    open_client: Any = Client  # distributed says nothing of its types
+    open_client: Any = Client  # distributed has no type annotations
 
     if isinstance(scheduler, Client):
         if scheduler.asynchronous:
@@ -89,14 +89,14 @@ def connected(scheduler: Any, patience: float) -> Any:
 
 
 def offer_of(client: Any, patience: float) -> Offer:
-    """What the workers offer; waits for the first of them.
+    """Return the resources of the workers; waits for the first worker.
 
     Raises:
-        DeviceError: none comes, or one has other versions of sbonnx or onnxruntime.
+        DeviceError: no worker appears, or one has other versions of sbonnx or onnxruntime.
     """
     try:
         client.wait_for_workers(1, timeout=patience)
-    except (TimeoutError, asyncio.TimeoutError) as error:  # two things before Python 3.11
+    except (TimeoutError, asyncio.TimeoutError) as error:  # different types before Python 3.11
         raise DeviceError(
             f"the scheduler {client.scheduler.address} had no workers for {patience:g} s: start some with "
             f"'dask worker {client.scheduler.address} --nthreads 1'"
@@ -124,7 +124,7 @@ def offer_of(client: Any, patience: float) -> Offer:
 
 
 def is_shared(client: Any, places: Places) -> bool:
-    """Whether all workers see the folder of the batch: they look for a file in it.
+    """Return whether all workers see the folder of the batch, by looking for a file in it.
 
     Raises:
         OutputError: this process cannot write there.
@@ -143,10 +143,10 @@ def is_shared(client: Any, places: Places) -> bool:
 
 
 def check_paths(client: Any, jobs: Iterable[Job], *, shared: bool) -> None:
-    """What jobs read is seen by all workers. What is not here either is left to the step, which says so.
+    """Check that all workers see the inputs of jobs. Files missing here too are reported by the step.
 
     Raises:
-        DeviceError: a worker does not see a file, and which.
+        DeviceError: a worker does not see a file, which the message names.
     """
     paths = dict.fromkeys(path for job in jobs for path in _paths(job, shared) if os.path.exists(path))
     for where, missing in sorted(client.run(_missing, list(paths)).items()):
@@ -159,10 +159,10 @@ def check_paths(client: Any, jobs: Iterable[Job], *, shared: bool) -> None:
 
 
 def needed(step: Step, offer: Offer, state: Path) -> tuple[dict[str, float], str | None]:
-    """Resources that a step takes, and why no worker that is there has them; None: one has.
+    """Return the resources that a step requires, and why no available worker has them; None if one has.
 
     Args:
-        state: folder into which recipes that are named by URLs are fetched.
+        state: folder for downloads of recipes.
     """
     wanted: dict[str, float] = {}
     if any(_on_cuda(job, state) for job in step.jobs):
@@ -179,7 +179,7 @@ def needed(step: Step, offer: Offer, state: Path) -> tuple[dict[str, float], str
 
 
 def absolute(job: Job) -> Job:
-    """The job with paths that mean the same in another folder. What begins with ${NAME} is taken as it is."""
+    """Return the job with absolute paths. Names that begin with ${NAME} are unchanged."""
 
     def of(name: str | None) -> str | None:
         if name is None or is_url(name) or name.startswith("${") or name == AUTO:
@@ -195,7 +195,7 @@ def absolute(job: Job) -> Job:
 
 
 def size_of(job: Job) -> float:
-    """Bytes of the files that a job is calibrated from; without end where they are elsewhere."""
+    """Return the total bytes of a job's model and data; infinity if one is remote."""
     total = 0.0
     for name in (job.model, job.data):
         path = None if name is None else local_path(name)
@@ -209,7 +209,7 @@ def size_of(job: Job) -> float:
 
 
 def can_be_cut(step: Step, state: Path) -> bool:
-    """Whether shards can measure what a calibrate step does. A recipe that is no good is left to the step."""
+    """Return whether a calibrate step can be sharded. Invalid recipes are ignored, because the step reports them."""
     for job in step.jobs:
         try:
             if shardable(recipe_of(reveal_job(job), state)) is not None:
@@ -220,7 +220,7 @@ def can_be_cut(step: Step, state: Path) -> bool:
 
 
 def _on_cuda(job: Job, state: Path) -> bool:
-    """Whether a job asks for a GPU; one whose recipe is no good asks for nothing, and its step says why."""
+    """Return whether a job needs a GPU; False for an invalid recipe, which its step reports."""
     try:
         return recipe_of(reveal_job(job), state).device.startswith("cuda")
     except SbonnxError:
@@ -228,10 +228,10 @@ def _on_cuda(job: Job, state: Path) -> bool:
 
 
 def _paths(job: Job, shared: bool) -> Sequence[str]:
-    """Local files that a job reads, and where it writes if workers do that."""
+    """List the local files that a job reads, and its output folder if workers write there."""
     try:
         real = reveal_job(job)
-    except SbonnxError:  # its step says so
+    except SbonnxError:  # its step reports the error
         return ()
     metric = real.accept.metric
     names = [real.model, real.data, real.recipe, None if metric is None else metric.rpartition(":")[0]]
@@ -242,7 +242,7 @@ def _paths(job: Job, shared: bool) -> Sequence[str]:
 
 
 def _holds(path: str, word: str) -> bool:
-    """Whether a file holds a word."""
+    """Return whether a file contains exactly `word`."""
     try:
         return Path(path).read_text() == word
     except OSError:
@@ -250,7 +250,7 @@ def _holds(path: str, word: str) -> bool:
 
 
 def _missing(paths: Sequence[str]) -> list[str]:
-    """Those of the paths that are not there."""
+    """Return the paths that do not exist."""
     return [path for path in paths if not os.path.exists(path)]
 
 

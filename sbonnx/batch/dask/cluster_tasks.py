@@ -1,7 +1,7 @@
-"""What happens on a worker of a cluster: a step in a process of its own, and what it made on its way back.
+"""Tasks on a worker of a cluster: a step runs in a separate process, and its output is sent back.
 
-Where the worker sees the folder of the batch, a step works there as it does on one machine. Where it does not, it works
-in a folder of the worker's, what the steps before it made is laid there first, and what it made travels back.
+If the worker sees the folder of the batch, a step works there as on a single machine. Otherwise it works in a folder of
+the worker: the outputs of its dependencies are unpacked there first, and its own output is sent back.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from sbonnx.cpu import cores
 from sbonnx.errors import DeviceError, OutputError
 
 TELL_EVERY: Final = 0.5
-"""Seconds between two words of a step on its way to the scheduler."""
+"""Minimum seconds between two progress messages of a step to the scheduler."""
 
 LOOK_EVERY: Final = 0.5
-"""Seconds between two looks whether the step is still wanted."""
+"""Seconds between two checks whether the step is still needed."""
 
 COME_BACK: Final = ("steps", "sketches", "logs", "metrics")
-"""Folders of the state whose files travel."""
+"""Subfolders of the state folder whose files are transferred."""
 
 
 @dataclass(frozen=True)
 class Errand:
-    """What a worker is to do. It is pickled.
+    """Task of a worker. It is pickled.
 
     Attributes:
-        step, places: as on one machine.
-        topic: of the events in which it says how far it is.
+        step, places: as on a single machine.
+        topic: topic of the events with its progress.
         shared: whether workers see the folder of the batch.
-        slots: how many tasks run at a time on a machine, by its name; others: as many as the worker has threads.
-        versions: what the worker must have installed.
-        part: whether the step is a shard of one; where it dies, that one is done without shards.
-        parts: keys of shards whose statistics the step takes in, where all of them are done.
-        work: what to do; None: sbonnx's own.
-        publish: see `child.Errand`.
+        slots: concurrent tasks by host; other hosts: the number of threads of the worker.
+        versions: package versions that the worker must have.
+        part: whether the step is a shard; if its process dies, the whole step is run without shards.
+        parts: keys of shards whose statistics the step merges, if all of them are done.
+        work: runs the step; None: sbonnx's own.
+        publish: see `step_main.Errand`.
     """
 
     step: Step
@@ -68,11 +68,11 @@ class Errand:
 
 @dataclass(frozen=True)
 class Parcel:
-    """What comes back.
+    """Result of a task.
 
     Attributes:
-        outcome: of the step.
-        files: what it left in the state folder, by path in there; none where the folder is shared.
+        outcome: outcome of the step.
+        files: its files in the state folder, by relative path; empty if the folder is shared.
     """
 
     outcome: Outcome
@@ -80,7 +80,7 @@ class Parcel:
 
 
 class StepDied(Exception):
-    """The process of a step died, and another attempt may go well: raised so that the scheduler makes one."""
+    """The process of a step died, and a retry may succeed. Raised so that the scheduler retries the task."""
 
     def __init__(self, parcel: Parcel) -> None:
         super().__init__(parcel)
@@ -91,10 +91,10 @@ class StepDied(Exception):
 
 
 def carry_out(errand: Errand, *before: Parcel) -> Parcel:
-    """Do a step on this worker. `before`: what the steps that it needs, and its shards, came back with.
+    """Run a step on this worker. `before`: results of its dependencies and shards.
 
     Raises:
-        StepDied: its process did.
+        StepDied: the process of the step died.
     """
     from distributed import get_worker
 
@@ -102,7 +102,7 @@ def carry_out(errand: Errand, *before: Parcel) -> Parcel:
     worker = get_worker()
     said = _Said(worker, errand)
     wrong = differences(errand.versions, installed(), worker.address)
-    if wrong is not None:  # one that joined after the others were asked
+    if wrong is not None:  # a worker that joined after the check of all workers
         return Parcel(Outcome(step.key, "refused", reason=wrong, finished=now(), error="DeviceError"))
     if any(parcel.outcome.key in step.after and parcel.outcome.status not in FINE for parcel in before):
         return Parcel(Outcome(step.key, "skipped", attempts=0, finished=now()))
@@ -127,11 +127,11 @@ def carry_out(errand: Errand, *before: Parcel) -> Parcel:
 
 
 def unpack(files: Sequence[tuple[str, bytes]], places: Places) -> None:
-    """Lay what came back in the state folder. What a step made appears whole: its folder by a rename.
+    """Write the transferred files to the state folder. The output folder of a step appears atomically, by a rename.
 
     Raises:
-        DeviceError: a file has a name that a worker does not give; nothing is written then.
-        OutputError: it cannot be written there.
+        DeviceError: a file has a name that no worker would use; nothing is written.
+        OutputError: they cannot be written.
     """
     for name, _ in files:
         _check_name(name, places)
@@ -151,7 +151,7 @@ def unpack(files: Sequence[tuple[str, bytes]], places: Places) -> None:
 
 
 def _check_name(name: str, places: Places) -> None:
-    """That a file belongs into one of the folders of the state, links followed."""
+    """Check that a file is inside one of the transferred folders of the state folder, with links resolved."""
     kind, *rest = name.split("/")
     depth = 2 if kind == "steps" else 1
     root = os.path.realpath(places.state)
@@ -167,7 +167,7 @@ def _check_name(name: str, places: Places) -> None:
 
 
 def installed() -> dict[str, str]:
-    """What the numbers depend on, as it is installed here."""
+    """Return the installed versions that results depend on."""
     from sbonnx.runtime import onnxruntime
     from sbonnx.version import __version__
 
@@ -175,7 +175,7 @@ def installed() -> dict[str, str]:
 
 
 def differences(wanted: Mapping[str, str], found: Mapping[str, str], where: str) -> str | None:
-    """What a worker has that is not as it should be, in one sentence."""
+    """Return one sentence about the version differences of a worker, or None."""
     wrong = [
         f"{name} {found.get(name, 'none')} (here: {version})"
         for name, version in wanted.items()
@@ -190,7 +190,7 @@ def differences(wanted: Mapping[str, str], found: Mapping[str, str], where: str)
 
 
 class _Said:
-    """Says how far a step is, as events of the scheduler; from one thread."""
+    """Sends the progress of a step as scheduler events, from one thread."""
 
     def __init__(self, worker: Any, errand: Errand) -> None:
         self._worker = worker
@@ -203,7 +203,7 @@ class _Said:
         self._worker.log_event(self._errand.topic, message)
 
     def tell(self, stage: str, done: int = 0, total: int | None = None) -> None:
-        """See `Tell`."""
+        """Implement `Tell`."""
         at = time.monotonic()
         if stage != self._stage or at - self._at >= TELL_EVERY or done == total:
             self._stage, self._at = stage, at
@@ -211,7 +211,7 @@ class _Said:
 
 
 class _Unwanted:
-    """Whether the task of this thread was cancelled, or its worker is about to close."""
+    """Callable that returns whether this thread's task was cancelled, or its worker is closing."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
@@ -230,7 +230,7 @@ class _Unwanted:
 
 
 def _whole(errand: Errand, before: Sequence[Parcel], said: _Said) -> tuple[str, ...]:
-    """The shards to take in. Should one not be done the step measures by itself, and says what is wrong as ever."""
+    """Return the shards to merge; empty if one of them failed: then the step measures everything itself."""
     ended = {parcel.outcome.key: parcel.outcome for parcel in before}
     for key in errand.parts:
         if ended[key].status not in FINE:
@@ -240,7 +240,7 @@ def _whole(errand: Errand, before: Sequence[Parcel], said: _Said) -> tuple[str, 
 
 
 def _threads(errand: Errand, worker: Any) -> int:
-    """This task's share of the machine."""
+    """Return the number of threads for this task."""
     host = worker.address.rpartition(":")[0]
     at_once = errand.slots.get(host) or worker.state.nthreads
     return max(1, cores() // max(1, at_once))
@@ -248,7 +248,7 @@ def _threads(errand: Errand, worker: Any) -> int:
 
 @contextmanager
 def _place(errand: Errand, worker: Any, before: Sequence[Parcel]) -> Iterator[tuple[Step, Places]]:
-    """Where to work: in the folder of the batch, or in one of the worker's that is gone afterwards."""
+    """Yield the step and the folder to work in: that of the batch, or a temporary one of the worker."""
     if errand.shared:
         yield errand.step, errand.places
         return
@@ -259,7 +259,7 @@ def _place(errand: Errand, worker: Any, before: Sequence[Parcel]) -> Iterator[tu
     try:
         places = Places(folder)
         places.state.mkdir()
-        os.symlink(downloads, places.state / FOLDER)  # what is named by URLs is downloaded once a worker
+        os.symlink(downloads, places.state / FOLDER)  # URLs are downloaded once per worker
         for parcel in before:
             unpack(parcel.files, places)
         jobs = tuple(_redirected(job, folder, number) for number, job in enumerate(errand.step.jobs))
@@ -269,14 +269,14 @@ def _place(errand: Errand, worker: Any, before: Sequence[Parcel]) -> Iterator[tu
 
 
 def _redirected(job: Job, folder: Path, number: int) -> Job:
-    """The job with its output in a folder of the worker's; the name stays, files refer to it."""
+    """Return the job with its output in a folder of the worker. The name is kept, because files refer to it."""
     place = folder / "published" / str(number)
     place.mkdir(parents=True)
     return replace(job, output=str(place / file_name(job)))
 
 
 def _in_words_of(step: Step, near: Step, places: Places, outcome: Outcome) -> Outcome:
-    """The outcome, also where it is written, with the outputs that jobs name in place of those of the worker."""
+    """Replace the worker's output paths by those of the jobs, in the outcome and in the stored outcomes."""
 
     def renamed(found: Outcome) -> Outcome:
         line = to_json(found)
@@ -292,7 +292,7 @@ def _in_words_of(step: Step, near: Step, places: Places, outcome: Outcome) -> Ou
 
 
 def _packed(places: Places) -> Iterator[tuple[str, bytes]]:
-    """What lies in the state folder; no locks, nothing hidden."""
+    """Yield the files of the state folder, without locks and hidden files."""
     for part in COME_BACK:
         for path in sorted((places.state / part).rglob("*")):
             name = path.relative_to(places.state)
@@ -301,7 +301,7 @@ def _packed(places: Places) -> Iterator[tuple[str, bytes]]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """A file that appears whole."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
@@ -315,7 +315,7 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _appear(folder: Path, rows: Sequence[tuple[str, bytes]]) -> None:
-    """A folder that appears whole; one that is there holds the same."""
+    """Create a folder atomically; an existing one has the same content."""
     if folder.exists():
         return
     hidden = folder.with_name(f".{folder.name}.{os.getpid()}")
@@ -329,7 +329,6 @@ def _appear(folder: Path, rows: Sequence[tuple[str, bytes]]) -> None:
 
 
 def _umask() -> int:
-    """What the user takes from the rights of new files."""
     now_ = os.umask(0)
     os.umask(now_)
     return now_

@@ -1,7 +1,7 @@
-"""A calibrate step cut into parts: what a worker does for one, and how what all of them saw becomes one.
+"""Sharded calibrate steps: the work of one part on a worker, and the merge of all parts.
 
-A part is the whole step in a folder of its own, over its share of the samples: plans are united, graphs compared and
-caches filled as they are without parts. Merging then looks at files alone.
+A part runs the whole step in its own folder on its share of the samples: plans are merged, graphs compared and caches
+filled as in an unsharded step. Merging then only reads files.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from sbonnx.plan.types import Site
 from sbonnx.progress import Progress
 
 SKETCHES: Final = "sketches"
-"""Folder with the caches, in that of what a part has made and in the state folder."""
+"""Subfolder with the calibration caches, in the output of a part and in the state folder."""
 
 Head = Mapping[str, Any]
 Entries = dict[tuple[Any, ...], Packed]
 
 
 def part_keys(key: str, count: int) -> tuple[str, ...]:
-    """Keys of the parts of a step."""
+    """Return the keys of the parts of a step."""
     return tuple(f"{key}-{number}of{count}" for number in range(count))
 
 
 def run_part(step: Step, places: Places, tell: Tell, threads: int, *, shard: Shard) -> Outcome:
-    """Measure one part of a calibrate step: as `run_step`, for a step whose key is one of `part_keys`."""
+    """Measure one part of a calibrate step, like `run_step`, for a step whose key is one of `part_keys`."""
     whole = replace(step, key=step.key.rpartition("-")[0])
     made = places.made(step.key)
     folder = made.with_name(f".{step.key}.{os.getpid()}")
@@ -71,11 +71,11 @@ def run_part(step: Step, places: Places, tell: Tell, threads: int, *, shard: Sha
 def run_merged(
     step: Step, places: Places, tell: Tell, threads: int, *, parts: tuple[str, ...], work: Work | None = None
 ) -> Outcome:
-    """As `run_step`, for a calibrate step whose parts are made: what they saw goes into the caches first.
+    """Run a calibrate step after its parts, like `run_step`; their statistics are merged into the caches first.
 
     Args:
-        parts: their keys.
-        work: what does the step then; None: sbonnx's own.
+        parts: keys of the parts.
+        work: runs the step after the merge; None: sbonnx's own.
     """
     tell("merge", 0, len(parts))
     merge_caches([places.made(part) / SKETCHES for part in parts], places.state / SKETCHES)
@@ -86,10 +86,10 @@ def run_merged(
 
 
 def merge_caches(parts: list[Path], root: Path) -> None:
-    """Merge the caches below some folders, which lie in the same places in each, into those below `root`.
+    """Merge the caches below several folders, at the same relative paths, into those below `root`.
 
-    What a cache knows already is left as it is. What one part has not, a tensor that only its machine took for equal to
-    another for example, is left out: who looks it up has it measured.
+    Existing entries are kept. An entry that some part lacks is omitted, for example a tensor that was deduplicated on
+    one machine only; it is measured when it is needed.
 
     Raises:
         OutputError: a cache cannot be written.
@@ -115,7 +115,7 @@ def merge_caches(parts: list[Path], root: Path) -> None:
 
 
 class _Walk:
-    """Walks the data for one shard; see `sbonnx.calib.shared_calibration.walked_by`."""
+    """Data traversal for one shard; see `sbonnx.calib.shared_calibration.walked_by`."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
@@ -130,7 +130,7 @@ class _Walk:
 
 
 def _share(places: Places, own: Places, step: Step) -> None:
-    """What the batch has already, for a part in a folder of its own: downloads, and statistics that are known."""
+    """Share the batch's downloads and existing statistics with the folder of a part."""
     downloads = places.state / FOLDER
     downloads.mkdir(parents=True, exist_ok=True)
     os.symlink(downloads, own.state / FOLDER)
@@ -141,11 +141,11 @@ def _share(places: Places, own: Places, step: Step) -> None:
 
 
 def _entries(folder: Path) -> dict[str, tuple[Head, Entries]]:
-    """The finished sketches in a cache, by the beginning of their files' names: that says what they are bound to."""
+    """Read the finished sketches of a cache, by file name prefix, which identifies what they belong to."""
     found: dict[str, tuple[Head, Entries]] = {}
     for path in sorted(folder.glob(f"{DONE}-*.bin")):
         content = load_packed(path)
-        if content is None:  # damaged: as if it were not there
+        if content is None:  # damaged: treat as missing
             continue
         head, rows = content
         _, entries = found.setdefault(path.stem.rpartition("-")[0], (head, {}))
@@ -155,7 +155,7 @@ def _entries(folder: Path) -> dict[str, tuple[Head, Entries]]:
 
 
 def _merged(rows: list[Packed]) -> Packed:
-    """One sketch of several."""
+    """Merge several sketches into one."""
     whole, *others = (Sketch.from_arrays(row.arrays()) for row in rows)
     for other in others:
         whole.merge(other)

@@ -1,8 +1,8 @@
-"""One calibration on many workers: each sees some of the samples, and what they saw is merged.
+"""Calibration sharded over many workers: each observes some of the samples, and the sketches are merged.
 
-The state of a sketch is what was seen, in no order and cut in no way, so that merged it is bit for bit that of one
-process. Every shard walks over all of the data, which is quick, and runs its samples, which is not: which samples they
-are is known without counting them first, and a sample has the same place in the data everywhere.
+The state of a sketch does not depend on the order or partition of the samples, so the merged state is bit-identical to
+that of one process. Every shard iterates over all of the data, which is fast, and runs only its own samples, which is
+slow. Its samples are known without counting first, and a sample has the same position in the data everywhere.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from sbonnx.prepare import equalization_of
 from sbonnx.recipe import Recipe
 
 Arrays = dict[str, Any]
-"""What `Sketch.to_arrays` gives."""
+"""Output of `Sketch.to_arrays`."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The samples whose position leaves `number` when divided by `of`.
+    """The samples with ``position % of == number``.
 
     Attributes:
-        number: from 0.
-        of: how many there are.
+        number: index of the shard, from 0.
+        of: number of shards.
     """
 
     number: int
@@ -50,17 +50,17 @@ class Shard:
             raise ValueError(f"there is no shard {self.number} of {self.of}")
 
     def mine(self, units: Iterable[Unit]) -> Iterator[Unit]:
-        """Those of the units that are this shard's."""
+        """Return the units of this shard."""
         return (unit for unit in units if unit.index % self.of == self.number)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a shard saw. Plain values and arrays: it travels.
+    """Observations of one shard, as plain values and arrays that can be pickled.
 
     Attributes:
         sketches: `Sketch.to_arrays` by tensor and channel axis.
-        samples: how many samples it ran.
+        samples: number of samples that it ran.
     """
 
     sketches: dict[Key, Arrays]
@@ -68,7 +68,7 @@ class Seen:
 
 
 def shardable(recipe: Recipe) -> str | None:
-    """Why a calibration cannot be cut into shards, or is not worth it; None where it can."""
+    """Return the reason why a calibration cannot or should not be sharded; None if it can."""
     if recipe.auto.enable or recipe.mixed.wanted:
         return "a search tries recipes on parts of the data that it holds out itself"
     if recipe.calibration.feedback:
@@ -82,7 +82,7 @@ def shardable(recipe: Recipe) -> str | None:
 
 
 def sites_of(plan: Plan) -> tuple[Site, ...]:
-    """What is measured for a plan."""
+    """Return the sites of a plan whose ranges are measured."""
     return tuple(site for site in plan.of_role("activation") if site.fixed is None)
 
 
@@ -99,18 +99,18 @@ def observe(
     threads: int | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> Seen:
-    """What one shard sees of the tensors of `sites`.
+    """Observe the tensors of `sites` on one shard of the data.
 
-    How the graph is cut is found on the first sample of all, whoever runs it, and so is whether rows of a batch can be
-    run apart: every shard runs what one process would run.
+    The partition of the graph, and whether a batch can be split into samples, are determined on the very first sample,
+    on every shard. So every shard runs exactly what a single process would run.
 
     Args:
         graph: simplified and fused; the same for all shards.
         sites: see `sites_of`.
-        data: all of it.
-        wishes: what to remember of the tensors; None: enough for any observer, as a calibration cache keeps it.
+        data: the whole data set.
+        wishes: statistics to collect by tensor; None: enough for any observer, as in a calibration cache.
         device, granularity, memory, threads: see `sbonnx.calib.calibrate.calibrate`.
-        advance: told of so many more feeds that were passed.
+        advance: called with the number of further feeds passed.
 
     Raises:
         DataError, NumericError, ModelError, DeviceError: see `sbonnx.calib.calibrate.calibrate`.
@@ -144,10 +144,10 @@ def observe(
 
 
 def merge(parts: Iterable[Seen]) -> tuple[dict[Key, Sketch], int]:
-    """What all shards saw together: sketches, and the number of samples.
+    """Merge the observations of all shards; return the sketches, and the number of samples.
 
     Raises:
-        ValueError: they did not look at the same tensors, or there are none.
+        ValueError: the shards observed different tensors, or there are no shards.
     """
     merged: dict[Key, Sketch] | None = None
     samples = 0
@@ -167,7 +167,7 @@ def merge(parts: Iterable[Seen]) -> tuple[dict[Key, Sketch], int]:
 
 
 def _observed(sites: Iterable[Site], wishes: Mapping[Key, Wish]) -> dict[str, list[str]]:
-    """Tensors to observe by scope."""
+    """Return the tensors to observe, by scope."""
     observed: dict[str, dict[str, None]] = {}
     for site in sites:
         if (site.tensor, site.spec.axis) in wishes:
@@ -176,7 +176,7 @@ def _observed(sites: Iterable[Site], wishes: Mapping[Key, Wish]) -> dict[str, li
 
 
 def _told(units: Iterable[Unit], advance: Callable[[int], None] | None) -> Iterator[Unit]:
-    """The same units; who asked hears how far the walk is."""
+    """Pass units through, and report progress to `advance`."""
     for unit in units:
         yield unit
         if advance is not None:

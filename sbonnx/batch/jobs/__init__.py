@@ -1,1 +1,1 @@
-"""Job files, and the steps that jobs become."""
+"""Job files: parsing, expansion to jobs, and the steps of jobs."""

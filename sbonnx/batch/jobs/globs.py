@@ -1,4 +1,4 @@
-"""Globs of files, as of `glob.glob(recursive=True)`, but `**` does not follow links: every search ends."""
+"""File globs, like `glob.glob(recursive=True)`, except that `**` does not follow links, so every search terminates."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 
 
 def matches(pattern: str, base: Path) -> Iterator[str]:
-    """Absolute paths of the regular files that match, each once, in no order.
+    """Yield the absolute paths of matching regular files, each once, in no particular order.
 
-    `*`, `?` and `[...]` match within a name, `**` any folders; hidden names only match a pattern that begins with a
-    dot.
+    `*`, `?` and `[...]` match within a name, `**` matches any folders. Hidden names only match a pattern that begins
+    with a dot.
 
     Args:
-        base: folder that a relative pattern starts in.
+        base: base folder of relative patterns.
     """
     parts = Path(pattern).parts
     start = Path(parts[0]) if Path(pattern).is_absolute() else Path(os.path.abspath(base))
@@ -37,7 +37,7 @@ def matches(pattern: str, base: Path) -> Iterator[str]:
 
 
 def _next(folder: str, parts: Sequence[str], count: int) -> Iterator[tuple[str, int]]:
-    """Paths in a folder that match the next part of a pattern, with the number of parts that are matched then."""
+    """Yield paths in a folder that match the next part of a pattern, with the number of parts matched so far."""
     head, last = parts[count], count + 1 == len(parts)
     if head == "**":
         yield folder, count + 1
@@ -59,7 +59,7 @@ def _next(folder: str, parts: Sequence[str], count: int) -> Iterator[tuple[str, 
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
-    """Entries of a folder; none of what cannot be listed."""
+    """Return the entries of a folder; empty if it cannot be listed."""
     try:
         with os.scandir(folder) as rows:
             return list(rows)

@@ -1,4 +1,4 @@
-"""What passes between the parts of a batch: jobs, the steps that they are made of, and what became of those."""
+"""Data types of a batch: jobs, steps, outcomes and paths."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 Status = Literal["done", "unaccepted", "refused", "failed", "crashed", "out of memory", "timed out", "skipped"]
-"""How a step ended.
+"""Status of an ended step.
 
-done: as asked. unaccepted: the file is there, and worse than what the job accepts, or wrong. refused: sbonnx said why
-it cannot be done (a `SbonnxError`). failed: an exception that is none of those, with its traceback in the log. crashed:
-its process died. out of memory, timed out: it was over its limit. skipped: a step that it needs did not end well.
+done: succeeded. unaccepted: the file was written, but misses the job's acceptance thresholds or failed verification.
+refused: a `SbonnxError`, which gives the reason. failed: another exception, with its traceback in the log. crashed: the
+process died. out of memory, timed out: a limit was exceeded. skipped: a dependency failed.
 """
 
 FINE: Final[tuple[Status, ...]] = ("done",)
-"""How a job ends in a batch of which nothing is to be said."""
+"""Statuses that count as success."""
 
 AGAIN: Final[tuple[Status, ...]] = ("crashed",)
-"""What another attempt may mend. Who was refused would be refused again."""
+"""Statuses that are retried. A refused step is not, because it would be refused again."""
 
 Kind = Literal["calibrate", "quantize"]
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What a job's result must be to be accepted; None: whatever it is.
+    """Acceptance thresholds of a job's result; None: no threshold.
 
     Attributes:
-        min_sqnr: least signal to quantization noise of any output against float, dB.
-        min_agreement: least share, 0 to 1, of samples whose best class stays the same.
-        max_size_ratio: most bytes of the quantized file over those of the float file.
-        max_latency_ratio: most time of a run over that of the float model; measured where it is asked for.
-        min_metric: least value, by name, of metrics that the job names (see `metric`).
+        min_sqnr: minimum signal-to-quantization-noise ratio of any output against float, dB.
+        min_agreement: minimum share, 0 to 1, of samples whose top-1 class is unchanged.
+        max_size_ratio: maximum size of the quantized file divided by that of the float file.
+        max_latency_ratio: maximum latency divided by that of the float model; only measured if set.
+        min_metric: minimum values, by name, of the job's metric (see `metric`).
         metric: "file.py:function" with (path of a model) → {name: value}, run in the job's process; None: none.
     """
 
@@ -47,12 +47,12 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a step may take.
+    """Resource limits of a step.
 
     Attributes:
-        memory: bytes of resident memory, children included; None: no limit.
-        seconds: of wall time; None: no limit.
-        retries: further attempts where its process died (`AGAIN`).
+        memory: bytes of resident memory, including child processes; None: no limit.
+        seconds: wall time; None: no limit.
+        retries: number of retries after a crash (`AGAIN`).
     """
 
     memory: int | None = None
@@ -62,19 +62,19 @@ class Limits:
 
 @dataclass(frozen=True)
 class Job:
-    """One quantized file that is wanted.
+    """One quantized file to create.
 
     Attributes:
-        name: unique in its batch; it is what `--only` matches and reports show.
+        name: unique name in the batch; matched by `--only` and shown in reports.
         model: path or URL (fsspec) of the float model.
         data: path or URL of the calibration data, as for `sbonnx.quantize`; None: none.
-        split: cut each feed into pieces of so many samples; None: as they come.
+        split: split each feed into batches of this many samples; None: do not split.
         backend: such as "onnxruntime" or "tensorrt@10".
         recipe: path of a recipe, "auto", or None.
-        overrides: values of the recipe by key, as texts, over that.
+        overrides: recipe values by key, as text, applied on top of the recipe.
         output: path or URL of the file to write.
-        accept, limits: see there.
-        outside_output: the output may lie outside the folder of the batch.
+        accept, limits: see `Acceptance` and `Limits`.
+        outside_output: whether the output may be outside the folder of the batch.
     """
 
     name: str
@@ -91,8 +91,7 @@ class Job:
 
 
 def encodable(value: Any) -> Any:
-    """A text that UTF-8 can hold: halves of surrogate pairs, which Python's texts may have, as escapes. Plain values
-    (of JSON) with such texts."""
+    """Escape lone surrogates in strings, which UTF-8 cannot encode. Applies to nested JSON values too."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
@@ -104,17 +103,17 @@ def encodable(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Step:
-    """A piece of work: done once, in one process, for one job or for all that share it.
+    """A unit of work, run once in one process, for one job or for all jobs that share it.
 
     Attributes:
-        key: digest of all that its result depends on: equal keys, equal results.
+        key: digest of all inputs of the step: equal keys, equal results.
         kind: "calibrate": statistics of a model's activations on its data, for all targets; "quantize": one file.
-        title: for people.
-        jobs: those that it is for; one where it quantizes.
-        after: keys of the steps that must have ended first.
-        limits: the widest of its jobs'.
-        work: key under which its files are kept. Steps that differ in what their jobs accept share them; each has its
-            verdict under its own key. "": the key of the step.
+        title: display name.
+        jobs: the jobs that need it; for "quantize" those with the same key.
+        after: keys of the steps that must end first.
+        limits: the loosest limits of its jobs.
+        work: key of the folder with its files. Steps that differ only in their acceptance share the files, and each
+            has a verdict under its own key. "": the key of the step.
     """
 
     key: str
@@ -136,15 +135,15 @@ class Outcome:
 
     Attributes:
         key, status: see `Step` and `Status`.
-        reason: one sentence; "" where it is done.
-        seconds, peak_bytes: wall time and highest resident memory of its last attempt.
-        attempts: how many there were.
-        report: of `sbonnx.report.Report.to_dict`, where it quantized.
-        accepted: what was held against the acceptance: (what, found, wanted, met).
-        counters: such as {"runs": 512}: samples that went through the float model for statistics.
+        reason: one sentence; "" if done.
+        seconds, peak_bytes: wall time and peak resident memory of the last attempt.
+        attempts: number of attempts.
+        report: `sbonnx.report.Report.to_dict`, for a quantize step.
+        accepted: values compared with the acceptance thresholds: (what, found, wanted, met).
+        counters: such as {"runs": 512}: samples run through the float model for statistics.
         finished: UTC, ISO 8601.
-        error: name of the exception's type where it was refused or failed, such as "ModelError".
-        files: digests of the files that it made, by name.
+        error: type name of the exception if refused or failed, such as "ModelError".
+        files: digests of its output files, by name.
         reads: lists of the files that its job's metric read, see `accept.both`.
     """
 
@@ -168,78 +167,78 @@ class Outcome:
 
 
 class Tell(Protocol):
-    """How a step says where it is; it may be called often, and from any of its threads."""
+    """Progress callback of a step. It may be called often, and from any thread of the step."""
 
     def __call__(self, stage: str, done: int = 0, total: int | None = None) -> None:
-        """`done` of `total` pieces (None: not known) of what `stage` names."""
+        """Report `done` of `total` pieces (None: unknown) of a stage."""
 
 
 class Watch(Protocol):
-    """What an engine tells as it goes; from one thread."""
+    """Receives the events of an engine, from one thread."""
 
     def begin(self, steps: Sequence[Step], settled: Mapping[str, Outcome]) -> None:
-        """A batch begins: all its steps, and outcomes by key of those that are done already."""
+        """Begin a batch, with all its steps, and the outcomes, by key, of steps that are already done."""
 
     def started(self, step: Step, attempt: int, where: str) -> None:
-        """An attempt (from 1) at a step begins, in the process or on the worker `where`."""
+        """Report the start of an attempt (from 1), in the process or on the worker `where`."""
 
     def told(self, step: Step, stage: str, done: int, total: int | None, memory: int) -> None:
-        """Where a step is, see `Tell`; bytes of memory that its processes hold, 0 where that is not known."""
+        """Report the progress of a step, see `Tell`, and the memory of its processes in bytes, 0 if unknown."""
 
     def ended(self, step: Step, outcome: Outcome, *, again: bool) -> None:
-        """An attempt has ended; `again`: there will be another."""
+        """Report the end of an attempt; `again`: it will be retried."""
 
     def close(self) -> None:
-        """The batch has ended. Twice is once."""
+        """End the batch. Idempotent."""
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where a batch keeps what. All on one file system, so that a rename is all it takes.
+    """Paths of a batch. All are on one file system, so that files can be moved by a rename.
 
     Attributes:
-        output: the folder that the job file names; reports lie there.
-        state: its folder ".sbonnx": state of the batch, statistics, what steps have made, logs.
+        output: output folder of the job file, with the reports.
+        state: its subfolder ".sbonnx" with the state of the batch, statistics, step outputs and logs.
     """
 
     output: Path
 
     @property
     def state(self) -> Path:
-        """Folder of what is not for people."""
+        """Folder of internal files."""
         return self.output / ".sbonnx"
 
     @property
     def database(self) -> Path:
-        """SQLite: which steps there are, and what became of them."""
+        """SQLite database with steps and outcomes."""
         return self.state / "state.sqlite"
 
     def sketches(self, digest: str) -> Path:
-        """Folder of the calibration cache of a model on its data."""
+        """Return the folder of the calibration cache of a model and its data."""
         return self.state / "sketches" / digest
 
     @property
     def metrics(self) -> Path:
-        """Folder with metrics of float models, and lists of the files that metrics have read."""
+        """Folder with the metrics of float models, and lists of the files that metrics have read."""
         return self.state / "metrics"
 
     def made(self, key: str) -> Path:
-        """Folder of what a step has made: it appears whole, by a rename, with `outcome.json` in it."""
+        """Return the output folder of a step. It appears atomically, by a rename, and contains `outcome.json`."""
         return self.state / "steps" / key
 
     def log(self, key: str) -> Path:
-        """What a step's process said on stderr, and its traceback."""
+        """Return the log with the stderr output and traceback of a step's process."""
         return self.state / "logs" / f"{key}.log"
 
 
 @dataclass(frozen=True)
 class JobResult:
-    """A job with what became of it: a row of the report.
+    """A job with its outcome: one row of the report.
 
     Attributes:
-        job: what was asked for.
-        outcome: of its quantize step; of a step that it needs, where that did not end well.
-        up_to_date: nothing was to be done.
+        job: the job.
+        outcome: outcome of its quantize step, or of a failed dependency.
+        up_to_date: whether nothing had to run.
     """
 
     job: Job
@@ -249,15 +248,15 @@ class JobResult:
 
 @dataclass(frozen=True)
 class BatchReport:
-    """All of a batch.
+    """Report of a batch.
 
     Attributes:
-        title: name of the job file.
-        version: of sbonnx.
+        title: title of the job file.
+        version: version of sbonnx.
         started, finished: UTC, ISO 8601.
-        rows: one a job, in the order of the job file.
-        steps: outcome of every step, calibrations too, by key.
-        titles: title of every step, by key.
+        rows: one per job, in the order of the job file.
+        steps: outcomes of all steps, including calibration, by key.
+        titles: titles of all steps, by key.
     """
 
     title: str
@@ -270,10 +269,10 @@ class BatchReport:
 
     @property
     def ok(self) -> bool:
-        """Whether all jobs are done as asked."""
+        """Whether all jobs are done."""
         return all(row.outcome.status in FINE for row in self.rows)
 
     @property
     def exit_code(self) -> int:
-        """0: all done; 1: not all. (2, a job file that cannot be used, never gets here.)"""
+        """0: all jobs are done; 1: not all. (An invalid job file, exit code 2, never gets here.)"""
         return 0 if self.ok else 1

@@ -1,4 +1,4 @@
-"""The job file: YAML in, checked to the last key, jobs out."""
+"""Job file: parsing and validation of YAML into jobs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TEXTS: Final = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type
 
 
 def _texts(value: object) -> tuple[str, ...]:
-    """One text, or a list of them without repetitions."""
+    """Validate a string or a list of unique strings."""
     found = value if isinstance(value, list | tuple) else [value]
     if not found or not all(isinstance(one, str) and one for one in found):
         raise Wrong("must be a text, or a list of texts", value=value)
@@ -64,7 +64,7 @@ def _path(value: object) -> str:
 
 
 def _as_name(value: str) -> str:
-    """A text that files can be named by."""
+    """Check that a string is valid in a file name."""
     try:
         if "\0" not in value and os.fsencode(value):
             return value
@@ -74,7 +74,7 @@ def _as_name(value: str) -> str:
 
 
 def _bytes(value: object) -> int:
-    """Bytes of 2000000000 or "2 GiB"."""
+    """Parse bytes, such as 2000000000 or "2 GiB"."""
     if isinstance(value, int) and not isinstance(value, bool):
         found = float(value)
     else:
@@ -85,7 +85,7 @@ def _bytes(value: object) -> int:
 
 
 def _seconds(value: object) -> float:
-    """Seconds of 90 or "30 min"."""
+    """Parse seconds, such as 90 or "30 min"."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         found = float(value)
     else:
@@ -112,7 +112,7 @@ def _number(low: float, high: float, wanted: str) -> BeforeValidator:
 
 
 def _settings(value: object) -> tuple[tuple[str, str], ...]:
-    """Values of the recipe by key, as texts."""
+    """Validate recipe settings and convert the values to text, by key."""
     if not isinstance(value, Mapping):
         raise Wrong("must be a mapping of keys of the recipe to values", value=value)
     known = {*all_keys(), *(name.upper() for name in SHORT_FORMS), BITS.upper()}
@@ -130,7 +130,7 @@ def _settings(value: object) -> tuple[tuple[str, str], ...]:
 
 
 def _flat(value: Mapping[Any, Any], prefix: str) -> list[tuple[str, Any]]:
-    """Leaves of nested sections with their dotted keys; mappings of the user's own names stay whole."""
+    """Flatten nested sections to dotted keys; mappings with user-defined names are not flattened."""
     found: list[tuple[str, Any]] = []
     for name, inner in value.items():
         path = f"{prefix}{name}"
@@ -142,14 +142,14 @@ def _flat(value: Mapping[Any, Any], prefix: str) -> list[tuple[str, Any]]:
 
 
 def as_text(value: Any) -> str:
-    """A value as the text of KEY=VALUE, which is read as YAML again."""
+    """Convert a value to the text of KEY=VALUE, which parses back to it as YAML."""
     if isinstance(value, str):
         try:
             if text.parse(value, "")[0] == value:
                 return value
-        except RecipeError:  # means something in YAML: in quotes it does not
+        except RecipeError:  # the plain text is not valid YAML: quote it
             pass
-    return json.dumps(value, ensure_ascii=False)  # YAML as well
+    return json.dumps(value, ensure_ascii=False)  # JSON is valid YAML
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_texts), WithJsonSchema(_TEXTS)]
@@ -168,13 +168,13 @@ Figure = Annotated[float, _number(-1e300, 1e300, "a number")]
 
 
 class Keys(BaseModel):
-    """A mapping with fixed keys, all of them lower case."""
+    """A mapping with fixed keys, all lower case."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class AcceptKeys(Keys):
-    """accept: what a result must be."""
+    """accept: thresholds that a result must meet."""
 
     min_sqnr: Decibel | None = Field(None, description="least signal to noise of any output against float, dB")
     min_agreement: Share | None = Field(None, description="least share of samples whose best class stays the same")
@@ -185,7 +185,7 @@ class AcceptKeys(Keys):
 
 
 class LimitKeys(Keys):
-    """limits: what a step may take."""
+    """limits: resource limits of a step."""
 
     memory: Size | None = Field(None, description="resident memory with child processes, such as 4 GiB")
     seconds: Seconds | None = Field(None, description="wall time, seconds or a text such as 30 min")
@@ -193,7 +193,7 @@ class LimitKeys(Keys):
 
 
 class ShapeKeys(Keys):
-    """matrix: lists of which each job is made with every combination."""
+    """matrix: lists of values; a job is created for each combination."""
 
     backend: BackendNames | None = Field(None, description="such as onnxruntime, tensorrt, tensorrt@10")
     bits: BitNames | None = Field(None, description="such as w8a8")
@@ -201,7 +201,7 @@ class ShapeKeys(Keys):
 
 
 class DefaultKeys(ShapeKeys):
-    """defaults: for every job that does not say otherwise."""
+    """defaults: values for jobs that do not set them."""
 
     data: PathText | None = Field(None, description="calibration data; {model} stands for the model's name")
     split: Annotated[int, Field(ge=1)] | None = Field(None, description="cut feeds into pieces of so many samples")
@@ -212,7 +212,7 @@ class DefaultKeys(ShapeKeys):
 
 
 class ExcludeKeys(Keys):
-    """exclude: combinations that are left out; all keys of an entry must match, as globs."""
+    """exclude: combinations to skip; all keys of an entry must match, as globs."""
 
     model: str | None = Field(None, description="name of the model, without folder and suffix")
     backend: str | None = None
@@ -244,15 +244,15 @@ class JobFile(Keys):
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of a job file, for editors."""
+    """Return the JSON schema of a job file, for editors."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **JobFile.model_json_schema()}
 
 
 def read_jobs(path: str | os.PathLike[str]) -> tuple[str, Path, tuple[Job, ...]]:
-    """(title, output folder, jobs) of a job file. Its paths are relative to its folder.
+    """Parse a job file into (title, output folder, jobs). Relative paths refer to the file's folder.
 
     Raises:
-        RecipeError: anything that is wrong with it, with the file, line and key.
+        RecipeError: the job file is invalid; the message has file, line and key.
     """
     from sbonnx.batch.jobs.matrix import expand
 
@@ -272,7 +272,7 @@ def read_jobs(path: str | os.PathLike[str]) -> tuple[str, Path, tuple[Job, ...]]
         output, jobs = expand(found, file)
     except ValidationError as error:
         items = sorted(error.errors(include_url=False), key=lambda item: item["type"] != "extra_forbidden")
-        problems = [_problem(item) for item in items]  # a key that is misspelt explains the one that is missing
+        problems = [_problem(item) for item in items]  # a misspelt key first: it explains a missing one
         raise _error(origin, problems[0], len(problems) - 1) from None
     except Wrong as problem:
         raise _error(origin, problem) from None
@@ -280,7 +280,7 @@ def read_jobs(path: str | os.PathLike[str]) -> tuple[str, Path, tuple[Job, ...]]
 
 
 def _problem(item: Any) -> Wrong:
-    """One entry of pydantic's account in our words."""
+    """Convert one pydantic error."""
     path = tuple(part for part in item["loc"] if part != "[key]")
     cause = item.get("ctx", {}).get("error")
     if isinstance(cause, Wrong):
@@ -300,7 +300,7 @@ def _problem(item: Any) -> Wrong:
 
 
 def _known(path: tuple[Any, ...]) -> list[str]:
-    """Keys of the mapping at `path`."""
+    """Return the allowed keys of the mapping at `path`."""
     section: type[Keys] = JobFile
     inner: dict[str, type[Keys]] = {
         "defaults": DefaultKeys,
@@ -316,10 +316,10 @@ def _known(path: tuple[Any, ...]) -> list[str]:
 
 
 def _error(origin: Origin, problem: Wrong, others: int = 0) -> RecipeError:
-    """The problem with its file and line."""
+    """Build the error with file and line."""
     told = str(origin.error(problem, others))
     key = ".".join(str(part) for part in problem.path)
-    if problem.path:  # keys of a job file are lower case: the recipe's way to write a path quotes each of them
+    if problem.path:  # job file keys are lower case: quote the whole path instead of each key, as recipes do
         told = f"'{key}'{told[told.index(origin.where(problem.path)) - 1 :]}"
     return RecipeError(told.replace("in this recipe)", "in this job file)").replace("the recipe in", "the job file in"))
 

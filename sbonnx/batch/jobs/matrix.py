@@ -1,4 +1,4 @@
-"""From the entries of a job file to jobs: globs, every combination of the matrix, names and outputs."""
+"""Expansion of job file entries to jobs: globs, the matrix of all combinations, names and outputs."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from sbonnx.batch.jobs.jobfile import DefaultKeys, ExcludeKeys, JobFile, JobKeys
 
 BACKEND: Final = "onnxruntime"
-"""Where neither a job nor the matrix says."""
+"""Default backend."""
 
 FIELDS: Final = ("model", "folder", "backend", "bits", "recipe")
-"""What a template may name."""
+"""Fields of templates."""
 
 MOST_MODELS: Final = 10_000
-"""Files that a glob may match."""
+"""Maximum number of files that a glob may match."""
 
 MOST_JOBS: Final = 100_000
-"""Jobs that a file may make."""
+"""Maximum number of jobs of a job file."""
 
 _FIELD: Final = re.compile(r"(?<!\$)\{([^{}]*)\}")
 
 
 def expand(file: JobFile, path: Path) -> tuple[Path, tuple[Job, ...]]:
-    """The output folder and the jobs of a job file that lies at `path`.
+    """Return the output folder and the jobs of the job file at `path`.
 
     Raises:
-        Wrong: an entry that cannot be used; names or outputs that are there twice.
+        Wrong: an invalid entry, or duplicate names or outputs.
     """
     for key in ("output", "naming"):
         _plain(getattr(file, key) or "", (key,))
@@ -66,10 +66,10 @@ def expand(file: JobFile, path: Path) -> tuple[Path, tuple[Job, ...]]:
 
 
 def selected(jobs: Sequence[Job], only: str | None) -> tuple[Job, ...]:
-    """Jobs whose name matches a glob; all of them for None.
+    """Select jobs whose name matches a glob; all for None.
 
     Raises:
-        RecipeError: none does.
+        RecipeError: no job matches.
     """
     if only is None:
         return tuple(jobs)
@@ -81,7 +81,7 @@ def selected(jobs: Sequence[Job], only: str | None) -> tuple[Job, ...]:
 
 
 def _of_entry(file: JobFile, entry: JobKeys, base: Path, output: Path, number: int) -> Iterator[Job]:
-    """The jobs of one entry."""
+    """Yield the jobs of one entry."""
     here = ("jobs", number)
     for key in ("name", "output"):
         _plain(getattr(entry, key) or "", (*here, key)) if not is_url(entry.output or "") else None
@@ -109,24 +109,24 @@ def _of_entry(file: JobFile, entry: JobKeys, base: Path, output: Path, number: i
 
 
 def _first(*values: bool | None) -> bool:
-    """The first that is given."""
+    """Return the first value that is not None."""
     return next(value for value in values if value is not None)
 
 
 def _plain(text: str, path: tuple[Any, ...]) -> None:
-    """Names stand in reports: nothing hidden in them."""
+    """Check that a text contains no ${...}, because names are shown in reports."""
     if any(names_in(text)):
         raise Wrong("is shown everywhere and cannot hold ${...}: write it out", path=path)
 
 
 def _models(text: str, base: Path, here: tuple[Any, ...]) -> list[str]:
-    """Absolute paths of models, sorted; a URL or a path without wildcards as it is."""
+    """Return the absolute paths of models, sorted; a URL or a path without wildcards is returned unchanged."""
     hider = Hider(names_in(text))
     wanted = revealed(text)
     if is_url(wanted):
         return [text]
     place = os.path.abspath(base / wanted)
-    if os.path.exists(place) or not glob.has_magic(wanted):  # a path that is not there is for its own job to say
+    if os.path.exists(place) or not glob.has_magic(wanted):  # the job itself reports a missing file
         return [hider.text(place)]
     where = hider.text(os.path.abspath(base))
     found = sorted(islice(matches(wanted, base), MOST_MODELS + 1))
@@ -138,7 +138,7 @@ def _models(text: str, base: Path, here: tuple[Any, ...]) -> list[str]:
 
 
 def _values(model: str, backend: str, bits: str | None, recipe: str | None) -> dict[str, str | None]:
-    """What templates may name, of one job."""
+    """Return the template fields of one job."""
     bare = re.split(r"[?#]", model)[0] if is_url(model) else model
     parts = bare.replace(os.sep, "/").rstrip("/").split("/")
     stem = parts[-1].removesuffix(".onnx") or parts[-1]
@@ -152,13 +152,13 @@ def _values(model: str, backend: str, bits: str | None, recipe: str | None) -> d
 
 
 def _matches(rule: ExcludeKeys, values: Mapping[str, str | None]) -> bool:
-    """Whether all that a rule names is so. A rule that names nothing matches nothing."""
+    """Return whether all keys of a rule match. A rule without keys matches nothing."""
     wanted = {key: text for key in ("model", "backend", "bits", "recipe") if (text := getattr(rule, key)) is not None}
     return bool(wanted) and all(fnmatch.fnmatchcase(values[key] or "", text) for key, text in wanted.items())
 
 
 def _filled(template: str, values: Mapping[str, str | None], path: tuple[Any, ...]) -> str:
-    """A template with its fields."""
+    """Fill in the fields of a template."""
 
     def value(match: re.Match[str]) -> str:
         name = match[1]
@@ -175,7 +175,6 @@ def _filled(template: str, values: Mapping[str, str | None], path: tuple[Any, ..
 
 
 def _name(entry: JobKeys, naming: str | None, values: Mapping[str, str | None], here: tuple[Any, ...]) -> str:
-    """The name of a job."""
     template = entry.name or naming
     if template is None:
         name = "-".join(one for key in ("model", "backend", "bits", "recipe") if (one := values[key]))
@@ -192,7 +191,7 @@ def _name(entry: JobKeys, naming: str | None, values: Mapping[str, str | None], 
 def _output(
     template: str | None, name: str, output: Path, values: Mapping[str, str | None], here: tuple[Any, ...]
 ) -> str:
-    """The file of a job: absolute, or a URL."""
+    """Return the output of a job: an absolute path or a URL."""
     if template is None:
         return str(output / f"{name}.onnx")
     path = (*here, "output")
@@ -207,7 +206,7 @@ def _output(
 def _data(
     entry: JobKeys, defaults: DefaultKeys, base: Path, values: Mapping[str, str | None], here: tuple[Any, ...]
 ) -> str | None:
-    """Absolute path or URL of the data."""
+    """Return the absolute path or URL of the data."""
     text, path = (entry.data, (*here, "data")) if entry.data is not None else (defaults.data, ("defaults", "data"))
     if text is None:
         return None
@@ -217,7 +216,7 @@ def _data(
 
 
 def _recipe(text: str | None, base: Path, here: tuple[Any, ...]) -> str | None:
-    """Absolute path of a recipe, or "auto"."""
+    """Return the absolute path or URL of a recipe, or "auto"."""
     if text is None or text.lower() == AUTO:
         return None if text is None else AUTO
     wanted = revealed(text)
@@ -232,7 +231,7 @@ def _recipe(text: str | None, base: Path, here: tuple[Any, ...]) -> str | None:
 def _overrides(
     bits: str | None, defaults: Iterable[tuple[str, str]], own: Iterable[tuple[str, str]]
 ) -> tuple[tuple[str, str], ...]:
-    """Values of the recipe: those of the entry over the defaults, the width last."""
+    """Merge recipe values: the entry's override the defaults, and the bit width comes last."""
     rows = {key.lower(): (key, value) for key, value in (*defaults, *own)}
     if bits is not None:
         rows["bits"] = ("bits", bits)
@@ -240,7 +239,7 @@ def _overrides(
 
 
 def _accept(defaults: DefaultKeys, entry: JobKeys, base: Path) -> Acceptance:
-    """The acceptance: key by key, the entry's over the defaults."""
+    """Merge the acceptance thresholds by key: the entry's override the defaults."""
     given = {**defaults.accept.model_dump(exclude_unset=True), **entry.accept.model_dump(exclude_unset=True)}
     least = given.pop("min_metric", {})
     found = Acceptance(**given, min_metric=tuple(sorted(least.items())))
@@ -256,13 +255,13 @@ def _accept(defaults: DefaultKeys, entry: JobKeys, base: Path) -> Acceptance:
 
 
 def _limits(defaults: DefaultKeys, entry: JobKeys) -> Limits:
-    """The limits: key by key, the entry's over the defaults."""
+    """Merge the limits by key: the entry's override the defaults."""
     given = {**defaults.limits.model_dump(exclude_unset=True), **entry.limits.model_dump(exclude_unset=True)}
     return Limits(**{key: value for key, value in given.items() if key != "retries" or value is not None})
 
 
 def _distinct(jobs: Sequence[Job], entries: Sequence[tuple[Any, ...]], places: Places, file: Path) -> None:
-    """No two jobs of one name, no two of one output, no output over an input or outside the output folder."""
+    """Check that names and outputs are unique, and that no output overwrites an input or leaves the output folder."""
     names: dict[str, str] = {}
     outputs: dict[str, str] = {}
     inputs = Inputs(jobs, [("the job file", file)])
@@ -283,7 +282,7 @@ def _distinct(jobs: Sequence[Job], entries: Sequence[tuple[Any, ...]], places: P
 
 
 def _real(text: str) -> str:
-    """What two spellings of one place have in common."""
+    """Return the canonical form of a path or URL, to detect duplicates."""
     return text if is_url(text) or text == AUTO else os.path.realpath(revealed(text))
 
 

@@ -1,4 +1,4 @@
-"""Allowed output paths of jobs: inside the output folder, and no file that a job reads."""
+"""Validation of the output paths of jobs: inside the output folder, and not a file that a job reads."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ RESERVED: Final = ("report.json", "report.html", "report.xml", ".sbonnx")
 """Names in the output folder that the batch itself writes."""
 
 LONGEST_NAME: Final = 230
-"""Bytes of a file's name: most file systems take 255, and temporary names are longer."""
+"""Maximum bytes of a file name. Most file systems allow 255, and temporary names are longer."""
 
 LONGEST_PATH: Final = 4000
-"""Bytes of a path: Linux takes 4095."""
+"""Maximum bytes of a path. Linux allows 4095."""
 
 
 def escape_of(place: Path, places: Places, *, outside: bool) -> str | None:
-    """Why a path is no place for an output, links followed; None: it is.
+    """Return the reason why a path is not allowed as an output, or None. Symbolic links are followed.
 
     Args:
-        outside: it may be outside the output folder.
+        outside: whether paths outside the output folder are allowed.
     """
     root = os.path.realpath(places.output)
     parent = os.path.realpath(place.parent)
@@ -41,7 +41,7 @@ def escape_of(place: Path, places: Places, *, outside: bool) -> str | None:
 
 
 def refusal(job: Job, places: Places) -> str | None:
-    """Why a job cannot have its output; None: it can, or it is a URL of another machine."""
+    """Return the reason why a job cannot write its output; None if it can, or if the output is a remote URL."""
     output = revealed(job.output)
     place = local_path(output)
     if place is None:
@@ -55,11 +55,11 @@ def refusal(job: Job, places: Places) -> str | None:
 
 
 class Inputs:
-    """Files and folders that jobs read, by their real path.
+    """Files and folders that jobs read, by real path.
 
     Args:
-        jobs: of one batch.
-        files: what else is read, with what to call it: the job file.
+        jobs: jobs of one batch.
+        files: additional inputs as (description, path), such as the job file.
     """
 
     def __init__(self, jobs: Iterable[Job], files: Iterable[tuple[str, Path]] = ()) -> None:
@@ -73,11 +73,11 @@ class Inputs:
                     self._add(what, name, job.name)
 
     def add(self, path: Path, what: str) -> None:
-        """One more file."""
+        """Add one file."""
         self._files[os.path.realpath(path)] = what
 
     def over(self, output: str) -> str | None:
-        """Which input a job would write over; None: none. The data file beside the model counts as well."""
+        """Return the input that a job would overwrite, or None. The external data file next to the model counts too."""
         place = local_path(output)
         if place is None:
             return None
@@ -92,7 +92,7 @@ class Inputs:
     def _add(self, what: str, name: str, job: str) -> None:
         try:
             path = local_path(revealed(name))
-        except SbonnxError:  # its step says so
+        except SbonnxError:  # the step reports the error
             return
         if path is None:
             return

@@ -1,4 +1,4 @@
-"""What a batch is to do: its jobs and steps, what is up to date, how long the rest will take."""
+"""Plan of a batch: jobs, steps, up-to-date results, and the estimated duration."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sbonnx.errors import RecipeError
 
 @dataclass(frozen=True)
 class Wish:
-    """What is asked for.
+    """A parsed batch.
 
     Attributes:
         title: name of the batch.
-        places: where it keeps what.
-        jobs: all that the batch has, in their order.
-        chosen: those of them that are wanted now.
-        steps: of the chosen jobs, each behind those that it needs. What is shared is measured for all jobs, chosen or
-            not, so that it is the same whatever is chosen.
+        places: paths of the batch.
+        jobs: all jobs of the batch, in order.
+        chosen: the jobs selected for this run.
+        steps: steps of the chosen jobs, each after its dependencies. Shared measurements cover all jobs, chosen or
+            not, so that they do not depend on the selection.
     """
 
     title: str
@@ -35,12 +35,12 @@ class Wish:
 
 @dataclass(frozen=True)
 class Todo:
-    """A wish held against what is there.
+    """The remaining work of a batch.
 
     Attributes:
-        steps: to be run, each behind those that it needs.
+        steps: steps to run, each after its dependencies.
         settled: outcomes, by key, of steps that need not run.
-        seconds: that each of `steps` will take, by key, as far as steps of that name were run before.
+        seconds: expected duration of `steps`, by key, if a step with the same title ran before.
     """
 
     steps: tuple[Step, ...]
@@ -48,8 +48,10 @@ class Todo:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def wall(self, workers: int) -> float | None:
-        """Seconds that all of it will take on so many workers; a step that never ran counts as one like it does on
-        the mean. None where nothing is known."""
+        """Estimate the wall time on `workers`. A step without an estimate counts as the mean of its kind.
+
+        Returns None if no step has an estimate.
+        """
         if not self.steps:
             return 0.0
         if not self.seconds:
@@ -72,15 +74,15 @@ def wish(
     only: str | None = None,
     output: str | os.PathLike[str] | None = None,
 ) -> Wish:
-    """Read the jobs and find their steps; folders of the state are made.
+    """Read the jobs and determine their steps. Creates the state folders.
 
     Args:
         jobs: a job file, or jobs.
-        only: a glob of names.
-        output: the folder of the batch, where `jobs` are no file.
+        only: glob of job names.
+        output: folder of the batch, if `jobs` is not a file.
 
     Raises:
-        RecipeError: the job file cannot be used, no job matches, or the folder is missing.
+        RecipeError: the job file is invalid, no job matches, or the folder is missing.
         SbonnxError: see `steps_of`.
     """
     from sbonnx.batch.jobs.matrix import selected
@@ -101,7 +103,7 @@ def wish(
 
 
 def todo(wished: Wish, settled: Mapping[str, Outcome], past: Mapping[tuple[str, str], float]) -> Todo:
-    """What is left of a wish. Nobody measures what nobody will read.
+    """Determine the remaining steps. Calibration steps are dropped if no remaining step needs them.
 
     Args:
         settled: outcomes of steps that need not run, by key.
@@ -117,7 +119,7 @@ def todo(wished: Wish, settled: Mapping[str, Outcome], past: Mapping[tuple[str, 
 
 
 def _needed(steps: Sequence[Step], chosen: Sequence[Job]) -> tuple[Step, ...]:
-    """Steps of the chosen jobs, and those that they need."""
+    """Return the steps of the chosen jobs and their dependencies."""
     names = {job.name for job in chosen}
     own: dict[str, Step] = {}
     for step in steps:
@@ -130,10 +132,10 @@ def _needed(steps: Sequence[Step], chosen: Sequence[Job]) -> tuple[Step, ...]:
 
 
 def _check(jobs: Sequence[Job], places: Places) -> None:
-    """Jobs that were made by hand are as distinct as those of a file, and write no other places.
+    """Check that jobs created in code have distinct names and outputs, and only write to allowed paths.
 
     Raises:
-        RecipeError: they are not, or do.
+        RecipeError: they do not.
     """
     if not jobs:
         raise RecipeError("the batch has no jobs: give at least one")

@@ -1,4 +1,4 @@
-"""From jobs to steps: what is worth doing once is one step, and a step's key says what its result depends on."""
+"""Steps of jobs: shared work becomes one step, and the key of a step is the digest of all its inputs."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from sbonnx.recipe import AUTO, Recipe, load
 from sbonnx.version import __version__
 
 FORMAT: Final = "2"
-"""Of what steps leave behind: another one makes all keys new."""
+"""Format version of step outputs. It is part of all keys."""
 
 RUNTIMES: Final = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino")
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a job is made of, as far as a look at its files tells.
+    """Inputs of a job, as digests.
 
     Attributes:
-        model, data: digests of the content; of no data, "none".
-        recipe: validated; None where it cannot be, and the step says why.
-        wishes: digest of the recipe, overrides laid over it.
+        model, data: digests of the content; "none" without data.
+        recipe: the validated recipe; None if it is invalid, which the step reports.
+        wishes: digest of the recipe including overrides.
     """
 
     model: str
@@ -45,13 +45,13 @@ class Given:
 
 
 def steps_of(jobs: Iterable[Job], state: Path | None = None) -> tuple[Step, ...]:
-    """The steps of some jobs, each behind those that it needs.
+    """Return the steps of jobs, each after its dependencies.
 
-    Jobs that measure the same model on the same data in the same way share one calibrate step, whatever their
-    backends, widths and recipes. Jobs with equal keys share one quantize step, which writes the file of each.
+    Jobs that measure the same model on the same data in the same way share one calibrate step, regardless of backend,
+    bit width and recipe. Jobs with equal keys share one quantize step, which writes the file of each.
 
     Args:
-        state: folder in which digests of files are remembered, and into which URLs are fetched.
+        state: folder for cached digests and downloads of URLs.
 
     Raises:
         RecipeError: an environment variable that a job refers to is not set.
@@ -92,10 +92,10 @@ def steps_of(jobs: Iterable[Job], state: Path | None = None) -> tuple[Step, ...]
 
 
 def _spare_external(jobs: Sequence[Job], digests: Digests) -> None:
-    """No output over the external data of a model.
+    """Check that no output overwrites the external data of a model.
 
     Raises:
-        RecipeError: there is one.
+        RecipeError: an output does.
     """
     inputs = Inputs(())
     for name in dict.fromkeys(job.model for job in jobs):
@@ -111,7 +111,7 @@ def _spare_external(jobs: Sequence[Job], digests: Digests) -> None:
 
 
 def look_at(job: Job, digests: Digests, state: Path | None = None) -> Given:
-    """What a job is made of.
+    """Compute the digests of a job's inputs.
 
     Raises: see `steps_of`.
     """
@@ -122,7 +122,7 @@ def look_at(job: Job, digests: Digests, state: Path | None = None) -> Given:
     try:
         recipe = recipe_of(real, state)
         wishes = _wishes(recipe, digests)
-    except SbonnxError as error:  # the step says so; the key is of what was written, and of what is wrong with it
+    except SbonnxError as error:  # the step reports it; the key covers the source and the error
         source = "" if real.recipe in (None, AUTO) else digests.of(_local(str(real.recipe), state, "data"))
         rows = [f"{key}={value}" for key, value in real.overrides]
         wishes = _joined("unfit", real.backend, str(real.recipe), source, *rows, str(error))
@@ -130,16 +130,16 @@ def look_at(job: Job, digests: Digests, state: Path | None = None) -> Given:
 
 
 def _digest(name: str, what: str, digests: Digests, state: Path | None) -> str:
-    """The digest of a model or of data; `MISSING` where a URL cannot be had, which costs its own jobs only."""
+    """Return the digest of a model or data; `MISSING` if a URL cannot be fetched, so that only its own jobs fail."""
     try:
         path = _local(name, state, what)
-    except SbonnxError:  # the step asks once more, and says why
+    except SbonnxError:  # the step tries again and reports the error
         return MISSING
     return digests.of_model(path) if what == "model" else digests.of(path)
 
 
 def recipe_of(job: Job, state: Path | None = None) -> Recipe:
-    """The validated recipe of a job whose values are filled in.
+    """Load the recipe of a job whose environment variables are substituted.
 
     Raises:
         RecipeError: see `sbonnx.recipe.load`.
@@ -149,10 +149,10 @@ def recipe_of(job: Job, state: Path | None = None) -> Recipe:
 
 
 def measures_alone(recipe: Recipe) -> bool:
-    """Whether a recipe measures on more than its model as it is: what others measure is of no use to it.
+    """Return whether a recipe needs its own measurements, which cannot be shared with other jobs.
 
-    AUTO and MIXED try on data held out; what is equalized by measured ranges has others afterwards; and who names a
-    cache wants that one.
+    AUTO and MIXED evaluate on held-out data, equalization by measured ranges changes the activations, and a recipe
+    with an explicit cache uses that one.
     """
     wishes = recipe.equalize
     equalizes = wishes.smooth_quant is not False or wishes.absorb_bias or wishes.awq
@@ -161,9 +161,9 @@ def measures_alone(recipe: Recipe) -> bool:
 
 
 def sketches_digest(job: Job, given: Given) -> str | None:
-    """Name of the folder with the statistics that a job looks up; None where it measures by itself, or nothing.
+    """Return the name of the folder with a job's shared statistics; None if it measures by itself, or nothing.
 
-    Of the model, the data, and what else they depend on: not of backends and widths.
+    It depends on the model, the data and the calibration settings, but not on backends and bit widths.
     """
     recipe = given.recipe
     if recipe is None or recipe.mode != "static" or measures_alone(recipe):
@@ -178,9 +178,9 @@ def sketches_digest(job: Job, given: Given) -> str | None:
 
 
 def work_key(job: Job, given: Given) -> str:
-    """Digest of all that a job's file and the figures of its report depend on: not of what the job accepts.
+    """Return the digest of all inputs of a job's file and report, without its acceptance thresholds.
 
-    The name of the file is among it: a model refers to its data file by name.
+    It includes the file name, because a model refers to its external data file by name.
     """
     timed = job.accept.max_latency_ratio is not None and given.recipe is not None and not given.recipe.verify.latency
     parts = [given.model, given.data, job.split, job.backend, given.wishes, file_name(job), timed]
@@ -188,7 +188,7 @@ def work_key(job: Job, given: Given) -> str:
 
 
 def quantize_key(job: Job, given: Given, digests: Digests) -> str:
-    """Digest of all that a job's file and verdict depend on: `work_key` where nothing is asked of the result.
+    """Return the digest of all inputs of a job's file and verdict; equal to `work_key` without acceptance thresholds.
 
     Raises:
         RecipeError: see `steps_of`.
@@ -201,19 +201,19 @@ def quantize_key(job: Job, given: Given, digests: Digests) -> str:
 
 
 def file_name(job: Job) -> str:
-    """Name of the file that a job writes, without its folder."""
+    """Return the name of the file that a job writes, without its folder."""
     bare = job.output.split("?")[0] if is_url(job.output) else job.output
     return bare.replace(os.sep, "/").rstrip("/").rpartition("/")[2]
 
 
 def calibrate_key(shared: str, rows: Iterable[tuple[Job, Given]]) -> str:
-    """Digest of what a calibrate step measures. What its jobs wish for is in it: other targets may want more."""
+    """Return the digest of a calibrate step. It includes the recipes of its jobs, because targets may need more."""
     wanted = sorted({f"{job.backend} {given.wishes}" for job, given in rows})
     return _joined("calibrate", FORMAT, __version__, shared, *wanted)
 
 
 def _calibrate(shared: str, rows: Sequence[tuple[Job, Given]]) -> Step:
-    """The step that measures for some jobs."""
+    """Create the step that measures for some jobs."""
     jobs = tuple(job for job, _ in rows)
     key = calibrate_key(shared, rows)
     model = jobs[0].model.replace(os.sep, "/").rpartition("/")[2]
@@ -221,7 +221,7 @@ def _calibrate(shared: str, rows: Sequence[tuple[Job, Given]]) -> Step:
 
 
 def _widest(jobs: Sequence[Job]) -> Limits:
-    """The widest limits of some jobs: no limit where one has none."""
+    """Return the loosest limits of some jobs: no limit if one has none."""
     memory = [job.limits.memory for job in jobs]
     seconds = [job.limits.seconds for job in jobs]
     return Limits(
@@ -232,7 +232,7 @@ def _widest(jobs: Sequence[Job]) -> Limits:
 
 
 def _wishes(recipe: Recipe, digests: Digests) -> str:
-    """Digest of a recipe, and of the file of costs that it may name. How the work is done does not count."""
+    """Return the digest of a recipe and of its kernel cost file. Settings without effect on results are excluded."""
     plain = recipe.to_dict()
     for key in ("MEMORY", "WORKERS", "THREADS", "CACHE"):
         plain["CALIBRATION"].pop(key, None)
@@ -242,12 +242,12 @@ def _wishes(recipe: Recipe, digests: Digests) -> str:
 
 
 def _sorted(value: object) -> object:
-    """Mappings as sorted pairs, but those whose order means something."""
+    """Convert mappings to pairs, recursively; their order is kept, because it can be significant."""
     return [(key, _sorted(value[key])) for key in value] if isinstance(value, Mapping) else value
 
 
 def _local(name: str, state: Path | None, what: str) -> Path:
-    """A path; the content of a URL is fetched."""
+    """Return a local path; URLs are fetched."""
     if not is_url(name):
         return Path(name)
     return fetch(name, (state or Path(".sbonnx")) / "remote", what=what).path
@@ -255,7 +255,7 @@ def _local(name: str, state: Path | None, what: str) -> Path:
 
 @lru_cache(maxsize=1)
 def runtime_version() -> str:
-    """Name and version of the installed onnxruntime, which is not imported for that."""
+    """Return the name and version of the installed onnxruntime, without importing it."""
     for name in RUNTIMES:
         try:
             return f"{name} {metadata.version(name)}"

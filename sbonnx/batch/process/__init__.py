@@ -1,1 +1,1 @@
-"""Steps as processes of their own: start, limits, locks, cleanup."""
+"""Steps in separate processes: start, limits, locks, cleanup."""

@@ -1,4 +1,4 @@
-"""What killed processes leave behind, and its end: folders half filled, temporary files, temporary names of outputs."""
+"""Cleanup after killed processes: incomplete folders, temporary files and temporary names of outputs."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ from sbonnx.batch.storage.urls import local_path
 from sbonnx.errors import OutputError, SbonnxError
 
 UNUSED_DAYS: Final = 30.0
-"""Days for which what a step has made is kept though no batch asks for it: a recipe may come back."""
+"""Days until unused step outputs are removed. They are kept for some time, because a recipe may be used again."""
 
 
 def scratch_of(places: Places) -> Path:
-    """The folder for temporary files of all processes of a batch, where the system keeps such files. It is found again
-    after a kill, since its name follows from the output's."""
+    """Return the temporary folder of all processes of a batch, in the system's folder for temporary files.
+
+    Its name is derived from the output folder, so that it can be found after a kill.
+    """
     user = os.getuid() if hasattr(os, "getuid") else 0
     name = hashlib.sha256(os.fsencode(places.output.resolve())).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"sbonnx-{user}-{name}"
 
 
 def scratch_root(places: Places) -> Path | None:
-    """`scratch_of`, made; None where it cannot be, or is somebody else's."""
+    """Create `scratch_of`; None if that fails, or if it belongs to another user."""
     root = scratch_of(places)
     try:
         root.mkdir(mode=0o700, exist_ok=True)
@@ -48,10 +50,10 @@ def scratch_root(places: Places) -> Path | None:
 
 
 def sweep(places: Places, steps: Iterable[Step]) -> None:
-    """Remove what processes that are gone have left of any step in this folder, and beside the outputs of `steps`.
+    """Remove leftovers of dead processes of any step in this folder, and next to the outputs of `steps`.
 
-    Whether a process is gone is told by the lock of its step, not by its number: that may be another's by now, or of
-    another machine. What is in use stays, and so does what has no name that a batch makes.
+    Whether a process is dead is determined by the lock of its step, not by its PID, which may be reused or from
+    another machine. Files in use, and files without a name pattern of a batch, are kept.
     """
     scratch = scratch_of(places)
     for folder, head in ((places.state / "steps", "."), (scratch, "")):
@@ -73,7 +75,7 @@ def sweep(places: Places, steps: Iterable[Step]) -> None:
 
 
 def clear(places: Places, key: str) -> None:
-    """Remove what a step has made, and what others left of it half done. For the holder of its lock."""
+    """Remove a step's output and its incomplete folders. Only for the holder of its lock."""
     if os.path.lexists(places.made(key)):
         unmake(places, key)
     for path in places.made(key).parent.iterdir():
@@ -82,9 +84,10 @@ def clear(places: Places, key: str) -> None:
 
 
 def prune(places: Places, days: float = UNUSED_DAYS) -> None:
-    """Remove what steps have made, with their locks and logs, that no batch has asked for in so many days, and
-    statistics and metrics that no step has (see `used`): each night's new models would fill the disk. What lies at the
-    outputs stays."""
+    """Remove step outputs, with their locks and logs, and statistics and metrics that were not used for `days`.
+
+    Otherwise nightly runs with new models would fill the disk (see `used`). Files at the outputs are kept.
+    """
     oldest = time.time() - days * 86400
     for path in (*_old(places.state / "sketches", oldest), *_old(places.metrics, oldest)):
         remove(path)
@@ -95,7 +98,7 @@ def prune(places: Places, days: float = UNUSED_DAYS) -> None:
 
 
 def _old(root: Path, oldest: float) -> list[Path]:
-    """Entries of `root` last used before `oldest` that are neither temporary nor locks."""
+    """Return entries of `root` last used before `oldest`, without temporary files and locks."""
     if not root.is_dir():
         return []
     found = [path for path in root.iterdir() if not path.name.startswith(".") and path.suffix != ".lock"]
@@ -103,15 +106,15 @@ def _old(root: Path, oldest: float) -> list[Path]:
 
 
 def used(made: Path) -> None:
-    """Somebody has asked for this folder or file: `prune` lets it live."""
+    """Mark a folder or file as used now, so that `prune` keeps it."""
     try:
         os.utime(made)
-    except OSError:  # its step was refused, and has made nothing
+    except OSError:  # a refused step has no output
         return
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder; what cannot be removed stays, and costs room only."""
+    """Remove a file or folder. Errors are ignored, because a leftover only costs disk space."""
     try:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -122,7 +125,7 @@ def remove(path: Path) -> None:
 
 
 def unmake(places: Places, key: str) -> None:
-    """Remove what a step has made, at once as others see it."""
+    """Remove a step's output; it disappears atomically, by a rename."""
     made = places.made(key)
     hidden = made.with_name(f".{key}.{os.getpid()}")
     remove(hidden)
@@ -136,7 +139,7 @@ def unmake(places: Places, key: str) -> None:
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove a folder, should nothing be in it."""
+    """Remove a folder if it is empty."""
     try:
         folder.rmdir()
     except OSError:  # in use
@@ -154,14 +157,16 @@ def _unless_at_work(places: Places, key: str, do: Callable[[], None]) -> None:
 
 
 def _key_of(name: str, head: str, places: Places) -> str | None:
-    """The step's key of a name such as ``<head><key>.<pid>``; None where it is no such name, or no process of that step
-    ever worked here: it would have left a lock."""
+    """Parse the step's key from a name ``<head><key>.<pid>``.
+
+    Returns None for other names, and if the step has no lock file, so that it never ran here.
+    """
     match = re.fullmatch(rf"{re.escape(head)}([^.].*)\.[0-9]+", name)
     return match[1] if match is not None and lock_path(places, match[1]).is_file() else None
 
 
 def _opened(folder: Path) -> int | None:
-    """A folder of this user's, open; None where there is none, or a link stands in its place."""
+    """Open a folder of this user; None if it does not exist, or is a symbolic link."""
     try:
         fd = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW", 0))
     except OSError:
@@ -173,8 +178,10 @@ def _opened(folder: Path) -> int | None:
 
 
 def _remove_in(folder: int, name: str) -> None:
-    """Remove a file, a link or a folder from an open folder. No link is followed, also one that is put there meanwhile;
-    what cannot be removed stays, and costs room only."""
+    """Remove a file, link or folder from an open folder. Links are never followed, even if created concurrently.
+
+    Errors are ignored, because a leftover only costs disk space.
+    """
     with contextlib.suppress(OSError):
         if not stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
             os.unlink(name, dir_fd=folder)
@@ -183,7 +190,7 @@ def _remove_in(folder: int, name: str) -> None:
             for entry in (*files, *folders):
                 try:
                     os.unlink(entry, dir_fd=inner)
-                except OSError:  # a folder, which is empty by now
+                except OSError:  # a folder, already empty
                     os.rmdir(entry, dir_fd=inner)
         os.rmdir(name, dir_fd=folder)
 
@@ -194,10 +201,10 @@ def _remove_all(paths: Iterable[Path]) -> None:
 
 
 def _beside(output: str) -> list[Path]:
-    """Temporary files of an output: hidden, its name, a number in hexadecimal digits."""
+    """List the temporary files of an output: ``.<name>.<hex digits>.tmp``."""
     try:
         path = local_path(revealed(output))
-    except SbonnxError:  # a variable is not set: the step says so
+    except SbonnxError:  # an unset variable: the step reports it
         return []
     if path is None:
         return []

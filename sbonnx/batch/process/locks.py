@@ -1,4 +1,4 @@
-"""Locks on files: one batch at a time in a folder, one process at a time for a step."""
+"""File locks: one batch at a time in a folder, one process at a time for a step."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ TAKEN: Final = (errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN)
 
 
 def lock_path(places: Places, key: str) -> Path:
-    """The file that a step's process holds a lock on for as long as it works."""
+    """Return the lock file of a step. The step's process holds the lock while it runs."""
     return places.made(key).with_name(f"{key}.lock")
 
 
 def take(path: Path, *, wait: bool = False) -> int | None:
-    """A lock on `path`, as an open file; closing that, or the end of the process, gives it back.
+    """Lock `path` and return the open file. Closing it, or the end of the process, releases the lock.
 
-    The file stays: who removed it could let two hold "it" at once. Locks are of the system (flock), so that nothing
-    is left of one when its process is killed.
+    The file is never removed, because then two processes could hold a lock on different files of that name. The locks
+    are flock(2), so that they are released when a process is killed.
 
     Args:
-        wait: until it is free.
+        wait: whether to block until the lock is free.
 
     Returns:
-        The file descriptor; None: another process has it.
+        The file descriptor, or None if another process holds the lock.
 
     Raises:
-        OutputError: there are no locks on this file system.
+        OutputError: the file system does not support locks.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise OutputError(f"'{path}' cannot be written: {error.strerror or error}") from error
-    if sys.platform == "win32":  # no flock: nothing tells that two are at work
+    if sys.platform == "win32":  # no flock: concurrent processes are not detected
         return fd
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -60,10 +60,10 @@ def take(path: Path, *, wait: bool = False) -> int | None:
 
 @contextmanager
 def sole(places: Places) -> Iterator[None]:
-    """This process is the only one that runs a batch in this folder.
+    """Lock the folder, so that this process is the only one that runs a batch there.
 
     Raises:
-        OutputError: another one does, and which; or there are no locks.
+        OutputError: another process holds the lock (the message names it), or locks are not supported.
     """
     path = places.state / "lock"
     fd = take(path)

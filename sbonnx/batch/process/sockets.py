@@ -1,4 +1,4 @@
-"""The folder of the fork server's socket, removed by the next run where its process is killed."""
+"""Folder of the fork server's socket. If the process is killed, the next run removes the folder."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any, Final
 from sbonnx.graph.storage.temporary import temporary_folder
 
 LONGEST_PATH: Final = 103
-"""Bytes of a socket's name: macOS allows so many, Linux four more (unix(7))."""
+"""Maximum bytes of a socket path: the limit of macOS; Linux allows four more (unix(7))."""
 
 NAME_BYTES: Final = len("/sbonnx-12345678/listener-12345678")
 
 
 @functools.cache
 def claim_socket_folder() -> None:
-    """Have `multiprocessing` keep its sockets in a temporary folder of sbonnx until this process ends.
+    """Make `multiprocessing` keep its sockets in a temporary folder of sbonnx until this process ends.
 
-    It would make one itself (``pymp-*``), which stays for ever after a kill. A folder that it has made is kept, and
-    where TMPDIR is too long for a socket's name, it finds another place.
+    Its own folder (``pymp-*``) would never be removed after a kill. If it already has a folder, that one is kept. If
+    TMPDIR is too long for a socket path, `multiprocessing` chooses another place.
     """
     config: dict[str, Any] = getattr(multiprocessing.current_process(), "_config", {})
     room = len(os.fsencode(tempfile.gettempdir())) + NAME_BYTES <= LONGEST_PATH

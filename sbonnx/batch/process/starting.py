@@ -1,4 +1,4 @@
-"""Starts the processes of steps: forks of a server that has loaded what they need, and knows nothing of the caller."""
+"""Start of step processes, by default as forks of a server with preloaded modules, isolated from the caller."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ PRELOADED: Final = (
     "onnx",
     "onnx_graphsurgeon",
 )
-"""Modules that the fork server has loaded: a step begins after 20 ms instead of a second. onnxruntime is not one of
-them: its import starts a thread, and a process that has threads cannot be forked safely. Steps import it in 60 to 120
+"""Modules preloaded by the fork server, so that a step starts in 20 ms instead of a second. onnxruntime is not
+preloaded: its import starts a thread, and a process with threads cannot be forked safely. Steps import it in 60 to 120
 ms."""
 
 ONE_THREAD: Final = dict.fromkeys(POOLS, "1")
-"""Environment of the fork server: numpy's BLAS would start threads as well. Each step sets its own number of them."""
+"""Environment of the fork server, because NumPy's BLAS would start threads too. Each step sets its own thread count."""
 
 HOME: Final = str(Path(__file__).resolve().parents[2])
-"""The folder that holds sbonnx."""
+"""The folder that contains the sbonnx package."""
 
 _starting = threading.Lock()
 
 
 def environment() -> dict[str, str]:
-    """The environment of this process, without what `started` sets in another thread for a moment."""
+    """Return the environment of this process, without the temporary changes by `started` in another thread."""
     with _starting:
         return dict(os.environ)
 
 
 def started(errand: Errand, sink: Connection, alive: Connection, method: str | None) -> Any:
-    """The process, begun. Where the server of forks was killed, another is started."""
+    """Start the process of a step. If the fork server was killed, a new one is started."""
     usual = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     ways = [method] if method else [usual, usual, "spawn"]
     for number, way in enumerate(ways):
@@ -68,11 +68,13 @@ def started(errand: Errand, sink: Connection, alive: Connection, method: str | N
 
 @contextlib.contextmanager
 def _nothing_of_the_caller() -> Iterator[None]:
-    """Processes that are started know nothing of the caller's script, which they would load otherwise: without a
-    guard around its batch each would begin one of its own. A caller that is a daemon (a worker of Dask) may start them
-    as well: ours end with their parent by themselves. The server of forks, which only looks where the environment
-    says, finds the sbonnx that is running. The working folder, where it is on the search path ("", as in an interactive
-    session), comes last there."""
+    """Isolate child processes from the caller while they are started.
+
+    The caller's ``__main__`` is hidden: child processes would import it, and without a main guard each would start a
+    batch of its own. Callers that are daemons (a Dask worker) may start processes, because ours end with their parent
+    anyway. PYTHONPATH is set, so that the fork server, which only searches the environment, finds the running sbonnx.
+    A working directory on the search path ("", as in an interactive session) is moved to its end.
+    """
     main = sys.modules["__main__"]
     config: dict[str, Any] = getattr(multiprocessing.current_process(), "_config", {})
     daemon, places, path = config.get("daemon"), os.environ.get("PYTHONPATH"), sys.path

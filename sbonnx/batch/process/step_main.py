@@ -1,8 +1,8 @@
-"""What runs in the process of a step: it dies with its parent, locks the step, works, and says what became of it.
+"""Main function of a step's process: it ends with its parent, locks the step, runs it and reports the outcome.
 
-Everything it says goes over a pipe, a line each: ``t["stage", done, total]`` and at last ``o{outcome}``. A line that a
-kill cuts short has no end, and so was not said. Each line begins with a line break: code of a metric may have written
-to the same pipe.
+Messages go over a pipe, one per line: ``t["stage", done, total]`` and finally ``o{outcome}``. A line cut off by a kill
+has no line break, and is ignored. Each message also begins with a line break, because the code of a metric may have
+written to the same pipe.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ if sys.platform != "win32":
     import fcntl
 
 Work = Callable[[Step, Places, Tell, int], Outcome]
-"""Does a step: what it makes appears as `Places.made`, with its outcome, by a rename."""
+"""Runs a step. Its output, including the outcome, appears as `Places.made` by an atomic rename."""
 
 Publish = Callable[[Step, Places], object]
-"""Puts what a step has made where its jobs want it; what is there already is left alone."""
+"""Copies a step's output to the output paths of its jobs; up-to-date files are not touched."""
 
 TOLD_EVERY: Final = 0.1
-"""Seconds between two lines about the same stage."""
+"""Minimum seconds between two messages about the same stage."""
 
 POOLS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-"""What libraries that are loaded later ask how many threads they may use."""
+"""Environment variables with the thread count of libraries that are loaded later."""
 
 TRIES: Final = 100
-"""Times that a folder is made anew when another process has removed the one around it."""
+"""Maximum attempts to create a folder whose parent another process may be removing."""
 
 PR_SET_PDEATHSIG: Final = 1
-"""prctl(2), Linux."""
+"""Option of prctl(2), Linux."""
 
 
 @dataclass(frozen=True)
 class Errand:
-    """What a process is sent to do.
+    """Task of a step's process.
 
     Attributes:
-        step, places, threads: for `work`.
-        cpus: the processors to run on; none: any.
+        step, places, threads: arguments of `work`.
+        cpus: the processors to run on; empty: any.
         work, publish: None: sbonnx's own.
-        scratch: folder in which to make one for temporary files; None: the system's.
-        environment: of the caller: the server of forks was started earlier.
-        again: whether an earlier attempt has begun the log.
+        scratch: parent of the folder for temporary files; None: the system's folder for temporary files.
+        environment: environment of the caller, because the fork server was started earlier.
+        again: whether an earlier attempt already wrote to the log.
     """
 
     step: Step
@@ -79,14 +79,14 @@ class Errand:
 
 
 def serve(errand: Errand, sink: Connection, alive: Connection) -> None:
-    """Do it. `sink`: where to say what becomes of it; `alive`: ends with the parent."""
+    """Run the task. `sink`: pipe for messages; `alive`: pipe that ends with the parent."""
     _apart(alive)
     _listen_to_nobody(errand)
     _close_others(sink.fileno(), alive.fileno())
     _within(errand)
     say = _Say(sink)
     key, places = errand.step.key, errand.places
-    # never closed: it is held until there is nothing left of this process
+    # the lock is never closed, so that it is held until the process has ended
     if take(lock_path(places, key)) is None:
         say("waiting for another process at the same step")
         take(lock_path(places, key), wait=True)
@@ -104,21 +104,21 @@ def serve(errand: Errand, sink: Connection, alive: Connection) -> None:
 
 
 def own_work() -> Work:
-    """sbonnx's own work, imported where it is used: a batch of others' steps needs none of it."""
+    """Return sbonnx's own work function. Imported on demand, because custom steps do not need it."""
     from sbonnx.batch.work import run_step
 
     return run_step
 
 
 def own_publish() -> Callable[..., object]:
-    """sbonnx's own way to publish; see `own_work`."""
+    """Return sbonnx's own publish function; see `own_work`."""
     from sbonnx.batch.storage.publish import publish
 
     return publish
 
 
 def _adopted(errand: Errand) -> Outcome | None:
-    """What another process made of the step before this one had the lock, put in its place."""
+    """Publish and return the output that another process created before this one got the lock, if any."""
     from sbonnx.batch.intact import made_before
 
     made = made_before(errand.step, errand.places)
@@ -128,13 +128,13 @@ def _adopted(errand: Errand) -> Outcome | None:
 
 
 def _done(errand: Errand, say: Tell) -> Outcome:
-    """The step, done. What others left half done, or is damaged, goes first: under the lock nobody else is at it."""
+    """Run the step after removing incomplete or damaged output, which is safe while the lock is held."""
     clear(errand.places, errand.step.key)
     return (errand.work or own_work())(errand.step, errand.places, say, errand.threads)
 
 
 class _Say:
-    """Says things over the pipe; from any thread."""
+    """Writes messages to the pipe. Thread-safe."""
 
     def __init__(self, sink: Connection) -> None:
         self._sink = sink
@@ -151,7 +151,7 @@ class _Say:
             self._write("t" + json.dumps([stage, int(done), None if total is None else int(total)]))
 
     def outcome(self, outcome: Outcome) -> None:
-        """The last word."""
+        """Write the outcome, the last message."""
         with self._lock:
             self._write("o" + to_json(outcome))
 
@@ -160,23 +160,23 @@ class _Say:
         try:
             while rest:
                 rest = rest[os.write(self._sink.fileno(), rest) :]
-        except BrokenPipeError:  # nobody listens: the parent is gone
+        except BrokenPipeError:  # the parent is gone
             _end()
 
 
 def _end() -> None:
-    """End this process and what it has started."""
+    """Kill this process and its process group."""
     with contextlib.suppress(OSError):
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
 def _apart(alive: Connection) -> None:
-    """A process group of its own, that dies with the parent, whatever its threads are at.
+    """Create a process group that is killed when the parent dies, whatever its threads are doing.
 
-    Ctrl-C on the terminal is for the parent alone. Three ways, since each fails somewhere: Linux sends SIGKILL when
-    the writing end of a pipe on which nothing is ever written is closed (fcntl(2), F_SETSIG), and when the server of
-    forks dies (prctl(2)); everywhere a thread waits for the end of the pipe.
+    Ctrl-C on the terminal reaches only the parent. Three mechanisms are used, because each fails on some system: Linux
+    sends SIGKILL when the write end of an unused pipe is closed (fcntl(2), F_SETSIG), and when the fork server dies
+    (prctl(2)); on all systems a thread waits for the end of the pipe.
     """
     with contextlib.suppress(OSError):
         os.setsid()
@@ -190,7 +190,7 @@ def _apart(alive: Connection) -> None:
             fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
             fcntl.fcntl(fd, fcntl.F_SETSIG, int(signal.SIGKILL))
             fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
-        with contextlib.suppress(OSError):  # rather this one than the parent, should the machine run out of memory
+        with contextlib.suppress(OSError):  # the OOM killer should prefer this process to the parent
             Path("/proc/self/oom_score_adj").write_text("500")
 
     def wait() -> None:
@@ -201,14 +201,14 @@ def _apart(alive: Connection) -> None:
 
 
 def _listen_to_nobody(errand: Errand) -> None:
-    """Input is empty; what is printed goes to the log, the stacks of a native crash too."""
+    """Redirect stdin to /dev/null, stdout and stderr to the log, including stack traces of native crashes."""
     log = errand.places.log(errand.step.key)
     log.parent.mkdir(parents=True, exist_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (0 if errand.again else os.O_TRUNC)
     empty, written = os.open(os.devnull, os.O_RDONLY), os.open(log, flags, 0o666)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    sys.stdin = os.fdopen(0, closefd=False)  # multiprocessing's has another number
+    sys.stdin = os.fdopen(0, closefd=False)  # that of multiprocessing uses another descriptor
     os.dup2(empty, 0)
     os.dup2(written, 1)
     os.dup2(written, 2)
@@ -220,8 +220,11 @@ def _listen_to_nobody(errand: Errand) -> None:
 
 
 def _close_others(*kept: int) -> None:
-    """Close all open files but the standard streams and `kept`. multiprocessing hands on pipes of the fork server and
-    of the resource tracker, both of which end with a traceback when anything is written to them."""
+    """Close all open files except the standard streams and `kept`.
+
+    multiprocessing passes on pipes of the fork server and of the resource tracker. Both processes would end with a
+    traceback if anything were written to them.
+    """
     from multiprocessing import forkserver, resource_tracker
 
     tracker: Any = getattr(resource_tracker, "_resource_tracker", None)
@@ -229,8 +232,8 @@ def _close_others(*kept: int) -> None:
     for owner, names in ((tracker, ("_fd", "_pid")), (server, ("_forkserver_alive_fd", "_inherited_fds"))):
         for name in names:
             if hasattr(owner, name):
-                setattr(owner, name, None)  # each is started again when it is used
-    with contextlib.suppress(OSError):  # a system without such a folder
+                setattr(owner, name, None)  # both are restarted on demand
+    with contextlib.suppress(OSError):  # no /dev/fd on this system
         for name in os.listdir("/dev/fd"):
             if int(name) > 2 and int(name) not in kept:
                 with contextlib.suppress(OSError):
@@ -238,18 +241,18 @@ def _close_others(*kept: int) -> None:
 
 
 def _within(errand: Errand) -> None:
-    """The caller's environment, the step's share of processors and threads, a place for temporary files."""
+    """Apply the caller's environment, the processors and thread count of the step, and its temporary folder."""
     os.environ.clear()
     os.environ.update(errand.environment)
     leave_safe_start()
     os.environ.update(dict.fromkeys(POOLS, str(errand.threads)))
     if errand.cpus and hasattr(os, "sched_setaffinity"):
-        with contextlib.suppress(OSError):  # a processor was taken away meanwhile
+        with contextlib.suppress(OSError):  # a processor was removed in the meantime
             os.sched_setaffinity(0, errand.cpus)
     limit_threads(errand.threads)
     if errand.scratch is not None:
         folder = Path(errand.scratch) / f"{errand.step.key}.{os.getpid()}"
-        for _ in range(TRIES):  # who ends last removes the folder around it, perhaps just now
+        for _ in range(TRIES):  # a process that ends may remove the parent folder at any time
             with contextlib.suppress(FileNotFoundError):
                 folder.parent.mkdir(mode=0o700, exist_ok=True)
                 folder.mkdir(mode=0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A step in a process of its own: it may crash, hang, or eat memory, and costs only itself."""
+"""Execution of a step in a separate process, so that a crash, hang or memory overflow affects only that step."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from sbonnx.batch.process.step_main import Errand, Publish, Work, own_publish
 from sbonnx.progress import size_text
 
 LOOK_EVERY: Final = 0.1
-"""Seconds between two looks at memory."""
+"""Seconds between two memory measurements."""
 
 KIN_EVERY: Final = 1.0
-"""Seconds between two looks for a step's own child processes: they are few and live long."""
+"""Seconds between two scans for child processes of a step, which are few and long-lived."""
 
 GRACE: Final = 10.0
-"""Seconds that a process may take to end after it has said what became of its step."""
+"""Seconds that a process may take to exit after it reported its outcome."""
 
 TOLD: Final = 1 << 16
-"""Bytes that are read from a process at a time."""
+"""Bytes per read from a process."""
 
 READS: Final = 64
-"""Reads at a time: a process that writes without end must not keep the batch from looking at the others."""
+"""Maximum reads at a time, so that a process that writes endlessly does not block the batch."""
 
 LONGEST: Final = 1 << 26
-"""Bytes of a line. A report of ten thousand layers has a tenth of that."""
+"""Maximum bytes of a line. A report of ten thousand layers has a tenth of that."""
 
 
 class Isolated:
-    """A step at work in a process, looked after by whoever calls `look` about every `LOOK_EVERY`.
+    """A step running in a process, monitored by calling `look` about every `LOOK_EVERY` seconds.
 
         one = Isolated(step, places, threads=2)
         while one.outcome is None:
@@ -52,19 +52,19 @@ class Isolated:
             one.look(tell)
 
     Args:
-        threads: how many it may use.
+        threads: number of threads that it may use.
         cpus: the processors that it may use; None: any.
-        work, publish: what to do, and with what it made; see `child.Errand`.
-        attempt: number of this one, from 1.
-        method: of starting processes; None: a server of forks where there is one.
+        work, publish: functions that run the step and publish its output; see `step_main.Errand`.
+        attempt: number of this attempt, from 1.
+        method: start method of processes; None: forkserver if available.
 
     Attributes:
-        outcome: None while it works.
-        memory, peak: bytes of resident memory of its processes, now and at most.
-        pid: of its process.
+        outcome: None while the step runs.
+        memory, peak: current and peak resident memory of its processes in bytes.
+        pid: PID of its process.
 
     Raises:
-        OSError: no process can be started.
+        OSError: the process cannot be started.
     """
 
     def __init__(
@@ -113,23 +113,23 @@ class Isolated:
             source.close()
             self._alive.close()
             raise
-        finally:  # the ends of the child: when it dies, the pipe ends
+        finally:  # close our copies of the child's ends, so that the pipe ends when the child dies
             sink.close()
             alive.close()
         self._pipe: Connection = source
         os.set_blocking(source.fileno(), False)
-        self._began = time.monotonic()  # not before: the first has to wait for the server of forks
+        self._began = time.monotonic()  # after the start: the first process waits for the fork server
         self.pid = int(self._process.pid or 0)
         self._scratch = None if root is None else root / f"{step.key}.{self.pid}"
         with contextlib.suppress(psutil.Error):
             self._kin = [psutil.Process(self.pid)]
 
     def sources(self) -> list[Any]:
-        """What to wait for: word from the process, and its end."""
+        """Return the objects to wait for: the pipe and the sentinel of the process."""
         return [self._process.sentinel] if self._pipe.closed else [self._pipe, self._process.sentinel]
 
     def look(self, tell: Tell | None = None) -> None:
-        """Take in what it says, hold it to its limits, and find out whether it has ended."""
+        """Process messages, enforce the limits, and check whether the process has ended."""
         if self.outcome is not None:
             return
         self._read(tell)
@@ -143,13 +143,13 @@ class Isolated:
         self._release()
 
     def kill(self, status: Status = "crashed", reason: str = "it was ended with the batch") -> None:
-        """End it and the processes that it has started, now."""
+        """Kill the process and its child processes."""
         if self.outcome is None and self._killed is None:
             self._killed = (status, reason)
             self._end_all()
 
     def end(self) -> Outcome:
-        """`kill`, and wait until nothing of it runs any more; what became of it."""
+        """Kill the process, wait until nothing of it runs, and return its outcome."""
         self.kill()
         while self.outcome is None:
             multiprocessing.connection.wait([self._process.sentinel], timeout=1.0)
@@ -172,13 +172,13 @@ class Isolated:
         end = self._unread.rfind(b"\n", seen) + 1
         lines = bytes(self._unread[:end]).split(b"\n")
         del self._unread[:end]
-        for line in lines:  # whole ones: a process that is killed in the middle of one has not said it
+        for line in lines:  # complete lines only: a line cut off by a kill is ignored
             self._hear(line, tell)
         if len(self._unread) > LONGEST:
             self.kill("crashed", f"it wrote more than {size_text(LONGEST)} without a line break to sbonnx's own pipe")
 
     def _hear(self, line: bytes, tell: Tell | None) -> None:
-        """Take in a line. Code of a metric can write anything to the pipe: what is no message is left out."""
+        """Handle a line. Invalid lines are ignored, because the code of a metric can write anything to the pipe."""
         try:
             if line.startswith(b"o"):
                 self._said, self._said_at = from_json(line[1:]), time.monotonic()
@@ -220,18 +220,18 @@ class Isolated:
             self.kill("timed out", f"it ran longer than its limit of {limits.seconds:g} s")
 
     def _end_all(self) -> None:
-        """Kill the process, its group, and what has left that."""
+        """Kill the process, its group, and child processes that left the group."""
         for one in self._kin[1:]:
             with contextlib.suppress(psutil.Error):
-                one.kill()  # psutil looks whether the number is still the same process's
+                one.kill()  # psutil checks that the PID was not reused
         if hasattr(os, "killpg") and self.pid:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
-        with contextlib.suppress(OSError, AttributeError):  # before it has a group of its own
+        with contextlib.suppress(OSError, AttributeError):  # the process may not have its own group yet
             self._process.kill()
 
     def _concluded(self) -> Outcome:
-        """What became of it, once it has ended."""
+        """Determine the outcome of the ended process."""
         said = self._said
         if said is None:
             said = self._adopted() or self._dead()
@@ -245,7 +245,7 @@ class Isolated:
         )
 
     def _adopted(self) -> Outcome | None:
-        """What it had made when it died, if it had."""
+        """Return the output that the process completed before it died, if any."""
         from sbonnx.batch.intact import made_before
 
         made = made_before(self.step, self.places)
@@ -254,7 +254,7 @@ class Isolated:
         if self.step.kind == "quantize":
             try:
                 (self._publish or own_publish())(self.step, self.places)
-            except Exception:  # the next attempt finds it made, and says what is wrong with its place
+            except Exception:  # the next attempt finds the output, and reports why it cannot be published
                 return None
         return made
 
@@ -266,8 +266,8 @@ class Isolated:
         return Outcome(self.step.key, status, reason=reason)
 
     def _release(self) -> None:
-        """Give back what belongs to it."""
-        self._end_all()  # what it has started, should that outlive it
+        """Release all resources of the process."""
+        self._end_all()  # child processes may outlive it
         self._pipe.close()
         self._alive.close()
         self._process.join()
@@ -293,16 +293,16 @@ def run_isolated(
     method: str | None = None,
     stopped: Callable[[], bool] | None = None,
 ) -> Outcome:
-    """One attempt at a step in a process of its own, held to the limits of the step.
+    """Run one attempt at a step in a separate process, with the limits of the step.
 
     Args:
-        threads: how many it may use.
-        tell: told how far it is.
+        threads: number of threads that it may use.
+        tell: receives progress.
         work, publish, attempt, method: see `Isolated`; None: sbonnx's own.
-        stopped: asked about ten times a second; where it says so, the process is ended.
+        stopped: called about ten times per second; if it returns True, the process is killed.
 
     Raises:
-        OSError: no process can be started.
+        OSError: the process cannot be started.
     """
     one = Isolated(step, places, threads=threads, work=work, publish=publish, attempt=attempt, method=method)
     try:
@@ -318,7 +318,7 @@ def run_isolated(
 
 
 def _cause(code: int, oom_kills: int | None, peak: int) -> tuple[Status, str]:
-    """Why a process is dead that has said nothing."""
+    """Determine why a process died without an outcome."""
     if code >= 0:
         return "crashed", f"its process ended without a result (exit code {code})"
     name = _signal_name(-code)
@@ -335,9 +335,9 @@ def _signal_name(number: int) -> str:
 
 
 def _oom_kills() -> int | None:
-    """How many processes Linux has ended for want of memory; None where that cannot be known.
+    """Return the number of processes that the Linux OOM killer has ended; None if unknown.
 
-    In /proc/vmstat since 4.13, of the whole machine; a container sees the same.
+    Read from /proc/vmstat (since 4.13). It counts the whole machine, also inside a container.
     """
     try:
         with Path("/proc/vmstat").open() as file:

@@ -1,4 +1,4 @@
-"""Puts what a step has made where its jobs want it."""
+"""Publication of step outputs to the output paths of jobs."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ if sys.platform == "linux":
     import fcntl
 
 FICLONE: Final = 0x40049409
-"""ioctl_ficlone(2), Linux: Btrfs, XFS, bcachefs, OCFS2, OpenZFS."""
+"""Request code of ioctl_ficlone(2), Linux: Btrfs, XFS, bcachefs, OCFS2, OpenZFS."""
 
 
 def publish(step: Step, places: Places, digests: Digests | None = None) -> bool:
-    """The files of a step at the outputs of its jobs: each whole or not at all, data files first, the model last.
+    """Copy the files of a step to the outputs of its jobs, each atomically: data files first, the model last.
 
-    What is there already, by its digest, is left alone. Outputs share no inode with the state: programs that write into
-    an output do not change what is kept. They share blocks where the file system clones files.
+    Files with the right digest are not touched. Outputs share no inode with the state folder, so that programs that
+    modify an output do not change the stored files. They share blocks if the file system supports cloning.
 
     Args:
-        digests: of the batch; None: as they were saved.
+        digests: digests of the batch; None: load them from the state folder.
 
     Returns:
-        Whether anything was to be done.
+        Whether any file was written.
 
     Raises:
-        OutputError: they cannot be put there, the step has made none, or what it made is damaged.
+        OutputError: the files cannot be written, or the step's output is missing or damaged.
     """
     if step.kind != "quantize":
         return False
@@ -56,10 +56,10 @@ def publish(step: Step, places: Places, digests: Digests | None = None) -> bool:
 
 
 def made_files(step: Step, places: Places, job: Job) -> list[Path]:
-    """The files that a step has made, the model last.
+    """Return the output files of a step, the model last.
 
     Raises:
-        OutputError: there is no model.
+        OutputError: the model is missing.
     """
     folder = places.made(step.work) / FILES
     model = folder / file_name(job)
@@ -70,7 +70,7 @@ def made_files(step: Step, places: Places, job: Job) -> list[Path]:
 
 
 def _put(files: list[Path], job: Job, places: Places, wanted: dict[str, str], digests: Digests) -> bool:
-    """The files of one job at its output."""
+    """Copy the files of one job to its output."""
     output = revealed(job.output)
     place = local_path(output)
     if place is None:
@@ -91,10 +91,10 @@ def _put(files: list[Path], job: Job, places: Places, wanted: dict[str, str], di
 
 
 def _copy(source: Path, target: Path, wanted: str | None, digests: Digests) -> bool:
-    """One file at its place, over an older one; whether it was not there yet.
+    """Copy one file over an existing one, atomically; return False if it was already up to date.
 
     Args:
-        wanted: its digest.
+        wanted: digest of the file.
     """
     is_replaceable(target)
     if not os.path.islink(target) and digests.of(target) == wanted and not target.samefile(source):
@@ -112,13 +112,13 @@ def _copy(source: Path, target: Path, wanted: str | None, digests: Digests) -> b
 
 
 def _clone(source: Path, target: Path) -> None:
-    """A copy in a new file; blocks are shared where the file system can."""
+    """Copy to a new file; blocks are shared if the file system supports it."""
     with source.open("rb") as ours, target.open("xb") as theirs:
         if sys.platform == "linux":
             try:
                 fcntl.ioctl(theirs.fileno(), FICLONE, ours.fileno())
                 return
-            except OSError:  # another file system, or one that cannot
+            except OSError:  # different file systems, or cloning not supported
                 pass
     shutil.copyfile(source, target)
 

@@ -1,8 +1,8 @@
-"""Models, data and outputs that are named by URLs: downloaded once into a folder, uploaded when they are done.
+"""Remote models, data and outputs, named by URLs: cached downloads, and upload of results.
 
-Whatever fsspec reads and writes: "s3://", "gs://", "abfs://", "sftp://", "http://", "memory://" and others, and
-chains of them. Credentials come from where fsspec and its protocols look for them (environment, fsspec's own
-configuration), and are in no message: users, passwords and queries of URLs are left out of what is said.
+All fsspec protocols are supported: "s3://", "gs://", "abfs://", "sftp://", "http://", "memory://" and others, and
+chains of them. Credentials are found by fsspec and its protocols (environment, fsspec's configuration). They are never
+shown: users, passwords and queries of URLs are removed from messages.
 """
 
 from __future__ import annotations
@@ -43,37 +43,37 @@ if sys.platform != "win32":
     import fcntl
 
 FOLDER: Final = "remote"
-"""Where downloads lie in the state folder of a batch."""
+"""Subfolder of the state folder with downloads."""
 
 SAYS: Final = ("ETag", "etag", "e_tag", "Content-MD5", "content_md5", "md5Hash", "md5", "checksum", "crc32c", "hash")
-"""What file systems call that which changes with the content."""
+"""Names of content identifiers in the file information of file systems."""
 
 DATES: Final = ("Last-Modified", "LastModified", "last_modified", "mtime", "modified", "updated", "created")
-"""What they call the time of the last change: good with the size, where there is nothing better."""
+"""Names of the modification time, used together with the size if there is no content identifier."""
 
 WHOLE: Final = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "r2"})
-"""Protocols under which a file appears when all of it is there. Elsewhere it is written under another name first."""
+"""Protocols with atomic writes. For others, files are written under a temporary name first."""
 
 HTTP: Final = frozenset({"http", "https", "sync-http", "sync-https"})
-"""Protocols that only read, and list no folders that could be relied on."""
+"""Read-only protocols without reliable folder listings."""
 
 UNUSED: Final = 24 * 3600.0
-"""Seconds after which a version that nobody asked for goes when a newer one has come."""
+"""Seconds until an unused version is removed after a newer one was downloaded."""
 
 HEAD: Final = "fetched.json"
-"""What a version is: its name, its digest, the data files beside it."""
+"""Metadata file of a version: its name, its digest, and its external data files."""
 
 TEMPORARY: Final = ".fetch-"
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """What a URL was when it was asked for.
+    """A fetched version of a URL.
 
     Attributes:
-        path: file or folder with its content.
-        version: digest of what tells this content from another; equal versions, equal content.
-        fresh: whether it was downloaded just now.
+        path: local file or folder with the content.
+        version: identifier of the content; equal versions mean equal content.
+        fresh: whether it was downloaded by this call.
     """
 
     path: Path
@@ -82,20 +82,20 @@ class Fetched:
 
 
 def fetch(name: str, folder: Path, *, what: str = "model", version: str | None = None) -> Fetched:
-    """The content of a URL in `folder`, downloaded where it is not there yet; a local path as it is.
+    """Download the content of a URL to `folder` unless it is cached; a local path is returned unchanged.
 
-    A folder is downloaded with all that is in it, a model with the data files that it names beside itself. What is
-    there already is known by what the server says of the content (ETag, checksum, else size and time of change);
-    where it says nothing, by the content: that is downloaded every time. Several processes may ask at once.
+    A folder is downloaded recursively, a model together with its external data files. The cache is validated by the
+    server's metadata (ETag, checksum, else size and modification time). Without metadata, the content is downloaded
+    every time and identified by its digest. Safe for concurrent processes.
 
     Args:
-        folder: made where it is missing; it holds nothing else.
-        what: "model" or "data": which kind of error to raise, and whether to look for data files.
-        version: the one that is wanted; None: the one that the server has now. One that is there is not asked for.
+        folder: created if missing; used only for downloads.
+        what: "model" or "data": determines the type of errors, and whether to fetch external data files.
+        version: required version; None: the current one. A cached version is returned without asking the server.
 
     Raises:
-        ModelError, DataError: it is not there, cannot be read, or has changed from `version`.
-        DeviceError: fsspec, or a package that it needs for the protocol, is not installed.
+        ModelError, DataError: it does not exist, cannot be read, or differs from `version`.
+        DeviceError: fsspec, or the package of the protocol, is not installed.
     """
     path = local_path(name)
     if path is not None:
@@ -110,7 +110,7 @@ def fetch(name: str, folder: Path, *, what: str = "model", version: str | None =
         home.mkdir(parents=True, exist_ok=True)
         got = _current(fs, where, files, home)
         if got is None:
-            with _locked(home):  # a process beside us may have been quicker
+            with _locked(home):  # check again: another process may have downloaded it
                 got = _current(fs, where, files, home) or _download(fs, where, files, home, beside=what == "model")
     if version is not None and got.version != version:
         raise kind(f"'{shown(name)}' changed while the batch ran: run the batch again")
@@ -118,11 +118,11 @@ def fetch(name: str, folder: Path, *, what: str = "model", version: str | None =
 
 
 def localized(job: Job, folder: Path, versions: Mapping[str, str] | None = None) -> Job:
-    """`job` with model, data and recipe as local paths; its output stays as it is.
+    """Return `job` with model, data and recipe as local paths; the output is unchanged.
 
     Args:
         folder: see `fetch`.
-        versions: of URLs, that must not have changed.
+        versions: required versions by URL.
 
     Raises: see `fetch`.
     """
@@ -136,7 +136,7 @@ def localized(job: Job, folder: Path, versions: Mapping[str, str] | None = None)
 
 
 def versions_of(jobs: Iterable[Job], folder: Path) -> dict[str, str]:
-    """The version of every URL that jobs read, each asked for once and downloaded.
+    """Fetch every URL that jobs read once, and return the versions by URL.
 
     Raises: see `fetch`.
     """
@@ -149,12 +149,13 @@ def versions_of(jobs: Iterable[Job], folder: Path) -> dict[str, str]:
 
 
 def upload(files: Sequence[Path], url: str) -> None:
-    """Put files beside one another where `url` says; the last of them is the one that it names.
+    """Upload files to one folder. The last one is written to `url`, the others next to it.
 
-    A file appears whole, over one that is there, and the last one last: who finds it finds the others.
+    Each file appears atomically and replaces an existing one. The last one is written last, so that the others exist
+    when it appears.
 
     Raises:
-        OutputError: it cannot be written there.
+        OutputError: it cannot be written.
         DeviceError: see `fetch`.
     """
     with said(url, "the output", OutputError):
@@ -173,7 +174,7 @@ def upload(files: Sequence[Path], url: str) -> None:
 
 
 def _put(fs: Any, path: Path, folder: str, target: str) -> None:
-    """One file, under another name first."""
+    """Upload one file under a temporary name, and rename it."""
     temporary = f"{folder}/.{Path(target).name}.{secrets.token_hex(4)}.tmp"
     try:
         fs.put_file(str(path), temporary)
@@ -183,11 +184,11 @@ def _put(fs: Any, path: Path, folder: str, target: str) -> None:
         raise
 
 
-# --- what is there ----------------------------------------------------------------------------------
+# --- versions and downloads -------------------------------------------------------------------------
 
 
 def _held(home: Path, version: str) -> Path | None:
-    """What of a version is in its folder; it counts as used now."""
+    """Return the cached content of a version, marked as used now; None if it is not cached."""
     place = home / version[:24]
     try:
         name = str(json.loads((place / HEAD).read_text())["name"])
@@ -198,11 +199,11 @@ def _held(home: Path, version: str) -> Path | None:
 
 
 def _current(fs: Any, where: str, files: Mapping[str, Mapping[str, Any]], home: Path) -> Fetched | None:
-    """What the server has now, where that is here. A model may be as it was and the data files beside it others."""
+    """Return the cached content if it is current, including external data files, which may change separately."""
     for head in sorted(home.glob(f"*/{HEAD}")):
         try:
             beside = _beside(fs, where, json.loads(head.read_text())["beside"])
-        except FileNotFoundError:  # a data file of that version is gone from the server
+        except FileNotFoundError:  # the server no longer has a data file of that version
             continue
         version = _version({**files, **beside})
         if version is not None and (found := _held(home, version)) is not None:
@@ -211,13 +212,13 @@ def _current(fs: Any, where: str, files: Mapping[str, Mapping[str, Any]], home: 
 
 
 def _beside(fs: Any, where: str, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """What the file system says of files beside `where`."""
+    """Return the file information of files next to `where`."""
     return {f"../{name}": fs.info(f"{parent(where)}/{name}") for name in names}
 
 
 def _files(fs: Any, where: str) -> dict[str, dict[str, Any]]:
-    """What the file system says of every file there, by path relative to `where` ("" for `where` itself)."""
-    if protocols(fs) & HTTP and not where.endswith("/"):  # a page with links is no folder
+    """Return the file information of every file, by path relative to `where` ("" for `where` itself)."""
+    if protocols(fs) & HTTP and not where.endswith("/"):  # a page with links is not a folder
         return {"": fs.info(where)}
     info = fs.info(where)
     if info.get("type") != "directory":
@@ -228,7 +229,7 @@ def _files(fs: Any, where: str) -> dict[str, dict[str, Any]]:
 
 
 def _version(files: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """What tells the content from another without reading it; None where the file system says nothing of it."""
+    """Return a content identifier from file information alone; None if there is too little."""
     parts = []
     for name, info in files.items():
         said = next((f"{key} {info[key]}" for key in SAYS if info.get(key)), None)
@@ -242,7 +243,7 @@ def _version(files: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 
 def _download(fs: Any, where: str, files: Mapping[str, Mapping[str, Any]], home: Path, *, beside: bool) -> Fetched:
-    """All files into a folder that appears whole."""
+    """Download all files to a folder that appears atomically."""
     if not files:
         raise FileNotFoundError("the folder is empty")
     _sweep(home)
@@ -267,16 +268,15 @@ def _download(fs: Any, where: str, files: Mapping[str, Mapping[str, Any]], home:
 
 
 def _get(fs: Any, source: str, target: Path) -> None:
-    """One file."""
     target.parent.mkdir(parents=True, exist_ok=True)
     fs.get_file(source, str(target))
 
 
 def _inside(root: Path, part: str) -> Path:
-    """A path below `root`.
+    """Return a path below `root`.
 
     Raises:
-        ValueError: it leads elsewhere.
+        ValueError: it leads out of `root`.
     """
     if not is_inside(part):
         raise ValueError(f"the name '{part}' leads out of its folder")
@@ -284,7 +284,7 @@ def _inside(root: Path, part: str) -> Path:
 
 
 def _content(folder: Path) -> str:
-    """A digest of all files below a folder."""
+    """Return the digest of all files below a folder."""
     parts: list[bytes] = []
     for path in sorted(one for one in folder.rglob("*") if one.is_file()):
         parts += [path.relative_to(folder).as_posix().encode(), file_digest(path)]
@@ -292,7 +292,7 @@ def _content(folder: Path) -> str:
 
 
 def _sweep(home: Path) -> None:
-    """Versions that nobody asked for lately, and what killed processes left; nobody else writes there meanwhile."""
+    """Remove unused versions and incomplete downloads. The caller holds the lock."""
     for path in home.iterdir():
         if path.is_dir() and (path.name.startswith(TEMPORARY) or time.time() - path.stat().st_mtime > UNUSED):
             shutil.rmtree(path, ignore_errors=True)
@@ -300,7 +300,7 @@ def _sweep(home: Path) -> None:
 
 @contextmanager
 def _locked(home: Path) -> Iterator[None]:
-    """One process at a time downloads a URL."""
+    """Lock the folder of a URL, so that only one process downloads it."""
     with open(home / "lock", "w") as file:
         if sys.platform != "win32":
             fcntl.flock(file, fcntl.LOCK_EX)

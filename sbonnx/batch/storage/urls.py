@@ -1,4 +1,4 @@
-"""URLs that are read and written through fsspec: what is one, how it is opened, how it and its errors are shown."""
+"""URLs accessed through fsspec: detection, opening, and display without credentials."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::[A-Za-z][A-Za-z0-9+.-]*)*
 
 
 def is_url(name: str) -> bool:
-    """Whether `name` is a URL and no path; "file://" is one."""
+    """Return whether `name` is a URL, including "file://", and not a path."""
     return _URL.match(name) is not None
 
 
 def shown(url: str) -> str:
-    """The URL as it may be printed: without user, password, query and fragment."""
+    """Return the URL for display: without user, password, query and fragment."""
     bare = re.split(r"[?#]", url, maxsplit=1)[0] if is_url(url) else url
     return re.sub(r"://[^/@]*@", "://", bare)
 
 
 def local_path(name: str) -> Path | None:
-    """The path that `name` is: itself, or that of a "file://" URL; None where it is a URL of another kind."""
+    """Return the path of a local name or "file://" URL; None for other URLs."""
     if not is_url(name):
         return Path(name)
     scheme, _, rest = name.partition("://")
@@ -37,10 +37,10 @@ def local_path(name: str) -> Path | None:
 
 
 def opened(url: str) -> tuple[Any, str]:
-    """(file system, path in it).
+    """Open a URL as (file system, path in it).
 
     Raises:
-        DeviceError: fsspec or the protocol's package is missing, or there is no such protocol.
+        DeviceError: fsspec or the package of the protocol is missing, or the protocol is unknown.
     """
     if importlib.util.find_spec("fsspec") is None:
         raise DeviceError(f"'{shown(url)}' is a URL, and fsspec is not installed: pip install 'sbonnx[cluster]'")
@@ -56,13 +56,13 @@ def opened(url: str) -> tuple[Any, str]:
         raise DeviceError(
             f"'{shown(url)}' has a protocol that fsspec does not know: write a path, or install the package for it"
         ) from error
-    fs.invalidate_cache()  # listings of an earlier night
+    fs.invalidate_cache()  # listings may be outdated
     return fs, where
 
 
 @contextmanager
 def said(url: str, what: str, kind: type[SbonnxError]) -> Iterator[None]:
-    """Whatever a file system raises, as ours. They raise what they like: errors of their own, aiohttp's, botocore's."""
+    """Convert any exception of a file system to `kind`. File systems raise arbitrary types (of aiohttp, botocore)."""
     try:
         yield
     except SbonnxError:
@@ -75,34 +75,34 @@ def said(url: str, what: str, kind: type[SbonnxError]) -> Iterator[None]:
         name = type(error).__name__
         why = "there is no such file" if isinstance(error, FileNotFoundError) else f"{name}: {told}" if told else name
         verb = "written" if kind is OutputError else "read"
-        # the cause is left out where its text would show what the URL hides
+        # without the cause if its text would show credentials of the URL
         raise kind(f"{what} '{shown(url)}' cannot be {verb} ({why})") from (None if secret else error)
 
 
 def _secrets(url: str) -> list[str]:
-    """Parts of a URL that are not to be printed, the longest first."""
+    """Return the parts of a URL that must not be printed, the longest first."""
     found = re.findall(r"://([^/@]*)@", url) + re.findall(r"[?#](.*)$", url)
     parts = {part for one in found for part in (one, *re.split(r"[:&=]", one)) if len(part) > 3}
     return sorted(parts, key=len, reverse=True)
 
 
 def protocols(fs: Any) -> set[str]:
-    """Names of a file system's protocol."""
+    """Return the protocol names of a file system."""
     return {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
 
 
 def stripped(fs: Any, where: str) -> str:
-    """A path as the file system lists it."""
+    """Return a path in the form in which the file system lists it."""
     return str(fs._strip_protocol(where))
 
 
 def parent(where: str) -> str:
-    """The folder of a path or URL, its query left out."""
+    """Return the parent folder of a path or URL, without its query."""
     return re.split(r"[?#]", where)[0].rstrip("/").rpartition("/")[0]
 
 
 def rename(fs: Any, source: str, target: str) -> None:
-    """One file over another. Not every file system's own `mv` goes over one that is there."""
+    """Rename a file over another one. The `mv` of some file systems does not replace an existing file."""
     try:
         fs.mv(source, target)
     except FileExistsError:
@@ -111,10 +111,10 @@ def rename(fs: Any, source: str, target: str) -> None:
 
 
 def drop(fs: Any, path: str) -> None:
-    """Remove what was begun. The error that led here is the one to hear of."""
+    """Remove an incomplete file. Errors are ignored, because an earlier error is being handled."""
     try:
         fs.rm_file(path)
-    except Exception:  # it was never there, or the connection is gone
+    except Exception:  # the file was never created, or the connection is lost
         return
 
 
