@@ -1,4 +1,7 @@
-"""Moments of what a linear op reads: all that its squared output error, or its mean error, depends on."""
+"""Statistics of the input activations of linear ops: second moments (Hessian) and means.
+
+Second moments determine the squared output error of a layer, means determine its mean output error.
+"""
 
 from sbonnx.moments.means import Means, MeanSums
 from sbonnx.moments.second import Moments

@@ -1,8 +1,9 @@
-"""Second moments of a convolution's windows without unfolding them: the autocorrelation of its input.
+"""Second moments of a convolution's windows without im2col: the autocorrelation of its input.
 
-The entry of taps k and l is a sum over output positions of x[place of k] x[place of l]. Taps the same distance apart
-give the same products, summed over boxes that differ at the border only: one box is summed whole, the others follow
-from it by thin strips. For a 3x3 window of stride 1 that is 13 sums instead of 45.
+The entry of taps k and l is a sum over output positions of x[position of k] x[position of l]. Pairs of taps at the same
+distance have the same products, summed over boxes that differ only at the border. One box is summed completely, the
+others follow from it by adding or subtracting thin strips. For a 3x3 window of stride 1 this takes 13 sums instead of
+45.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ import numpy as np
 from sbonnx.spec import Array
 
 Interval: TypeAlias = tuple[int, int]
-"""First and one past the last, in steps along one axis of space."""
+"""Half-open range of steps along one spatial axis."""
 
 Box: TypeAlias = tuple[Interval, ...]
 
 
 @dataclass(frozen=True)
 class Lag:
-    """Along one axis: two places `distance` apart, the first at ``phase + step * t``."""
+    """Pair of positions along one axis, `distance` apart, the first at ``phase + step * t``."""
 
     distance: int
     step: int
     phase: int
 
     def slices(self, interval: Interval) -> tuple[slice, slice]:
-        """The places of both for t in `interval`."""
+        """Return slices of both positions for t in `interval`."""
         first, last = (self.phase + self.step * t for t in (interval[0], interval[1] - 1))
         here, there = (first, last + 1), (first + self.distance, last + self.distance + 1)
         return slice(*here, self.step), slice(*there, self.step)
@@ -43,7 +44,7 @@ Lags: TypeAlias = tuple[Lag, ...]
 
 @dataclass(frozen=True)
 class Piece:
-    """A sum to be made: over a box, of products of places `lags` apart."""
+    """A sum over a box of products of positions `lags` apart."""
 
     lags: Lags
     box: Box
@@ -53,7 +54,7 @@ class Piece:
         return volume(self.box)
 
     def slices(self, most: int) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
-        """Places of the left and the right factor, in parts of `most` positions or one step along the first axis."""
+        """Yield slices of the left and right factor, in chunks of `most` positions or one step along the first axis."""
         (start, stop), rest = self.box[0], self.box[1:]
         step = max(most // max(volume(rest), 1), 1)
         for first in range(start, stop, step):
@@ -64,23 +65,25 @@ class Piece:
 
 @dataclass(frozen=True)
 class LagPlan:
-    """Which sums to make, and how the moments follow from them.
+    """Sums to compute, and how the moments follow from them.
 
     Attributes:
         pieces: the sums.
-        entries: for a pair of taps (k, l), counted through the window: the pieces to be added and taken off, with
-            their sign. Pairs that never meet are left out; where both factors are the same, so are pairs k > l.
+        entries: for a pair of taps (k, l), numbered within the window: the sign of each piece that contributes.
+            Pairs that never overlap are left out; if both factors are the same tensor, so are pairs k > l.
     """
 
     pieces: tuple[Piece, ...]
     entries: dict[tuple[int, int], dict[int, int]]
 
     def nanoseconds(self, groups: int, channels: int, share: float) -> float:
-        """About what the sums over one input take on one core. Measured with AVX-512, 3 to 256 channels, 7 to 112 wide.
+        """Estimate the time of the sums over one input on one core.
+
+        Measured with AVX-512, 3 to 256 channels, widths 7 to 112.
 
         Args:
-            groups, channels: of the convolution, and of one group.
-            share: of the calls, which are made for many inputs at a time, that one input bears.
+            groups, channels: groups of the convolution, and channels of one group.
+            share: share of the per-call overhead for one input, as calls process many inputs at a time.
         """
         positions = sum(piece.volume for piece in self.pieces)
         product = 0.6 if channels == 1 else 0.5 + 0.0235 * channels
@@ -88,25 +91,25 @@ class LagPlan:
 
 
 def speed(size: int) -> float:
-    """Multiplications a nanosecond in a float32 product of matrices of `size` rows and columns and more between.
+    """Estimate multiplications per nanosecond in a float32 matrix product of `size` rows and columns.
 
-    Measured with OpenBLAS on one AVX-512 core; only what is less work depends on it.
+    Measured with OpenBLAS on one AVX-512 core. Only the choice of the cheaper method depends on it.
     """
     return min(40.0, size / 1.6)
 
 
 def volume(box: Box) -> int:
-    """Positions in a box."""
+    """Return the number of positions in a box."""
     return math.prod(stop - start for start, stop in box)
 
 
 def lag_plan(tables: Sequence[Array], sizes: Sequence[int], *, same: bool) -> LagPlan:
-    """Plan the sums for one shape of input.
+    """Plan the sums for one input shape.
 
     Args:
-        tables: an axis of space each: the place that a tap reads at a position, `Geometry.sources`.
-        sizes: of the axes; the places that stand for outside.
-        same: both factors are the same tensor, so only pairs of taps k <= l are wanted.
+        tables: for each spatial axis, the position that a tap reads at each output position, `Geometry.sources`.
+        sizes: sizes of the axes, which also mark positions in the padding.
+        same: both factors are the same tensor, so only pairs of taps k <= l are needed.
     """
     axes = [_meetings(table, size) for table, size in zip(tables, sizes, strict=True)]
     taps = list(itertools.product(*(range(table.shape[1]) for table in tables)))
@@ -130,7 +133,7 @@ def lag_plan(tables: Sequence[Array], sizes: Sequence[int], *, same: bool) -> La
 
 
 def _meetings(table: Array, size: int) -> dict[tuple[int, int], tuple[Lag, Interval]]:
-    """For pairs of taps along one axis: their lag, and where both are inside. Pairs that never are, are left out."""
+    """Return lag and overlap of all pairs of taps along one axis. Pairs that are never both inside are left out."""
     taps, found = table.shape[1], {}
     for k, number in itertools.product(range(taps), repeat=2):
         both = (table[:, k] < size) & (table[:, number] < size)
@@ -144,7 +147,7 @@ def _meetings(table: Array, size: int) -> dict[tuple[int, int], tuple[Lag, Inter
 
 
 def _sum_of(box: Box, lags: Lags, sums: dict[Box, dict[int, int]], pieces: dict[Piece, int]) -> dict[int, int]:
-    """The sum over `box` as a sum over pieces: from a known box by strips where that is less work, else anew."""
+    """Express the sum over `box` by pieces: a known box plus strips if that is less work, else a new piece."""
     best, least = None, volume(box)
     for known in sums:
         strips = _strips(known, box)
@@ -160,7 +163,10 @@ def _sum_of(box: Box, lags: Lags, sums: dict[Box, dict[int, int]], pieces: dict[
 
 
 def _strips(known: Box, box: Box) -> list[tuple[Box, int]] | None:
-    """What to add to the sum over `known` for that over `box`; None where they differ along two axes or never meet."""
+    """Return strips to add to the sum over `known` to get that over `box`.
+
+    None if they differ along two axes or do not overlap.
+    """
     differing = [axis for axis in range(len(box)) if known[axis] != box[axis]]
     if len(differing) != 1:
         return None
@@ -174,7 +180,7 @@ def _strips(known: Box, box: Box) -> list[tuple[Box, int]] | None:
 
 
 def tap_sums(total: Array, tables: Sequence[Array]) -> Array:
-    """Sums over positions of what each tap reads.
+    """Sum the values that each tap reads over all positions.
 
     Args:
         total: inputs summed over the batch, float64 (C, *space).

@@ -1,4 +1,4 @@
-"""Means of what a linear op reads: all that a bias needs to take up the mean error of its layer."""
+"""Means of the input activations of linear ops, for bias correction."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sbonnx.spec import Array
 
 @dataclass(frozen=True)
 class Means:
-    """Means over the rows that a linear op reads, in the float network (x) and in the quantized one (x').
+    """Mean input activations of a linear op in the float network (x) and in the quantized network (x').
 
     Attributes:
         layout: of the op's weight; G groups of K inputs.
-        rows: how many rows were seen.
+        rows: number of rows.
         mean: of x, float64 (G, K).
-        mean_quantized: of x', float64 (G, K); the same object where only one network was run.
+        mean_quantized: of x', float64 (G, K); the same object if only one network was run.
     """
 
     layout: Layout
@@ -32,21 +32,22 @@ class Means:
     mean_quantized: Array
 
     def mean_error(self, weight: Array, quantized: Array) -> Array:
-        """Mean over rows of W x - V x', float64 (G, O), of W and V (G, O, K): what a bias must gain to take it up."""
+        """Compute the mean over rows of W x - V x', float64 (G, O), of W and V (G, O, K): the bias correction."""
         w, v = weight.astype(np.float64), quantized.astype(np.float64)
         return np.asarray(np.einsum("gok,gk->go", w, self.mean) - np.einsum("gok,gk->go", v, self.mean_quantized))
 
 
 @final
 class MeanSums:
-    """Takes in the inputs of one op, sample after sample in any order, and keeps only their means.
+    """Accumulator of the means of one op's input activations.
 
-    All rows count, none is unfolded: a convolution's inputs are added up place by place, in float64. Memory: twice
-    K numbers of 8 bytes a group, and of a convolution's input the float64 of one sample, for each stream.
+    Samples may be added in any order. All rows are used and none is unfolded: the inputs of a convolution are summed
+    per position in float64. Memory per stream: K numbers of 8 bytes a group, and the float64 size of one sample for a
+    convolution.
 
     Args:
         layout, geometry: of the op.
-        two_streams: every sample comes as float and as quantized input.
+        two_streams: every sample has a float and a quantized input.
     """
 
     def __init__(self, layout: Layout, geometry: Geometry, *, two_streams: bool) -> None:
@@ -56,12 +57,12 @@ class MeanSums:
         self._count = 0
 
     def add(self, x: Array, quantized: Array | None = None, *, sample: int | Sequence[int]) -> None:
-        """Take in what the op reads for one sample, or several. The arrays may be reused afterwards.
+        """Accumulate the op's input activations of one or several samples. The arrays may be reused afterwards.
 
         Args:
             x: the op's input in the float network, of any float type; ids for an embedding.
-            quantized: the same in the quantized network, where there are two streams.
-            sample: its number, or theirs, which means do not depend on.
+            quantized: the input in the quantized network, if there are two streams.
+            sample: number or numbers of the samples; ignored, as means do not depend on them.
 
         Raises:
             ValueError: one stream in place of two or two of one, streams of two shapes, or an input that the op
@@ -81,13 +82,13 @@ class MeanSums:
                 total += self._geometry.rows(stream).sum(axis=1, dtype=np.float64)
 
     def means(self) -> Means:
-        """Of what was taken in so far; not finite where an input held NaN or Inf."""
+        """Return the means of everything added. Not finite if an input contained NaN or Inf."""
         self._fold()
         found = [total / max(self._count, 1) for total in self._totals]
         return Means(self._layout, self._count, found[0], found[-1])
 
     def _lay(self, streams: tuple[Array, ...]) -> None:
-        """Add inputs (N, C, *space) place by place."""
+        """Add inputs (N, C, *space) per position."""
         if self._planes and self._planes[0].shape != streams[0].shape[1:]:
             self._fold()
         if not self._planes:
@@ -96,7 +97,7 @@ class MeanSums:
             plane += stream.sum(axis=0, dtype=np.float64) if len(stream) > 1 else stream[0]
 
     def _fold(self) -> None:
-        """What the windows read of the planes."""
+        """Convert the sums per position to sums per window tap."""
         if self._planes:
             tables = self._geometry.sources((1, *self._planes[0].shape))
             for plane, total in zip(self._planes, self._totals, strict=True):

@@ -1,7 +1,7 @@
-"""Products of planes a lag apart, summed over boxes in one fixed order: for depthwise convolutions.
+"""Sums of products of planes at a lag, over boxes in one fixed order, for depthwise convolutions.
 
-The compiled loop and numpy give the same numbers, bit for bit: every sum is made of `LANES` float32 sums over columns
-that lie so many apart, which go into a float64 sum after `SHORT` products each.
+The compiled loop and numpy give bit-identical results: every sum consists of `LANES` interleaved float32 sums, which
+are added to a float64 sum after `SHORT` products each.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ loops = compiled("sbonnx.moments._lags")
 
 LANES: Final = 16
 SHORT: Final = 256
-"""As in `_lags.c`."""
+"""Must equal the constants in `_lags.c`."""
 
 
 @final
 @dataclass(frozen=True)
 class Boxes:
-    """The sums of a plan as the loop reads them, in planes whose columns that lie `step` apart were put side by side.
+    """The sums of a plan in the layout of the compiled loop.
+
+    The loop reads planes in which columns `step` apart were made adjacent.
 
     Attributes:
-        table: int64 (pieces, 5): where both factors begin, what lies between their rows, rows, columns.
-        step: between columns, in all pieces with several.
+        table: int64 (pieces, 5): offsets of both factors, row stride, number of rows, number of columns.
+        step: distance between columns, the same in all pieces with more than one column.
     """
 
     table: Array
@@ -37,7 +39,7 @@ class Boxes:
 
     @staticmethod
     def of(plan: LagPlan, space: tuple[int, ...]) -> Boxes | None:
-        """Of a plan for images of `space`; None where the loop does not do it: three axes, or columns in two steps."""
+        """Build the table for images of `space`. None if unsupported: three axes, or columns with two steps."""
         steps = {piece.lags[-1].step for piece in plan.pieces if _size(piece, -1) > 1} or {1}
         if not plan.pieces or len(space) > 2 or len(steps) > 1:
             return None
@@ -45,11 +47,14 @@ class Boxes:
         return Boxes(np.array([_row(piece, step, -(-space[-1] // step)) for piece in plan.pieces], np.int64), step)
 
     def zeros(self, channels: int) -> Array:
-        """Sums to begin with, float64 (pieces, C, 1, 1)."""
+        """Return zero-initialized sums, float64 (pieces, C, 1, 1)."""
         return np.zeros((len(self.table), channels, 1, 1))
 
     def add(self, sums: Array, one: Array, other: Array) -> None:
-        """To `sums` those over two batches of images (N, C, H, W) or rows (N, C, W), float32; the same array or two."""
+        """Add the sums over two batches of images (N, C, H, W) or rows (N, C, W), float32, to `sums`.
+
+        `one` and `other` may be the same array.
+        """
         batch, channels, *space = one.shape
         height, width = space if len(space) > 1 else (1, *space)
         if loops is None:
@@ -61,7 +66,7 @@ class Boxes:
         loops.correlate(*arrays, batch, channels, height, width, self.step, len(self.table))
 
     def _add_in_numpy(self, sums: Array, one: Array, other: Array, shape: tuple[int, int, int, int]) -> None:
-        """`add` without the compiled loop."""
+        """Fallback of `add` without the compiled loop."""
         left = _side_by_side(one, shape, self.step)
         right = left if other is one else _side_by_side(other, shape, self.step)
         for total, (here, there, stride, rows, columns) in zip(sums, self.table.tolist(), strict=True):
@@ -70,13 +75,13 @@ class Boxes:
                 total[:, 0, 0] += image
 
     def nanoseconds(self, planes: int, size: int) -> float:
-        """About what the sums over so many planes of `size` take on one core, compiled. Measured with AVX-512."""
+        """Estimate the time of the sums over `planes` planes of `size` on one core, compiled. Measured with AVX-512."""
         positions = float((self.table[:, 3] * self.table[:, 4]).sum())
         return planes * (len(self.table) * 7.0 + positions * 0.15 + (size if self.step > 1 else 0.0))
 
 
 def _side_by_side(x: Array, shape: tuple[int, int, int, int], step: int) -> Array:
-    """Images as planes (N C, size) in which columns that lie `step` apart are neighbours; zeros behind."""
+    """Reshape images to planes (N C, size) in which columns `step` apart are adjacent, padded with `LANES` zeros."""
     batch, channels, height, width = shape
     each = -(-width // step)
     wide = np.zeros((batch * channels, height, each * step), np.float32)
@@ -86,7 +91,7 @@ def _side_by_side(x: Array, shape: tuple[int, int, int, int], step: int) -> Arra
 
 
 def _lines(planes: Array, first: int, stride: int, rows: int, columns: int) -> Array:
-    """The columns of a box, `LANES` at a time: a view of planes (N C, size), (N C, rows, columns / LANES, LANES)."""
+    """View of the columns of a box in planes (N C, size), `LANES` at a time: (N C, rows, columns / LANES, LANES)."""
     per_plane, item = planes.strides
     shape = (len(planes), rows, -(-columns // LANES), LANES)
     strides = (per_plane, stride * item, LANES * item, item)
@@ -94,9 +99,9 @@ def _lines(planes: Array, first: int, stride: int, rows: int, columns: int) -> A
 
 
 def _sum_over(left: Array, right: Array, columns: int) -> Array:
-    """Sums over a box of all planes, float64 (N C,): as `sum_over` in C.
+    """Compute the sums over a box of all planes, float64 (N C,), in the same order as `sum_over` in C.
 
-    A sum along an axis that is not the last one is made term after term, and not pairwise (see `numpy.sum`).
+    numpy adds sequentially, not pairwise, along an axis that is not the last one (see `numpy.sum`).
     """
     planes, rows, across, _ = left.shape
     mask = (np.arange((across - 1) * LANES, across * LANES) < columns).astype(np.float32)
@@ -110,7 +115,7 @@ def _sum_over(left: Array, right: Array, columns: int) -> Array:
 
 
 def _added(sums: Array) -> Array:
-    """Lane after lane, in float32."""
+    """Add the lanes one after the other, in float32."""
     total = np.zeros(len(sums), np.float32)
     for lane in range(LANES):
         total += sums[:, lane]
@@ -118,7 +123,7 @@ def _added(sums: Array) -> Array:
 
 
 def _row(piece: Piece, step: int, each: int) -> tuple[int, ...]:
-    """Of the table. A single axis is that of columns; `each`: columns of a row that are side by side."""
+    """Compute one row of the table. A single axis counts as columns; `each`: adjacent columns of a row."""
     places, counts = [0, 0], [1, 1]
     between = step * each
     for axis in range(len(piece.box)):
@@ -132,6 +137,5 @@ def _row(piece: Piece, step: int, each: int) -> tuple[int, ...]:
 
 
 def _size(piece: Piece, axis: int) -> int:
-    """How many positions a piece has along an axis."""
     start, stop = piece.box[axis]
     return stop - start

@@ -1,4 +1,4 @@
-"""Sums of products, while inputs come by: over rows, and over the windows of a convolution by their lags."""
+"""Accumulators for sums of products: over rows, and over the windows of a convolution by lags."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from sbonnx.moments.planes import Boxes
 from sbonnx.spec import Array
 
 CHUNK: Final = 16 << 20
-"""Bytes of inputs or rows that wait for their products; so many, too, are unfolded or copied for one product."""
+"""Bytes of inputs or rows that are buffered before they are multiplied; also the limit for one unfolding or copy."""
 
 WAITING: Final = 1024
-"""Rows wait until they are so many: the float64 sums are seldom added to."""
+"""Rows that are buffered before they are multiplied, so that the float64 sums are updated rarely."""
 
 ROWS: Final = 4096
-"""At most so many rows are multiplied at a time: float32 sums stay short."""
+"""Maximum number of rows in one product, which keeps float32 sums short."""
 
 SLAB: Final = 8 << 20
-"""Bytes of moments that are put together at a time from sums by lags: they stay in the cache."""
+"""Bytes of moments that are assembled at a time from sums by lags, so that they fit into the processor cache."""
 
 Streams: TypeAlias = tuple[Array, ...]
-"""The same thing of the float network and, where there are two, of the quantized one."""
+"""Arrays of the float network and, if there are two streams, of the quantized network."""
 
 Pairs: TypeAlias = tuple[tuple[int, int], ...]
-"""Which streams are multiplied with which: the left factor and the right one."""
+"""Pairs of streams to multiply: left and right factor."""
 
 _CHANNELS = (slice(None), slice(None))
-"""All channels, of the whole batch."""
+"""Slices that select the whole batch and all channels."""
 
 _SPACE = "nabcde"
-"""Letters of the batch and the axes of space."""
+"""Einsum letters of the batch and the spatial axes."""
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Where sums lie and products are made: numpy's arrays, or torch's on a device.
+    """Array backend for sums and products: numpy, or torch on a device.
 
     Attributes:
-        zeros: float64 zeros of a shape.
-        load: an array of numpy's as one of these.
-        fetch: the inverse.
-        einsum: as numpy's.
+        zeros: creates float64 zeros of a shape.
+        load: converts a numpy array to an array of the backend.
+        fetch: the inverse of `load`.
+        einsum: as `numpy.einsum`.
     """
 
     zeros: Callable[[tuple[int, ...]], Any]
@@ -57,7 +57,7 @@ class Arrays:
 
     @staticmethod
     def on(device: str) -> Arrays:
-        """torch's on "cuda" where torch is installed and has a GPU; else numpy's."""
+        """Return the torch backend for "cuda" if torch is installed and has a GPU, else the numpy backend."""
         if device == "cuda" and importlib.util.find_spec("torch") is not None:
             import torch
 
@@ -67,7 +67,7 @@ class Arrays:
 
 
 def torch_arrays(device: str) -> Arrays:
-    """torch's, on a device that it has."""
+    """Return the torch backend on a device that torch supports."""
     import torch
 
     return Arrays(
@@ -80,13 +80,13 @@ def torch_arrays(device: str) -> Arrays:
 
 @final
 class RowSums:
-    """Sums of rows and of products of rows.
+    """Accumulated rows and products of rows.
 
     Args:
         groups, inputs: G and K of the rows (G, n, K).
-        pairs: the products wanted; (i, i) is symmetric.
-        streams: how many come.
-        arrays: where the sums lie.
+        pairs: the products to accumulate; (i, i) is symmetric.
+        streams: number of streams.
+        arrays: array backend of the sums.
 
     Attributes:
         matrices: float64 (G, K, K) for each pair.
@@ -103,13 +103,13 @@ class RowSums:
 
     @property
     def matrices(self) -> list[Any]:
-        """Made when first asked for: where all is summed by lags, only then."""
+        """Sums of products; allocated on first access, so only when needed if everything is summed by lags."""
         if not self._matrices:
             self._matrices = [self._arrays.zeros(self._shape) for _ in self._pairs]
         return self._matrices
 
     def add(self, rows: Streams) -> None:
-        """Take in rows (G, n, K), float32; they are copied if they must wait."""
+        """Add rows (G, n, K), float32. Rows are copied if they are buffered."""
         count = rows[0].shape[1]
         if self._count + count > self._limit:
             self.flush()
@@ -124,7 +124,7 @@ class RowSums:
         self._count += count
 
     def flush(self) -> None:
-        """Multiply what waits."""
+        """Multiply and accumulate the buffered rows."""
         if self._count:
             self._multiply(tuple(waiting[:, : self._count] for waiting in self._waiting))
             self._count = 0
@@ -143,17 +143,17 @@ class RowSums:
 
 
 def rows_at_once(width: int, most: int = ROWS) -> int:
-    """How many rows of `width` float32 numbers fit into a chunk, at least 1 and at most `most`."""
+    """Return how many rows of `width` float32 numbers fit into a chunk, at least 1 and at most `most`."""
     return max(min(most, CHUNK // (4 * width)), 1)
 
 
 @final
 class WindowSums:
-    """Sums of products of a convolution's windows, by lags. Inputs of another size in space: see `fits`.
+    """Accumulated products of a convolution's windows, by lags. All inputs need the same spatial size, see `fits`.
 
     Args:
         geometry: of the convolution.
-        space: size of its inputs (N, C, *space).
+        space: spatial size of its inputs (N, C, *space).
         pairs, streams, arrays: as for `RowSums`.
     """
 
@@ -175,11 +175,11 @@ class WindowSums:
         self._count = 0
 
     def fits(self, space: tuple[int, ...]) -> bool:
-        """Whether inputs of this size can be added."""
+        """Return whether inputs of this spatial size can be added."""
         return space == self._space
 
     def add(self, inputs: Streams) -> None:
-        """Take in inputs (N, C, *space), float32; they are copied if they must wait."""
+        """Add inputs (N, C, *space), float32. They are copied if they are buffered."""
         places = inputs[0].size // self._planes[0].shape[0]
         limit = rows_at_once(self._planes[0].shape[0], WAITING)
         if self._count and self._count + places > limit:
@@ -191,13 +191,13 @@ class WindowSums:
             self._count += places
 
     def flush(self) -> None:
-        """Multiply what waits."""
+        """Multiply and accumulate the buffered inputs."""
         if self._waiting:
             waiting, self._waiting, self._count = self._waiting, [], 0
             self._multiply(tuple(np.concatenate(stream) for stream in zip(*waiting, strict=True)))
 
     def fold(self, rows: RowSums) -> None:
-        """Add all to the sums over rows; these are given up."""
+        """Add everything to the sums over rows and release these sums."""
         self.flush()
         for (left, right), plan, sums, matrix in zip(self._pairs, self._plans, self._sums, rows.matrices, strict=True):
             _fold(plan, sums, matrix, same=left == right)
@@ -220,22 +220,22 @@ class WindowSums:
                     total += self._product(one, other, same=left == right and here == there)
 
     def _product(self, one: Any, other: Any, *, same: bool) -> Any:
-        """Sum over all but the first axis of products, (G, C/G, C/G); `same`: the factors are equal."""
+        """Sum products over all but the first axis, (G, C/G, C/G); `same`: the factors are equal."""
         groups = self._layout.groups
         if self._channels == 1:
             axes = _SPACE[: one.ndim - 1]
             return self._arrays.einsum(f"g{axes},g{axes}->g", one, other)[:, None, None]
         wide = one.reshape(groups, self._channels, -1)
-        # numpy knows a product of an array with itself, and does half of it
+        # numpy recognizes the product of an array with its own transpose and computes half of it
         return wide @ (wide if same else other.reshape(wide.shape)).swapaxes(1, 2)
 
 
 def _fold(plan: LagPlan, sums: Sequence[Any], matrix: Any, *, same: bool) -> None:
     """Add sums (G, C/G, C/G) of the pieces of a plan to moments (G, K, K), in place.
 
-    A few channels at a time: all pairs of taps write to the same lines of memory.
+    Processes a few channels at a time, because all pairs of taps write to the same cache lines.
     """
-    if len(sums) == 0:  # all that is read lies outside
+    if len(sums) == 0:  # all values that are read are padding
         return
     groups, channels = matrix.shape[0], sums[0].shape[1]
     taps = matrix.shape[1] // channels
@@ -250,7 +250,7 @@ def _fold(plan: LagPlan, sums: Sequence[Any], matrix: Any, *, same: bool) -> Non
 
 
 def parts(count: int, width: int) -> Iterator[Array]:
-    """Indices of `count` rows of `width` numbers, as many at a time as are multiplied together."""
+    """Yield indices of `count` rows of `width` numbers, in batches that are multiplied together."""
     limit = rows_at_once(width)
     for first in range(0, count, limit):
         yield np.arange(first, min(first + limit, count))

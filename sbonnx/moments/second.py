@@ -1,4 +1,4 @@
-"""Second moments of what a linear op reads: all that its squared output error depends on."""
+"""Second moments (Hessian) of the input activations of a linear op, which determine its squared output error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from sbonnx.spec import Array
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over the rows that a linear op reads, in the float network (x) and in the quantized one (x').
+    """Second moments (Hessian) of the input activations of a linear op.
+
+    They are sums over its input rows in the float network (x) and in the quantized network (x').
 
     With W the float matrix and V the quantized one of a group, (O, K):
 
@@ -28,7 +30,7 @@ class Moments:
         mean: sum of x / n, float64 (G, K).
         mean_quantized: sum of x' / n, float64 (G, K).
 
-    Where only one network was run, x' = x, `b` and `c` are the same object as `a`, and so are the means.
+    If only one network was run, x' = x: `b` and `c` are the same object as `a`, and the two means are one object.
     """
 
     layout: Layout
@@ -45,7 +47,10 @@ class Moments:
         return self.b is self.a
 
     def centred(self) -> Moments:
-        """The same with the means taken off x and x': what is left when the op's bias takes up the mean error."""
+        """Return central moments: means subtracted from x and x'.
+
+        Use these if the bias of the op compensates the mean error.
+        """
         a = _less(self.a, self.rows, self.mean_quantized, self.mean_quantized)
         zero = np.zeros_like(self.mean)
         if self.is_one_stream:
@@ -55,11 +60,11 @@ class Moments:
         return Moments(self.layout, self.rows, a, b, c, zero, zero)
 
     def towards(self, share: float) -> Moments:
-        """Moments whose float stream is x' + share (x - x'): a weight is to make up for so much of the error of its
-        inputs.
+        """Return moments whose float stream is x' + share (x - x').
 
-        With all of it (1) a weight is fitted to what the float network had computed. On few samples such a fit takes
-        chance for error: with nothing of it (0) only the rounding of the weight itself counts.
+        A weight fitted to them compensates this share of the error of its inputs. With ``share=1`` the weight is fitted
+        to the outputs of the float network, which overfits on few samples. With ``share=0`` only the rounding error of
+        the weight itself counts.
         """
         if self.is_one_stream or share == 1.0:
             return self
@@ -70,10 +75,10 @@ class Moments:
         return Moments(self.layout, self.rows, self.a, b, c, mean, self.mean_quantized)
 
     def shrunk(self, by: float) -> Moments:
-        """Moments in which inputs go together less: what ties one to another, times ``1 - by``.
+        """Shrink the off-diagonal entries by the factor ``1 - by``.
 
-        The error by them is ``1 - by`` of the error, and ``by`` of what it would be if errors that the inputs bring
-        simply added up.
+        The error computed with the result is ``1 - by`` times the error plus ``by`` times the error of uncorrelated
+        inputs.
         """
         if by == 0.0:
             return self
@@ -83,7 +88,7 @@ class Moments:
         return Moments(self.layout, self.rows, a, b, c, self.mean, self.mean_quantized)
 
     def merged(self, other: Moments) -> Moments:
-        """Of the rows of both."""
+        """Return the moments over the rows of both."""
         rows = self.rows + other.rows
         a = self.a + other.a
         one = self.is_one_stream and other.is_one_stream
@@ -110,12 +115,12 @@ class Moments:
 
     @property
     def means(self) -> Means:
-        """The means alone."""
+        """Means of the same rows."""
         return Means(self.layout, self.rows, self.mean, self.mean_quantized)
 
 
 def _untied(total: Array, by: float) -> Array:
-    """(G, K, K) with all but its diagonals times ``1 - by``; a new array."""
+    """Multiply the off-diagonal entries of (G, K, K) by ``1 - by``. Returns a new array."""
     less = total * (1.0 - by)
     places = np.arange(total.shape[-1])
     less[:, places, places] = total[:, places, places]
@@ -123,7 +128,7 @@ def _untied(total: Array, by: float) -> Array:
 
 
 def _less(total: Array, rows: int, one: Array, other: Array) -> Array:
-    """(G, K, K) less the products of means (G, K), so many rows of them; one new array of that size."""
+    """Subtract ``rows`` times the outer products of means (G, K) from (G, K, K). Allocates one new array."""
     products = one[:, :, None] * other[:, None, :]
     products *= -rows
     products += total

@@ -1,4 +1,4 @@
-"""How far moments of few samples are to be trusted, judged on samples that were held out."""
+"""Regularization of second moments of few samples, with factors estimated on a hold-out set."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from sbonnx.moments.second import Moments
 from sbonnx.spec import Array
 
 DAMPING = 0.01
-"""Share of the mean second moment that is added to all of them before a fit."""
+"""Damping: share of the mean second moment that is added to the diagonal before a fit."""
 
 
 def share_of(weight: Array, fit: Moments, held: Moments) -> float:
-    """The share in [0, 1] of a fit to the float stream that leaves the least output error on other samples.
+    """Estimate the share in [0, 1] of a fit to the float stream that minimizes the output error on a hold-out set.
 
-    The weight that is fitted to the float stream is w + d, d = w (B - A) A^-1 on the moments ``fit``. Taken by a share
-    s, its error on ``held`` is a parabola in s, least at
+    The weight that is fitted to the float stream is w + d with d = w (B - A) A^-1 on the moments ``fit``. If only a
+    share s of d is added, the error on ``held`` is a parabola in s with its minimum at
 
         s = tr(w (B - A) d') / tr(d A d')
 
-    which is 1 on ``fit`` itself, and small where the fit took chance for error: a layer of many inputs that saw few
-    independent rows. (A shrunken estimator, its factor by hold-out.)
+    which is 1 on ``fit`` itself, and small if the fit overfits: a layer with many inputs that saw few independent rows.
+    (A shrinkage estimator, its factor by hold-out.)
 
     Args:
         weight: matrices (G, O, K), float.
-        fit, held: of two streams, on different samples.
+        fit, held: two-stream moments of different samples.
     """
     if fit.is_one_stream or not fit.rows or not held.rows:
         return 0.0
@@ -36,26 +36,26 @@ def share_of(weight: Array, fit: Moments, held: Moments) -> float:
         try:
             d = np.linalg.solve(damped, (fit.b - fit.a).transpose(0, 2, 1) @ w.transpose(0, 2, 1)).transpose(0, 2, 1)
         except np.linalg.LinAlgError:
-            return 0.0  # so far apart in size that the damping is lost on them: nothing can be fitted
+            return 0.0  # the diagonal varies so much that damping has no effect: the system is singular
         gained = float(np.einsum("gok,gok->", w @ (held.b - held.a), d))
         moved = float(np.einsum("gok,gok->", d @ held.a, d))
     return float(np.clip(gained / moved, 0.0, 1.0)) if np.isfinite(gained) and 0 < moved < np.inf else 0.0
 
 
 def shrinkage_of(fit: Moments, held: Moments) -> float:
-    """How far the correlations between inputs shrink towards zero on other samples: in [0, 1], for `Moments.shrunk`.
+    """Estimate how far input correlations shrink towards zero on a hold-out set: in [0, 1], for `Moments.shrunk`.
 
-    Of few samples, correlations are chance in part, and a rounding that makes up for one input's error by another's
-    learns that chance. With those of ``fit``, c_kl = A_kl / sqrt(A_kk A_ll), and of ``held``, h_kl, the best guess of
-    h by a multiple of c is
+    On few samples, correlations are partly noise, and a rounding that compensates the error of one input by that of
+    another fits this noise. With the correlations of ``fit``, c_kl = A_kl / sqrt(A_kk A_ll), and those of ``held``,
+    h_kl, the least-squares estimate of h by a multiple of c is
 
         h ~ s c,   s = sum_{k != l} c_kl h_kl / sum_{k != l} c_kl^2
 
-    and 1 - s of them is chance, whatever the shapes and however alike the rows of one sample are. (Shrinkage of a
+    so the share 1 - s is noise, for any shapes and any similarity of rows of one sample. (Shrinkage of a
     covariance matrix towards its diagonal, Ledoit & Wolf 2004, with its factor by hold-out.)
 
     Args:
-        fit, held: of the same layer, on different samples.
+        fit, held: moments of the same layer on different samples.
     """
     if not fit.rows or not held.rows:
         return 0.0

@@ -1,4 +1,4 @@
-"""`Moments` in the making, from inputs that come by one sample at a time."""
+"""Streaming accumulation of `Moments`, one sample at a time."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ from sbonnx.ops import CONVOLUTIONS, EMBEDDING
 from sbonnx.spec import Array
 
 MOST_TAPS: Final = 64
-"""Larger windows are unfolded: the plan of their lags grows with the square of their size."""
+"""Windows with more taps are unfolded (im2col), because the plan of lags grows quadratically with the taps."""
 
 
 @final
 class MomentSums:
-    """Takes in the inputs of one op, sample after sample in any order, and keeps only their moments.
+    """Accumulator of the second moments of one op's input activations.
 
-    Products are made in float32 over at most 4,096 rows and added up in float64. Convolutions are summed by lags
-    (`sbonnx.moments.lags`) where that is less work than unfolding, which depends on sizes only. Memory: see
-    `bytes_for`; it does not grow with the number of samples.
+    Samples may be added in any order. Only the sums are stored.
+
+    Products are computed in float32 over at most 4,096 rows and accumulated in float64. Convolutions are summed by lags
+    (`sbonnx.moments.lags`) if that is less work than unfolding, which depends on sizes only. Memory usage does not grow
+    with the number of samples, see `bytes_for`.
 
     Args:
         layout, geometry: of the op.
-        two_streams: every sample comes as float and as quantized input.
-        rows_a_sample: so many rows of each sample are enough: they are picked by a generator that is seeded with
-            (seed, sample), the same in both streams, and only they are unfolded. Where sums by lags over all rows
-            are no more work than the products of so few, all are taken. None: all.
-        seed: of the picks.
-        device: "cuda": products are made by torch on the GPU, where it has one; any other: by numpy.
+        two_streams: every sample has a float and a quantized input.
+        rows_a_sample: limit of rows used per sample. They are picked by a generator seeded with (seed, sample),
+            identical in both streams, and only these rows are unfolded. If sums by lags over all rows are no more
+            work than the products of the picked rows, all rows are used. None: all rows.
+        seed: seed of the picks.
+        device: "cuda": products are computed by torch on the GPU, if it has one. Any other value: by numpy.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class MomentSums:
         self._rows_a_sample, self._seed = rows_a_sample, seed
         self._arrays = Arrays.on(device)
         self._streams = 2 if two_streams else 1
-        # a, b, c of `Moments`; stream 0 is the float one
+        # pairs of streams for a, b, c of `Moments`; stream 0 is the float one
         self._pairs = ((1, 1), (0, 1), (0, 0)) if two_streams else ((0, 0),)
         self._rows = RowSums(layout.groups, layout.inputs, self._pairs, self._streams, self._arrays)
         self._windows: WindowSums | None = None
@@ -62,12 +64,12 @@ class MomentSums:
         self._moments: Moments | None = None
 
     def add(self, x: Array, quantized: Array | None = None, *, sample: int | Sequence[int]) -> None:
-        """Take in what the op reads for one sample, or several. The arrays may be reused afterwards.
+        """Accumulate the op's input activations of one or several samples. The arrays may be reused afterwards.
 
         Args:
             x: the op's input in the float network, of any float type; ids for an embedding.
-            quantized: the same in the quantized network, where there are two streams.
-            sample: number of the sample, for the picks; or those of samples that lie along the leading axis.
+            quantized: the input in the quantized network, if there are two streams.
+            sample: number of the sample, for the picks, or the numbers of samples stacked along the leading axis.
 
         Raises:
             ValueError: one stream in place of two or two of one, streams of two shapes, an input that the op cannot
@@ -94,10 +96,10 @@ class MomentSums:
                 self._rows.add(tuple(self._geometry.rows(stream, some) for stream in streams))
 
     def merge(self, other: MomentSums) -> None:
-        """Add what another took in; it is used up.
+        """Add the sums of another accumulator, which must not be used afterwards.
 
         Raises:
-            ValueError: it is of another op or has not as many streams, or the moments of one of them were taken.
+            ValueError: the op or the number of streams differs, or the moments of one of the two were already returned.
         """
         fits = (self._geometry, self._streams) == (other._geometry, other._streams)
         if not fits or self._moments is not None or other._moments is not None:
@@ -110,9 +112,9 @@ class MomentSums:
         self._count += taken.rows
 
     def moments(self) -> Moments:
-        """What was taken in so far; the sums are handed over, not copied, so nothing can be added afterwards.
+        """Return the moments of everything added. The sums are moved, not copied, so nothing can be added afterwards.
 
-        They are not finite where an input held NaN, Inf, or numbers whose products are beyond float32.
+        The result is not finite if an input contained NaN, Inf, or numbers whose products overflow float32.
         """
         if self._moments is None:
             self._rows.flush()
@@ -124,7 +126,7 @@ class MomentSums:
         return self._moments
 
     def _picks(self, count: int, samples: Sequence[int]) -> Array | None:
-        """Indices of the rows wanted among `count`, rising; None where all are."""
+        """Return sorted indices of the picked rows among `count`; None if all rows are used."""
         each = count // len(samples)
         wanted = self._rows_a_sample
         if wanted is None or wanted >= each:
@@ -133,7 +135,7 @@ class MomentSums:
         return np.concatenate([some + number * each for number, some in enumerate(found)])
 
     def _by_lags(self, shape: tuple[int, ...], rows: int) -> bool:
-        """Whether sums by lags over all of an input are no more work than products of so many of its rows."""
+        """Return whether sums by lags over a whole input are no more work than the products of `rows` unfolded rows."""
         kernel = self._geometry.kernel
         if not kernel or not 0 < math.prod(kernel) <= MOST_TAPS:
             return False
@@ -142,7 +144,7 @@ class MomentSums:
         return _nanoseconds(self._geometry, self._pairs, shape) <= rows * len(self._pairs) * unfolded
 
     def _slide(self, inputs: Streams) -> None:
-        """Sum by lags."""
+        """Accumulate by lags."""
         space = inputs[0].shape[2:]
         if self._windows is not None and not self._windows.fits(space):
             self._fold()
@@ -151,13 +153,13 @@ class MomentSums:
         self._windows.add(inputs)
 
     def _fold(self) -> None:
-        """Add what was summed by lags to the rest."""
+        """Add the sums by lags to the row sums."""
         if self._windows is not None:
             self._windows.fold(self._rows)
             self._windows = None
 
     def _look_up(self, streams: Streams, picks: Array | None) -> None:
-        """Count ids: the moments of rows that are 1 in one group and 0 in the others."""
+        """Count ids: the moments of one-hot rows."""
         ids = [self._geometry.ids(stream, picks) for stream in streams]
         size = self._layout.groups
         for (left, right), matrix in zip(self._pairs, self._rows.matrices, strict=True):
@@ -168,10 +170,11 @@ class MomentSums:
 
 
 def bytes_for(layout: Layout, two_streams: bool) -> int:
-    """At most so many bytes do `MomentSums` hold, and of a convolution's input five times the size of one sample.
+    """Return an upper bound of the bytes that `MomentSums` holds.
+    For convolutions, add five times the input size of one sample.
 
-    The moments themselves; as much again while products or lags are added to them; and of each stream the rows that
-    wait, and three copies of those that are unfolded and multiplied at a time, with the places that they come from.
+    This bound covers the moments, the same size again while products or lags are added, and for each stream the
+    buffered rows and three copies of those that are unfolded and multiplied at a time, with their source indices.
     """
     matrix = 8 * layout.groups * layout.inputs**2
     if layout.op in EMBEDDING:
@@ -184,7 +187,7 @@ def bytes_for(layout: Layout, two_streams: bool) -> int:
 
 @lru_cache(maxsize=2048)
 def _picked(count: int, wanted: int, seed: int, sample: int) -> Array:
-    """Indices of the rows of one sample, rising: the same for all layers with as many."""
+    """Return sorted indices of the picked rows of one sample: identical for all layers with as many rows."""
     generator = np.random.default_rng((seed, sample))
     found = np.sort(generator.choice(count, wanted, replace=False, shuffle=False))
     found.setflags(write=False)
@@ -193,7 +196,7 @@ def _picked(count: int, wanted: int, seed: int, sample: int) -> Array:
 
 @lru_cache(maxsize=64)
 def _nanoseconds(geometry: Geometry, pairs: Pairs, shape: tuple[int, ...]) -> float:
-    """About what the sums by lags over an input of `shape` take."""
+    """Estimate the time of the sums by lags over an input of `shape`."""
     tables, groups, channels = geometry.sources(shape), geometry.layout.groups, geometry.channels
     share = min(1.0, math.prod(shape[2:]) / WAITING)
     total = 0.0
