@@ -1,4 +1,7 @@
-"""How weights become codes. A new rounding: a file beside these and a line in `ROUNDERS`."""
+"""Weight rounding methods: nearest, GPTQ, AdaRound, AdaQuant, block reconstruction.
+
+To add a method: a module in this package and an entry in `ROUNDERS`.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,10 @@ ROUNDERS: Final[dict[str, type[Rounder]]] = {
 
 
 def make_rounder(name: str, arguments: Mapping[str, Any]) -> Rounder:
-    """The rounding called `name`.
+    """Create the rounding method called `name`.
 
     Raises:
-        RecipeError: there is none of that name.
+        RecipeError: there is no method of that name.
     """
     if name not in ROUNDERS:
         raise RecipeError(f"there is no rounding '{name}': there are {', '.join(sorted(ROUNDERS))}")

@@ -1,4 +1,4 @@
-"""Adam on arrays in place, for roundings whose gradient is a product of matrices."""
+"""In-place Adam on numpy arrays, for rounding methods whose gradient is a matrix product."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from sbonnx.spec import Array
 DECAY: Final = 0.9
 DECAY_SQUARE: Final = 0.999
 TINY: Final = 1e-8
-"""The paper's numbers, which are torch's too."""
+"""Hyperparameters of the paper, which are also torch's defaults."""
 
 
 def factors(rate: float, steps: int) -> Array:
-    """What each step multiplies by: ``rate / (1 - 0.9^t)`` and ``1 / (1 - 0.999^t)``, t from 1 on, (steps, 2)."""
+    """Return the bias-corrected step factors ``rate / (1 - 0.9^t)`` and ``1 / (1 - 0.999^t)``, t from 1, (steps, 2)."""
     t = np.arange(1.0, steps + 1.0)
     return np.stack([rate / (1.0 - DECAY**t), 1.0 / (1.0 - DECAY_SQUARE**t)], axis=1)
 
 
 @final
 class Adam:
-    """Steps along a gradient, each number's in units of how large its gradient has been.
+    """Adam optimizer with per-element step sizes.
 
         m = 0.9 m + 0.1 g,   v = 0.999 v + 0.001 g^2,   x -= rate * (m / (1 - 0.9^t)) / (sqrt(v / (1 - 0.999^t)) + 1e-8)
 
@@ -36,7 +36,7 @@ class Adam:
         self._steps = 0
 
     def step(self, values: Array, gradient: Array, rate: float) -> None:
-        """Moves `values`, float32, in place; `gradient`, float32 of the same shape, is overwritten."""
+        """Update `values`, float32, in place. `gradient`, float32 of the same shape, is overwritten."""
         self._steps += 1
         part = self._part
         np.subtract(gradient, self._mean, out=part)

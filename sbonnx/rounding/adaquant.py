@@ -1,4 +1,4 @@
-"""AdaQuant by moments: codes and scales learned together, by a gradient that passes straight through the rounding."""
+"""AdaQuant on second moments: optimizes codes and scales together with a straight-through estimator."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ from sbonnx.rounding.search.descent import alive, descend
 from sbonnx.spec import ANY_SCALE, HALF_LIMITS, Array, QParams
 
 FURTHEST: Final = 4.0
-"""A scale ends within this factor of the one that was given."""
+"""Limit of the change: a final scale is within this factor of the given one."""
 
 INSIDE: Final = 0.49
-"""How far from its first code a weight may begin: a whole half would be another code."""
+"""Maximum initial distance of a weight from its initial code, in codes; at 0.5 it would round to another code."""
 
 ROUNDS: Final = 5
-"""Scales and codes are fitted to each other at most so often at the end."""
+"""Maximum number of rounds at the end that fit scales and codes to each other."""
 
 WORTH: Final = 1e-3
-"""What share of the error a round must win for another one."""
+"""Relative decrease of the error below which these rounds stop."""
 
 NARROW: Final[tuple[Any, ...]] = (np.float16, ml_dtypes.bfloat16)
-"""Types in which a model may store its scales beside float32."""
+"""Types besides float32 in which a model may store its scales."""
 
 
 @final
 class AdaQuant(Rounder):
-    """Weights free to move over all codes, and their scales with them.
+    """AdaQuant: optimizes weights over all codes, together with their scales.
 
         v = (clip(round(u)) - zero) * scale * exp(t);   minimise |w x - v x'|^2 over u, one a weight, and t, one a scale
 
-    The gradient, ``G = 2 (v A - w B)`` by v, is exact for t; for u it passes straight through the rounding
-    (``G * scale``). Both take Adam's steps, which shrink to nothing over half a wave of cosine, and the best that was
-    met on the way is kept: apart for outputs that share no scale, together for those that do. At the end scales move
-    to their best for the codes and codes to theirs for the scales (gptq anew where that was the start, then
-    coordinate descent), in turn, while it helps. Zero points stay.
+    The gradient by v, ``G = 2 (v A - w B)``, is exact for t; for u a straight-through estimator is used (``G *
+    scale``). Both are updated by Adam with learning rates that decay to 0 by half a cosine, and the best state is kept:
+    separately for outputs that share no scale, jointly for those that do. At the end scales are fitted to codes and
+    codes to scales in turn while the error decreases (codes by another GPTQ run if that was the start, then coordinate
+    descent). Zero points are fixed.
 
     Args:
         iterations: steps of Adam.
-        lr: its learning rate for weights, in codes.
-        scale_lr: for scales, relative.
-        start: codes to begin with, "gptq" or "nearest".
-        sweeps: at most so many of coordinate descent each time at the end; 0 leaves the end out.
+        lr: learning rate for weights, in codes.
+        scale_lr: learning rate for scales, relative.
+        start: initial codes, "gptq" or "nearest".
+        sweeps: maximum number of coordinate descent sweeps in each final round; 0 skips the final rounds.
 
-    Source: Hubara et al. 2021, "Accurate Post Training Quantization With Small Calibration Sets", section 3.1; there on
-    batches and with weights moved continuously, which at the best scale is the same; here on moments.
+    Source: Hubara et al. 2021, "Accurate Post Training Quantization With Small Calibration Sets", section 3.1. The
+    paper uses batches and continuous weight changes, which are equivalent at the best scale; here moments are used.
     """
 
     moves_scales = True
@@ -75,10 +75,12 @@ class AdaQuant(Rounder):
         self.sweeps = sweeps
 
     def solve(self, grid: Grid, moments: Moments, qparams: QParams) -> tuple[Array, QParams]:
-        """See `Rounder.solve`; outputs that share no scale with others are never worse than their nearest codes.
+        """Compute codes and scales; see `Rounder.solve`.
+
+        Outputs that share no scale with others are never worse than round-to-nearest.
 
         Raises:
-            NumericError: the moments hold NaN or Inf.
+            NumericError: the moments contain NaN or Inf.
         """
         problem = _Problem(grid, moments, _Sharing.of(qparams, moments), qparams)
         nearest = np.clip(np.rint(grid.ratio()), grid.qmin, grid.qmax)
@@ -103,7 +105,7 @@ class AdaQuant(Rounder):
         return codes, qparams if (moved == qparams.scale).all() else replace(qparams, scale=moved)
 
     def _learn(self, problem: _Problem, codes: Array) -> _State:
-        """The best that Adam meets from `codes` on."""
+        """Run Adam from `codes` and return the best state on the way."""
         learner = _Learner(problem, codes)
         for step in range(self.iterations):
             left = (1.0 + math.cos(math.pi * step / self.iterations)) / 2.0
@@ -113,7 +115,7 @@ class AdaQuant(Rounder):
 
 @dataclass(frozen=True)
 class _State:
-    """Codes, float64 (G, O, K); scales, float64 (S,), of the type that they are stored in; and the error (U,)."""
+    """Codes, float64 (G, O, K); scales, float64 (S,), rounded to their storage type; error (U,)."""
 
     codes: Array
     scale: Array
@@ -122,13 +124,13 @@ class _State:
 
 @dataclass(frozen=True)
 class _Sharing:
-    """Who has which scale.
+    """Assignment of scales to weights.
 
     Attributes:
-        scales: for each weight which one, (G, O, K), or (G, O, 1) where all inputs of an output have the same.
-        units: for each output (G, O) its unit: outputs that share a scale, directly or by way of others, are one.
+        scales: index of the scale of each weight, (G, O, K), or (G, O, 1) if all inputs of an output share one scale.
+        units: unit of each output (G, O): outputs that share a scale, directly or transitively, form one unit.
         of_scale: the unit of each scale, (S,).
-        count: how many units there are.
+        count: number of units.
     """
 
     scales: Array
@@ -138,7 +140,7 @@ class _Sharing:
 
     @staticmethod
     def of(qparams: QParams, moments: Moments) -> _Sharing:
-        """The sharing of a layer's scales: the components of the graph of outputs and scales."""
+        """Compute the units of a layer: the connected components of the graph of outputs and scales."""
         size = qparams.scale.size
         scales = moments.layout.spread(np.arange(size).reshape(qparams.scale.shape), qparams)
         if (scales == scales[..., :1]).all():
@@ -155,19 +157,19 @@ class _Sharing:
         return _Sharing(np.ascontiguousarray(scales), of_scale[scales[..., 0]], of_scale, len(names))
 
     def over_scales(self, values: Array) -> Array:
-        """`values` (G, O, K) summed over the weights of each scale: float64 (S,)."""
+        """Sum `values` (G, O, K) over the weights of each scale: float64 (S,)."""
         if self.scales.shape[2] == 1:
             values = values.sum(axis=2, keepdims=True)
         return np.bincount(self.scales.ravel(), values.ravel(), len(self.of_scale))
 
     def over_units(self, values: Array) -> Array:
-        """`values` (G, O) summed over the outputs of each unit: float64 (U,)."""
+        """Sum `values` (G, O) over the outputs of each unit: float64 (U,)."""
         return np.bincount(self.units.ravel(), values.ravel(), self.count)
 
 
 @final
 class _Problem:
-    """What is to be solved, and how good an answer is."""
+    """The optimization problem of one layer: evaluates and compares states."""
 
     def __init__(self, grid: Grid, moments: Moments, sharing: _Sharing, qparams: QParams) -> None:
         self.grid = grid
@@ -181,33 +183,36 @@ class _Problem:
         self._most = np.minimum(given * FURTHEST, np.maximum(given, limits.most))
 
     def state(self, codes: Array, scale: Array) -> _State:
-        """An answer with its error; scales (S,) as they will be stored, near those that were given."""
+        """Return a state with its error.
+
+        Scales (S,) are limited to a range around the given ones and rounded to their storage type.
+        """
         near = np.clip(scale, self._least, self._most).astype(np.float32).astype(self._stored).astype(np.float64)
         error = self.moments.error(self.grid.weight, self.grid_of(near).values(codes))
         return _State(codes, near, self.sharing.over_units(error))
 
     def grid_of(self, scale: Array) -> Grid:
-        """The grid with other scales (S,)."""
+        """Return the grid with other scales (S,)."""
         return replace(self.grid, scale=np.broadcast_to(scale[self.sharing.scales], self.grid.weight.shape))
 
     def better(self, one: _State, other: _State) -> _State:
-        """Unit by unit the better of both; `one` where they are equal."""
+        """Return the better state of each unit; `one` if both are equal."""
         is_less = other.error < one.error
         codes = np.where(is_less[self.sharing.units][..., None], other.codes, one.codes)
         scale = np.where(is_less[self.sharing.of_scale], other.scale, one.scale)
         return _State(codes, scale, np.minimum(one.error, other.error))
 
     def silent_nearest(self, state: _State) -> Array:
-        """Codes with the nearest ones, at the scales of `state`, where the input is constant 0 and any would do."""
+        """Return the codes of `state`, with the nearest ones for inputs that are constant 0 and have no effect."""
         nearest = np.clip(np.rint(self.grid_of(state.scale).ratio()), self.grid.qmin, self.grid.qmax)
         moves = alive(np.einsum("gkk->gk", self.moments.a))[:, None, :]
         return np.where(moves, state.codes, nearest)
 
     def fitted(self, state: _State) -> _State:
-        """`state` with its scales moved to where the error is least along the slope of each unit's scales.
+        """Return `state` with scales moved to the minimum of the error along each unit's scale gradient.
 
-        The error is quadratic in the scales. Where a unit has one scale this is its best; where it has several
-        (blocks) it is one step of steepest descent, each scale's slope divided by its own curvature.
+        The error is quadratic in the scales. If a unit has one scale, this is the optimum. If it has several (blocks),
+        this is one step of steepest descent, with each scale's gradient divided by its own curvature.
         """
         a, b, sharing = self.moments.a, self.moments.b, self.sharing
         units = state.codes - self.grid.zero
@@ -225,10 +230,10 @@ class _Problem:
 
 @final
 class _Learner:
-    """The descent: weights u in codes and scales' logarithms t, float32; the best of each unit so far.
+    """Adam on weights u in codes and on logarithms t of scales, float32; keeps the best state of each unit.
 
-    Rows are divided by their scale and each gradient by its own curvature: Adam's steps do not depend on it, and
-    the numbers stay near 1.
+    Rows are divided by their scale and each gradient by its own curvature, so that numbers stay near 1; Adam's steps do
+    not depend on this scaling.
     """
 
     def __init__(self, problem: _Problem, codes: Array) -> None:
@@ -240,14 +245,14 @@ class _Learner:
         first = grid.scale[:, :, :1]
         self._a = (moments.a / size).astype(np.float32)
         self._target = (grid.weight / first).astype(np.float32)
-        # The slope at v = w: 0 unless the two streams differ. From there on only v - w is multiplied.
+        # Gradient at v = w: 0 unless the two streams differ. Afterwards only v - w is multiplied.
         rest = grid.weight @ (moments.a - moments.b)
         self._rest = (rest / size / first).astype(np.float32)
         self._ratio = np.ascontiguousarray(grid.scale[:, :, : self._sharing.scales.shape[2]] / first, np.float32)
         self._zero = np.ascontiguousarray(grid.zero, np.float32)
         curve = np.where(moves, size[:, :, 0] / np.where(moves, square, 1.0), 0.0)[:, None, :]
         self._curve = (curve / (grid.scale / first) ** 2).astype(np.float32)
-        # What rows were divided by, against the largest of their unit: by that their errors can be summed.
+        # Divisors of the rows, relative to the largest one of their unit, so that errors can be summed over a unit.
         measure = first[:, :, 0] ** 2 * size[:, :, 0]
         largest = np.zeros(self._sharing.count)
         np.maximum.at(largest, self._sharing.units, measure)
@@ -264,7 +269,7 @@ class _Learner:
         self._codes, self._logs = codes.astype(np.float32), self._t.copy()
 
     def step(self, rate: float, scale_rate: float) -> None:
-        """One step of Adam for weights and scales; remembers where it was if that is the best so far."""
+        """Perform one step of Adam for weights and scales. Remember the previous state if it is the best so far."""
         codes = np.clip(np.rint(self._u), self._qmin, self._qmax)
         units = codes - self._zero
         scale = np.exp(self._t)[self._sharing.scales] * self._ratio
@@ -283,11 +288,11 @@ class _Learner:
         self._adams[1].step(self._t, slope, scale_rate)
 
     def best(self) -> tuple[Array, Array]:
-        """Codes (G, O, K) and scales (S,), float64, of the least error of each unit."""
+        """Return codes (G, O, K) and scales (S,), float64, of the least error of each unit."""
         return self._codes.astype(np.float64), self._given * np.exp(self._logs.astype(np.float64))
 
     def _remember(self, codes: Array, away: Array, slope: Array) -> None:
-        """Keeps the units whose error, up to a constant, ``d A d' + 2 d rest``, is the least so far."""
+        """Store the units whose error, up to a constant, ``d A d' + 2 d rest``, is the least so far."""
         error = np.einsum("gok,gok->go", away, slope + self._rest) * self._measure[..., 0]
         total = self._sharing.over_units(error)
         is_less = total < self._best

@@ -1,4 +1,4 @@
-"""AdaRound by moments: each weight up or down, learned on the exact squared error of the layer's output."""
+"""AdaRound on second moments: rounds each weight up or down to minimize the exact squared output error of a layer."""
 
 from __future__ import annotations
 
@@ -20,39 +20,40 @@ Start = Literal["gptq", "nearest"]
 Ramp = Literal["cosine", "linear"]
 
 MARGIN: Final = 0.01
-"""How near 0 or 1 a weight may begin: where the sigmoid is cut off it has no gradient to leave by."""
+"""Minimum initial distance from 0 and 1: where the sigmoid is clipped, the gradient is 0."""
 
 
 @final
 class AdaRound(Rounder):
-    """Every weight to one of the two codes beside it, chosen by gradient descent on soft choices.
+    """AdaRound: rounds every weight to one of its two neighbouring codes, chosen by gradient descent on soft choices.
 
         v = (low + h(u) - zero) * scale,   h(u) = clip(1.2 sigmoid(u) - 0.1, 0, 1)
         minimise over u:   |w x - v x'|^2  +  weight * sum_k c_k (1 - |2 h(u_k) - 1|^beta),   c_k = scale_k^2 A_kk
 
-    beta falls from ``beta_start`` to ``beta_end``, so that first the weights near a code and then all others are
-    pulled to 0 or 1. The error is the quadratic form of the moments and its gradient ``2 (v A - w B)``: a step costs
-    one product of (outputs, K) by (K, K), however many samples were seen, and nothing is drawn at random. At the end
-    each weight goes to the nearer of its two codes, and coordinate descent between those two settles the rest.
+    beta falls from ``beta_start`` to ``beta_end``, so that first the weights near a code and then all others are pulled
+    to 0 or 1. The error is the quadratic form of the moments and its gradient ``2 (v A - w B)``: a step costs one
+    product of (outputs, K) by (K, K), independent of the number of samples, and nothing is random. At the end each
+    weight is rounded to the nearer of its two codes, followed by coordinate descent between these two codes.
 
-    The two codes are those beside the weight (``start="nearest"``), or those beside the value that would be best for
-    the weight if all others kept gptq's codes (``start="gptq"``), one of which is gptq's: that reaches codes further
-    from the weight, which make up for errors of earlier layers, and the result is then never worse than gptq's.
+    With ``start="nearest"`` the two codes are the neighbours of the weight. With ``start="gptq"`` they are the
+    neighbours of the weight's optimal value if all others keep GPTQ's codes; one of the two is GPTQ's code. This
+    reaches codes further from the weight, which compensate errors of earlier layers, and the result is never worse than
+    GPTQ's.
 
-    The ancestor's numbers (Adam at 0.001, 20,000 steps in batches of 32, weight 0.001 on the plain sum, linear) and
-    the paper's (0.01, 10,000) need ten times the steps here for a larger error: ``weight`` is in units of each
-    weight's own part c_k of the error, which makes it the same for every layer, and the larger rate is safe because
-    the gradient has no noise.
+    The ancestor's settings (Adam at 0.001, 20,000 steps in batches of 32, weight 0.001 on the plain sum, linear) and
+    the paper's (0.01, 10,000) need ten times the steps here and give a larger error. ``weight`` is in units of each
+    weight's own part c_k of the error, so the same value fits every layer. The larger learning rate is safe because the
+    gradient has no noise.
 
     Args:
         iterations: steps of Adam.
-        lr: its learning rate, in units of u.
-        warmup: share of the steps before the pull to whole codes begins.
-        weight: of that pull, against the error that one code makes in one weight alone.
-        beta_start, beta_end: the exponent when the pull begins and at the end.
-        schedule: how it goes from one to the other, "cosine" (half a wave) or "linear".
-        start: whose codes to begin with.
-        sweeps: at most so many of coordinate descent at the end, between the two codes.
+        lr: learning rate, in units of u.
+        warmup: share of the steps before the regularizer starts.
+        weight: weight of the regularizer, relative to the error caused by changing one weight by one code.
+        beta_start, beta_end: the exponent when the regularizer starts and at the end.
+        schedule: of the exponent, "cosine" (half a wave) or "linear".
+        start: method for the initial codes.
+        sweeps: maximum number of coordinate descent sweeps at the end, between the two codes.
 
     Source: Nagel et al. 2020, "Up or Down? Adaptive Rounding for Post-Training Quantization", equations 21 to 25.
     """
@@ -82,15 +83,15 @@ class AdaRound(Rounder):
         self.sweeps = sweeps
 
     def solve(self, grid: Grid, moments: Moments, qparams: QParams) -> tuple[Array, QParams]:
-        """See `Rounder.solve`.
+        """Compute codes by AdaRound; see `Rounder.solve`.
 
         Raises:
-            NumericError: the moments hold NaN or Inf.
+            NumericError: the moments contain NaN or Inf.
         """
         first = first_codes(self.start, grid, moments, qparams)
         value = grid.ratio() if self.start == "nearest" else best_alone(grid, first, moments)
         low = lower_codes(grid, first, value)
-        # The same weights with 0 and 1 for the two codes.
+        # The same weights on a grid with the codes 0 and 1.
         choice = replace(grid, zero=grid.zero - low, qmin=0, qmax=1)
         share = np.clip(value - low, MARGIN, 1.0 - MARGIN)
         betas = [self.beta(step) for step in range(self.iterations)]
@@ -102,7 +103,7 @@ class AdaRound(Rounder):
         return np.where((after < before)[..., None], codes, first), qparams
 
     def beta(self, step: int) -> float | None:
-        """The exponent of the pull at `step`, None before it begins."""
+        """Return the exponent of the regularizer at `step`, None before it starts."""
         begin = self.warmup * self.iterations
         if step < begin:
             return None
@@ -112,10 +113,10 @@ class AdaRound(Rounder):
 
 
 def first_codes(start: Start, grid: Grid, moments: Moments, qparams: QParams) -> Array:
-    """The codes that learning starts from, (G, O, K).
+    """Return the initial codes of an optimization, (G, O, K).
 
     Raises:
-        NumericError: the moments hold NaN or Inf.
+        NumericError: the moments contain NaN or Inf.
     """
     if start == "gptq":
         return Gptq().solve(grid, moments, qparams)[0]
@@ -125,10 +126,10 @@ def first_codes(start: Start, grid: Grid, moments: Moments, qparams: QParams) ->
 
 
 def best_alone(grid: Grid, codes: Array, moments: Moments) -> Array:
-    """For each weight the code, not rounded, of least error while all others keep theirs: (G, O, K) of (G, O, K).
+    """Return the optimal value of each weight in codes, not rounded, if all others keep their codes, (G, O, K).
 
-    At least half a code off for a code that coordinate descent would move; the weight itself where the input is
-    constant 0.
+    It is at least half a code away from a code that coordinate descent would change. If the input is constant 0, it is
+    the weight itself.
     """
     rest = grid.values(codes) @ moments.a - grid.weight @ moments.b
     square = np.einsum("gkk->gk", moments.a)
@@ -138,6 +139,6 @@ def best_alone(grid: Grid, codes: Array, moments: Moments) -> Array:
 
 
 def lower_codes(grid: Grid, codes: Array, value: Array) -> Array:
-    """The lower one of the two codes beside `value` of which one is `codes`; both within the grid. (G, O, K)."""
+    """Return the lower of the two codes around `value`, one of which is `codes`; both within the grid. (G, O, K)."""
     low = np.where(value < codes, codes - 1, codes)
     return np.clip(low, grid.qmin, grid.qmax - 1)

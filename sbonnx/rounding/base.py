@@ -1,4 +1,4 @@
-"""What every rounding does."""
+"""Base class and data types of all rounding methods."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sbonnx.spec import Array, QParams
 
 @dataclass(frozen=True)
 class Grid:
-    """A weight and the values that it may take, as matrices (G, O, K); see `Layout`.
+    """Weight and quantization grid of one layer, as matrices (G, O, K); see `Layout`.
 
     Attributes:
         weight: float64.
-        scale: float64, for each weight; read only.
-        zero: float64, the code of 0.0 for each weight; read only.
+        scale: float64, one for each weight; read only.
+        zero: float64, zero point for each weight; read only.
         qmin, qmax: the lowest and highest code.
     """
 
@@ -32,7 +32,7 @@ class Grid:
 
     @staticmethod
     def of(weight: Array, qparams: QParams, layout: Layout) -> Grid:
-        """From a weight as it lies in the file."""
+        """Create the grid of a weight in its file layout."""
         return Grid(
             layout.matrices(np.asarray(weight, np.float64)),
             layout.spread(qparams.scale.astype(np.float64), qparams),
@@ -42,23 +42,23 @@ class Grid:
         )
 
     def ratio(self) -> Array:
-        """The weight in codes, not rounded: weight / scale + zero."""
+        """Return the weight in units of codes, not rounded: weight / scale + zero."""
         return np.asarray(self.weight / self.scale + self.zero)
 
     def values(self, codes: Array) -> Array:
-        """What codes (G, O, K) mean, float64."""
+        """Dequantize codes (G, O, K) to float64."""
         return np.asarray((codes - self.zero) * self.scale)
 
 
 @dataclass(frozen=True)
 class Rounded:
-    """What a rounding found.
+    """Result of rounding one weight.
 
     Attributes:
-        codes: of the weight's shape, dtype ``qparams.spec.dtype``, within [qmin, qmax].
-        qparams: their scale and zero point: those that were given, but for a rounding that moves scales.
+        codes: in the weight's shape, dtype ``qparams.spec.dtype``, within [qmin, qmax].
+        qparams: their scale and zero point: the given ones, unless the method changes scales.
         loss: mean squared output error of the layer by its moments, summed over outputs; None without moments.
-        nearest: that of rounding to nearest with the scales that were given; None without moments.
+        nearest: the same error for round-to-nearest with the given scales; None without moments.
     """
 
     codes: Array
@@ -68,19 +68,19 @@ class Rounded:
 
 
 class Rounder(ABC):
-    """Weight codes from a weight, its scale and the moments of its inputs. The same input gives the same codes."""
+    """Rounding method: computes codes from a weight, its scale and the moments of its inputs. Deterministic."""
 
     needs_moments: bool = True
     moves_scales: bool = False
 
     @final
     def round(self, weight: Array, qparams: QParams, moments: Moments | None = None) -> Rounded:
-        """Codes of `weight`, output by output never worse than the nearest ones on the given moments.
+        """Round `weight` to codes. The error of each output on the given moments is at most that of round-to-nearest.
 
         Args:
-            weight: float32 or float16, as it lies in the file.
+            weight: float32 or float16, in its file layout.
             qparams: scale and zero point, per tensor, along ``qparams.spec.axis`` or in blocks.
-            moments: of the layer's inputs, centred where its bias will take up the mean error. None: the nearest.
+            moments: of the layer's inputs, centred if its bias will compensate the mean error. None: round to nearest.
         """
         nearest = qparams.quantize(weight)
         if moments is None or not self.needs_moments or qparams.spec.is_fp8:
@@ -92,17 +92,17 @@ class Rounder(ABC):
 
     @abstractmethod
     def solve(self, grid: Grid, moments: Moments, qparams: QParams) -> tuple[Array, QParams]:
-        """Codes (G, O, K) as whole numbers of any type within [qmin, qmax], and the scales that they are of.
+        """Compute codes (G, O, K) as integers of any type within [qmin, qmax], and their scales.
 
         Args:
-            grid: the weight and what it may become.
+            grid: the weight and its quantization grid.
             moments: of the inputs; G and K are those of the grid.
-            qparams: the scales of the grid, to be returned as they are unless ``moves_scales``.
+            qparams: the scales of the grid, to be returned unchanged unless ``moves_scales``.
         """
 
 
 def _better(grid: Grid, moments: Moments, qparams: QParams, moved: QParams, nearest: Array, codes: Array) -> Rounded:
-    """The codes that were found; the nearest for the outputs where those are better, where scales were not moved."""
+    """Return the new codes, or the nearest codes for outputs with a lower error (for all outputs if scales changed)."""
     plain = moments.error(grid.weight, grid.values(nearest.astype(np.float64)))
     layout = moments.layout
     other = (

@@ -1,4 +1,4 @@
-"""Soft choices between two codes, learned on the quadratic error of a layer's output: the steps of AdaRound."""
+"""Adam steps of AdaRound: soft rounding choices, optimized on the quadratic output error of a layer."""
 
 from __future__ import annotations
 
@@ -20,47 +20,47 @@ from sbonnx.spec import Array
 
 ZETA: Final = 1.1
 GAMMA: Final = -0.1
-"""How far the sigmoid is stretched beyond 1 and 0 before it is cut off there. Source: the paper, section 3.2."""
+"""Stretch limits of the sigmoid, which is then clipped to [0, 1]. Source: the AdaRound paper, section 3.2."""
 
 LOOK: Final = 25
-"""Every so many steps weights that are at one of their codes are settled: they move no more."""
+"""Interval in steps at which weights that have reached 0 or 1 are frozen."""
 
 PANEL: Final = 16
-"""Columns of the matrix that the compiled steps read together."""
+"""Columns of the matrix that the compiled loop reads together."""
 
 SIDE_BY_SIDE: Final = 64
-"""Outputs that step together there."""
+"""Outputs that the compiled loop processes together."""
 
 STEPS_OF_A: Final = 2.0**-22
-"""Twice the moments, 2 or less, are rounded to whole multiples of this, which float32 holds."""
+"""Step to which twice the moments (at most 2) are rounded, so that float32 represents them exactly."""
 
 MANTISSA: Final = 52
-"""Sums of whole numbers below 2^52 are exact in float64, and so is the rounding by adding 1.5 * 2^52."""
+"""Sums of integers below 2^52 are exact in float64, and so is rounding by adding 1.5 * 2^52."""
 
 AT_A_TIME: Final = 1 << 36
-"""Products and sums of one call of the compiled steps, about: some seconds, after which Ctrl-C is heard."""
+"""Approximate number of multiply-adds of one compiled call: a few seconds, so that Ctrl-C is handled in time."""
 
 
 def learn_choices(
     choice: Grid, moments: Moments, share: Array, rate: float, weight: float, betas: Sequence[float | None]
 ) -> Array:
-    """0 or 1 for every weight: the nearer end of h(u) after so many steps of Adam.
+    """Optimize soft choices by Adam and return 0 or 1 for every weight: h(u) rounded after the last step.
 
-        minimise over u:   |w x - v x'|^2  +  weight * sum_k c_k (1 - |2 h(u_k) - 1|^beta),   c_k = scale_k^2 A_kk
-        v = (h(u) - zero) * scale,   h(u) = clip(1.2 sigmoid(u) - 0.1, 0, 1)
+            minimise over u:   |w x - v x'|^2  +  weight * sum_k c_k (1 - |2 h(u_k) - 1|^beta),   c_k = scale_k^2 A_kk
+            v = (h(u) - zero) * scale,   h(u) = clip(1.2 sigmoid(u) - 0.1, 0, 1)
 
-    A choice that has come to 0 or 1 stays there: it is cut off and has no gradient, and its momentum leads further
-    out. So the compiled steps multiply by ever fewer rows and columns, output by output. Those in numpy, which run
-    where they were not compiled, give the same numbers, bit for bit: the factors of products are rounded so that sums
-    are exact in any order, and everything else is done in the same operations of float32.
+        A choice that has reached 0 or 1 stays there: it is clipped, its gradient is 0, and its momentum points further
+            out. The compiled loop therefore multiplies fewer and fewer rows and columns, output by output. The numpy
+            fallback gives bit-identical results: factors of products are rounded so that sums are exact in any order,
+            and all other float32 operations are the same.
 
     Args:
-        choice: a grid of the codes 0 and 1.
+        choice: grid with the codes 0 and 1.
         moments: of the layer's inputs.
-        share: h to begin with, within (0, 1), (G, O, K).
-        rate: of Adam, in units of u.
-        weight: of the pull to 0 and 1.
-        betas: the exponent in each step; None: no pull.
+        share: initial h, within (0, 1), (G, O, K).
+        rate: learning rate of Adam, in units of u.
+        weight: weight of the regularizer that pulls choices to 0 or 1.
+        betas: exponent of the regularizer in each step; None: no regularizer.
 
     Returns:
         float64 (G, O, K).
@@ -73,19 +73,19 @@ def learn_choices(
 @final
 @dataclass(frozen=True)
 class _Problem:
-    """The descent of one layer.
+    """The optimization problem of one layer.
 
-    Rows are divided by their own magnitude and each weight's gradient by the curvature c_k: Adam's steps do not
-    depend on it, and the numbers stay near 1. Factors of products are whole multiples of powers of two, such that all
-    sums of products are exact in float64.
+    Rows are divided by their magnitude and each weight's gradient by the curvature c_k, so that numbers stay near 1;
+    Adam's steps do not depend on this scaling. Factors of products are multiples of powers of two, such that all sums
+    of products are exact in float64.
 
     Attributes:
         a: twice the moments of the inputs, (G, K, K), float64, in steps of `STEPS_OF_A`.
-        rest: the gradient where all choices are 0, (G, O, K), float64, in steps of ``unit * STEPS_OF_A``.
-        curve: what gradients are multiplied by, 0 for an input that is constant 0; (G, 1, K) or (G, O, K), float32.
-        ratio: scales against the first of their output, (G, O, K), float32; None where all are 1.
-        u: to begin with, (G, O, K), float32.
-        unit: steps of what choices mean, in units of the first scale.
+        rest: the gradient if all choices are 0, (G, O, K), float64, in steps of ``unit * STEPS_OF_A``.
+        curve: factor of the gradients, 0 for an input that is constant 0; (G, 1, K) or (G, O, K), float32.
+        ratio: scales relative to the first one of their output, (G, O, K), float32; None if all are 1.
+        u: initial value, (G, O, K), float32.
+        unit: rounding step of dequantized choices, in units of the first scale.
     """
 
     a: Array
@@ -100,7 +100,7 @@ class _Problem:
         square = np.einsum("gkk->gk", moments.a)
         moves = alive(square)
         size = np.maximum(square.max(axis=1), np.finfo(np.float32).tiny)[:, None, None]
-        # Without a divisor of its own the gradient of a dead input is 0, and so is its pull.
+        # For a dead input the divisor must not be its own (zero) moment: its gradient and its regularizer are 0.
         curve = np.where(moves, size[:, :, 0] / np.where(moves, square, 1.0), 0.0)[:, None, :]
         rest = choice.values(np.zeros_like(share)) @ moments.a - choice.weight @ moments.b
         first = choice.scale[:, :, :1]
@@ -119,11 +119,11 @@ class _Problem:
 
     @property
     def magic(self) -> float:
-        """Added and taken off again, it rounds a float64 to whole multiples of `unit`."""
+        """Constant that rounds a float64 to multiples of `unit` when added and subtracted."""
         return 1.5 * 2.0**MANTISSA * self.unit
 
     def in_numpy(self, rate: float, weight: float, betas: Sequence[float | None]) -> Array:
-        """u at the end."""
+        """Run Adam in numpy and return the final u."""
         soft = _Soft(self)
         for step, (exponent, strength, pace, scale) in enumerate(_schedule(rate, weight, betas)):
             soft.look()
@@ -133,7 +133,7 @@ class _Problem:
         return soft.u
 
     def compiled(self, rate: float, weight: float, betas: Sequence[float | None]) -> Array:
-        """The same by the loop in C."""
+        """Run Adam in the compiled loop and return the final u."""
         groups, outputs, columns = self.u.shape
         padded = columns + -columns % PANEL
         wide = np.pad(self.a, ((0, 0), (0, 0), (0, padded - columns)))
@@ -151,22 +151,22 @@ class _Problem:
         return np.asarray(u[:, :, :columns])
 
     def _row(self, values: Array, padded: int) -> Array:
-        """One of the arrays for every output, filled up with zeros."""
+        """Broadcast an array to every output, padded with zeros."""
         row = np.zeros((*self.u.shape[:2], padded), values.dtype)
         row[:, :, : values.shape[2]] = values
         return row
 
 
 def _in_steps(values: Array, step: float) -> Array:
-    """Whole multiples of a power of two."""
+    """Round to multiples of `step`, a power of two."""
     return np.asarray(np.rint(values / step) * step)
 
 
 def _unit(a: Array, rest: Array, largest: float) -> float:
-    """Steps of what choices mean: the finest in which every sum of products, and of `rest`, is exact.
+    """Return the finest step of dequantized choices for which every sum of products, plus `rest`, is exact.
 
     Args:
-        largest: scale against the first of its output.
+        largest: largest scale relative to the first one of its output.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         bound = float(np.abs(rest).max(initial=0.0) + a.shape[1] * np.abs(a).max(initial=0.0) * largest)
@@ -176,14 +176,14 @@ def _unit(a: Array, rest: Array, largest: float) -> float:
 
 
 def _schedule(rate: float, weight: float, betas: Sequence[float | None]) -> Array:
-    """Of each step: exponent and strength of the pull's gradient, and `factors`; float32 (steps, 4)."""
+    """Tabulate for each step exponent and strength of the regularizer's gradient, and `factors`; float32 (steps, 4)."""
     pulls = [(0.0, 0.0) if beta is None else (beta - 1.0, 2.0 * weight * beta) for beta in betas]
     return np.ascontiguousarray(np.concatenate([pulls, factors(rate, len(betas))], axis=1), np.float32)
 
 
 @final
 class _Soft:
-    """The soft choices of one layer and their descent in numpy: the operations of `_learn.c`, one after another."""
+    """Soft choices of one layer and their optimization in numpy, with the same operations as `_learn.c`."""
 
     def __init__(self, problem: _Problem) -> None:
         shape = problem.u.shape
@@ -194,25 +194,28 @@ class _Soft:
         self._sigmoid = self._h = self.u
 
     def look(self) -> None:
-        """h and the sigmoid of u."""
+        """Update h and the sigmoid of u."""
         self._sigmoid = ONE / (ONE + _exponential(-self.u))
         self._h = np.clip(self._sigmoid * SPREAD + np.float32(GAMMA), 0.0, 1.0)
 
     def settle(self) -> bool:
-        """Weights that are at one of their codes move no more; whether all are."""
+        """Freeze weights that have reached 0 or 1. Return whether all are frozen."""
         done = ~((self._h > 0.0) & (self._h < 1.0)) | (self._curve == 0.0)
         self._curve[done] = self._mean[done] = 0.0
         return bool(done.all())
 
     def move(self, exponent: np.float32, strength: np.float32, rate: np.float32, scale: np.float32) -> None:
-        """One step of Adam."""
+        """Perform one step of Adam."""
         slope = self._slope(exponent, strength)
         self._mean += DECAYED * (slope - self._mean)
         self._square += DECAYED_SQUARE * (slope * slope - self._square)
         self.u -= rate * (self._mean / (np.sqrt(self._square * scale) + np.float32(TINY)))
 
     def _slope(self, exponent: np.float32, strength: np.float32) -> Array:
-        """Of the error and of the pull, along u; h'(u) = 1.2 sigmoid (1 - sigmoid), and 0 where h is cut off."""
+        """Return the gradient of error and regularizer by u.
+
+        h'(u) = 1.2 sigmoid (1 - sigmoid), and 0 where h is clipped.
+        """
         problem, h, sigmoid = self._problem, self._h, self._sigmoid
         values = (h if problem.ratio is None else h * problem.ratio).astype(np.float64)
         values += problem.magic
@@ -228,17 +231,17 @@ class _Soft:
 ONE, TWO = np.float32(1), np.float32(2)
 SPREAD: Final = np.float32(ZETA) - np.float32(GAMMA)
 DECAYED, DECAYED_SQUARE = np.float32(0.1), np.float32(0.001)
-"""As in `_learn.c`."""
+"""Must equal the constants in `_learn.c`."""
 
 TAYLOR: Final = tuple(ONE / np.float32(each) for each in (720, 120, 24, 6, 2, 1, 1))
-"""Of the exponential, the highest power first."""
+"""Taylor coefficients of the exponential, highest power first."""
 
 ODD: Final = tuple(ONE / np.float32(each) for each in (7, 5, 3, 1))
-"""Of the logarithm, likewise."""
+"""Coefficients of the logarithm's odd series, highest power first."""
 
 
 def _exponential(x: Array) -> Array:
-    """e^x, float32, as in `_learn.c`."""
+    """Compute e^x in float32 as in `_learn.c`."""
     magic = np.float32(12582912.0)
     x = np.fmin(np.fmax(x, np.float32(-87)), np.float32(88))
     n = (x * np.float32(1.44269504) + magic) - magic
@@ -252,7 +255,7 @@ def _exponential(x: Array) -> Array:
 
 
 def _logarithm(x: Array) -> Array:
-    """The natural logarithm of x in [0, 1], float32, as in `_learn.c`."""
+    """Compute the natural logarithm of x in [0, 1] in float32 as in `_learn.c`."""
     shifted = x.view(np.int32) - 0x3F3504F3
     n = (shifted >> 23).astype(np.float32)
     m = ((shifted & 0x007FFFFF) + 0x3F3504F3).view(np.float32)

@@ -1,4 +1,4 @@
-"""GPTQ: weights one column after another, each making up for the error of those before it."""
+"""GPTQ: rounds weights column by column, where each column compensates the error of the previous ones."""
 
 from __future__ import annotations
 
@@ -16,35 +16,34 @@ from sbonnx.rounding.search.tabu import tabu
 from sbonnx.spec import Array, QParams
 
 AT_ONCE: Final = 1 << 24
-"""Weights times beams that are rounded together: four arrays of that many float32 at most."""
+"""Weights times beams that are rounded together; needs four float32 arrays of this size at most."""
 
 FEW: Final = 512
 MORE: Final = 4
-"""With fewer inputs than this, beams are as many times as many as they go into it, up to so many times."""
+"""Layers with fewer than `FEW` inputs get ``FEW // inputs`` times as many beams, at most `MORE` times."""
 
 
 @final
 class Gptq(Rounder):
-    """GPTQ's closed form with a beam of choices, then tabu search and descent on the same objective.
+    """GPTQ with beam search, followed by tabu search and coordinate descent on the same objective.
 
-    Columns are rounded one after another; the error made so far is taken up by what is still free. With the factor
-    ``A + damping * mean(diag A) = M M'``, M upper triangular, of the moments in the order of the columns, the squared
-    error is, up to a constant, a sum over columns k of ``((w - v) M + Z)_k^2``, and rounding each term in turn to its
-    least is
+    Columns are rounded one after another; columns not yet rounded compensate the error so far. With the factor ``A +
+    damping * mean(diag A) = M M'``, M upper triangular, of the moments in the order of the columns, the squared error
+    is, up to a constant, a sum over columns k of ``((w - v) M + Z)_k^2``. Minimizing these terms in turn gives
 
         v_k = round(w_k + (Z_k + sum over j < k of (w_j - v_j) M_jk) / M_kk),   Z M' = w (B - A)
 
-    Z is 0 where float and quantized inputs are the same. No inverse is needed. With more than one beam the best few
-    roundings of the columns so far stay in play, see `sbonnx.rounding.search.beam`.
+    Z is 0 if float and quantized inputs are the same. No inverse is needed. With more than one beam the best few
+    roundings of the columns so far are kept as candidates, see `sbonnx.rounding.search.beam`.
 
     Args:
-        damping: added to the diagonal, as a share of its mean; ten times as much, again, while the factor fails.
+        damping: added to the diagonal, as a share of its mean; multiplied by ten each time the factorization fails.
         order: of the columns, see `ordered_factor`.
-        beams: choices of codes that each output keeps in play, up to four times as many in layers with few inputs;
-            1 is plain GPTQ.
-        steps: of tabu search for each column, see `sbonnx.rounding.search.tabu`.
-        block: columns that are kept in step one by one, the others by a product of matrices after each block.
-        sweeps: at most so many of coordinate descent afterwards.
+        beams: candidates that are kept for each output, up to four times as many in layers with few inputs; 1 is plain
+            GPTQ.
+        steps: steps of tabu search for each column, see `sbonnx.rounding.search.tabu`.
+        block: columns that are updated one by one; the others are updated by a matrix product after each block.
+        sweeps: maximum number of coordinate descent sweeps afterwards.
 
     Source: Frantar et al. 2022, "GPTQ", sections 3 and 4, and algorithm 1, in the form of Babai's nearest plane
     (Chen et al. 2025, "The geometry of LLM quantization"); the shift of the target for quantized inputs is ours.
@@ -69,10 +68,10 @@ class Gptq(Rounder):
         self.sweeps = sweeps
 
     def solve(self, grid: Grid, moments: Moments, qparams: QParams) -> tuple[Array, QParams]:
-        """See `Rounder.solve`.
+        """Compute codes by GPTQ, tabu search and coordinate descent; see `Rounder.solve`.
 
         Raises:
-            NumericError: the moments hold NaN or Inf.
+            NumericError: the moments contain NaN or Inf.
         """
         if not (np.isfinite(moments.a).all() and np.isfinite(moments.b).all()):
             raise NumericError("the inputs of the layer hold NaN or infinite values")
@@ -85,13 +84,13 @@ class Gptq(Rounder):
         return descend(grid, codes, moments, self.sweeps), qparams
 
     def _beams(self, inputs: int) -> int:
-        """More where there are few columns, and time for it; one column alone has nothing to make up for it."""
+        """Return the number of beams: more for few columns, where they are cheap, and 1 for a single column."""
         if inputs == 1 or self.beams == 1:
             return 1
         return self.beams * int(np.clip(FEW // inputs, 1, MORE))
 
     def _search(self, planes: Planes, beams: int) -> Array:
-        """Codes (G, O, K) in the order of rounding: groups, or outputs where there is one group, a part at a time."""
+        """Return codes (G, O, K) in the order of rounding. Runs on parts of the groups, or of the outputs if G is 1."""
         groups, outputs, count = planes.weight.shape
         if groups == 1:
             step = max(1, AT_ONCE // (count * beams))

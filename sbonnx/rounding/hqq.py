@@ -1,16 +1,16 @@
-"""Zero points of weights by half-quadratic splitting: an error that lets a few weights go, without data.
+"""Half-quadratic quantization (HQQ) of weights: data-free zero points that are robust against outliers.
 
-The zero point that keeps ``sum |w - w'|^p``, p < 1, small follows the many small errors, not the few large ones. A
-helper e takes up what is let go, so that each step is solved in closed form:
+The zero point that minimizes ``sum |w - w'|^p``, p < 1, fits the many small errors, not the few large ones. An
+auxiliary variable e absorbs the large errors, so that each step is solved in closed form:
 
-    e <- argmin_e  |e|^p + beta / 2 (w - w' - e)^2     (generalised soft threshold)
+    e <- argmin_e  |e|^p + beta / 2 (w - w' - e)^2     (generalized soft threshold)
     z <- mean(q - (w - e) / s)                         w' = (q - z) s
     q <- nearest codes,  beta <- kappa beta
 
-The scale is held, as in the paper: with p < 1 a scale that moves as well cuts off the large weights, which outweigh in
-the output of a layer what the small ones gain (convolutions of a ResNet-20 at 4 bits: 5 dB less). Errors are measured
-in steps, so that beta means the same for every layer. DequantizeLinear has whole zero points only: those next to the
-ones found are tried, and the best is taken.
+The scale is fixed, as in the paper: with p < 1 an optimized scale clips large weights, which costs more at the output
+of a layer than the small weights gain (convolutions of a ResNet-20 at 4 bits: 5 dB less). Errors are measured in
+quantization steps, so that beta means the same for every layer. DequantizeLinear supports integer zero points only:
+both neighbours of each optimized zero point are evaluated, and the best is used.
 
 Source: Badri and Shaji, "Half-Quadratic Quantization of Large Machine Learning Models" (2023).
 """
@@ -29,10 +29,10 @@ POWER: Final = 0.7
 BETA: Final = 10.0
 KAPPA: Final = 1.01
 ITERATIONS: Final = 20
-"""The paper's numbers."""
+"""Hyperparameters of the paper."""
 
 CHUNK: Final = 1 << 20
-"""Weights that are worked on at a time: what is held besides the weight is some 10 arrays of so many float32."""
+"""Weights processed at a time; needs about 10 temporary float32 arrays of this size."""
 
 
 def hqq_bounds(
@@ -44,15 +44,15 @@ def hqq_bounds(
     power: float = POWER,
     iterations: int = ITERATIONS,
 ) -> Bounds:
-    """`bounds`, moved by whole steps to the zero point of least ``sum |w - w'|^power``; never to a worse one.
+    """Shift `bounds` by whole steps to the zero point that minimizes ``sum |w - w'|^power``. Never worse than given.
 
     Args:
-        weight: as it lies in the file, any float type.
+        weight: in its file layout, any float type.
         spec: per tensor, channel or block; integers with a zero point.
-        bounds: the range to begin with, one for each scale of `spec`.
+        bounds: the initial range, one for each scale of `spec`.
         rule: see `params_from_bounds`.
-        power: p of the error.
-        iterations: rounds of the splitting.
+        power: exponent p of the error.
+        iterations: iterations of the splitting.
 
     Raises:
         ValueError: `spec` has no zero point to move.
@@ -77,13 +77,13 @@ def hqq_bounds(
 
 @dataclass(frozen=True)
 class _Rows:
-    """A weight as rows that have one scale each: first whole blocks, then those at the end that are shorter.
+    """A weight as rows with one scale each: first all full blocks, then the shorter blocks at the end.
 
     Attributes:
-        whole: (R, block), of whole blocks; channels; or one row.
-        rest: (R', shorter), empty where blocks divide the axis.
-        lead: dimensions of the weight without the axis of blocks, which comes last; () where there are no blocks.
-        axis: of blocks, or None.
+        whole: (R, block), full blocks; channels; or one row.
+        rest: (R', shorter), empty if the block size divides the axis.
+        lead: dimensions of the weight without the block axis, which comes last; () if there are no blocks.
+        axis: block axis, or None.
     """
 
     whole: Array
@@ -105,14 +105,14 @@ class _Rows:
         return _Rows(wide[..., :cut].reshape(-1, size), rest, wide.shape[:-1], spec.axis)
 
     def parts(self) -> Iterator[Array]:
-        """The rows, float32, some at a time."""
+        """Yield the rows in chunks, float32."""
         for rows in (self.whole, self.rest):
             step = max(1, CHUNK // max(rows.shape[1], 1))
             for start in range(0, len(rows), step):
                 yield rows[start : start + step].astype(np.float32)
 
     def flat(self, values: Array) -> Array:
-        """One number a scale, in the order of the rows, (R + R',) float64."""
+        """Flatten one value per scale in the order of the rows, (R + R',) float64."""
         if self.axis is None:
             return values.reshape(-1).astype(np.float64)
         wide = np.moveaxis(values, self.axis, -1).astype(np.float64)
@@ -121,7 +121,7 @@ class _Rows:
         return np.concatenate([wide[..., :blocks].reshape(-1), wide[..., blocks:].reshape(-1)])
 
     def shaped(self, flat: Array, shape: tuple[int, ...]) -> Array:
-        """The inverse of `flat`, of the shape of the scales."""
+        """Inverse of `flat`: restore the shape of the scales."""
         if self.axis is None:
             return flat.reshape(shape)
         whole = flat[: len(self.whole)].reshape(*self.lead, -1)
@@ -132,10 +132,11 @@ class _Rows:
 def half_quadratic(
     rows: Array, zero: Array, spec: QuantSpec, power: float = POWER, iterations: int = ITERATIONS
 ) -> Array:
-    """The real zero point of each row, (R,) float64: the best on the way, by the sum of ``|error|^power``.
+    """Return the real-valued zero point of each row, (R,) float64: the best iterate by the sum of ``|error|^power``.
 
     Args:
-        rows: weights in steps, (R, n) float32. zero: where to begin, (R,).
+        rows: weights in quantization steps, (R, n) float32.
+        zero: initial zero points, (R,).
     """
     best = np.full(len(rows), np.inf)
     found, z, beta = zero.astype(np.float64), zero.astype(np.float64), BETA
@@ -149,7 +150,7 @@ def half_quadratic(
 
 
 def shrink(error: Array, beta: float, power: float) -> Array:
-    """The generalised soft threshold of an error: ``sign(e) max(|e| - |e|^(p - 1) / beta, 0)``."""
+    """Apply the generalized soft threshold to an error: ``sign(e) max(|e| - |e|^(p - 1) / beta, 0)``."""
     size = np.abs(error)
     with np.errstate(divide="ignore"):
         less = size - size ** (power - 1) / beta
@@ -157,7 +158,7 @@ def shrink(error: Array, beta: float, power: float) -> Array:
 
 
 def _loss(rows: Array, zero: Array, spec: QuantSpec, power: float) -> tuple[Array, Array, Array]:
-    """Sum of ``|error|^power`` of each row, float64 (R,); the nearest codes, and the errors in steps."""
+    """Return the sum of ``|error|^power`` of each row, float64 (R,), the nearest codes, and the errors in steps."""
     z = zero[:, None].astype(np.float32)
     codes = np.clip(np.rint(rows + z), spec.qmin, spec.qmax)
     error = rows - (codes - z)
@@ -165,7 +166,7 @@ def _loss(rows: Array, zero: Array, spec: QuantSpec, power: float) -> tuple[Arra
 
 
 def _whole(rows: Array, given: Array, found: Array, spec: QuantSpec, power: float) -> Array:
-    """The best of the whole zero points that were given and those on both sides of the ones found, (R,) float64."""
+    """Return the best integer zero points among the given ones and both neighbours of the real ones, (R,) float64."""
     best, least = given, _loss(rows, given, spec, power)[0]
     for side in (np.floor(found), np.ceil(found)):
         z = np.clip(side, spec.qmin, spec.qmax)

@@ -1,4 +1,4 @@
-"""Round to nearest, ties to even: what QuantizeLinear does."""
+"""Round to nearest, ties to even, as QuantizeLinear does."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from sbonnx.spec import Array, QParams
 
 @final
 class Nearest(Rounder):
-    """Each weight to the nearest code."""
+    """Rounds each weight to the nearest code."""
 
     needs_moments = False
 
     def solve(self, grid: Grid, moments: Moments, qparams: QParams) -> tuple[Array, QParams]:
-        """See `Rounder.solve`."""
         return np.clip(np.rint(grid.ratio()), grid.qmin, grid.qmax), qparams

@@ -1,4 +1,4 @@
-"""Ranges of weights by what they cost at the layer's output."""
+"""Search of weight ranges by the output error of the layer."""
 
 from __future__ import annotations
 
@@ -23,23 +23,25 @@ By = Literal["gptq", "nearest", "diagonal"]
 
 NARROWEST: Final = 0.2
 WIDEST: Final = 1.1
-"""The ranges that are tried, as shares of the given one. Two bits want less than half; wider than given can pay where
-the given one already cuts."""
+"""Limits of the tried ranges relative to the given one.
+
+Two bits need less than half the range. A wider range can help if the given one already clips.
+"""
 
 HALVINGS: Final = 2
-"""How often the best share is looked for again, in steps half as long, on both sides of the best so far."""
+"""Number of refinements around the best ratio, each with half the step."""
 
 DAMPING: Final = 0.01
-"""As `Gptq`'s."""
+"""Same value as in `Gptq`."""
 
 BLOCK: Final = 64
-"""Columns that are rounded one by one before the others follow."""
+"""Columns that are rounded one by one before the remaining columns are updated."""
 
 AT_ONCE: Final = 1 << 19
-"""Weights that are rounded at a time: so many candidates, or one at least."""
+"""Weights that are rounded at a time: as many candidates as fit, at least one."""
 
 Shares = tuple[Array, Array]
-"""Of ``lo`` and of ``hi``, each float64, shape of the bounds."""
+"""Ratios of ``lo`` and ``hi``, each float64, in the shape of the bounds."""
 
 
 def search_bounds(
@@ -54,30 +56,30 @@ def search_bounds(
     scale_dtype: Any = np.float32,
     least: float = MIN_SCALE,
 ) -> Bounds:
-    """`bounds`, each range narrowed or widened to where it costs least; never a range that costs more than the given.
+    """Narrow or widen each range to the one of least cost. The cost never exceeds that of the given range.
 
-    A range costs what the weights that share its scale add to the squared output error, once they are rounded:
+    The cost of a range is the squared output error that is added by rounding the weights that share its scale:
 
-        "gptq"      by GPTQ without descent, with damped moments: the measure for codes that gptq will find
-        "nearest"   to nearest (seq-MSE): for codes that stay the nearest; what it finds suits them alone
-        "diagonal"  to nearest, inputs taken for uncorrelated: no product of matrices
+        "gptq"      rounded by GPTQ without descent, with damped moments: for codes that are computed by GPTQ
+        "nearest"   rounded to nearest (seq-MSE): only for codes that are rounded to nearest
+        "diagonal"  rounded to nearest, inputs assumed to be uncorrelated: no matrix product
 
-    Where an output has several scales (blocks along the inputs), each is found as if the other blocks stayed float;
-    by "gptq" they are then kept for the outputs that gain with all of them together. An affine range is scaled as a
-    whole first, then at each end. Bounds for fp8 come back as they are.
+    If an output has several scales (blocks along the inputs), each is optimized as if the other blocks were float. With
+    "gptq" they are used only for the outputs whose error decreases with all of them together. An affine range is first
+    scaled as a whole, then at each end. Bounds for fp8 are returned unchanged.
 
     Args:
-        weight, spec: as it lies in the file, float32 or float16; of its codes.
-        bounds: per tensor, channel or block, as `params_from_bounds` takes them.
+        weight, spec: weight in its file layout, float32 or float16; its quantization.
+        bounds: per tensor, channel or block, as for `params_from_bounds`.
         moments: of the layer's inputs.
-        rule, scale_dtype, least: likewise.
-        candidates: shares of the range that are tried from 0.2 to 1.1; the best are refined to a quarter of a step.
-        by: the measure.
+        rule, scale_dtype, least: as for `params_from_bounds`.
+        candidates: number of ratios from 0.2 to 1.1 that are tried; the best are refined to a quarter of a step.
+        by: the cost function.
 
     Raises:
-        NumericError: moments or bounds hold NaN or Inf.
+        NumericError: moments or bounds contain NaN or Inf.
 
-    Source: AIMET's sequential MSE for the idea; the measures are ours.
+    Source: AIMET's sequential MSE for the idea; the cost functions are ours.
     """
     if spec.is_fp8:
         return bounds
@@ -102,7 +104,12 @@ def search_bounds(
 
 
 def _summed(parts: Sequence[tuple[Array, Iterator[Array]]], shape: tuple[int, ...]) -> list[Array]:
-    """What each scale costs (`shape`), for each candidate: whose the costs of a part are, and those by candidate."""
+    """Sum the costs of each scale (`shape`) over all parts, for each candidate.
+
+    Args:
+        parts: for each part the scale that a cost belongs to, and the costs for each candidate.
+        shape: of the scales.
+    """
     totals = []
     for spent in zip(*(costs for _, costs in parts), strict=True):
         total = np.zeros(math.prod(shape))
@@ -113,7 +120,6 @@ def _summed(parts: Sequence[tuple[Array, Iterator[Array]]], shape: tuple[int, ..
 
 
 def _check(moments: Moments, candidates: int) -> None:
-    """Refuses what cannot be searched with."""
     if candidates < 2:
         raise ValueError("at least two candidates are needed")
     if not (np.isfinite(moments.a).all() and np.isfinite(moments.b).all()):
@@ -121,9 +127,10 @@ def _check(moments: Moments, candidates: int) -> None:
 
 
 def _worse(before: Array, after: Array, index: Array) -> Array:
-    """Which scales did not pay, by what each output (G, O) costs, rounded as a whole; `index` (G, O, K) says whose.
+    """Return which scales did not reduce the error, by the cost of each output (G, O), rounded as a whole.
 
-    Where a scale is of several outputs, it is all or none.
+    `index` (G, O, K) is the scale of each weight. If a scale is shared by several outputs, all scales are judged
+    together.
     """
     owner = np.broadcast_to(np.arange(before.size).reshape(*before.shape, 1), index.shape)
     last = np.zeros(int(index.max()) + 1, np.intp)
@@ -144,7 +151,7 @@ def _scaled(bounds: Bounds, shares: Shares) -> Bounds:
 def _least(
     costs: Callable[[Sequence[Shares]], Sequence[Array]], shape: tuple[int, ...], candidates: int, one_sided: bool
 ) -> Shares:
-    """The shares of least cost: of both ends alike, then, where `one_sided`, of each alone."""
+    """Return the ratios of least cost: for both ends together, then, if `one_sided`, for each end."""
     best = (np.ones(shape), np.ones(shape))
     least = costs([best])[0]
     step = (WIDEST - NARROWEST) / (candidates - 1)
@@ -167,13 +174,13 @@ def _least(
 
 
 def _towards(centre: Shares, moves: tuple[float, float], share: float) -> Shares:
-    """`centre` with the ends that move at `share`."""
+    """Return `centre` with the moving ends set to `share`."""
     low, high = (np.full(each.shape, share) if move else each for each, move in zip(centre, moves, strict=True))
     return low, high
 
 
 def _classes(index: Array) -> list[Array]:
-    """Columns that share their scales, (classes, columns) for each size that there is, from `index` (G, O, K)."""
+    """Group columns that share their scales: (classes, columns) for each class size, from `index` (G, O, K)."""
     _, inverse, counts = np.unique(index[0, 0], return_inverse=True, return_counts=True)
     ordered = np.split(np.argsort(inverse, kind="stable"), np.cumsum(counts)[:-1])
     return [np.stack([each for each in ordered if len(each) == size]) for size in np.unique(counts)]
@@ -182,14 +189,14 @@ def _classes(index: Array) -> list[Array]:
 @final
 @dataclass(frozen=True)
 class _Part:
-    """Classes of as many columns, each a group of its own: groups G * classes, outputs O, inputs B.
+    """Classes of equal size, each as a separate group: groups G * classes, outputs O, inputs B.
 
     Attributes:
         chosen: (classes, B) columns of the layer.
         weight: float64 (G * classes, O, B).
-        moments: of those inputs; of the layer as they are where there is one class.
-        order, planes: what GPTQ needs, None where it is not the measure.
-        by: the measure.
+        moments: of those inputs; the layer's own moments if there is only one class.
+        order, planes: inputs of GPTQ; None for other cost functions.
+        by: the cost function.
     """
 
     chosen: Array
@@ -201,7 +208,7 @@ class _Part:
 
     @staticmethod
     def of(weight: Array, qparams: QParams, moments: Moments, chosen: Array, by: By) -> _Part:
-        """The columns `chosen` of a layer; any scales for `qparams`."""
+        """Select the columns `chosen` of a layer; `qparams` may have any scales."""
         grid = Grid.of(weight, qparams, moments.layout)
         own_weight, scale, zero = (_take(part, chosen) for part in (grid.weight, grid.scale, grid.zero))
         own = replace(grid, weight=own_weight, scale=scale, zero=zero)
@@ -210,19 +217,19 @@ class _Part:
             return _Part(chosen, own.weight, inner, None, None, by)
         order, factor = ordered_factor(inner.a, DAMPING, "pivot")
         planes = Planes.of(own, order, factor, shift(own, inner))
-        # Damping gives inputs that are always 0 a weight, which their share of the cost must not have.
+        # Damping gives inputs that are always 0 a nonzero moment, which must not count in the cost.
         seen = np.take_along_axis(alive(np.einsum("gkk->gk", inner.a)), order, axis=1)
         return _Part(chosen, own.weight, inner, order, replace(planes, pivots=planes.pivots * seen), by)
 
     def own(self, index: Array) -> Array:
-        """Whose cost it is: the scales (G * classes, O) of `index` (G, O, K)."""
+        """Return the scale that each cost belongs to, (G * classes, O), from `index` (G, O, K)."""
         return _take(index, self.chosen)[:, :, 0]
 
     def costs(self, some: Sequence[QParams], layout: Layout) -> Iterator[Array]:
-        """The squared output error (G * classes, O) with the scales of each of `some`, up to a constant of the layer.
+        """Yield the squared output error (G * classes, O) for each of `some`, up to a constant of the layer.
 
-        As many at a time, side by side as if they were outputs, as a search takes the time of one: small layers wait
-        for Python, not for arithmetic.
+        Several candidates are stacked along the output axis and searched together, because small layers are bound by
+        Python overhead.
         """
         step = max(AT_ONCE // self.weight.size, 1)
         for first in range(0, len(some), step):
@@ -238,7 +245,7 @@ class _Part:
             yield from np.split(found, len(taken), axis=1)
 
     def _cost(self, scale: Array, zero: Array, spec: QuantSpec) -> Array:
-        """Likewise with `scale` and `zero` (G * classes, n * O, B): the outputs n times over."""
+        """Compute the costs for `scale` and `zero` (G * classes, n * O, B), the outputs repeated n times."""
         times = scale.shape[1] // self.weight.shape[1]
         if self.planes is not None and self.order is not None:
             scale, zero = (columns(each, self.order).astype(np.float32) for each in (scale, zero))
@@ -254,15 +261,16 @@ class _Part:
 
 
 def _take(matrices: Array, chosen: Array) -> Array:
-    """(G, O, K) as (G * classes, O, B) by the columns `chosen` (classes, B)."""
+    """Select the columns `chosen` (classes, B): (G, O, K) to (G * classes, O, B)."""
     groups, outputs, _ = matrices.shape
     return np.asarray(matrices[:, :, chosen].transpose(0, 2, 1, 3).reshape(groups * len(chosen), outputs, -1))
 
 
 def _inner(moments: Moments, chosen: Array) -> Moments:
-    """The moments of each class of columns (classes, B) alone; shifted inputs count where it is the whole.
+    """Return the moments of each class of columns (classes, B).
 
-    Inputs of which nothing was seen cost nothing, but where a class has no others, all of its inputs cost the same.
+    The shift by quantized inputs counts only if the class is the whole layer. Unseen inputs
+    have no cost, but if a class has only unseen inputs, all of them get equal cost.
     """
     a, b, c = moments.a, moments.b, moments.c
     if chosen.shape != (1, a.shape[1]):
@@ -272,7 +280,7 @@ def _inner(moments: Moments, chosen: Array) -> Moments:
     unseen = ~np.any(alive(square), axis=1)
     if unseen.any():
         a = np.where(unseen[:, None, None], np.eye(a.shape[1]), a)
-        # A group of which nothing was seen has no shift either.
+        # An unseen group has no input shift either.
         b = c = a
     mean = np.zeros(square.shape)
     return Moments(moments.layout, moments.rows, a, b, c, mean, mean)

@@ -1,7 +1,7 @@
-"""Soft rounding: the choice between the two codes beside each weight as a number that gradients can move.
+"""Soft rounding (AdaRound on blocks): the choice between two neighbouring codes as a differentiable parameter.
 
-Here are its settings, its place among the roundings, and the choice itself on torch's tensors; the loop over blocks
-and batches is `sbonnx.reconstruct.blockwise`.
+This module contains the settings, the `Rounder` and the soft choices as torch tensors. The loop over blocks and batches
+is in `sbonnx.reconstruct.blockwise`.
 """
 
 from __future__ import annotations
@@ -22,39 +22,43 @@ from sbonnx.spec import Array, QParams
 Scope = Literal["block", "layer"]
 
 LEAN: Final = 0.49
-"""How far from its code, in codes, a weight may begin: at half a code the other one would be as near."""
+"""Maximum initial distance of a weight from its initial code, in codes: at 0.5 the other code would be as near."""
 
 LATE: Final = 0.95
-"""Share of the steps after which every weight is at one of its codes; then only scales and biases move."""
+"""Share of the steps after which all weights are frozen at one of their codes; only scales and biases still change."""
 
 SETTLINGS: Final = 50
-"""How often in all steps more weights are settled."""
+"""Number of times that weights are frozen during the optimization."""
 
 BLOCKS: Final = "blocks"
-"""Its name in `ROUNDERS`."""
+"""Name of block-wise soft rounding in `ROUNDERS`."""
 
 
 @final
 @dataclass(frozen=True)
 class SoftBlocks(Rounder):
-    """AdaRound on batches of what a whole block of layers meets; see `sbonnx.reconstruct.blockwise.walk_blocks`.
+    """AdaRound on batches of input activations of a whole block of layers.
 
-    As a rounding of one layer by its moments it gives the codes that the blocks begin with.
+    The optimization is in `sbonnx.reconstruct.blockwise.walk_blocks`.
+
+    As a rounder of a single layer by its moments it returns the initial codes of the block optimization.
 
     Attributes:
-        iterations: steps of Adam a block.
-        lr: its learning rate for the choices, falling to 0 by half a cosine.
-        warmup: share of the steps before the pull to whole codes begins.
-        weight: of that pull: of each weight ``1 - |2 h - 1|^beta``, against the part that the weight has in the
-            error of the nearest codes (the mean over the weights of the block).
-        beta_start, beta_end, schedule: the exponent when the pull begins and at the end, and how it goes from one to
-            the other.
-        start: whose codes to begin with.
-        scope: what has its error in the loss: "block" or "layer", each with the activation behind it.
-        drop: share of activations that are taken from the float network in a step, by chance (QDrop).
-        batch: samples a step.
-        scale_lr: learning rate of the scales of activations inside, in parts of themselves; 0: they stay.
-        bias_lr: that of biases, in parts of the standard deviation of what they are added to; 0: they stay.
+        iterations: steps of Adam per block.
+        lr: learning rate of the choices, decays to 0 by half a cosine.
+        warmup: share of the steps before the regularizer starts.
+        weight: weight of the regularizer: for each weight ``1 - |2 h - 1|^beta``, relative to that weight's part in the
+            error of round-to-nearest (the mean over the weights of the block).
+        beta_start, beta_end, schedule: the exponent when the regularizer starts and at the end, and the schedule
+            between.
+        start: method for the initial codes.
+        scope: outputs whose error is the loss: of the "block" or of each "layer", both including the following
+            activation function.
+        drop: probability that an activation is taken from the float network in a step (QDrop).
+        batch: samples per step.
+        scale_lr: learning rate of the scales of inner activations, relative to the scales; 0: scales are fixed.
+        bias_lr: learning rate of biases, relative to the standard deviation of the tensor they are added to; 0: biases
+            are fixed.
 
     Source: Nagel et al. 2020 (AdaRound); Li et al. 2021 (BRECQ), section 3.2: reconstruction in blocks; Wei et al.
     2022 (QDrop), equation 8; Esser et al. 2020 (LSQ): gradients of scales.
@@ -79,13 +83,13 @@ class SoftBlocks(Rounder):
             raise ValueError("iterations and batch must be >= 1, warmup within [0, 1) and drop within [0, 1]")
 
     def solve(self, grid: Grid, moments: Moments, qparams: QParams) -> tuple[Array, QParams]:
-        """See `Rounder.solve`: the codes to begin with."""
+        """Return the initial codes of the block optimization."""
         if self.start == "gptq":
             return Gptq().solve(grid, moments, qparams)
         return np.clip(np.rint(grid.ratio()), grid.qmin, grid.qmax), qparams
 
     def beta(self, step: int) -> float | None:
-        """The exponent of the pull at `step`, None before it begins."""
+        """Return the exponent of the regularizer at `step`, None before it starts."""
         begin = self.warmup * self.iterations
         if step < begin:
             return None
@@ -94,30 +98,33 @@ class SoftBlocks(Rounder):
         return self.beta_end + (self.beta_start - self.beta_end) * left
 
     def settled(self, step: int) -> float:
-        """Share of the weights that are at one of their codes for good at `step`: from the end of the warm-up on more
-        and more, so that the others can make up for them; all when `LATE` of the steps are done.
+        """Return the share of weights that are frozen at one of their codes at `step`.
+
+        The share grows from the end of the warm-up, so that the other weights can compensate, and reaches 1 after
+        `LATE` of the steps.
         """
         begin = self.warmup * self.iterations
         return min(max((step - begin) / (LATE * self.iterations - begin), 0.0), 1.0)
 
     def pace(self, step: int) -> float:
-        """What the learning rates are multiplied with at `step`: half a cosine from 1 to 0."""
+        """Return the factor of the learning rates at `step`: half a cosine from 1 to 0."""
         return (1.0 + math.cos(math.pi * step / self.iterations)) / 2.0
 
 
 @dataclass
 class Choice:
-    """The soft choices of one weight: ``value = (low + h(u) - zero) * scale``, on torch's tensors.
+    """Soft choices of one weight as torch tensors: ``value = (low + h(u) - zero) * scale``, on torch's tensors.
 
     Args:
-        torch: the module.
-        weight: float values, as in the file.
-        codes: of it, to begin with: one of the two codes; the other one lies towards the weight.
-        qparams: their scales.
-        device: torch's name.
+        torch: the torch module.
+        weight: float values, in the file layout.
+        codes: initial codes, one of the two candidates; the other candidate is the next code in the direction of the
+            weight.
+        qparams: scale and zero point of the codes.
+        device: torch device name.
 
     Attributes:
-        u: what is learned, float32 of the weight's shape.
+        u: the parameter to optimize, float32 of the weight's shape.
     """
 
     torch: Any
@@ -144,12 +151,12 @@ class Choice:
         return self.torch.from_numpy(np.array(values, np.float32, order="C")).to(self.device)
 
     def h(self) -> Any:
-        """How far each weight is from its lower code to the one above, 0 to 1."""
+        """Return the position of each weight between its lower code (0) and its upper code (1)."""
         soft = self.torch.clamp(self.torch.sigmoid(self.u) * (ZETA - GAMMA) + GAMMA, 0.0, 1.0)
         return self.torch.lerp(soft, self._ends, self._settled)
 
     def settle(self, share: float) -> None:
-        """From now on this share of the weights, those nearest to one of their codes, is at that code."""
+        """Freeze this share of the weights, those nearest to one of their codes, at that code."""
         with self.torch.no_grad():
             h = self.h()
             count = min(round(share * h.numel()), h.numel())
@@ -160,17 +167,17 @@ class Choice:
                 self._settled.reshape(-1)[chosen] = 1.0
 
     def values(self, h: Any) -> Any:
-        """What the choices mean, float32."""
+        """Return the dequantized soft choices, float32."""
         return (self._low + h - self._zero) * self._scale
 
     def chosen(self) -> Array:
-        """The nearer one of the two codes of each weight."""
+        """Return the nearer of the two codes of each weight."""
         codes = self._low + (self.h().detach() >= 0.5).to(self._low.dtype)
         return np.asarray(codes.cpu().numpy()).astype(self.qparams.spec.dtype)
 
 
 def pull(h: Any, beta: float) -> Any:
-    """``sum(1 - |2 h - 1|^beta)``, 0 where every weight is at one of its codes."""
+    """Return the regularizer ``sum(1 - |2 h - 1|^beta)``, which is 0 if every weight is at one of its codes."""
     return (1.0 - (2.0 * h - 1.0).abs().pow(beta)).sum()
 
 

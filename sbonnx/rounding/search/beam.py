@@ -1,4 +1,4 @@
-"""Babai's nearest plane with a beam: columns are rounded one after another, several codes of each kept in play."""
+"""Beam search for rounding (Babai's nearest plane): columns are rounded one after another with several candidates."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sbonnx.spec import Array
 
 @dataclass(frozen=True)
 class Planes:
-    """A rounding problem with its columns in the order of rounding: float32, (G, O, K) where not said otherwise.
+    """Rounding problem with its columns in the order of rounding: float32, (G, O, K) unless stated otherwise.
 
     Attributes:
         weight, scale, zero: of the grid.
-        target: the weight, shifted to where quantized inputs want it.
+        target: the weight, shifted to compensate quantized inputs.
         factor: M_jk / M_kk, (G, K, K), unit upper triangular.
         pivots: M_kk squared, (G, K).
         qmin, qmax: of the grid.
@@ -38,9 +38,9 @@ class Planes:
 
     @staticmethod
     def of(grid: Grid, order: Array, factor: Array, right: Array | None = None) -> Planes:
-        """The problem of `grid` by `factor` M (G, K, K) of its moments, damped or not, in `order` (G, K).
+        """Create the problem of `grid` by `factor` M (G, K, K) of its moments, damped or not, in `order` (G, K).
 
-        Where quantized inputs are not the float ones, `right` is ``w (B - A)``, (G, O, K).
+        If quantized inputs differ from the float inputs, `right` is ``w (B - A)``, (G, O, K).
         """
         weight, scale, zero = (columns(part, order) for part in (grid.weight, grid.scale, grid.zero))
         pivots = np.einsum("gkk->gk", factor)
@@ -60,7 +60,7 @@ class Planes:
         )
 
     def part(self, groups: slice, outputs: slice) -> Planes:
-        """The problem of some of the groups and outputs."""
+        """Return the problem of some groups and outputs."""
         weight, scale = self.weight[groups, outputs], self.scale[groups, outputs]
         zero, target = self.zero[groups, outputs], self.target[groups, outputs]
         return replace(
@@ -75,31 +75,31 @@ class Planes:
 
 
 def shift(grid: Grid, moments: Moments) -> Array | None:
-    """What quantized inputs ask of the weight beyond the float one, ``w (B - A)``, (G, O, K); None for nothing."""
+    """Return the target shift for quantized inputs, ``w (B - A)``, (G, O, K); None if there is only one stream."""
     return None if moments.is_one_stream else grid.weight @ (moments.b - moments.a)
 
 
 def columns(matrices: Array, order: Array) -> Array:
-    """(G, O, K) with the columns of each group in `order` (G, K)."""
+    """Permute the columns of each group of (G, O, K) to `order` (G, K)."""
     return np.asarray(np.take_along_axis(matrices, order[:, None, :], axis=2))
 
 
 def search(planes: Planes, beams: int, block: int) -> tuple[Array, Array]:
-    """Codes (G, O, K), in the order of rounding, and what they cost, (G, O); float32.
+    """Search codes (G, O, K), in the order of rounding, and return them with their cost, (G, O); float32.
 
-    Each output keeps its `beams` best choices of codes so far: every one goes on with its nearest and its second
-    nearest code, and the best of them, by ``sum over k of M_kk^2 (free_k - v_k)^2``, stay. One beam is GPTQ.
-    A block of columns is settled when the block after it is done: choices that differ from the best one there are
-    dropped, so that what lies further back is the same for all, and its error is carried on once.
+    Each output keeps its `beams` best candidates. Every candidate is continued with its nearest and its second nearest
+    code, and the best ones by ``sum over k of M_kk^2 (free_k - v_k)^2`` are kept. One beam is GPTQ. A block of columns
+    is settled when the next block is done: candidates that differ from the best one in this block are dropped, so that
+    all candidates share the codes of earlier blocks, and their error is propagated only once.
 
     Args:
         planes: the problem.
-        beams: at least 1.
-        block: columns, at least 1.
+        beams: number of beams, at least 1.
+        block: number of columns in a block, at least 1.
 
     Returns:
-        codes; their squared output error by the factor's moments, summed over rows, up to a constant of the layer
-        where quantized inputs shift the target.
+        codes; their squared output error by the factor's moments, summed over rows, up to a constant of the layer if
+        quantized inputs shift the target.
     """
     groups, outputs, count = planes.weight.shape
     state = _Beams(groups, outputs, beams)
@@ -126,13 +126,13 @@ def search(planes: Planes, beams: int, block: int) -> tuple[Array, Array]:
 
 
 def _errors(planes: Planes, part: slice, codes: Array) -> Array:
-    """What the weight loses by codes (G, O, B) of the columns `part`."""
+    """Return the rounding error of the weight for codes (G, O, B) of the columns `part`."""
     lost = planes.weight[:, :, part] - (codes - planes.zero[:, :, part]) * planes.scale[:, :, part]
     return np.asarray(lost)
 
 
 class _Beams:
-    """The choices that are in play: rows (G, O * beams), and what each has cost so far, (G * O, beams)."""
+    """Current candidates: rows (G, O * beams), and their costs so far, (G * O, beams)."""
 
     def __init__(self, groups: int, outputs: int, beams: int) -> None:
         self.groups, self.outputs, self.beams = groups, outputs, beams
@@ -141,27 +141,27 @@ class _Beams:
         self.first = (np.arange(groups * outputs) * beams)[:, None]
 
     def for_all(self, values: Array) -> Array:
-        """(G, O, B) for every beam, (G, O * beams, B), a new array."""
+        """Repeat (G, O, B) for every beam, (G, O * beams, B). Returns a new array."""
         return np.repeat(values, self.beams, axis=1)
 
     def follow(self, rows: Array, parents: Array) -> Array:
-        """The rows (G, O * beams, B) that the beams of now come from; `parents` (G * O * beams,)."""
+        """Select the rows (G, O * beams, B) of the parent beams; `parents` (G * O * beams,)."""
         return rows if self.beams == 1 else rows.reshape(len(parents), -1)[parents].reshape(rows.shape)
 
     def errors(self, planes: Planes, part: slice, own: Array) -> Array:
-        """`_errors` of the codes of all beams, (G, O * beams, B)."""
+        """Return `_errors` of the codes of all beams, (G, O * beams, B)."""
         wide = own.reshape(self.groups, self.outputs, self.beams, -1)
         weight, zero, scale = (each[:, :, None, part] for each in (planes.weight, planes.zero, planes.scale))
         return np.asarray((weight - (wide - zero) * scale).reshape(own.shape))
 
     def best(self, rows: Array) -> Array:
-        """The rows of the cheapest beam of each output, (G, O, B) of (G, O * beams, B)."""
+        """Return the rows of the cheapest beam of each output, (G, O, B) of (G, O * beams, B)."""
         wide = rows.reshape(self.groups * self.outputs, self.beams, -1)
         kept = wide[np.arange(len(wide)), self.cost.argmin(axis=1)]
         return np.asarray(kept.reshape(self.groups, self.outputs, -1))
 
     def settle(self, rows: Array) -> Array:
-        """The codes of the cheapest beam (G, O, B); beams whose codes (G, O * beams, B) are others are out."""
+        """Return the codes of the cheapest beam (G, O, B). Drop beams with other codes in `rows` (G, O * beams, B)."""
         kept = self.best(rows)
         if self.beams > 1:
             same = (rows.reshape(self.groups, self.outputs, self.beams, -1) == kept[:, :, None]).all(axis=3)
@@ -169,10 +169,10 @@ class _Beams:
         return kept
 
     def round_block(self, planes: Planes, part: slice, free: Array) -> tuple[Array, Array]:
-        """Rounds the columns `part`; `free` (G, O * beams, B) is where their weights would best be, and is used up.
+        """Round the columns `part`. `free` (G, O * beams, B) contains the optimal unrounded values and is overwritten.
 
         Returns:
-            the codes of the beams that are left, (G, O * beams, B), and the rows (G * O * beams,) they began from.
+            the codes of the remaining beams, (G, O * beams, B), and the rows (G * O * beams,) they started from.
         """
         width = free.shape[2]
         triangle = np.ascontiguousarray(planes.factor[:, part, part])
@@ -202,7 +202,7 @@ class _Beams:
     def _compiled(
         self, free: Array, block: tuple[Array, Array, Array, Array, Array], qmin: int, qmax: int
     ) -> tuple[Array, Array]:
-        """What `round_block` does below, for each output on its own."""
+        """Run the compiled loop of `round_block`, one output after another."""
         codes, began = np.empty_like(free), np.empty(self.cost.size, np.int64)
         rows, width = len(self.cost), free.shape[2]
         arrays = tuple(address(each) for each in (free, *block, self.cost, codes, began))
@@ -213,7 +213,7 @@ class _Beams:
     def _choose(
         self, free: Array, scale: Array, zero: Array, pivot: Array, qmin: int, qmax: int
     ) -> tuple[Array, Array]:
-        """The codes (G * O, beams) of one column, and the rows that they go on from, (G * O * beams,)."""
+        """Choose the codes (G * O, beams) of one column; return them and their parent rows, (G * O * beams,)."""
         ratio = free / scale + zero
         near = np.rint(ratio)
         first = np.clip(near, qmin, qmax)
@@ -231,7 +231,7 @@ class _Beams:
         return code, (picks % self.beams + self.first).reshape(-1)
 
     def _trace(self, steps: list[tuple[Array, Array]]) -> tuple[Array, Array]:
-        """The codes of all columns of a block, and the rows that its beams began from, from those of each step."""
+        """Trace back the codes of all columns of a block, and the rows that its beams started from."""
         codes = np.empty((self.cost.size, len(steps)), np.float32)
         row = np.arange(self.cost.size)
         for k in range(len(steps) - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""The compiled loops of rounding, where they could be compiled, and their rows shared out to threads."""
+"""Compiled rounding loops, if available, distributed over threads by rows."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from sbonnx.native import compiled
 loops = compiled("sbonnx.rounding._search")
 
 WORTH: Final = 1 << 22
-"""Numbers to be read below which one thread does it all."""
+"""Numbers to read below which a single thread is used."""
 
 
 def over_rows(
     name: str, before: tuple[int, ...], rows: int, after: tuple[int, ...], reads: int, *, first: int = 0
 ) -> None:
-    """The loop `name` called with ``(*before, first, last, *after)`` for parts of the rows from `first` to `rows`.
+    """Call the loop `name` as ``(*before, first, last, *after)`` on chunks of rows, with threads.
 
     Args:
-        reads: how many numbers are read in all.
+        reads: total number of values read, which decides about threads.
     """
     loop = getattr(loops, name)
     threads = min(cores(), rows - first) if reads >= WORTH else 1

@@ -1,4 +1,4 @@
-"""Coordinate descent: one code at a time to the whole number that is best given all the others."""
+"""Coordinate descent: sets one code at a time to its optimum given all others."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from sbonnx.rounding.search.compiled import over_rows
 from sbonnx.spec import Array
 
 DEAD: Final = 1e-10
-"""An input whose mean square is below this share of the largest one of its group is read as constant 0."""
+"""Inputs with a mean square below this share of the largest one of their group are treated as constant 0 (dead)."""
 
 
 def alive(square: Array) -> Array:
-    """Which inputs are not constant 0, (G, K), from their mean squares (G, K)."""
+    """Return which inputs are not constant 0, (G, K), from their mean squares (G, K)."""
     return np.asarray(square > DEAD * square.max(axis=1, keepdims=True))
 
 
 def descend(grid: Grid, codes: Array, moments: Moments, sweeps: int) -> Array:
-    """`codes` after descending the squared output error; never worse than before, up to rounding.
+    """Minimize the squared output error by coordinate descent. Never worse than `codes`, up to float rounding.
 
     The error is quadratic in each code: ``v A v' - 2 w B v'`` with the gradient ``2 r``, ``r = v A - w B``, has its
-    least over v_k at ``v_k - r_k / A_kk``. Every output takes that step, rounded to its own codes, one column after
-    another; sweeps end when no code changes.
+    minimum over v_k at ``v_k - r_k / A_kk``. Every output takes this step, rounded to its grid, one column after
+    another. Sweeps end when no code changes.
 
     Args:
-        grid: the weight and what it may become, (G, O, K).
-        codes: whole numbers (G, O, K) of any type, within the grid's range.
+        grid: the weight and its quantization grid, (G, O, K).
+        codes: integers (G, O, K) of any type, within the grid's range.
         moments: of the layer's inputs.
-        sweeps: at most so many passes over the columns.
+        sweeps: maximum number of passes over the columns.
 
     Returns:
-        float64 whole numbers (G, O, K), a new array.
+        integers as float64 (G, O, K), a new array.
     """
     before = np.array(codes, np.float64)
     if sweeps == 0 or before.size == 0:
@@ -54,7 +54,7 @@ def descend(grid: Grid, codes: Array, moments: Moments, sweeps: int) -> Array:
 
 @dataclass(frozen=True)
 class _State:
-    """The codes, and what the next step needs: all float32, (G, O, K), but for `a`, (G, K, K)."""
+    """Codes and intermediate results of the descent, float32 (G, O, K), except `a`, (G, K, K)."""
 
     codes: Array
     rest: Array
@@ -65,7 +65,7 @@ class _State:
     qmax: int
 
     def compiled(self, sweeps: int) -> Array:
-        """The codes after so many sweeps, float64; one output after another."""
+        """Return the codes after `sweeps` sweeps, float64. Processes one output after another."""
         groups, outputs, columns = self.codes.shape
         arrays = (address(each) for each in (self.a, self.rest, self.step, self.scale, self.codes))
         rows = groups * outputs
@@ -73,8 +73,8 @@ class _State:
         return self.codes.astype(np.float64)
 
     def in_numpy(self, sweeps: int) -> Array:
-        """The same, column by column, bit for bit."""
-        # Outputs that no longer move are left out: rows where there is one group, else whole groups.
+        """Fallback of `compiled` without the compiled loop, column by column. Bit-identical."""
+        # Converged outputs are left out: rows if there is one group, else whole groups.
         found = self.codes.astype(np.float64)
         axis = 1 if len(found) == 1 else 0
         state, moving = self, np.arange(found.shape[axis])
@@ -88,14 +88,14 @@ class _State:
         return found
 
     def only(self, moved: Array, axis: int) -> _State:
-        """The rows (axis 1) or the groups (axis 0) that `moved` says."""
+        """Select the rows (axis 1) or the groups (axis 0) given by the mask `moved`."""
         codes, rest, step, scale = (
             np.compress(moved, part, axis) for part in (self.codes, self.rest, self.step, self.scale)
         )
         return replace(self, codes=codes, rest=rest, step=step, scale=scale, a=self.a if axis else self.a[moved])
 
     def sweep(self) -> Array:
-        """One pass over all columns; which outputs (G, O) changed."""
+        """Perform one pass over all columns. Return which outputs (G, O) changed."""
         changed = np.zeros(self.codes.shape[:2], bool)
         for k in range(self.codes.shape[2]):
             old = self.codes[:, :, k]

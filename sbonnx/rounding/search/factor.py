@@ -1,4 +1,4 @@
-"""Triangular factors of second moments, and orders of columns in which rounding them one by one goes well."""
+"""Triangular factors of second moments, and column orders for sequential rounding."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from sbonnx.spec import Array
 Order = Literal["pivot", "activation", "none"]
 
 BLOCK: Final = 64
-"""Columns of a factor that are found one by one before all the others follow by a product of matrices."""
+"""Columns of a factor that are computed one by one before a matrix product updates all others."""
 
 LARGE: Final = 1024
-"""Matrices larger than this are factored in float32, half the time and memory,"""
+"""Larger matrices are factored in float32 (half the time and memory) if the damping is at least `SAFE_DAMPING`."""
 SAFE_DAMPING: Final = 1e-3
-"""where the damping is this or more, next to which the rounding of K products of float32 is nothing."""
+"""Damping next to which the float32 rounding error of K products is negligible."""
 
 DAMPING_GROWTH: Final = 10.0
 DAMPING_TRIES: Final = 6
-"""How the damping grows, and how often, while a matrix of moments is not positive definite."""
+"""Growth factor of the damping, and number of attempts, while a moment matrix is not positive definite."""
 
 
 def damped(a: Array, damping: float) -> Array:
-    """A copy of `a` (G, K, K), `damping` times the mean of its diagonal added to it, float64 or float32.
+    """Return a copy of `a` (G, K, K), float64 or float32, with `damping` times the mean of its diagonal added to it.
 
-    Inputs that are constant 0 get that mean for their own, so that they keep their nearest codes and make nothing
-    singular.
+    Inputs that are constant 0 get the mean as their diagonal entry, so that they keep their nearest codes and the
+    matrix is not singular.
     """
     out = np.array(a, np.float32 if a.shape[1] > LARGE and damping >= SAFE_DAMPING else np.float64)
     diagonal = np.einsum("gkk->gk", out)
@@ -40,28 +40,28 @@ def damped(a: Array, damping: float) -> Array:
 
 
 def ordered_factor(a: Array, damping: float, order: Order) -> tuple[Array, Array]:
-    """An order of the columns and the upper triangular M with ``M M' = damped a`` in that order.
+    """Compute an order of the columns and the upper triangular M with ``M M' = damped a`` in that order.
 
     The error of rounding columns one after another is about ``sum_k (scale_k M_kk)^2 / 12``, and the product of all
-    M_kk is the same in every order: it is least where they are even. The first column has the least M_kk for its
-    moments, having all others to make up for it.
+    M_kk is the same in every order, so the error is least if they are equal. The first column has the smallest M_kk
+    relative to its moments, because all other columns compensate it.
 
-        "pivot"       the last column is that of least moment, the one before it that of least moment given the last,
+        "pivot"       the last column has the least moment, the one before it the least moment given the last,
                       and so on: Cholesky's method with the least pivot first (as V-BLAST orders its detection,
                       Wolniansky et al. 1998)
-        "activation"  the largest moment first (GPTQ's)
-        "none"        as the columns come
+        "activation"  the largest moment first (as GPTQ)
+        "none"        the given order
 
     Args:
         a: second moments, float64 (G, K, K).
-        damping: share of the mean moment that is added to all; ten times as much, again, while the factor fails.
+        damping: share of the mean added to the diagonal; multiplied by ten each time the factorization fails.
         order: of the columns.
 
     Returns:
-        order, intp (G, K): the column that is rounded k-th; M, (G, K, K), float64, float32 where it is large.
+        order, intp (G, K): index of the k-th column to round; M, (G, K, K), float64, or float32 if large.
 
     Raises:
-        NumericError: no damping up to 10^5 times as much makes the matrix positive definite.
+        NumericError: even 10^5 times the damping does not make the matrix positive definite.
     """
     for _ in range(DAMPING_TRIES):
         try:
@@ -84,10 +84,10 @@ def _factor(a: Array, order: Order) -> tuple[Array, Array]:
 
 
 def pivoted_cholesky(a: Array) -> tuple[Array, Array]:
-    """Which column comes next, and L with ``L L' = a`` in that order: always the column of least pivot.
+    """Compute a Cholesky factorization that always pivots on the smallest pivot: ``L L' = a`` in that order.
 
     Args:
-        a: symmetric, positive definite, (G, K, K), float64 or float32; used up.
+        a: symmetric, positive definite, (G, K, K), float64 or float32; overwritten.
 
     Returns:
         chosen, intp (G, K); L, lower triangular, (G, K, K), of the type of `a`.
@@ -109,9 +109,9 @@ def pivoted_cholesky(a: Array) -> tuple[Array, Array]:
 
 
 def _panel(a: Array, lower: Array, chosen: Array, start: int, end: int) -> None:
-    """Finds the columns `start` to `end` of `lower`, the rows and columns of all three being swapped as they go.
+    """Compute the columns `start` to `end` of `lower`, swapping rows and columns of all three arrays on the way.
 
-    `a` holds, from `start` on, what the columns before `start` have left of it.
+    From `start` on, `a` contains the Schur complement of the columns before `start`.
     """
     every = np.arange(len(a))
     pivots = np.einsum("gkk->gk", a).copy()
@@ -131,7 +131,7 @@ def _panel(a: Array, lower: Array, chosen: Array, start: int, end: int) -> None:
 
 
 def back_substitute(right: Array, factor: Array) -> Array:
-    """Z with ``Z M' = right``: (G, O, K) of (G, O, K) and the upper triangular M (G, K, K), block by block."""
+    """Solve ``Z M' = right`` for Z, (G, O, K), with the upper triangular M (G, K, K), block by block."""
     found = np.empty_like(right)
     count = right.shape[2]
     for start in range((count - 1) // BLOCK * BLOCK, -1, -BLOCK):

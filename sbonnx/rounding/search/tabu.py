@@ -1,4 +1,4 @@
-"""Tabu search: always the cheapest step of one code, uphill too, and none is taken back for a while."""
+"""Tabu search: takes the cheapest single-code change even if the loss rises; changes are locked for `tenure` steps."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from sbonnx.rounding.search.descent import alive
 from sbonnx.spec import Array
 
 LANES: Final = 16
-"""Rows are padded to a multiple of it."""
+"""Rows are padded to a multiple of this."""
 
 BARRED: Final = np.float32(3e38)
-"""Added to the cost of a step that may not be taken."""
+"""Penalty added to the cost of a locked step."""
 
 MOST: Final = 1 << 22
-"""Numbers that an output's steps may read in all: layers with over 700 inputs get fewer steps an input."""
+"""Limit of values read for one output: layers with over 700 inputs get fewer steps per input."""
 
 PART: Final = 1 << 22
-"""Weights that are searched at a time: five arrays of that many numbers of four bytes."""
+"""Weights that are searched at a time; needs five arrays of this size with 4 bytes per entry."""
 
 
 def tenure(columns: int) -> int:
-    """For how many steps no step is taken back; half and twice as many gained less on trained layers."""
+    """Return for how many steps a change is locked; half and twice as many gained less on trained layers."""
     return max(min(columns, 10), math.isqrt(columns) // 2 + 2)
 
 
 def tabu(grid: Grid, codes: Array, moments: Moments, steps: int) -> Array:
-    """`codes` after a tabu search of each output on its own; never worse than before.
+    """Improve `codes` by a tabu search of each output independently. Never worse than before.
 
-    With the half gradient ``r = v A - w B`` the step of code k by one up or down costs
-    ``scale_k^2 A_kk +- 2 scale_k r_k``. The cheapest step is taken even where it costs something, which leads out of
-    codes that no single step betters; taking it back is barred for `tenure` steps, so that the search goes somewhere
-    else. The best codes that were met are kept. A step takes one pass over K numbers.
+    With the half gradient ``r = v A - w B`` changing code k by one up or down costs ``scale_k^2 A_kk +- 2 scale_k
+    r_k``. The cheapest step is taken even if the cost is positive, which escapes local minima. Reverting it is locked
+    for `tenure` steps, so that the search moves on. The best codes on the way are returned. A step takes one pass over
+    K numbers.
 
     Args:
-        grid: the weight and what it may become, (G, O, K).
-        codes: whole numbers (G, O, K) of any type, within the grid's range.
+        grid: the weight and its quantization grid, (G, O, K).
+        codes: integers (G, O, K) of any type, within the grid's range.
         moments: of the layer's inputs.
-        steps: for each of the K inputs; for large K fewer, see `MOST`.
+        steps: steps for each of the K inputs; fewer for large K, see `MOST`.
 
     Returns:
-        float64 whole numbers (G, O, K), a new array. The same with and without the compiled loop.
+        integers as float64 (G, O, K), a new array. Identical with and without the compiled loop.
 
-    Source: Glover 1989, "Tabu search, part I"; with one step at a time it leads on binary quadratic problems
-    (Palubeckis 2004, "Multistart tabu search strategies"). `docs/decisions` has what it gains here.
+    Source: Glover 1989, "Tabu search, part I"; single-step tabu search is a leading method for binary quadratic
+    problems (Palubeckis 2004, "Multistart tabu search strategies"). `docs/decisions` has the gain here.
     """
     before = np.array(codes, np.float64)
     groups, outputs, columns = before.shape
@@ -76,13 +76,13 @@ def tabu(grid: Grid, codes: Array, moments: Moments, steps: int) -> Array:
 
 @dataclass(frozen=True)
 class _Problem:
-    """Some outputs of all groups, or all outputs of some groups; rows padded with zeros.
+    """A part of the problem: some outputs of the only group, or all outputs of some groups; rows padded with zeros.
 
     Attributes:
         a: float32 (G, K, P).
-        rest: the half gradient, float32 (G, O, P), used up.
+        rest: the half gradient, float32 (G, O, P), overwritten.
         scale: float32 (G, O, P).
-        dead: float32 (G, P), 0 where the input is not constant 0, `BARRED` elsewhere.
+        dead: float32 (G, P), 0 if the input is not constant 0, else `BARRED`.
         codes: int32 (G, O, K), changed in place.
         qmin, qmax: of the grid.
     """
@@ -111,7 +111,7 @@ class _Problem:
         )
 
     def search(self, steps: int) -> None:
-        """Leaves the best codes in `codes`."""
+        """Write the best codes found to `codes`."""
         groups, outputs, columns = self.codes.shape
         if native.loops is None:
             for group in range(groups):
@@ -126,7 +126,7 @@ class _Problem:
 
 @dataclass
 class _Walk:
-    """What the compiled loop does, in numpy: all outputs of a group at once, (O, P) float32, and changed in place."""
+    """numpy fallback of the compiled loop: all outputs of a group at once, (O, P) float32, changed in place."""
 
     a: Array
     rest: Array
@@ -140,7 +140,7 @@ class _Walk:
 
     @staticmethod
     def of(problem: _Problem, group: int) -> _Walk:
-        """One group of a problem, whose codes and half gradient are used."""
+        """Create the state of one group of a problem; shares its codes and half gradient."""
         a, scale, codes = problem.a[group], problem.scale[group], problem.codes[group]
         columns, padded = a.shape
         more = (0, padded - columns)
@@ -152,7 +152,7 @@ class _Walk:
         return _Walk(a, problem.rest[group], np.float32(2) * scale, curve, up, down, codes, problem.qmin, problem.qmax)
 
     def go(self, steps: int, tenure: int) -> None:
-        """Leaves the best codes in `codes`."""
+        """Write the best codes found to `codes`."""
         rows = np.arange(len(self.codes))
         best, error, least = self.codes.copy(), np.zeros(len(rows)), np.zeros(len(rows))
         barred = np.full((tenure, len(rows)), -1)
@@ -177,14 +177,14 @@ class _Walk:
         self.codes[:] = best
 
     def _free(self, rows: Array, steps: Array) -> None:
-        """Steps (2 k + went up) of `rows` may be taken back; none where negative."""
+        """Unlock the steps (2 k + went up) of `rows`; negative entries are ignored."""
         went_up = (steps & 1) == 1
         for side, end, these in ((self.down, self.qmin, went_up), (self.up, self.qmax, ~went_up)):
             row, k = rows[these & (steps >= 0)], steps[these & (steps >= 0)] >> 1
             side[row, k] = np.where(self.codes[row, k] != end, np.float32(0), BARRED)
 
     def _step(self, rows: Array, k: Array, went_up: Array) -> None:
-        """One code of each of `rows`."""
+        """Change one code of each of `rows`."""
         self.codes[rows, k] += np.where(went_up, 1, -1)
         code = self.codes[rows, k]
         self.up[rows, k] = np.where(went_up & (code < self.qmax), np.float32(0), BARRED)
@@ -195,6 +195,6 @@ class _Walk:
 
 
 def _padded(rows: Array) -> Array:
-    """float32, contiguous, the last axis filled up with zeros."""
+    """Convert to contiguous float32 with the last axis padded with zeros."""
     more = -rows.shape[-1] % LANES
     return np.pad(np.ascontiguousarray(rows, np.float32), [(0, 0)] * (rows.ndim - 1) + [(0, more)])
