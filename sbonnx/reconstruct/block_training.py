@@ -1,4 +1,4 @@
-"""Learns how the weights of one block are rounded, on batches of what the block meets."""
+"""Block reconstruction: optimizes the weight rounding of one block on batches of its input activations."""
 
 from __future__ import annotations
 
@@ -18,30 +18,32 @@ from sbonnx.spec import Array, Bounds, QParams
 from sbonnx.torchnet import Unfit, as_tensor
 
 SAME: Final = 1e-3
-"""Largest difference, relative to the largest output, between samples alone and together that counts as none."""
+"""Largest tolerated difference between samples run together and one by one, relative to the largest output."""
 
 FEW: Final = 16
-"""Integers of at most so many elements are shapes and axes: equal in all samples of a batch, not stacked."""
+"""Integer tensors with at most this many elements are shapes and axes: equal in all samples of a batch, not stacked."""
 
 PULL: Final = 48.0
-"""What the weight of the pull is multiplied with, in parts of the mean share that a weight has in the error of the
-nearest codes: 12 for the error of one whole code, that of a uniform share being 1/12, and 4 because gradients of
-batches are noisy (measured: 2 to 8 do alike)."""
+"""Factor of the regularizer's weight, relative to the mean part of one weight in the error of the nearest codes.
+
+It is 12 for the error of one whole code (the error of a uniform distribution is 1/12) times 4 because gradients of
+batches are noisy (measured: 2 to 8 give the same quality).
+"""
 
 Weights = Mapping[str, tuple[Array, Array, QParams]]
-"""By site key: float values, the codes to begin with, their scales."""
+"""By site key: float values, initial codes, scale and zero point."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What was learned.
+    """Result of the optimization of one block.
 
     Attributes:
         codes: of weights by site key.
         bounds: of activations whose scale was learned, by site key.
         biases: by name of the constant, float32.
-        error, start, nearest: the error of the outputs with these, with the codes to begin with, and with the nearest
-            ones: 1 for the nearest.
+        error, start, nearest: error of the block outputs with this result, with the initial codes, and with the nearest
+            codes; relative to the nearest codes, which have 1.
     """
 
     codes: Mapping[str, Array]
@@ -54,13 +56,13 @@ class Found:
 
 @dataclass
 class Batches:
-    """What a block meets, sample by sample in the store, as tensors of several samples.
+    """Batches of a block's input activations, built from the stored activations of single samples.
 
     Args:
-        streams: where samples wait.
+        streams: stored activations of both streams.
         segment: the block.
-        samples: indexes of the samples.
-        device: torch's name.
+        samples: indices of the samples.
+        device: torch device name.
     """
 
     torch: Any
@@ -71,9 +73,9 @@ class Batches:
     together: bool = field(default=True)
 
     def batch(self, picks: Sequence[int]) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
-        """(number of samples, inputs of the block, its outputs in the float network), as few as can be.
+        """Yield as few batches as possible: (number of samples, block inputs, block outputs in the float network).
 
-        Samples of different shapes, and all where they cannot run together, come one by one.
+        Samples of different shapes form separate batches. If samples cannot be stacked, each one is a batch.
         """
         groups: dict[object, list[int]] = {}
         for number, pick in enumerate(picks):
@@ -88,12 +90,12 @@ class Batches:
             yield len(group), feeds, {name: self._stacked(FLOAT, name, group) for name in self.segment.observed}
 
     def all(self, size: int) -> Iterator[tuple[int, dict[str, Any], dict[str, Any]]]:
-        """Every sample once."""
+        """Yield batches of all samples once."""
         for begin in range(0, len(self.samples), size):
             yield from self.batch(self.samples[begin : begin + size])
 
     def _alike(self, pick: int) -> object:
-        """What samples that are stacked have in common."""
+        """Return a key that is equal for samples that can be stacked."""
         values = [(name, self.streams.get(QUANTIZED, pick, name)) for name in self.segment.inputs]
         return tuple((name, x.shape, x.tobytes() if _is_shape(x) else b"") for name, x in values)
 
@@ -108,16 +110,16 @@ def _is_shape(x: Array) -> bool:
 
 
 class Lesson:
-    """One block, its batches and what is moved.
+    """Trainer of one block: optimizes codes, activation scales and biases.
 
     Args:
         block: see `SoftBlock`.
-        batches: what it meets.
-        weights: to be rounded.
-        biases: float32 values of the biases that may move, by name of the constant.
-        scales: keys of activations inside whose scale is this block's alone.
+        batches: input activations of the block.
+        weights: the weights to round.
+        biases: float32 values of the trainable biases, by name of the constant.
+        scales: keys of activations in the block whose scale is used only by this block.
         settings: see `SoftBlocks`.
-        seed: of what is drawn by chance.
+        seed: seed of random draws.
     """
 
     def __init__(
@@ -139,7 +141,7 @@ class Lesson:
         self._totals: dict[str, float] = {}
 
     def learn(self, sites: Mapping[str, Site]) -> Found:
-        """The best of the nearest codes, those to begin with, and the learned ones.
+        """Run the optimization and return the best of the nearest, the initial and the learned codes.
 
         Raises:
             ModelError: torch fails at a node.
@@ -173,7 +175,7 @@ class Lesson:
         )
 
     def _descend(self, choices: Mapping[str, Choice]) -> dict[str, Any]:
-        """All steps; what is added to the biases."""
+        """Run all optimization steps and return the bias corrections."""
         torch, settings = self.torch, self.settings
         parts = [{"params": [choice.u for choice in choices.values()], "lr": settings.lr}]
         for key in self._scales:
@@ -203,7 +205,7 @@ class Lesson:
         return shifts
 
     def _step(self, choices: Mapping[str, Choice], shifts: Mapping[str, Any], beta: float | None) -> None:
-        """Gradients of one batch."""
+        """Compute the gradients of one batch."""
         samples = self.batches.samples
         size = min(self.settings.batch, len(samples))
         picks = [samples[int(at)] for at in self._random.choice(len(samples), size, replace=False)]
@@ -219,7 +221,7 @@ class Lesson:
             (pulls * (self.settings.weight * PULL / count)).backward()
 
     def _loss(self, outputs: Mapping[str, Any], targets: Mapping[str, Any]) -> Any:
-        """Squared error against that of the nearest codes, summed over samples, mean over outputs."""
+        """Return the squared error relative to the nearest codes, summed over samples, averaged over outputs."""
         parts = [
             ((outputs[name] - targets[name]) ** 2).sum() * (len(self.batches.samples) / total)
             for name, total in self._totals.items()
@@ -227,7 +229,7 @@ class Lesson:
         return sum(parts[1:], parts[0]) / len(parts)
 
     def _errors(self, values: Mapping[str, Any]) -> dict[str, float]:
-        """Sum over all samples of the squared error of each output, nothing by chance."""
+        """Return the squared error of each output, summed over all samples, without random dropping."""
         totals = dict.fromkeys(self.batches.segment.observed, 0.0)
         with self.torch.no_grad():
             for _, feeds, targets in self.batches.all(self.settings.batch):
@@ -237,7 +239,7 @@ class Lesson:
         return totals
 
     def _error(self, errors: Mapping[str, float]) -> float:
-        """As `_loss`: 1 for the nearest codes."""
+        """Return the error as in `_loss`: 1 for the nearest codes."""
         parts = [errors[name] / total for name, total in self._totals.items()]
         return float(np.mean(parts)) if parts else 1.0
 
@@ -245,14 +247,14 @@ class Lesson:
         return {**self._biases, **values}
 
     def _meanings(self, codes: Mapping[str, Array]) -> dict[str, Any]:
-        """What codes of the weights mean."""
+        """Dequantize codes of the weights."""
         return {
             key: as_tensor(self.torch, self._weights[key][2].dequantize(each), self.block.device)
             for key, each in codes.items()
         }
 
     def _may_stack(self) -> bool:
-        """Whether two samples together give what they give apart."""
+        """Return whether two samples give the same outputs in one batch as separately."""
         if len(self.batches.samples) < 2:
             return False
         values = self._with_biases(self._meanings({key: codes for key, (_, codes, _) in self._weights.items()}))
@@ -260,7 +262,7 @@ class Lesson:
         with self.torch.no_grad():
             together = list(self.batches.batch(pair))
             if len(together) != 1:
-                return True  # of different shapes: those are never stacked
+                return True  # samples of different shapes are never stacked
             try:
                 both = self.block(together[0][1], values)
             except (ModelError, Unfit):

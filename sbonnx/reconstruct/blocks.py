@@ -1,7 +1,7 @@
-"""Blocks of a graph: what lies between two places where one tensor carries all that was computed.
+"""Partition of a graph into blocks: pieces between cuts at single tensors that carry all intermediate results.
 
-A residual block comes out whole, since until its addition two tensors are under way; a plain layer is a block of its
-own, with the activation behind it.
+A residual block stays in one piece, because two tensors are live until its addition. A plain layer is a block by
+itself, together with the following activation function.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from sbonnx.graph.query import dtype
 Scope = Literal["block", "layer"]
 
 MOST_LAYERS: Final = 12
-"""Layers of a block: one with more (a net with connections across all of it) is taken layer by layer."""
+"""Maximum number of layers in a block. Larger blocks (e.g. with skip connections across the net) are split by layer."""
 
 
 def blocks(graph: Graph, layers: Collection[str], scope: Scope = "block", *, most: int = MOST_LAYERS) -> list[Segment]:
-    """The main graph up to its last layer and what follows that, in pieces of at least one layer each.
+    """Partition the main graph, up to its last layer and the nodes after it, into pieces with at least one layer each.
 
-    A cut is where one tensor, of all those that depend on a layer, is read on its other side. What depends on none
-    (inputs of the model, masks, shapes) may pass beside it. Nodes without layers belong to the block before them, but
-    those in front, which belong to the first.
+    A cut is a position that only one of the tensors that depend on a layer crosses. Tensors that depend on no layer
+    (model inputs, masks, shapes) may also cross it. Nodes without layers belong to the preceding block, or to the first
+    block if none precedes.
 
     Args:
         layers: names of the nodes whose weights are rounded.
-        scope: "block", or "layer": a piece for each layer, with what follows it up to the next one; several tensors
-            may lead from one to the next.
-        most: layers of a block, see `MOST_LAYERS`.
+        scope: "block", or "layer": one piece for each layer with the nodes up to the next layer; several tensors may
+            lead from one piece to the next.
+        most: maximum number of layers in a block, see `MOST_LAYERS`.
 
     Returns:
-        Pieces in the order to run them. Each gives what later ones read, what the model gives, and, the last one, what
-        nothing reads; `observed` is what depends on a layer among those: what is to be reconstructed.
+        Pieces in execution order. The outputs of a piece are tensors that later pieces read, model outputs, and, for
+        the last piece, unused tensors; `observed` are those that depend on a layer: the targets of reconstruction.
     """
     nodes = needed(graph, [tensor.name for tensor in graph.outputs])
     heavy = _heavy(nodes, layers)
@@ -56,7 +56,7 @@ def blocks(graph: Graph, layers: Collection[str], scope: Scope = "block", *, mos
 
 
 def _heavy(nodes: Sequence[Node], layers: Collection[str]) -> set[str]:
-    """Tensors that depend on a layer."""
+    """Return the tensors that depend on a layer."""
     found: set[str] = set()
     for node in nodes:
         if node.name in layers or any(name in found for name in reads_of(node)):
@@ -65,12 +65,12 @@ def _heavy(nodes: Sequence[Node], layers: Collection[str]) -> set[str]:
 
 
 def _untyped(nodes: Sequence[Node]) -> set[str]:
-    """Tensors that could not be inputs of a model."""
+    """Return tensors that cannot be model inputs, because their type is unknown."""
     return {tensor.name for node in nodes for tensor in node.outputs if tensor.name and dtype(tensor) is None}
 
 
 def _crossing(nodes: Sequence[Node], counted: Collection[str]) -> list[int]:
-    """How many of these tensors are computed before each position and read at or after it."""
+    """Count, for each position, the tensors that are computed before it and read at or after it."""
     made = {tensor.name: at for at, node in enumerate(nodes) for tensor in node.outputs if tensor.name in counted}
     last = {name: at for at, node in enumerate(nodes) for name in reads_of(node) if name in made}
     change = [0] * (len(nodes) + 1)
@@ -85,7 +85,7 @@ def _crossing(nodes: Sequence[Node], counted: Collection[str]) -> list[int]:
 
 
 def _merged(cuts: Sequence[int], layers: Sequence[int]) -> list[int]:
-    """The cuts that begin a piece with a layer: of those between two layers the last, and none before the first."""
+    """Select one cut between each two layers, the last one, so that every piece has a layer. None before the first."""
     found: dict[int, int] = {}
     for cut in cuts:
         before = sum(at < cut for at in layers)
@@ -95,7 +95,7 @@ def _merged(cuts: Sequence[int], layers: Sequence[int]) -> list[int]:
 
 
 def _segments(pieces: Sequence[Sequence[Node]], heavy: Collection[str], outputs: Collection[str]) -> list[Segment]:
-    """What each piece reads from before, and gives."""
+    """Create segments from pieces, with their inputs, outputs and targets."""
     last = {name: number for number, piece in enumerate(pieces) for node in piece for name in reads_of(node)}
     segments = []
     for number, piece in enumerate(pieces):

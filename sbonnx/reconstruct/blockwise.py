@@ -1,7 +1,8 @@
-"""Soft rounding block by block: a float and a quantized stream advance together, each block learned where they meet.
+"""Block-wise weight reconstruction by soft rounding, with a float and a quantized stream of activations.
 
-The work is linear in the number of blocks, each of which is run once in float, learned on batches of what both streams
-have in front of it, and run once quantized. Activations wait in a `TensorStore`, within its budget.
+Both streams advance block by block. Each block is run once in float, optimized on batches of its input activations from
+both streams, and run once quantized, so the work is linear in the number of blocks. Activations are stored in a
+`TensorStore`, within its memory budget.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ WHAT: Final = "round in blocks"
 
 
 def wants_blocks(plan: Plan) -> bool:
-    """Whether any weight is to be rounded by `walk_blocks`."""
+    """Return whether any weight is to be rounded by `walk_blocks`."""
     return any(site.rounding.name == BLOCKS for site in plan.of_role("weight"))
 
 
@@ -54,20 +55,20 @@ def walk_blocks(
     memory: int,
     progress: Progress,
 ) -> Walked:
-    """Round the weights of `plan` whose rounding is "blocks", in blocks of layers between single-tensor cuts.
+    """Round the weights of `plan` whose rounding is "blocks", in blocks between cuts at single tensors.
 
     Args:
-        graph, plan: as for `calibrate`; not changed. The settings of a block are those of its first weight.
-        units: the samples, sorted by content, see `CanonicalUnits`; walked once.
-        walked: ranges, and the codes to begin with, of all weights; weights without codes begin with the nearest.
-        seed: of what is drawn by chance.
-        device, threads: where blocks run, and how many samples at a time where nothing is learned.
-        memory: bytes for waiting activations.
-        progress: told of each block.
+        graph, plan: as for `calibrate`; not changed. A block uses the settings of its first weight.
+        units: the samples, sorted by content, see `CanonicalUnits`; iterated once.
+        walked: ranges, and the initial codes of all weights; weights without codes start with the nearest codes.
+        seed: seed of random draws.
+        device, threads: device of the blocks, and number of samples in parallel in passes without optimization.
+        memory: bytes for stored activations.
+        progress: notified of each block.
 
     Returns:
-        `walked` with other codes, ranges of activations whose scales were learned, biases and gains; a refusal for
-        each block that torch cannot evaluate, whose codes stay.
+        `walked` with updated codes, ranges of activations whose scales were learned, biases and gains, and a refusal
+        for each block that torch cannot evaluate, whose codes are unchanged.
 
     Raises:
         DeviceError: torch is not installed.
@@ -91,7 +92,7 @@ def _settings(arguments: Mapping[str, Any]) -> SoftBlocks:
 
 @dataclass
 class _Walk:
-    """The state of one walk; see `walk_blocks`."""
+    """State of one run of `walk_blocks`."""
 
     graph: Graph
     plan: Plan
@@ -120,7 +121,7 @@ class _Walk:
         self._torch_device = place_on(providers(self.device))
 
     def run(self, units: Iterable[Unit], progress: Progress) -> Walked:
-        """All blocks."""
+        """Process all blocks and return the result."""
         places: list[Unit] = []
         names = [tensor.name for tensor in self.graph.inputs]
         wanted = {name for segment in self.segments for name in segment.inputs}
@@ -151,7 +152,7 @@ class _Walk:
     def _through(
         self, stream: bool, number: int, places: Iterable[Unit], piece: Graph, progress: Progress | None
     ) -> None:
-        """All samples through a block, in one of the streams."""
+        """Run all samples through a block in one of the streams."""
         outputs = self.segments[number].outputs
         with LayerRunner(piece, device=self.device, threads=1, name="a block") as run:
 
@@ -164,7 +165,7 @@ class _Walk:
                     progress.advance(int(unit.closes))
 
     def _learn(self, number: int, segment: Segment, places: Sequence[Unit]) -> None:
-        """The codes of one block."""
+        """Optimize the codes of one block."""
         inside = {Reader(node, index) for node in segment.nodes for index in (0, 1)}
         sites = {key: site for key, site in self.sites.items() if inside & set(site.readers)}
         weights = self._weights(sites)
@@ -185,7 +186,7 @@ class _Walk:
         self._take(found, sites)
 
     def _weights(self, sites: Mapping[str, Site]) -> dict[str, tuple[Array, Array, QParams]]:
-        """Float values, codes to begin with and scales of the weights that have any."""
+        """Return float values, initial codes and scales of the weights that have codes and scales."""
         found = {}
         for key, site in sites.items():
             codes, qparams = self.numbers.codes_of(site), self.numbers.params(site)
@@ -194,7 +195,7 @@ class _Walk:
         return found
 
     def _biases(self, segment: Segment) -> dict[Reader, str]:
-        """Biases of the layers of a block, by who reads them."""
+        """Return the biases of the layers of a block by their readers."""
         names = {self._bias[node].name for node in segment.nodes if node in self._bias}
         inside = set(segment.nodes)
         return {
@@ -206,12 +207,12 @@ class _Walk:
         }
 
     def _value(self, name: str) -> Array:
-        """A bias as it is now."""
+        """Return the current values of a bias."""
         found = self.numbers.constants.get(name)
         return np.asarray(self.numbers.tensors[name].values if found is None else found)
 
     def _scales(self, block: SoftBlock, segment: Segment) -> list[str]:
-        """Activations of the block whose scale nobody else reads."""
+        """Return activations of the block whose scale is read by no node outside."""
         inside = set(segment.nodes)
         by_key = self.plan.by_key()
         return [
@@ -224,7 +225,7 @@ class _Walk:
         ]
 
     def _take(self, found: Found, sites: Mapping[str, Site]) -> None:
-        """What was found is what the next blocks meet."""
+        """Apply the result of a block, so that the next blocks see it."""
         self.numbers.codes.update(found.codes)
         self.numbers.constants.update(found.biases)
         by_key = self.plan.by_key()

@@ -1,4 +1,4 @@
-"""Fits weights to the moments of what their layers meet: codes, scales, and biases that take up the mean error."""
+"""Layer-wise weight fitting by input moments: codes, scales, and biases that compensate the mean error."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from sbonnx.rounding.scales import search_bounds
 from sbonnx.spec import Array, Bounds, QParams
 
 LEAST_ROWS: Final = 8192
-"""Rows that a layer sees at least, however few inputs it has: means and variances come of fewer too unsure."""
+"""Minimum number of rows per layer, for layers with few inputs: fewer give unreliable means and variances."""
 
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """How weights are rounded by what they meet.
+    """Options of layer-wise weight reconstruction.
 
     Attributes:
-        quantized: inputs are those behind quantized layers; else those of the float network, in one pass.
-        share: of the error of its inputs that a weight makes up for, 0 to 1; see `Moments.towards`. None: that of
-            least error on samples that are held out, layer by layer; see `share_of`.
-        rows: of its inputs that a layer sees, for each weight of an output; 0: all.
-        correct: what rounding shifts outputs by on average is taken off the biases that layers have of their own.
-        seed: of the rows that are picked.
+        quantized: inputs come from the quantized network (all layers before are quantized); else from the float
+            network, in one pass.
+        share: share of the error of its inputs that a weight compensates, 0 to 1; see `Moments.towards`. None: the
+            share of least error on a hold-out set, determined per layer; see `share_of`.
+        rows: number of input rows that a layer uses, per weight of an output; 0: all.
+        correct: correct biases that belong to one layer by the mean output shift that rounding causes.
+        seed: of the row picks.
     """
 
     quantized: bool = True
@@ -46,12 +47,12 @@ class Reconstruction:
 
     @property
     def holds_out(self) -> bool:
-        """Whether some samples are summed apart."""
+        """Whether some samples are accumulated separately as a hold-out set."""
         return self.quantized and self.share is None
 
 
 def said(gains: Mapping[str, Gain]) -> list[str]:
-    """A sentence for each rounding that looked at inputs: how much of the error of layers it left."""
+    """Summarize how much of the layers' errors each input-aware rounding left, one sentence for each method."""
     sentences = []
     for name in dict.fromkeys(gain.rounding for gain in gains.values()):
         left = [gain.loss / gain.nearest for gain in gains.values() if gain.rounding == name and gain.nearest > 0]
@@ -69,11 +70,11 @@ class Fitter:
 
     Attributes:
         graph, plan, floats: see `Numbers`.
-        options: how.
-        samples: how many there are.
-        numbers: what came of it so far.
+        options: of the reconstruction.
+        samples: number of samples.
+        numbers: results so far.
         gains: by site key.
-        refusals: layers that nothing was seen of.
+        refusals: layers without usable input statistics.
     """
 
     graph: Graph
@@ -87,10 +88,10 @@ class Fitter:
 
     def __post_init__(self) -> None:
         self.numbers = Numbers(self.graph, self.plan, self.floats, self._round)
-        self._moments: dict[str, Moments] = {}  # by key of the weight's site, of layers at hand
+        self._moments: dict[str, Moments] = {}  # by key of the weight's site, of the current layers
 
     def watch(self, layers: Sequence[Layer]) -> list[Seen]:
-        """What sums the moments of these layers, one for all that read the same thing the same way."""
+        """Create accumulators for these layers, shared by all layers that read the same tensor the same way."""
         return watched(
             layers,
             two_streams=self.options.quantized,
@@ -100,7 +101,7 @@ class Fitter:
         )
 
     def _rows(self, layer: Layer) -> int | None:
-        """How many rows of a sample a layer sees; None: all."""
+        """Return the number of rows per sample that a layer uses; None: all."""
         if not self.options.rows:
             return None
         wanted = max(self.options.rows * layer.layout.inputs, LEAST_ROWS)
@@ -118,7 +119,7 @@ class Fitter:
                 self._moments.pop(layer.site.key, None)
 
     def _take(self, one: Seen, layer: Layer) -> None:
-        """One layer."""
+        """Round and correct one layer."""
         if isinstance(one, WatchedMeans):
             means = one.means(layer)
         else:
@@ -135,31 +136,31 @@ class Fitter:
         self._correct(layer, means)
 
     def _judged(self, layer: Layer, moments: Moments, fit: Moments, held: Moments | None) -> Moments:
-        """What a weight is rounded by: centred where a bias takes up the mean, the float stream by a share.
+        """Return regularized moments: centred if a bias compensates the mean, with a share of the float stream's error.
 
-        What ties its inputs together counts as far as samples that were held out bear it out.
+        Correlations between inputs are shrunk as far as the hold-out set does not confirm them.
         """
         share, chance = self.options.share or 0.0, 0.0
         if held is not None:
             share, chance = self._trust(layer, fit, held)
-            chance *= fit.rows / moments.rows  # all samples leave less to it than most of them, in proportion
+            chance *= fit.rows / moments.rows  # with all samples, noise is lower in proportion to the number of rows
         centred = moments.centred() if layer.bias is not None else moments
         return centred.towards(share).shrunk(chance)
 
     def _trust(self, layer: Layer, fit: Moments, held: Moments) -> tuple[float, float]:
-        """See `share_of` and `shrinkage_of`."""
+        """Estimate the factors of `share_of` and `shrinkage_of`."""
         if layer.bias is not None:
             fit, held = fit.centred(), held.centred()
         weight = fit.layout.matrices(self.numbers.weight(layer.site))
         return share_of(weight, fit, held), shrinkage_of(fit, held)
 
     def fake_quant(self, site: Site | None, value: Array) -> Array:
-        """An activation as a layer reads it in the quantized stream."""
+        """Quantize and dequantize an activation as the layer reads it in the quantized stream."""
         qparams = None if site is None else self.numbers.params(site)
         return value if qparams is None else qparams.fake_quant(value).astype(value.dtype)
 
     def _round(self, site: Site, weight: Array, qparams: QParams) -> tuple[Array, QParams]:
-        """See `RoundSite`: by the moments that are at hand, else to the nearest code."""
+        """Round a weight (a `RoundSite`) by its moments if available, else to nearest."""
         if site.key not in self._moments:
             return qparams.quantize(weight), qparams
         moments, choice = self._moments[site.key], site.rounding
@@ -175,7 +176,7 @@ class Fitter:
         return found.codes, found.qparams
 
     def _searched(self, site: Site, weight: Array, moments: Moments) -> Bounds:
-        """The range of a weight that costs its layer least."""
+        """Search the weight range with the least output error of its layer."""
         tensor = self.numbers.tensors[site.tensor]
         return search_bounds(
             weight,
@@ -189,7 +190,7 @@ class Fitter:
         )
 
     def _correct(self, layer: Layer, means: Means) -> None:
-        """The bias takes up the mean error of the layer's output."""
+        """Correct the bias by the mean error of the layer's output."""
         codes, qparams = self.numbers.codes.get(layer.site.key), self.numbers.params(layer.site)
         if layer.bias is None or codes is None or qparams is None:
             return

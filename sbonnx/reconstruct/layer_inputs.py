@@ -1,4 +1,4 @@
-"""The layers whose weights are rounded by what they meet, and the sums of that."""
+"""Layers that need input statistics, and the accumulation of these statistics."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from sbonnx.spec import Array
 WHAT: Final = "round by inputs"
 
 HELD: Final = 5
-"""One of so many samples is held out."""
+"""Every n-th sample belongs to the hold-out set."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear node whose weight is rounded by what it meets.
+    """A linear node whose weight is rounded, or whose bias is corrected, by statistics of its input activations.
 
     Attributes:
         node: of the main graph.
         site: of its weight.
-        index: which input is the data.
-        tensor: the name of that.
-        reads: the site through which it is read, or None where it stays float.
-        layout, geometry: how the node multiplies.
-        rounds: the rounding looks at what it meets; else only its bias is corrected by that.
-        bias: the constant that can take up a mean error, or None.
+        index: index of the data input.
+        tensor: name of the data input.
+        reads: the site through which the data input is read, or None if it stays float.
+        layout, geometry: weight layout and input geometry of the node.
+        rounds: whether the rounding uses input statistics; else only the bias is corrected.
+        bias: the constant that can compensate a mean error, or None.
     """
 
     node: Node = field(compare=False)
@@ -50,26 +50,26 @@ class Layer:
     bias: Constant | None = field(default=None, compare=False)
 
     def bytes_of_moments(self, *, two_streams: bool, hold_out: bool = False) -> int:
-        """What its moments take while they are summed; next to nothing where only means are."""
+        """Return the memory of its moments during accumulation; 0 if only means are needed."""
         if not self.rounds:
             return 0
         return bytes_for(self.layout, two_streams) * (1 + hold_out)
 
 
 def looks_at_inputs(site: Site) -> bool:
-    """Whether the rounding of a weight wants to see what its layer meets."""
+    """Return whether the rounding of a weight uses input statistics."""
     kind = ROUNDERS.get(site.rounding.name)
     return (kind is not None and kind.needs_moments) or site.rounding.scale == "search"
 
 
 def layers_of(graph: Graph, plan: Plan, *, correct: bool) -> tuple[list[Layer], list[Refusal]]:
-    """The layers of the main graph that the roundings of `plan` want to see, in order.
+    """Return the layers of the main graph that need input statistics according to `plan`, in order.
 
     Args:
-        correct: layers with a bias of their own are wanted for that, whatever their rounding.
+        correct: include layers that have a separate bias, whatever their rounding.
 
     Returns:
-        The layers; those that cannot be seen, and why: their weights go to the nearest code.
+        The layers; and refusals for layers that are not supported: their weights are rounded to nearest.
     """
     read = {reader: site for site in plan.sites for reader in site.readers}
     biases = biases_of(graph) if correct else {}
@@ -100,7 +100,7 @@ def layers_of(graph: Graph, plan: Plan, *, correct: bool) -> tuple[list[Layer], 
 
 
 def _layer(node: Node, site: Site, index: int, read: dict[Reader, Site], bias: Constant | None) -> Layer | None:
-    """The layer at a node; None where it is no product of rows with a matrix."""
+    """Return the layer of a node; None if it is not a product of rows with a matrix."""
     weight = constant(node.inputs[1 - index])
     layout = None if weight is None else layout_of(node.op, node.attrs, tuple(weight.shape))
     geometry = None if layout is None else geometry_of(node.op, node.attrs, layout)
@@ -113,7 +113,7 @@ def _layer(node: Node, site: Site, index: int, read: dict[Reader, Site], bias: C
 def in_budget(
     layers: Iterable[Layer], memory: int, *, two_streams: bool, hold_out: bool = False
 ) -> tuple[list[Layer], list[Refusal]]:
-    """Those whose moments fit into `memory` each; the others as refusals."""
+    """Return the layers whose moments fit into `memory` each, and the others as refusals."""
     found, refusals = [], []
     for layer in layers:
         size = layer.bytes_of_moments(two_streams=two_streams, hold_out=hold_out)
@@ -130,15 +130,15 @@ def in_budget(
 
 @dataclass
 class Watched:
-    """The sums of one input, for all layers that read it the same way.
+    """Second-moment accumulator of one input, for all layers that read it the same way.
 
     Attributes:
         name: of these sums.
-        tensor: what is read.
+        tensor: the input.
         site: through which it is read.
-        layers: by whom.
-        sums: of the first of them.
-        held: of every fifth sample, where the others are to be judged on them; see `share_of`.
+        layers: that read it.
+        sums: with the layout of the first layer.
+        held: sums of every fifth sample, the hold-out set, if one is needed; see `share_of`.
     """
 
     name: str
@@ -149,7 +149,7 @@ class Watched:
     held: MomentSums | None = None
 
     def add(self, value: Array, quantized: Array | None, samples: Sequence[int]) -> None:
-        """One sample, or several along the leading axis; `samples`: their ranks in the order of contents."""
+        """Accumulate one sample, or several stacked along the leading axis; `samples`: their ranks in content order."""
         if self.held is None:
             self.sums.add(value, quantized, sample=samples)
             return
@@ -165,19 +165,19 @@ class Watched:
                 )
 
     def moments(self, layer: Layer) -> Moments:
-        """Of one of the layers, on all samples."""
+        """Return the moments for one of the layers, over all samples."""
         fit, held = self.parts(layer)
         return fit if held is None else fit.merged(held)
 
     def parts(self, layer: Layer) -> tuple[Moments, Moments | None]:
-        """Of one of the layers: on most samples, and on those that are held out, where some are."""
+        """Return the moments for one of the layers: over the fit samples, and over the hold-out set if there is one."""
         held = None if self.held is None else replace(self.held.moments(), layout=layer.layout)
         return replace(self.sums.moments(), layout=layer.layout), held
 
 
 @dataclass
 class WatchedMeans:
-    """Likewise for layers whose biases alone are corrected by what they meet."""
+    """Mean accumulator of one input, for layers of which only biases are corrected. See `Watched`."""
 
     name: str
     tensor: str
@@ -186,11 +186,11 @@ class WatchedMeans:
     sums: MeanSums
 
     def add(self, value: Array, quantized: Array | None, samples: Sequence[int]) -> None:
-        """One sample, or several that lie along the leading axis."""
+        """Accumulate one sample, or several stacked along the leading axis."""
         self.sums.add(value, quantized, sample=samples)
 
     def means(self, layer: Layer) -> Means:
-        """Of one of the layers."""
+        """Return the means for one of the layers."""
         return replace(self.sums.means(), layout=layer.layout)
 
 
@@ -205,11 +205,11 @@ def watched(
     seed: int,
     hold_out: bool = False,
 ) -> list[Seen]:
-    """One sum for all layers that read the same tensor through the same site with the same geometry.
+    """Create one accumulator for all layers that read the same tensor through the same site with the same geometry.
 
     Args:
-        rows: how many rows of a sample a layer sees; None: all.
-        hold_out: some samples are summed apart.
+        rows: returns the number of rows per sample that a layer uses; None: all.
+        hold_out: accumulate a hold-out set separately.
     """
     found: dict[object, Seen] = {}
     for layer in layers:
@@ -230,7 +230,7 @@ def watched(
 
 
 def _same_for(layout: Layout) -> Layout:
-    """The layout with one output a group: all of it that matters to how the input is read."""
+    """Return the layout with one output per group, which keeps everything that matters for reading the input."""
     shape = (1, 1, *layout.shape[2:]) if layout.op in CONVOLUTIONS else (*layout.shape[:-2], 1, 1)
     return Layout(layout.op, shape, layout.groups, 1, layout.inputs, (), ())
 

@@ -1,9 +1,9 @@
-"""Roundings that look at inputs: layer by layer, the moments of what each weight meets, then its codes.
+"""Layer-wise weight reconstruction: computes the second moments of each layer's inputs, then rounds its weight.
 
-A float and a quantized stream advance together: when they reach a layer, all before it is quantized, its moments are
-summed while the samples pass, and its weight is rounded. So the work is linear in the number of layers, and what is
-held is two activations of the samples at a time (in a `TensorStore` each) and the moments of the layers at hand,
-whatever the number of samples.
+A float and a quantized stream of activations advance together. When they reach a layer, all layers before it are
+quantized; its moments are accumulated over the samples, and its weight is rounded. The work is linear in the number of
+layers. Memory holds two sets of activations of the samples at a time (in a `TensorStore` each) and the moments of the
+current layers, independent of the number of samples.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from sbonnx.reconstruct.layer_inputs import Layer, Seen, in_budget, layers_of
 from sbonnx.spec import Array, Bounds
 
 WORTH_THREADS: Final = 0.002
-"""Seconds of a sample in a stage, both streams, from which threads gain more than Python makes them wait. Measured."""
+"""Time per sample in a stage, both streams, in seconds, from which threads gain more than the GIL costs. Measured."""
 
 LEAST_MEMORY: Final = 256 << 20
-"""Bytes that the moments of a layer may take whatever the budget."""
+"""Bytes that are always allowed for the moments of one layer."""
 
 
 def walk_rounding(
@@ -58,21 +58,21 @@ def walk_rounding(
     progress: Progress,
     count: int | None = None,
 ) -> Walked:
-    """Round the weights of `plan` whose roundings look at inputs; with `asym`, measure activations on the way.
+    """Round the weights of `plan` whose rounding uses inputs. With `asym`, measure activations on the way.
 
     Args:
         graph, plan: as for `calibrate`; not changed.
-        units: the data, sorted and numbered by content, walked several times; see `CanonicalUnits`.
-        floats: ranges in the float stream by site key; sites without stay without.
+        units: the data, sorted and numbered by content, iterated several times; see `CanonicalUnits`.
+        floats: ranges in the float stream by site key; sites without a range get none.
         options: see `Reconstruction`.
-        asym: see `walk_quantized`; None: the ranges stay those of the float stream.
-        samples: how many there are.
-        device, threads: where stages run, and how many samples at a time.
-        memory: bytes for waiting activations, and as many (`LEAST_MEMORY` at least) for the moments of a layer.
-        progress: told of `count` pieces a stage.
+        asym: see `walk_quantized`; None: the ranges of the float stream are used.
+        samples: number of samples.
+        device, threads: device of the stages, and number of samples in parallel.
+        memory: bytes for stored activations, and the same amount (at least `LEAST_MEMORY`) for the moments of a layer.
+        progress: notified of `count` pieces per stage.
 
     Raises:
-        NumericError: NaN or Inf that quantization brought about, named with the sample.
+        NumericError: quantization caused NaN or Inf; the message names the sample.
         DataError, ModelError, DeviceError: see `LayerRunner`.
     """
     layers, refusals = layers_of(graph, plan, correct=options.correct)
@@ -93,7 +93,7 @@ def walk_rounding(
 
 @dataclass
 class _Walk:
-    """The state of one walk; see `walk_rounding`."""
+    """State of one run of `walk_rounding`."""
 
     fit: Fitter
     layers: Sequence[Layer]
@@ -109,7 +109,7 @@ class _Walk:
     # --- two streams -------------------------------------------------------------------------------
 
     def through_stages(self, units: Iterable[Unit], asym: Asym | None, progress: Progress, count: int | None) -> None:
-        """Both streams, stage by stage: what a stage computes is what the layers of the next ones meet."""
+        """Run both streams stage by stage. The outputs of a stage are inputs of the layers in later stages."""
         moves = asym is not None and asym.moves_ranges
         sites = measured_sites(self.graph, self.fit.plan, self.fit.floats) if moves else {}
         readers = frozenset(Reader(layer.node.name, layer.index) for layer in self.layers)
@@ -123,7 +123,7 @@ class _Walk:
         stages.run(units, sites, progress)
 
     def _look(self, units: Iterable[Unit], layers: Sequence[Layer]) -> None:
-        """Layers that read inputs of the model: those are the same in both streams, but for their quantization."""
+        """Round layers that read model inputs, which are equal in both streams except for their quantization."""
         sums = self.fit.watch(layers)
         for unit in units if sums else ():
             for one in sums:
@@ -134,7 +134,7 @@ class _Walk:
     # --- one stream --------------------------------------------------------------------------------
 
     def in_float(self, units: Iterable[Unit], progress: Progress, count: int | None) -> None:
-        """All layers by the inputs of the float network; in as many passes as their moments need memory."""
+        """Round all layers by inputs of the float network, in as many passes as their moments need memory."""
         for number, some in enumerate(_passes(self.layers, max(self.memory, LEAST_MEMORY))):
             progress.start(f"rounding by float inputs, pass {number + 1}", count)
             sums = self.fit.watch(some)
@@ -155,7 +155,7 @@ class _Walk:
             self.fit.take(sums)
 
     def _session(self, names: Sequence[str]) -> LayerRunner:
-        """A session over the float graph that gives these tensors."""
+        """Create a session over the float graph that returns these tensors."""
         inputs = tuple(tensor.name for tensor in self.graph.inputs)
         piece = Segment(inputs, tuple(names), tuple(names)).model(self.graph, self.fit.numbers.tensors)
         return LayerRunner(piece, device=self.device, threads=1, name="the model")
@@ -163,14 +163,14 @@ class _Walk:
 
 @dataclass
 class _Stages:
-    """Both streams on their way through the stages."""
+    """Runs both streams through the stages."""
 
     walk: _Walk
     segments: Sequence[Segment]
     uses: Mapping[Reader, Site]
 
     def run(self, units: Iterable[Unit], sites: Mapping[str, Sequence[Site]], progress: Progress) -> None:
-        """All samples through a stage in both streams, then the layers that come next are rounded, and so on."""
+        """For each stage, run all samples in both streams, then round the layers that read its outputs."""
         half = (self.walk.memory - memory_of_inputs(self.walk.memory)) // 2
         with TensorStore(half) as floats, TensorStore(half) as codes:
             keepers = Keeper(self.segments, floats), Keeper(self.segments, codes)
@@ -190,7 +190,7 @@ class _Stages:
                 self.walk.fit.take(sums)
 
     def _looked_at(self) -> list[str]:
-        """Everything that stages look at."""
+        """Return all tensors that are observed in any stage."""
         return list(dict.fromkeys(name for segment in self.segments for name in segment.observed))
 
     def _stage(
@@ -202,7 +202,7 @@ class _Stages:
         sites: Mapping[str, Sequence[Site]],
         progress: Progress,
     ) -> list[Unit]:
-        """One stage; the samples that went through, without their feeds."""
+        """Run one stage. Return the processed samples without their feeds."""
         segment, walk = self.segments[number], self.walk
         wishes = wishes_of([site for some in sites.values() for site in some])
         sketches = {key: wish.sketch(key[1]) for key, wish in wishes.items()}
@@ -244,14 +244,14 @@ class _Stages:
         return places
 
     def _measure(self, sketches: Mapping[tuple[str, int | None], Sketch], sites: Mapping[str, Sequence[Site]]) -> None:
-        """The ranges of what a stage computed are known to the next."""
+        """Set the ranges of the stage's outputs, which the next stage uses."""
         for some in sites.values():
             for site in some:
                 self.walk.fit.numbers.measure(site, sketches[site.tensor, site.spec.axis])
 
 
 def _by_sample(value: Array, unit: Unit) -> Iterator[tuple[Unit, Array]]:
-    """Each sample of a unit, and its part of a tensor."""
+    """Yield each sample of a unit with its slice of a tensor."""
     if not unit.parts:
         yield unit, value
     for place, part in enumerate(unit.parts):
@@ -259,7 +259,7 @@ def _by_sample(value: Array, unit: Unit) -> Iterator[tuple[Unit, Array]]:
 
 
 def _check_finite(values: Mapping[str, Array], names: Sequence[str], unit: Unit) -> None:
-    """Guard for what quantization broke."""
+    """Raise an error if quantization caused NaN or Inf."""
     for name in names:
         if name in values and values[name].dtype.kind == "f" and not np.isfinite(values[name]).all():
             where = next(part.where for part, value in _by_sample(values[name], unit) if not np.isfinite(value).all())
@@ -270,7 +270,7 @@ def _check_finite(values: Mapping[str, Array], names: Sequence[str], unit: Unit)
 
 
 def _passes(layers: Sequence[Layer], memory: int) -> Iterator[list[Layer]]:
-    """The layers, as many at a time as their moments fit into `memory`."""
+    """Yield groups of layers whose moments fit into `memory` together."""
     some: list[Layer] = []
     used = 0
     for layer in layers:

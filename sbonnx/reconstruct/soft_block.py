@@ -1,4 +1,4 @@
-"""One block on torch: weights rounded softly, activations fake-quantized, both with gradients."""
+"""One block in torch, with soft-rounded weights and fake-quantized activations, differentiable in both."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from sbonnx.spec import Array, Bounds, QParams
 from sbonnx.torchnet import TorchNet, torch_module
 
 BESIDE: Final = "/float"
-"""Behind the name of an input of the block: the same in the float network."""
+"""Suffix of the name of a block input for its values in the float network."""
 
 READ: Final = "FakeQuant"
-"""Nodes that stand for reading a tensor through its codes, or an input of the block as the streams are mixed."""
+"""Op of inserted nodes that fake-quantize a tensor, or mix both streams at a block input."""
 
 
 @dataclass
 class Read:
-    """How an activation is read: through its codes, with a scale that may be learned.
+    """Fake quantization of one activation, optionally with a learned scale.
 
     Attributes:
-        qparams: its numbers; None: as it is.
-        part: logarithm of what the scale is multiplied with, a tensor with a gradient where it is learned.
+        qparams: scale and zero point; None: not quantized.
+        part: logarithm of the factor of the scale, a tensor that requires a gradient if the scale is learned.
     """
 
     qparams: QParams | None
     part: Any = None
 
     def fake_quant(self, torch: Any, x: Any) -> Any:
-        """`x` as its codes mean it. The gradient passes through the rounding, and is cut off where codes are.
+        """Quantize and dequantize `x`, with a straight-through gradient that is 0 for clipped values.
 
-        Source: Esser et al. 2020 (LSQ), equations 1 to 3: with the rounding passed through, the gradient of the scale
-        follows from the arithmetic.
+        Source: Esser et al. 2020 (LSQ), equations 1 to 3: with the straight-through rounding, autograd yields the
+        gradient of the scale.
         """
         if self.qparams is None:
             return x
@@ -63,14 +63,14 @@ class Read:
         return passed * (scale if self.part is None else scale * self.part.exp())
 
     def _beside(self, torch: Any, numbers: Array, x: Any) -> Any:
-        """Scales or zero points as a tensor that stands beside `x`."""
+        """Reshape scales or zero points so that they broadcast with `x`."""
         if self.qparams is None:
             raise ValueError("there are no numbers to read with")
         wide = self.qparams.along(numbers.astype(np.float32), tuple(x.shape))
         return torch.from_numpy(np.array(wide)).to(x.device)
 
     def bounds(self) -> Bounds | None:
-        """The range at the learned scale; None where it was not learned."""
+        """Return the range at the learned scale; None if the scale was not learned."""
         if self.qparams is None or self.part is None:
             return None
         limits, factor = self.qparams.limits, np.exp(self.part.detach().cpu().numpy().astype(np.float64))
@@ -78,17 +78,17 @@ class Read:
 
 
 class SoftBlock:
-    """A piece of the graph, to be evaluated with values for its weights.
+    """A piece of the graph that is evaluated with given values for its weights.
 
     Args:
-        graph, numbers, uses: what is quantized, with which numbers, and who reads through which site.
+        graph, numbers, uses: the graph, quantization parameters, and sites by reader.
         segment: the piece.
-        weights: sites of the weights that are given at each evaluation; others are as their codes.
-        biases: constants that are given likewise, by who reads them.
-        device: torch's name.
+        weights: sites of the weights that are given at each evaluation; others use their codes.
+        biases: names of constants that are given at each evaluation, by reader.
+        device: torch device name.
 
     Raises:
-        ModelError: torch cannot evaluate it; the node is named.
+        ModelError: torch cannot evaluate the piece; the message names the node.
     """
 
     def __init__(
@@ -117,11 +117,11 @@ class SoftBlock:
         self.net = TorchNet(piece, device=device, hooks=self._hooks)
 
     def __call__(self, feeds: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-        """The outputs of the block.
+        """Evaluate the block and return its outputs.
 
         Args:
             feeds: its inputs in the quantized network, and those of the float one under their names + `BESIDE`.
-            values: what weights (by site key) and biases (by name of the constant) are.
+            values: values of weights (by site key) and biases (by name of the constant).
         """
         self._masks.clear()
         return self.net({**feeds, **{given(name): value for name, value in values.items()}})
@@ -133,7 +133,7 @@ class SoftBlock:
         weights: Mapping[str, Site],
         biases: Mapping[Reader, str],
     ) -> None:
-        """In place. Weights and biases that are learned become inputs."""
+        """Turn learned weights and biases into inputs of `piece`, in place."""
         made: dict[str, Variable] = {}
         for node in piece.nodes:
             for index, tensor in enumerate(list(node.inputs)):
@@ -150,7 +150,7 @@ class SoftBlock:
         piece.inputs.extend(made.values())
 
     def _read(self, piece: Graph, uses: Mapping[Reader, Site], numbers: Numbers, entering: set[str]) -> None:
-        """In place. What nodes read of activations passes through hooks."""
+        """Insert hooks in `piece` for fake-quantized activations, in place."""
         made: dict[tuple[str, str | None], Tensor] = {}
         front: list[Node] = []
         behind: dict[int, list[Node]] = {}
@@ -170,7 +170,7 @@ class SoftBlock:
         piece.nodes[:] = [*front, *(each for node in piece.nodes for each in (node, *behind.get(id(node), ())))]
 
     def _node(self, piece: Graph, tensor: Tensor, site: Site | None, numbers: Numbers, entering: bool) -> Node:
-        """A node that reads `tensor` as the site says, and its hook."""
+        """Create a node that reads `tensor` as given by the site, and register its hook."""
         label = f"{tensor.name}/read as it is" if site is None else f"{site.key}/read"
         read = Read(None if site is None else numbers.params(site))
         if site is not None:
@@ -190,7 +190,7 @@ class SoftBlock:
         return Node(READ, label, {}, inputs, [Variable(f"{label}/out", tensor.dtype, tensor.shape)])
 
     def _mixed(self, name: str, x: Any, read: Any, plain: Any | None) -> Any:
-        """By chance what is not quantized, element by element: of the float network where that is known (QDrop)."""
+        """Randomly replace elements of `read` by unquantized values, of the float network if known (QDrop)."""
         other = x if plain is None else plain
         if self.drop <= 0 or other is read:
             return read
@@ -201,7 +201,7 @@ class SoftBlock:
 
 
 def given(name: str) -> str:
-    """What an input of the piece is called that stands for a weight or bias."""
+    """Return the name of the input of the piece for a weight or bias."""
     return f"{name}/given"
 
 
