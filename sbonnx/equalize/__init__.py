@@ -1,8 +1,8 @@
-"""Transformations of the float graph that keep what it computes and are easier to quantize.
+"""Equalization: function-preserving transformations of the float graph that make it easier to quantize.
 
-The scales of channels are followed through the graph (`trace`, by the tables of `rules` and `moving`) to the constants
-that take them up (`parts`); `cross_layer` and `smooth` choose scales, `scales` puts them in. `absorb` moves biases,
-`split` cuts outliers in two.
+`trace` follows the scales of channels through the graph (with the rules in `rules` and `channel_flow.ops`) to the
+constants that can absorb them (`channel_flow.constants`). `cross_layer` and `smooth` compute scales, `scales` applies
+them. `absorb` moves biases, `split` splits outlier channels.
 """
 
 from __future__ import annotations

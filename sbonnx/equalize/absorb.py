@@ -1,4 +1,4 @@
-"""High biases moved into the next layer: what a Relu never sees below some value is added after it just as well."""
+"""Bias absorption: moves the part of a bias that a Relu never clips into the bias of the next layer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WHAT: Final = "absorb bias"
 
 
 def before_relus(traced: Traced) -> dict[str, int]:
-    """Tensors whose lowest values a channel are wanted, with their channel axis: outputs that a Relu alone reads."""
+    """Return tensors whose minimum per channel is needed, with their channel axis: outputs read only by a Relu."""
     found = {}
     for weight in traced.weights:
         tensor = weight.node.outputs[0]
@@ -37,21 +37,21 @@ def _has_bias(weight: Weight) -> bool:
 
 
 def absorb(graph: Graph, traced: Traced, lows: Mapping[str, Array]) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
-    """In place. Lower the output of each layer before a Relu by what it never falls below.
+    """Lower the output of each layer before a Relu by its minimum, if that is positive, in place.
 
         c = max(0, low);   relu(W x + b) = relu(W x + b - c) + c   wherever W x + b >= c
         b = b - c  in the layer;   b = b + V c  in each layer with the weight V that reads it
 
-    Only where the next layers have a bias and see c everywhere, so where they do not pad with zeros. The function is
-    the same on all values that keep to `lows`. The paper takes them from batch norms (mean - 3 std); what calibration
-    saw is surer: on a MobileNetV2 with inputs of another size than in training, batch norms cost 3 points of top-1.
+    Only possible if the next layers have a bias and read c at every position, so not with zero padding. The function is
+    unchanged for all values within `lows`. The paper takes them from batch norms (mean - 3 std); measured values are
+    more reliable: on a MobileNetV2 with inputs of another size than in training, batch norms cost 3 points of top-1.
 
     Args:
-        traced: of this graph as it is.
+        traced: of this graph in its current state.
         lows: by tensor before the Relu, float64 (channels,).
 
     Returns:
-        names of the layers whose bias was lowered, and why others were not that have something to absorb.
+        names of the layers whose bias was lowered, and refusals for others with a positive minimum.
 
     Source: Nagel et al. 2019, Data-Free Quantization Through Weight Equalization and Bias Correction, section 4.1.3.
     """
@@ -68,7 +68,7 @@ def absorb(graph: Graph, traced: Traced, lows: Mapping[str, Array]) -> tuple[tup
         uses = readers(tensor)
         relu = uses[0][0] if len(uses) == 1 and uses[0][0].op == "Relu" and tensor.name not in held else None
         if relu is None:
-            continue  # nothing cuts at 0, so nothing is won
+            continue  # nothing is clipped at 0, so there is nothing to gain
         why = _why_not(weight, relu, by_node, held)
         if why is not None:
             refused.append(Refusal(WHAT, weight.node.name, why))
@@ -96,7 +96,7 @@ def _why_not(weight: Weight, relu: Node, by_node: Mapping[int, Weight], held: se
 
 
 def _move(graph: Graph, weight: Weight, after: list[Weight], c: Array, names: Names) -> None:
-    """In place. Take c off one bias, and put what it was worth on the others."""
+    """Subtract c from one bias, and add its effect to the biases of the next layers, in place."""
     alpha, beta = _factors(weight.node)
     weight.set_bias(_wide(weight) - c / beta, names)
     for reader in after:
@@ -110,12 +110,12 @@ def _move(graph: Graph, weight: Weight, after: list[Weight], c: Array, names: Na
 
 
 def _factors(node: Node) -> tuple[float, float]:
-    """Gemm's alpha and beta."""
+    """Return alpha and beta of Gemm."""
     return float(node.attrs.get("alpha", 1.0)), float(node.attrs.get("beta", 1.0))
 
 
 def _wide(weight: Weight) -> Array:
-    """The bias as one float64 an output channel."""
+    """Return the bias broadcast to all output channels, float64."""
     bias = weight.bias
     if bias is None:
         return np.zeros(weight.view.out_channels)

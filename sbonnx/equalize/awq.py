@@ -1,17 +1,17 @@
-"""Activation-aware scaling: input channels that carry much are made finer in the weight, and smaller in the input.
+"""Activation-aware weight quantization (AWQ): scales input channels so that important ones are rounded more finely.
 
-A product y = x W keeps its value as ``(x / s) (s W)``. Rounding ``s W`` in blocks makes the error of rows with a large
-s smaller by 1 / s, as long as they do not set the range of their block. Candidates are
+A product y = x W keeps its value as ``(x / s) (s W)``. Rounding ``s W`` in blocks reduces the error of rows with a
+large s by 1 / s, as long as they do not determine the range of their block. Candidates are
 
     s = m ^ a           (m: root mean square of each input channel; a from 0, no scaling, to 1)
     s = m ^ a / w ^ (1 - a)     (w: mean absolute weight of the channel, relative to the largest of its block)
 
-and the one with the least output error by the second moments of the inputs is taken, for all weights that read one
-tensor together; it is never worse than none. 1 / s goes into what computes the input where nothing else reads that
-(weights, biases, gains of norms), else into one Mul before the products.
+The candidate with the least output error by the second moments of the inputs is used, for all weights that read one
+tensor together; it is never worse than no scaling. 1 / s is folded into the node that computes the input if nothing
+else reads that input (weights, biases, gains of norms), else into one Mul before the products.
 
 Source: Lin et al. 2023, "AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration", section 3.2,
-and the second form as in its authors' code; they measure outputs, here moments stand for them.
+and the second form as in its authors' code. They measure outputs; here moments are used instead.
 """
 
 from __future__ import annotations
@@ -35,25 +35,27 @@ from sbonnx.spec import Array
 STEP: Final = "scale by activations"
 
 GRID: Final = 20
-"""Steps from the exponent 0 to 1, as in the paper."""
+"""Number of steps of the exponent from 0 to 1, as in the paper."""
 
 COARSE: Final = 4
-"""Steps between the exponents that are tried at first; then those next to the best, in steps half as long."""
+"""Step between the exponents of the coarse search, which is then refined around the best one with halved steps."""
 
 LARGEST: Final = 1e3
-"""How far a scale may go from 1 either way."""
+"""Limit of scales and of their inverses."""
 
 WORTH: Final = 0.95
-"""A scale is taken where the error falls to this share or below: a Mul, or a moved weight, is not for nothing."""
+"""Maximum relative error for which a scale is used, because an additional Mul or a changed weight has a cost."""
 
 WRITES_OUTPUT: Final = (
     "writes an output of the model, for which squared error is no measure; the paper leaves it out too"
 )
-"""Scaled by it, the classifier of a small Llama has 0.83 of the squared error, and KL from float 0.0102 for 0.0088."""
+"""With scaling, the classifier of a small Llama has 0.83 of the squared error, but KL from float 0.0102, not 0.0088."""
 
 FakeQuant = Callable[[Array], Array]
-"""A weight as it lies in the file → what its nearest codes mean, the same shape, by ranges that the file's observer
-chooses for it: a scale that helps min-max ranges can harm those of least error."""
+"""Maps a weight in its file layout to its dequantized nearest values, in the same shape.
+
+It must use the ranges of the file's observer: a scale that helps min-max ranges can harm least-error ranges.
+"""
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ class Aware:
     """A product whose weight will be rounded.
 
     Attributes:
-        moments: of its inputs in the float network; one stream, one group.
-        fake_quant: rounds a weight of its shape.
+        moments: second moments of its inputs in the float network; one stream, one group.
+        fake_quant: quantizes and dequantizes a weight of its shape.
     """
 
     moments: Moments
@@ -71,12 +73,12 @@ class Aware:
 
 @dataclass(frozen=True)
 class Scaled:
-    """A tensor that is scaled.
+    """A scaled tensor.
 
     Attributes:
         tensor: its name.
-        share: what the output error of its readers falls to, by their moments and nearest codes.
-        multiplied: by a Mul before its readers, not in what computes it.
+        share: relative output error of its readers after scaling, by their moments with nearest rounding.
+        multiplied: scaled by a Mul before its readers, not in the node that computes it.
     """
 
     tensor: str
@@ -94,15 +96,15 @@ class _Set:
 
 
 def awq(graph: Graph, layers: Mapping[str, Aware], *, multiply: bool = True) -> tuple[list[Scaled], list[Refusal]]:
-    """Scale the inputs of products by what they meet. In place; the function stays, but for rounding of floats.
+    """Scale the inputs of matrix products by their second moments, in place. The function is unchanged up to rounding.
 
     Args:
         graph: float, sorted.
         layers: by node name; MatMul and Gemm with a constant matrix on the right.
-        multiply: a Mul may stand before products whose input nothing else takes up.
+        multiply: allow a Mul before products whose input scale cannot be folded.
 
     Returns:
-        The tensors that are scaled; what is not, and why.
+        The scaled tensors; refusals with the reason for all others.
     """
     done: list[Scaled] = []
     refusals: list[Refusal] = []
@@ -142,7 +144,7 @@ def awq(graph: Graph, layers: Mapping[str, Aware], *, multiply: bool = True) -> 
 
 
 def _sets(graph: Graph, layers: Mapping[str, Aware]) -> list[_Set]:
-    """The products by the tensor that they read, in order."""
+    """Group the products by the tensor that they read, in order."""
     found: dict[int, tuple[Tensor, Body, list[Node]]] = {}
     for _, body in query.scopes(graph):
         for node in body.nodes:
@@ -161,7 +163,7 @@ def _weight(node: Node) -> Array:
 
 
 def _search(one: _Set, layers: Mapping[str, Aware]) -> tuple[Array | None, float]:
-    """The best scale of a tensor, float64 (K,), and the share of the error that is left; None where none pays."""
+    """Search the best scale of a tensor, float64 (K,), and the remaining error share; None if the gain is too small."""
     size = np.zeros(0)
     wide = np.zeros(0)
     parts = []
@@ -193,7 +195,7 @@ def _search(one: _Set, layers: Mapping[str, Aware]) -> tuple[Array | None, float
 
 
 def _candidate(size: Array, wide: Array, form: int, step: int) -> Array:
-    """A scale to try, its smallest and largest about 1: of inputs alone (form 0), or of weights as well (1)."""
+    """Return a candidate scale, centred on 1: from inputs only (form 0), or from inputs and weights (form 1)."""
     share = step / GRID
     s = size**share / (wide ** (1 - share) if form else 1.0)
     found: Array = np.clip(s / np.sqrt(s.max() * s.min()), 1 / LARGEST, LARGEST)
@@ -201,10 +203,11 @@ def _candidate(size: Array, wide: Array, form: int, step: int) -> Array:
 
 
 def _error(aware: Aware, matrix: Array, a: Array, s: Array | None) -> float:
-    """Squared output error of one product, summed over rows and outputs, with its inputs over `s`.
+    """Return the squared output error of one product, summed over rows and outputs, with its inputs divided by `s`.
 
     Args:
-        matrix: (O, K) float32. a: sum of x x^T, (K, K) float32.
+        matrix: (O, K) float32.
+        a: sum of x x^T, (K, K) float32.
     """
     layout = aware.moments.layout
     factor = np.ones(matrix.shape[1], np.float32) if s is None else s.astype(np.float32)
@@ -214,7 +217,7 @@ def _error(aware: Aware, matrix: Array, a: Array, s: Array | None) -> float:
 
 
 def _groups(traced: Traced, one: _Set, length: int) -> Array | None:
-    """The groups of the channels of a tensor, (K,): one each, that weights of no other node read; None elsewhere."""
+    """Return the groups of a tensor's channels, (K,); None if they are shared or read by weights of other nodes."""
     ids = traced.ids.get(one.tensor.name)
     if ids is None or ids.shape[-1] != length or ids.size != length:
         return None
@@ -227,7 +230,7 @@ def _groups(traced: Traced, one: _Set, length: int) -> Array | None:
 
 
 def _multiply(one: _Set, s: Array, names: edit.Names) -> None:
-    """In place. The products read the tensor times 1 / s, and their weights have s on their inputs."""
+    """Insert a Mul so that the products read the tensor times 1 / s, and multiply their weights by s, in place."""
     kind = query.dtype(one.tensor)
     inverse = edit.add_constant(one.body, f"{one.tensor.name}_inverse_scale", (1 / s).astype(kind), names)
     scaled = Variable(names.fresh(f"{one.tensor.name}_scaled"), kind, one.tensor.shape)
@@ -244,5 +247,5 @@ def _multiply(one: _Set, s: Array, names: edit.Names) -> None:
 
 
 def _summed(node: Node) -> int:
-    """The axis of a product's weight that is summed over."""
+    """Return the axis of a product's weight that is summed over."""
     return 1 if node.op == "Gemm" and node.attrs.get("transB", 0) else 0

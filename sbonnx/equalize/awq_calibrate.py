@@ -1,4 +1,4 @@
-"""What the products of a plan meet in the float network, and their inputs scaled by it (`sbonnx.equalize.awq`)."""
+"""AWQ calibration: measures second moments of matrix product inputs, then scales them by `sbonnx.equalize.awq`."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from sbonnx.report import Refusal
 from sbonnx.spec import Array, ScaleRule, params_from_bounds
 
 LOOKS: Final = RoundingChoice("gptq")
-"""A rounding that looks at inputs: so that the layers of all weights are found."""
+"""Any rounding that uses inputs, so that `layers_of` returns the layers of all weights."""
 
 ROWS: Final = 256
-"""Rows of a sample that a product sees at most: scales come of the mean over all of them."""
+"""Maximum number of rows per sample and product: scales depend on means over all rows."""
 
 
 def scale_by_activations(
@@ -46,18 +46,18 @@ def scale_by_activations(
     memory: str | int = "2 GiB",
     progress: Progress | None = None,
 ) -> tuple[list[Scaled], list[Refusal]]:
-    """Scale the inputs of the products that `plan` rounds by what they meet on the data; see `awq`. In place.
+    """Scale the inputs of the matrix products that `plan` rounds, by their input activations on the data, in place.
 
-    The data are walked once, or as often as the moments of the products need to stay within `memory`. A Mul is put
-    before products only where no activation is quantized: pairs stand where the plan says.
+    The data are processed once, or several times if the moments of all products exceed `memory`. A Mul is inserted
+    before products only if no activation is quantized, because the plan fixes the position of Q/DQ pairs. See `awq`.
 
     Args:
-        graph, plan: as planned; the plan stays good.
-        data: samples; what they are is not kept.
-        device, threads: where samples run, and how many at a time.
+        graph, plan: a graph and its plan; the plan remains valid.
+        data: calibration samples.
+        device, threads: device of the model, and number of samples in parallel.
 
     Returns:
-        The tensors that are scaled; what is not, and why.
+        The scaled tensors; refusals with the reason for all others.
 
     Raises:
         DataError, ModelError, DeviceError: see `LayerRunner`.
@@ -89,7 +89,7 @@ def scale_by_activations(
 
 
 def _aware(one: Watched, layer: Layer, rule: ScaleRule) -> Aware:
-    """Inputs of `awq` for one layer: second moments and the quantizer of the exported file with nearest rounding."""
+    """Create the inputs of `awq` for one layer: second moments, and fake quantization as in the exported file."""
     return Aware(one.moments(layer), _fake_quant(layer.site, rule))
 
 
@@ -103,7 +103,7 @@ def _fake_quant(site: Site, rule: ScaleRule) -> Callable[[Array], Array]:
 def _run(
     graph: Graph, units: Iterable[Unit], sums: Sequence[Watched], device: str, threads: int, progress: Progress
 ) -> None:
-    """All samples through the float network, and what the layers meet into their sums."""
+    """Run all samples through the float network and accumulate the inputs of the layers."""
     made = {tensor.name for node in graph.nodes for tensor in node.outputs}
     names = [name for name in dict.fromkeys(one.tensor for one in sums) if name in made]
     inputs = tuple(tensor.name for tensor in graph.inputs)
@@ -124,7 +124,7 @@ def _run(
 
 
 def _passes(layers: Sequence[Layer], memory: int) -> Iterator[list[Layer]]:
-    """The layers, as many at a time as their moments fit into `memory`; those that read one tensor stay together."""
+    """Yield groups of layers whose moments fit into `memory` together. Layers that read one tensor stay together."""
     by_tensor: dict[str, list[Layer]] = {}
     for layer in layers:
         by_tensor.setdefault(layer.tensor, []).append(layer)

@@ -1,4 +1,4 @@
-"""`channel_ranges`: the range of every channel of some tensors, as the float graph computes them."""
+"""Measures the range of every channel of some tensors in the float graph."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def channel_ranges(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Bounds]:
-    """Walk the data once over the float graph; the exact lowest and highest value of every channel.
+    """Run the float graph over the data once and return the exact minimum and maximum of every channel.
 
     Args:
         graph: simplified and fused; not changed.
         wanted: channel axis by tensor name.
         device, memory, threads: see `calibrate`.
-        progress: told as feeds are done.
+        progress: notified of each processed feed.
 
     Returns:
-        bounds of shape (channels,) by tensor; what no sample reached (a branch that never ran, bodies of Loop and
-        Scan) is left out.
+        bounds of shape (channels,) by tensor. Tensors that no sample reached (a branch that never ran, bodies of Loop
+        and Scan) are left out.
 
     Raises:
         DataError: no data, or data that does not fit the model.

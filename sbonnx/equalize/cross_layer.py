@@ -1,4 +1,4 @@
-"""Cross-layer equalization: channels of two layers brought to the same range, by a scale that cancels between them."""
+"""Cross-layer equalization: scales channels of consecutive layers to equal ranges, by factors that cancel."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from sbonnx.graph.model import Normal
 from sbonnx.spec import Array
 
 SWEEPS: Final = 50
-"""Rounds over all layers at most."""
+"""Maximum number of iterations over all layers."""
 
 CLOSE: Final = 1e-3
-"""A round that moves no scale by more than this share is the last."""
+"""Convergence threshold: the iteration stops if no scale changes by more than this share."""
 
 REACH: Final = 3.0
-"""Standard deviations that a channel is taken to reach from its mean, as where the paper absorbs biases."""
+"""Assumed range of a channel in standard deviations from its mean, as in bias absorption of the paper."""
 
 LARGEST: Final = 1e4
-"""Bound on the scales and on their inverses. Channels of almost zero range would get arbitrary scales."""
+"""Limit of the scales and on their inverses. Channels of almost zero range would get arbitrary scales."""
 
 
 def cross_layer_scales(traced: Traced, normals: Mapping[str, Normal]) -> Array:
-    """Scales that bring the channels of each layer's output and of what reads it to equal ranges.
+    """Compute scales that equalize the channel ranges of each layer's output and of its readers.
 
     With p_i = r_i / max r for the range r_i of channel i of a weight, its largest absolute value:
 
         s_i = s_i sqrt(p_i(before) / p_i(after)),      before: rows of what computes i; after: columns of what reads it
 
-    until nothing moves, one set of channels that meet in a layer after the other. Where several layers compute or
-    read a channel (residual additions, concatenations, fires) the largest p counts. For one layer on each side it is
-    the fixed point of the paper's formula but for one factor for all channels, which per-tensor scales do not see.
+    iterated until convergence over sets of channels that share a layer. If several layers compute or read a channel
+    (residual additions, concatenations, fire modules) the largest p counts. For one layer on each side this is the
+    fixed point of the paper's formula up to one factor for all channels, which per-tensor scales do not depend on.
     Channels that are 0 on one side keep their scale.
 
-    Ranges of activations count as rows of what computes them (this is ours): by the formula alone a channel with small
-    weights and a large bias is enlarged until no other is left in the range of its tensor. The paper absorbs such
-    biases into the next layer, which convolutions that pad with zeros do not allow. On MobileNetV1, where the first
-    layer has such channels, one scale a tensor gives 0.044 of top-1 without and 0.53 with it (float 0.56).
+    Ranges of activations count as rows of the layer that computes them (this is ours): by the formula alone a channel
+    with small weights and a large bias is enlarged until it dominates the range of its tensor. The paper absorbs such
+    biases into the next layer, which is impossible for convolutions with zero padding. On MobileNetV1, where the first
+    layer has such channels, one scale per tensor gives 0.044 of top-1 without and 0.53 with it (float 0.56).
 
     Args:
-        normals: of outputs of layers, where batch norms were folded; of others the bias alone is known.
+        normals: statistics of layer outputs with folded batch norms; for other layers only the bias is used.
 
     Returns:
-        by group, float64 (groups,); 1 for fixed ones.
+        by group, float64 (groups,); 1 for fixed groups.
 
     Source: Nagel et al. 2019, Data-Free Quantization Through Weight Equalization and Bias Correction, section 4.1.
     """
@@ -76,8 +76,8 @@ class _Layer:
     Attributes:
         ranges: largest absolute value over the kernel, float32, shape of the view with the kernel reduced to 1.
         inputs, outputs: groups, (in channels,) and (out channels,).
-        rows, columns: the shapes that vectors over outputs and inputs take against `ranges`.
-        peaks: largest absolute value of each output channel as far as it is known, float64 (out channels,).
+        rows, columns: shapes in which vectors over outputs and inputs broadcast against `ranges`.
+        peaks: largest known absolute value of each output channel, float64 (out channels,).
     """
 
     ranges: Array
@@ -88,11 +88,11 @@ class _Layer:
     peaks: Array
 
     def reached(self, log: Array) -> Array:
-        """Peaks of channels with the scales exp(`log`), as shares of the largest."""
+        """Return the peaks of channels at the scales exp(`log`), relative to the largest."""
         return _shares(self.peaks / np.exp(log[self.outputs]))
 
     def over(self, shape: tuple[int, ...], log: Array) -> Array:
-        """Ranges of channels with the scales exp(`log`), as shares of the largest."""
+        """Return the ranges of channels at the scales exp(`log`), relative to the largest."""
         factor = np.exp(log[self.inputs]).reshape(self.columns) / np.exp(log[self.outputs]).reshape(self.rows)
         scaled = self.ranges * factor
         axes = tuple(axis for axis, size in enumerate(shape) if size == 1)
@@ -100,17 +100,17 @@ class _Layer:
 
 
 def _shares(values: Array) -> Array:
-    """Numbers of 0 or above as shares of the largest."""
+    """Divide nonnegative numbers by their maximum."""
     top = float(values.max(initial=0.0))
     return values / top if top > 0 else values
 
 
 @dataclass(frozen=True)
 class _Set:
-    """Channels that meet in a layer, with the layers that compute them and those that read them.
+    """Channels that share a layer, with the layers that compute them and those that read them.
 
     Attributes:
-        free: their groups, those that may be scaled.
+        free: the groups that may be scaled.
     """
 
     free: Array
@@ -119,10 +119,10 @@ class _Set:
 
 
 def _peaks(weight: Weight, ceilings: Array, normals: Mapping[str, Normal]) -> Array:
-    """Output range of each channel as `_Layer.peaks` has it, bounded by the Clip behind the layer.
+    """Return the output range of each channel for `_Layer.peaks`, limited by the following Clip.
 
     Args:
-        ceilings: upper bounds of the Clips behind it, (out channels,).
+        ceilings: upper bounds of the following Clips, (out channels,).
     """
     channels = weight.view.out_channels
     normal, bias = normals.get(weight.node.outputs[0].name), weight.bias
@@ -160,12 +160,12 @@ def _layer(weight: Weight, of: Array, ceilings: Array, normals: Mapping[str, Nor
 
 
 def _wide(shape: tuple[int, ...], full: tuple[int, ...]) -> tuple[int, ...]:
-    """`shape` with as many axes as `full`, from the right."""
+    """Prepend axes of size 1 until `shape` has as many axes as `full`."""
     return (1,) * (len(full) - len(shape)) + shape
 
 
 def _sets(layers: list[_Layer], fixed: Array) -> list[_Set]:
-    """Sets of groups that stand in one axis of a layer, in the order in which they are computed."""
+    """Partition groups into sets that share an axis of a layer, in the order in which they are computed."""
     owner = np.full(len(fixed), -1, np.int64)
     parent: list[int] = []
 
@@ -196,7 +196,7 @@ def _sets(layers: list[_Layer], fixed: Array) -> list[_Set]:
 
 
 def _step(one: _Set, log: Array, groups: int) -> Array:
-    """What is added to the logarithms of the scales of a set."""
+    """Return the update of the logarithms of a set's scales."""
     before, after = np.zeros(groups), np.zeros(groups)
     for layer in one.makers:
         np.maximum.at(before, layer.outputs, layer.over(layer.rows, log))

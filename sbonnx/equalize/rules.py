@@ -1,7 +1,7 @@
-"""What each op does to the scales of channels: one small function a kind, in one table.
+"""Propagation rules for channel scales: one small function per kind of op, in one table.
 
-With x / s for x, an op gives y / s (`_same`), y over another scale that its constants take up (linear ops, norms), or
-nothing of the kind: then its input keeps its values.
+For an input x / s, an op gives y / s (`_same`), or y with another scale that its constants absorb (linear ops, norms).
+For all other ops the input is not scaled.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from sbonnx.spec import Array
 
 
 def _same(trace: Trace, node: Node, body: Body) -> None:
-    """Element-wise, and y(c x) = c y(x) for c > 0."""
+    """Element-wise ops with y(c x) = c y(x) for c > 0."""
     trace.give(node.outputs[0], trace.known(node.inputs[0]))
 
 
 def _prelu(trace: Trace, node: Node, body: Body) -> None:
-    """Homogeneous for any constant slope."""
+    """PRelu is homogeneous for any constant slope."""
     if constant(node.inputs[1]) is None:
         trace.refuse(node)
     else:
@@ -35,7 +35,7 @@ def _prelu(trace: Trace, node: Node, body: Body) -> None:
 
 
 def _clip(trace: Trace, node: Node, body: Body) -> None:
-    """From 0 to infinity like Relu; from 0 to a number with a bound a channel."""
+    """Clip from 0 to infinity acts like Relu; from 0 to a number it gets one bound per channel."""
     bounds = [number(tensor) for tensor in node.inputs[1:]] if len(node.inputs) > 1 else []
     lo = bounds[0] if bounds else attribute(node, "min")
     hi = bounds[1] if len(bounds) > 1 and node.inputs[2].name else attribute(node, "max", np.inf)
@@ -52,7 +52,7 @@ def _clip(trace: Trace, node: Node, body: Body) -> None:
 
 
 def _linear(trace: Trace, node: Node, body: Body) -> None:
-    """Takes up the scales of its input, and of its output, where its weight is a constant of its own."""
+    """Linear op: absorbs the scales of its input and output if its weight is a constant that nothing else reads."""
     kind = LINEAR[node.op]
     weight = node.inputs[kind.weight]
     why = _not_foldable(node, weight)
@@ -75,7 +75,7 @@ def _linear(trace: Trace, node: Node, body: Body) -> None:
 
 
 def _not_foldable(node: Node, weight: Tensor) -> str | None:
-    """Why the constants of a linear node cannot take up scales, or None."""
+    """Return why the constants of a linear node cannot absorb scales, or None."""
     if constant(weight) is None:
         return f"the weight of {node.op} '{node.name}' is computed"
     if len(weight.outputs) > 1:
@@ -90,14 +90,14 @@ def _not_foldable(node: Node, weight: Tensor) -> str | None:
 
 
 def _in_axis(node: Node) -> int:
-    """The axis of the input that a linear node sums over."""
+    """Return the axis of the input that a linear node sums over."""
     if node.op in CONVOLUTIONS:
         return 1
     return -2 if node.op == "Gemm" and attribute(node, "transA", 0) else -1
 
 
 def _right_aligned(trace: Trace, node: Node, x: Tensor) -> Array | None:
-    """Ids of the data input, with as many axes as `_in_axis` needs."""
+    """Return the ids of the data input, with as many axes as `_in_axis` needs."""
     ids = trace.known(x)
     if ids is None:
         return None
@@ -107,7 +107,7 @@ def _right_aligned(trace: Trace, node: Node, x: Tensor) -> Array | None:
 
 
 def _product(trace: Trace, node: Node) -> None:
-    """A product of two activations: y = a b, where b's columns are scaled and a is not."""
+    """Product of two activations, y = a b: columns of b are scaled, a is not."""
     a, b = node.inputs
     ids = trace.known(b)
     trace.keep(a, f"MatMul '{node.name}' sums over it")
@@ -122,7 +122,7 @@ def _product(trace: Trace, node: Node) -> None:
 
 
 def _add(trace: Trace, node: Node, body: Body) -> None:
-    """Both sides have one scale; a constant vector takes it up."""
+    """Both operands get one scale; a constant vector absorbs it."""
     place = next((index for index, tensor in enumerate(node.inputs) if constant(tensor) is not None), None)
     if place is not None:
         _add_constant(trace, node, place)
@@ -151,7 +151,7 @@ def _add_constant(trace: Trace, node: Node, place: int) -> None:
 
 
 def _fits(ids: Array, values: Array) -> bool:
-    """Whether a constant takes up scales without becoming larger."""
+    """Return whether a constant can absorb scales without broadcasting to a larger shape."""
     try:
         return int(np.prod(np.broadcast_shapes(ids.shape, values.shape))) == values.size
     except ValueError:
@@ -159,7 +159,7 @@ def _fits(ids: Array, values: Array) -> bool:
 
 
 def _mul(trace: Trace, node: Node, body: Body) -> None:
-    """A gate passes what it multiplies; a constant vector is a scale of its own; a number changes nothing."""
+    """A gate passes the scale of its factor; a constant vector has a scale itself; a scalar changes nothing."""
     place = next((index for index, tensor in enumerate(node.inputs) if constant(tensor) is not None), None)
     if place is None:
         _gate(trace, node)
@@ -192,7 +192,7 @@ def _div(trace: Trace, node: Node, body: Body) -> None:
 
 
 def _norm(trace: Trace, node: Node, body: Body) -> None:
-    """A norm over the last axes: gain and shift take up the scale of its output."""
+    """Norm over the last axes: gain and shift absorb the scale of its output."""
     trace.keep(node.inputs[0], f"{node.op} '{node.name}' normalizes over it")
     gain = constant(node.inputs[1])
     if gain is None or gain.ndim == 0 or not _own_constants(node):
@@ -201,7 +201,7 @@ def _norm(trace: Trace, node: Node, body: Body) -> None:
 
 
 def _channel_norm(trace: Trace, node: Node, body: Body) -> None:
-    """A norm with gain and shift a channel, axis 1."""
+    """Norm with gain and shift per channel, axis 1."""
     trace.keep(node.inputs[0], f"{node.op} '{node.name}' normalizes over it")
     gain, size = constant(node.inputs[1]), shape(node.inputs[0])
     if gain is None or gain.ndim != 1 or not _own_constants(node) or size is None or size[1:2] != gain.shape:
@@ -210,7 +210,7 @@ def _channel_norm(trace: Trace, node: Node, body: Body) -> None:
 
 
 def _own_constants(node: Node) -> bool:
-    """Whether gain and shift, where there is one, are float constants."""
+    """Return whether gain and shift, if present, are float constants."""
     return all(constant(tensor) is not None and is_float(tensor) for tensor in node.inputs[1:3] if tensor.name)
 
 
@@ -244,4 +244,4 @@ RULES: Final[dict[str, Rule]] = {
     "GroupNormalization": _channel_norm,
     **moving.RULES,
 }
-"""By op type. What is not here reads its input as it is."""
+"""Rules by op type. Inputs of all other ops are not scaled."""

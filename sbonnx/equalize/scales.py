@@ -1,4 +1,4 @@
-"""Scales of channels, put into the constants that take them up."""
+"""Applies channel scales to the constants that absorb them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sbonnx.spec import Array
 
 
 def apply(graph: Graph, traced: Traced, scales: Array, *, clips: Clips = "channels") -> str | None:
-    """In place. Every tensor x that was traced becomes x / s; what the graph computes stays, but for rounding.
+    """Divide every traced tensor x by s, in place. The function of the graph is unchanged up to rounding.
 
-    Factors are taken in float64, and each constant is rounded once to its own type.
+    Factors are computed in float64, and each constant is rounded once to its own type.
 
     Args:
-        scales: s by group, float64 (groups,), above 0, 1 for fixed ones.
-        clips: as the graph was traced.
+        scales: s by group, float64 (groups,), positive, 1 for fixed groups.
+        clips: the setting that the graph was traced with.
 
     Returns:
-        why nothing was done: a constant would not be finite; else None.
+        the reason if nothing was changed: a constant would not be finite; else None.
     """
     s = scales[traced.groups.of]
     names = Names(graph)
@@ -54,7 +54,7 @@ def apply(graph: Graph, traced: Traced, scales: Array, *, clips: Clips = "channe
         if over is not None:
             graph.info.normals[name] = normal.through(1 / s[over])
         elif ids is not None and (s[ids] != 1).any():
-            del graph.info.normals[name]  # its channels lie elsewhere than the batch norm saw them
+            del graph.info.normals[name]  # its channels are no longer in the layout that the batch norm had
     sweep(graph)
     sort(graph)
     return None

@@ -1,4 +1,4 @@
-"""What is asked of equalization."""
+"""Settings of equalization."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from sbonnx.equalize.channel_flow.trace import Clips
 
 @dataclass(frozen=True)
 class Equalization:
-    """Which transformations a float graph goes through before it is planned; none by default.
+    """Settings of the transformations of a float graph before planning; none is enabled by default.
 
     Attributes:
-        cross_layer: equal ranges of channels on both sides of a scale that cancels, by weights alone.
-        clips: what becomes of a Clip from 0 to a number between two layers, with `cross_layer` and `smooth`.
-        absorb_bias: high biases before a Relu moved into the next layers.
-        smooth: ranges of channels moved from inputs of layers into their weights; None: not. Of convolutions, of
-            matrix products.
-        split: how many channels a layer may gain, as a share of those it has, by cutting outliers in two.
-        per_channel: whether weights are to have a scale an output channel.
-        bits: width of the weights' codes.
+        cross_layer: equalize channel ranges of consecutive layers by scales that cancel, using weights only.
+        clips: treatment of a Clip from 0 to a number between two layers, with `cross_layer` and `smooth`.
+        absorb_bias: move high biases before a Relu into the next layers.
+        smooth: SmoothQuant strength for convolutions and for matrix products: move channel ranges from layer inputs
+            into their weights. None: off.
+        split: maximum number of channels added by outlier channel splitting, as a share of the channels of a layer.
+        per_channel: whether weights get one scale per output channel.
+        bits: bit width of the quantized weights.
     """
 
     cross_layer: bool = False
@@ -32,10 +32,10 @@ class Equalization:
 
     @property
     def any(self) -> bool:
-        """Whether anything is asked."""
+        """Whether any transformation is enabled."""
         return self.cross_layer or self.absorb_bias or self.smooth is not None or self.split > 0
 
     @property
     def needs_ranges(self) -> bool:
-        """Whether data are wanted."""
+        """Whether calibration data are needed."""
         return self.smooth is not None or self.absorb_bias

@@ -1,4 +1,4 @@
-"""SmoothQuant: ranges of channels moved from the inputs of layers, where outliers spoil the scale, into weights."""
+"""SmoothQuant: moves channel ranges with outliers from layer inputs into weights."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from sbonnx.ops import CONVOLUTIONS, MATRIX_PRODUCTS, NORMS
 from sbonnx.spec import Array, Bounds
 
 LARGEST: Final = 1e4
-"""How far a scale may go from 1 either way."""
+"""Limit of scales and of their inverses."""
 
 PAYS: Final = 2.0
-"""How far a scale within one tensor must go from another for a Mul in front of the layers to be worth its time."""
+"""Minimum ratio of the largest to the smallest scale of a tensor for which a Mul is worth its time."""
 
 
 def wanted(traced: Traced) -> dict[str, int]:
-    """The tensors whose ranges a channel are wanted, each with its channel axis: inputs of layers."""
+    """Return the layer inputs whose channel ranges are needed, each with its channel axis."""
     found: dict[str, int] = {}
     for weight in traced.weights:
         tensor = weight.node.inputs[0]
@@ -37,23 +37,23 @@ def wanted(traced: Traced) -> dict[str, int]:
 def smooth_scales(
     traced: Traced, maxima: Mapping[str, Array], strength: tuple[float, float], *, per_channel: bool
 ) -> Array:
-    """Scales of the channels that layers read, for those that something before can take up.
+    """Compute scales of the channels that layers read, if preceding constants can absorb them.
 
         s_j = max|x_j| ** strength / u_j ** (1 - strength)
 
-    u_j is the largest absolute weight of channel j; with a scale an output channel, each row of the weight is seen in
-    parts of its own largest value, since only what differs within a row costs anything. A depthwise layer then has
-    nothing that could differ, and its inputs are brought to one range (strength 1).
+    u_j is the largest absolute weight of channel j. With one scale per output channel, each row of the weight is
+    divided by its largest value first, since only differences within a row affect the error. A depthwise layer then has
+    no differences, and its inputs are scaled to one range (strength 1).
 
     Args:
         maxima: largest absolute values by tensor name, (channels,).
-        strength: of convolutions and of products; 0 looks at weights alone, 1 gives all input channels one range.
-        per_channel: whether weights have a scale an output channel.
+        strength: for convolutions and for products; 0 uses weights only, 1 gives all input channels one range.
+        per_channel: whether weights have one scale per output channel.
 
     Returns:
-        by group, float64 (groups,); 1 where nothing is known, where a channel is all 0 or cannot be scaled.
+        by group, float64 (groups,); 1 if nothing is known or the channel is all 0 or cannot be scaled.
 
-    Source: Xiao et al. 2023, SmoothQuant, equation 4; rows in parts of their largest value and strength 1 for
+    Source: Xiao et al. 2023, SmoothQuant, equation 4; the division of rows by their largest value and strength 1 for
     depthwise layers are ours.
     """
     groups = traced.groups
@@ -75,7 +75,10 @@ def smooth_scales(
 
 
 def columns(weight: Weight, *, per_channel: bool) -> Array:
-    """Largest absolute weight of each input channel, (in channels,); rows in parts of their own largest if so."""
+    """Return the largest absolute weight of each input channel, (in channels,).
+
+    With `per_channel` rows are divided by their largest value first.
+    """
     view = weight.view
     full = np.abs(weight.values.reshape(view.shape))
     rows, sides = (_wide(vector, view.shape) for vector in (view.outputs, view.inputs))
@@ -87,7 +90,7 @@ def columns(weight: Weight, *, per_channel: bool) -> Array:
 
 
 def is_depthwise(weight: Weight) -> bool:
-    """Whether each output is computed from one input channel."""
+    """Return whether each output is computed from one input channel."""
     view = weight.view
     return view.in_channels > 1 and len(view.shape) > 3 and view.shape[0] == view.in_channels
 
@@ -97,7 +100,7 @@ def _wide(vector: tuple[int, ...], full: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _centred(scales: Array, alive: Array, traced: Traced) -> Array:
-    """The same scales but for a factor a layer, so that they lie around 1, cut at `LARGEST`."""
+    """Divide the scales of each layer by their geometric mean, and limit them to `LARGEST`."""
     log = np.log(scales)
     seen = np.zeros(len(scales), bool)
     for weight in traced.weights:
@@ -116,7 +119,7 @@ def _free(weight: Weight, traced: Traced) -> bool:
 
 
 def _axis(weight: Weight) -> int | None:
-    """The axis of the input's channels, counted from the front; None where its rank is not known."""
+    """Return the channel axis of the input, counted from the front; None if its rank is unknown."""
     size = shape(weight.node.inputs[0])
     if weight.node.op in CONVOLUTIONS:
         return 1
@@ -125,7 +128,7 @@ def _axis(weight: Weight) -> int | None:
     return len(size) - 1
 
 
-# --- where nothing before can take up a scale ----------------------------------------------------------
+# --- inputs whose scale no preceding constant can absorb ----------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ class Fed:
 
 
 def is_pinned_product(weight: Weight, traced: Traced) -> bool:
-    """Whether a product reads a norm's output that something else reads as it is."""
+    """Return whether a product reads a norm's output that is also read by a node that needs it unscaled."""
     if weight.node.op not in MATRIX_PRODUCTS or _free(weight, traced) or _axis(weight) is None:
         return False
     maker = producer(weight.node.inputs[0])
@@ -145,7 +148,7 @@ def is_pinned_product(weight: Weight, traced: Traced) -> bool:
 
 
 def pinned_products(traced: Traced) -> tuple[Fed, ...]:
-    """What `put_mul` may be used on, in order."""
+    """Return the candidates for `put_mul`, in order."""
     found: dict[int, list[Weight]] = {}
     for weight in traced.weights:
         if is_pinned_product(weight, traced):
@@ -154,13 +157,13 @@ def pinned_products(traced: Traced) -> tuple[Fed, ...]:
 
 
 def put_mul(graph: Graph, fed: Fed, maxima: Array, strength: float, *, per_channel: bool, names: Names) -> Array | None:
-    """In place. The layers read x / s, made by one Mul, and have s in their weights.
+    """Insert one Mul, so that the layers read x / s, and multiply their weights by s, in place.
 
     Args:
         maxima: largest absolute values of the tensor, (channels,).
 
     Returns:
-        s, float64 (channels,); None where it would gain too little.
+        s, float64 (channels,); None if the gain would be too small.
     """
     found = np.max([columns(weight, per_channel=per_channel) for weight in fed.weights], axis=0)
     alive = (maxima > 0) & (found > 0)
@@ -188,5 +191,5 @@ def put_mul(graph: Graph, fed: Fed, maxima: Array, strength: float, *, per_chann
 
 
 def largest(ranges: Mapping[str, Bounds]) -> dict[str, Array]:
-    """Largest absolute values of what was measured, float64 (channels,)."""
+    """Return the largest absolute values of measured ranges, float64 (channels,)."""
     return {name: np.maximum(np.abs(ends.lo), np.abs(ends.hi)).astype(np.float64) for name, ends in ranges.items()}

@@ -1,4 +1,4 @@
-"""Outlier channel splitting: the largest columns of a weight cut in two halves, each with a copy of the channel."""
+"""Outlier channel splitting: splits the largest columns of a weight in two halves, each with a copy of the channel."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from sbonnx.spec import Array
 WHAT: Final = "split channels"
 
 PAYS: Final = 0.9
-"""What the expected squared error of the weights may be at most after a split, as a share of that before."""
+"""Maximum expected squared error of the weights after a split, relative to the error before."""
 
 TWICE: Final = 4.0
-"""Squared error of a column that is the sum of two equal halves, in parts of that of one: both are rounded alike."""
+"""Squared error of a split column relative to a single one: both equal halves have the same rounding error."""
 
 PASSES: Final = ("Relu", "LeakyRelu")
-"""Ops between two layers that treat all channels alike and know nothing of how many there are."""
+"""Ops between two layers that treat all channels alike and work with any number of channels."""
 
 
 @dataclass(frozen=True)
 class _Chain:
-    """A layer, the tensors that its channels pass, and the layers that read them.
+    """A layer, the tensors that its channels pass through, and the layers that read them.
 
     Attributes:
-        refusal: why its channels cannot be split, or None.
+        refusal: the reason why its channels cannot be split, or None.
     """
 
     maker: Weight
@@ -45,18 +45,18 @@ class _Chain:
 
 
 def split_channels(graph: Graph, traced: Traced, settings: Equalization) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
-    """In place. The channels with the largest weights are computed twice and read by half, where that pays.
+    """Duplicate the channels with the largest weights and halve their weights, if this lowers the error, in place.
 
         sum_j W_oj x_j = sum_(j not split) W_oj x_j + sum_(j split) (W_oj / 2) x_j + (W_oj / 2) x_j
 
-    A smaller largest value makes a smaller step for all weights that share its scale. A split is kept where the
-    expected squared error of the weights, the square of the step by column, falls to `PAYS`.
+    A smaller maximum gives a smaller step for all weights that share its scale. A split is applied if the expected
+    squared error of the weights (squared step, summed over columns) falls to `PAYS`.
 
     Args:
-        settings: `split` is the largest share of channels to add, `per_channel` whether each row has its own step.
+        settings: `split` is the maximum share of channels to add, `per_channel` whether each row has its own scale.
 
     Returns:
-        names of the layers whose inputs were split, and why others were not.
+        names of the layers whose inputs were split, and refusals for the others.
 
     Source: Zhao et al. 2019, Improving Neural Network Quantization without Retraining using Outlier Channel Splitting.
     """
@@ -79,7 +79,7 @@ def split_channels(graph: Graph, traced: Traced, settings: Equalization) -> tupl
 
 
 def _chain(maker: Weight, by_node: Mapping[int, Weight], held: set[str]) -> _Chain:
-    """From a layer to those that read what it computes."""
+    """Follow the output of a layer to the layers that read it."""
     tensor = maker.node.outputs[0]
     tensors = [tensor]
     while tensor.name not in held:
@@ -107,14 +107,14 @@ def _why_not(maker: Weight, after: Sequence[Weight], uses: int, nodes: Sequence[
 
 
 def _matrix(weight: Weight) -> Array:
-    """|W| as (outputs, inputs, kernel), float64."""
+    """Return |W| as (outputs, inputs, kernel), float64."""
     rows, columns = _axis(weight, outputs=True), _axis(weight, outputs=False)
     full = np.moveaxis(np.abs(weight.values.astype(np.float64)), (rows, columns), (0, 1))
     return full.reshape(*full.shape[:2], -1)
 
 
 def _error(matrix: Array, doubled: Array, *, per_channel: bool) -> float:
-    """Expected squared error of a weight: by row the square of the step, times its columns as they count."""
+    """Return the expected squared error of a weight: squared step of each row, times the weighted number of columns."""
     count = matrix.shape[1] - len(doubled) + TWICE * len(doubled)
     scaled = matrix.copy()
     scaled[:, doubled] /= 2
@@ -124,7 +124,7 @@ def _error(matrix: Array, doubled: Array, *, per_channel: bool) -> float:
 
 
 def _picked(after: Sequence[Weight], settings: Equalization) -> Array:
-    """The channels to split, those with the largest weights; none where it does not pay."""
+    """Select the channels to split, those with the largest weights; none if the error does not fall enough."""
     matrices = [_matrix(weight) for weight in after]
     channels = matrices[0].shape[1]
     most = int(settings.split * channels)
@@ -141,7 +141,7 @@ def _picked(after: Sequence[Weight], settings: Equalization) -> Array:
 
 
 def _split(chain: _Chain, picked: Array, names: Names) -> None:
-    """In place. `picked` channels once more at the end: rows of the maker as they are, columns after it by half."""
+    """Append copies of the `picked` channels, in place: rows of the maker are copied, columns of its readers halved."""
     maker = chain.maker
     twice = np.concatenate([np.arange(maker.view.out_channels), picked])
     bias = maker.bias
@@ -162,7 +162,7 @@ def _split(chain: _Chain, picked: Array, names: Names) -> None:
 
 
 def _axis(weight: Weight, *, outputs: bool) -> int:
-    """The axis of a weight without groups that runs over its output or input channels."""
+    """Return the axis of an ungrouped weight that runs over its output or input channels."""
     op, rank = weight.node.op, weight.values.ndim
     if op in CONVOLUTIONS:
         return int(outputs == (op == "ConvTranspose"))

@@ -1,4 +1,4 @@
-"""Equalization in two steps: what weights tell, and what ranges on data tell."""
+"""Equalization in two steps: one that needs only weights, and one that needs measured ranges."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ SPLIT: Final = "split_channels"
 
 @dataclass
 class Equalized:
-    """What was done to a graph, and what was not.
+    """Result of equalization.
 
     Attributes:
-        fired: one row a layer.
-        refusals: one row a layer that was meant and could not be.
+        fired: one row per transformed layer.
+        refusals: one row per layer that was considered but not transformed.
     """
 
     fired: list[Fired] = field(default_factory=list)
@@ -43,7 +43,10 @@ class Equalized:
 
 
 def equalize(graph: Graph, settings: Equalization) -> Equalized:
-    """In place. What needs no data: cross-layer scales, channels cut in two. The function stays, but for rounding."""
+    """Apply the transformations that need no data, in place: cross-layer scales and channel splitting.
+
+    The function of the graph is unchanged up to rounding.
+    """
     done = Equalized()
     if settings.cross_layer:
         traced = trace(graph, RULES, settings.clips)
@@ -56,7 +59,7 @@ def equalize(graph: Graph, settings: Equalization) -> Equalized:
 
 
 def wanted_ranges(graph: Graph, settings: Equalization) -> dict[str, int]:
-    """The tensors whose range a channel `equalize_measured` wants, each with its channel axis."""
+    """Return the tensors whose range per channel `equalize_measured` needs, each with its channel axis."""
     found: dict[str, int] = {}
     if not settings.needs_ranges:
         return found
@@ -69,11 +72,11 @@ def wanted_ranges(graph: Graph, settings: Equalization) -> dict[str, int]:
 
 
 def equalize_measured(graph: Graph, settings: Equalization, ranges: Mapping[str, Bounds]) -> Equalized:
-    """In place. What needs ranges on data: high biases, SmoothQuant.
+    """Apply the transformations that need ranges on data, in place: bias absorption and SmoothQuant.
 
     Args:
-        graph: as it was measured.
-        ranges: of `wanted_ranges`, (channels,) each; what no sample reached may be missing.
+        graph: unchanged since the measurement.
+        ranges: of `wanted_ranges`, (channels,) each; tensors that no sample reached may be missing.
     """
     done = Equalized()
     if settings.absorb_bias:
@@ -113,7 +116,7 @@ def _smooth(graph: Graph, settings: Equalization, maxima: Mapping[str, Array], d
 
 
 def _scale(graph: Graph, traced: Traced, scales: Array, settings: Equalization, what: str, done: Equalized) -> None:
-    """In place. Put scales into the constants; say which layers read scaled inputs, and why others do not."""
+    """Apply scales to the constants in place, and report which layers read scaled inputs and why others do not."""
     why = apply(graph, traced, scales, clips=settings.clips)
     if why is not None:
         done.refusals.append(Refusal(what, "the graph", why))
@@ -125,6 +128,6 @@ def _scale(graph: Graph, traced: Traced, scales: Array, settings: Equalization, 
             continue
         maker = producer(weight.node.inputs[0])
         if maker is not None and maker.op == "Mul" and any(row.node == name for row in done.fired):
-            continue  # scaled by a Mul of its own
+            continue  # scaled by its own Mul
         reason = traced.groups.reason(weight.inputs) or weight.why or "nothing before it can take up a scale"
         done.refusals.append(Refusal(what, name, reason))

@@ -1,1 +1,1 @@
-"""How channels flow through the operators between layers, so that scales on them can cancel."""
+"""Propagation of channels through the operators between layers, so that channel scales can cancel."""

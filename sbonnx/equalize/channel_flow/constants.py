@@ -1,4 +1,4 @@
-"""The constants that take up a scale of channels: weights, biases, gains of norms, bounds of clips."""
+"""Constants that absorb channel scales: weights, biases, gains of norms, bounds of Clips."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from sbonnx.spec import Array
 class Weight:
     """A linear node with a constant weight that nothing else reads.
 
-    A tensor x becomes x / s, channel by channel; so the weight becomes ``s_in * W / s_out``, its bias ``b / s_out``.
+    If a tensor x is divided by s per channel, the weight becomes ``s_in * W / s_out`` and the bias ``b / s_out``.
 
     Attributes:
-        node, body: the node, and the scope that it stands in.
+        node, body: the node and its scope.
         view: how vectors over channels broadcast against the weight.
         inputs, outputs: ids of its channels, int64 (in channels,) and (out channels,).
-        why: why the input is fixed, where that is known from the start.
+        why: why the input cannot be scaled, if known from the start.
     """
 
     node: Node
@@ -36,23 +36,23 @@ class Weight:
 
     @property
     def values(self) -> Array:
-        """The weight as it is now."""
+        """The current weight."""
         found = constant(self.node.inputs[LINEAR[self.node.op].weight])
         assert found is not None
         return found
 
     @property
     def bias(self) -> Array | None:
-        """The bias as it is now."""
+        """The current bias."""
         index = LINEAR[self.node.op].bias
         return None if index is None or index >= len(self.node.inputs) else constant(self.node.inputs[index])
 
     def set_values(self, values: Array, names: Names) -> None:
-        """In place. The node reads `values`, in the type of the weight before, under the name of that."""
+        """Replace the weight in place, keeping its type and name."""
         set_constant(self.node, LINEAR[self.node.op].weight, values.astype(self.values.dtype), names)
 
     def set_bias(self, values: Array, names: Names) -> None:
-        """In place. The node reads `values` as its bias, in the type of the weight; one is made where it had none."""
+        """Replace the bias in place, in the type of the weight. A bias is added if the node has none."""
         index = LINEAR[self.node.op].bias
         assert index is not None
         values = values.astype(self.values.dtype)
@@ -60,13 +60,13 @@ class Weight:
             set_constant(self.node, index, values, names)
             return
         made = add_constant(self.body, f"{self.node.name}.bias", values, names)
-        if index < len(self.node.inputs):  # left out with an empty name
+        if index < len(self.node.inputs):  # optional input with an empty name
             replace_input(self.node, index, made)
         else:
             self.node.inputs.append(made)
 
     def scaled(self, before: Array, after: Array) -> tuple[Array, Array | None]:
-        """Weight and bias, float64; inputs over `before` (in channels,), outputs over `after` (out channels,)."""
+        """Return weight and bias, float64, times `before` (in channels,) and over `after` (out channels,)."""
         factor = before.reshape(self.view.inputs) / after.reshape(self.view.outputs)
         weight = (self.values.reshape(self.view.shape) * factor).reshape(self.values.shape)
         bias = self.bias
@@ -81,8 +81,8 @@ class Vector:
     """A constant operand that becomes ``c * s[times] / s[over]``.
 
     Attributes:
-        node, index: which input it is.
-        times, over: ids that broadcast against the constant and do not enlarge it; None for no factor.
+        node, index: the constant input of the node.
+        times, over: ids that broadcast against the constant and do not enlarge it; None: no factor.
     """
 
     node: Node
@@ -93,7 +93,7 @@ class Vector:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The upper bound of a Clip from 0, which becomes a bound a channel: ``hi / s``.
+    """The upper bound of a Clip from 0, which becomes one bound per channel: ``hi / s``.
 
     Attributes:
         node, body: the Clip and its scope.
@@ -108,7 +108,7 @@ class Ceiling:
 
 
 def set_constant(node: Node, index: int, values: Array, names: Names) -> None:
-    """In place. A constant input of `node` has other values for it, under its name where nothing else reads it."""
+    """Replace a constant input of `node` in place. The name is kept if nothing else reads the old constant."""
     old = node.inputs[index]
     alone = len(old.outputs) == 1
     made = add_constant(node, old.name, np.ascontiguousarray(values).reshape(values.shape), names)
@@ -118,7 +118,7 @@ def set_constant(node: Node, index: int, values: Array, names: Names) -> None:
 
 
 def put_ceiling(ceiling: Ceiling, bound: Array, names: Names) -> None:
-    """In place. Clip(x, 0, high) becomes Min(Relu(x), bound); the Clip stays behind, read by nothing."""
+    """Replace Clip(x, 0, high) by Min(Relu(x), bound) in place. The Clip remains without readers."""
     output = _freed(ceiling.node, names)
     relu = add_node(ceiling.body, "Relu", ceiling.node.inputs[:1], names=names, stem=f"{ceiling.node.name}/Relu")
     relu.outputs[0].dtype, relu.outputs[0].shape = output.dtype, output.shape
@@ -128,14 +128,14 @@ def put_ceiling(ceiling: Ceiling, bound: Array, names: Names) -> None:
 
 
 def put_relu(ceiling: Ceiling, names: Names) -> None:
-    """In place. Clip(x, 0, high) becomes Relu(x); the Clip stays behind, read by nothing."""
+    """Replace Clip(x, 0, high) by Relu(x) in place. The Clip remains without readers."""
     output = _freed(ceiling.node, names)
     stem = f"{ceiling.node.name}/Relu"
     add_node(ceiling.body, "Relu", ceiling.node.inputs[:1], names=names, stem=stem, outputs=[output])
 
 
 def _freed(node: Node, names: Names) -> Tensor:
-    """In place. The output of a node, which writes another one from now on."""
+    """Detach the output of a node, in place, and return it. The node gets a new output."""
     output = node.outputs[0]
     replace_output(node, 0, Variable(names.fresh(f"{output.name}/before"), output.dtype, output.shape))
     return output

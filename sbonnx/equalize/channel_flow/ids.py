@@ -1,4 +1,4 @@
-"""Names of channels, which of them must be scaled alike, and which cannot be scaled at all."""
+"""Ids of channels, with constraints on their scales: equal scales, and channels that cannot be scaled."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 from sbonnx.spec import Array
 
 FIXED: Final = 0
-"""The id of every channel that keeps its values from the start."""
+"""Id of all channels that cannot be scaled from the start."""
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Channels that are scaled by one number each, after all has been said of them.
+    """Partition of channels into groups with one scale each, under all constraints.
 
     Attributes:
         of: group of each id, int64 (ids,).
-        fixed: whether the group keeps its values, bool (groups,).
+        fixed: whether the group cannot be scaled, bool (groups,).
         why: by fixed group, the first reason that was given.
     """
 
@@ -28,7 +28,7 @@ class Groups:
     why: dict[int, str]
 
     def reason(self, ids: Array) -> str | None:
-        """Why none of these ids can be scaled; None where one can."""
+        """Return why none of these ids can be scaled; None if any of them can."""
         groups = np.unique(self.of[ids])
         if not self.fixed[groups].all():
             return None
@@ -36,7 +36,7 @@ class Groups:
 
 
 class Ids:
-    """Gives ids to channels and gathers what is said of them. Id 0 is fixed."""
+    """Allocates channel ids and collects constraints on them. Id 0 is fixed."""
 
     def __init__(self) -> None:
         self._count = 1
@@ -44,14 +44,17 @@ class Ids:
         self._pins: list[tuple[Array, str]] = []
 
     def fresh(self, shape: tuple[int, ...]) -> Array:
-        """New ids, one each, int64 of `shape`."""
+        """Allocate new distinct ids, int64 of `shape`."""
         size = int(np.prod(shape, dtype=np.int64))
         made = np.arange(self._count, self._count + size, dtype=np.int64).reshape(shape)
         self._count += size
         return made
 
     def unite(self, one: Array, other: Array, why: str) -> Array:
-        """Channels that meet have one scale; returned with both shapes broadcast. What meets a fixed one is fixed."""
+        """Require equal scales for channels that are combined, and return their ids, broadcast to both shapes.
+
+        Channels combined with a fixed channel become fixed.
+        """
         both = np.broadcast_arrays(one, other)
         left, right = (side.reshape(-1) for side in both)
         self.pin(left[right == FIXED], why)
@@ -62,12 +65,12 @@ class Ids:
         return np.where(both[0] == FIXED, both[1], both[0])
 
     def pin(self, ids: Array, why: str) -> None:
-        """These keep their values."""
+        """Mark these ids as fixed."""
         if ids.size:
             self._pins.append((np.unique(ids), why))
 
     def groups(self) -> Groups:
-        """Everything that was said, brought together. Linear in the ids, but for a few rounds."""
+        """Compute groups from all constraints. Takes a few linear passes over the ids."""
         label = np.arange(self._count, dtype=np.int64)
         if self._pairs:
             one = np.concatenate([pair[0] for pair in self._pairs])

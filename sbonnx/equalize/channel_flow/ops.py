@@ -1,4 +1,4 @@
-"""Ops that move, pick or average values: what channels of the output are those of the input."""
+"""Propagation rules of ops that move, select or average values, by which output channels are input channels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sbonnx.spec import Array
 
 
 def _pool(trace: Trace, node: Node, body: Body) -> None:
-    """Each output is a maximum or mean of one channel; windows lie on axes 2 and up."""
+    """Each output is a maximum or mean of one channel; windows are on axes 2 and up."""
     ids = trace.full(node.inputs[0])
     if ids is None or any(axis >= 2 for axis in varies(ids)):
         trace.refuse(node)
@@ -25,7 +25,7 @@ def _pool(trace: Trace, node: Node, body: Body) -> None:
 
 
 def _reduce(trace: Trace, node: Node, body: Body) -> None:
-    """A mean or sum over axes along which the scale is one."""
+    """Mean or sum over axes along which the scale is constant."""
     ids = trace.full(node.inputs[0])
     given = constant(node.inputs[1]) if len(node.inputs) > 1 and node.inputs[1].name else attribute(node, "axes")
     if ids is None or given is None:
@@ -41,7 +41,7 @@ def _reduce(trace: Trace, node: Node, body: Body) -> None:
 
 
 def _reshape(trace: Trace, node: Node, body: Body) -> None:
-    """The same values in the same order under another shape."""
+    """Reshape without reordering values."""
     ids, before, after = trace.full(node.inputs[0]), shape(node.inputs[0]), shape(node.outputs[0])
     moved = None if ids is None or before is None or after is None else reshaped(ids, before, after)
     if moved is None:
@@ -51,10 +51,10 @@ def _reshape(trace: Trace, node: Node, body: Body) -> None:
 
 
 def reshaped(ids: Array, before: Shape, after: Shape) -> Array | None:
-    """Ids after a reshape from one shape to the other, or None where unknown dimensions hide where channels go.
+    """Return the ids after a reshape; None if unknown dimensions make the position of channels ambiguous.
 
-    Axes in front that are the same on both sides stay; else the axes from the first that differs in its channels on
-    are a block of known size at the end, which must be one at the end of the new shape too.
+    Leading axes that are equal on both sides stay. Otherwise the axes from the first one with different channels on
+    must be a block of known size at the end, and the new shape must end with a block of this size.
     """
     where = varies(ids)
     if not where:
@@ -80,7 +80,7 @@ def reshaped(ids: Array, before: Shape, after: Shape) -> Array | None:
 
 
 def _narrow(ids: Array) -> Array:
-    """The same with one entry along axes where they do not differ."""
+    """Reduce axes along which ids are constant to size 1."""
     for axis in varies(ids):
         first = np.take(ids, [0], axis)
         ids = first if (ids == first).all() else ids
@@ -97,11 +97,11 @@ def _transpose(trace: Trace, node: Node, body: Body) -> None:
 
 
 def _concat(trace: Trace, node: Node, body: Body) -> None:
-    """Side by side: along the channels their ids are too, along another axis they have one scale."""
+    """Concatenate ids along the channel axis; along another axis all inputs get equal scales."""
     parts = [trace.full(tensor) for tensor in node.inputs]
     known = [part for part in parts if part is not None]
     if len(known) < sum(trace.known(tensor) is not None for tensor in node.inputs):
-        trace.refuse(node)  # the rank of one is not known
+        trace.refuse(node)  # the rank of an input is unknown
         return
     if not known:
         return
@@ -165,7 +165,7 @@ def _slice(trace: Trace, node: Node, body: Body) -> None:
 
 
 def _gather(trace: Trace, node: Node, body: Body) -> None:
-    """Constant places along one axis."""
+    """Gather with constant indices along one axis."""
     ids, places = trace.full(node.inputs[0]), constant(node.inputs[1])
     if ids is None or places is None:
         trace.refuse(node)
@@ -176,7 +176,7 @@ def _gather(trace: Trace, node: Node, body: Body) -> None:
 
 
 def _pad(trace: Trace, node: Node, body: Body) -> None:
-    """Zeros have any scale; elsewhere the padding holds values of its own channel."""
+    """Zero padding has any scale; otherwise the padding must contain values of the same channel."""
     ids, mode = trace.full(node.inputs[0]), attribute(node, "mode", "constant")
     given = constant(node.inputs[1]) if len(node.inputs) > 1 else attribute(node, "pads")
     value = constant(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2].name else np.zeros(())
@@ -231,4 +231,4 @@ RULES: Final[dict[str, Rule]] = {
     "Pad": _pad,
     "Resize": _resize,
 }
-"""By op type."""
+"""Rules by op type."""

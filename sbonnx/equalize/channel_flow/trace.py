@@ -1,4 +1,4 @@
-"""Follows channels through a graph: which tensors are scaled together, and what takes up their scales."""
+"""Traces channels through a graph: which tensors share scales, and which constants absorb them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ from sbonnx.ops import READS_SHAPE, STANDARD_DOMAINS
 from sbonnx.spec import Array
 
 Clips = Literal["keep", "channels", "relu"]
-"""What becomes of a Clip from 0 to a number: its channels keep their scale; it becomes a Relu and a Min with a bound a
-channel; it becomes a Relu (Nagel et al. 2019, section 5.1.1: the function changes where values were cut)."""
+"""Treatment of a Clip from 0 to a number.
+
+"keep": its channels are not scaled. "channels": it becomes a Relu and a Min with one bound per channel. "relu": it
+becomes a Relu (Nagel et al. 2019, section 5.1.1), which changes the function for values that were clipped.
+"""
 
 Shape = tuple[int | str | None, ...]
 
 
 @dataclass
 class Trace:
-    """What is known while the nodes of a graph are walked in order.
+    """Mutable state of a trace, while the nodes of a graph are visited in order.
 
     Attributes:
         clips: see `Clips`.
-        ids: what is said of the channels.
-        of: by id of a tensor, int64 ids that broadcast against it. A tensor without an entry keeps its values.
-        why: by id of a tensor, why it does.
-        weights, vectors, ceilings: what takes up scales.
+        ids: constraints on the channels.
+        of: by id of a tensor, int64 channel ids that broadcast against it. Tensors without an entry are not scaled.
+        why: by id of a tensor, the reason why it is not scaled.
+        weights, vectors, ceilings: constants that absorb scales.
     """
 
     clips: Clips = "channels"
@@ -43,29 +46,29 @@ class Trace:
     ceilings: list[Ceiling] = field(default_factory=list)
 
     def known(self, tensor: Tensor) -> Array | None:
-        """The ids of a tensor, or None."""
+        """Return the channel ids of a tensor, or None."""
         return self.of.get(id(tensor))
 
     def full(self, tensor: Tensor) -> Array | None:
-        """The ids of a tensor with all its axes (1 where they do not differ); None without ids or known rank."""
+        """Return the ids of a tensor with all axes (size 1 if constant along it); None without ids or known rank."""
         ids, size = self.known(tensor), shape(tensor)
         if ids is None or size is None or ids.ndim > len(size):
             return None
         return ids.reshape((1,) * (len(size) - ids.ndim) + ids.shape)
 
     def give(self, tensor: Tensor, ids: Array | None) -> None:
-        """The output of a node has these ids."""
+        """Set the ids of a node's output."""
         if ids is not None and ids.size and (ids != FIXED).any():
             self.of[id(tensor)] = ids
 
     def keep(self, tensor: Tensor, why: str) -> None:
-        """A tensor keeps its values."""
+        """Mark a tensor as not scaled."""
         ids = self.known(tensor)
         if ids is not None:
             self.ids.pin(ids, why)
 
     def refuse(self, node: Node, why: str | None = None) -> None:
-        """What a node reads keeps its values, and what it writes."""
+        """Mark the inputs and outputs of a node as not scaled."""
         why = why or f"{node.op} '{node.name}' reads its values as they are"
         for tensor in node.inputs:
             self.keep(tensor, why)
@@ -78,12 +81,12 @@ Rule = Callable[[Trace, Node, Body], None]
 
 @dataclass(frozen=True)
 class Traced:
-    """What can be scaled in a graph, and how.
+    """Result of a trace: what can be scaled in a graph.
 
     Attributes:
-        groups: channels that are scaled by one number each.
-        ids: by tensor name; broadcasts against the tensor. Tensors without an entry keep their values.
-        weights, vectors, ceilings: what takes up scales.
+        groups: channels with one scale each.
+        ids: by tensor name; broadcasts against the tensor. Tensors without an entry are not scaled.
+        weights, vectors, ceilings: constants that absorb scales.
     """
 
     groups: Groups
@@ -94,9 +97,9 @@ class Traced:
 
 
 def trace(graph: Graph, rules: dict[str, Rule], clips: Clips = "channels") -> Traced:
-    """Walk every scope of a graph, in topological order, by a table of rules.
+    """Trace every scope of a graph, in topological order, with a table of rules.
 
-    Inputs and outputs of the model and of bodies keep their values, and so does what bodies read from outside.
+    Inputs and outputs of the model and of bodies are not scaled, nor are tensors that bodies read from outside.
     """
     found = Trace(clips)
     tensors: dict[int, Tensor] = {}
@@ -128,24 +131,24 @@ def _walk(found: Trace, node: Node, body: Body, rules: dict[str, Rule]) -> None:
 
 
 def is_float(tensor: Tensor) -> bool:
-    """Whether a tensor holds float32, or a type that scales can be folded into likewise."""
+    """Return whether a tensor is float16, float32 or float64, into which scales can be folded."""
     kind = dtype(tensor)
     return kind is not None and kind.kind == "f"
 
 
 def number(tensor: Tensor | None) -> float | None:
-    """The value of a constant with one element, or None."""
+    """Return the value of a constant with one element, or None."""
     values = constant(tensor)
     return float(values.reshape(())) if values is not None and values.size == 1 else None
 
 
 def varies(ids: Array) -> tuple[int, ...]:
-    """The axes along which ids differ."""
+    """Return the axes along which ids differ."""
     return tuple(axis for axis, size in enumerate(ids.shape) if size > 1)
 
 
 def along(ids: Array | None, axis: int, length: int) -> Array | None:
-    """Ids as a vector over one axis, (length,); None where they differ along another one or do not fit."""
+    """Return ids as a vector over one axis, (length,); None if they differ along another axis or do not fit."""
     if ids is None or not -ids.ndim <= axis < ids.ndim:
         return None
     if any(size > 1 for place, size in enumerate(ids.shape) if place != axis % ids.ndim):
