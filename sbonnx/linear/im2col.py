@@ -1,4 +1,4 @@
-"""Where the inputs of a linear op lie: the rows that it multiplies with its weight, all of them or a few."""
+"""im2col: the input of a linear op as the rows that it multiplies with its weight, all of them or a subset."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from sbonnx.spec import Array
 AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
 
 SMALL_SHARE = 0.25
-"""Up to this share of an input's elements are picked one by one; above, the channels are first brought together."""
+"""Up to this share of an input's elements are gathered one by one; above, channels are made contiguous first."""
 
 
 @final
 @dataclass(frozen=True)
 class Geometry:
-    """How the input of a linear op becomes rows: output = alpha-scaled rows @ matrix.T, group by group.
+    """Input geometry of a linear op: output = alpha-scaled rows @ matrix.T, group by group.
 
-    A row of a convolution is the window under one output position, (input channels of the group, *kernel) flattened,
-    as the matrices of its `Layout` are; what lies outside the input is 0. Rows are counted through (batch, *output
-    positions) of a convolution, (batch axes that the weight does not have, rows) of MatMul, the rows of Gemm, and the
-    ids of an embedding, whose row is 1 in the group of its id and 0 in the others.
+    A row of a convolution is the window of one output position, flattened as (input channels of the group, *kernel)
+    like the matrices of its `Layout`; padding is 0. Rows are numbered by (batch, *output positions) for a convolution,
+    (batch axes that the weight does not have, rows) for MatMul, the rows of Gemm, and the ids of an embedding, whose
+    row is 1 in the group of its id and 0 in the others.
 
     Attributes:
         layout: of the weight.
-        strides, dilations: one an axis of space; empty where the op is no convolution, as are the next four.
-        pads: at the begin of every axis, then at their ends.
+        strides, dilations: one per spatial axis; empty if the op is not a convolution, as are the next four.
+        pads: begin of all axes, then end of all axes.
         auto_pad: one of `AUTO_PADS`.
         output_padding: of ConvTranspose.
-        output_shape: of ConvTranspose, in space; None where it follows from the rest.
-        transposed: the input comes as (K, rows): transA of Gemm.
+        output_shape: of ConvTranspose, spatial; None if it follows from the other attributes.
+        transposed: the input is (K, rows): transA of Gemm.
         alpha: factor of the rows: alpha of Gemm.
     """
 
@@ -54,16 +54,16 @@ class Geometry:
 
     @property
     def kernel(self) -> tuple[int, ...]:
-        """Size of the window in space; empty where the op is no convolution."""
+        """Spatial size of the window; empty if the op is not a convolution."""
         return self.layout.shape[2:] if self.layout.op in CONVOLUTIONS else ()
 
     @property
     def channels(self) -> int:
-        """Input channels of one group of a convolution; K elsewhere."""
+        """Input channels per group of a convolution; K for other ops."""
         return self.layout.inputs // math.prod(self.kernel)
 
     def count(self, shape: Sequence[int]) -> int:
-        """How many rows an input of `shape` has.
+        """Return the number of rows of an input of `shape`.
 
         Raises:
             ValueError: the op cannot read such an input.
@@ -71,20 +71,22 @@ class Geometry:
         return math.prod(self._row_shape(tuple(shape)))
 
     def sources(self, shape: Sequence[int]) -> list[Array]:
-        """For each axis of space of an input (N, C, *space): which place each tap reads at each output position.
+        """Return the input index that each tap reads at each output position, for each spatial axis.
+
+        `shape` is that of an input (N, C, *space).
 
         Returns:
-            Arrays (positions, taps) of int64, read only; the size of the axis stands for a place outside.
+            Arrays (positions, taps) of int64, read only; the size of the axis marks an index in the padding.
         """
         self._check(tuple(shape))
         return list(_sources(self, tuple(shape[2:])))
 
     def rows(self, x: Array, picks: Array | None = None) -> Array:
-        """The rows of an input, float32 (G, n, K); may share memory with `x`.
+        """Return the rows of an input, float32 (G, n, K); may share memory with `x`.
 
         Args:
             x: the op's input; ids (integers) for an embedding.
-            picks: indices of the rows wanted; None: all. Only they are unfolded.
+            picks: indices of the rows to return; None: all. Only these rows are unfolded.
 
         Raises:
             ValueError: the op cannot read `x`.
@@ -98,7 +100,7 @@ class Geometry:
         return rows if self.alpha == 1.0 else rows * np.float32(self.alpha)
 
     def ids(self, x: Array, picks: Array | None = None) -> Array:
-        """The ids that an embedding looks up, int64 (n,), counted from the front.
+        """Return the ids that an embedding looks up, int64 (n,), counted from the front.
 
         Raises:
             ValueError: an id is outside the table.
@@ -127,9 +129,9 @@ class Geometry:
         return (shape[1 if self.transposed else 0],)
 
     def source(self, axis: int, size: int) -> Array:
-        """One of `sources`, for an axis of `size` places.
+        """Return the index table of one axis with `size` entries, see `sources`.
 
-        Source: ONNX Conv: place = position * stride + tap * dilation - pad; ConvTranspose: the inverse.
+        Source: ONNX Conv: index = position * stride + tap * dilation - pad; ConvTranspose: the inverse.
         """
         begin, positions = self._extent(axis, size)
         stride, dilation = self.strides[axis], self.dilations[axis]
@@ -143,10 +145,10 @@ class Geometry:
         return np.where(inside, place, size).astype(np.int64)
 
     def _extent(self, axis: int, size: int) -> tuple[int, int]:
-        """Padding at the begin of an axis, and the number of output positions.
+        """Return the padding at the begin of an axis and the number of output positions.
 
-        Source: ONNX Conv and ConvTranspose; where they leave it open, onnxruntime's conv_transpose_attributes.h: no
-        padding below 0, and the larger half at the begin but for SAME_UPPER.
+        Source: ONNX Conv and ConvTranspose. For cases they leave undefined, onnxruntime's conv_transpose_attributes.h:
+        padding is at least 0, and the larger half is at the begin except for SAME_UPPER.
         """
         stride, window = self.strides[axis], (self.kernel[axis] - 1) * self.dilations[axis] + 1
         begin, end = self.pads[axis], self.pads[axis + len(self.kernel)]
@@ -169,7 +171,7 @@ class Geometry:
         return (small, padding - small) if self.auto_pad == "SAME_UPPER" else (padding - small, small)
 
     def _windows(self, x: Array, picks: Array | None) -> Array:
-        """Rows of a convolution, (G, n, K)."""
+        """Return the rows of a convolution, (G, n, K)."""
         tables = self.sources(x.shape)
         space, groups = x.shape[2:], self.layout.groups
         shape = (x.shape[0], *(len(table) for table in tables))
@@ -189,7 +191,7 @@ class Geometry:
         return np.ascontiguousarray(wide).reshape(groups, picks.size, self.layout.inputs)
 
     def _matrix_rows(self, x: Array, picks: Array | None) -> Array:
-        """Rows of Gemm or MatMul, (G, n, K)."""
+        """Return the rows of Gemm or MatMul, (G, n, K)."""
         if self.layout.op != "MatMul":
             rows = (x.T if self.transposed else x)[None]
             return rows if picks is None else rows[:, picks]
@@ -203,7 +205,7 @@ class Geometry:
         return np.asarray(chosen.reshape(self.layout.groups, len(picks), self.layout.inputs))
 
     def _batches(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], list[int], list[int]]:
-        """Batch axes of the output of MatMul, which of them the weight has (its groups), and which it has not."""
+        """Return the batch shape of a MatMul output, the axes that the weight has (its groups), and all other axes."""
         if shape[-1] != self.layout.inputs:
             raise ValueError(f"MatMul of {self.layout.inputs} inputs cannot read {shape}")
         batch = np.broadcast_shapes(shape[:-2], self.layout.shape[:-2])
@@ -212,13 +214,13 @@ class Geometry:
         return batch, own, [axis for axis, size in enumerate(weight) if size == 1]
 
     def _one_hot(self, ids: Array) -> Array:
-        """(G, n, 1): 1 in the group of the id."""
+        """Return one-hot rows (G, n, 1): 1 in the group of the id."""
         return np.asarray(np.arange(self.layout.groups)[:, None] == ids, np.float32)[..., None]
 
 
 @lru_cache(maxsize=64)
 def _sources(geometry: Geometry, space: tuple[int, ...]) -> tuple[Array, ...]:
-    """The tables of `Geometry.sources`: samples come in one size, mostly."""
+    """Compute the tables of `Geometry.sources`. Cached, because samples usually have one size."""
     tables = tuple(geometry.source(axis, size) for axis, size in enumerate(space))
     for table in tables:
         table.setflags(write=False)
@@ -226,14 +228,15 @@ def _sources(geometry: Geometry, space: tuple[int, ...]) -> tuple[Array, ...]:
 
 
 def geometry_of(op: str, attributes: Mapping[str, Any], layout: Layout, *, name: str = "") -> Geometry:
-    """How node `name` of type `op` reads its input.
+    """Create the input geometry of a linear node.
 
     Args:
-        op, attributes: of the node, as graphsurgeon holds them.
+        op, attributes: of the node, as graphsurgeon stores them.
         layout: of its weight, from `layout_of`.
+        name: of the node, for error messages.
 
     Raises:
-        ModelError: an attribute has not one number for each axis, or auto_pad has no known value.
+        ModelError: an attribute does not have one number for each axis, or auto_pad is unknown.
     """
     if op == "Gemm":
         return Geometry(layout, transposed=bool(attributes.get("transA", 0)), alpha=float(attributes.get("alpha", 1.0)))
@@ -250,7 +253,7 @@ def geometry_of(op: str, attributes: Mapping[str, Any], layout: Layout, *, name:
             raise ModelError(f"{op} '{name}': {key} has {len(found)} numbers, and its weight asks for {count}")
         return found
 
-    wanted = attributes.get("output_shape")  # onnxruntime takes it with batch and channels in front, too
+    wanted = attributes.get("output_shape")  # onnxruntime also accepts it with batch and channels in front
     return Geometry(
         layout,
         strides=numbers("strides", 1),

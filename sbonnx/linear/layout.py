@@ -1,4 +1,4 @@
-"""A linear op as stacks of matrices: its weight (groups, outputs, inputs), its input as rows of that many inputs."""
+"""Weight layout of linear ops: matrices (groups, outputs, inputs), multiplied with rows of inputs (im2col)."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from sbonnx.spec import Array, QParams
 
 @dataclass(frozen=True)
 class Layout:
-    """How the weight of one linear op is read as ``groups`` matrices of (outputs, inputs).
+    """View of a linear op's weight as ``groups`` matrices of (outputs, inputs).
 
-    The output of the op is, group by group, ``rows @ matrix.T``, where `sbonnx.moments` says what the rows of the
-    op's input are (for a convolution its unfolded windows).
+    The output of the op is, group by group, ``rows @ matrix.T``, with the rows of `sbonnx.linear.im2col.Geometry` (for
+    a convolution the unfolded windows).
 
     Attributes:
         op: "Conv", "ConvTranspose", "Gemm", "MatMul" or "Gather" (an embedding).
         shape: of the weight in the file.
         groups, outputs, inputs: G, O and K; ``G * O * K`` is the number of weights.
-        split: the weight is reshaped to this,
-        order: then its axes are put in this order; reshaped to (G, O, K) that are the matrices.
+        split: shape to which the weight is reshaped first.
+        order: axes permutation applied next; the result is reshaped to (G, O, K).
     """
 
     op: str
@@ -37,27 +37,27 @@ class Layout:
     order: tuple[int, ...]
 
     def matrices(self, weight: Array) -> Array:
-        """`weight`, or anything of its shape, as (G, O, K). May share memory with `weight`."""
+        """Return `weight`, or any array of its shape, as (G, O, K). May share memory with `weight`."""
         wide = weight.reshape(self.split).transpose(self.order)
         return np.asarray(wide.reshape(self.groups, self.outputs, self.inputs))
 
     def weight(self, matrices: Array) -> Array:
-        """The inverse of `matrices`: (G, O, K) as the weight lies in the file."""
+        """Inverse of `matrices`: convert (G, O, K) to the file layout."""
         wide = matrices.reshape([self.split[axis] for axis in self.order])
         return np.ascontiguousarray(wide.transpose(np.argsort(self.order)).reshape(self.shape))
 
     def spread(self, values: Array, qparams: QParams) -> Array:
-        """Scales or zero points of `qparams` for each weight, (G, O, K), of the type of `values`; read only."""
+        """Broadcast scales or zero points of `qparams` to all weights, (G, O, K), dtype as `values`; read only."""
         wide = qparams.along(values, self.shape)
         return self.matrices(np.broadcast_to(wide, self.shape))
 
 
 def layout_of(op: str, attributes: Mapping[str, Any], shape: tuple[int, ...]) -> Layout | None:
-    """The layout of a weight of `shape`, or None where the op is no product of rows and a constant matrix.
+    """Return the layout of a weight of `shape`, or None if the op is not a product of rows and a constant matrix.
 
     Args:
         op: operator type.
-        attributes: of the node, as graphsurgeon holds them.
+        attributes: of the node, as graphsurgeon stores them.
         shape: of the weight in the file.
 
     Source: ONNX Conv (weight M, C/group, *kernel), ConvTranspose (C, M/group, *kernel), Gemm, MatMul, Gather.
@@ -90,4 +90,4 @@ def _layout(op: str, shape: tuple[int, ...], split: tuple[int, ...], order: tupl
 
 
 KNOWN = frozenset(LINEAR) | EMBEDDING
-"""The ops that `layout_of` knows."""
+"""Ops supported by `layout_of`."""
