@@ -1,4 +1,4 @@
-"""After rounding: what a bias can take up of the error, and what batch norms tell of the float network."""
+"""Bias correction, batch-norm tuning, and batch-norm statistics of the float network."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Bias correction without data: what rounding a weight shifts its outputs by, from what batch norms say of its inputs.
+"""Data-free bias correction: the mean output shift by weight rounding, from batch-norm statistics of the inputs.
 
     E[V x] - E[W x]  =  (V - W) E[x]
 
-is taken off the bias. Source: Nagel et al., Data-free quantization through weight equalization and bias correction,
+is subtracted from the bias. Source: Nagel et al., Data-free quantization through weight equalization and bias
+correction,
 ICCV 2019, section 4.2.
 """
 
@@ -29,9 +30,9 @@ WHAT: Final = "correct bias"
 
 
 def correct_analytically(graph: Graph, plan: Plan, solution: Solution) -> Solution:
-    """`solution` with biases that take up what the rounding of weights shifts outputs by on average.
+    """Return `solution` with biases that compensate the mean output shift by weight rounding.
 
-    Layers whose inputs are not known from batch norms keep their biases: the refusals of the solution say which.
+    Layers whose input means are not known from batch norms keep their biases and are listed in the refusals.
 
     Args:
         graph: prepared, with `record_normals` and `give_biases`.
@@ -59,7 +60,7 @@ def correct_analytically(graph: Graph, plan: Plan, solution: Solution) -> Soluti
 
 
 def _shift(node: Node, site: Site, solution: Solution, known: Mapping[str, Expected]) -> Array | str:
-    """What rounding its weight adds to the outputs of a layer on average, float64 (O,), or why that is not known."""
+    """Return the mean output shift of a layer by rounding its weight, float64 (O,), or why it is unknown."""
     weight = constant(node.inputs[LINEAR[node.op].weight])
     rows = expected_rows(node, known)
     layout = None if weight is None else layout_of(node.op, node.attrs, tuple(weight.shape))
@@ -70,7 +71,7 @@ def _shift(node: Node, site: Site, solution: Solution, known: Mapping[str, Expec
 
 
 def _moved(bias: Constant, solution: Solution, by: Array) -> Array:
-    """The values of a bias with `by` added, in its type and shape."""
+    """Return the values of a bias with `by` added, in its type and shape."""
     values = solution.constants.get(bias.name)
     values = constant(bias) if values is None else values
     assert values is not None

@@ -1,13 +1,13 @@
-"""Batch norms tuned with quantization on: each gets the statistics of what the quantized network gives it.
+"""Batch-norm tuning: re-estimates batch-norm statistics in the quantized network.
 
-A batch norm says ``gamma (x - mean) / sqrt(variance + eps) + beta``. After it was folded, with ``g = gamma /
-sqrt(variance + eps)``, its output is ``z = g (x - mean) + beta``. With the statistics of the x of a quantized network
-in place of those of training it would be
+A batch norm computes ``gamma (x - mean) / sqrt(variance + eps) + beta``. After folding, with ``g = gamma /
+sqrt(variance + eps)``, its output is ``z = g (x - mean) + beta``. With the statistics of x in the quantized network
+instead of those of training it would be
 
     r (z - E z) + beta,    r = sqrt((Var_float + e) / (Var z + e)),    e = g^2 eps,  Var_float = g^2 variance,
 
-so that tuning is a factor and a shift for each channel of z, whatever the layer holds: one on the scales of its weight
-(whose codes stay) and one on its bias. A channel of gamma 0 stays as it is.
+so tuning is a factor and a shift for each channel of z, independent of the layer: the factor is applied to the scales
+of its weight (the codes are unchanged), the shift to its bias. Channels with gamma 0 are unchanged.
 
 Source: Hubara et al., Improving post training neural quantization, arXiv 2006.10518, section 4.3 (batch-norm tuning).
 """
@@ -51,7 +51,7 @@ Reference = Literal["norm", "float"]
 
 @dataclass(frozen=True)
 class Tuned:
-    """What tuning makes of one tensor: ``factor * tensor + shift``, float64 (C,) each."""
+    """Affine correction of one tensor: ``factor * tensor + shift``, float64 (C,) each."""
 
     factor: Array
     shift: Array
@@ -69,23 +69,23 @@ def tune_norms(
     memory: str | int = "2 GiB",
     progress: Progress | None = None,
 ) -> Solution:
-    """`solution` with its batch norms tuned: scales of weights, biases, and batch norms that were not folded.
+    """Return `solution` with tuned batch norms: new weight scales, biases, and parameters of unfolded batch norms.
 
-    The main graph runs in stages, all samples through one before the next; a stage ends where a tensor is normalised
-    whose statistics are not known yet, so the work is that of one pass over the data however many layers there are.
-    Everything upstream is quantized and tuned. Waiting activations lie in a `TensorStore`; else memory does not grow
-    with the data. The numbers are the same for any order of the samples, any batch size and any number of threads.
+    The main graph runs in stages, all samples through one stage before the next. A stage ends at a normalized tensor
+    whose statistics are not known yet, so the work is one pass over the data for any number of layers. Everything
+    upstream is quantized and tuned. Activations between stages are stored in a `TensorStore`; other memory does not
+    grow with the data. The results are identical for any order of the samples, batch size and number of threads.
 
     Args:
         graph: prepared; `record_normals` was called before its batch norms were folded.
         plan, solution: as given to and by `calibrate`.
-        data: what to measure on: the calibration data.
-        reference: what the tuned tensors shall have: "norm", the mean and variance that gamma and beta stand for (the
-            ancestor's); "float", those of the float network on the same data, in one pass more.
+        data: the calibration data, on which statistics are measured.
+        reference: target statistics of the tuned tensors: "norm", mean and variance according to gamma and beta (as the
+            ancestor); "float", those of the float network on the same data, which takes one more pass.
         device, threads, memory, progress: see `calibrate`.
 
     Raises:
-        NumericError: NaN or Inf that quantization brought about, named with the sample.
+        NumericError: quantization caused NaN or Inf; the message names the sample.
         DataError, ModelError, DeviceError: see `LayerRunner`.
     """
     why = _why_not(graph, solution)
@@ -118,7 +118,7 @@ def tune_norms(
 
 
 def _why_not(graph: Graph, solution: Solution) -> str | None:
-    """Why there is nothing to tune, or None."""
+    """Return why there is nothing to tune, or None."""
     if not graph.info.normals:
         return "it holds no batch norm whose numbers are known: they were folded before it was exported, or never there"
     if not solution.qparams:
@@ -127,7 +127,7 @@ def _why_not(graph: Graph, solution: Solution) -> str | None:
 
 
 def tuned_to(one: Tunable, seen: Spread, float_: Spread | None, solution: Solution) -> Tuned:
-    """Factor and shift for what was seen of a tensor; `float_`: of the float network, None for the batch norm's."""
+    """Compute factor and shift from the measured statistics; `float_`: target, None for those of the batch norm."""
     normal = one.normal
     mean, variance = (normal.mean, normal.std**2) if float_ is None else (float_.mean, float_.variance)
     below = seen.variance + normal.epsilon
@@ -140,12 +140,12 @@ def tuned_to(one: Tunable, seen: Spread, float_: Spread | None, solution: Soluti
 
 @dataclass(frozen=True)
 class _Solved:
-    """The numbers of a solution, as `quantize_reads` asks for them."""
+    """Adapter that provides the numbers of a solution to `quantize_reads`."""
 
     solution: Solution
 
     def meaning(self, site: Site, tensor: Constant) -> Array | None:
-        """What the codes of a weight or bias mean, in its own type; None where it stays float."""
+        """Dequantize a weight or bias, in its own type; None if it stays float."""
         solution, kind = self.solution, dtype(tensor)
         codes = solution.codes.get(site.key)
         if codes is None:
@@ -155,13 +155,13 @@ class _Solved:
         return solution.qparams[site.key].dequantize(codes).astype(kind)
 
     def params(self, site: Site) -> QParams | None:
-        """Scale and zero point of an activation; None where it stays float."""
+        """Return scale and zero point of an activation; None if it stays float."""
         return self.solution.qparams.get(site.key)
 
 
 @dataclass
 class _Walk:
-    """One tuning.
+    """State of one run of `tune_norms`.
 
     Attributes:
         tunables: by tensor, in the order of the graph.
@@ -186,7 +186,7 @@ class _Walk:
         }
 
     def float_spreads(self, units: Iterator[Unit], threads: int, count: int | None) -> dict[str, Spread]:
-        """What the float network gives, all in one pass."""
+        """Measure the statistics in the float network, in one pass."""
         self.progress.start("batch norms, float", count)
         names = list(self.tunables)
         (segment,) = cut(self.graph, names, "whole")
@@ -201,7 +201,7 @@ class _Walk:
     def run(
         self, units: Iterator[Unit], float_: Mapping[str, Spread], store: TensorStore, threads: int, count: int | None
     ) -> dict[str, Tuned]:
-        """What to make of each tensor."""
+        """Run all stages and return the correction of each tensor."""
         names = list(self.tunables)
         stages = staged(self.graph, names, frozenset(Reader(n.name, i) for name in names for n, i in self._reads(name)))
         self.progress.start("batch norms, quantized", count)
@@ -227,7 +227,7 @@ class _Walk:
     def _work(
         self, stack: ExitStack, stage: Segment, number: int, keeper: Keeper, tuned: Mapping[str, Tuned]
     ) -> Callable[[Unit], dict[str, Spread]]:
-        """What takes a sample through a stage."""
+        """Create the function that runs a sample through a stage."""
         piece = self._quantized(stage, tuned)
         run = stack.enter_context(LayerRunner(piece, device=self.device, threads=1, name="the quantized model"))
 
@@ -245,14 +245,14 @@ class _Walk:
     def _noted(
         self, walked: Iterator[tuple[Unit, dict[str, Spread]]], places: list[Unit] | None
     ) -> Iterator[tuple[Unit, dict[str, Spread]]]:
-        """The same; where units are walked for the first time, they are remembered without their feeds."""
+        """Pass items through and, on the first pass, record the units without their feeds."""
         for unit, spreads in walked:
             if places is not None:
                 places.append(replace(unit, feed={}))
             yield unit, spreads
 
     def _merged(self, walked: Iterator[tuple[Unit, dict[str, Spread]]]) -> dict[str, Spread]:
-        """Of all samples, merged in their order."""
+        """Merge the statistics of all samples in their order."""
         seen: dict[str, Spread] = {}
         for unit, spreads in walked:
             for name, spread in spreads.items():
@@ -261,7 +261,7 @@ class _Walk:
         return seen
 
     def _spreads(self, known: Mapping[str, Any], names: Sequence[str], unit: Unit, how: str) -> dict[str, Spread]:
-        """Of one sample."""
+        """Compute the statistics of one sample."""
         made = {name: Spread.of(known[name], CHANNELS) for name in names}
         for name, spread in made.items():
             if not np.isfinite(spread.squares).all():
@@ -271,7 +271,7 @@ class _Walk:
         return made
 
     def _quantized(self, stage: Segment, tuned: Mapping[str, Tuned]) -> Graph:
-        """A stage as a model: what it reads of tuned tensors is tuned, and everything is quantized."""
+        """Create the model of a stage: inputs that are tuned tensors are corrected, and everything is quantized."""
         piece = stage.model(self.graph, self.index)
         names = Names(piece)
         for node in piece.nodes if self.solution.constants else ():
@@ -287,7 +287,7 @@ class _Walk:
 
 
 def _tune(piece: Graph, tensor: Variable, tuned: Tuned, rank: int, names: Names) -> None:
-    """In place. Whatever reads an input of a piece reads ``factor * input + shift`` of it."""
+    """Insert ``factor * input + shift`` between an input of a piece and all its readers, in place."""
     uses = readers(tensor)
     kind: Any = dtype(tensor)
     nodes: list[Node] = []

@@ -1,4 +1,4 @@
-"""The bias of a linear node: the constant that can take up the mean error of its rounded weight."""
+"""Biases of linear nodes: the constants that can compensate the mean error of a rounded weight."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from sbonnx.spec import Array
 
 
 def bias_of(graph: Graph, node: Node) -> Constant | None:
-    """The constant whose values are added to the outputs of `node`, one for each, and to nothing else.
+    """Return the constant that is added to the outputs of `node`, one value for each output, and is used nowhere else.
 
-    Input 2 of Conv, ConvTranspose and Gemm; the constant operand of the Add that alone reads a MatMul. Its values in
-    the order of the outputs are ``constant(tensor).reshape(-1)``, (out channels,).
+    This is input 2 of Conv, ConvTranspose and Gemm, or the constant operand of the Add that is the only reader of a
+    MatMul. ``constant(tensor).reshape(-1)``, (out channels,), has the values in the order of the outputs.
 
     Returns:
-        None where there is none, it is no constant, has fewer or more values than outputs, is scaled (Gemm's beta),
-        or is read elsewhere; see `give_biases`. To ask for many nodes, see `biases_of`.
+        None if there is no bias, it is not constant, its size differs from the number of outputs, it is scaled (Gemm's
+        beta), or it is read elsewhere; see `give_biases`. For many nodes, use `biases_of`.
     """
     return _own(node, _held(graph))
 
 
 def biases_of(graph: Graph) -> dict[str, Constant]:
-    """`bias_of` of every linear node that has one, by the name of the node, branches included."""
+    """Return `bias_of` of every linear node that has one, by the name of the node, including branches."""
     held = _held(graph)
     found = {node.name: _own(node, held) for _, body in scopes(graph) for node in body.nodes}
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
 def give_biases(graph: Graph) -> tuple[str, ...]:
-    """In place. Every Conv, ConvTranspose and Gemm with a constant weight has a bias of its own; a new one is zero.
+    """Give every Conv, ConvTranspose and Gemm with a constant weight a separate bias, in place; new biases are zero.
 
-    A bias that several nodes read is copied for each, one number for all outputs is repeated, Gemm's beta goes into
-    the values. What the graph computes does not change. A bias that is computed at run time stays as it is.
+    A bias that several nodes read is copied for each, a scalar bias is broadcast to all outputs, Gemm's beta is
+    multiplied into the values. The function of the graph does not change. A bias that is computed at run time is
+    unchanged.
 
     Returns:
-        names of the nodes that were given one.
+        names of the changed nodes.
     """
     names: Names | None = None
     held = _held(graph)
@@ -56,7 +57,7 @@ def give_biases(graph: Graph) -> tuple[str, ...]:
 
 
 def outputs_of(node: Node) -> int | None:
-    """How many output channels a linear node with a constant weight has; None for any other node."""
+    """Return the number of output channels of a linear node with a constant weight; None for any other node."""
     kind = LINEAR.get(node.op)
     weight = node.inputs[kind.weight] if kind is not None and kind.weight < len(node.inputs) else None
     if kind is None or not isinstance(weight, Constant) or len(weight.shape) < 2:
@@ -69,7 +70,7 @@ def outputs_of(node: Node) -> int | None:
 
 
 def bias_reader(node: Node) -> tuple[Node, int] | None:
-    """The node and input where the bias of `node` is read, or would be; None where there is no such place."""
+    """Return the node and input index at which the bias of `node` is read, or would be; None if impossible."""
     kind = LINEAR[node.op]
     if kind.bias is not None:
         return node, kind.bias
@@ -80,7 +81,7 @@ def bias_reader(node: Node) -> tuple[Node, int] | None:
 
 
 def _own(node: Node, held: frozenset[int]) -> Constant | None:
-    """`bias_of`; `held`: ids of the outputs of the graph and its bodies."""
+    """Implement `bias_of`; `held`: ids of the outputs of the graph and its bodies."""
     outputs = outputs_of(node)
     place = None if outputs is None else bias_reader(node)
     if outputs is None or place is None or place[1] >= len(place[0].inputs) or not _is_plain(node):
@@ -94,19 +95,19 @@ def _own(node: Node, held: frozenset[int]) -> Constant | None:
 
 
 def _fits(tensor: Constant, outputs: int) -> bool:
-    """Whether a constant is one floating-point number for each output: (O,) or (1, ..., O)."""
+    """Return whether a constant has one floating-point number for each output: (O,) or (1, ..., O)."""
     kind, shape = dtype(tensor), tuple(tensor.shape)
     floating = kind is not None and (kind.kind == "f" or kind.name == "bfloat16")
     return floating and len(shape) > 0 and shape[-1] == outputs and all(dim == 1 for dim in shape[:-1])
 
 
 def _is_plain(node: Node) -> bool:
-    """Whether the bias is added as it is."""
+    """Return whether the bias is added unscaled."""
     return node.op != "Gemm" or float(node.attrs.get("beta", 1.0)) == 1.0
 
 
 def _wanted(node: Node) -> Array | None:
-    """The values of a bias of its own for a node that lacks one; None where it can have none."""
+    """Return the values of a separate bias for a node that has none; None if it cannot have one."""
     kind, outputs = LINEAR.get(node.op), outputs_of(node)
     if kind is None or kind.bias is None or outputs is None:
         return None
@@ -123,7 +124,7 @@ def _wanted(node: Node) -> Array | None:
 
 
 def _give(body: Body, node: Node, values: Array, names: Names) -> None:
-    """In place. `values` become the bias of `node`."""
+    """Set `values` as the bias of `node`, in place."""
     place = LINEAR[node.op].bias
     assert place is not None
     had = place < len(node.inputs) and not node.inputs[place].is_empty()
@@ -138,12 +139,12 @@ def _give(body: Body, node: Node, values: Array, names: Names) -> None:
 
 
 def _held(graph: Graph) -> frozenset[int]:
-    """Ids of the outputs of the graph and of every body."""
+    """Return ids of the outputs of the graph and of every body."""
     return frozenset(id(tensor) for body in _scopes_with_bodies(graph) for tensor in body.outputs)
 
 
 def _scopes_with_bodies(graph: Graph) -> Iterator[Body]:
-    """The graph and every body inside it."""
+    """Yield the graph and every body in it."""
     stack: list[Body] = [graph]
     while stack:
         body = stack.pop()

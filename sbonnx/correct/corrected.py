@@ -1,4 +1,4 @@
-"""A solution with other biases and scales than it was solved with."""
+"""Updates a solution with corrected biases and scales."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def with_corrections(
     constants: Mapping[str, Array],
     qparams: Mapping[str, QParams] | None = None,
 ) -> Solution:
-    """`solution` with new values of constants and new scales of weights; biases get codes that fit them.
+    """Return `solution` with new constants and new weight scales; biases are requantized to match.
 
     Args:
         tensors: of all scopes, by name.
         constants: new values by tensor name, in the type and shape of the tensor.
-        qparams: by site key; those of other sites stay. Codes of weights stay as they are.
+        qparams: by site key; other sites and the codes of weights are unchanged.
     """
     numbers = {**solution.qparams, **(qparams or {})}
     values = {**solution.constants, **constants}

@@ -1,12 +1,12 @@
-"""Means of what layers read, from batch norms alone: a rectified normal distribution has a known mean.
+"""Expected layer inputs from batch norms alone, by the mean of a rectified normal distribution.
 
-Every tensor is followed as mean and standard deviation of each channel. A batch norm gives both. What a rectifier
-makes of a normal value ``x = m + s z`` is, with the density ``p`` and distribution ``P`` of ``z`` and ``t = m / s``,
+Mean and standard deviation of each channel are propagated through the graph. A batch norm provides both. For a normal
+value ``x = m + s z``, with the density ``p`` and distribution ``P`` of ``z`` and ``t = m / s``, a rectifier gives
 
     E max(x, 0)    =  m P(t) + s p(t)
     E max(x, 0)^2  =  (m^2 + s^2) P(t) + m s p(t)
 
-and Clip to (a, b) is ``b - max(b - max(x, a), 0)``. Sums take the two sides for independent.
+and Clip to (a, b) is ``b - max(b - max(x, a), 0)``. Operands of sums are assumed to be independent.
 
 Source: Nagel et al., Data-free quantization through weight equalization and bias correction, ICCV 2019, section 4.2.1
 and appendix C (clipped normal distribution). Sums, pools and leaky slopes are ours.
@@ -31,17 +31,17 @@ from sbonnx.spec import Array
 
 @dataclass(frozen=True)
 class Expected:
-    """Mean and standard deviation of each channel of a tensor, along axis 1, float64 (C,); `std` None: not known."""
+    """Mean and standard deviation of each channel of a tensor, along axis 1, float64 (C,); `std` None: unknown."""
 
     mean: Array
     std: Array | None = None
 
 
 def expected_inputs(graph: Graph) -> dict[str, Array]:
-    """The mean of each channel, float64 (C,), of the tensors for which batch norms tell it, by name.
+    """Return the mean of each channel, float64 (C,), of all tensors for which batch norms determine it, by name.
 
-    Channels lie along axis 1. What is read by a linear node can be looked up here. Zeros that a convolution pads
-    with are not counted, and windows of a pool count as wholly inside.
+    Channels are on axis 1. The result contains inputs of linear nodes. Zero padding of convolutions is ignored, and
+    windows of a pool are treated as completely inside.
 
     Args:
         graph: prepared; `record_normals` was called before its batch norms were folded.
@@ -50,7 +50,7 @@ def expected_inputs(graph: Graph) -> dict[str, Array]:
 
 
 def spreads(graph: Graph) -> dict[str, Expected]:
-    """`expected_inputs` with standard deviations."""
+    """Return the tensors of `expected_inputs` with mean and standard deviation."""
     known: dict[str, Expected] = {
         name: Expected(normal.mean, normal.std) for name, normal in graph.info.normals.items()
     }
@@ -66,7 +66,7 @@ def spreads(graph: Graph) -> dict[str, Expected]:
 
 
 def rectified(mean: Array, std: Array) -> tuple[Array, Array]:
-    """Mean of ``max(x, 0)`` and of its square for normal x, float64 as `mean`."""
+    """Return the mean of ``max(x, 0)`` and of its square for normal x, float64 as `mean`."""
     safe = np.where(std > 0, std, 1.0)
     t = np.where(std > 0, mean / safe, 0.0)
     density = np.exp(-0.5 * t**2) / math.sqrt(2 * math.pi)
@@ -78,10 +78,10 @@ def rectified(mean: Array, std: Array) -> tuple[Array, Array]:
 
 
 def clipped(mean: Array, std: Array, low: float, high: float) -> tuple[Array, Array]:
-    """Mean and standard deviation of ``min(max(x, low), high)`` for normal x; the limits may be infinite.
+    """Return mean and standard deviation of ``min(max(x, low), high)`` for normal x; the limits may be infinite.
 
-    With ``g(u) = E max(x - u, 0)`` and ``h(u) = E max(x - u, 0)^2``, and everything counted from `low`: the mean is
-    ``g(low) - g(high)``, the mean square ``h(low) - h(high) - 2 (high - low) g(high)``.
+    With ``g(u) = E max(x - u, 0)`` and ``h(u) = E max(x - u, 0)^2``, both relative to `low`: the mean is ``g(low) -
+    g(high)``, the mean square ``h(low) - h(high) - 2 (high - low) g(high)``.
     """
     if np.isneginf(low):
         if np.isposinf(high):
@@ -96,7 +96,7 @@ def clipped(mean: Array, std: Array, low: float, high: float) -> tuple[Array, Ar
 
 
 _distribution: Final = np.vectorize(lambda t: 0.5 * math.erfc(-t / math.sqrt(2)), otypes=[np.float64])
-"""Of the standard normal."""
+"""Distribution function of the standard normal distribution."""
 
 
 def _known(tensor: Tensor, known: Mapping[str, Expected]) -> Expected | None:
@@ -104,7 +104,7 @@ def _known(tensor: Tensor, known: Mapping[str, Expected]) -> Expected | None:
 
 
 def _limits(node: Node) -> tuple[float, float] | None:
-    """Those of a Clip, one number each; None where they are computed."""
+    """Return the limits of a Clip, one number each; None if they are computed."""
     found = [float(node.attrs.get("min", -np.inf)), float(node.attrs.get("max", np.inf))]
     for place, tensor in enumerate(node.inputs[1:3]):
         if tensor.is_empty():
@@ -168,13 +168,13 @@ def _same(node: Node, known: Mapping[str, Expected]) -> Expected | None:
 
 
 def _average(node: Node, known: Mapping[str, Expected]) -> Expected | None:
-    """A mean over positions has the mean of the tensor; how it is spread depends on how positions hang together."""
+    """Averaging over positions keeps the mean. The standard deviation depends on correlations, so it is unknown."""
     x = _known(node.inputs[0], known)
     return None if x is None else Expected(x.mean)
 
 
 def _flat(node: Node, known: Mapping[str, Expected]) -> Expected | None:
-    """Flatten and Reshape of (N, C, ...) to (N, C * positions): each channel for each of its positions."""
+    """Flatten and Reshape of (N, C, ...) to (N, C * positions): repeat each channel for each of its positions."""
     x, before, after = _known(node.inputs[0], known), shape(node.inputs[0]), known_channels(node.outputs[0])
     positions = [dim for dim in (before or ())[CHANNELS + 1 :] if isinstance(dim, int)]
     if x is None or before is None or len(positions) != len(before) - 2 or rank(node.outputs[0]) != 2:
@@ -188,7 +188,7 @@ def _flat(node: Node, known: Mapping[str, Expected]) -> Expected | None:
 
 
 def _keeps_rows(node: Node) -> bool:
-    """Whether a Flatten or Reshape to two axes keeps the first."""
+    """Return whether a Flatten or Reshape to two axes keeps the first axis."""
     if node.op == "Flatten":
         return int(node.attrs.get("axis", 1)) == 1
     dims = constant(node.inputs[1])
@@ -196,7 +196,7 @@ def _keeps_rows(node: Node) -> bool:
 
 
 def _slice(node: Node, known: Mapping[str, Expected]) -> Expected | None:
-    """Along other axes than that of channels."""
+    """Slice along other axes than the channel axis."""
     x, dims = _known(node.inputs[0], known), rank(node.inputs[0])
     axes = constant(node.inputs[3]) if len(node.inputs) > 3 else None
     if axes is None or dims is None or any(int(axis) % dims == CHANNELS for axis in axes.reshape(-1)):
@@ -205,7 +205,7 @@ def _slice(node: Node, known: Mapping[str, Expected]) -> Expected | None:
 
 
 def _pad(node: Node, known: Mapping[str, Expected]) -> Expected | None:
-    """More channels of one constant, and nothing else."""
+    """Pad with additional constant channels only."""
     x, dims = _known(node.inputs[0], known), rank(node.inputs[0])
     pads = constant(node.inputs[1]) if len(node.inputs) in (2, 3) else None
     value = constant(node.inputs[2]) if len(node.inputs) > 2 and not node.inputs[2].is_empty() else np.zeros(1)
@@ -220,7 +220,7 @@ def _pad(node: Node, known: Mapping[str, Expected]) -> Expected | None:
 
 
 def _concat(node: Node, known: Mapping[str, Expected]) -> Expected | None:
-    """Along channels."""
+    """Concat along channels."""
     sides = [_known(tensor, known) for tensor in node.inputs]
     dims = rank(node.outputs[0])
     if dims is None or int(node.attrs.get("axis", 0)) % dims != CHANNELS or any(side is None for side in sides):
@@ -233,7 +233,7 @@ def _concat(node: Node, known: Mapping[str, Expected]) -> Expected | None:
 
 
 def _linear(node: Node, known: Mapping[str, Expected]) -> Expected | None:
-    """A layer without batch norm: the mean goes through it, the spread does not."""
+    """Layer without batch norm: propagates the mean, not the standard deviation."""
     kind = LINEAR[node.op]
     weight = constant(node.inputs[kind.weight])
     rows = expected_rows(node, known)
@@ -252,15 +252,15 @@ def _linear(node: Node, known: Mapping[str, Expected]) -> Expected | None:
 
 
 def through(matrices: Array, rows: Array) -> Array:
-    """``matrix @ row`` for each group: (G, O, K) and (G, K) as (G * O,), in the order of the op's outputs."""
+    """Compute ``matrix @ row`` for each group: (G, O, K) and (G, K) to (G * O,), in the order of the op's outputs."""
     return np.asarray(np.einsum("gok,gk->go", matrices, rows).reshape(-1))
 
 
 def expected_rows(node: Node, known: Mapping[str, Expected]) -> Array | None:
-    """The mean of the rows that a linear node multiplies with its weight, float64 (G, K); None where not known.
+    """Return the mean of the rows that a linear node multiplies with its weight, float64 (G, K); None if unknown.
 
-    A ConvTranspose multiplies each position of its input with the whole kernel and adds where they meet: an output
-    gets ``1 / strides`` of the kernel on average, and so do its rows here.
+    A ConvTranspose multiplies each input position with the whole kernel and adds overlapping results: an output gets
+    ``1 / strides`` of the kernel on average, so the rows are scaled by this factor.
     """
     kind = LINEAR[node.op]
     x = _known(node.inputs[1 - kind.weight], known)
@@ -299,6 +299,6 @@ RULES: Final[dict[str, Callable[[Node, Mapping[str, Expected]], Expected | None]
     "Pad": _pad,
     "Concat": _concat,
 }
-"""How each op hands on what is known of its inputs."""
+"""Propagation rules by op type."""
 
 __all__ = ["Expected", "clipped", "expected_inputs", "expected_rows", "rectified", "spreads", "through"]

@@ -1,4 +1,4 @@
-"""Which batch norms can be tuned after they were folded, and what of a layer is to be changed for it."""
+"""Finds batch norms that can be tuned, folded or not, and computes the changes of their layers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MEAN_ALONE: Final = "tune the variance of a batch norm"
 
 @dataclass(frozen=True)
 class Change:
-    """What tuning puts into a solution.
+    """Change of a solution by batch-norm tuning.
 
     Attributes:
         constants: new values by tensor name.
@@ -40,18 +40,18 @@ class Change:
 @final
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer into which a batch norm was folded.
+    """A linear layer with a folded batch norm.
 
     Attributes:
-        tensor: what it gives; normalised along axis 1.
-        normal: what the batch norm says of that.
+        tensor: its output, normalized along axis 1.
+        normal: statistics of the output according to the batch norm.
         rank: of the tensor.
-        bias: the constant that takes up the mean.
-        weight: the constant with the weight.
-        out_axis: the axis of the weight along output channels; None where channels have no slice of their own.
-        site: of the weight; None where it stays float.
-        limits: how small and large a scale of the weight may be.
-        scale_type: in which its scales are stored.
+        bias: the constant that compensates the mean.
+        weight: the weight constant.
+        out_axis: axis of output channels in the weight; None if channels have no separate slices.
+        site: of the weight; None if it stays float.
+        limits: smallest and largest allowed scale of the weight.
+        scale_type: storage type of its scales.
         why_fixed: why its variance cannot be tuned, or None.
     """
 
@@ -67,7 +67,7 @@ class Layer:
     why_fixed: str | None
 
     def allowed(self, factor: Array, solution: Solution) -> Array:
-        """`factor` (C,) as far as the scales of the weight can follow it."""
+        """Limit `factor` (C,) to what the scales of the weight can represent."""
         if self.why_fixed is not None or self.out_axis is None:
             return np.ones_like(factor)
         if self.site is None:
@@ -78,9 +78,9 @@ class Layer:
         return np.asarray(np.clip(factor, np.minimum(least, 1.0), np.maximum(most, 1.0)))
 
     def change(self, factor: Array, shift: Array, solution: Solution) -> Change:
-        """What makes its output ``factor * output + shift``, each (C,); the factor is one that is allowed.
+        """Return the change that makes the output ``factor * output + shift``, each (C,), for an allowed factor.
 
-        The codes of the weight stay: with a scale for each output channel the factor is one on the scale.
+        The codes of the weight are unchanged: with one scale per output channel the factor is applied to the scale.
         """
         old = solution.constants.get(self.bias.name)
         bias = _values(self.bias) if old is None else old
@@ -103,13 +103,13 @@ class Layer:
 @final
 @dataclass(frozen=True)
 class Norm:
-    """A batch norm that stands in the graph.
+    """A batch norm that is not folded.
 
     Attributes:
-        tensor: what it gives; normalised along axis 1.
-        normal: what it says of that.
+        tensor: its output, normalized along axis 1.
+        normal: its statistics of the output.
         rank: of the tensor.
-        node: itself; mean and variance are its own.
+        node: the node; nothing else reads its mean and variance.
     """
 
     tensor: str
@@ -120,15 +120,16 @@ class Norm:
     why_fixed = None
 
     def allowed(self, factor: Array, solution: Solution) -> Array:
-        """`factor`: any will do."""
+        """Return `factor` unchanged; there is no limit."""
         del solution
         return factor
 
     def change(self, factor: Array, shift: Array, solution: Solution) -> Change:
-        """The mean and variance with which its output is ``factor * output + shift``, each (C,).
+        """Return mean and variance that make the output ``factor * output + shift``, each (C,).
 
         With ``g = gamma / sqrt(variance + eps)`` and output ``g (x - mean) + beta``: ``variance' + eps = (variance +
-        eps) / factor^2`` and ``mean' = mean - (shift + (factor - 1) beta) / (factor g)``. A channel of gamma 0 stays.
+        eps) / factor^2`` and ``mean' = mean - (shift + (factor - 1) beta) / (factor g)``. Channels with gamma 0 are
+        unchanged.
         """
         del solution
         gamma, beta, mean, variance = (_values(tensor).astype(np.float64) for tensor in self.node.inputs[1:5])
@@ -148,7 +149,7 @@ Tunable = Layer | Norm
 
 
 def tunables(graph: Graph, plan: Plan, solution: Solution) -> tuple[list[Tunable], list[Refusal]]:
-    """What of the main graph can be tuned, in its order; and which batch norms of the file cannot, and why."""
+    """Return the tunable tensors of the main graph, in order, and refusals for batch norms that cannot be tuned."""
     normals = graph.info.normals
     sites = {reader: site for site in plan.of_role("weight") for reader in site.readers if site.key in solution.codes}
     members = Counter(site.group for site in plan.sites)
@@ -183,7 +184,7 @@ def _tunable(
     shared: Collection[str],
     plan: Plan,
 ) -> Tunable | str:
-    """What is to be changed for one batch norm, or why it cannot be tuned."""
+    """Return the tunable of one batch norm, or why it cannot be tuned."""
     tensor = node.outputs[0]
     dims = rank(tensor)
     if dims is None:
@@ -207,7 +208,7 @@ def _tunable(
 def _why_fixed(
     node: Node, weight: Constant, axis: int | None, site: Site | None, shared: Collection[str]
 ) -> str | None:
-    """Why the outputs of a layer cannot be scaled one by one, or None."""
+    """Return why the outputs of a layer cannot be scaled separately, or None."""
     if axis is None:
         return f"groups of '{node.name}' share the slices of its weight along outputs"
     if len(readers(weight)) > 1:
@@ -224,7 +225,7 @@ def _why_fixed(
 
 
 def _out_axis(node: Node) -> int | None:
-    """The axis of a linear weight on which each output channel has its own slice; None where there is none."""
+    """Return the axis of a linear weight on which each output channel has a separate slice; None if there is none."""
     if node.op == "ConvTranspose" and int(node.attrs.get("group", 1)) != 1:
         return None
     if node.op == "Gemm" and node.attrs.get("transB", 0):
@@ -234,7 +235,7 @@ def _out_axis(node: Node) -> int | None:
 
 
 def _values(tensor: object) -> Array:
-    """Of a tensor that is known to be constant."""
+    """Return the values of a tensor that is known to be constant."""
     assert isinstance(tensor, Constant)
     values = constant(tensor)
     assert values is not None

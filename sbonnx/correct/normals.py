@@ -1,4 +1,4 @@
-"""What batch normalizations say of the tensors that they give, remembered before they are folded away."""
+"""Statistics of tensors from batch normalizations, recorded before these are folded."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from sbonnx.patterns.fuse.affine import Affine, along_channel, of_batchnorm, of_
 from sbonnx.spec import Array
 
 CHANNELS: Final = 1
-"""The axis of a tensor whose channels a BatchNormalization normalises."""
+"""Channel axis of a BatchNormalization."""
 
 STATISTICS: Final = (3, 4)
-"""Where a BatchNormalization reads mean and variance."""
+"""Input indices of mean and variance of a BatchNormalization."""
 
 
 def record_normals(graph: Graph) -> int:
-    """In place, in `graph.info`. The spread of what each BatchNormalization gives, and of what constants make of it.
+    """Record mean and spread of all BatchNormalization outputs, and of constant maps of these, in `graph.info`.
 
-    To be called before the fusions: a layer into which a BatchNormalization, and what follows it, is folded gives the
-    tensor that was the last one's, under its name.
+    To be called before the fusions: a layer into which a BatchNormalization and the following nodes are folded has an
+    output with the name of the last folded tensor.
 
     Returns:
-        how many batch normalizations there are whose numbers are known.
+        number of batch normalizations with known parameters.
     """
     found: dict[str, Normal] = {}
     counted = 0
@@ -43,7 +43,7 @@ def record_normals(graph: Graph) -> int:
 
 
 def normal_of(node: Node) -> Normal | None:
-    """What a BatchNormalization says of its output; None for any other node, and where its numbers are not known.
+    """Return output statistics of a BatchNormalization; None for any other node or if its parameters are unknown.
 
     With its factor ``g = gamma / sqrt(variance + eps)``: mean beta, standard deviation ``|g| sqrt(variance)``.
     """
@@ -60,7 +60,7 @@ def normal_of(node: Node) -> Normal | None:
 
 
 def batchnorm_constants(node: Node) -> tuple[Array, Array, Array, Array] | None:
-    """Gamma, beta, mean and variance of a BatchNormalization at inference, (C,) each; None where one is computed."""
+    """Return gamma, beta, mean, variance of a BatchNormalization at inference, (C,) each; None if any is computed."""
     values = [constant(tensor) for tensor in node.inputs[1:5]]
     if node.attrs.get("training_mode", 0) or len(values) < 4 or len(node.outputs) != 1:
         return None
@@ -71,10 +71,10 @@ def batchnorm_constants(node: Node) -> tuple[Array, Array, Array, Array] | None:
 
 
 def own_statistics(graph: Graph) -> tuple[str, ...]:
-    """In place. Every BatchNormalization with constant numbers has a mean and a variance that nothing else reads.
+    """Give every BatchNormalization with constant parameters a separate mean and variance, in place.
 
     Returns:
-        names of the nodes that were given a copy.
+        names of the changed nodes.
     """
     given = []
     names: Names | None = None
@@ -90,7 +90,7 @@ def own_statistics(graph: Graph) -> tuple[str, ...]:
 
 
 def _scaled(node: Node, known: Mapping[str, Normal]) -> Normal | None:
-    """The spread of a known tensor after Mul, Add, Sub or Div with one number a channel; None for any other node."""
+    """Return the spread of a known tensor after Mul, Add, Sub or Div with a constant per channel, else None."""
     found = [(tensor, index) for index, tensor in enumerate(node.inputs) if tensor.name in known]
     if len(found) != 1 or len(node.inputs) != 2:
         return None
@@ -100,7 +100,7 @@ def _scaled(node: Node, known: Mapping[str, Normal]) -> Normal | None:
 
 
 def channel_map(node: Node, tensor: Tensor, index: int, channels: int) -> Affine | None:
-    """What a node with two operands makes of `tensor`, its input `index`, where the other is one number a channel."""
+    """Return the affine map of a binary node on its input `index`, if the other one is a constant per channel."""
     values, dims = constant(node.inputs[1 - index]), rank(tensor)
     if values is None or dims is None or dims <= CHANNELS:
         return None
@@ -110,7 +110,7 @@ def channel_map(node: Node, tensor: Tensor, index: int, channels: int) -> Affine
 
 
 def known_channels(tensor: Tensor) -> int | None:
-    """Length of the channel axis, where it is known."""
+    """Return the length of the channel axis, if known."""
     dims = shape(tensor)
     length = dims[CHANNELS] if dims is not None and len(dims) > CHANNELS else None
     return length if isinstance(length, int) else None

@@ -1,4 +1,4 @@
-"""Mean and variance of each channel of a tensor, from a stream of pieces."""
+"""Streaming mean and variance of each channel of a tensor."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sbonnx.spec import Array
 
 @dataclass(frozen=True)
 class Spread:
-    """How the values of each channel lie. Size and cost of merging do not depend on how much was seen.
+    """Mean and variance of each channel. Size and merging cost do not depend on the number of values.
 
     Attributes:
-        count: values seen of each channel.
+        count: number of values of each channel.
         mean: float64 (C,).
         squares: sum of squared distances to the mean, float64 (C,).
     """
@@ -26,9 +26,9 @@ class Spread:
 
     @staticmethod
     def of(x: Array, axis: int) -> Spread:
-        """Of one array with its channels along `axis`; sums in float64.
+        """Compute the statistics of one array with its channels along `axis`; sums in float64.
 
-        Distances are taken to the mean of each channel of this very array, so that nothing cancels.
+        Deviations are taken from the channel means of this array, which avoids cancellation.
         """
         if axis == 1 and x.ndim > 1:
             rows = x.reshape(x.shape[0], x.shape[1], math.prod(x.shape[2:]))
@@ -42,7 +42,7 @@ class Spread:
         return Spread(count, mean, np.einsum("ncs,ncs->c", away, away))
 
     def merge(self, other: Spread) -> Spread:
-        """Of what both saw.
+        """Return the statistics over the values of both.
 
         Source: Chan, Golub, LeVeque, Algorithms for computing the sample variance, 1983, formula 2.1.
         """
@@ -55,7 +55,7 @@ class Spread:
 
     @property
     def variance(self) -> Array:
-        """Mean squared distance to the mean, float64 (C,), as a batch normalization counts it; 0 for no values."""
+        """Population variance, float64 (C,), as in batch normalization; 0 without values."""
         return self.squares / max(self.count, 1)
 
 
