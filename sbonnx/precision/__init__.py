@@ -1,4 +1,4 @@
-"""Half precision: what stays float in a quantized graph becomes float16 or bfloat16, where its values allow it."""
+"""Half precision: converts the float part of a quantized graph to float16 or bfloat16, where values allow it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constants in a narrower float type: whether they fit, and how they are written."""
+"""Constants in half precision: whether they fit, and their conversion."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from sbonnx.plan.magnitudes import FloatKind
 from sbonnx.spec import Array
 
 SPARE_DB: Final = 16.0
-"""How far, in decibel, rounding noise may exceed that of normal numbers before a tensor stays float32: below 50 dB in
-float16, that is where most of the signal is carried by values under 5e-6. 8-bit codes leave 30 to 45 dB."""
+"""Tolerated excess of rounding noise over that of normal numbers, in dB, before a tensor stays float32.
+
+The limit is 50 dB in float16, where most of the signal is carried by values under 5e-6. 8-bit quantization gives 30 to
+45 dB.
+"""
 
 CHUNK: Final = 1 << 20
-"""Values that are looked at a time."""
+"""Number of values processed at a time."""
 
 
 def lowest_db(kind: FloatKind) -> float:
-    """Signal to rounding noise, decibel, below which a tensor stays float32."""
+    """Return the signal-to-noise ratio of rounding, in dB, below which a tensor stays float32."""
     return kind.worst_db - SPARE_DB
 
 
@@ -31,19 +34,19 @@ def _chunks(values: Array) -> Iterator[Array]:
 
 
 def narrowed(values: Array, kind: FloatKind) -> Array:
-    """`values`, float32, in the narrower type; infinities and NaN stay what they are."""
+    """Return `values`, float32, in the narrower type. Infinities and NaN are preserved."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(values.astype(kind.dtype))
 
 
 def finite_peak(values: Array) -> float:
-    """The largest finite magnitude, 0 where there is none."""
+    """Return the largest finite magnitude, 0 if there is none."""
     peaks = [np.max(np.abs(part), where=np.isfinite(part), initial=0.0) for part in _chunks(values)]
     return float(max(peaks, default=0.0))
 
 
 def rounding_db(values: Array, kind: FloatKind) -> float:
-    """Signal to noise of the finite values after rounding to `kind`, decibel; inf where nothing is lost."""
+    """Return the signal-to-noise ratio of finite values rounded to `kind`, in dB; inf if rounding is exact."""
     signal = noise = 0.0
     for part in _chunks(values):
         wide = part[np.isfinite(part)].astype(np.float64)
@@ -54,7 +57,7 @@ def rounding_db(values: Array, kind: FloatKind) -> float:
 
 
 def misfit(values: Array, kind: FloatKind) -> str | None:
-    """Why a constant, float32, cannot be of the narrower type, or None."""
+    """Return why a float32 constant cannot be converted to the narrower type, or None."""
     peak = finite_peak(values)
     if peak > kind.largest:
         return f"holds {peak:.3g}, past {kind.largest:.6g}, the largest {kind.name}"
@@ -65,6 +68,6 @@ def misfit(values: Array, kind: FloatKind) -> str | None:
 
 
 def exactly(values: Array, kind: FloatKind) -> bool:
-    """Whether every value, float32, is a normal number of the narrower type: what scales must be."""
+    """Return whether all values, float32, are normal numbers of the narrower type, as required for scales."""
     wide = np.asarray(values, np.float32)
     return bool((np.abs(wide) >= kind.normal).all() and (narrowed(wide, kind).astype(np.float32) == wide).all())

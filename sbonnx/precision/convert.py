@@ -1,4 +1,4 @@
-"""From a graph in float32, with or without Q/DQ, to a strongly typed one in half precision."""
+"""Conversion of a float32 graph, with or without Q/DQ, to a strongly typed graph in half precision."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from sbonnx.precision.write import drop_idle_casts, write
 from sbonnx.report import Refusal
 
 OPSET: Final = {"fp32": 13, "fp16": 13, "bf16": 22}
-"""First opset in which the usual ops have the type: convolutions and pools took bfloat16 with 22. Pairs need 19."""
+"""First opset in which common ops support the type: convolutions and pools have bfloat16 since 22. Q/DQ needs 19."""
 
 
 @dataclass(frozen=True)
 class Converted:
-    """What `convert` did.
+    """Result of `convert`.
 
     Attributes:
-        notes: how much was converted, and what was changed to fit, one sentence each.
-        refusals: what stays float32 for a reason of its own; what stays because of these is in the counts alone.
+        notes: number of converted nodes, and constants that were changed to fit, one sentence each.
+        refusals: what stays float32 with the direct reason; nodes that stay float32 because of these are only counted.
     """
 
     notes: tuple[str, ...]
@@ -34,22 +34,22 @@ class Converted:
 
 
 def convert(graph: Graph, magnitudes: Mapping[str, Magnitudes], kind: str, keep_io: bool = True) -> Converted:
-    """In place. Float32 tensors become `kind`, those that it cannot hold excepted, with Casts between the two.
+    """Convert float32 tensors to `kind` in place, except those that it cannot represent, with Casts between the two.
 
-    The result is strongly typed: every node has one float type, which its inputs share (fixed types of its schema
-    excepted), as TensorRT's strongly typed networks want it. What stays float32: tensors whose values, seen in
-    calibration, overflow (with a margin of 2) or vanish; the constants, ops and bodies that cannot be converted
-    (`decide`); arithmetic on shapes. Pairs are converted where their scales are exact in the type, to which they were
-    rounded before codes were computed (`Plan.float_type`).
+    The result is strongly typed: every node has one float type, shared by its inputs (except fixed types of its
+    schema), as TensorRT's strongly typed networks require. The following stay float32: tensors whose values in
+    calibration overflow (with a margin of 2) or underflow; constants, ops and bodies that cannot be converted
+    (`decide`); arithmetic on shapes. Q/DQ pairs are converted if their scales are exact in the type; scales were
+    rounded to it before codes were computed (`Plan.float_type`).
 
     Args:
-        graph: sorted; opset 19 or newer where it carries Q/DQ, 22 for most of bf16.
-        magnitudes: of the float32 variables by name, as before pairs were inserted; a tensor that is not there stays.
+        graph: sorted; opset 19 or newer with Q/DQ, 22 for most of bf16.
+        magnitudes: of the float32 variables by name, before Q/DQ insertion; tensors without an entry stay float32.
         kind: "fp16" or "bf16".
-        keep_io: inputs and outputs of the graph keep their types.
+        keep_io: keep the types of graph inputs and outputs.
 
     Raises:
-        KeyError: another kind.
+        KeyError: unknown kind.
     """
     chosen = KINDS[kind]
     decision = decide(graph, Ranges(magnitudes, chosen), keep_io=keep_io)

@@ -1,4 +1,4 @@
-"""Which tensors and nodes stay float32, and why."""
+"""Decides which tensors and nodes stay float32, and why."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from sbonnx.precision.slots import Slots, is_float32, slots_of
 from sbonnx.report import Refusal
 
 FUSED_NORMS: Final = frozenset({NATIVE[op] for op in NORMS & NATIVE.keys()})
-"""Kinds of blocks that runtimes fuse."""
+"""Kinds of normalization blocks that runtimes fuse."""
 
 
 @dataclass
 class Decision:
-    """What stays float32.
+    """Decision about what stays float32.
 
     Attributes:
-        slots: by id of a node that is converted.
-        tensors: ids of float32 variables that the narrower type cannot hold.
+        slots: by id of a converted node.
+        tensors: ids of float32 variables that the narrower type cannot represent.
         replaced: constants to write instead, by (id of the node, input).
-        refusals: the reason for each, what follows from it left out.
+        refusals: direct reasons, without consequences of other refusals.
         notes: constants that were changed.
     """
 
@@ -52,11 +52,11 @@ class Decision:
 
 
 def decide(graph: Graph, ranges: Ranges, *, keep_io: bool = True) -> Decision:
-    """What of a graph stays float32 when the rest is converted. The graph is not changed.
+    """Decide what stays float32 when the rest of a graph is converted. The graph is not changed.
 
-    A tensor stays for its values (`Ranges.misfit`), a node for its types, its constants or what it computes on the
-    way; a node stays that reads or writes a tensor that stays, and a normalization of which a part stays. Everything
-    else is converted.
+    A tensor stays float32 because of its values (`Ranges.misfit`), a node because of its types, constants or
+    intermediate results. A node that reads or writes such a tensor stays float32, and so does a normalization of which
+    a part stays. Everything else is converted.
     """
     return _Decider(graph, ranges, keep_io).run()
 
@@ -102,7 +102,7 @@ class _Decider:
         self.made.refusals.append(Refusal(f"convert to {self.kind.name}", where, why))
 
     def _looped(self) -> list[str]:
-        """Scopes of Loop and Scan, whose bodies run many times a sample and are not observed."""
+        """Return scopes of Loop and Scan, whose bodies run many times per sample and are not observed."""
         found = []
         for scope, node in self.nodes:
             if node.op in CONTROL_FLOW and node.op != "If":
@@ -111,14 +111,14 @@ class _Decider:
         return found
 
     def _floats(self) -> Iterator[tuple[str, Tensor]]:
-        """(scope, tensor) of every float32 variable."""
+        """Yield (scope, tensor) for every float32 variable."""
         for scope, body in query.scopes(self.graph):
             for tensor in [*body.inputs, *(out for node in body.nodes for out in node.outputs)]:
                 if is_float32(tensor) and isinstance(tensor, Variable):
                     yield scope, tensor
 
     def _node(self, node: Node, computed: set[int]) -> Slots | str:
-        """The slots of a node that is converted; or why it is not, "" where it has nothing to convert."""
+        """Return the slots of a converted node, or why it is not converted, or "" if there is nothing to convert."""
         floats = [tensor for tensor in [*node.inputs, *node.outputs] if is_float32(tensor)]
         if not floats or node.op in CONTROL_FLOW:
             return ""
@@ -131,27 +131,30 @@ class _Decider:
         if node.op in RANDOM or self._on_shapes(node, computed):
             return ""
         if node.op in BOUNDS and int(node.attrs.get(BITS, 0)) > self.kind.mantissa:
-            return ""  # the limits of a code of more bits than the type has
+            return ""  # limits of a quantized value with more bits than the type's mantissa
         slots = slots_of(node, self.graph.opset, self.kind)
         if isinstance(slots, str):
             return slots
         return self._constants(node, slots) or self.ranges.inside(node) or slots
 
     def _on_shapes(self, node: Node, computed: set[int]) -> bool:
-        """Arithmetic on shapes and constants, which is exact or wrong; a constant that is cut to size is neither."""
+        """Return whether the node computes on shapes and constants only, which must be exact.
+
+        Moving data of a constant (slicing it to size) does not count.
+        """
         made = [tensor for tensor in node.outputs if is_float32(tensor)]
         moved = node.op in MOVES_DATA and isinstance(node.inputs[0], Constant)
         return bool(made) and not moved and not any(id(tensor) in computed for tensor in made)
 
     def _pair(self, node: Node) -> Slots | str:
-        """A Q or DQ changes type where its scale is exact in it: the codes were made with that scale."""
+        """Return the slots of a Q or DQ if its scale is exact in the type; the codes were computed with it."""
         scale = query.constant(node.inputs[1])
         if scale is None or not exactly(scale, self.kind):
             return f"its scale is not exact in {self.kind.name}" if scale is not None else "its scale is no constant"
         return slots_of(node, self.graph.opset, self.kind)
 
     def _constants(self, node: Node, slots: Slots) -> str | None:
-        """Why a constant that the node reads cannot be converted, or None. Guards, masks and bounds are replaced."""
+        """Return why a constant of the node cannot be converted, or None. Guards, masks and bounds are replaced."""
         held = [(index, node.inputs[index]) for index in sorted(slots.inputs)]
         if node.op == "ConstantOfShape":
             value = query.attribute(node, "value")
@@ -173,7 +176,7 @@ class _Decider:
         return None
 
     def _spread(self) -> None:
-        """What reads or writes a tensor that stays, stays; a pair may read one that is converted and write codes."""
+        """Keep nodes in float32 that read or write such tensors. A Q may read a converted tensor and write codes."""
         for _, node in self.nodes:
             slots = self.made.slots.get(id(node))
             if slots is None:
@@ -185,11 +188,13 @@ class _Decider:
                 del self.made.slots[id(node)]
 
     def _norms(self) -> None:
-        """A normalization of several nodes stays whole where what it reads comes as float32; else where a part of it
-        stays, with all that leads to that part.
+        """Keep normalizations of several nodes in float32.
 
-        Runtimes fuse it, in the type of its input, its sums in float32 or not. onnxruntime 1.31 refuses a model where
-        another Cast than those from float16 and back stands around the sums: LayerNormFusion mixes types then.
+        A normalization stays float32 as a whole if its input is float32; else its float32 parts do, with everything in
+        it that leads to them.
+
+        Runtimes fuse it in the type of its input, with sums in float32 or not. onnxruntime 1.31 rejects a model with
+        other Casts around the sums than those from and to float16, because LayerNormFusion then mixes types.
         """
         nodes = query.node_by_name(self.graph)
         tensors = query.tensors_by_name(self.graph)
@@ -206,7 +211,7 @@ class _Decider:
                     self.made.slots.pop(id(node), None)
 
     def _comes_wide(self, tensor: Tensor) -> bool:
-        """Whether what gives a float32 variable stays float32."""
+        """Return whether the node that computes a float32 variable stays float32."""
         maker = query.producer(tensor)
         if not is_float32(tensor):
             return False
@@ -215,9 +220,7 @@ class _Decider:
         return id(maker) not in self.made.slots
 
     def _follow(self) -> None:
-        """A DequantizeLinear, a Cast of the model, or data moved, between what stays float32 stays too: nothing is cast
-        there and back.
-        """
+        """Keep a DequantizeLinear, Cast or data movement between float32 nodes in float32, to avoid extra Casts."""
         given = {id(tensor) for tensor in self.graph.outputs}
         outputs = query.output_names(self.graph)
         for _, node in reversed(self.nodes):
@@ -233,7 +236,7 @@ class _Decider:
                 del self.made.slots[id(node)]
 
     def _stays(self, reader: Node, index: int) -> bool:
-        """Whether an input of a node goes on reading float32."""
+        """Return whether a node input still reads float32."""
         slots = self.made.slots.get(id(reader))
         if slots is not None and slots.indifferent:
             return True
@@ -241,7 +244,7 @@ class _Decider:
 
 
 def _from_data(graph: Graph) -> set[int]:
-    """Ids of the tensors that the values of an input or quantized weight reach, not the shape of one alone."""
+    """Return ids of tensors that depend on the values of an input or quantized weight, not only on a shape."""
     found: set[int] = {id(tensor) for tensor in graph.inputs}
 
     def visit(body: Body) -> None:

@@ -1,4 +1,4 @@
-"""A bfloat16 graph in float32: for runtimes without kernels for it, to see what the rounding does."""
+"""Emulation of a bfloat16 graph in float32, for runtimes without bfloat16 kernels."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from sbonnx.precision.slots import FLOAT32
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 TYPES_OF_OUTPUTS = ("to", "output_dtype", "dtype")
-"""Attributes that hold the type of an output."""
+"""Attributes that contain the type of an output."""
 
 
 def emulated(graph: Graph) -> Graph:
-    """A copy in float32 in which every tensor that was bfloat16 is rounded to it, as it is made.
+    """Return a float32 copy in which every bfloat16 tensor is rounded to bfloat16 when it is computed.
 
-    onnxruntime's CPU has Cast for bfloat16 and next to nothing else: each tensor passes a Cast to bfloat16 and one
-    back. What an op computes is exact to float32 then, and rounded once, as kernels that accumulate in float32 do.
-    Inputs and outputs of the copy are float32.
+    onnxruntime's CPU provider supports little more than Cast for bfloat16, so each tensor passes a Cast to bfloat16 and
+    one back. Ops compute in float32 and the result is rounded once, as in kernels that accumulate in float32. Inputs
+    and outputs of the copy are float32.
     """
     made = graphs.copy(graph)
     names = edit.Names(made)
@@ -57,7 +57,7 @@ def emulated(graph: Graph) -> Graph:
 
 
 def _rounding(source: Tensor, result: Tensor, names: edit.Names) -> list[Node]:
-    """Casts to bfloat16 and back."""
+    """Create Casts to bfloat16 and back."""
     half = Variable(names.fresh(f"{result.name}_bf16"), BFLOAT16, source.shape)
     steps: list[tuple[Tensor, Tensor, Any]] = [(source, half, BFLOAT16), (half, result, FLOAT32)]
     return [
@@ -67,7 +67,7 @@ def _rounding(source: Tensor, result: Tensor, names: edit.Names) -> list[Node]:
 
 
 def _plain(node: Node) -> None:
-    """In place. Attributes that say bfloat16 say float32."""
+    """Replace bfloat16 by float32 in attributes, in place."""
     for name in TYPES_OF_OUTPUTS:
         if node.attrs.get(name) == onnx_dtype(BFLOAT16):
             node.attrs[name] = onnx_dtype(FLOAT32)

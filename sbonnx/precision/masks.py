@@ -1,4 +1,4 @@
-"""Constants that do not fit and need not: masks, bounds, and the small numbers that guard a division."""
+"""Constants that do not fit but can be replaced: masks, bounds, and small numbers that guard a division."""
 
 from __future__ import annotations
 
@@ -17,22 +17,25 @@ from sbonnx.precision.slots import is_float32
 from sbonnx.spec import Array
 
 MASK_SHARE: Final = 4.0
-"""A mask becomes a quarter of the largest number (of float16: -16376): exp of it is 0 beside any score, two masks and
-the scores can be added to it, and no row of a softmax becomes one of infinities."""
+"""Divisor of the largest number for replaced masks (float16: -16376).
+
+Its exp is 0 next to any score, two masks and the scores can be added without overflow, and no row of a softmax becomes
+all infinite.
+"""
 
 NEAR: Final = 4.0
-"""What of a tensor is a mask lies within this factor of the constant it was made with."""
+"""Values of a tensor within this factor of the mask constant are treated as mask values."""
 
 GUARD_ERROR: Final = 0.25
-"""How far, relative, the number that guards a division may be off: where it counts at all, the quotient is noise."""
+"""Tolerated relative error of a division guard: if the guard matters at all, the quotient is noise."""
 
 UNSEEN_CHANGE: Final = 2.0**11
-"""A guard this many times smaller than what it is added to changes nothing that float16 shows."""
+"""A guard this many times smaller than the value it is added to has no effect in float16."""
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """Another constant at one input of a node, that means the same.
+    """Equivalent replacement of a constant at one input of a node.
 
     Attributes:
         node, index: the input.
@@ -47,7 +50,7 @@ class Replacement:
 
 
 def bound(node: Node, index: int, values: Array, kind: FloatKind) -> Replacement | None:
-    """A limit past what the type holds is the largest that it holds: no value can tell the two apart."""
+    """Clamp a limit beyond the range of the type to its largest number, which has the same effect on all its values."""
     if node.op not in BOUNDS or (node.op == "Clip" and index == 0) or finite_peak(values) <= kind.largest:
         return None
     clamped = np.clip(values, -kind.largest, kind.largest)
@@ -58,13 +61,13 @@ def bound(node: Node, index: int, values: Array, kind: FloatKind) -> Replacement
 
 
 def is_guard(node: Node, index: int, values: Array, kind: FloatKind) -> bool:
-    """Whether a constant keeps a divisor from 0: a small number above 0, added or as a lower limit."""
+    """Return whether a constant keeps a divisor from 0: a small positive number, added or used as a lower limit."""
     lower = node.op in ("Add", "Max") or (node.op == "Clip" and index == 1)
     return lower and values.size > 0 and bool((values > 0).all()) and float(values.max()) < kind.normal
 
 
 def guard(node: Node, index: int, values: Array, ranges: Ranges) -> Replacement | None:
-    """The guard itself where it is near enough after rounding, or a larger one where that changes nothing seen."""
+    """Return the guard itself if it is accurate enough after rounding, or a larger one if no observed value changes."""
     kind = ranges.kind
     near = narrowed(values, kind).astype(np.float32)
     if bool((np.abs(near - values) <= GUARD_ERROR * values).all()):
@@ -82,7 +85,7 @@ def guard(node: Node, index: int, values: Array, ranges: Ranges) -> Replacement 
 
 
 def guarded(node: Node) -> Iterator[Tensor]:
-    """What depends on a guard that must not become 0: the tensor it is in, through roots, up to the division."""
+    """Yield the tensors that depend on a guard that must not become 0: its sum, through roots, up to the division."""
     stack = [node.outputs[0]]
     while stack:
         tensor = stack.pop()
@@ -93,11 +96,11 @@ def guarded(node: Node) -> Iterator[Tensor]:
 def mask(
     node: Node, index: int, values: Array, ranges: Ranges, graph: Graph
 ) -> tuple[Replacement, list[Tensor]] | None:
-    """The mask that float16 can hold, and the tensors that hold it on the way; None where it is no mask.
+    """Return a mask that float16 can represent, and the tensors that contain it; None if the constant is not a mask.
 
-    A mask is a constant with huge numbers that reaches nothing but softmaxes, on a way of sums, products and moved
-    data, on which calibration saw huge values below 0 alone, none larger than the constant and none between it and
-    what the type holds: `exp` of them is 0 whatever their size.
+    A mask is a constant with huge numbers that only reaches softmaxes, through sums, products and data movement. On
+    this path calibration must have seen huge values only below 0, none larger than the constant, and none between the
+    mask and the range of the type: their `exp` is 0 for any size.
     """
     kind = ranges.kind
     peak = finite_peak(values)
@@ -121,7 +124,7 @@ def mask(
 
 
 def _way(node: Node, graph: Graph) -> list[Tensor] | None:
-    """The tensors behind `node` up to the softmaxes; None where anything else reads one, or it is an output."""
+    """Return the tensors from `node` to the softmaxes; None if anything else reads one of them, or one is an output."""
     outputs = query.output_names(graph)
     found: dict[int, Tensor] = {}
     stack = [node]
@@ -144,7 +147,7 @@ def _way(node: Node, graph: Graph) -> list[Tensor] | None:
 def replacement(
     node: Node, index: int, values: Array, ranges: Ranges, graph: Graph
 ) -> tuple[Replacement | None, list[Tensor]]:
-    """What to write for a constant that does not fit (None: nothing would mean the same), and tensors it excuses."""
+    """Return the replacement of a constant that does not fit, or None, and tensors that need not fit then."""
     found = bound(node, index, values, ranges.kind)
     if found is not None:
         return found, []

@@ -1,4 +1,4 @@
-"""`magnitudes`: how large the values of every float tensor are, for the choice of what half precision can hold."""
+"""Measures the magnitudes of all float tensors, to decide what half precision can represent."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sbonnx.progress import Progress, Silent
 from sbonnx.spec import QuantSpec
 
 BY_HISTOGRAM: Final = ObserverChoice("mse")
-"""An observer that needs the distribution: what is measured here is its histogram, not its range."""
+"""Observer that needs the distribution, because magnitudes are computed from its histogram."""
 
 
 def magnitudes(
@@ -30,19 +30,20 @@ def magnitudes(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Magnitudes]:
-    """Walk the data once more, over the float graph, and see every float32 tensor of it.
+    """Run the float graph over the data once more and observe every float32 tensor.
 
-    A walk of its own: with every tensor an output, onnxruntime fuses nothing, and the ranges that become scales are to
-    be those of the model as it is run, the same whatever the float type of the rest. NaN and Inf are counted, not
-    refused: masks are often infinite.
+    This is a separate pass: with every tensor as an output, onnxruntime fuses nothing, but ranges for scales must be
+    those of the model as deployed, independent of the float type. NaN and Inf are counted, not refused, because masks
+    are often infinite.
 
     Args:
         graph: simplified and fused; not changed.
         device, memory, threads: see `calibrate`.
-        progress: told as feeds are done.
+        progress: notified of each processed feed.
 
     Returns:
-        By tensor; what no sample reached (a branch that never ran, bodies of Loop and Scan) is left out.
+        Magnitudes by tensor, without tensors that no sample reached (a branch that never ran, bodies of Loop and
+        Scan).
 
     Raises:
         DataError: no data, or data that does not fit the model.
@@ -71,7 +72,7 @@ def with_magnitudes(
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> Solution:
-    """The solution with `magnitudes` where the plan asks for a narrower float type, else as it is."""
+    """Return the solution with `magnitudes` if the plan uses a narrower float type, else unchanged."""
     if plan.float_type == "fp32" or data is None:
         return solution
     found = magnitudes(graph, data, device=device, memory=memory, threads=threads, progress=progress)
@@ -79,7 +80,7 @@ def with_magnitudes(
 
 
 def _floats(graph: Graph) -> list[tuple[str, str]]:
-    """(scope, tensor) of every float32 variable that a node of the graph reads or writes, each once."""
+    """Return (scope, tensor) of every float32 variable that a node of the graph reads or writes, without duplicates."""
     found: dict[str, str] = {}
     for scope, body in scopes(graph):
         made = [tensor for node in body.nodes for tensor in node.outputs]
@@ -90,7 +91,7 @@ def _floats(graph: Graph) -> list[tuple[str, str]]:
 
 
 def magnitudes_of(sketch: Sketch) -> Magnitudes:
-    """What a histogram of one range says of magnitudes: every bin lies within one octave."""
+    """Convert a histogram of one range to magnitudes: every bin is within one octave."""
     bins = sketch.distribution()
     counts = np.broadcast_to(bins.counts, (1, bins.left.shape[1]))[0]
     middle = (bins.left[0].astype(np.float64) + bins.right[0].astype(np.float64)) / 2

@@ -1,4 +1,4 @@
-"""Which tensors a narrower float type cannot hold, by the values that calibration saw."""
+"""Finds tensors that a narrower float type cannot represent, by the values seen in calibration."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from sbonnx.precision.slots import is_float32
 from sbonnx.spec import Array
 
 MARGIN: Final = 2.0
-"""How many times larger than anything seen in calibration values may come to be."""
+"""Factor by which values may exceed those seen in calibration."""
 
 UNSEEN: Final = "no sample reached it: its values are not known"
 
 
 class Ranges:
-    """What is known of the values of float tensors, those that Q/DQ brought into the graph included.
+    """Value ranges of float tensors, including those that Q/DQ insertion added to the graph.
 
     Args:
-        seen: of the float graph, by name.
+        seen: magnitudes of the float graph, by name.
+        kind: the narrower type.
     """
 
     def __init__(self, seen: Mapping[str, Magnitudes], kind: FloatKind) -> None:
@@ -34,7 +35,7 @@ class Ranges:
         self.kind = kind
 
     def of(self, tensor: Tensor) -> Magnitudes | None:
-        """What was seen of a tensor; behind a pair, and the Clip before it, that of the tensor it stands for."""
+        """Return the magnitudes of a tensor; for outputs of Q/DQ pairs and their Clip, those of the original tensor."""
         while tensor.name not in self.seen:
             maker = query.producer(tensor)
             ours = maker is not None and (maker.op in DEQUANTIZE or maker.op in QUANTIZE or BITS in maker.attrs)
@@ -44,7 +45,7 @@ class Ranges:
         return self.seen[tensor.name]
 
     def peak(self, tensor: Tensor) -> float | None:
-        """The largest magnitude of a constant or variable, or None where it is not known."""
+        """Return the largest magnitude of a constant or variable, or None if unknown."""
         value = query.constant(tensor)
         if value is not None:
             return finite_peak(value)
@@ -52,7 +53,7 @@ class Ranges:
         return None if found is None else found.peak
 
     def misfit(self, tensor: Tensor) -> str | None:
-        """Why the narrower type cannot hold a variable, or None."""
+        """Return why the narrower type cannot represent a variable, or None."""
         maker = query.producer(tensor)
         if maker is not None and maker.op in DEQUANTIZE:
             codes = weight_codes(maker)
@@ -72,7 +73,7 @@ class Ranges:
         return self._whole(tensor, found) or self._relative(tensor, found)
 
     def _whole(self, tensor: Tensor, found: Magnitudes) -> str | None:
-        """A whole number that came from an integer, or becomes one, and would be rounded to another."""
+        """Return why integers that are stored as floats would be rounded, or None."""
         makers = [query.producer(tensor)] if query.producer(tensor) is not None else []
         casts = [node.inputs[0] for node in makers if node is not None and node.op == "Cast"]
         casts += [node.outputs[0] for node, _ in query.readers(tensor) if node.op == "Cast"]
@@ -83,7 +84,7 @@ class Ranges:
         return None
 
     def _relative(self, tensor: Tensor, found: Magnitudes) -> str | None:
-        """Values below the normal numbers, where a reader answers to their relative error."""
+        """Return why subnormal values are a problem, if a reader depends on their relative error; or None."""
         if found.smallest >= self.kind.normal:
             return None
         for node, index in query.readers(tensor):
@@ -94,12 +95,12 @@ class Ranges:
         return None
 
     def _root(self, node: Node) -> bool:
-        """Whether a Pow takes a root or divides."""
+        """Return whether a Pow takes a root or a reciprocal."""
         power = query.constant(node.inputs[1])
         return power is None or bool((power < 1).any())
 
     def inside(self, node: Node) -> str | None:
-        """Why a node would overflow on its way, though what it reads and gives fits; or None."""
+        """Return why a node would overflow internally although its inputs and outputs fit; or None."""
         limit = self.kind.largest / MARGIN
         data = node.inputs[0] if node.inputs else None
         if data is None or not is_float32(data):
@@ -120,7 +121,7 @@ class Ranges:
         return None
 
     def _terms(self, node: Node) -> int:
-        """How many values a node sums for one that it gives: by kernel, axis, or how many went in and came out."""
+        """Return how many values a node sums for one output: by kernel, axis, or ratio of input and output sizes."""
         kernel = node.attrs.get("kernel_shape")
         if kernel:
             return int(np.prod(kernel))
@@ -137,7 +138,7 @@ class Ranges:
 
 
 def weight_codes(node: Node) -> Array | None:
-    """What a DequantizeLinear over a constant gives, float32; None where it reads none."""
+    """Return the output of a DequantizeLinear over a constant, float32; None if its input is not constant."""
     source = node.inputs[0]
     maker = query.producer(source)
     values = query.constant(maker.inputs[0]) if maker is not None and maker.op in QUANTIZE else None
@@ -153,9 +154,9 @@ def weight_codes(node: Node) -> Array | None:
 
 
 def _along(numbers: Array, node: Node, shape: tuple[int, ...]) -> Array:
-    """Scales or zero points of a DequantizeLinear, so that they broadcast against its codes.
+    """Reshape scales or zero points of a DequantizeLinear so that they broadcast with its input.
 
-    Source: ONNX DequantizeLinear: one number, one an index of `axis`, or one a block of `block_size` of them.
+    Source: ONNX DequantizeLinear: one number, one per index of `axis`, or one per block of `block_size` indices.
     """
     axis, block = int(node.attrs.get("axis", 1)), int(node.attrs.get("block_size", 0))
     if numbers.size == 1:
@@ -166,7 +167,7 @@ def _along(numbers: Array, node: Node, shape: tuple[int, ...]) -> Array:
 
 
 def code_limit(node: Node) -> float | None:
-    """The largest magnitude that a DequantizeLinear can give, by the type of its codes and its scales."""
+    """Return the largest possible magnitude of a DequantizeLinear output, by the type of its input and its scales."""
     scale = query.constant(node.inputs[1])
     zero = query.constant(node.inputs[2]) if len(node.inputs) > 2 else None
     codes = query.dtype(node.inputs[0])

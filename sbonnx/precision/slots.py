@@ -1,4 +1,4 @@
-"""Which inputs and outputs of a node follow the float type of the graph: what its ONNX schema says."""
+"""Inputs and outputs of a node that follow the float type of the graph, according to its ONNX schema."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ FLOAT32 = np.dtype(np.float32)
 
 
 def is_float32(tensor: Tensor) -> bool:
-    """Whether a tensor is of the type that is converted."""
+    """Return whether a tensor is float32, the type that is converted."""
     return bool(tensor.name) and query.dtype(tensor) == FLOAT32
 
 
 @dataclass(frozen=True)
 class Slots:
-    """Positions of the float32 tensors of a node that change type with it; its other float32 tensors never do."""
+    """Positions of the float32 inputs and outputs of a node that are converted with it; others keep their type."""
 
     inputs: frozenset[int] = frozenset()
     outputs: frozenset[int] = frozenset()
 
     @property
     def indifferent(self) -> bool:
-        """Whether the node takes its one float tensor in either type and gives none: Shape, ArgMax, IsNaN."""
+        """Whether the node reads one float tensor in either type and has no float output: Shape, ArgMax, IsNaN."""
         return not self.outputs and len(self.inputs) == 1
 
 
@@ -41,11 +41,11 @@ def _schema(op: str, opset: int) -> Any:
 
 
 def slots_of(node: Node, opset: int, kind: FloatKind) -> Slots | str:
-    """The slots of a node, or the reason why it stays float32.
+    """Return the slots of a node, or the reason why it stays float32.
 
-    A type parameter of the schema binds its inputs and outputs together; each that holds a float32 tensor must allow
-    the narrower type. Formal parameters of the fixed type tensor(float) (the scales of Resize) stay float32.
-    An output whose type no input binds is given by an attribute: only those of Cast and ConstantOfShape are known.
+    A type parameter of the schema ties inputs and outputs together; each that has a float32 tensor must allow the
+    narrower type. Formal parameters of the fixed type tensor(float) (the scales of Resize) stay float32. An output type
+    that is tied to no input is set by an attribute: supported for Cast and ConstantOfShape only.
     """
     if node.op in CONTROL_FLOW:
         return Slots()
@@ -77,5 +77,5 @@ def slots_of(node: Node, opset: int, kind: FloatKind) -> Slots | str:
 
 
 def _typed_by_attribute(node: Node) -> bool:
-    """Whether `write` knows how to change the attribute that types the output."""
+    """Return whether `write` can change the attribute that sets the output type."""
     return node.op == "Cast" or (node.op == "ConstantOfShape" and "value" in node.attrs)

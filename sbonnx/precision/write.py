@@ -1,4 +1,4 @@
-"""Writing a decision into the graph: types, constants, and the fewest Casts between what is converted and what not."""
+"""Applies a precision decision to the graph: types, constants, and the minimum of Casts between both types."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sbonnx.precision.slots import FLOAT32, Slots, is_float32
 
 
 def write(graph: Graph, decision: Decision, kind: FloatKind, *, keep_io: bool) -> int:
-    """In place. Convert what `decision` lets; returns the number of Casts that were added.
+    """Convert the graph in place as decided. Returns the number of added Casts.
 
-    Every tensor is of the type that its node gives, and cast at most once, behind that node, for all the readers of
-    the other type, those in bodies included. With `keep_io` the inputs and outputs keep type and name; else they are
-    converted where their values allow it. What bodies of If, Loop and Scan give stays float32.
+    Every tensor has the output type of its node, and is cast at most once, directly after that node, for all readers of
+    the other type, including those in bodies. With `keep_io` inputs and outputs keep type and name; else they are
+    converted if their values allow it. Outputs of bodies of If, Loop and Scan stay float32.
     """
     writer = _Writer(graph, decision, kind, keep_io)
     writer.main()
@@ -33,14 +33,14 @@ class _Writer:
         self.graph, self.decision, self.kind, self.keep_io = graph, decision, kind, keep_io
         self.names = edit.Names(graph)
         self.casts = 0
-        self.kept = list(query.all_tensors(graph))  # their ids are keys: none may be given to another
+        self.kept = list(query.all_tensors(graph))  # keeps the tensors alive, because their ids are used as keys
         self.floats = {id(tensor) for tensor in self.kept if is_float32(tensor)}
-        self.home: dict[int, Body] = {}  # by tensor: the body that gives it
+        self.home: dict[int, Body] = {}  # by tensor: the body that defines it
         self.forms: dict[tuple[int, bool], Tensor] = {}  # (tensor, narrow) -> the tensor in that type
         self.constants: dict[tuple[int, bytes], Constant] = {}
 
     def main(self) -> None:
-        """The graph and all bodies in it."""
+        """Convert the graph and all bodies in it."""
         ends = {id(tensor) for tensor in self.graph.outputs}
         for tensor in self.graph.inputs:
             if id(tensor) in self.floats:
@@ -61,20 +61,20 @@ class _Writer:
             self._outputs(node, slots, body, ends)
 
     def _slots(self, node: Node) -> Slots | None:
-        """The slots that change; a QuantizeLinear takes its input in the type that it has."""
+        """Return the slots that change. A QuantizeLinear reads its input in the type that it has."""
         slots = self.decision.slots.get(id(node))
         if slots is None or node.op not in QUANTIZE or not isinstance(node.inputs[0], Variable):
             return slots
         return slots if (id(node.inputs[0]), True) in self.forms else None
 
     def _given(self, tensor: Tensor, body: Body, narrow: bool) -> None:
-        """Remember in which type a tensor comes."""
+        """Register the type in which a tensor is available."""
         self.home[id(tensor)] = body
         self.forms[id(tensor), narrow] = tensor
         if narrow:
             tensor.dtype = self.kind.dtype
 
-    # --- what a node reads --------------------------------------------------------------------------
+    # --- inputs of a node ---------------------------------------------------------------------------
 
     def _inputs(self, node: Node, slots: Slots | None) -> None:
         for index, tensor in enumerate(node.inputs):
@@ -91,7 +91,7 @@ class _Writer:
                 edit.replace_input(node, index, wanted)
 
     def _form(self, tensor: Tensor, narrow: bool) -> Tensor:
-        """A variable in the wanted type, cast behind its node if it comes in the other."""
+        """Return a variable in the wanted type, with a Cast after its node if it has the other type."""
         if (id(tensor), narrow) not in self.forms:
             source = self.forms[id(tensor), not narrow]
             name = f"{tensor.name}_{self.kind.name if narrow else 'fp32'}"
@@ -109,7 +109,7 @@ class _Writer:
         return self.kind.dtype if narrow else FLOAT32
 
     def _constant(self, node: Node, index: int, tensor: Constant) -> Constant:
-        """A constant in the narrower type: one for all its readers, but for those that get another value."""
+        """Return a constant in the narrower type, shared by all its readers except those with a replaced value."""
         replaced = self.decision.replaced.get((id(node), index))
         value = query.constant(tensor) if replaced is None else replaced.values
         if value is None:
@@ -122,7 +122,7 @@ class _Writer:
             self.constants[key] = made
         return self.constants[key]
 
-    # --- what it gives ------------------------------------------------------------------------------
+    # --- outputs of a node --------------------------------------------------------------------------
 
     def _outputs(self, node: Node, slots: Slots | None, body: Body, ends: set[int]) -> None:
         for index, tensor in enumerate(node.outputs):
@@ -146,7 +146,7 @@ class _Writer:
             self._cast(inner, tensor, body)
 
     def _retype(self, node: Node) -> None:
-        """Change the attribute that types the output of a node, where one does."""
+        """Change the attribute that sets the output type of a node, if there is one."""
         if node.op == "Cast":
             node.attrs["to"] = onnx_dtype(self.kind.dtype)
         elif node.op == "ConstantOfShape":
@@ -156,14 +156,14 @@ class _Writer:
             node.attrs["output_dtype"] = onnx_dtype(self.kind.dtype)
 
     def _end(self, body: Body) -> None:
-        """What a body gives stays float32."""
+        """Keep the outputs of a body in float32."""
         for place, tensor in enumerate(body.outputs):
             if id(tensor) in self.floats and isinstance(tensor, Variable):
                 body.outputs[place] = self._form(tensor, narrow=False)
 
 
 def drop_idle_casts(graph: Graph) -> int:
-    """In place. Casts to the type that they read go, but for those that give an output; returns how many."""
+    """Remove Casts to the type of their input, in place, except those that give an output. Return their number."""
     outputs = query.output_names(graph)
     dropped = 0
     for _, body in query.scopes(graph):
