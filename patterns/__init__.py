@@ -1,6 +1,6 @@
-"""Rewrites that keep what a model computes: simplification and fusion.
+"""Function-preserving graph rewrites: simplification and fusion.
 
-A user's own pattern goes into the same tuples: ``apply(graph, (*FUSE, MINE))``.
+To add a pattern, append it to the tuples: ``apply(graph, (*FUSE, MINE))``.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from .simplify.shapes import SHAPES
 from .tree import Any_, Const, Maybe, Op, Or, Var, X
 
 SIMPLIFY: tuple[Pattern | Sweep, ...] = (
-    FOLD,  # first: it infers the shapes that the patterns below rely on
-    INLINE_IF,  # a condition is often the first thing folded
-    DEAD,  # before the patterns: a dead reader is a second reader
+    FOLD,  # first: infers the shapes that the following patterns need
+    INLINE_IF,  # a condition is often folded first
+    DEAD,  # before the patterns: a dead reader counts as a second reader
     IDENTITY,
     DROPOUT,
     *NOTHING,
     *COLLAPSE,
-    *SHAPES,  # the constants they make are folded in the next round
+    *SHAPES,  # their constants are folded in the next round
     NODES,
-    INITIALIZERS,  # last: folding makes equal constants
+    INITIALIZERS,  # last: folding creates equal constants
 )
 
 FUSE: tuple[Pattern | Sweep, ...] = (
-    # First what gives other patterns a plain layer to fold into.
+    # First patterns that create plain layers, into which other patterns can fold.
     EINSUM_TO_MATMUL,
     FOLD_GEMM_FACTORS,
     MATMUL_ADD_TO_GEMM,
     FUSE_PAD_CONV,
     FUSE_PAD_AVERAGE_POOL,
     FUSE_PAD_MAX_POOL,
-    # Into the layer before, so that between two layers the earlier one takes the BatchNormalization: always exact.
+    # Fold into the preceding layer: between two layers it takes the BatchNormalization, which is always exact.
     FUSE_BN,
     FUSE_CONSTANT,
     FUSE_SCALE_OF_BIASED,
-    # Into the layer after, which zero padding often forbids. After FUSE_PAD_CONV, which may bring padding.
+    # Fold into the following layer, which zero padding often prevents. After FUSE_PAD_CONV, which may add padding.
     FUSE_BN_BEFORE,
     FUSE_CONSTANT_BEFORE,
     CLIP_TO_RELU,

@@ -1,4 +1,4 @@
-"""What a rewrite may do: add constants and nodes, and let a new tensor stand for an old one. It never deletes."""
+"""Operations of a rewrite: add constants and nodes, and replace a tensor by a new one. Nothing is deleted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .match import Match
 
 
 class Edit:
-    """The changes of one rewrite. New nodes stand just before the root of the match, in its scope."""
+    """Changes of one rewrite. New nodes are inserted directly before the root of the match, in its scope."""
 
     def __init__(self, index: GraphIndex, match: Match) -> None:
         self.opset = index.opset
@@ -27,15 +27,15 @@ class Edit:
         self._heirs: list[tuple[Tensor, Constant]] = []
 
     def fresh(self, stem: str) -> str:
-        """A name that no node or tensor of the model bears, in any scope."""
+        """Return a name that no node or tensor of the model has, in any scope."""
         return self._index.names.fresh(stem)
 
     def constant(self, stem: str, values: np.ndarray, *, instead: Tensor | None = None) -> Constant:
-        """A new constant (initializer), named after `stem`.
+        """Add a constant (initializer), named after `stem`.
 
         Args:
-            instead: the constant whose part it takes: it takes over that name as well, unless something still
-                reads the old one after the rewrite.
+            instead: the constant that it replaces: the new one also gets its name, unless something still reads the old
+                one after the rewrite.
         """
         values = np.ascontiguousarray(values).reshape(np.shape(values))
         made = add_constant(self._index.graph, stem, values, self._index.names)
@@ -82,13 +82,13 @@ class Edit:
         Args:
             op, attrs, domain: as in ONNX; attributes that are None are left out.
             inputs: tensors; None for an optional input that is left out.
-            name: kept when it is the name of a matched node that the rewrite makes superfluous; else a free name is
-                made from it.
-            outputs: how many.
+            name: kept if it is the name of a matched node that the rewrite makes unnecessary; else a free name is
+                derived from it.
+            outputs: number of outputs.
 
         Returns:
-            The output tensor, or a tuple of them. Pass it to `replace`: it then takes name, type and shape of the
-            tensor it replaces.
+            The output tensor, or a tuple of them. If passed to `replace`, it takes name, type and shape of the replaced
+            tensor.
         """
         read = [Variable.empty() if tensor is None else tensor for tensor in inputs]
         while read and read[-1].is_empty():
@@ -101,11 +101,11 @@ class Edit:
         return made[0] if outputs == 1 else made
 
     def replace(self, old: Tensor, new: Tensor) -> None:
-        """Let `new` stand for `old` wherever `old` is read, bodies included, and as an output.
+        """Replace `old` by `new` for all readers of `old`, including those in bodies, and as an output.
 
-        A tensor made by this edit takes over the identity of `old` (name, type, shape). An existing tensor keeps its
-        own name, unless `old` is an output: then it gets that name. Where that is impossible
-        (`Match.why_not_replace`), `check` must have refused.
+        A tensor created by this edit takes the name, type and shape of `old`. An existing tensor keeps its name, unless
+        `old` is an output: then it takes the output's name. If this is impossible (`Match.why_not_replace`), `check`
+        must have refused.
         """
         if old is new:
             return
@@ -119,7 +119,7 @@ class Edit:
             self._orphaned.append(old)
 
     def set_input(self, node: Node, position: int, tensor: Tensor) -> None:
-        """Let a node that stays read `tensor` at an input (appended when `position` is one past the last)."""
+        """Connect an input of an existing node to `tensor` (appended if `position` is one past the last)."""
         if position == len(node.inputs):
             node.inputs.append(tensor)
         else:
@@ -132,7 +132,7 @@ class Edit:
         self._touched.append(node)
 
     def _take_over(self, old: Tensor, new: Tensor, producer: Node) -> None:
-        """Make `old` the output of `new`'s producer; the old producer is left with an unread output."""
+        """Make `old` the output of `new`'s producer; the old producer gets an unused output instead."""
         self._move_readers(new, old)
         if old.dtype is None:
             old.dtype = new.dtype
@@ -162,10 +162,10 @@ class Edit:
         list.clear(old.outputs)
 
     def finish(self) -> list[Node]:
-        """Bury what nothing reads any more and settle the names of new nodes.
+        """Remove nodes without readers and assign the final names of new nodes.
 
         Returns:
-            The living nodes whose surroundings changed.
+            The live nodes whose neighbourhood changed.
         """
         orphans = [producer for tensor in self._orphaned for producer in tensor.inputs]
         lost = self._index.bury([*self._match.nodes, *orphans])

@@ -1,10 +1,10 @@
-"""Applying patterns to a graph and its bodies until nothing changes any more.
+"""Applies patterns to a graph and its bodies until a fixed point.
 
-What rewrites forget, the engine owns: the single-reader rule, outputs that keep their names, readers in branch
-bodies, dead nodes, names, order, the round limit, and the record of what fired and what was refused and why.
+The engine handles everything that rewrites need not consider: the single-reader rule, names of outputs, readers in
+branch bodies, dead nodes, names, order, the round limit, and the record of applied rewrites and refusals.
 
-Cost: patterns are indexed by the op type of their root and a rewrite sends only its neighbours round again, so a
-pass is linear in the number of nodes.
+Complexity: patterns are indexed by the op type of their root and a rewrite requeues only its neighbours, so a pass is
+linear in the number of nodes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .match import Match, find
 from .tree import Op, depth
 
 ROUNDS = 64
-"""Rounds over the whole graph before the patterns are said not to settle; real models need two to four."""
+"""Maximum rounds over the whole graph before non-termination is reported; real models need two to four."""
 
 REWRITES_PER_NODE = 8
-"""Rewrites of one pattern, per node of the graph and round, before it is said not to settle."""
+"""Maximum rewrites of one pattern per node and round before non-termination is reported."""
 
 NEIGHBOURS = 64
-"""How many readers are looked at again after a rewrite; what is further away waits for the next round."""
+"""Number of readers that are requeued after a rewrite; nodes further away are visited in the next round."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,14 @@ class Pattern:
     """One local rewrite.
 
     Attributes:
-        name: what the report calls it.
-        tree: what to look for, from the last op upwards.
-        rewrite: rewires through `Edit`; never deletes.
-        source: why it is true, or where it is from.
-        example: a model where it fires, and only it needs to.
-        counter_example: a model much like it where it must not fire.
-        where: whether the match is meant at all (silent), asked before the single-reader rule.
-        check: the reason not to rewrite a match that is meant, or None; it is reported.
+        name: name in the report.
+        tree: the tree to match, from the last op upwards.
+        rewrite: changes the graph through `Edit`; never deletes.
+        source: why the rewrite is correct, or a reference.
+        example: a model to which only this pattern applies.
+        counter_example: a similar model to which it must not apply.
+        where: condition for a match to be considered, without a refusal; checked before the single-reader rule.
+        check: returns why a considered match is not rewritten (reported as a refusal), or None.
     """
 
     name: str
@@ -61,10 +61,10 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Sweep:
-    """One pass over the whole graph, for what is not local (folding, duplicates, dead code).
+    """One pass over the whole graph, for non-local rewrites (folding, duplicates, dead code).
 
     Attributes:
-        run: changes the graph in place (bodies too) and says what it did and what it refused.
+        run: changes the graph and its bodies in place, and returns applied rewrites and refusals.
     """
 
     name: str
@@ -76,20 +76,20 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Applied:
-    """What patterns did, in order, and what they declined to do on the graph as it is now."""
+    """Applied rewrites, in order, and refusals on the final graph."""
 
     fired: tuple[Fired, ...] = ()
     refusals: tuple[Refusal, ...] = ()
 
 
 def apply(graph: Graph, patterns: Sequence[Pattern | Sweep]) -> Applied:
-    """Rewrite a graph and all its bodies to a fixed point. In place.
+    """Rewrite a graph and all its bodies to a fixed point, in place.
 
-    Patterns that stand together in the sequence settle together, each in the order of the sequence; a `Sweep` runs
-    in its place. Then all start again, until a whole round changes nothing.
+    Consecutive patterns in the sequence reach a fixed point together, each tried in the order of the sequence; a
+    `Sweep` runs at its position. This repeats until a whole round changes nothing.
 
     Raises:
-        ModelError: the patterns do not settle; names the one that goes on firing.
+        ModelError: the patterns do not terminate; names the last one that was applied.
     """
     fired: list[Fired] = []
     for _ in range(ROUNDS):
@@ -118,7 +118,7 @@ def _unsettled(pattern: str, node: str, count: int, unit: str) -> ModelError:
 
 
 class _Settling:
-    """A group of patterns on its way to a fixed point."""
+    """A group of patterns that is applied to a fixed point."""
 
     def __init__(self, graph: Graph, patterns: Sequence[Pattern]) -> None:
         self.index = GraphIndex(graph)
@@ -131,13 +131,13 @@ class _Settling:
         self.kept: list[Node] = []
 
     def run(self) -> None:
-        """Whole graph first, then only what was touched."""
+        """Visit the whole graph first, then only nodes near rewrites."""
         nodes: Iterable[Node] = self.index.nodes()
         while by_op := self.by_op(nodes):
             touched: dict[int, Node] = {}
             for pattern in self.patterns:
                 queue = [node for op in pattern.tree.ops for node in by_op.get(op, {}).values()]
-                for node in queue:  # grows while it is walked
+                for node in queue:  # the list grows during the iteration
                     for neighbour in self.visit(pattern, node):
                         touched[id(neighbour)] = neighbour
                         by_op.setdefault(neighbour.op, {})[id(neighbour)] = neighbour
@@ -153,7 +153,7 @@ class _Settling:
         return found
 
     def visit(self, pattern: Pattern, node: Node) -> list[Node]:
-        """Try one pattern at one node; the nodes to look at again if it fired."""
+        """Try one pattern at one node. Return the nodes to visit again if it was applied."""
         if not self.index.alive(node):
             return []
         self.refusals.pop((pattern.name, id(node)), None)
@@ -172,7 +172,7 @@ class _Settling:
         edit = Edit(self.index, match)
         pattern.rewrite(match, edit)
         touched = edit.finish()
-        self.kept += match.nodes  # keeps the ids of dead nodes from being used again
+        self.kept += match.nodes  # keeps dead nodes alive, so that their ids are not reused
         self.fired.append(Fired(pattern.name, name))
         self.rewrites[pattern.name] += 1
         if self.rewrites[pattern.name] > self.budget:
@@ -180,7 +180,7 @@ class _Settling:
         return self.surroundings(touched)
 
     def surroundings(self, nodes: list[Node]) -> list[Node]:
-        """The nodes and those that read them, as far down as the deepest tree reaches up."""
+        """Return the nodes and their readers, down to the depth of the deepest tree."""
         near = {id(node): node for node in nodes}
         edge = list(near.values())
         for _ in range(self.reach):

@@ -1,8 +1,8 @@
-"""Who stands where in a graph and its bodies, kept true while patterns rewrite it.
+"""Index of scopes, outputs and dead nodes of a graph and its bodies, maintained during rewriting.
 
-graphsurgeon keeps readers and producers; what it does not know is kept here: the scope of each node, which tensors
-are outputs, which nodes are dead (unlinked, still in the lists) and where new nodes go. `commit` writes all of that
-into the node lists in one pass.
+graphsurgeon stores readers and producers. This index adds the scope of each node, which tensors are outputs, which
+nodes are dead (unlinked, but still in the lists) and the position of new nodes. `commit` applies all of this to the
+node lists in one pass.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sbonnx.graph.query import bodies, dependencies, scopes
 
 
 class GraphIndex:
-    """The book of one graph and all its bodies. Scope 0 is the graph itself."""
+    """Index of one graph and all its bodies. Scope 0 is the graph itself."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -24,7 +24,7 @@ class GraphIndex:
         self.names = Names(graph)
         self.scopes: list[Any] = []
         self.live_names: dict[str, int] = {}
-        """How many living nodes bear a name."""
+        """Number of live nodes with a name."""
         self._scope_of: dict[int, int] = {}
         self._outputs: dict[int, int] = {}
         self._inputs: set[int] = set()
@@ -39,10 +39,10 @@ class GraphIndex:
                 self._scope_of[id(node)] = number
                 self.live_names[node.name] = self.live_names.get(node.name, 0) + 1
 
-    # -- questions
+    # -- queries
 
     def nodes(self) -> Iterator[Node]:
-        """The living nodes of every scope, each scope in its order."""
+        """Yield the live nodes of every scope, in the order of each scope."""
         for scope in self.scopes:
             for node in scope.nodes:
                 if id(node) not in self._dead:
@@ -52,25 +52,25 @@ class GraphIndex:
         return id(node) in self._scope_of and id(node) not in self._dead
 
     def scope_of(self, node: Node) -> int:
-        """The number of the scope a node stands in; raises KeyError for a node that is not in the graph."""
+        """Return the number of a node's scope; raises KeyError for a node that is not in the graph."""
         return self._scope_of[id(node)]
 
     def is_output(self, tensor: Tensor) -> bool:
-        """Whether a tensor is an output of the graph or of a body."""
+        """Return whether a tensor is an output of the graph or of a body."""
         return id(tensor) in self._outputs
 
     def is_input(self, tensor: Tensor) -> bool:
-        """Whether a tensor is an input of the graph or of a body."""
+        """Return whether a tensor is an input of the graph or of a body."""
         return id(tensor) in self._inputs
 
     def used(self, tensor: Tensor) -> bool:
-        """Whether anything reads a tensor, or it is an output."""
+        """Return whether a node reads a tensor, or it is an output."""
         return bool(tensor.outputs) or id(tensor) in self._outputs
 
     def why_not_replace(self, old: Tensor, new: Tensor) -> str | None:
-        """The reason why `new`, which exists, cannot stand for `old` everywhere, or None.
+        """Return why the existing tensor `new` cannot replace `old` everywhere, or None.
 
-        Only an output needs care: it must keep its name, so the producer of `new` has to take that name over.
+        Only an output is critical: it must keep its name, so the producer of `new` has to take this name.
         """
         if id(old) not in self._outputs:
             return None
@@ -87,7 +87,7 @@ class GraphIndex:
     # -- changes
 
     def add(self, node: Node, *, before: Node) -> None:
-        """Take a new node into the scope of `before`, just in front of it."""
+        """Add a new node to the scope of `before`, directly before it."""
         scope = self._scope_of[id(before)]
         self._scope_of[id(node)] = scope
         self._before.setdefault(id(before), []).append(node)
@@ -100,7 +100,7 @@ class GraphIndex:
         self.live_names[name] = self.live_names.get(name, 0) + 1
 
     def bury(self, nodes: Iterable[Node]) -> list[Tensor]:
-        """Unlink those of `nodes` that nothing uses, and the producers that thereby lose their last reader.
+        """Unlink those of `nodes` that nothing uses, and recursively producers that lose their last reader.
 
         Returns:
             The tensors that lost a reader and are still used.
@@ -117,7 +117,7 @@ class GraphIndex:
         return [tensor for tensor in lost.values() if tensor.outputs]
 
     def _unlink(self, node: Node) -> list[Tensor]:
-        """Mark a node (and what stands in its bodies) dead and take it out of its inputs' readers."""
+        """Mark a node (and the nodes in its bodies) as dead and remove it from the readers of its inputs."""
         self._dead[id(node)] = node
         self._changed.add(self._scope_of[id(node)])
         self.live_names[node.name] -= 1
@@ -137,7 +137,7 @@ class GraphIndex:
         return read
 
     def commit(self) -> None:
-        """Write the changes into the node lists: one pass over each changed scope, sorted where that is needed."""
+        """Apply the changes to the node lists: one pass over each changed scope, with sorting if necessary."""
         ordered = True
         for number in self._changed:
             scope = self.scopes[number]
@@ -162,7 +162,7 @@ class GraphIndex:
 
 
 def forget(nodes: list[Node], node: Node) -> None:
-    """Take one mention of `node` out of a list, by identity (graphsurgeon's comparison looks at every attribute)."""
+    """Remove one occurrence of `node` from a list, by identity (graphsurgeon compares every attribute)."""
     for position, other in enumerate(nodes):
         if other is node:
             list.__delitem__(nodes, position)

@@ -1,4 +1,4 @@
-"""Finding a tree at a node, and what was found."""
+"""Pattern matching: finds a tree at a node and returns its captures."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from .tree import Any_, Const, Maybe, Op, Or, Want, captures
 STANDARD = (None, "", "ai.onnx")
 
 Goals = tuple[tuple[Want, "Tensor | None"], "Goals"] | None
-"""What is left to match, as a linked list: alternatives share their tails."""
+"""Remaining goals of the search as a linked list, so that alternatives share their tails."""
 
 
 class Match:
-    """What a tree captured at one node.
+    """Captures of a tree at one node.
 
-    `match["conv"]` is the node, `match["w"]` the tensor, or None where an optional part is absent.
+    `match["conv"]` is the node, `match["w"]` the tensor, or None if an optional part is absent.
     """
 
     def __init__(self, root: Node, bound: dict[str, Any], nodes: list[Node], index: GraphIndex) -> None:
         self.root = root
         self.nodes = nodes
-        """Every matched node, the root first."""
+        """All matched nodes, the root first."""
         self._bound = bound
         self._index = index
 
@@ -39,7 +39,7 @@ class Match:
         return self._bound[name]
 
     def __contains__(self, name: str) -> bool:
-        """Whether the capture is there and not None."""
+        """Return whether the capture exists and is not None."""
         return self._bound.get(name) is not None
 
     @property
@@ -47,41 +47,41 @@ class Match:
         return self._index.opset
 
     def array(self, name: str) -> np.ndarray:
-        """The value of a captured constant. Not to be changed: it may be mapped from the model's file."""
+        """Return the value of a captured constant. Read only: it may be memory-mapped from the model's file."""
         value = constant(self._bound[name])
         assert value is not None, f"'{name}' did not capture a constant"
         return value
 
     def attribute(self, name: str, attribute: str) -> Any:
-        """An attribute of a captured node, or the default of the op's schema, or None."""
+        """Return an attribute of a captured node, or the default of the op's schema, or None."""
         return attribute_of(self._bound[name], attribute, self.opset)
 
     def readers(self, tensor: Tensor) -> list[Node]:
-        """The nodes that read a tensor, bodies included, each once."""
+        """Return the nodes that read a tensor, including those in bodies, without duplicates."""
         return list({id(node): node for node in tensor.outputs}.values())
 
     def is_output(self, tensor: Tensor) -> bool:
-        """Whether a tensor is an output of the graph or of a body."""
+        """Return whether a tensor is an output of the graph or of a body."""
         return self._index.is_output(tensor)
 
     def is_input(self, tensor: Tensor) -> bool:
-        """Whether a tensor is an input of the graph or of a body."""
+        """Return whether a tensor is an input of the graph or of a body."""
         return self._index.is_input(tensor)
 
     def used(self, tensor: Tensor) -> bool:
-        """Whether anything reads a tensor, or it is an output."""
+        """Return whether a node reads a tensor, or it is an output."""
         return self._index.used(tensor)
 
     def why_not_replace(self, old: Tensor, new: Tensor) -> str | None:
-        """For `check`: the reason why an existing tensor cannot stand for `old`, or None (outputs keep their name).
+        """Return why an existing tensor cannot replace `old`, or None. To be used in `check`; outputs keep their name.
 
-        A tensor made by the rewrite itself always can.
+        A tensor created by the rewrite can always replace `old`.
         """
         return self._index.why_not_replace(old, new)
 
 
 def attribute_of(node: Node, name: str, opset: int) -> Any:
-    """An attribute of a node, or the default of its schema, or None."""
+    """Return an attribute of a node, or the default of its schema, or None."""
     if name in node.attrs:
         return node.attrs[name]
     return None if node.domain not in STANDARD else _default(node.op, name, opset)
@@ -102,8 +102,8 @@ def find(tree: Op, node: Node, index: GraphIndex) -> tuple[Match, str | None] | 
     """Match a tree with its root at `node`.
 
     Returns:
-        The match and the reason why the engine must not rewrite it (None: it may), or None where the tree is not
-        found. Where a commutative op allows several matches, the first that may be rewritten is taken.
+        The match and the reason why the engine must not rewrite it (None: it may), or None if the tree does not match.
+        If a commutative op allows several matches, the first one that may be rewritten is returned.
     """
     search = _Search(tree, node, index)
     if search.enter(tree, node, None, None) or search.blocked is not None:
@@ -115,12 +115,12 @@ def find(tree: Op, node: Node, index: GraphIndex) -> tuple[Match, str | None] | 
 
 @lru_cache(maxsize=1024)
 def _names(tree: Op) -> tuple[str, ...]:
-    """What a tree captures, each name once. Trees that share parts are large when they are written out."""
+    """Return the capture names of a tree without duplicates. Cached, because trees with shared parts expand to many."""
     return tuple(dict.fromkeys(captures(tree)))
 
 
 class _Search:
-    """Depth-first search with undo over the goals of one tree."""
+    """Depth-first search with backtracking over the goals of one tree."""
 
     def __init__(self, tree: Op, root: Node, index: GraphIndex) -> None:
         self.tree = tree
@@ -156,7 +156,7 @@ class _Search:
         return self.bind(want.name, tensor, rest)
 
     def bind(self, name: str, value: Any, goals: Goals) -> bool:
-        """Capture and go on; a name already captured must be the same object."""
+        """Capture a value and continue; a name already captured must be the same object."""
         if name in self.bound:
             return self.bound[name] is value and self.solve(goals)
         self.bound[name] = value
@@ -166,7 +166,7 @@ class _Search:
         return False
 
     def enter(self, want: Op, node: Node, tensor: Tensor | None, goals: Goals) -> bool:
-        """Match an op at a node; `tensor` is the output that is read, None at the root."""
+        """Match an op at a node; `tensor` is the output that is read, None for the root."""
         if node.op not in want.ops or (
             node.domain not in STANDARD if want.domain == "" else node.domain != want.domain
         ):
@@ -193,7 +193,7 @@ class _Search:
         return True
 
     def accept(self) -> bool:
-        """The whole tree fits: keep it, and go on looking if the engine would have to refuse it."""
+        """Record a complete match. Return False to continue the search if the engine would have to refuse it."""
         why = self.why_not()
         match = (dict(self.bound), list({id(node): node for _, node in self.path}.values()), why)
         if why is None:
@@ -203,7 +203,7 @@ class _Search:
         return False
 
     def why_not(self) -> str | None:
-        """The single-reader rule: what is inside the match must be read nowhere else."""
+        """Return why the single-reader rule is violated, or None: inner tensors must not be read outside the match."""
         inside = {id(node) for _, node in self.path}
         home = self.index.scope_of(self.root)
         for want, node in self.path:
@@ -226,7 +226,7 @@ class _Search:
 
 
 def _orders(want: Op, node: Node) -> Iterator[list[tuple[Want, Tensor | None]]]:
-    """The ways to pair the inputs of a tree's op with those of a node."""
+    """Yield the possible assignments of a node's inputs to the inputs of a tree's op."""
     if not want.inputs:
         yield []
         return

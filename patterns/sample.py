@@ -1,4 +1,4 @@
-"""Small models for the examples that patterns carry."""
+"""Small models for the examples of patterns."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from onnx import numpy_helper
 
 
 def sample(text: str, *, opset: int = 17, **constants: Sequence[int] | np.ndarray) -> onnx.ModelProto:
-    """A model from onnx.parser's text of one graph, with initializers beside it.
+    """Create a model from onnx.parser's text of one graph and separate initializers.
 
     Args:
-        constants: name → values (kept as they are), or a shape to be filled with random float32 numbers, the same
-            ones each time; those of a name that starts with "variance" are positive.
+        text: the graph.
+        opset: its opset.
+        constants: name → values (used as given), or a shape to fill with random float32 numbers from a fixed seed;
+            those whose name starts with "variance" are positive.
     """
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> {text}')
     rng = np.random.default_rng(0)

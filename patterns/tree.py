@@ -1,10 +1,10 @@
-"""The language in which a pattern says what it looks for: a tree, read from its last op upwards.
+"""Pattern trees: the description of a subgraph to match, from its last op upwards.
 
     CONV = Op("Conv", X, Const("w"), Maybe(Const("b")), name="conv")
     BN = Op("BatchNormalization", CONV, Const("gamma"), Const("beta"), Const("mean"), Const("var"), name="bn")
 
-An `Op` that stands as an input matches the producer of that input. Names are captures: `match["conv"]` is the node,
-`match["w"]` the tensor. A name that stands twice must be the same tensor (or node) both times.
+An `Op` used as an input matches the producer of that input. Names are captures: `match["conv"]` is the node,
+`match["w"]` the tensor. A name used twice must match the same tensor (or node) both times.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from sbonnx.graph import Tensor
 
 @dataclass(frozen=True)
 class Any_:
-    """Any tensor, not captured. An input that is absent or left empty does not match: wrap it in `Maybe`."""
+    """Any tensor, not captured. Does not match an absent or empty input: use `Maybe` for these."""
 
 
 @dataclass(frozen=True)
 class Var:
-    """Any tensor (constant or not), captured as `name`; `where` may look at it (shape, dtype)."""
+    """Any tensor (constant or not), captured as `name`; `where` is a condition on it (shape, dtype)."""
 
     name: str
     where: Callable[[Tensor], bool] | None = None
@@ -33,28 +33,28 @@ class Var:
 
 @dataclass(frozen=True)
 class Const:
-    """A constant tensor, captured as `name`; `where` is asked about its value (an array, not to be changed)."""
+    """A constant tensor, captured as `name`; `where` is a condition on its value (a read-only array)."""
 
     name: str
     where: Callable[[np.ndarray], bool] | None = None
 
 
 class Op:
-    """A node: its op type and its inputs.
+    """A node with its op type and inputs.
 
     Args:
         op: the op type, or several.
-        inputs: what each input must be. None given: any inputs. Else every input of the node must be listed; those
-            that may be missing are wrapped in `Maybe`.
+        inputs: what each input must match. None given: any inputs. Otherwise every input of the node must be listed;
+            optional ones are wrapped in `Maybe`.
         name: the capture of the node.
-        attrs: attribute → value, or a predicate on the value. An attribute that the node leaves out has the default
-            of the op's schema, or None where there is none.
-        commutative: the inputs may stand in any order.
+        attrs: attribute → value, or a predicate on the value. A missing attribute has the default of the op's schema,
+            or None if there is no default.
+        commutative: inputs match in any order.
         domain: "" is the standard domain.
-        outputs: how many outputs the pattern deals with; when a later one is used, the engine refuses.
+        outputs: number of outputs that the pattern handles; if a later one is used, the engine refuses.
         shared: by default the output of an inner op may be read only inside the match: not by other nodes, not as a
-            graph output, not in a branch body; the engine refuses with the reason. True lifts that.
-        output: which output of the node feeds the input where this op stands.
+            graph output, not in a branch body; otherwise the engine refuses with the reason. True disables this check.
+        output: index of the output that feeds the input at which this op is used.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class Op:
 
 @dataclass(frozen=True)
 class Maybe:
-    """An input that may be absent (or left empty): what is captured inside is then None."""
+    """An optional input: captures inside are None if it is absent or empty."""
 
     want: Want
 
 
 @dataclass(frozen=True)
 class Or:
-    """The first of several that matches. Captures of the others are None."""
+    """The first alternative that matches. Captures of the others are None."""
 
     choices: tuple[Want, ...] = field(default=())
 
@@ -101,13 +101,13 @@ class Or:
 
 
 Want = Any_ | Var | Const | Op | Maybe | Or
-"""What one input must be."""
+"""Pattern of one input."""
 
 X = Any_()
 
 
 def captures(want: Want) -> Iterator[str]:
-    """The names captured anywhere in the tree, some maybe twice."""
+    """Yield the names captured in the tree, possibly with duplicates."""
     if isinstance(want, Var | Const):
         yield want.name
     elif isinstance(want, Maybe):
@@ -123,7 +123,7 @@ def captures(want: Want) -> Iterator[str]:
 
 
 def depth(want: Want) -> int:
-    """How many ops stand above one another, the root included."""
+    """Return the number of op levels of the tree, including the root."""
     if isinstance(want, Maybe):
         return depth(want.want)
     if isinstance(want, Or):

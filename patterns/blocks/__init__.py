@@ -1,6 +1,6 @@
-"""Blocks: groups of nodes that are one function, and that Q/DQ must not enter. Recognised here, never rewritten.
+"""Recognition of blocks: groups of nodes that compute one function, in which no Q/DQ may be inserted.
 
-A group is a block only if nothing outside it reads what is computed inside it.
+Blocks are never rewritten. A group is a block only if nothing outside it reads its intermediate results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .shape import Shape
 
 SHAPES: Final = (
     *ATTENTION,
-    *NORMS,  # with the widest of each kind first; LayerNorm before RMSNorm, which is its second half
+    *NORMS,  # the widest of each kind first; LayerNorm before RMSNorm, which is its second half
     *ACTIVATIONS,
 )
 
@@ -33,10 +33,10 @@ NATIVE: Final = {
     "LayerNormalization": "layernorm",
     "Mish": "mish",
     "RMSNormalization": "rmsnorm",
-    "SimplifiedLayerNormalization": "rmsnorm",  # onnxruntime's name for it
+    "SimplifiedLayerNormalization": "rmsnorm",  # its name in onnxruntime
     "Swish": "silu",
 }
-"""Ops of the standard domain that are a block by themselves."""
+"""Ops of the standard domain that are a block alone."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Block:
     """Nodes that compute one function.
 
     Attributes:
-        kind: "gelu", "silu", "hardswish", "mish", "layernorm", "rmsnorm", "groupnorm" or "attention_softmax" (what
-            stands strictly between the product of queries and keys and the product with the values).
+        kind: "gelu", "silu", "hardswish", "mish", "layernorm", "rmsnorm", "groupnorm" or "attention_softmax" (the nodes
+            strictly between the product of queries and keys and the product with the values).
         nodes: their names, in the order of the graph.
-        inputs: names of the tensors they read that are neither constant nor their own; what they work on first.
-        output: name of the tensor that leaves.
-        scope: path of the graph they stand in, "" for the main graph.
+        inputs: names of the non-constant tensors that they read from outside; the data input first.
+        output: name of the output tensor.
+        scope: path of their graph, "" for the main graph.
     """
 
     kind: str
@@ -60,7 +60,7 @@ class Block:
 
 
 def find_blocks(graph: Graph) -> tuple[Block, ...]:
-    """The blocks of a graph and its bodies, in the order in which they end. A node is in one block at most."""
+    """Return the blocks of a graph and its bodies, ordered by their last node. A node is in at most one block."""
     index = GraphIndex(graph)
     by_op: dict[str, list[Node]] = {}
     position: dict[int, int] = {}
@@ -81,7 +81,7 @@ def find_blocks(graph: Graph) -> tuple[Block, ...]:
 
 
 def _candidates(index: GraphIndex, by_op: dict[str, list[Node]]) -> Iterator[tuple[str, list[Node], Tensor]]:
-    """Everything that looks like a block: kind, nodes, the tensor it works on. The widest come first."""
+    """Yield all candidates for blocks: kind, nodes, data input. The widest come first."""
     for op, kind in NATIVE.items():
         for node in by_op.get(op, ()):
             if node.domain in STANDARD:
@@ -98,7 +98,7 @@ def _candidates(index: GraphIndex, by_op: dict[str, list[Node]]) -> Iterator[tup
 
 
 def _match(shape: Shape, node: Node, index: GraphIndex) -> Match | None:
-    """The shape with its last node at `node`, if nothing else reads what is inside."""
+    """Match the shape with its last node at `node`; None if its intermediate results are read elsewhere."""
     outcome = find(shape.tree, node, index)
     if outcome is None or outcome[1] is not None:
         return None

@@ -9,7 +9,7 @@ x = Var("x")
 
 
 def _product(kind: str, value: Want, factor: float) -> tuple[Shape, ...]:
-    """`x * value * factor`, whichever two are multiplied first."""
+    """Trees for `x * value * factor` in any order of multiplication."""
     trees = (
         any_order("Mul", times(x, factor, "factor"), value),
         any_order("Mul", x, times(value, factor, "factor")),
@@ -23,7 +23,7 @@ def _plus_one(want: Want) -> Op:
 
 
 def _tanh_argument() -> Or:
-    """sqrt(2 / pi) * (x + 0.044715 x^3), also as (sqrt(2 / pi) * x) * (1 + 0.044715 x^2)."""
+    """Tree for sqrt(2 / pi) * (x + 0.044715 x^3), also as (sqrt(2 / pi) * x) * (1 + 0.044715 x^2)."""
     small = Const("cubic", near(0.044715))
     squared = square(x, "two")
     cube = Or(

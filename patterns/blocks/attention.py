@@ -1,4 +1,4 @@
-"""What stands between the two matrix products of softmax attention: scale, mask, softmax."""
+"""Nodes between the two matrix products of softmax attention: scale, mask, softmax."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ..tree import Const, Op, Or, Want, X
 from .shape import Shape, near
 
 LENGTH = 6
-"""How many nodes may stand between the scores and the softmax; Swin has four, soft-capped models five."""
+"""Maximum number of nodes between the scores and the softmax; Swin has four, soft-capped models five."""
 
 PRODUCT = ("MatMul", "Einsum")
 
 
 def _step(scores: Want) -> tuple[Op, ...]:
-    """One node on the way from the scores to the softmax: scale, bias or mask, cap, and what only moves or casts.
+    """One node between the scores and the softmax: scale, bias or mask, cap, data movement or cast.
 
-    Any order of inputs is tried, of Div and Reshape as well: it takes fewer trees, and no harm is in it.
+    Any order of inputs is tried, also for Div and Reshape: it needs fewer trees and is harmless.
     """
     return (
         Op(("Add", "Mul", "Div", "Sub", "Max", "Min", "Reshape"), scores, X, commutative=True),
@@ -35,7 +35,7 @@ def _from_scores() -> Want:
 
 
 def _probabilities() -> Want:
-    """The softmax, its cast, or what replaces the NaN of fully masked rows; only the last may be read elsewhere."""
+    """Tree for the softmax, its cast, or the replacement of NaN in masked rows; only the last has other readers."""
     reached = _from_scores()
     softmax = Op("Softmax", reached, name="softmax")
     return Or(
@@ -47,7 +47,7 @@ def _probabilities() -> Want:
 
 
 def _computed(match: Match) -> bool:
-    """Whether both products multiply two computed tensors: a product with a weight is a layer."""
+    """Return whether both products multiply two computed tensors: a product with a weight is a layer."""
     return not any(isinstance(tensor, Constant) for name in ("scores", "values") for tensor in match[name].inputs)
 
 

@@ -1,7 +1,7 @@
-"""Normalisations that exporters write as several nodes: LayerNorm, RMSNorm, GroupNorm.
+"""Normalizations that exporters write as several nodes: LayerNorm, RMSNorm, GroupNorm.
 
-A norm over other axes than the last (channels first) has the same nodes and counts as a LayerNorm. The affine tail
-belongs to the block only where it is constant: what a network computes to scale a norm with is no part of it.
+A norm over other axes than the last (channels first) has the same nodes and counts as a LayerNorm. The affine part
+belongs to the block only if it is constant: a computed scale is not part of the norm.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ def _is_epsilon(values: np.ndarray) -> bool:
 
 
 def _mean(want: Want) -> Op:
-    """ReduceMean, its axes as attribute or input."""
+    """Tree for ReduceMean, with axes as attribute or input."""
     return Op("ReduceMean", want, Maybe(X))
 
 
 def _over_root(top: Want, mean_square: Want) -> tuple[Op, ...]:
-    """`top / sqrt(mean_square + epsilon)` and the ways to write it; the original LayerNorm adds epsilon to the root."""
+    """Trees for `top / sqrt(mean_square + epsilon)`; the original LayerNorm adds epsilon to the root."""
     shifted = any_order("Add", mean_square, Const("epsilon", _is_epsilon))
     root = Or(Op("Sqrt", shifted), any_order("Add", Op("Sqrt", mean_square), Const("epsilon", _is_epsilon)))
     inverse = Or(
@@ -39,7 +39,7 @@ def _over_root(top: Want, mean_square: Want) -> tuple[Op, ...]:
 
 
 def _with_tail(kind: str, cores: tuple[Op, ...]) -> Iterator[Shape]:
-    """A norm with constant scale and shift, with one of them, with none; the widest first. Casts may stand between."""
+    """Yield a norm with constant scale and shift, with one of them, with none; widest first. Casts may be between."""
     cast = Or(*cores, *(Op("Cast", core) for core in cores))
     scaled = any_order("Mul", cast, GAMMA)
     yield Shape(kind, any_order("Add", scaled, BETA))
@@ -50,7 +50,7 @@ def _with_tail(kind: str, cores: tuple[Op, ...]) -> Iterator[Shape]:
 
 
 def _variance() -> Or:
-    """The mean squared deviation, or E[x^2] - E[x]^2; corrected to n - 1, and its axis put back, where they are."""
+    """Tree for mean squared deviation, or E[x^2] - E[x]^2; optionally with correction to n - 1, and restored axis."""
     plain = Or(_mean(square(DEVIATION, "two")), Op("Sub", _mean(square(x, "two")), square(_mean(x), "two_of_mean")))
     corrected = Op("Div", any_order("Mul", plain, Const("n")), Const("n_minus_1"))
     return Or(plain, corrected, Op("Reshape", Or(plain, corrected), X))

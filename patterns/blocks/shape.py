@@ -1,4 +1,4 @@
-"""What a kind of block looks like, and the words its trees are made of."""
+"""Description of a kind of block, and helpers to build its trees."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ..match import Match
 from ..tree import Const, Op, Or, Want
 
 TOLERANCE = 4e-3
-"""Relative: constants of a model in bfloat16 are off by up to 2**-8."""
+"""Relative tolerance: constants of a bfloat16 model are off by up to 2**-8."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """One way in which a block is written.
+    """One way to write a block.
 
     Attributes:
         kind: the kind of block.
         tree: its nodes, from the last one upwards.
-        data: the capture of the tensor it works on, or of the node that makes it.
-        outside: captures of nodes that the tree needs to see, and that are no part of the block.
+        data: the capture of its data input, or of the node that computes it.
+        outside: captures of nodes that the tree matches but that are not part of the block.
         where: a further condition.
     """
 
@@ -34,7 +34,7 @@ class Shape:
 
 
 def near(value: float) -> Callable[[np.ndarray], bool]:
-    """A predicate: one number (whatever its shape), within the tolerance of `value`; exactly 0 for 0."""
+    """Return a predicate for one number (of any shape) within the tolerance of `value`; exactly 0 for 0."""
 
     def holds(found: np.ndarray) -> bool:
         if found.size != 1 or found.dtype.kind in "bOSU":
@@ -45,12 +45,12 @@ def near(value: float) -> Callable[[np.ndarray], bool]:
 
 
 def any_order(op: str, *inputs: Want) -> Op:
-    """A commutative op of two inputs."""
+    """Tree for a commutative op with two inputs."""
     return Op(op, *inputs, commutative=True)
 
 
 def times(want: Want, factor: float, name: str) -> Or:
-    """`want * factor`, as Mul or as Div; the constant is captured as `name`."""
+    """Tree for `want * factor`, as Mul or as Div; the constant is captured as `name`."""
     return Or(
         any_order("Mul", want, Const(name, near(factor))),
         Op("Div", want, Const(name, near(1.0 / factor))),
@@ -58,10 +58,10 @@ def times(want: Want, factor: float, name: str) -> Or:
 
 
 def roots(want: Or) -> tuple[Op, ...]:
-    """The alternatives of an `Or` of ops, each as a tree of its own."""
+    """Return the alternatives of an `Or` of ops as separate trees."""
     return tuple(choice for choice in want.choices if isinstance(choice, Op))
 
 
 def square(want: Want, name: str) -> Or:
-    """`want` squared: Pow by 2 (captured as `name`), or Mul with itself (`want` must then match one node twice)."""
+    """Tree for `want` squared: Pow by 2 (captured as `name`), or Mul with itself (`want` must match one node twice)."""
     return Or(Op("Pow", want, Const(name, near(2.0))), Op("Mul", want, want))

@@ -1,1 +1,1 @@
-"""Fusion: several nodes become one that computes the same (up to the rounding of a float)."""
+"""Fusion: rewrites that merge several nodes into one equivalent node (up to float rounding)."""

@@ -1,11 +1,11 @@
-"""The arithmetic of folding a per-channel affine map into the layer beside it. Arrays only; no graph is edited here.
+"""Arithmetic of folding a per-channel affine map into an adjacent layer. Works on arrays; edits no graph.
 
-A linear layer is ``y = W x + b``. With ``s`` and ``t`` one number a channel,
+A linear layer is ``y = W x + b``. With one ``s`` and ``t`` per channel,
 
     after:   s * (W x + b) + t   =  (s W) x + (s b + t)        s, t over output channels
     before:  W (s * x + t) + b   =  (W s) x + (W t + b)        s, t over input channels
 
-All products are taken in float64 and rounded once, to the type of the weight.
+All products are computed in float64 and rounded once, to the type of the weight.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Affine:
     """``x -> scale * x + shift`` along the channel axis.
 
     Attributes:
-        scale, shift: float64, shape (C,), or () for one number for all channels.
+        scale, shift: float64, shape (C,), or () for a scalar.
     """
 
     scale: np.ndarray
@@ -32,18 +32,18 @@ class Affine:
 
 @dataclass(frozen=True)
 class Folded:
-    """The new constants of a linear layer.
+    """Constants of a linear layer after folding.
 
     Attributes:
-        weight: shape and type of the old weight; the very same array where nothing changes.
-        bias: None where the layer had none and needs none; shape (out channels,), or that of a wider Gemm bias.
+        weight: shape and type of the old weight; the same array object if unchanged.
+        bias: None if the layer had no bias and needs none; shape (out channels,), or that of a wider Gemm bias.
     """
 
     weight: np.ndarray
     bias: np.ndarray | None
 
     def problem(self) -> str | None:
-        """Why these constants cannot be used, or None."""
+        """Return why these constants cannot be used, or None."""
         if not np.isfinite(self.weight).all():
             return "the folded weight would hold values that are not finite"
         if self.bias is not None and not np.isfinite(self.bias).all():
@@ -52,7 +52,9 @@ class Folded:
 
 
 def of_batchnorm(gamma: np.ndarray, beta: np.ndarray, mean: np.ndarray, variance: np.ndarray, epsilon: float) -> Affine:
-    """BatchNormalization at inference: ``scale = gamma / sqrt(variance + epsilon)``, ``shift = beta - mean * scale``.
+    """Return BatchNormalization at inference as an affine map.
+
+    ``scale = gamma / sqrt(variance + epsilon)``, ``shift = beta - mean * scale``.
 
     Args:
         gamma, beta, mean, variance: shape (C,).
@@ -63,7 +65,7 @@ def of_batchnorm(gamma: np.ndarray, beta: np.ndarray, mean: np.ndarray, variance
 
 
 def of_constant(op: str, values: np.ndarray, constant_first: bool) -> Affine | None:
-    """Mul, Div, Add or Sub with a constant, as an affine map of the other input; None for ``constant / x``."""
+    """Return Mul, Div, Add or Sub with a constant as an affine map of the other input; None for ``constant / x``."""
     c = values.astype(np.float64)
     one, zero = np.ones_like(c), np.zeros_like(c)
     if op == "Mul":
@@ -79,14 +81,14 @@ def of_constant(op: str, values: np.ndarray, constant_first: bool) -> Affine | N
 
 
 def along_channel(values: np.ndarray, rank: int, axis: int, channels: int) -> np.ndarray | None:
-    """A broadcast constant as one number a channel.
+    """Return a broadcast constant as one number per channel.
 
     Args:
         values: the constant operand.
-        rank: rank of the tensor that it meets; `axis` its channel axis, of length `channels`.
+        rank: rank of the other operand; `axis` its channel axis, of length `channels`.
 
     Returns:
-        shape (channels,) or (); None where the constant varies along another axis or would enlarge the result.
+        shape (channels,) or (); None if the constant varies along another axis or would broadcast the result.
     """
     if values.size == 1 and values.ndim <= rank:
         return values.reshape(())
@@ -100,11 +102,11 @@ def along_channel(values: np.ndarray, rank: int, axis: int, channels: int) -> np
 
 @dataclass(frozen=True)
 class Layout:
-    """A weight seen by groups, so that vectors over its input and output channels broadcast against it.
+    """View of a weight by groups, in which vectors over input and output channels broadcast.
 
     Attributes:
-        shape: the weight's shape with the group axis apart, ``(group, ..., *kernel)`` for convolutions.
-        outputs, inputs: the shape such a vector takes.
+        shape: the weight's shape with a separate group axis, ``(group, ..., *kernel)`` for convolutions.
+        outputs, inputs: the shape in which such a vector broadcasts.
         summed: axes of `shape` that run over input channels and kernel.
     """
 
@@ -125,7 +127,7 @@ class Layout:
 
 
 def layout(op: str, attrs: Mapping[str, Any], shape: tuple[int, ...]) -> Layout | str:
-    """How the weight of shape `shape` of a linear `op` is laid out, or the reason why it has no such channels.
+    """Return the layout of a weight of `shape` of a linear `op`, or the reason why it has no such channels.
 
     Conv ``(out, in / group, *kernel)``, ConvTranspose ``(in, out / group, *kernel)``, Gemm ``(in, out)`` or its
     transpose, MatMul ``(..., in, out)``.
@@ -149,7 +151,7 @@ def layout(op: str, attrs: Mapping[str, Any], shape: tuple[int, ...]) -> Layout 
 
 
 def fold_after(op: str, attrs: Mapping[str, Any], weight: np.ndarray, bias: np.ndarray | None, map_: Affine) -> Folded:
-    """The layer followed by `map_`, as one layer. Gemm's alpha and beta go into the constants: set both to 1."""
+    """Fold `map_` after the layer into it. Gemm's alpha and beta are folded into the constants: set both to 1."""
     view = layout(op, attrs, weight.shape)
     assert isinstance(view, Layout)
     alpha, beta = _factors(op, attrs)
@@ -157,14 +159,15 @@ def fold_after(op: str, attrs: Mapping[str, Any], weight: np.ndarray, bias: np.n
     if bias is None and not map_.shift.any():
         return Folded(new_weight, None)
     old = np.zeros(view.out_channels) if bias is None else beta * bias.astype(np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):  # `Folded.problem` sees the result
+    with np.errstate(over="ignore", invalid="ignore"):  # checked by `Folded.problem`
         return Folded(new_weight, _bias(map_.scale * old + map_.shift, view, weight.dtype))
 
 
 def fold_before(op: str, attrs: Mapping[str, Any], weight: np.ndarray, bias: np.ndarray | None, map_: Affine) -> Folded:
-    """The layer with `map_` applied to its input, as one layer. Gemm's alpha and beta go into the constants.
+    """Fold `map_` before the layer into it. Gemm's alpha and beta are folded into the constants.
 
-    Exact only where every output sees the whole kernel (no zero padding) or the shift is zero: see `padded_with_zeros`.
+    Exact only if every output depends on the whole kernel (no zero padding) or the shift is zero: see
+    `padded_with_zeros`.
     """
     view = layout(op, attrs, weight.shape)
     assert isinstance(view, Layout)
@@ -180,9 +183,9 @@ def fold_before(op: str, attrs: Mapping[str, Any], weight: np.ndarray, bias: np.
 
 
 def padded_with_zeros(op: str, attrs: Mapping[str, Any], kernel: tuple[int, ...]) -> bool:
-    """Whether some output of this layer sees less than the whole kernel on real input.
+    """Return whether some output of this layer depends on less than the whole kernel.
 
-    Then a constant added to the input is not the same as a constant added to the output.
+    In this case a constant added to the input is not equivalent to a constant added to the output.
     """
     if op not in ("Conv", "ConvTranspose"):
         return False
@@ -194,14 +197,14 @@ def padded_with_zeros(op: str, attrs: Mapping[str, Any], kernel: tuple[int, ...]
 
 
 def _factors(op: str, attrs: Mapping[str, Any]) -> tuple[float, float]:
-    """Gemm's alpha and beta; 1 and 1 elsewhere."""
+    """Return alpha and beta of Gemm; 1 and 1 for other ops."""
     if op != "Gemm":
         return 1.0, 1.0
     return float(attrs.get("alpha", 1.0)), float(attrs.get("beta", 1.0))
 
 
 def _scaled(weight: np.ndarray, view: Layout, scale: np.ndarray, along: tuple[int, ...]) -> np.ndarray:
-    """`weight * scale` in float64, rounded to the weight's type, without a float64 copy of the whole weight."""
+    """Return `weight * scale`, computed in float64 and rounded to the weight's type, without a full float64 copy."""
     if (scale == 1.0).all():
         return weight
     factor = np.broadcast_to(scale, (prod(along),)).reshape(along)
@@ -212,7 +215,7 @@ def _scaled(weight: np.ndarray, view: Layout, scale: np.ndarray, along: tuple[in
 
 
 def _bias(values: np.ndarray, view: Layout, dtype: np.dtype[Any]) -> np.ndarray:
-    """`values` as a bias of at least one number an output channel."""
+    """Return `values` as a bias with at least one number per output channel."""
     wide = np.broadcast_to(values, np.broadcast_shapes(values.shape, (view.out_channels,)))
     if wide.size == view.out_channels:
         wide = wide.reshape(view.out_channels)

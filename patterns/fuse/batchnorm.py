@@ -1,4 +1,4 @@
-"""BatchNormalization at inference is one scale and one shift a channel: it goes into the linear layer beside it."""
+"""BatchNormalization folding: at inference it is one scale and shift per channel of an adjacent linear layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARAMETERS = ("gamma", "beta", "mean", "variance")
 
 
 def batchnorm(data: Want) -> Op:
-    """A BatchNormalization of `data`; captures "bn" and its four parameters."""
+    """Tree for a BatchNormalization of `data`; captures "bn" and its four parameters."""
     return Op("BatchNormalization", data, *(Var(name) for name in PARAMETERS), name="bn")
 
 
@@ -29,7 +29,7 @@ def _affine(match: Match) -> Affine:
 
 
 def _why_not_affine(match: Match) -> str | None:
-    """The reason why the BatchNormalization is no fixed affine map, or None."""
+    """Return why the BatchNormalization is not a constant affine map, or None."""
     if match.attribute("bn", "training_mode"):
         return "training_mode is on: mean and variance come from the batch"
     for name in PARAMETERS:
@@ -84,7 +84,7 @@ def _rewrite_before(match: Match, edit: Edit) -> None:
 
 
 def _sample(nodes: str, extra_output: str = "") -> onnx.ModelProto:
-    """A model around a Conv and a BatchNormalization of four channels each."""
+    """Create a model with a Conv and a BatchNormalization of four channels each."""
     return sample(
         f"g (float[1,4,6,6] x) => (float[1,4,h,v] y{extra_output}) {{ {nodes} }}",
         w=(4, 4, 3, 3),

@@ -1,4 +1,4 @@
-"""A Clip that only cuts below zero is a Relu, which runtimes and plans know better."""
+"""Replaces a Clip with only a lower bound of 0 by Relu, which runtimes and plans support better."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mul, Div, Add or Sub with one constant a channel, beside a linear layer: part of its weight and bias."""
+"""Folds Mul, Div, Add or Sub with a constant per channel into the weight and bias of an adjacent linear layer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .linear import (
 ARITHMETIC = ("Mul", "Div", "Add", "Sub")
 
 CARRIES = MOVES_DATA | POOLS | RESIZES | {"Cast", "Pad"}
-"""Ops that may stand between a graph input and the constants that normalise it."""
+"""Ops that may be between a graph input and the constants that normalize it."""
 
 
 def _affine(match: Match, node: Node, values: np.ndarray) -> Affine:
@@ -42,7 +42,7 @@ def _affine(match: Match, node: Node, values: np.ndarray) -> Affine:
 
 
 def _is_affine(match: Match, node: Node) -> bool:
-    """Whether weight and operand are floats and the node is affine in its other input (``c / x`` is not)."""
+    """Return whether weight and operand are floats and the node is affine in its other input (``c / x`` is not)."""
     return float_weight(match) is not None and not (node.op == "Div" and node.inputs[0] is match["c"])
 
 
@@ -50,19 +50,19 @@ def _is_affine(match: Match, node: Node) -> bool:
 
 
 def _is_tail(match: Match, tensor: Tensor) -> bool:
-    """Whether only the root reads a tensor. The constants of a GELU or HardSwish after a layer are not its tail."""
+    """Return whether only the root reads a tensor. Constants of a GELU or HardSwish after a layer are not folded."""
     return len(match.readers(tensor)) == 1
 
 
 def _meant_after(match: Match) -> bool:
     if not _is_affine(match, match.root) or not _is_tail(match, match["linear"].outputs[0]):
         return False
-    # A bias after MatMul stays an Add of its own, except where both can be a Gemm.
+    # A bias after MatMul remains an Add, unless both can be a Gemm.
     return match["linear"].op != "MatMul" or match.root.op in ("Mul", "Div") or makes_gemm(match)
 
 
 def _operand_after(match: Match) -> np.ndarray | str:
-    """The operand as one number an output channel, or the reason why it is none."""
+    """Return the operand as one number per output channel, or the reason why it is not."""
     view = layout_of(match)
     if not isinstance(view, Layout):
         return view
@@ -99,7 +99,7 @@ def _meant_biased(match: Match) -> bool:
 
 
 def _scales_biased(match: Match) -> tuple[np.ndarray, np.ndarray] | str:
-    """Weight and bias of MatMul + Add, each times the operand, or the reason why not."""
+    """Return weight and bias of MatMul + Add, each times the operand, or the reason why not."""
     columns = match["w"].shape[-1]
     scale = channel_constant(match, "c", rank(match.root.outputs[0]), -1, columns)
     if isinstance(scale, str):
@@ -130,12 +130,12 @@ def _rewrite_biased(match: Match, edit: Edit) -> None:
 
 
 def _meant_before(match: Match) -> bool:
-    """Only what normalises an input of the graph: elsewhere a constant may be the end of a GELU or a norm."""
+    """Match only constants that normalize a graph input: elsewhere they may be the end of a GELU or a norm."""
     return _is_affine(match, match["scale"]) and _from_input(match["x"])
 
 
 def _from_input(tensor: Tensor) -> bool:
-    """Whether a tensor is an input of the graph that was at most moved, pooled, or shifted and scaled by constants."""
+    """Return whether a tensor is a graph input after data movement, pooling, constant shifts and scales only."""
     while tensor.inputs:
         producer: Node = tensor.inputs[0]
         moving = [read for read in producer.inputs if not isinstance(read, Constant)]
@@ -146,7 +146,7 @@ def _from_input(tensor: Tensor) -> bool:
 
 
 def _operand_before(match: Match) -> np.ndarray | str:
-    """The operand as one number an input channel, or the reason why it is none."""
+    """Return the operand as one number per input channel, or the reason why it is not."""
     view = layout_of(match)
     if not isinstance(view, Layout):
         return view

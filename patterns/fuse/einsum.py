@@ -1,4 +1,4 @@
-"""An Einsum with a constant weight is a matrix product, which runtimes and quantization know."""
+"""Replaces an Einsum with a constant weight by a matrix product, which runtimes and quantization support."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from .linear import float_weight
 
 @dataclass(frozen=True)
 class Equation:
-    """The letters of ``data,weight->out``, one string a term.
+    """Index letters of ``data,weight->out``, one string per term.
 
     Attributes:
-        rows: letters of the data that stay, in the order of the output.
-        summed: letters of both that the output has not.
-        columns: letters of the weight that stay, in the order of the output.
+        rows: letters of the data that are in the output, in output order.
+        summed: letters of both inputs that are not in the output.
+        columns: letters of the weight that are in the output, in output order.
     """
 
     data: str
@@ -45,7 +45,7 @@ class Equation:
         return "".join(letter for letter in self.weight if letter in self.data and letter not in self.out)
 
     def problem(self) -> str | None:
-        """The reason why it is no product of the data with a matrix, or None."""
+        """Return why it is not a product of the data with a matrix, or None."""
         for term in (self.data, self.weight, self.out):
             if not term.isalpha():
                 return f"'{term}' holds an ellipsis, or no letter"
@@ -61,7 +61,7 @@ class Equation:
 
 
 def _equation(match: Match) -> Equation | None:
-    """The equation with the data first, or None where it has no output side or not two inputs."""
+    """Return the equation with the data first, or None if it has no output side or not two inputs."""
     given = match.attribute("einsum", "equation")
     text = (given.decode() if isinstance(given, bytes) else str(given)).replace(" ", "")
     terms, arrow, out = text.partition("->")
@@ -72,7 +72,7 @@ def _equation(match: Match) -> Equation | None:
 
 
 def _sums(match: Match) -> bool:
-    """Whether a float weight is summed over an axis that it shares with the data."""
+    """Return whether a float weight is summed over an axis that it shares with the data."""
     equation = _equation(match)
     return equation is not None and bool(equation.summed) and float_weight(match) is not None
 
@@ -83,25 +83,25 @@ def _check(match: Match) -> str | None:
 
 
 def _order(have: str, want: str) -> list[int]:
-    """The permutation that brings axes `have` into the order `want`."""
+    """Return the permutation from axes `have` to the order `want`."""
     return [have.index(letter) for letter in want]
 
 
 def _turned(tensor: Tensor, have: str, want: str, name: str, edit: Edit) -> Tensor:
-    """`tensor` with its axes in the order `want`."""
+    """Transpose `tensor` from axes `have` to the order `want`."""
     if have == want:
         return tensor
     return edit.node("Transpose", [tensor], {"perm": _order(have, want)}, name=f"{name}_transpose")
 
 
 def _shaped(tensor: Tensor, rows: int, last: list[int], name: str, edit: Edit) -> Tensor:
-    """`tensor` with its first `rows` axes as they are (a 0 in the target) and `last` after them."""
+    """Reshape `tensor`: the first `rows` axes unchanged (0 in the target), then the sizes `last`."""
     target = edit.constant(f"{name}_shape", np.array([0] * rows + last, np.int64))
     return edit.node("Reshape", [tensor, target], name=f"{name}_reshape")
 
 
 def _rewrite(match: Match, edit: Edit) -> None:
-    """Transpose and Reshape around one MatMul; those that would do nothing are left out."""
+    """Replace it by one MatMul with Transposes and Reshapes around it; no-ops are left out."""
     equation = _equation(match)
     assert equation is not None
     name, weight = match["einsum"].name, match.array("w")

@@ -1,4 +1,4 @@
-"""MatMul with its bias is a Gemm; a Gemm's alpha and beta belong into its constants."""
+"""Fuses MatMul and its bias into Gemm, and folds a Gemm's alpha and beta into its constants."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAME = Affine(np.float64(1.0).reshape(()), np.float64(0.0).reshape(()))
 
 
 def _is_linear(match: Match) -> bool:
-    """Whether the sum is a matrix product with one float bias a column."""
+    """Return whether the sum is a matrix product with one float bias per column."""
     if not makes_gemm(match) or float_weight(match) is None:
         return False
     return along_channel(match.array("c"), 2, 1, match["w"].shape[1]) is not None
@@ -43,7 +43,7 @@ def _has_factors(match: Match) -> bool:
 
 
 def _folded(match: Match) -> Folded:
-    """The constants with alpha and beta in them; a bias that is computed stays out of it."""
+    """Return the constants with alpha and beta folded in; a computed bias is not changed."""
     bias = constant(match["b"]) if "b" in match else None
     return fold_after("Gemm", match["linear"].attrs, match.array("w"), bias, SAME)
 
@@ -76,7 +76,7 @@ def _matmul_add(extra_output: str = "") -> onnx.ModelProto:
 
 
 def _gemm(bias: str) -> onnx.ModelProto:
-    """With a constant bias ("b") or one that is an input ("c")."""
+    """Create a Gemm with a constant bias ("b") or a bias that is an input ("c")."""
     return sample(
         f"""g (float[3,5] x, float[4] c) => (float[3,4] y) {{
             y = Gemm <alpha = 0.5, beta = 2.0, transB = 1> (x, w, {bias})

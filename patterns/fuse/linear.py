@@ -1,4 +1,4 @@
-"""What the fusions into Conv, ConvTranspose, Gemm and MatMul share: the tree, the conditions, the fused node."""
+"""Shared parts of the fusions into Conv, ConvTranspose, Gemm and MatMul: tree, conditions, fused node."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ Fold = Callable[..., Folded]
 
 
 def linear(data: Want, ops: tuple[str, ...] = tuple(LINEAR)) -> Op:
-    """A linear node that reads `data`; captures "linear", "w" and "b". Not every match has constant weights."""
+    """Tree for a linear node that reads `data`; captures "linear", "w" and "b". Weights need not be constant."""
     return Op(ops, data, Var("w"), Maybe(Var("b")), name="linear")
 
 
 def is_float(values: np.ndarray) -> bool:
-    """float16, bfloat16, float32 or float64."""
+    """Return whether the type is float16, bfloat16, float32 or float64."""
     return values.dtype.kind == "f" or values.dtype.name == "bfloat16"
 
 
 def float_weight(match: Match) -> np.ndarray | None:
-    """The weight, if it is a floating-point constant."""
+    """Return the weight if it is a floating-point constant."""
     values = constant(match["w"])
     return values if values is not None and is_float(values) else None
 
 
 def why_not_constant(match: Match) -> str | None:
-    """The reason why weight or bias cannot be changed, or None."""
+    """Return why weight or bias cannot be changed, or None."""
     if float_weight(match) is None:
         return f"weight '{match['w'].name}' of '{match['linear'].name}' is not a floating-point constant"
     if "b" in match and constant(match["b"]) is None:
@@ -44,7 +44,7 @@ def why_not_constant(match: Match) -> str | None:
 
 
 def misfit(match: Match) -> str | None:
-    """The reason why weight and bias do not make a layer (an invalid model), or None."""
+    """Return why weight and bias do not fit each other (an invalid model), or None."""
     view = layout_of(match)
     if isinstance(view, str):
         return view
@@ -55,19 +55,19 @@ def misfit(match: Match) -> str | None:
 
 
 def layout_of(match: Match) -> Layout | str:
-    """The channels of the matched node's weight, or the reason why it has none."""
+    """Return the channel layout of the matched node's weight, or the reason why it has none."""
     return layout(match["linear"].op, match["linear"].attrs, match["w"].shape)
 
 
 def fold(how: Fold, match: Match, map_: Affine) -> Folded:
-    """`fold_after` or `fold_before` on the matched node."""
+    """Apply `fold_after` or `fold_before` to the matched node."""
     node: Node = match["linear"]
     bias = match.array("b") if "b" in match else None
     return how(node.op, node.attrs, match.array("w"), bias, map_)
 
 
 def why_not_fold(how: Fold, match: Match, map_: Affine) -> str | None:
-    """The reason why the fused node cannot be built, or None: numbers out of range, or no place for a bias."""
+    """Return why the fused node cannot be created, or None: values out of range, or no input for a bias."""
     folded = fold(how, match, map_)
     if match["linear"].op == "MatMul" and folded.bias is not None and not makes_gemm(match):
         return "MatMul has no bias, and becomes a Gemm only for inputs of rank 2"
@@ -75,12 +75,12 @@ def why_not_fold(how: Fold, match: Match, map_: Affine) -> str | None:
 
 
 def makes_gemm(match: Match) -> bool:
-    """Whether the matched MatMul multiplies matrices, not stacks of them."""
+    """Return whether the matched MatMul multiplies matrices, not batches of them."""
     return rank(match["linear"].inputs[0]) == 2 and rank(match["w"]) == 2
 
 
 def rebuild(match: Match, edit: Edit, data: Tensor, folded: Folded) -> None:
-    """Put the linear node with its new constants, under its own name, in the place of the whole match."""
+    """Replace the whole match by the linear node with its new constants, under its old name."""
     node: Node = match["linear"]
     attrs = dict(node.attrs)
     op = node.op
@@ -100,15 +100,16 @@ def rebuild(match: Match, edit: Edit, data: Tensor, folded: Folded) -> None:
 
 
 def heir(edit: Edit, old: Tensor, values: np.ndarray) -> Tensor:
-    """A constant with new values for `old`, or `old` itself where they are the same array."""
+    """Create a constant with new values for `old`; return `old` itself if they are the same array."""
     return old if values is constant(old) else edit.constant(old.name, values, instead=old)
 
 
 def channel_constant(match: Match, name: str, rank_: int | None, axis: int, channels: int) -> np.ndarray | str:
-    """A captured operand as one number a channel, or the reason why it is none.
+    """Return a captured operand as one number per channel, or the reason why it is not.
 
     Args:
-        rank_: rank of the tensor it meets, None if not known.
+        name: the capture.
+        rank_: rank of the other operand, None if unknown.
         axis: the channel axis, counted from the end if negative; `channels` its length.
     """
     values = match.array(name)
@@ -124,5 +125,5 @@ def channel_constant(match: Match, name: str, rank_: int | None, axis: int, chan
 
 
 def kernel_shape(match: Match) -> tuple[int, ...]:
-    """Spatial extent of a convolution's weight; () for matrices."""
+    """Return the spatial size of a convolution's weight; () for matrices."""
     return tuple(match["w"].shape[2:]) if match["linear"].op in ("Conv", "ConvTranspose") else ()

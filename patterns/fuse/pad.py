@@ -1,4 +1,4 @@
-"""A Pad before a convolution or pool is part of its own padding, where both pad with the same."""
+"""Fuses a Pad into the padding of a following convolution or pool, if both pad with the same value."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ..sample import sample
 from ..tree import Maybe, Op, Var, X
 
 NOT_NEGATIVE = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Sqrt", "Exp", "Softplus", "ReduceL2"})
-"""Ops whose output is never below zero, whatever they read."""
+"""Ops whose output is never negative."""
 
 PAD = Op("Pad", Var("x"), Var("pads"), Maybe(Var("value")), Maybe(Var("axes")), name="pad")
 
 
 def _added(match: Match) -> tuple[int, ...] | str:
-    """Zeros that the Pad adds at each side of the spatial axes (all begins, then all ends), or why they do not fit."""
+    """Return the padding of the Pad on spatial axes (all begins, then all ends), or why it cannot be fused."""
     pads = constant(match["pads"])
     if pads is None:
         return f"'{match['pads'].name}' is not a constant"
@@ -50,7 +50,7 @@ def _added(match: Match) -> tuple[int, ...] | str:
 
 
 def _value(match: Match) -> float | None:
-    """Constant pad value; None if it is computed at run time or not a scalar."""
+    """Return the constant pad value; None if it is computed at run time or not a scalar."""
     if "value" not in match:
         return 0.0
     value = constant(match["value"])
@@ -58,7 +58,7 @@ def _value(match: Match) -> float | None:
 
 
 def _existing(match: Match, spatial: int) -> tuple[int, ...] | str:
-    """The window's own pads, or why they cannot be added to."""
+    """Return the pads of the convolution or pool, or why they cannot be increased."""
     mode = match.attribute("window", "auto_pad")
     if mode in ("SAME_UPPER", "SAME_LOWER"):
         return f"auto_pad of '{match['window'].name}' is {mode}: its own padding follows from the padded size"
@@ -69,7 +69,7 @@ def _existing(match: Match, spatial: int) -> tuple[int, ...] | str:
 
 
 def _sum(match: Match) -> tuple[int, ...] | str:
-    """The pads of both nodes together, or why they cannot be."""
+    """Return the summed pads of both nodes, or why they cannot be fused."""
     added = _added(match)
     if isinstance(added, str):
         return added

@@ -1,1 +1,1 @@
-"""Rewrites that take out what computes nothing, or what can be computed now. All are exact, bit for bit."""
+"""Simplification: removes no-ops and computes constants. All rewrites are bit-exact."""

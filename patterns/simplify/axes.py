@@ -1,8 +1,8 @@
-"""Where the dimensions of a tensor, and the numbers of a shape computation, come from.
+"""Symbolic shape arithmetic: traces dimensions of tensors and elements of shape computations to their origin.
 
-An exporter that must not assume a batch size writes ``Reshape(x, Concat(Shape(x)[0], 12, 64))``. `evaluate` reads such
-a computation as a list of numbers and of axes, ``[axis 0 of x, 12, 64]``; `origin` follows an axis up through the
-nodes that keep it, so that axes with the same origin have the same size whatever is fed.
+An exporter with dynamic batch size writes ``Reshape(x, Concat(Shape(x)[0], 12, 64))``. `evaluate` reads such a
+computation as a list of numbers and axes, ``[axis 0 of x, 12, 64]``. `origin` follows an axis upwards through nodes
+that preserve it; axes with the same origin have the same size for any input.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from ..match import STANDARD, attribute_of
 from .drop import integers, rank, sizes
 
 REACH = 24
-"""How many nodes are followed upwards."""
+"""Maximum number of nodes that are followed upwards."""
 
 LONGEST = 32
-"""Shape vectors are short; longer integer tensors are data."""
+"""Maximum length of shape vectors; longer integer tensors are data."""
 
 KEEPS_SHAPE = (
     (ACTIVATIONS - {"PRelu"})
@@ -36,7 +36,7 @@ KEEPS_SHAPE = (
         *("Reciprocal", "Round", "Sign", "Sin", "Sqrt"),
     }
 )
-"""Ops whose first output has the shape of their first input."""
+"""Ops whose first output has the shape of the first input."""
 
 BROADCASTS = frozenset({"Add", "Sub", "Mul", "Div", "Pow", "PRelu", "Where", "Max", "Min"})
 
@@ -52,12 +52,12 @@ KEEPS_BATCH = frozenset(
         "SpaceToDepth",
     }
 )
-"""Ops whose first output has the first dimension of their first input."""
+"""Ops that preserve the first dimension of their first input."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """The size of one axis of a tensor, whatever it is when the model runs."""
+    """The size of one axis of a tensor at run time."""
 
     tensor: Tensor
     axis: int
@@ -70,11 +70,11 @@ class Axis:
 
 
 Number = int | Axis | None
-"""One element of a shape vector: a number, the size of an axis, or not known."""
+"""One element of a shape vector: a number, the size of an axis, or None if unknown."""
 
 
 def origin(tensor: Tensor, axis: int, reach: int = REACH) -> Axis:
-    """The highest axis that is known to have the same size as this one (`axis` counts from 0)."""
+    """Return the topmost axis that is known to have the same size as this one (`axis` counts from 0)."""
     for _ in range(reach):
         node = tensor.inputs[0] if len(tensor.inputs) == 1 else None
         if node is None or node.domain not in STANDARD or node.outputs[0] is not tensor:
@@ -87,7 +87,7 @@ def origin(tensor: Tensor, axis: int, reach: int = REACH) -> Axis:
 
 
 def _above(node: Node, axis: int, reach: int) -> Axis | None:
-    """The axis of an input of `node` that its output's axis has the size of, or None."""
+    """Return the axis of an input of `node` with the same size as this axis of its output, or None."""
     first = node.inputs[0] if node.inputs else None
     if first is None:
         return None
@@ -96,7 +96,7 @@ def _above(node: Node, axis: int, reach: int) -> Axis | None:
     if node.op in BROADCASTS:
         return _same_of(_broadcast(node.inputs, axis, rank(node.outputs[0])), reach)
     if len(node.inputs) < 2 and node.op in ("MatMul", "Gather", "Reshape"):
-        return None  # not valid: somebody else says so
+        return None  # invalid model, reported elsewhere
     if node.op == "MatMul":
         return _above_matmul(node, axis, reach)
     if node.op == "Transpose":
@@ -116,7 +116,7 @@ def _above(node: Node, axis: int, reach: int) -> Axis | None:
 
 
 def _broadcast(tensors: Sequence[Tensor], axis: int, out: int | None) -> list[Axis] | None:
-    """The axes that broadcast to axis `axis` of an output of rank `out`, without those of size 1; None: not known."""
+    """Return the axes that broadcast to `axis` of an output of rank `out`, except those of size 1; None if unknown."""
     found: list[Axis] = []
     for tensor in tensors:
         known = sizes(tensor)
@@ -129,7 +129,7 @@ def _broadcast(tensors: Sequence[Tensor], axis: int, out: int | None) -> list[Ax
 
 
 def _same_of(axes: list[Axis] | None, reach: int) -> Axis | None:
-    """The first of several axes when all have one origin. Looks half as far, so that nested questions stay few."""
+    """Return the first of several axes if all have one origin. Halves the reach, which limits nested calls."""
     if not axes:
         return None
     if len(axes) > 1 and (reach < 2 or len({origin(one.tensor, one.axis, reach // 2) for one in axes}) > 1):
@@ -138,7 +138,7 @@ def _same_of(axes: list[Axis] | None, reach: int) -> Axis | None:
 
 
 def _above_matmul(node: Node, axis: int, reach: int) -> Axis | None:
-    """Rows are those of the first factor; the axes before them broadcast."""
+    """Rows come from the first factor; the axes before them broadcast."""
     first, second = node.inputs[:2]
     ranks = rank(first), rank(second)
     if ranks[0] is None or ranks[1] is None or min(ranks[0], ranks[1]) < 2:
@@ -150,19 +150,19 @@ def _above_matmul(node: Node, axis: int, reach: int) -> Axis | None:
 
 
 def evaluate(tensor: Tensor) -> list[Number] | None:
-    """An integer vector (or scalar: one element) as far as it can be said; None where not even its length is known."""
+    """Evaluate an integer vector (or scalar: one element) as far as known; None if its length is unknown."""
     return _Evaluation().of(tensor)
 
 
 class _Evaluation:
-    """One evaluation: remembers what it saw, and stops after `REACH` nodes."""
+    """One evaluation with memoization, limited to `REACH` nodes."""
 
     def __init__(self) -> None:
         self.seen: dict[int, list[Number] | None] = {}
 
     def of(self, tensor: Tensor) -> list[Number] | None:
         if id(tensor) not in self.seen:
-            self.seen[id(tensor)] = None  # what is met again on the way up is not known
+            self.seen[id(tensor)] = None  # cycles are unknown
             if len(self.seen) <= REACH:
                 self.seen[id(tensor)] = self._of(tensor)
         return self.seen[id(tensor)]
@@ -184,7 +184,7 @@ class _Evaluation:
         return [None] * (1 if not known else known[0] or 0)
 
     def same(self, node: Node) -> list[Number] | None:
-        """Identity, and Squeeze or Unsqueeze between a scalar and a vector of one."""
+        """Identity, and Squeeze or Unsqueeze between a scalar and a vector of length 1."""
         out = rank(node.outputs[0])
         return self.of(node.inputs[0]) if node.op == "Identity" or (out is not None and out < 2) else None
 

@@ -1,4 +1,4 @@
-"""An If whose condition is a constant: the branch that is taken moves out into the graph around it."""
+"""Inlines the taken branch of an If whose condition is a constant."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAME = "inline_if"
 
 
 def inline_constant_ifs(graph: Graph) -> list[Fired | Refusal]:
-    """Inline every If of every scope whose condition is a constant. In place."""
+    """Inline every If with a constant condition, in all scopes and in place."""
     found = [
         (scope, node)
         for _, scope in scopes(graph)
@@ -31,7 +31,7 @@ def inline_constant_ifs(graph: Graph) -> list[Fired | Refusal]:
         return []
     names = Names(graph)
     replaced: dict[int, list[Node]] = {}
-    for _, node in found:  # outer ones first: what stood in the branch not taken has no inputs any more
+    for _, node in found:  # outer ones first: nodes of a branch not taken have no inputs afterwards
         if node.inputs:
             replaced[id(node)] = _inline(node, names)
     for _, scope in list(scopes(graph)):
@@ -40,14 +40,14 @@ def inline_constant_ifs(graph: Graph) -> list[Fired | Refusal]:
 
 
 def _is_settled(node: Node) -> bool:
-    """Whether an If is whole and its condition a constant."""
+    """Return whether an If has both branches and a constant condition."""
     return (
         bool(node.inputs) and constant(node.inputs[0]) is not None and {"then_branch", "else_branch"} <= set(node.attrs)
     )
 
 
 def _inline(node: Node, names: Names) -> list[Node]:
-    """Unlink an If and give its outputs to the nodes of the branch taken; returns those, in order."""
+    """Unlink an If and connect its outputs to the nodes of the taken branch; return these, in order."""
     condition: Any = constant(node.inputs[0])
     taken: Body = node.attrs["then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"]
     nodes = list(taken.nodes)
@@ -72,7 +72,7 @@ def _inline(node: Node, names: Names) -> list[Node]:
                 list.append(outer.inputs, maker)
         list.clear(inner.outputs)
         list.clear(inner.inputs)
-        for later, tensor in enumerate(taken.outputs):  # an output listed twice: the second copies the first
+        for later, tensor in enumerate(taken.outputs):  # an output listed twice: the second one copies the first
             if tensor is inner:
                 taken.outputs[later] = outer
                 given.add(id(outer))
@@ -82,7 +82,7 @@ def _inline(node: Node, names: Names) -> list[Node]:
 
 
 def _unlink(node: Node, *, spared: Body | None = None) -> None:
-    """Take a node, and what stands in its bodies, out of the readers of the tensors it reads."""
+    """Remove a node, and the nodes in its bodies, from the readers of its inputs."""
     for tensor in node.inputs:
         for place, reader in enumerate(tensor.outputs):
             if reader is node:
@@ -96,7 +96,7 @@ def _unlink(node: Node, *, spared: Body | None = None) -> None:
 
 
 def _splice(scope: Body, replaced: dict[int, list[Node]]) -> None:
-    """Put the nodes of the branches where the Ifs stood; a branch may hold another such If."""
+    """Insert the nodes of the branches at the positions of the Ifs; a branch may contain another such If."""
     if not any(id(node) in replaced for node in scope.nodes):
         return
     result: list[Node] = []

@@ -1,4 +1,4 @@
-"""Two nodes in a row that move data, and that one (or none) can replace."""
+"""Merges two consecutive nodes that move data into one, or removes both."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ INT64 = np.int64
 
 
 def _joined_shape(match: Match) -> list[int] | None:
-    """The target of one Reshape from "x" straight to the outer one's shape, or None where it cannot be said.
+    """Return the target of a single Reshape from "x" to the outer shape, or None if unknown.
 
-    A 0 of the outer target means the inner tensor's dimension, which the inner target may name.
+    A 0 in the outer target means the dimension of the inner tensor, which the inner target may specify.
     """
     outer = integers(match.array("outer_shape"))
     if match.attribute("outer", "allowzero") or 0 not in outer:
@@ -30,7 +30,7 @@ def _joined_shape(match: Match) -> list[int] | None:
     joined = list(outer)
     for position, want in enumerate(outer):
         if want == 0 and position < len(inner):
-            joined[position] = inner[position]  # a 0 there stays a 0: the same axis of x
+            joined[position] = inner[position]  # a 0 there remains a 0: the same axis of x
     return joined if joined.count(-1) < 2 else None
 
 
@@ -72,7 +72,7 @@ RESHAPES = Pattern(
 
 
 def _perm(match: Match, name: str) -> list[int] | None:
-    """The permutation of a captured Transpose; left out it reverses the axes."""
+    """Return the permutation of a captured Transpose; the default reverses the axes."""
     given = match.attribute(name, "perm")
     if given:
         return list(given)
@@ -114,7 +114,7 @@ TRANSPOSES = Pattern(
 
 
 def _same_axes(match: Match) -> bool:
-    """Whether the outer op undoes the inner one: both act on the same axes of the same longer shape."""
+    """Return whether the outer op reverts the inner one: both use the same axes of the same larger shape."""
     inner, outer = constant(match["inner_axes"]), constant(match["outer_axes"])
     if inner is None or outer is None:
         return False

@@ -1,4 +1,4 @@
-"""Nodes that no output needs."""
+"""Dead code elimination: removes nodes that no output needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..sample import sample
 
 
 def remove_dead(graph: Graph) -> list[Fired | Refusal]:
-    """Remove, in every scope, the nodes that lead to no output. In place. Inputs stay, used or not."""
+    """Remove nodes that lead to no output, in every scope and in place. Unused inputs are kept."""
     before = list(all_nodes(graph))
     if not sweep(graph):
         return []

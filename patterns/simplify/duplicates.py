@@ -1,4 +1,4 @@
-"""The same constant twice, and the same computation twice."""
+"""Merges equal constants and equal computations (common subexpressions)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..sample import sample
 
 
 def _constants(graph: Graph) -> Iterable[Constant]:
-    """The constants that nodes read, each once, in order."""
+    """Yield the constants that nodes read, without duplicates, in order."""
     seen: set[int] = set()
     for node in all_nodes(graph):
         for tensor in node.inputs:
@@ -33,7 +33,7 @@ def _constants(graph: Graph) -> Iterable[Constant]:
 
 
 def _digest(tensor: Constant) -> bytes:
-    """Of the bytes as stored, read piece by piece: a mapped weight is never resident as a whole."""
+    """Hash the stored bytes piece by piece, so that a memory-mapped weight is never fully resident."""
     total = hashlib.blake2b(digest_size=16)
     for piece in chunks(tensor._values):
         total.update(piece)
@@ -50,9 +50,9 @@ def _move_readers(old: Tensor, new: Tensor) -> None:
 
 
 def merge_initializers(graph: Graph) -> list[Fired | Refusal]:
-    """Let every reader of a constant read the first one with the same type, shape and bytes. In place.
+    """Replace every constant by the first one with the same type, shape and bytes, in place.
 
-    Left alone: what the file lists among its inputs (somebody may want to set it), and outputs.
+    Outputs and constants that the file lists as inputs (overridable) are not merged.
     """
     apart = set(graph.info.overridable)
     apart.update(tensor.name for _, scope in scopes(graph) for tensor in scope.outputs)
@@ -90,7 +90,7 @@ INITIALIZERS = Sweep(
 
 
 def _frozen(value: Any) -> Any:
-    """An attribute as something that can be a key; None for what cannot be compared."""
+    """Convert an attribute to a hashable key; None if it cannot be compared."""
     if isinstance(value, Constant):
         if prod(value.shape) > 1024 or value.dtype == object:
             return None
@@ -103,7 +103,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _key(node: Node) -> Any:
-    """What a node computes, as a key; None for a node that is to stay alone."""
+    """Return a key of a node's computation; None if the node must not be merged."""
     if node.domain not in STANDARD or node.op in RANDOM or node.op in QDQ or bodies(node) or not node.inputs:
         return None
     attributes = [(name, _frozen(value)) for name, value in sorted(node.attrs.items())]
@@ -114,9 +114,9 @@ def _key(node: Node) -> Any:
 
 
 def merge_nodes(graph: Graph) -> list[Fired | Refusal]:
-    """Let the readers of a node read the first node of the same scope that computes the same. In place.
+    """Replace a node by the first node of the same scope with the same computation, in place.
 
-    QuantizeLinear and DequantizeLinear stay as they are: a pair belongs to its reader. Outputs keep their nodes.
+    QuantizeLinear and DequantizeLinear are not merged, because a pair belongs to its reader. Nodes of outputs are kept.
     """
     fired: list[Fired | Refusal] = []
     for _, scope in list(scopes(graph)):

@@ -1,9 +1,9 @@
-"""Constant folding: what depends on no input is computed once, by onnxruntime, and kept as a constant.
+"""Constant folding: nodes that depend on no input are computed once by onnxruntime and replaced by constants.
 
 Not folded: random ops, custom domains, nodes with bodies, sequences, RoiAlign (unbounded work), integer divisions
-before their operands are known (where they overflow the kernel ends the process), and QuantizeLinear / DequantizeLinear
-with all that follows from them (a quantized model must stay one). A result may be at most 1 MiB larger than the
-constants it is computed from; of nodes whose result has no known size only small ones are run.
+before their operands are known (an overflow in the kernel kills the process), and QuantizeLinear / DequantizeLinear
+with all dependent nodes (a quantized model must remain quantized). A result may be at most 1 MiB larger than the
+constants it is computed from. Nodes with results of unknown size are run only if they are small.
 """
 
 from __future__ import annotations
@@ -36,36 +36,37 @@ from .infer import infer_shapes
 NAME: Final = "fold_constants"
 
 GROWTH_BYTES: Final = 1 << 20
-"""A folded tensor may be so much larger than the constants it comes from."""
+"""Maximum growth of a folded tensor over the constants it is computed from, in bytes."""
 
 UNKNOWN_BYTES: Final = 1 << 20
-"""A node whose result has no known size is only run on constants up to so many bytes."""
+"""Maximum size of the constants of a node whose result size is unknown, in bytes."""
 
 BATCH_BYTES: Final = 256 << 20
-"""Results of one session; more are computed in several."""
+"""Size of the results of one session in bytes; more results need several sessions."""
 
 GROWS: Final = frozenset(
     {"ConstantOfShape", "Expand", "Tile", "Range", "Resize", "Upsample", "Pad", "OneHot", "EyeLike"}
 )
-"""Ops whose values say how large the result is: never run before that is known."""
+"""Ops whose result size depends on input values: never run if the size is unknown."""
 
 UNBOUNDED: Final = frozenset({"RoiAlign"})
-"""Ops whose memory is not that of their operands and results."""
+"""Ops whose memory usage is not bounded by their operands and results."""
 
 SEQUENCES: Final = frozenset({"SequenceEmpty", "SequenceConstruct", "SplitToSequence", "Optional", "StringSplit"})
 
 PLAIN: Final = frozenset("biuf?")
-"""Kinds of numpy types that onnxruntime takes and gives; bfloat16, 8-bit floats and 4-bit integers are left alone."""
+"""Kinds of numpy types that onnxruntime accepts and returns; bfloat16, float8 and 4-bit integers are not folded."""
 
 
 @dataclass
 class _Plan:
-    """What to fold in one scope.
+    """Nodes to fold in one scope.
 
     Attributes:
-        nodes: in order; each reads constants and tensors of nodes before it.
-        bytes: per tensor name, its size where that is known.
-        leaves: per tensor name, the constants it comes from: name → bytes.
+        nodes: in order; each reads constants and outputs of nodes before it.
+        refusals: nodes that are not folded, with the reason.
+        bytes: per tensor id, its size if known.
+        leaves: per tensor id, the constants it is computed from: id → bytes.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -75,11 +76,11 @@ class _Plan:
 
 
 def fold(graph: Graph) -> list[Fired | Refusal]:
-    """Fold what can be folded now, in every scope. In place.
+    """Fold all nodes that can be folded now, in every scope and in place.
 
     Raises:
-        DeviceError: there is something to fold and onnxruntime is not installed.
-        ModelError: a node would end the process.
+        DeviceError: there are nodes to fold, but onnxruntime is not installed.
+        ModelError: a node would crash the process.
     """
     require_no_traps(graph)
     _make_range_bounds_scalar(graph)
@@ -98,20 +99,20 @@ def fold(graph: Graph) -> list[Fired | Refusal]:
 
 
 def _make_range_bounds_scalar(graph: Graph) -> None:
-    """In place: constants of shape (1,) that a Range reads become scalars.
+    """Convert constants of shape (1,) that a Range reads to scalars, in place.
 
-    Runtimes take a vector of one there only as long as they do not know that it is one, and folding tells them.
+    Runtimes accept a vector of length 1 there only if its shape is unknown, and folding makes it known.
     """
     for node in all_nodes(graph):
         for place, tensor in enumerate(node.inputs if node.op == "Range" else ()):
             value = constant(tensor)
             if value is not None and value.shape == (1,):
-                name = Names(graph).fresh(f"{tensor.name}_scalar")  # so rare that the names need not be kept
+                name = Names(graph).fresh(f"{tensor.name}_scalar")  # rare, so the names are not cached
                 replace_input(node, place, Constant(name, value.reshape(())))
 
 
 def _plan(scope: Body) -> _Plan:
-    """The nodes of a scope that may be computed now, and the size of what they give."""
+    """Return the nodes of a scope that can be computed now, and the sizes of their outputs."""
     plan = _Plan()
     outputs = {id(tensor) for tensor in scope.outputs}
     for node in scope.nodes:
@@ -142,7 +143,7 @@ def _foldable(node: Node, outputs: set[int]) -> bool:
     ):
         return False
     if node.op == "Identity" and id(node.outputs[0]) in outputs:
-        return False  # that is how an output that is a constant is written
+        return False  # a constant output is written like this
     return all(tensor.is_empty() or _plain(dtype(tensor)) for tensor in node.outputs)
 
 
@@ -157,7 +158,7 @@ def _ready(tensor: Tensor, plan: _Plan) -> bool:
 
 
 def _leaves(read: Sequence[Tensor], plan: _Plan) -> dict[int, int]:
-    """The constants behind some tensors, with their bytes."""
+    """Return the constants that some tensors depend on, with their bytes."""
     leaves: dict[int, int] = {}
     for tensor in read:
         if isinstance(tensor, Constant):
@@ -166,13 +167,13 @@ def _leaves(read: Sequence[Tensor], plan: _Plan) -> dict[int, int]:
             leaves = {**plan.leaves[id(tensor)], **leaves}
         else:
             leaves.update(plan.leaves[id(tensor)])
-    if len(leaves) > 64:  # keeps long chains linear: the largest are what counts
+    if len(leaves) > 64:  # keeps long chains linear: only the largest matter
         leaves = dict(sorted(leaves.items(), key=lambda item: -item[1])[:64])
     return leaves
 
 
 def _bytes(node: Node, tensor: Tensor) -> int | None:
-    """The bytes of what a node gives, None when not known."""
+    """Return the size of a node's output in bytes, None if unknown."""
     kind = dtype(tensor)
     if kind is None:
         return None
@@ -186,7 +187,7 @@ def _bytes(node: Node, tensor: Tensor) -> int | None:
 
 
 def _too_large(node: Node, leaves: dict[int, int], plan: _Plan) -> str | None:
-    """The reason not to run a node; "" to wait until what it reads is folded; None to run it."""
+    """Return why a node is not run; "" to wait until its inputs are folded; None to run it."""
     given = sum(leaves.values())
     for tensor in node.outputs:
         size = _bytes(node, tensor)
@@ -205,7 +206,7 @@ def _too_large(node: Node, leaves: dict[int, int], plan: _Plan) -> str | None:
 
 
 class _Folding:
-    """Computes what is planned for one scope and puts the results in place."""
+    """Computes the planned nodes of one scope and replaces their outputs."""
 
     def __init__(self, graph: Graph, scope: Body, plan: _Plan, names: Names) -> None:
         self.graph = graph
@@ -222,7 +223,7 @@ class _Folding:
         return outcomes
 
     def batches(self) -> Iterator[list[Node]]:
-        """The planned nodes, cut between independent parts so that the results of one batch stay small."""
+        """Yield batches of the planned nodes, split between independent parts so that results of a batch stay small."""
         batch: list[Node] = []
         size = 0
         for part in _parts(self.plan.nodes):
@@ -236,7 +237,7 @@ class _Folding:
             yield batch
 
     def wanted(self, nodes: Iterable[Node]) -> list[Tensor]:
-        """What is read by nodes that are not folded, or is an output."""
+        """Return the tensors that nodes outside the plan read, or that are outputs."""
         return [
             tensor
             for node in nodes
@@ -245,7 +246,7 @@ class _Folding:
         ]
 
     def compute(self, nodes: list[Node]) -> list[Fired | Refusal]:
-        """Run nodes and put the results in place; where onnxruntime refuses them together, part by part."""
+        """Run nodes and store the results; if onnxruntime fails on them together, run independent parts separately."""
         wanted = self.wanted(nodes)
         if not wanted:
             return []
@@ -253,11 +254,11 @@ class _Folding:
             results = _run(self.graph, nodes, wanted)
         except DeviceError:
             raise
-        except Exception as error:  # onnxruntime's own exception types share no base
+        except Exception as error:  # onnxruntime's exception types share no base class
             if len(nodes) == 1:
                 return [Refusal(NAME, nodes[0].name, f"onnxruntime cannot run it: {_first_line(error)}")]
             parts = list(_parts(nodes))
-            if len(parts) == 1:  # what reads constants only; the rest follows in the next round
+            if len(parts) == 1:  # nodes that read constants only; the rest follows in the next round
                 parts = [[node] for node in nodes if not any(id(read) in self.plan.leaves for read in node.inputs)]
                 for node in nodes:
                     self.planned.discard(id(node))
@@ -267,7 +268,7 @@ class _Folding:
         return [Fired(NAME, node.name) for node in nodes]
 
     def settle(self, tensor: Tensor, values: Array) -> None:
-        """Let a tensor be a constant. An output keeps its name: an Identity gives it the value."""
+        """Turn a tensor into a constant. An output keeps its name: an Identity provides the value."""
         if values.nbytes >= SPILL_BYTES:
             values = spill(values)
         node = tensor.inputs[0]
@@ -284,13 +285,13 @@ class _Folding:
 
 
 def _first_line(error: Exception) -> str:
-    """onnxruntime's message without its number and without the place in its own source."""
+    """Return onnxruntime's message without error number and source location."""
     text = str(error).strip().partition("\n")[0].rpartition(" : ")[2]
     return re.sub(r"^/\S+ .*?\) ", "", text) or type(error).__name__
 
 
 def _parts(nodes: Sequence[Node]) -> list[list[Node]]:
-    """The nodes grouped so that no group reads another, each in the given order."""
+    """Partition the nodes into groups without dependencies between them, each in the given order."""
     group: dict[int, int] = {}
     parts: dict[int, list[Node]] = {}
     inside = {id(node) for node in nodes}
@@ -306,7 +307,7 @@ def _parts(nodes: Sequence[Node]) -> list[list[Node]]:
 
 
 def _run(graph: Graph, nodes: Sequence[Node], wanted: Sequence[Tensor]) -> list[Array]:
-    """The values of some tensors that nodes compute from constants."""
+    """Compute the values of some tensors that depend on constants only."""
     ort: Any = onnxruntime()
     data, weights = serialize(_standalone(graph, nodes, wanted))
     options = ort.SessionOptions()
@@ -321,7 +322,7 @@ def _run(graph: Graph, nodes: Sequence[Node], wanted: Sequence[Tensor]) -> list[
 
 
 def _standalone(graph: Graph, nodes: Sequence[Node], wanted: Sequence[Tensor]) -> Graph:
-    """Copies of nodes as a model of their own; constants share their values."""
+    """Copy nodes to a separate model; constants share their values."""
     copies: dict[int, Tensor] = {}
 
     def copy(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Nodes that only rename: Identity, and Dropout at inference."""
+"""Removes Identity, and Dropout at inference."""
 
 from __future__ import annotations
 

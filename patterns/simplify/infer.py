@@ -1,8 +1,8 @@
-"""Shapes inferred afresh: from the inputs and the operators alone.
+"""Shape inference from inputs and operators only, ignoring shapes stored in the file.
 
-A file may carry shapes that were true before somebody changed its batch size. Patterns that rely on a shape must not
-rely on those, so what the file says about tensors between inputs and outputs counts only where ONNX cannot know
-better: behind operators of custom domains.
+A file may contain outdated shapes, for example from before its batch size was changed, and patterns must not rely on
+these. Stored shapes of intermediate tensors are used only for outputs of custom-domain operators, which ONNX cannot
+infer.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Inferred = tuple["np.dtype[Any] | None", "tuple[int | str | None, ...] | None"]
 
 
 def infer_shapes(graph: Graph) -> None:
-    """In place: element types and shapes of what nodes give, in every scope; outputs of the graph stay as they are.
+    """Infer element types and shapes of node outputs in every scope, in place; graph outputs are unchanged.
 
-    A shape that cannot be inferred keeps its rank only. Where inference itself fails, nothing changes.
+    A shape that cannot be inferred keeps only its rank. If inference fails, nothing changes.
     """
     custom = {tensor.name for node in all_nodes(graph) if node.domain not in STANDARD for tensor in node.outputs}
     model = skeleton(graph).model
@@ -44,7 +44,7 @@ def infer_shapes(graph: Graph) -> None:
         if not has_long_vector(inferred):
             inferred = onnx.shape_inference.infer_shapes(inferred, data_prop=True)
     except ONNX_ERRORS:
-        return  # types of this model contradict each other: the checker will say so in better words
+        return  # types of this model contradict each other: the checker reports this with a better message
     found: dict[str, Inferred] = {
         value.name: read_type(value.type)
         for scope in graph_protos(inferred.graph)
@@ -57,7 +57,7 @@ def infer_shapes(graph: Graph) -> None:
 
 
 def _take(node: Node, found: dict[str, Inferred], fixed: set[int]) -> None:
-    """In place: what was inferred for the outputs of one node."""
+    """Store what was inferred for the outputs of one node, in place."""
     for tensor in node.outputs:
         if id(tensor) in fixed or not isinstance(tensor, Variable) or tensor.type != "tensor_type":
             continue

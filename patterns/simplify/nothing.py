@@ -1,4 +1,4 @@
-"""Nodes that move, cast or pad nothing: their output is their input in shape, type and value."""
+"""Removes no-op nodes (Cast, Reshape, Slice, Pad, ...) whose output equals their input in shape, type and value."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ CAST = Pattern(
 
 
 def reshapes_nothing(own: tuple[int | None, ...], target: list[int], allowzero: bool) -> bool:
-    """Whether a Reshape of a tensor with dimensions `own` (None: not known) to `target` keeps its shape.
+    """Return whether a Reshape of a tensor with dimensions `own` (None: unknown) to `target` is a no-op.
 
-    Every entry but at most one must say the dimension that is there; the last one then follows from the number of
-    elements. That only holds when nothing is divided by zero, so -1 is not accepted beside a dimension of size 0.
+    All entries except at most one must equal the known dimension; the last one then follows from the number of
+    elements. This requires a nonzero divisor, so -1 is not accepted next to a dimension of size 0.
     """
     if len(own) != len(target):
         return False
@@ -107,7 +107,7 @@ def _slices_nothing(match: Match) -> bool:
     axes = list(range(len(starts))) if match["axes"] is None else integers(match.array("axes"))
     steps = [1] * len(starts) if match["steps"] is None else integers(match.array("steps"))
     if len({len(starts), len(ends), len(axes), len(steps)}) > 1:
-        return False  # not valid: somebody else says so
+        return False  # invalid model, reported elsewhere
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         known = None if own is None or not -len(own) <= axis < len(own) else own[axis]
         if start != 0 or step != 1 or not (end >= ALL or (known is not None and end >= known)):

@@ -1,4 +1,4 @@
-"""Shapes that are computed when the model runs although they are known, wholly or but for one number, before."""
+"""Replaces shape computations by constants, if all or all but one of their numbers are known."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INT64 = np.int64
 
 
 def _numbers(match: Match) -> np.ndarray | None:
-    """What the root computes, if it is known, in its shape."""
+    """Return the value of the root in its shape, if it is known."""
     out = match.root.outputs[0]
     if match.root.op == "Size":
         known = static(match.root.inputs[0])
@@ -74,10 +74,10 @@ DIMENSION = Pattern(
 
 
 def _settled(match: Match) -> list[int] | None:
-    """The target of a Reshape without the computation: 0 where an axis is that of the input, one unknown as -1.
+    """Return the Reshape target as constants: 0 for an axis equal to that of the input, -1 for one unknown.
 
-    -1 is only put where all others are numbers above 0: beside a 0 that stands for a dimension it would divide by
-    zero in a run with an empty batch, which the computed shape does not.
+    -1 is only used if all others are positive numbers: next to a 0 (copied dimension) it would divide by zero for an
+    empty batch, which the computed shape does not.
     """
     x, target = match["x"], evaluate(match["shape"])
     own = sizes(x)
