@@ -1,9 +1,9 @@
-/* Sums of products of a plane with itself, or with another of its size, a lag apart, over boxes: what the moments of a
- * depthwise convolution follow from. planes.py says the same in numpy and gives the same numbers, bit for bit: a sum has
- * LANES float32 lanes on every processor, and no product may be fused with a sum (-ffp-contract=off). It is what runs
- * where this file was not compiled.
+/* Sums of products of a plane with itself, or with another plane of its size, at a lag, over boxes. The moments of a
+ * depthwise convolution follow from these sums. planes.py is the numpy fallback with bit-identical results: a sum has
+ * LANES float32 lanes on every processor, and no product may be fused with a sum (-ffp-contract=off).
  *
- * Arrays come as addresses: the stable ABI of Python 3.10 has no buffers. The callers see to types and sizes. */
+ * Arrays are passed as addresses, because the stable ABI of Python 3.10 has no buffers. Callers check types and sizes.
+ */
 
 #define Py_LIMITED_API 0x030A0000
 #define PY_SSIZE_T_CLEAN
@@ -17,7 +17,7 @@
 #define FASTEST
 #endif
 
-enum { LANES = 16, SHORT = 256 }; /* float32 sums take in SHORT products a lane at most, and then go into a float64 one */
+enum { LANES = 16, SHORT = 256 }; /* a float32 lane takes SHORT products at most before it is added to a float64 sum */
 
 #if defined(__GNUC__)
 typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -27,7 +27,7 @@ static inline void add_products(Lanes *sums, const float *a, const float *b)
     *sums += *(const Lanes *)a * *(const Lanes *)b;
 }
 
-/* Those of the lanes where the mask is 1; the others are read, too, and count as 0. */
+/* Add only lanes with mask 1; the other lanes are read, too, but count as 0. */
 static inline void add_some(Lanes *sums, const float *a, const float *b, const float *mask)
 {
     *sums += *(const Lanes *)mask * (*(const Lanes *)a * *(const Lanes *)b);
@@ -50,7 +50,7 @@ static inline void add_some(Lanes *sums, const float *a, const float *b, const f
 }
 #endif
 
-/* Where in a plane both factors begin, what lies between rows, and how many rows and columns there are. */
+/* Offsets of both factors in a plane, row stride, number of rows and columns. */
 typedef struct {
     int64_t one, other, stride, rows, columns;
 } Box;
@@ -64,7 +64,7 @@ static inline float added(const Lanes *sums)
     return sum;
 }
 
-/* Reads up to LANES - 1 numbers behind a row, and counts them as nothing. */
+/* Reads up to LANES - 1 numbers past the end of a row, but ignores them. */
 FASTEST static double sum_over(const float *a, const float *b, const Box *box, const float *masks)
 {
     const int64_t columns = box->columns, whole = columns / LANES * LANES;
@@ -88,7 +88,7 @@ FASTEST static double sum_over(const float *a, const float *b, const Box *box, c
     return total + added(&sums);
 }
 
-/* Columns that lie `step` apart become neighbours; a row is (step, each). */
+/* Make columns `step` apart adjacent; a row becomes (step, each). */
 static void put_side_by_side(const float *from, float *to, int64_t height, int64_t width, int64_t step)
 {
     const int64_t each = (width + step - 1) / step;
@@ -106,8 +106,8 @@ static void put_side_by_side(const float *from, float *to, int64_t height, int64
 
 /* correlate(one, other, boxes, sums, batch, channels, height, width, step, count)
  *
- * one, other: float32 (batch, channels, height, width), one or two arrays. boxes: int64 (count, 5), in planes
- * whose columns that lie `step` apart were put side by side. sums: float64 (count, channels), added to. */
+ * one, other: float32 (batch, channels, height, width), one or two arrays. boxes: int64 (count, 5), for planes in which
+ * columns `step` apart were made adjacent. sums: float64 (count, channels), added to. */
 static PyObject *correlate(PyObject *self, PyObject *args)
 {
     unsigned long long one, other, boxes, sums;

@@ -1,12 +1,12 @@
-/* AdaRound's steps, one output after another. choices.py says the same in numpy and gives the same numbers, bit for bit:
- * products and their sums are exact in float64, whatever their order, because both factors are whole multiples of powers
- * of two that choices.py picks; all else is one float32 operation after another, of which none may be fused
- * (-ffp-contract=off). numpy is what runs where this file was not compiled.
+/* Adam steps of AdaRound, one output after another. choices.py is the numpy fallback with bit-identical results:
+ * products and their sums are exact in float64 in any order, because both factors are multiples of powers of two that
+ * choices.py chooses; everything else is a sequence of float32 operations, none of which may be fused
+ * (-ffp-contract=off).
  *
- * A weight that has come to one of its two codes stays there: the choice is cut off, so it has no gradient, and its
- * momentum leads further out: where that is seen, it is settled, and moves no more. All outputs of a block take their
- * steps side by side until few of an output's weights are left, and then that output goes on alone with the rows and
- * columns of those. Numbers of an output do not depend on the others: neither on the block nor on threads. */
+ * A weight that has reached one of its two codes stays there: the choice is clipped, so its gradient is 0, and its
+ * momentum points further out. Such weights are frozen. All outputs of a block are processed together until few weights
+ * of an output are left; that output then continues separately with the rows and columns of these weights. The results
+ * of an output depend neither on other outputs, nor on the block, nor on threads. */
 
 #define Py_LIMITED_API 0x030A0000
 #define PY_SSIZE_T_CLEAN
@@ -17,7 +17,7 @@
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__GLIBC__)
 #define FASTEST __attribute__((target_clones("avx512f", "avx2", "default")))
-#define EXACT FASTEST __attribute__((optimize("fp-contract=fast"))) /* sums that are exact may be fused with products */
+#define EXACT FASTEST __attribute__((optimize("fp-contract=fast"))) /* exact sums may be fused with products */
 #else
 #define FASTEST
 #define EXACT
@@ -29,14 +29,14 @@
 
 enum {
     WIDE = 16,  /* columns of a panel */
-    TALL = 8,   /* outputs that are multiplied at a time */
-    BLOCK = 64, /* outputs that step side by side, for which a panel is read once */
-    LANES = 16, /* rows of an output that goes on alone are padded to a multiple of it */
-    LOOK = 25,  /* every so many steps weights are settled */
-    ALONE = 3   /* what a product of an output alone takes against one beside others */
+    TALL = 8,   /* outputs that are multiplied together */
+    BLOCK = 64, /* outputs that are processed together, so that a panel is read once */
+    LANES = 16, /* row padding of an output that is processed separately */
+    LOOK = 25,  /* interval in steps at which weights are frozen */
+    ALONE = 3   /* cost of a product for a separate output relative to one in a block */
 };
 
-/* Columns that are multiplied at a time. */
+/* Columns that are multiplied together. */
 #if defined(__GNUC__)
 enum { PART = 8 };
 typedef double Part __attribute__((vector_size(8 * PART), aligned(8), may_alias));
@@ -49,32 +49,32 @@ typedef float Short;
 #define IN_DOUBLE(x) ((double)(x))
 #endif
 
-/* Of all outputs of a group. */
+/* Data shared by all outputs of a group. */
 typedef struct {
     Py_ssize_t columns, padded, steps;
-    double magic;          /* adding it and taking it off rounds to the steps that values have */
+    double magic;          /* adding and subtracting it rounds to the step of dequantized values */
     const float *panels;   /* (padded / WIDE, columns, WIDE) */
-    const float *schedule; /* (steps, 4): exponent and strength of the pull, rate, what squares are multiplied by */
+    const float *schedule; /* (steps, 4): exponent and strength of the regularizer, rate, factor of squares */
 } Task;
 
-/* One output. `value` is the choice in units of the output's first scale, rounded. */
+/* State of one output. `value` is the choice in units of the output's first scale, rounded. */
 typedef struct {
     float *u, *mean, *square, *sigmoid, *curve, *ratio;
     double *value, *product, *rest;
 } Row;
 
-/* An output alone: its weights that are between their codes, `left` of them, and their lines of the matrix. */
+/* A separate output: its `left` weights that are not frozen, and their rows and columns of the matrix. */
 typedef struct {
     Py_ssize_t left, width;
     Row row;         /* (width,) */
     float *lines;    /* (left, width) */
-    int32_t *places; /* in the output, (left,) */
+    int32_t *places; /* indices in the output, (left,) */
 } Few;
 
-/* e^x for x within -87 and 88, and what it is there for others; for no number, at -87. Relative error 2e-7. */
+/* e^x for x in [-87, 88]; other x are clipped to this range, NaN to -87. Relative error 2e-7. */
 static inline float exponential(float x)
 {
-    const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to whole numbers */
+    const float magic = 12582912.0f; /* 1.5 * 2^23: adding and subtracting it rounds to integers */
     x = x > -87.0f ? x : -87.0f;
     x = x < 88.0f ? x : 88.0f;
     const float n = (x * 1.44269504f + magic) - magic;
@@ -97,7 +97,7 @@ static inline float logarithm(float x)
 {
     int32_t bits;
     memcpy(&bits, &x, sizeof bits);
-    const int32_t shifted = bits - 0x3f3504f3; /* so that the mantissa lies within sqrt(1/2) and sqrt(2) */
+    const int32_t shifted = bits - 0x3f3504f3; /* so that the mantissa is between sqrt(1/2) and sqrt(2) */
     const float n = (float)(shifted >> 23);
     const int32_t rest = (shifted & 0x007fffff) + 0x3f3504f3;
     float m;
@@ -113,7 +113,7 @@ static inline float choice(float sigmoid)
     return h > 1.0f ? 1.0f : h;
 }
 
-/* h of u and its sigmoid. */
+/* Compute h of u and its sigmoid. */
 FASTEST static void look_at(const float *restrict u, const float *restrict ratio, float *restrict sigmoid,
                             double *restrict value, double magic, Py_ssize_t count)
 {
@@ -124,7 +124,7 @@ FASTEST static void look_at(const float *restrict u, const float *restrict ratio
     }
 }
 
-/* Of the error and of the pull, along u; in place of the sigmoid. */
+/* Compute the gradient of error and regularizer by u; overwrites the sigmoid. */
 FASTEST static void slope_of(const double *restrict product, const double *restrict rest, const float *restrict curve,
                              float *restrict sigmoid, float exponent, float strength, Py_ssize_t count)
 {
@@ -132,14 +132,14 @@ FASTEST static void slope_of(const double *restrict product, const double *restr
         const float s = sigmoid[k], h = choice(s), off = 2.0f * h - 1.0f;
         const float size = strength * exponential(exponent * logarithm(fabsf(off)));
         const float slope = (float)(product[k] + rest[k]) * curve[k] - copysignf(size, off);
-        float tilt = h > 0.0f ? s * (1.0f - s) * SPREAD : 0.0f; /* one condition a line: gcc 12 gives up on `and` */
+        float tilt = h > 0.0f ? s * (1.0f - s) * SPREAD : 0.0f; /* one condition per line: gcc 12 does not vectorize && */
         tilt = h < 1.0f ? tilt : 0.0f;
         tilt = curve[k] != 0.0f ? tilt : 0.0f;
         sigmoid[k] = slope * tilt;
     }
 }
 
-/* One step of Adam. */
+/* Perform one step of Adam. */
 FASTEST static void step_along(const float *restrict slope, float *restrict u, float *restrict mean,
                                float *restrict square, float rate, float scale, Py_ssize_t count)
 {
@@ -163,7 +163,7 @@ static void move(const Row *row, Py_ssize_t count, const float *schedule)
     step_along(row->sigmoid, row->u, row->mean, row->square, schedule[2], schedule[3], count);
 }
 
-/* The products of TALL outputs with one panel, (columns, WIDE). */
+/* Multiply TALL outputs with one panel, (columns, WIDE). */
 EXACT static void multiply(const double *const *values, double *const *products, const float *restrict panel,
                              Py_ssize_t columns)
 {
@@ -181,7 +181,7 @@ EXACT static void multiply(const double *const *values, double *const *products,
         memcpy(products[row], sums[row], sizeof sums[row]);
 }
 
-/* Products of some outputs with all of the matrix. */
+/* Multiply some outputs with the whole matrix. */
 static void multiply_all(const Task *task, Row *const *rows, Py_ssize_t count)
 {
     double spare[WIDE];
@@ -198,7 +198,7 @@ static void multiply_all(const Task *task, Row *const *rows, Py_ssize_t count)
         }
 }
 
-/* sums += the lines, each times its value. */
+/* Add all lines, each times its value, to the sums. */
 EXACT static void add_lines(const double *restrict values, const float *restrict lines, double *restrict sums,
                               Py_ssize_t count, Py_ssize_t width)
 {
@@ -214,8 +214,8 @@ EXACT static void add_lines(const double *restrict values, const float *restrict
             sums[j] += values[k] * lines[k * width + j];
 }
 
-/* Settles the weights of an output that are at one of their codes, and tells which are not: their places, rising;
- * returns how many. Before the step: `sigmoid` is that of u. */
+/* Freeze the weights of an output that are at one of their codes. Writes the indices of the others to `places`,
+ * ascending, and returns their number. To be called before the step, while `sigmoid` is that of u. */
 static Py_ssize_t between(const Row *row, Py_ssize_t count, int32_t *places)
 {
     Py_ssize_t found = 0;
@@ -233,7 +233,7 @@ static Py_ssize_t between(const Row *row, Py_ssize_t count, int32_t *places)
 
 static Py_ssize_t up_to(Py_ssize_t count, Py_ssize_t multiple) { return (count + multiple - 1) / multiple * multiple; }
 
-/* to[i] = from[places[i]] for all that an output keeps between steps; zeros behind. Both may be the same. */
+/* to[i] = from[places[i]] for all state of an output, padded with zeros. Both may be the same. */
 static void pick(const Row *from, const Row *to, const int32_t *places, Py_ssize_t count, Py_ssize_t width)
 {
     float *const sources[] = {from->u, from->mean, from->square, from->curve, from->ratio};
@@ -245,7 +245,7 @@ static void pick(const Row *from, const Row *to, const int32_t *places, Py_ssize
         to->rest[i] = i < count ? from->rest[places[i]] : 0.0;
 }
 
-/* The weights of an output that are still between their codes; what all others give is in their `rest` from here on. */
+/* Extract the weights of an output that are not frozen; the contribution of all others is added to their `rest`. */
 static void begin_few(const Task *task, Row *row, Few *few)
 {
     const Py_ssize_t width = up_to(few->left, LANES);
@@ -265,7 +265,7 @@ static void begin_few(const Task *task, Row *row, Few *few)
     few->width = width;
 }
 
-/* `left` of them stay, at `places`. In place: everything is read from behind where it is written. */
+/* Keep `left` of the weights, at `places`, in place: everything is read from behind its target. */
 static void narrow(Few *few, const int32_t *places, Py_ssize_t left)
 {
     const Py_ssize_t before = few->width, width = up_to(left, LANES);
@@ -290,7 +290,7 @@ static void put_back(const Few *few, Row *row)
         row->u[few->places[i]] = few->row.u[i];
 }
 
-/* The steps that are left of an output alone. */
+/* Run the remaining steps of an output separately. */
 static void go_alone(const Task *task, Row *row, Few *few, int32_t *spare, Py_ssize_t step)
 {
     begin_few(task, row, few);
@@ -310,7 +310,7 @@ static void go_alone(const Task *task, Row *row, Few *few, int32_t *spare, Py_ss
     put_back(few, row);
 }
 
-/* All steps of at most BLOCK outputs. */
+/* Run all steps of at most BLOCK outputs. */
 static void go_together(const Task *task, Row *rows, Py_ssize_t count, Few *few, int32_t *spare)
 {
     Row *open[BLOCK];
@@ -337,8 +337,8 @@ static void go_together(const Task *task, Row *rows, Py_ssize_t count, Few *few,
 
 #define AT(type, name) ((type *)(uintptr_t)(name))
 
-/* Bytes that one thread needs: of an output of a block two arrays of doubles and three of floats; of one alone three and
- * six, the lines, and two lists of places. */
+/* Bytes of memory per thread: for each output of a block two arrays of doubles and three of floats; for a separate
+ * output three and six, the lines, and two lists of indices. */
 static Py_ssize_t room(Py_ssize_t columns, Py_ssize_t padded)
 {
     const Py_ssize_t doubles = (2 * BLOCK + 3) * padded, floats = (3 * BLOCK + 6) * padded + columns * padded / ALONE;
@@ -347,8 +347,8 @@ static Py_ssize_t room(Py_ssize_t columns, Py_ssize_t padded)
 
 /* learn(panels, rest, curve, ratio, u, schedule, magic, outputs, columns, padded, first, last, steps)
  *
- * float64: rest (groups, outputs, padded), which is used up; magic: see `Task`. float32: panels (groups, padded / 16,
- * columns, 16); curve, ratio and u (groups, outputs, padded), of which curve is used up and u changed in place; schedule
+ * float64: rest (groups, outputs, padded), overwritten; magic: see `Task`. float32: panels (groups, padded / 16,
+ * columns, 16); curve, ratio and u (groups, outputs, padded); curve is overwritten, u is changed in place; schedule
  * (steps, 4). Rows first to last of groups x outputs. */
 PyObject *learn(PyObject *self, PyObject *args)
 {

@@ -1,8 +1,9 @@
-/* Loops of rounding, one output after another: the columns of a block with a beam of choices, tabu search, and coordinate
- * descent. beam.py, tabu.py and descent.py say the same in numpy and give the same numbers, bit for bit, for which no product may be fused
- * with a sum (-ffp-contract=off). They are what runs where this file was not compiled.
+/* Compiled rounding loops, one output after another: beam search over a block of columns, tabu search, and coordinate
+ * descent. beam.py, tabu.py and descent.py are the numpy fallbacks with bit-identical results, which requires that no
+ * product is fused with a sum (-ffp-contract=off).
  *
- * Arrays come as addresses: the stable ABI of Python 3.10 has no buffers. The callers see to types and sizes. */
+ * Arrays are passed as addresses, because the stable ABI of Python 3.10 has no buffers. Callers check types and sizes.
+ */
 
 #define Py_LIMITED_API 0x030A0000
 #define PY_SSIZE_T_CLEAN
@@ -21,13 +22,13 @@ enum { LANES = 16 }; /* rows are padded to a multiple of it */
 
 static const float BARRED = 3e38f;
 
-/* One output. All but `codes` and `best` are padded. */
+/* State of one output. All arrays except `codes` and `best` are padded. */
 typedef struct {
-    float *rest, *slope, *curve, *up, *down; /* half gradient; 2 scale; scale^2 A_kk; what bars a step, 0 or BARRED */
-    int32_t *codes, *best, *barred;          /* barred: the steps that may not be taken back yet, 2 k + went up */
+    float *rest, *slope, *curve, *up, *down; /* half gradient; 2 scale; scale^2 A_kk; penalties, 0 or BARRED if locked */
+    int32_t *codes, *best, *barred;          /* barred: locked reverse steps, 2 k + went up */
 } Row;
 
-/* rest += t * line, then the cheapest step: its column, and its cost in `cost`. Of equals, the first. */
+/* Compute rest += t * line. Return the column of the cheapest step (the first of equals) and its cost in `cost`. */
 FASTEST static Py_ssize_t cheapest(const Row *row, const float *line, float t, Py_ssize_t padded, float *cost)
 {
     float *restrict rest = row->rest;
@@ -58,13 +59,13 @@ FASTEST static Py_ssize_t cheapest(const Row *row, const float *line, float t, P
     return at[first];
 }
 
-/* Leaves the best codes that were met in row->best. */
+/* Run the search; the best codes are in row->best. */
 static void search_row(const Row *row, const float *a, const float *zeros, Py_ssize_t columns, Py_ssize_t padded,
                        int qmin, int qmax, Py_ssize_t steps, Py_ssize_t tenure)
 {
     int32_t *codes = row->codes;
     const float *line = zeros;
-    double error = 0.0, least = 0.0; /* against the codes that it began with */
+    double error = 0.0, least = 0.0; /* relative to the initial codes */
     float t = 0.0f, cost;
     memcpy(row->best, codes, columns * sizeof *codes);
     for (Py_ssize_t i = 0; i < tenure; i++)
@@ -72,7 +73,7 @@ static void search_row(const Row *row, const float *a, const float *zeros, Py_ss
     for (Py_ssize_t step = 0; step < steps; step++) {
         const Py_ssize_t k = cheapest(row, line, t, padded, &cost);
         if (!(cost < BARRED))
-            break; /* every step is barred */
+            break; /* all steps are locked */
         const float tilt = row->slope[k] * row->rest[k];
         const int went_up = row->curve[k] + tilt + row->up[k] <= row->curve[k] - tilt + row->down[k];
         int32_t *place = row->barred + step % tenure;
@@ -140,18 +141,18 @@ static PyObject *tabu(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* One output in a block of columns. */
+/* State of one output in a block of columns. */
 typedef struct {
     Py_ssize_t beams, width;
     int qmin, qmax;
-    const float *weight, *scale, *zero, *pivot, *triangle; /* (width,), but the last: (width, width) */
-    float *free, *next;                                    /* (beams, width): where weights would best be */
+    const float *weight, *scale, *zero, *pivot, *triangle; /* (width,), except triangle: (width, width) */
+    float *free, *next;                                    /* (beams, width): optimal unrounded values */
     float *cost, *costs, *choices;                         /* (beams,), (2 beams,), (2 beams,) */
     int32_t *order, *parents;                              /* (beams,), (width, beams) */
     float *codes;                                          /* (width, beams) */
 } Beam;
 
-/* The `beams` cheapest of twice as many, cheapest first; of equals, the first. What is no number is dearest. */
+/* Select the `beams` cheapest of 2 beams candidates in ascending order; the first of equals. NaN sorts last. */
 static void cheapest_few(const Beam *b)
 {
     Py_ssize_t kept = 0;
@@ -179,7 +180,7 @@ FASTEST static void carry(const float *restrict from, float *restrict to, float 
         to[j] = from[j] + lost * line[j];
 }
 
-/* What the nearest and the second nearest code of one column cost on top of each choice so far. */
+/* Compute the costs of the nearest and the second nearest code of one column for all beams. */
 FASTEST static void price(const Beam *b, Py_ssize_t k)
 {
     const Py_ssize_t beams = b->beams, width = b->width;
@@ -220,9 +221,10 @@ static void round_column(Beam *b, Py_ssize_t k)
 
 /* beam(free, weight, scale, zero, pivots, triangle, cost, codes, began, outputs, beams, width, first, last, qmin, qmax)
  *
- * float32: free (rows, beams, width), used up; weight, scale, zero (rows, width); pivots (groups, width); triangle
- * (groups, width, width); cost (rows, beams), changed in place; codes (rows, beams, width), out. began: int64 (rows,
- * beams), out: the beam of all rows' beams that each goes back to. Rows first to last of groups x outputs. */
+ * float32: free (rows, beams, width), overwritten; weight, scale, zero (rows, width); pivots (groups, width); triangle
+ * (groups, width, width); cost (rows, beams), changed in place; codes (rows, beams, width), output. began: int64 (rows,
+ * beams), output: the initial beam, numbered over all rows, that each final beam started from. Rows first to last of
+ * groups x outputs. */
 static PyObject *beam(PyObject *self, PyObject *args)
 {
     unsigned long long free, weight, scale, zero, pivots, triangle, cost, codes, began;
@@ -270,7 +272,8 @@ FASTEST static void add_line(float *restrict rest, const float *restrict line, f
         rest[k] += t * line[k];
 }
 
-/* The first column from `k` on whose code is not the best one beside the others, which is left in `best`; or the end. */
+/* Return the first column from `k` on whose code is not optimal given the others, with its optimum in `best`; or
+ * `columns`. */
 FASTEST static Py_ssize_t next_to_move(const float *codes, const float *rest, const float *step, Py_ssize_t k,
                                        Py_ssize_t columns, float qmin, float qmax, float *best)
 {
@@ -288,8 +291,8 @@ FASTEST static Py_ssize_t next_to_move(const float *codes, const float *rest, co
 
 /* descend(a, rest, step, scale, codes, outputs, columns, first, last, qmin, qmax, sweeps)
  *
- * float32: a (groups, columns, columns); rest, step, scale and codes (groups, outputs, columns), of which rest is used
- * up and codes are changed in place. Rows first to last of groups x outputs. */
+ * float32: a (groups, columns, columns); rest, step, scale and codes (groups, outputs, columns); rest is overwritten,
+ * codes are changed in place. Rows first to last of groups x outputs. */
 static PyObject *descend(PyObject *self, PyObject *args)
 {
     unsigned long long a, rest, step, scale, codes;

@@ -18,4 +18,5 @@ class Nearest(Rounder):
     needs_moments = False
 
     def solve(self, grid: Grid, moments: Moments, qparams: QParams) -> tuple[Array, QParams]:
+        """Round every weight to the nearest code; see `Rounder.solve`."""
         return np.clip(np.rint(grid.ratio()), grid.qmin, grid.qmax), qparams
