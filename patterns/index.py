@@ -24,7 +24,7 @@ class GraphIndex:
         self.names = Names(graph)
         self.scopes: list[Any] = []
         self.live_names: dict[str, int] = {}
-        """Number of live nodes with a name."""
+        """Number of live nodes by name."""
         self._scope_of: dict[int, int] = {}
         self._outputs: dict[int, int] = {}
         self._inputs: set[int] = set()

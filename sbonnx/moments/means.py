@@ -65,8 +65,7 @@ class MeanSums:
             sample: number or numbers of the samples; ignored, as means do not depend on them.
 
         Raises:
-            ValueError: one stream in place of two or two of one, streams of two shapes, or an input that the op
-                cannot read.
+            ValueError: wrong number of streams, streams of different shapes, or an input that the op cannot read.
         """
         streams = (x,) if quantized is None else (x, quantized)
         if len(streams) != len(self._totals) or streams[-1].shape != x.shape:

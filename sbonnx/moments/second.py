@@ -23,7 +23,7 @@ class Moments:
 
     Attributes:
         layout: of the op's weight; G, O, K below are its groups, outputs and inputs.
-        rows: how many rows were seen, n.
+        rows: number of rows, n.
         a: sum of x' x'^T, float64 (G, K, K).
         b: sum of x x'^T, float64 (G, K, K): rows of the float network by columns of the quantized one.
         c: sum of x x^T, float64 (G, K, K).

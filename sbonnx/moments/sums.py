@@ -72,8 +72,8 @@ class MomentSums:
             sample: number of the sample, for the picks, or the numbers of samples stacked along the leading axis.
 
         Raises:
-            ValueError: one stream in place of two or two of one, streams of two shapes, an input that the op cannot
-                read, or the moments were taken already.
+            ValueError: wrong number of streams, streams of different shapes, an input that the op cannot read, or the
+                moments were already returned.
         """
         streams = (x,) if quantized is None else (x, quantized)
         if self._moments is not None or len(streams) != self._streams or streams[-1].shape != x.shape:

@@ -136,7 +136,7 @@ class Fitter:
         self._correct(layer, means)
 
     def _judged(self, layer: Layer, moments: Moments, fit: Moments, held: Moments | None) -> Moments:
-        """Return regularized moments: centred if a bias compensates the mean, with a share of the float stream's error.
+        """Return the moments for rounding: centred if a bias compensates the mean, with the chosen error compensation.
 
         Correlations between inputs are shrunk as far as the hold-out set does not confirm them.
         """

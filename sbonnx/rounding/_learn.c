@@ -132,7 +132,7 @@ FASTEST static void slope_of(const double *restrict product, const double *restr
         const float s = sigmoid[k], h = choice(s), off = 2.0f * h - 1.0f;
         const float size = strength * exponential(exponent * logarithm(fabsf(off)));
         const float slope = (float)(product[k] + rest[k]) * curve[k] - copysignf(size, off);
-        float tilt = h > 0.0f ? s * (1.0f - s) * SPREAD : 0.0f; /* one condition per line: gcc 12 does not vectorize && */
+        float tilt = h > 0.0f ? s * (1.0f - s) * SPREAD : 0.0f; /* one condition a line: gcc 12 cannot vectorize && */
         tilt = h < 1.0f ? tilt : 0.0f;
         tilt = curve[k] != 0.0f ? tilt : 0.0f;
         sigmoid[k] = slope * tilt;

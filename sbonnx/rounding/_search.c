@@ -24,7 +24,7 @@ static const float BARRED = 3e38f;
 
 /* State of one output. All arrays except `codes` and `best` are padded. */
 typedef struct {
-    float *rest, *slope, *curve, *up, *down; /* half gradient; 2 scale; scale^2 A_kk; penalties, 0 or BARRED if locked */
+    float *rest, *slope, *curve, *up, *down; /* half gradient; 2 scale; scale^2 A_kk; penalty: 0 or BARRED */
     int32_t *codes, *best, *barred;          /* barred: locked reverse steps, 2 k + went up */
 } Row;
 

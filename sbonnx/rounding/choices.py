@@ -100,7 +100,7 @@ class _Problem:
         square = np.einsum("gkk->gk", moments.a)
         moves = alive(square)
         size = np.maximum(square.max(axis=1), np.finfo(np.float32).tiny)[:, None, None]
-        # For a dead input the divisor must not be its own (zero) moment: its gradient and its regularizer are 0.
+        # Dead inputs get the factor 0, so that their gradient and their regularizer are 0.
         curve = np.where(moves, size[:, :, 0] / np.where(moves, square, 1.0), 0.0)[:, None, :]
         rest = choice.values(np.zeros_like(share)) @ moments.a - choice.weight @ moments.b
         first = choice.scale[:, :, :1]
