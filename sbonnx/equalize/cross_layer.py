@@ -23,7 +23,7 @@ REACH: Final = 3.0
 """Assumed range of a channel in standard deviations from its mean, as in bias absorption of the paper."""
 
 LARGEST: Final = 1e4
-"""Limit of the scales and on their inverses. Channels of almost zero range would get arbitrary scales."""
+"""Limit of the scales and of their inverses. Channels of almost zero range would get arbitrary scales."""
 
 
 def cross_layer_scales(traced: Traced, normals: Mapping[str, Normal]) -> Array:
