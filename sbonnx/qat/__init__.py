@@ -1,7 +1,7 @@
 """Quantization-aware training on torch (extra `qat`): a calibrated ONNX graph as a module, and back into that graph.
 
 module = sbonnx.qat.prepare("resnet.onnx", "calibration/", bits="w4a4")
-sbonnx.qat.train(module, "calibration/")              # or any loop of your own
+sbonnx.qat.train(module, "calibration/")              # or your own training loop
 sbonnx.qat.export(module, "resnet_w4a4.onnx", "calibration/")
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sbonnx.torchnet import torch_module
 
-torch_module()  # where torch is missing, all that follows would say so at length
+torch_module()  # raises a short error if torch is missing, before the imports below fail with a long traceback
 
 from sbonnx.qat.adapters.adapters import Adapters, adapter_parameters, adapter_state, add_adapters, load_adapters  # noqa: E402
 from sbonnx.qat.adapters.merging import Merged, merge  # noqa: E402

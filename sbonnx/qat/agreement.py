@@ -1,4 +1,4 @@
-"""Whether a file computes what the module that it was written from computes."""
+"""Comparison of an exported file with the module it was written from."""
 
 from __future__ import annotations
 
@@ -28,37 +28,38 @@ PLACEHOLDER: Final = "placeholder"
 """Kind of an input in a `torch.fx` graph."""
 
 FLOAT: Final = {"fp32": 1e-4, "fp16": 0.1, "bf16": 0.3}
-"""By the type of what stays float, the part of a tensor's largest value within which two computations of it are one:
-torch and onnxruntime add in other orders, and half floats round each step."""
+"""Float tolerance relative to the largest magnitude of a tensor, by float type. torch and onnxruntime add in different
+orders, and half floats round after each operation."""
 
 NARROW: Final = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 """Dtype in which a module computes after a cast to half, or if its graph is half."""
 
 SAME_CODE: Final = 0.01
-"""Quanta by which two values of one code may differ: products of a scale and an integer in another type."""
+"""Tolerance, in quantization steps, for equal quantized values: scale times integer may be computed in another type."""
 
 SMALL: Final = 0.05
-"""Quanta by which values may differ if some layers could not be compared alone. A value at the boundary of two codes
-then changes all results computed from it, so `SMALL_SHARE` and `LARGE_SHARE` bound how many values differ by more."""
+"""Tolerance, in quantization steps, if some layers could not be compared in isolation. A value at the boundary of two
+quantized values then changes all later results, so `SMALL_SHARE` and `LARGE_SHARE` bound how many values differ by
+more."""
 
 SMALL_SHARE: Final = 0.1
-"""Largest share of the values of an output that may differ by more than `SMALL` quanta."""
+"""Largest share of the values of an output that may differ by more than `SMALL` steps."""
 
 LARGE_SHARE: Final = 1e-4
-"""Largest share of the values of an output that may differ by one to two quanta."""
+"""Largest share of the values of an output that may differ by one to two steps."""
 
 ALL_FLOAT: Final = 1e-3
-"""The quantum of a network in which nothing is quantized."""
+"""Step that is assumed for a network without quantized activations."""
 
 
 @dataclass(frozen=True)
 class _Read:
-    """A call of a fake-quant module, and what stands in its place in the file.
+    """A call of a fake-quant module, and the tensor of the file that corresponds to its output.
 
     Attributes:
-        site: of the plan.
+        site: site of the plan.
         module: the fake-quant module.
-        tensor: what the file's node reads; None where it has no such node in its main graph.
+        tensor: tensor that the node in the file reads; None if the main graph of the file has no such node.
     """
 
     site: Site
@@ -75,7 +76,11 @@ class _Found:
     values: int = 0
 
     def add(self, beyond: Array) -> None:
-        """The excess of each value, 0 or less where there is none."""
+        """Add the values of one feed.
+
+        Args:
+            beyond: excess of each value over the tolerance; 0 or less if it is within the tolerance.
+        """
         self.excess = max(self.excess, float(beyond.max(initial=0.0)))
         self.times += int((beyond > 0).sum())
         self.values += beyond.size
@@ -84,22 +89,24 @@ class _Found:
 def disagreements(
     module: nn.Module, origin: Origin, solution: Solution, path: Path, feeds: Sequence[Mapping[str, Array]]
 ) -> list[str]:
-    """Tensors and outputs of the file that are not those of the module; a sentence for each.
+    """Compare an exported file with its module, and return one sentence for each tensor and output that differs.
 
-    The two are compared layer by layer on the same inputs: behind each quantized read the module goes on with what the
-    file has there. Weights must have the same codes. An activation must have the code that the module's value is
-    rounded to, or its neighbour where that value lies within float error (`FLOAT`) of their boundary; a float output
-    may differ by float error. Compared end to end, one such value changes codes in all layers behind it, by any amount.
+    The two are compared layer by layer on the same inputs (isolated error): after each fake-quant module, the module
+    continues with the file's tensor. Weights must have the same quantized values. An activation must have the value
+    that the module's value is rounded to, or the neighboring one if the module's value is within float error (`FLOAT`)
+    of the boundary. A float output may differ by float error. An end-to-end comparison would not work: one value at a
+    boundary changes quantized values in all later layers, by any amount.
 
     Args:
-        module: wrapped or not; it is what lies inside that computes, in eval mode: other processes are not waited for.
-        solution: what was written.
-        path: of the file, run by onnxruntime without optimisation, its integer operators as float ones between pairs;
-            one in bfloat16 as float32 with its rounding.
-        feeds: by the names of the model's inputs.
+        module: wrapped or not. The inner module is run, in eval mode, without synchronization with other processes.
+        origin: graph, plan and sites of the module.
+        solution: solution that was written into the file.
+        path: file, run by onnxruntime without optimization. Integer operators are replaced by float operators between
+            Q/DQ pairs, and bfloat16 is emulated by float32 with bfloat16 rounding.
+        feeds: samples by the names of the model's inputs.
 
     Raises:
-        DataError: a feed has another value for an input that is fixed.
+        DataError: a feed has another value for a fixed input.
     """
     inner = unwrapped(module)
     graph = graphs.load(path)
@@ -136,7 +143,7 @@ def disagreements(
 
 
 def _reads(inner: fx.GraphModule, origin: Origin, graph: Graph) -> dict[fx.Node, _Read]:
-    """Every call of a fake-quant module; the first reader says what stands there in the file."""
+    """Return every call of a fake-quant module; the tensor in the file is found by the first reader of the call."""
     nodes = node_by_name(graph)
     main = {id(node) for node in graph.nodes}
     found: dict[fx.Node, _Read] = {}
@@ -158,7 +165,7 @@ def _reads(inner: fx.GraphModule, origin: Origin, graph: Graph) -> dict[fx.Node,
 
 
 def _session(graph: Graph, tensors: Sequence[str], path: Path) -> Session:
-    """A session of the file without optimisation, with these tensors among its outputs."""
+    """Create a session of the file without optimization, with these tensors as additional outputs."""
     proto = graphs.to_proto(graph)
     given = {value.name for value in proto.graph.output}
     for name in dict.fromkeys(tensors):
@@ -169,13 +176,14 @@ def _session(graph: Graph, tensors: Sequence[str], path: Path) -> Session:
 
 @dataclass
 class _Led(fx.Interpreter):  # type: ignore[misc]
-    """Runs a module with what a file has behind each quantized read, and holds both against each other there.
+    """Interpreter that compares each fake-quant output with the file's tensor, and continues with the file's tensor.
 
     Attributes:
-        reads: the calls of fake-quant modules.
-        values: tensors of the file.
-        kind: type of what stays float in the file.
-        tensors: filled: what was found, by the name of the tensor.
+        inner: module to run.
+        reads: calls of fake-quant modules.
+        values: tensors of the file, by name.
+        kind: float type of the file.
+        tensors: output: deviations by the name of the tensor.
     """
 
     inner: fx.GraphModule
@@ -188,14 +196,14 @@ class _Led(fx.Interpreter):  # type: ignore[misc]
         super().__init__(self.inner)
 
     def outputs(self, feed: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Outputs of the module for a feed, by name."""
+        """Run the module on a feed and return its outputs by name."""
         like = next(iter(self.inner.parameters()))
         given = [_placed(feed[str(node.target)], like) for node in self.inner.graph.nodes if node.op == PLACEHOLDER]
         found: dict[str, torch.Tensor] = self.run(*given)
         return found
 
     def run_node(self, node: fx.Node) -> Any:
-        """The result of a node; that of the file where it is compared."""
+        """Run one node; at a fake-quant module, compare the result with the file's tensor and return the latter."""
         result = super().run_node(node)
         read = self.reads.get(node)
         if read is None or read.tensor is None:
@@ -213,7 +221,7 @@ class _Led(fx.Interpreter):  # type: ignore[misc]
 
     @staticmethod
     def _beyond(read: _Read, value: Array, given: Array, *, exact: bool, kind: str) -> Array:
-        """By how many quanta each value of the file is further from the module's than allowed."""
+        """Compute, in quantization steps, how far each value of the file is outside the tolerance."""
         qparams = read.module.qparams()
         scale = qparams.along(qparams.scale, value.shape).astype(np.float64)
         beyond: Array
@@ -226,13 +234,13 @@ class _Led(fx.Interpreter):  # type: ignore[misc]
         room = FLOAT[kind] * float(np.abs(value).max(initial=0.0))
         far = (np.abs(given - held) - room) / scale - 0.5
         codes = given / scale
-        off = np.abs(codes - np.rint(codes)) if kind == "fp32" else np.zeros_like(codes)  # half floats round codes
+        off = np.abs(codes - np.rint(codes)) if kind == "fp32" else np.zeros_like(codes)  # half floats round the codes
         beyond = np.maximum(far, off) - SAME_CODE
         return beyond
 
 
 def _fitted(value: Array, shape: tuple[int, ...]) -> Array | None:
-    """`value` without channels that were appended for a kernel; None where it is laid out in another way."""
+    """Remove channels that were appended to `value` for a kernel; None if its layout is different."""
     if value.ndim != len(shape) or any(have < want for have, want in zip(value.shape, shape, strict=True)):
         return None
     if sum(have != want for have, want in zip(value.shape, shape, strict=True)) > 1:
@@ -241,13 +249,13 @@ def _fitted(value: Array, shape: tuple[int, ...]) -> Array | None:
 
 
 def _placed(value: Array, like: torch.Tensor) -> torch.Tensor:
-    """An input where the module is; float32 in the module's own type, should it have been cast to another."""
+    """Return an input on the device of the module; float32 inputs are cast to the module's dtype."""
     made = torch.from_numpy(np.array(value)).to(like.device)
     return made.to(like.dtype) if made.dtype == torch.float32 else made
 
 
 def _largest_quantum(origin: Origin, solution: Solution) -> float:
-    """The largest step of the codes of any activation."""
+    """Return the largest quantization step of any activation."""
     sites = origin.prepared.plan.of_role("activation")
     found = (float(solution.qparams[site.key].scale.max()) for site in sites if site.key in solution.qparams)
     return max(found, default=ALL_FLOAT)
@@ -263,11 +271,13 @@ def _said_of_tensor(name: str, found: _Found) -> str | None:
 
 
 def _said(name: str, away: Array, room: float, quantum: float) -> str | None:
-    """Difference of an output as a sentence, or None.
+    """Describe the difference of an output in a sentence; None if it is within the tolerance.
 
     Args:
+        name: name of the output.
+        away: absolute differences.
         room: float error.
-        quantum: of codes that may differ, 0 where each layer was compared on the same inputs.
+        quantum: quantization step by which values may differ; 0 if each layer was compared on the same inputs.
     """
     most = float(away.max(initial=0.0))
     allowed = max(room, quantum)

@@ -1,4 +1,4 @@
-"""Quantization-aware training from file to file: `prepare`, a loop, `export`."""
+"""Quantization-aware training from file to file: `prepare`, `train` or your own loop, `export`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from sbonnx.recipe.names import BY_WIDTH
 from sbonnx.report import Report
 
 COMPARED: Final = 8
-"""Feeds on which the file is held against the module."""
+"""Number of feeds on which the exported file is compared with the module."""
 
 
 def prepare(
@@ -58,7 +58,7 @@ def prepare(
     progress: Progress | None = None,
     **overrides: Any,
 ) -> fx.GraphModule:
-    """Calibrate a float model, and give it as a module to be trained, which begins where calibration ended.
+    """Calibrate a float model and return it as a trainable module, initialized with the calibrated scales and weights.
 
         module = sbonnx.qat.prepare("resnet.onnx", "calibration/", bits="w4a4")
         sbonnx.qat.train(module, "calibration/")
@@ -66,20 +66,21 @@ def prepare(
 
     Args:
         model: path or ModelProto.
-        data: what is calibrated on; see `sbonnx.quantize`, as for `recipe`, `backend`, `split` and `overrides`.
-        weights, activations: methods of `METHODS`, for all layers; None: W.QUANTIZER.TYPE and A.QUANTIZER.TYPE of
-            the recipe, and those of its entries of SPECIFIC, where they name one that learns, else "lsq".
-        options: of methods, by their name.
-        adapters: low-rank adapters, or their rank, to be trained in place of the weights; see `Adapters`.
-        fixed: values of inputs that are the same in training whatever the feed, so that an If on one is settled.
-        shapes: sizes of inputs that the model leaves open and that an If asks for.
-        device: torch's name of where the module lies; "auto": "cuda" where torch has one.
+        data: calibration data; see `sbonnx.quantize`, also for `recipe`, `backend`, `split` and `overrides`.
+        weights, activations: keys of `METHODS`, for all layers. None: W.QUANTIZER.TYPE and A.QUANTIZER.TYPE of the
+            recipe, including its SPECIFIC entries, if they name a learning method, else "lsq".
+        options: options of methods, by method name.
+        adapters: low-rank adapters, or their rank, that are trained instead of the weights; see `Adapters`.
+        fixed: inputs that have the same value for every feed, by name; makes the conditions of Ifs on them constant.
+        shapes: shapes of inputs with dynamic axes, by name, if the condition of an If depends on them.
+        device: torch device of the module; "auto": "cuda" if available, else "cpu".
+        progress: progress display of the calibration.
 
     Raises:
-        SbonnxError: one of its kinds; see `sbonnx.quantize`, `trainable` and `add_adapters`.
+        SbonnxError: a subclass; see `sbonnx.quantize`, `trainable` and `add_adapters`.
     """
     wishes, rules = read_recipe(recipe, backend, overrides)
-    if wishes.w.qscheme == BY_WIDTH:  # what learns scales learns them about 0
+    if wishes.w.qscheme == BY_WIDTH:  # in training, weights with scheme "auto" are symmetric at any width
         wishes, rules = read_recipe(wishes, None, {"w_qscheme": "per-channel-symmetric"})
     if wishes.mode != "static":
         raise RecipeError(
@@ -114,11 +115,11 @@ def from_calibration(
     shapes: Mapping[str, Sequence[int | str | None]] | None = None,
     device: str = "cpu",
 ) -> fx.GraphModule:
-    """`prepare`, where calibration is done: `QuantModel.init_QAT`.
+    """Return the trainable module of an existing calibration; used by `QuantModel.init_QAT`.
 
     Args:
-        prepared, solution: of one calibration.
-        model: the float model that the file will be held against.
+        prepared, solution: result of one calibration.
+        model: the float model that the exported file will be compared with.
         weights, activations, options, adapters, fixed, shapes, device: see `prepare`.
     """
     done = tuple(refusal for refusal in prepared.refusals if refusal.what != LEARNS)
@@ -139,7 +140,7 @@ def from_calibration(
 
 
 def _placed(device: str) -> str:
-    """torch's name for a device."""
+    """Return the torch device name; resolves "auto"."""
     if device != "auto":
         return device
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -158,24 +159,24 @@ def train(
     progress: Progress | None = None,
     **wishes: Any,
 ) -> Trained:
-    """Train `module`, in place, to give what its float network gives on `data`; see `sbonnx.qat.training.loop.train`.
+    """Train `module` in place by distillation from its float network on `data`; see `sbonnx.qat.training.loop.train`.
 
     Args:
-        module: of `prepare`.
+        module: result of `prepare`.
         data: as for `sbonnx.quantize`; held in memory.
         settings: see `Settings`.
         loss, checkpoint, progress: see `sbonnx.qat.training.loop.train`.
-        inner: tensors inside the network that are to agree too, beside the outputs, with the weight
-            ``settings.inner_weight``: their names in the graph, or "blocks" for the ends of its blocks (see
-            `sbonnx.qat.onnx_to_torch.feature_taps.inner_tensors`). None: "blocks" with a loss of this package, none
-            with one of your own. (): none.
-        augment: changes each batch before both networks see it: a function, or names of
+        inner: intermediate tensors whose error is added to the loss with weight ``settings.inner_weight``: their names
+            in the graph, or "blocks" for the outputs of its residual blocks (see
+            `sbonnx.qat.onnx_to_torch.feature_taps.inner_tensors`). None: "blocks" with a loss of this package, no
+            tensors with a user-defined loss. (): no tensors.
+        augment: augmentation of each batch, applied before both networks: a function, or names of
             `sbonnx.qat.training.augment.AUGMENTATIONS`, such as "flip,shift".
-        split: cut each feed into pieces of so many samples before they are read.
-        wishes: single settings, such as ``epochs=20``, over `settings`.
+        split: number of samples per piece into which each feed is split.
+        wishes: single settings, such as ``epochs=20``, that override `settings`.
 
     Raises:
-        SbonnxError: one of its kinds.
+        SbonnxError: a subclass.
     """
     chosen = replace(settings or Settings(), **wishes)
     prepared = origin_of(module).prepared
@@ -204,7 +205,7 @@ def train(
 
 
 def fixed_batch(prepared: Prepared) -> int | None:
-    """The size of the leading axis of the inputs where the model fixes it; its feeds are batches then."""
+    """Return the leading size of the inputs if the model fixes it (each feed is then one batch), else None."""
     for tensor in prepared.graph.inputs:
         known = shape(tensor)
         if known and isinstance(known[0], int):
@@ -213,7 +214,7 @@ def fixed_batch(prepared: Prepared) -> int | None:
 
 
 def _by_python_names(module: nn.Module, feeds: datasets.Dataset) -> list[dict[str, Any]]:
-    """The feeds by the names of the module's inputs."""
+    """Return the feeds by the input names of the module."""
     origin = origin_of(module)
     return [origin.feed(feed) for feed in feeds]
 
@@ -227,21 +228,21 @@ def export(
     verify: bool = True,
     split: int | None = None,
 ) -> Report:
-    """Write what `module` has learned into the graph that it came from, and prove the file as `sbonnx.quantize` does.
+    """Export the trained module to a quantized ONNX file, and verify the file as `sbonnx.quantize` does.
 
-    Names, structure and metadata are those that calibration alone would have written. With data, the file is also
-    held against the module itself: see `sbonnx.qat.agreement`.
+    The trained values are written into the original graph; names, structure and metadata are the same as after
+    calibration alone. With data, the file is also compared with the module itself; see `sbonnx.qat.agreement`.
 
     Args:
-        module: of `prepare`, trained or not; what wraps it (DistributedDataParallel) is looked through.
-        path: where the file goes.
-        data: to compare on; None: the file is checked and opened.
-        force: write over a file that is there.
-        verify: prove the file.
+        module: result of `prepare`, trained or not, wrapped (DistributedDataParallel) or not.
+        path: target file.
+        data: samples for the comparison; None: the file is only checked and opened.
+        force: overwrite an existing file.
+        verify: verify the file.
         split: see `sbonnx.quantize`.
 
     Raises:
-        SbonnxError: one of its kinds. Nothing is left half-written.
+        SbonnxError: a subclass. No partial file is left behind.
     """
     target, origin, model = Path(path), origin_of(module), source_of(module)
     taken = [Path(model)] if isinstance(model, (str, os.PathLike)) else []

@@ -1,4 +1,4 @@
-"""Biases as the file will have them: int32 codes at the scale of their activation times that of their weight."""
+"""Quantized biases as in the exported file: int32 with scale = activation scale * weight scale."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ LARGEST: Final = 2**31 - 1
 
 
 class BiasCodes(nn.Module):  # type: ignore[misc]
-    """A bias, rounded to its codes in eval mode; in train mode, and where it would not fit int32, as it is.
+    """Fake quantization of a bias to int32, in eval mode only; a no-op in train mode or if the bias does not fit int32.
 
-    Its scale follows from two others and nothing of it is learned, so that training does without: a code is far
-    smaller than anything that an activation can tell apart.
+    The scale is the product of two other scales, so nothing is learned here. Training can skip the rounding, because a
+    bias step is far smaller than an activation step.
 
     Args:
-        activation, weight: whose scales it follows; they stay modules of their own.
+        activation, weight: fake-quant modules whose scales are multiplied; they do not become submodules.
     """
 
     def __init__(self, activation: FakeQuant, weight: FakeQuant) -> None:
         super().__init__()
-        self._follows = (activation, weight)  # a tuple: no submodules, so that no parameter has two names
+        self._follows = (activation, weight)  # in a tuple they do not become submodules, so no parameter has two names
 
     def forward(self, bias: Tensor) -> Tensor:
-        """(C,) → (C,), the same type."""
+        """Fake-quantize a bias of shape (C,); shape and type are preserved."""
         activation, weight = self._follows
         if self.training or not (activation.enabled and weight.enabled):
             return bias

@@ -1,4 +1,4 @@
-"""The way back: what was learned, written into the graph that the module came from."""
+"""Write the trained values of a module back into its ONNX graph."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ from sbonnx.qat.module import KEPT, Origin, origin_of, set_values, unwrapped, we
 from sbonnx.spec import Array, QParams
 
 MEAN_INPUT: Final = 3
-"""Of BatchNormalization; the variance is the next."""
+"""Index of the mean among the inputs of BatchNormalization; the variance is the next input."""
 
 
 def learned(module: nn.Module) -> tuple[Prepared, Solution]:
-    """What `module` has learned, as a graph with its plan and its numbers: all that insertion needs.
+    """Return the trained module as graph, plan and solution, ready for the insertion of Q/DQ pairs.
 
-    The graph is a copy of the one that was calibrated, with the values of weights, biases, norms and statistics that
-    the module has now, under their old names.
+    The graph is a copy of the calibrated one. Weights, biases, norms and statistics have the module's current values
+    and their old names.
 
     Raises:
-        ModelError: the module is none of `sbonnx.qat`'s, or has adapters outside the rounding, which no file has.
-        NumericError: training made a scale or a weight NaN or infinite; named.
+        ModelError: the module was not made by `sbonnx.qat`, or has adapters outside the rounding, which cannot be
+            exported.
+        NumericError: training made a scale or a weight NaN or infinite; the message names it.
     """
     origin, inner = origin_of(module), unwrapped(module)
     _require_merged(inner)
@@ -57,7 +58,7 @@ def learned(module: nn.Module) -> tuple[Prepared, Solution]:
 
 
 def _require_merged(module: fx.GraphModule) -> None:
-    """Nothing, where a file can have all that the module has; see `learned`."""
+    """Raise ModelError if the module has adapters outside the rounding."""
     outside = [name for name, one in low_ranks(module).items() if isinstance(one, Outside)]
     if outside:
         raise ModelError(
@@ -67,7 +68,7 @@ def _require_merged(module: fx.GraphModule) -> None:
 
 
 def _values(module: fx.GraphModule) -> Iterator[tuple[str, Array]]:
-    """Parameters by the name of the initializer that each stands for."""
+    """Yield (initializer name, values) of all parameters."""
     state = module.state_dict()
     for parameter, initializer in module.meta[KEPT]["parameters"].items():
         if parameter in state:
@@ -75,7 +76,7 @@ def _values(module: fx.GraphModule) -> Iterator[tuple[str, Array]]:
 
 
 def _write_statistics(graph: Graph, module: fx.GraphModule) -> None:
-    """In place. Mean and variance of batch norms, which every node has for itself."""
+    """Write mean and variance of batch norms into the graph, in place; a changed shared constant is copied per node."""
     state, nodes, names = module.state_dict(), node_by_name(graph), Names(graph)
     for node_name, buffers in module.meta[KEPT]["statistics"].items():
         node = nodes[node_name]
@@ -96,7 +97,7 @@ def _differ(known: Array, values: Array) -> bool:
 
 
 def _quantized(module: fx.GraphModule, origin: Origin) -> Iterator[tuple[str, QParams, Array | None, Array | None]]:
-    """Key of each site with a fake-quant module, its numbers, and the codes and float values of a weight."""
+    """Yield (site key, qparams, codes, float values) of fake-quantized sites; the last two are None for activations."""
     for name, sites in origin.sites.items():
         fake_quant = module.get_submodule(name)
         assert isinstance(fake_quant, FakeQuant)

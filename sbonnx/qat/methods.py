@@ -1,4 +1,4 @@
-"""Which training method each fake-quant module gets: by argument, else by the recipe, layer by layer."""
+"""Selection of the training method of each fake-quant module: by argument, else layer by layer from the recipe."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sbonnx.recipe.schemes import UNIFORM
 from sbonnx.report import Refusal
 
 DEFAULT: Final = "lsq"
-"""The method where neither the call nor the recipe names one."""
+"""Default method, if neither the call nor the recipe names one."""
 
 
 @dataclass(frozen=True)
 class LearningMethod:
-    """A key of `METHODS`, and the clipping bound that PACT starts from (None: that of the calibration)."""
+    """A key of `METHODS`, and the initial clipping level of PACT (None: from the calibration)."""
 
     name: str
     alpha: float | None = None
@@ -28,12 +28,12 @@ class LearningMethod:
 
 @dataclass
 class Methods:
-    """Chooses the method of each site.
+    """Selects the method of each site.
 
     Attributes:
         prepared: graph, plan and recipe.
-        weights, activations: the method of every site of that role; None: by the recipe.
-        refusals: where the layers that share a fake-quant module ask for different methods.
+        weights, activations: method of every site of that role; None: from the recipe.
+        refusals: methods that were not used because layers that share a fake-quant module ask for different ones.
     """
 
     prepared: Prepared
@@ -47,7 +47,7 @@ class Methods:
         self._trained = {"w": recipe.w.quantizer.type in LEARNED, "a": recipe.a.quantizer.type in LEARNED}
 
     def of(self, site: Site) -> LearningMethod:
-        """The method of one site: that of its first reader, where the recipe says different things of them."""
+        """Return the method of one site; if the recipe has different ones for its readers, that of the first reader."""
         side: SideName = "w" if site.role == "weight" else "a"
         given = self.weights if side == "w" else self.activations
         if given is not None:
@@ -64,7 +64,7 @@ class Methods:
         return first
 
     def _named(self, side: SideName, settings: Settings) -> LearningMethod:
-        """The method for these settings; `uniform` is one only beside others that learn."""
+        """Return the method of these settings; `uniform` only if the recipe's type for this side is a learned one."""
         if settings.quantizer not in METHODS or (settings.quantizer == UNIFORM and not self._trained[side]):
             return LearningMethod(DEFAULT)
         alpha = settings.quantizer_arguments.get("alpha")

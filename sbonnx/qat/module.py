@@ -1,4 +1,4 @@
-"""`trainable`: a calibrated plan as a torch module, with a fake-quant module where the file will have a Q/DQ pair."""
+"""`trainable`: a calibrated plan as a torch module, with a fake-quant module for each Q/DQ pair of the file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sbonnx.qat.onnx_to_torch.reimport import parameter_name, reimport, site_of
 from sbonnx.spec import Array, QParams, ScaleLimits
 
 KEPT: Final = "sbonnx"
-"""Key of ``module.meta`` under which all of this package lies."""
+"""Key of ``module.meta`` for the data of this package."""
 
 ORIGIN: Final = "origin"
 SOURCE: Final = "source"
@@ -37,20 +37,21 @@ QUANTIZERS: Final = "quantizers"
 """Name of the submodule that holds the fake-quant modules."""
 
 INSIDE: Final = 0.1
-"""How far from its code, in codes, a weight may begin that was rounded elsewhere than to its nearest: at half a code
-the first step of training would round it back, and with all others what the rounding had gained."""
+"""Largest initial distance of a weight from its quantized value, in quantization steps, if calibration did not round
+it to nearest. At a distance of half a step, the first training step could round it back and undo the gain of the
+weight rounding (GPTQ, AdaRound)."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a module comes from, and so where it goes back to. Copies of the module share it.
+    """Calibration that a module was made from, needed for the export. Copies of the module share it.
 
     Attributes:
         prepared: graph and plan, as calibrated.
-        solution: what calibration found.
-        sites: the sites that have a fake-quant module, by its name among the modules; several where they share a scale.
-        inputs: what the module calls each input of the graph; not those that are fixed.
-        settled: what `reimport` was told beside the graph: `fixed` and `shapes`.
+        solution: result of the calibration.
+        sites: sites by the name of their fake-quant module; several if they share a scale.
+        inputs: name in the module of each input of the graph, without fixed inputs.
+        settled: arguments `fixed` and `shapes` of `reimport`.
     """
 
     prepared: Prepared
@@ -60,10 +61,10 @@ class Origin:
     settled: Mapping[str, Any] = field(default_factory=dict)
 
     def feed(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What the module takes of a feed: by its own names, without what is fixed.
+        """Convert a feed of the model to arguments of the module: renamed, without fixed inputs.
 
         Raises:
-            DataError: an input that is fixed has another value.
+            DataError: the feed has another value for a fixed input.
         """
         for name, value in (self.settled.get("fixed") or {}).items():
             if name in values and not np.array_equal(np.asarray(values[name]), np.asarray(value)):
@@ -74,14 +75,14 @@ class Origin:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """The graph as bytes: its weights may lie mapped in a file."""
+        """Pickle the graph as bytes, because its weights may be memory-mapped from a file."""
         model = graphs.to_proto(self.prepared.graph).SerializeToString()
         rest = {each.name: getattr(self.prepared, each.name) for each in fields(Prepared) if each.name != "graph"}
         return _unpacked, (model, rest, self.solution, self.sites, self.inputs, self.settled)
 
 
 def _unpacked(model: bytes, rest: Mapping[str, Any], *others: Any) -> Origin:
-    """An origin from what was pickled of it."""
+    """Restore a pickled origin."""
     proto = onnx.ModelProto.FromString(model)
     own = next(entry.version for entry in proto.opset_import if entry.domain in STANDARD_DOMAINS)
     return Origin(Prepared(graph=graphs.load(proto, opset=own), **rest), *others)
@@ -98,24 +99,24 @@ def trainable(
     fixed: Mapping[str, Any] | None = None,
     shapes: Mapping[str, Sequence[int | str | None]] | None = None,
 ) -> fx.GraphModule:
-    """The float graph in torch, and a fake-quant module in front of every read that the plan quantizes.
+    """Import the float graph into torch, with a fake-quant module before every input that the plan quantizes.
 
-    It begins where calibration ended: at its scales and zero points, its corrected biases, and its codes. A weight
-    that was rounded to another code than the nearest begins at the value within that code which is nearest to it.
+    The module is initialized with the result of the calibration: scales, zero points, corrected biases and quantized
+    weights. A weight that was not rounded to nearest is moved close to its quantized value; see `within_codes`.
 
     Args:
-        prepared, solution: of one calibration; not changed.
-        weights, activations: a method of `sbonnx.qat.fakequant.METHODS` each, for all layers; None: by QUANTIZER.TYPE
-            of the recipe, its entries of SPECIFIC included, and "lsq" where that names none that learns.
-        options: of methods, by their name.
-        device: torch's name.
-        fixed, shapes: values and shapes of inputs, which decide branches: see `settle`. What is quantized in a branch
-            that is not taken stays as calibrated.
+        prepared, solution: result of one calibration; not changed.
+        weights, activations: one key of `sbonnx.qat.fakequant.METHODS` each, for all layers; None: QUANTIZER.TYPE of
+            the recipe, including its SPECIFIC entries, or "lsq" if that is not a learning method.
+        options: options of methods, by method name.
+        device: torch device.
+        fixed, shapes: values and shapes of inputs, which make the conditions of branches constant; see `settle`. Sites
+            in branches that are not taken stay as calibrated.
 
     Raises:
-        ModelError: an op that torch cannot compute here, a branch that is not decided, or a read that the plan
-            quantizes and the reimported graph does not have; named.
-        RecipeError: a method that there is not, or one that does not take such a tensor.
+        ModelError: an op is not supported in torch, the condition of a branch is not constant, or the plan quantizes
+            an input that the imported graph does not have; the message names it.
+        RecipeError: an unknown method, or a method that does not support the tensor.
     """
     graph = graphs.copy(prepared.graph)
     begin_at(graph, prepared, solution)
@@ -152,7 +153,7 @@ def trainable(
 def _made(
     site: Site, qparams: QParams, method: LearningMethod, limits: ScaleLimits, options: Mapping[str, Mapping[str, Any]]
 ) -> FakeQuant:
-    """The fake-quant module that a site begins with."""
+    """Create the fake-quant module of a site, initialized from the calibration."""
     role: Role = "weight" if site.role == "weight" else "activation"
     chosen = options.get(method.name, {})
     made = make_fake_quant(method.name, qparams.spec, qparams, name=site.key, role=role, limits=limits, **chosen)
@@ -162,15 +163,15 @@ def _made(
 
 
 def keep_source(module: fx.GraphModule, model: Source) -> None:
-    """Remember the float model that a file is to be held against."""
+    """Store the float model that the exported file is compared with."""
     module.meta[KEPT][SOURCE] = model
 
 
 def source_of(module: nn.Module) -> Source:
-    """The float model that was remembered.
+    """Return the float model that `keep_source` stored.
 
     Raises:
-        ModelError: none was, or the module is none of `trainable`'s.
+        ModelError: no model was stored, or the module was not made by `trainable`.
     """
     held = unwrapped(module).meta[KEPT]
     if SOURCE not in held:
@@ -180,56 +181,56 @@ def source_of(module: nn.Module) -> Source:
 
 
 def unwrapped(module: nn.Module) -> fx.GraphModule:
-    """The module that `trainable` made, out of what wraps it: DistributedDataParallel, AveragedModel, torch.compile.
+    """Return the module that `trainable` made, without wrappers: DistributedDataParallel, AveragedModel, torch.compile.
 
     Raises:
-        ModelError: there is none inside.
+        ModelError: there is no such module inside.
     """
     inner = module
     while hasattr(inner, "_orig_mod") or ORIGIN not in getattr(inner, "meta", {}).get(KEPT, {}):
-        inner = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)  # a compiled one lends its meta
+        inner = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)  # a compiled module forwards `meta`
         if inner is None:
             raise ModelError("this module was not made by sbonnx.qat: there is no graph to write it back into")
     return inner
 
 
 def origin_of(module: nn.Module) -> Origin:
-    """Where a module comes from; wrappers are looked through.
+    """Return the origin of a module, wrapped or not.
 
     Raises:
-        ModelError: it is none of `trainable`'s.
+        ModelError: the module was not made by `trainable`.
     """
     found: Origin = unwrapped(module).meta[KEPT][ORIGIN]
     return found
 
 
 def float_twin(module: nn.Module, *, device: str = "cpu") -> fx.GraphModule:
-    """The float network that `module` is quantized from, for its outputs to be learned from; in eval mode."""
+    """Return the float network of `module`, frozen and in eval mode, as teacher for distillation."""
     origin = origin_of(module)
     twin = reimport(origin.prepared.graph, device=device, **origin.settled).eval()
     return twin.requires_grad_(False)
 
 
 def weight_parameter(module: fx.GraphModule, site: Site) -> torch.Tensor:
-    """The parameter that stands for the weight of `site`."""
+    """Return the parameter of the weight of `site`."""
     found: torch.Tensor = module.get_parameter(parameter_name(module, site.tensor))
     return found
 
 
 def _plain(key: str, number: int) -> str:
-    """A name that torch takes, unique by its number."""
+    """Return a valid submodule name, made unique by the number."""
     return f"{''.join(letter if letter.isalnum() else '_' for letter in key)}_{number}"
 
 
 def _still_read(sites: Sequence[Site], module: fx.GraphModule) -> list[Site]:
-    """The sites as far as they have readers in the module: a branch that is not taken has none."""
+    """Return the sites with only those readers that exist in the module; branches that are not taken have none."""
     here = {part.call.name for part in module.modules() if isinstance(part, Op)}
     left = [replace(site, readers=tuple(reader for reader in site.readers if reader.node in here)) for site in sites]
     return [site for site in left if site.readers]
 
 
 def _read_through(module: fx.GraphModule, site: Site, name: str, solution: Solution) -> None:
-    """Put a call of the fake-quant module `name` between the tensor of `site` and its readers."""
+    """Insert a call of the fake-quant module `name` between the tensor of `site` and its readers."""
     reads: list[tuple[fx.Node, int]] = [
         site_of(module, reader.node, reader.index) for reader in site.readers if reader not in solution.unread
     ]
@@ -251,7 +252,7 @@ def _read_through(module: fx.GraphModule, site: Site, name: str, solution: Solut
 def _with_biases(
     module: fx.GraphModule, biases: Sequence[Site], solution: Solution, sites: Mapping[str, Sequence[Site]]
 ) -> None:
-    """Biases that the file will have as codes are rounded to them in eval mode."""
+    """Add `BiasCodes` modules for the biases that are quantized in the file."""
     names = {site.key: name for name, some in sites.items() for site in some}
     for number, site in enumerate(biases):
         if site.key not in solution.bias_scales or site.follows is None:
@@ -264,7 +265,7 @@ def _with_biases(
 
 
 def _begin_latent(module: fx.GraphModule, sites: Mapping[str, Sequence[Site]]) -> None:
-    """Weights of methods that reshape them begin where their reshaped values are the float ones."""
+    """Initialize the latent weights of methods that reshape weights so that the reshaped weights are the float ones."""
     with torch.no_grad():
         for name, some in sites.items():
             fake_quant = module.get_submodule(name)
@@ -276,7 +277,7 @@ def _begin_latent(module: fx.GraphModule, sites: Mapping[str, Sequence[Site]]) -
 
 
 def begin_at(graph: Graph, prepared: Prepared, solution: Solution) -> None:
-    """In place. The constants of `graph` take the values that training begins at."""
+    """Set the constants of `graph` to the initial values of training, in place."""
     tensors = tensors_by_name(graph)
     for name, values in solution.constants.items():
         set_values(tensors[name], values)
@@ -289,10 +290,12 @@ def begin_at(graph: Graph, prepared: Prepared, solution: Solution) -> None:
 
 
 def within_codes(weight: Array, codes: Array, qparams: QParams) -> Array:
-    """The value nearest to each weight that is rounded to its code: the weight itself where that is its nearest code.
+    """Move each weight that does not round to its code to at most `INSIDE` steps from it; the others stay unchanged.
 
     Args:
-        weight: float; `codes`: of its shape.
+        weight: float weights.
+        codes: integer codes of the same shape.
+        qparams: scale and zero point of the codes.
     """
     near = qparams.quantize(weight) == codes
     middle = qparams.dequantize(codes).astype(np.float64)
@@ -302,7 +305,7 @@ def within_codes(weight: Array, codes: Array, qparams: QParams) -> Array:
 
 
 def set_values(tensor: Any, values: Array) -> None:
-    """In place. A constant takes other values, of its own type and shape."""
+    """Set the values of a constant in place; its dtype and shape are kept."""
     if not isinstance(tensor, Constant):
         raise ModelError(f"'{getattr(tensor, 'name', tensor)}' is no constant of the graph: nothing to write into")
     known = np.asarray(constant(tensor))

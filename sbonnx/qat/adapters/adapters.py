@@ -1,4 +1,4 @@
-"""Low-rank adapters: weights stay as calibration left them, and products of two thin matrices learn for them."""
+"""Low-rank adapters (LoRA): weights stay frozen, and the product of two small matrices is trained for each."""
 
 from __future__ import annotations
 
@@ -34,18 +34,19 @@ class Adapters:
     """Which layers get an adapter, and what else is trained; all other parameters are frozen.
 
     Attributes:
-        rank: of the product. A layer whose two factors would have no fewer numbers than its weight gets none.
+        rank: rank of the product. A layer whose two factors have at least as many elements as its weight gets no
+            adapter.
         alpha: the product is multiplied by ``alpha / rank``; None: alpha is the rank.
-        targets: a glob over names of weights, or several; None: each linear layer whose weight is quantized.
-        mode: "inside": the product is added to the weight before it is rounded (Bondarenko et al. 2024), so that the
-            module computes what the file will. "outside": it is a float branch beside the layer with its frozen codes
-            (Dettmers et al. 2023), and the module must be merged before it is written.
-        scales: scales, zero points and clips are trained too; with "outside" those of activations.
-        norms: biases and norms are trained too.
-        seed: of the factors that do not begin at 0.
+        targets: one or more globs over names of weights; None: each linear layer whose weight is quantized.
+        mode: "inside": the product is added to the weight before rounding (Bondarenko et al. 2024), so that the
+            module computes the same as the exported file. "outside": a float branch parallel to the layer with its
+            frozen quantized weight (Dettmers et al. 2023); the module must be merged before export.
+        scales: train scales, zero points and clipping levels too; with "outside" only those of activations.
+        norms: train biases and norms too.
+        seed: seed of the factors that are initialized at random.
 
     Raises:
-        RecipeError: a value that makes no sense, named.
+        RecipeError: an invalid value; the message names it.
     """
 
     rank: int = 8
@@ -66,12 +67,12 @@ class Adapters:
 
     @property
     def gain(self) -> float:
-        """`alpha` as a number."""
+        """`alpha`, or the rank if it is None."""
         return float(self.rank if self.alpha is None else self.alpha)
 
     @property
     def globs(self) -> tuple[str, ...] | None:
-        """`targets` as a tuple."""
+        """`targets` as a tuple of globs, or None."""
         return (self.targets,) if isinstance(self.targets, str) else self.targets
 
 
@@ -79,10 +80,10 @@ class Target(NamedTuple):
     """A weight that can have an adapter.
 
     Attributes:
-        initializer: its name in the graph.
-        weight: the parameter.
-        axis: of its outputs, from the front.
-        reads: where linear layers read it.
+        initializer: name of the weight in the graph.
+        weight: parameter of the module.
+        axis: output axis, non-negative.
+        reads: reads of the weight by linear layers.
     """
 
     initializer: str
@@ -92,17 +93,17 @@ class Target(NamedTuple):
 
 
 def add_adapters(module: fx.GraphModule, adapters: Adapters | int) -> tuple[str, ...]:
-    """In place. Freeze the parameters of `module`, and put adapters beside its weights; names of these weights.
+    """Freeze the parameters of `module` in place, add adapters to its weights and return the names of these weights.
 
-    The module gives what it gave before: the products begin at 0.
+    The outputs of the module do not change: the products are initialized to 0.
 
     Args:
-        module: of `prepare` or `trainable`, without adapters.
-        adapters: or the rank.
+        module: result of `prepare` or `trainable`, without adapters.
+        adapters: configuration of the adapters, or only their rank.
 
     Raises:
-        RecipeError: a glob finds no weight that can have an adapter, with the reasons; or no weight can.
-        ModelError: the module is none of `sbonnx.qat`'s, or has adapters.
+        RecipeError: a glob matches no weight that can have an adapter (with the reasons), or no weight can have one.
+        ModelError: the module was not made by `sbonnx.qat`, or already has adapters.
     """
     wishes = Adapters(rank=adapters) if isinstance(adapters, int) else adapters
     origin_of(module)
@@ -121,7 +122,7 @@ def add_adapters(module: fx.GraphModule, adapters: Adapters | int) -> tuple[str,
 
 
 def _add_inside(module: fx.GraphModule, target: Target, wishes: Adapters, chance: torch.Generator) -> None:
-    """In place. The product between a weight and all that reads it."""
+    """Insert the adapter between a weight and all its readers, in place."""
     name = _placed(
         module,
         target,
@@ -134,7 +135,7 @@ def _add_inside(module: fx.GraphModule, target: Target, wishes: Adapters, chance
 
 
 def _add_outside(module: fx.GraphModule, target: Target, wishes: Adapters, chance: torch.Generator) -> None:
-    """In place. The branch beside the layer that reads a weight."""
+    """Add the adapter as a branch parallel to the layer that reads the weight, in place."""
     node = target.reads[0].node
     operator = module.get_submodule(str(node.target))
     assert isinstance(operator, Op)
@@ -154,17 +155,16 @@ def _add_outside(module: fx.GraphModule, target: Target, wishes: Adapters, chanc
 
 
 def _other_than(call: fx.Node) -> Callable[[fx.Node], bool]:
-    """Whether a reader is not `call`."""
+    """Return a predicate that is true for every reader except `call`."""
     return lambda reader: reader is not call
 
 
 def _plain(module: fx.GraphModule, target: Target) -> str:
-    """The name of the parameter."""
     return parameter_name(module, target.initializer)
 
 
 def _placed(module: fx.GraphModule, target: Target, made: LowRank) -> str:
-    """In place. The adapter among the submodules; its name there."""
+    """Register the adapter as a submodule, in place, and return its name."""
     made.train(module.training)
     name = f"{ADAPTERS}.{_plain(module, target)}"
     if not hasattr(module, ADAPTERS):
@@ -174,7 +174,7 @@ def _placed(module: fx.GraphModule, target: Target, made: LowRank) -> str:
 
 
 def _trained_beside(module: fx.GraphModule, wishes: Adapters) -> Iterator[nn.Parameter]:
-    """What is trained: the adapters, and by choice scales, biases and norms."""
+    """Yield the trained parameters: the adapters and, if enabled, scales, biases and norms."""
     for _, parameter in adapter_parameters(module):
         yield parameter
     if wishes.scales:
@@ -191,7 +191,7 @@ def _trained_beside(module: fx.GraphModule, wishes: Adapters) -> Iterator[nn.Par
 
 
 def _chosen(module: fx.GraphModule, wishes: Adapters) -> list[Target]:
-    """The weights that get an adapter, in the order of the layers."""
+    """Return the weights that get an adapter, in the order of the layers."""
     found: list[Target] = []
     refused: dict[str, str] = {}
     for initializer, sites in _quantized_weights(module).items():
@@ -216,7 +216,7 @@ def _chosen(module: fx.GraphModule, wishes: Adapters) -> list[Target]:
 
 
 def _quantized_weights(module: fx.GraphModule) -> dict[str, list[Site]]:
-    """Sites of weights, by initializer."""
+    """Return the sites of weights, by initializer."""
     found: dict[str, list[Site]] = {}
     for sites in origin_of(module).sites.values():
         for site in sites:
@@ -226,7 +226,7 @@ def _quantized_weights(module: fx.GraphModule) -> dict[str, list[Site]]:
 
 
 def _target(module: fx.GraphModule, initializer: str, sites: list[Site]) -> Target | str:
-    """A weight as a target, or why it is none."""
+    """Return the weight as a target, or the reason why it cannot be one."""
     weight = weight_parameter(module, sites[0])
     unread, reads, axes = origin_of(module).solution.unread, [], set()
     for reader in (one for site in sites for one in site.readers if one not in unread):
@@ -253,7 +253,7 @@ def _call(module: fx.GraphModule, read: Read) -> Any:
 
 
 def _unfit(module: fx.GraphModule, target: Target, wishes: Adapters) -> str | None:
-    """Why a weight cannot have an adapter of that rank and mode, or None."""
+    """Return the reason why a weight cannot have an adapter of this rank and mode, or None."""
     outputs = target.weight.shape[target.axis]
     inputs = target.weight.numel() // max(outputs, 1)
     if wishes.rank * (outputs + inputs) >= outputs * inputs:
@@ -272,7 +272,7 @@ def _unfit(module: fx.GraphModule, target: Target, wishes: Adapters) -> str | No
 
 
 def adapter_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """The factors of all adapters: (dotted name, parameter); empty where there are none."""
+    """Return the factors of all adapters as (dotted name, parameter); empty if there are none."""
     return [
         (f"{path}.{name}" if path else name, parameter)
         for path, part in module.named_modules()
@@ -282,13 +282,13 @@ def adapter_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def adapter_state(module: nn.Module, *, beside: bool = True) -> dict[str, Tensor]:
-    """What was trained, as a small dict of tensors on the CPU: for `torch.save`, and `load_adapters`.
+    """Return the trained tensors as a small dict on the CPU, for `torch.save` and `load_adapters`.
 
         adapters.<weight>.A, .B, .unit    of each adapter (see `sbonnx.qat.adapters.lora.LowRank`)
-        <name of the parameter>           what was trained beside them: scales, biases, norms
+        <name of the parameter>           other trained parameters: scales, biases, norms
 
     Args:
-        beside: False: the adapters alone.
+        beside: include the other trained parameters; False: the adapters only.
 
     Raises:
         ModelError: the module has no adapters.
@@ -297,14 +297,14 @@ def adapter_state(module: nn.Module, *, beside: bool = True) -> dict[str, Tensor
 
 
 def load_adapters(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """In place. Take what `adapter_state` gave of a module with adapters at the same weights, of the same rank.
+    """Load the state of `adapter_state` in place. The adapters must be of the same weights and ranks.
 
     Args:
-        state: whole, or of adapters alone; then scales, biases and norms stay as they are.
+        state: complete, or of the adapters only; then scales, biases and norms stay unchanged.
 
     Raises:
-        ModelError: the module has no adapters; or names or shapes differ, all named in one message, and nothing is
-            changed.
+        ModelError: the module has no adapters, or names or shapes differ. One message names all differences, and
+            nothing is changed.
     """
     alone = _state(module, beside=False)
     wanted = alone if set(state) == set(alone) else _state(module, beside=True)
@@ -327,11 +327,11 @@ def load_adapters(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 SHOWN: Final = 4
-"""Mistakes that a message names."""
+"""Maximum number of differences that an error message lists."""
 
 
 def _state(module: nn.Module, *, beside: bool) -> dict[str, Tensor]:
-    """The tensors themselves."""
+    """Return the trained tensors, not copied."""
     inner = getattr(module, "module", module)
     parts = {path: part for path, part in inner.named_modules() if isinstance(part, LowRank)}
     if not parts:

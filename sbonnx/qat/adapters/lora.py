@@ -1,4 +1,4 @@
-"""The modules of low-rank adapters: a product of two thin matrices beside a weight that stays as it is."""
+"""Modules of low-rank adapters (LoRA): a product of two low-rank matrices, added to a frozen weight."""
 
 from __future__ import annotations
 
@@ -13,29 +13,31 @@ from sbonnx.qat.training.loop import LEAST_SIZE
 from sbonnx.torchnet import FUNCTIONS, Call, compute
 
 UNIT: Final = 1.0 / LEAST_SIZE
-"""`B` begins at 0, and the loop moves a parameter of 0 as one of `LEAST_SIZE`: a `B` of that size is to count as 1."""
+"""Factor of the product. `B` is initialized to 0, and the training loop scales the learning rate of such a parameter
+by `LEAST_SIZE`; multiplying the product by this factor makes up for it."""
 
 
 class LowRank(nn.Module):  # type: ignore[misc]
-    """The product itself, as what is to be added to a weight.
+    """Low-rank update D of a weight.
 
         D = alpha / rank * m_o / LEAST_SIZE * (B A),   A (rank, I) normal of variance 1 / rank, B (O, rank) 0
 
-    in the layout of the weight, whose axis of outputs counts O and all others together I; m_o is the mean magnitude of
-    the weights of an output. So `A` and `B` have one size in all layers, and the learning rate of the loop means for
-    `B` what it means for weights: by how much a step changes what the layer gives, times ``alpha / rank``.
+    in the layout of the weight. O is the size of its output axis, I the product of all other sizes, and m_o the mean
+    magnitude of the weights of output o. `A` and `B` therefore have the same magnitude in all layers, and the learning
+    rate of the loop has the same meaning for `B` as for weights: the change of the layer's output in one step, times
+    ``alpha / rank``.
 
     Args:
-        weight: of two axes and more.
+        weight: weight with two or more axes.
         initializer: its name in the graph.
-        axis: of its outputs.
-        rank, alpha: of the product.
-        chance: where `A` comes from.
+        axis: its output axis.
+        rank, alpha: rank and scaling of the product.
+        chance: random generator for `A`.
 
     Attributes:
         initializer, axis: as given.
         A, B: parameters.
-        unit: (O, 1), what rows of the product are multiplied with.
+        unit: (O, 1), factors of the rows of the product.
 
     Source: Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", section 4.1.
     """
@@ -56,44 +58,48 @@ class LowRank(nn.Module):  # type: ignore[misc]
         self.register_buffer("unit", matrix.abs().mean(dim=1, keepdim=True) * (alpha / rank * UNIT))
 
     def matrix(self, weight: Tensor) -> Tensor:
-        """A weight as (O, I)."""
+        """Return a weight as a matrix (O, I)."""
         return weight.movedim(self.axis, 0).flatten(1)
 
     def product(self, like: Tensor) -> Tensor:
-        """D, in the layout and shape of `like`."""
+        """Return D in the layout and shape of `like`."""
         moved = like.movedim(self.axis, 0).shape
         return ((self.unit * self.B) @ self.A).reshape(moved).movedim(0, self.axis)
 
     def extra_repr(self) -> str:
-        """For `print(model)`."""
+        """Return the text for `print(model)`: initializer and rank."""
         return f"'{self.initializer}', rank {self.A.shape[0]}"
 
 
 @final
 class Inside(LowRank):
-    """Adds the product to the weight before it is rounded, so that the codes of the sum are what the layer reads.
+    """Adapter that is added to the weight before rounding: the layer reads the quantized sum.
 
         W_q = s * clip(round((W_0 + D) / s))
 
     Source: Bondarenko et al. 2024, "Low-Rank Quantization-Aware Training for LLMs", section 3, with the product in
-    units of the weight in place of codes.
+    units of the weight instead of quantized values.
     """
 
     def forward(self, weight: Tensor) -> Tensor:
-        """The weight → the weight with the product, of its shape and type."""
+        """Return the weight plus the product, with the weight's shape and type."""
         return weight + self.product(weight)
 
 
 @final
 class Outside(LowRank):
-    """Adds what the product alone makes of the layer's input to what the layer gives; the weight stays at its codes.
+    """Adapter as a parallel branch: its output is added to the layer's output, and the quantized weight stays frozen.
 
         y = x W_q + x D
 
-    through the thin matrices one after the other. A convolution's `A` has the kernel, and its `B` is pointwise.
+    The two low-rank matrices are applied one after the other. In a convolution, `A` has the kernel and `B` is
+    pointwise.
 
     Args:
-        call: the layer, one of MatMul, Gemm and Conv of one group.
+        weight, initializer, options: see `LowRank`.
+        call: the layer, a MatMul, a Gemm or a Conv with one group.
+
+    Attributes:
         kernel: shape of one filter of a convolution, (I, ...).
 
     Source: Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs", equation 5.
@@ -105,7 +111,15 @@ class Outside(LowRank):
         self.kernel = tuple(weight.movedim(self.axis, 0).shape[1:])
 
     def forward(self, given: Tensor, x: Tensor) -> Tensor:
-        """What the layer gives, and what it reads → their shape and type, with the branch added."""
+        """Add the branch to the layer's output.
+
+        Args:
+            given: output of the layer.
+            x: input of the layer.
+
+        Returns:
+            shape and type of `given`.
+        """
         wide = self.unit * self.B
         if self.call.op in CONVOLUTIONS:
             thin = compute(FUNCTIONS[self.call.op], self.call, (x, self.A.reshape(-1, *self.kernel), None))
@@ -117,20 +131,20 @@ class Outside(LowRank):
         return given + functional.linear(functional.linear(x, self.A), wide)
 
     def layer(self, x: Tensor, weight: Tensor) -> Tensor:
-        """What the layer gives with another weight and without its bias."""
+        """Compute the layer's output with another weight and without bias."""
         reads = (x, weight) if self.call.op == "MatMul" else (x, weight, None)
         made: Tensor = compute(FUNCTIONS[self.call.op], self.call, reads)
         return made
 
 
 def low_ranks(module: nn.Module) -> dict[str, LowRank]:
-    """The adapters of a module, by the initializer that each belongs to, in the order of the layers."""
+    """Return the adapters of a module by initializer, in the order of the layers."""
     inner = getattr(module, "module", module)
     return {part.initializer: part for part in inner.modules() if isinstance(part, LowRank)}
 
 
 def weight_as_read(module: nn.Module, initializer: str, weight: Tensor) -> Tensor:
-    """What the fake-quant module of a weight reads: the weight, with the product of an adapter inside the rounding."""
+    """Return the input of a weight's fake-quant module: the weight, plus the product of its `Inside` adapter if any."""
     found = low_ranks(module).get(initializer)
     made: Tensor = found(weight) if isinstance(found, Inside) else weight
     return made

@@ -1,4 +1,4 @@
-"""`merge`: adapters become part of the weights that they belong to."""
+"""`merge`: fold adapters into their weights."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from sbonnx.qat.onnx_to_torch.reimport import CALLED, parameter_name
 
 @dataclass(frozen=True)
 class Merged:
-    """One adapter that was merged.
+    """Result of merging one adapter.
 
     Attributes:
-        weight: its name in the graph.
-        changed: by how much the merge changed what the layer gives, as the root of the squared change over the squared
-            output without its bias; 0 for an adapter inside the rounding. Without data it is that of inputs of which
-            each has the same variance, which is that of the weights.
+        weight: name of its weight in the graph.
+        changed: relative change of the layer's output by the merge, as the root of the squared change over the squared
+            output without bias; 0 for an adapter inside the rounding. Without data, uncorrelated inputs of equal
+            variance are assumed; it is then the relative change of the weight.
     """
 
     weight: str
@@ -35,18 +35,21 @@ class Merged:
 
 
 def merge(module: nn.Module, data: Any = None, *, split: int | None = None) -> tuple[Merged, ...]:
-    """In place. Fold each adapter into its weight; the module is as one without adapters then, all of it trainable.
+    """Fold each adapter into its weight, in place.
 
-    Inside the rounding nothing changes: the weight becomes the sum that was rounded, and its codes stay, bit for bit.
-    Outside, the weight becomes its dequantized codes with the product, and is rounded again, at the scale that it
-    has: what of the product is smaller than half a code is lost, and `Merged.changed` says how much that was.
+    Afterwards the module has no adapters, and all its parameters are trainable.
+
+    An adapter inside the rounding changes nothing: the weight becomes the sum that was rounded, and its quantized
+    values stay the same, bit for bit. With an adapter outside, the weight becomes its dequantized values plus the
+    product and is rounded again at the same scale. Parts of the product below half a quantization step are lost;
+    `Merged.changed` reports how much that was.
 
     Args:
-        module: of `prepare` with adapters; what wraps it is looked through.
-        data, split: what the changes are measured on; see `sbonnx.quantize`.
+        module: result of `prepare` with adapters, wrapped or not.
+        data, split: samples on which the changes are measured; see `sbonnx.quantize`.
 
     Raises:
-        ModelError: the module has no adapters, or is none of `sbonnx.qat`'s.
+        ModelError: the module has no adapters, or was not made by `sbonnx.qat`.
         DataError: the data do not fit the model.
     """
     origin, inner = origin_of(module), getattr(module, "module", module)
@@ -75,13 +78,14 @@ def merge(module: nn.Module, data: Any = None, *, split: int | None = None) -> t
 
 @dataclass
 class _Fold:
-    """What a merge makes of a weight.
+    """New weight of one merged adapter, and its error.
 
     Attributes:
-        weight: the new parameter.
-        wanted: what the layer multiplied with before, all in all.
-        lost: what is added to that by rounding again.
-        sums: of the squared changes and the squared outputs on data.
+        adapter: the merged adapter.
+        weight: value of the parameter after the merge.
+        wanted: effective weight of the layer before the merge.
+        lost: error that the second rounding adds to `wanted`.
+        sums: sums over the data of the squared changes and of the squared outputs.
     """
 
     adapter: LowRank
@@ -92,7 +96,7 @@ class _Fold:
 
 
 def _fold(adapter: LowRank, weight: Tensor, quantizer: nn.Module) -> _Fold:
-    """The new weight of one adapter, as the quantizer will have it in eval mode."""
+    """Compute the new weight of one adapter, with the quantizer in eval mode."""
     assert isinstance(quantizer, FakeQuant)
     training = quantizer.training
     quantizer.eval()
@@ -108,7 +112,7 @@ def _fold(adapter: LowRank, weight: Tensor, quantizer: nn.Module) -> _Fold:
 
 
 def _changes(module: fx.GraphModule, folds: Mapping[str, _Fold], data: datasets.Dataset | None) -> dict[str, float]:
-    """The relative change of what each layer gives."""
+    """Compute the relative change of each layer's output."""
     if data is None:
         return {name: _relative(_square(fold.lost), _square(fold.wanted)) for name, fold in folds.items()}
     outside = [fold for fold in folds.values() if isinstance(fold.adapter, Outside)]
@@ -129,7 +133,7 @@ def _changes(module: fx.GraphModule, folds: Mapping[str, _Fold], data: datasets.
 
 
 def _seen(fold: _Fold) -> Callable[[nn.Module, tuple[Tensor, Tensor]], None]:
-    """Adds up, for each input of a layer, what the change makes of it and what the layer made of it."""
+    """Return a hook that accumulates the squared change of a layer's output and its squared output."""
 
     def look(adapter: nn.Module, given: tuple[Tensor, Tensor]) -> None:
         assert isinstance(adapter, Outside)
@@ -144,12 +148,12 @@ def _square(x: Tensor) -> float:
 
 
 def _relative(changed: float, whole: float) -> float:
-    """The root of a share; 0 of nothing."""
+    """Compute the square root of the ratio; 0 if `whole` is 0."""
     return (changed / whole) ** 0.5 if whole > 0.0 else 0.0
 
 
 def _take_out(module: fx.GraphModule) -> None:
-    """In place. The calls of adapters, and the adapters themselves."""
+    """Remove the adapters and their calls, in place."""
     for node in list(module.graph.nodes):
         if node.op == CALLED and isinstance(module.get_submodule(str(node.target)), LowRank):
             node.replace_all_uses_with(node.args[0])

@@ -1,4 +1,4 @@
-"""Modules that fake-quantize a weight or an activation while a network trains, one class a method."""
+"""Fake-quantization modules for weights and activations in training, one class for each method."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ METHODS: Final[dict[str, type[FakeQuant]]] = {
     "pact": Pact,
     "dorefa": DoReFa,
 }
-"""How a fake-quant module learns, by its name in recipes."""
+"""Classes of fake-quant modules by the name of their method in recipes."""
 
 OTHER_NAMES: Final = {"lsq_plus": "lsq+", "lsqplus": "lsq+"}
-"""Names that the ancestor's documents use."""
+"""Aliases from the ancestor's documentation."""
 
 COMMON: Final = frozenset({"spec", "qparams", "name", "role", "limits"})
 """Arguments that every method has."""
@@ -42,16 +42,16 @@ def make_fake_quant(
     limits: ScaleLimits = ANY_SCALE,
     **options: Any,
 ) -> FakeQuant:
-    """The module of `method`, in any case of letters, starting from `qparams`.
+    """Create the fake-quant module of `method`, initialized with `qparams`.
 
     Args:
-        method: a key of `METHODS`.
+        method: a key of `METHODS`; case-insensitive.
         spec, qparams, name, role, limits: see `FakeQuant`.
-        options: what the method takes beside them: ``scale_rule`` (uniform, lsq+, dorefa), ``alpha`` (pact),
+        options: method-specific arguments: ``scale_rule`` (uniform, lsq+, dorefa), ``alpha`` (pact),
             ``magnitude`` (dorefa).
 
     Raises:
-        RecipeError: no such method or option, or the method does not take this tensor.
+        RecipeError: no such method or option, or the method does not support this tensor.
     """
     key = method.lower()
     key = OTHER_NAMES.get(key, key)

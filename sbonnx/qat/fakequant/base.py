@@ -1,4 +1,4 @@
-"""`FakeQuant`: the module that stands where a Q/DQ pair will stand in the file."""
+"""`FakeQuant`: base class of the modules that correspond to Q/DQ pairs of the exported file."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from sbonnx.spec import (
 Role = Literal["activation", "weight"]
 
 MAX_BITS: Final = 16
-"""Codes up to this width are exact in float32."""
+"""Largest bit width; the arithmetic on integer codes is exact in float32 up to it."""
 
 
 class FakeQuant(nn.Module, ABC):  # type: ignore[misc]
-    """Quantizes and dequantizes one tensor; gradients pass straight through.
+    """Quantizes and dequantizes one tensor, with straight-through gradients.
 
     The arithmetic is that of `sbonnx.spec.QParams`: in eval mode, in float32 on a CPU, ``module(x)`` equals
-    ``module.qparams().fake_quant(module.export_weight(x))`` bit for bit. Half and bfloat16 are computed in float32
-    and come back as what they were; scales stay in float32 when a model is cast to half. In train mode NaN stays
-    NaN, so that a training that diverges shows; in eval mode it becomes 0, as in the file.
+    ``module.qparams().fake_quant(module.export_weight(x))`` bit for bit. Half and bfloat16 inputs are computed in
+    float32 and the result is cast back; scales stay in float32 when a model is cast to half. In train mode NaN stays
+    NaN, so that diverging training is visible; in eval mode it becomes 0, as in the file.
 
     Args:
-        spec: the integers to train for: 2 to 16 bits, any scheme, per tensor, channel or block.
-        qparams: where to begin, the solution of the calibration; of the same spec.
-        name: the site's key or the tensor's name, for messages.
-        role: what the tensor is.
-        limits: how small and how large a learned scale may become, as in ``Plan.scales``.
+        spec: integer type to train for: 2 to 16 bits, any scheme, per tensor, channel or block.
+        qparams: initial scale and zero point from the calibration, with the same spec.
+        name: key of the site or name of the tensor, for messages.
+        role: "activation" or "weight".
+        limits: smallest and largest learned scale, as in ``Plan.scales``.
 
     Attributes:
         spec, name, role, limits: as given.
-        enabled: where False, ``forward`` returns its input.
+        enabled: if False, ``forward`` returns its input unchanged.
 
     Raises:
-        RecipeError: the spec is fp8 or wider than 16 bits, or is not that of `qparams`.
+        RecipeError: the spec is fp8, is wider than 16 bits, or differs from the spec of `qparams`.
     """
 
     def __init__(
@@ -69,32 +69,34 @@ class FakeQuant(nn.Module, ABC):  # type: ignore[misc]
         self.role = role
         self.limits = limits
         self.enabled = True
-        # Plain numbers: a compiled forward need not look into the spec.
+        # As plain numbers, so that torch.compile does not have to trace the spec.
         self._qmin, self._qmax = spec.qmin, spec.qmax
         self._steps = positive_steps(spec)
 
     @abstractmethod
     def quantized(self, x: Tensor) -> Tensor:
-        """`x` fake-quantized, with gradients; called by `forward` where the module is enabled."""
+        """Fake-quantize `x` with gradients; called by `forward` if the module is enabled."""
 
     @abstractmethod
     def grid(self) -> tuple[Tensor, Tensor]:
-        """Scale (> 0, within the limits) and zero point (whole, within the codes) as they are used, no gradients."""
+        """Return the effective scale (> 0, within the limits) and zero point (integer, in [qmin, qmax]), detached."""
 
     @abstractmethod
     def init_from(self, x: Tensor) -> None:
-        """Begin from data by the method's own rule instead. In place, so that an optimizer keeps its parameters.
+        """Initialize from data by the method's rule, instead of from calibration.
+
+        Works in place, so that the parameters of an optimizer stay valid.
 
         Args:
-            x: values of the tensor, floating point, of a shape that has the module's number of scales.
+            x: floating-point values of the tensor, of a shape that matches the shape of the scale.
 
         Raises:
-            DataError: the shape does not fit the scale.
+            DataError: the shape does not match the scale.
             NumericError: a value is NaN or infinite.
         """
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` with the values that its codes stand for; same shape and type."""
+        """Fake-quantize `x`; shape and type are preserved."""
         if not self.enabled:
             return x
         if not self.training:
@@ -102,10 +104,10 @@ class FakeQuant(nn.Module, ABC):  # type: ignore[misc]
         return self.quantized(x)
 
     def qparams(self) -> QParams:
-        """Scale and zero point for the file: float32 and ``spec.dtype``, one shape.
+        """Return scale and zero point for the file: float32 and ``spec.dtype``, of the same shape.
 
         Raises:
-            NumericError: a learned one has become NaN.
+            NumericError: a learned scale or zero point is NaN or infinite.
         """
         scale, zero_point = self.grid()
         if not bool(torch.isfinite(scale).all() and torch.isfinite(zero_point).all()):
@@ -113,38 +115,38 @@ class FakeQuant(nn.Module, ABC):  # type: ignore[misc]
         return QParams(_numpy(scale), _numpy(zero_point).astype(self.spec.dtype), self.spec)
 
     def export_weight(self, x: Tensor) -> Array:
-        """The float32 values that are rounded to codes: `x` itself, where the method does not reshape it.
+        """Return the float32 values that are rounded: `x` itself, unless the method reshapes weights.
 
-        ``module.qparams().quantize(module.export_weight(w))`` are the codes, so that this is what is written back
-        as the weight, beside `qparams`.
+        The exported weight consists of these values and `qparams`; its codes are
+        ``module.qparams().quantize(module.export_weight(w))``.
         """
         return _numpy(self.reshaped(x))
 
     def codes(self, x: Tensor) -> Array:
-        """Codes of `x`, its shape, dtype ``spec.dtype``."""
+        """Return the integer codes of `x`, in its shape, with dtype ``spec.dtype``."""
         return self.qparams().quantize(self.export_weight(x))
 
     def reshaped(self, x: Tensor) -> Tensor:
-        """What of `x` is rounded to codes, with gradients; `x` unless the method says otherwise."""
+        """Return the values that are rounded, with gradients: `x` itself, unless the method reshapes weights."""
         return x
 
     def latent_weight(self, x: Tensor) -> Tensor:
-        """The weight to train so that training begins at `x`: its `reshaped` is `x`. No gradients."""
+        """Return the latent weight whose `reshaped` value is `x`, detached; training starts from it."""
         return x.detach().clone()
 
     def extra_repr(self) -> str:
-        """For `print(model)`."""
+        """Return the text for `print(model)`: name, role and spec."""
         return f"{self.name!r}, {self.role}, {self.spec.label()}" + ("" if self.enabled else ", off")
 
     def spread(self, values: Tensor, x: Tensor) -> Tensor:
-        """`values`, one a scale, so that they broadcast against `x`."""
+        """Reshape `values`, one for each scale, so that they broadcast against `x`."""
         return spread(values, self.spec, tuple(x.shape))
 
     def gradient_factor(self, x: Tensor, scales: int) -> float:
-        """``1 / sqrt(n * qmax)`` with n values of `x` a scale.
+        """Compute the gradient scale of LSQ, ``1 / sqrt(n * qmax)``, with n values of `x` per scale.
 
-        qmax is counted in codes above zero of the same grid with its zero at the lowest code (affine) or in the
-        middle (symmetric), so that signed and unsigned codes of one grid learn alike.
+        qmax is the number of codes above zero if the zero point is the lowest code (affine) or the middle code
+        (symmetric). Signed and unsigned codes of the same grid therefore get the same gradient scale.
 
         Source: Esser et al. 2020, section 2.2.
         """
@@ -152,7 +154,11 @@ class FakeQuant(nn.Module, ABC):  # type: ignore[misc]
         return factor
 
     def checked(self, x: Tensor) -> Tensor:
-        """`x` without gradients, after the checks that `init_from` promises."""
+        """Validate `x` for `init_from` and return it detached.
+
+        Raises:
+            DataError, NumericError: see `init_from`.
+        """
         x = x.detach()
         scale = tuple(self.grid()[0].shape)
         fits = self.spec.axis is None or x.ndim > self.spec.axis
@@ -166,19 +172,19 @@ class FakeQuant(nn.Module, ABC):  # type: ignore[misc]
         return x
 
     def covering(self, low: Tensor, high: Tensor, rule: ScaleRule = "exact") -> tuple[Tensor, Tensor]:
-        """Scale and zero point that cover a range, by `sbonnx.spec.params_from_bounds`."""
+        """Compute scale and zero point of a range, by `sbonnx.spec.params_from_bounds`."""
         made = params_from_bounds(Bounds(_numpy(low), _numpy(high)), self.spec, rule=rule, least=self.limits.least)
         return torch.from_numpy(made.scale), torch.from_numpy(made.zero_point.astype(np.float32))
 
     def covering_all(self, x: Tensor, rule: ScaleRule = "exact") -> tuple[Tensor, Tensor]:
-        """Scale and zero point that cover every value of `x` (checked)."""
+        """Compute scale and zero point of the min-max range of `x` (already validated)."""
         return self.covering(*extremes(x, self.spec), rule=rule)
 
     def by_magnitude(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Scale ``2 mean|x| / sqrt(qmax)`` of LSQ, and the zero point.
+        """Compute the initial scale of LSQ, ``2 mean|x| / sqrt(qmax)``, and the zero point.
 
-        In an affine scheme the zero point is that of the range of `x`, and qmax counts the codes on the larger side
-        of it: data with negatives keeps both the scheme and the sign of its values.
+        In an affine scheme the zero point comes from the min-max range of `x`, and qmax is the number of codes on its
+        larger side, so that negative values can be represented.
 
         Source: Esser et al. 2020, section 2.1.
         """
@@ -187,17 +193,17 @@ class FakeQuant(nn.Module, ABC):  # type: ignore[misc]
         return self.usable(2.0 * mean_magnitude(x, self.spec).cpu() / codes.sqrt()), zero_point
 
     def usable(self, scale: Tensor) -> Tensor:
-        """A scale within the limits, float32; that of values that are all 0 is `UNUSED_SCALE`."""
+        """Clamp a scale to the limits, as float32; a scale of 0 (all values are 0) becomes `UNUSED_SCALE`."""
         return torch.where(scale == 0.0, UNUSED_SCALE, scale.clamp(self.limits.least, self.limits.most)).float()
 
     def begin_at(self, scale: Tensor, zero_point: Tensor) -> None:
-        """In place, for modules that hold both: `init_from` has found where to begin."""
+        """Set the attributes `scale` and `zero_point` in place, for modules that have both."""
         with torch.no_grad():
             self.scale.copy_(scale)
             self.zero_point.copy_(zero_point)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """`nn.Module._apply`, the way of every ``.to()``; casts to 16-bit floats move the scales and no more."""
+        """Override `nn.Module._apply`, which every ``.to()`` uses, so that scales stay float32 in 16-bit models."""
 
         def at_least_float32(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
@@ -210,12 +216,12 @@ class FakeQuant(nn.Module, ABC):  # type: ignore[misc]
 
 
 def positive_steps(spec: QuantSpec) -> int:
-    """Codes above zero: of a symmetric range those above its middle, of an affine one all but the lowest."""
+    """Return the number of codes above zero: above the middle (symmetric), or all but the lowest (affine)."""
     return spec.qmax - (spec.centre if spec.symmetric else spec.qmin)
 
 
 def codes_beside(zero_point: Tensor, spec: QuantSpec) -> Tensor:
-    """How many codes lie between zero and the further end of an affine range, or above zero in a symmetric one.
+    """Count the codes between zero and the farther end of an affine range, or above zero of a symmetric range.
 
     Float, shape of `zero_point`, at least 1.
     """
@@ -225,7 +231,7 @@ def codes_beside(zero_point: Tensor, spec: QuantSpec) -> Tensor:
 
 
 def start_tensors(qparams: QParams) -> tuple[Tensor, Tensor]:
-    """Scale and zero point as float32 tensors of their own, of one shape, () for a scale for the whole tensor."""
+    """Copy scale and zero point to float32 tensors of the same shape; () for per-tensor quantization."""
     scale = np.array(qparams.scale, np.float32)
     zero_point = np.broadcast_to(np.asarray(qparams.zero_point, np.float32), scale.shape).copy()
     shape = () if qparams.spec.axis is None else scale.shape
@@ -233,9 +239,10 @@ def start_tensors(qparams: QParams) -> tuple[Tensor, Tensor]:
 
 
 def quant_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """What the fake-quant modules inside `module` learn: (its dotted name, parameter), each once.
+    """Return the parameters of the fake-quant modules inside `module` as (dotted name, parameter), each once.
 
-    For a group of its own in the optimizer: scales, zero points and clipping levels take no weight decay.
+    Use them as a separate parameter group of the optimizer, without weight decay: scales, zero points and clipping
+    levels should not decay.
     """
     return [
         (f"{path}.{name}" if path else name, parameter)
@@ -246,12 +253,11 @@ def quant_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def _numpy(tensor: Tensor) -> Array:
-    """A float32 copy."""
     return np.array(tensor.detach().float().cpu().numpy(), np.float32)
 
 
 def _check(spec: QuantSpec, qparams: QParams, name: str) -> None:
-    """Refuse what the arithmetic here does not cover; see `FakeQuant`."""
+    """Raise RecipeError if `FakeQuant` does not support the spec."""
     if spec.is_fp8:
         raise RecipeError(f"'{name}' is to become fp8, which cannot be trained: give it integers, of 2 to 16 bits")
     if spec.bits > MAX_BITS:

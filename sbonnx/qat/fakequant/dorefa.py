@@ -1,4 +1,4 @@
-"""DoReFa: weights go through tanh before they are rounded."""
+"""DoReFa: weights are reshaped by tanh before rounding."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Magnitude = Literal["own", "unit"]
 
 @final
 class DoReFa(FakeQuant):
-    """Fixed scale on weights reshaped by tanh, which draws large weights in and learns them more slowly.
+    """Fixed scale on weights reshaped by tanh, which compresses large weights and reduces their gradients.
 
         magnitude "own":   r = tanh(w) / max|tanh(w)| * max|w|
         magnitude "unit":  r = tanh(w) / max|tanh(w)|
 
-    with maxima over the whole tensor, taken anew at each call and constant to the gradient. "own", the default, keeps
-    the largest weight where it is, so that the scale of the calibration fits, and a network whose weights are replaced
-    by `latent_weight` begins exactly as calibrated. "unit" is the paper's and the ancestor's form: every weight tensor
-    becomes one in [-1, 1], whatever it was, and the layers behind must learn to live with it; call `init_from` with
-    the weight, since the scale of the calibration is for another magnitude.
+    with maxima over the whole tensor, recomputed at each call and constant with respect to the gradient. "own", the
+    default, preserves the largest magnitude, so that the calibrated scale stays valid, and a network whose weights are
+    replaced by `latent_weight` starts exactly as calibrated. "unit" is the form of the paper and of the ancestor:
+    every weight tensor is mapped to [-1, 1], and the following layers must adapt to the new magnitude. Call
+    `init_from` with the weight in this case, because the calibrated scale is for another magnitude.
 
-    What is written back is the reshaped weight (`export_weight`), never the one below the tanh. Activations are not
-    reshaped: the paper's are clipped and rounded, which is `Uniform`.
+    The exported weight is the reshaped one (`export_weight`), not the latent one. Activations are not reshaped: in the
+    paper they are clipped and rounded, which is `Uniform`.
 
-    Data to start from sets the range from the least to the largest of the reshaped values.
+    `init_from` sets the range to the min-max range of the reshaped values.
 
     Args:
         scale_rule: see `sbonnx.spec.params_from_bounds`, for `init_from`.
@@ -41,8 +41,8 @@ class DoReFa(FakeQuant):
     Raises:
         RecipeError: no such magnitude; and those of `FakeQuant`.
 
-    Source: Zhou et al. 2016, "DoReFa-Net", equations 9 and 11, on a grid that has a code for 0, where the paper's
-    of 2^k values from -1 to 1 has none.
+    Source: Zhou et al. 2016, "DoReFa-Net", equations 9 and 11, on a grid that has a code for 0. The paper's grid of 2^k
+    values from -1 to 1 has none.
     """
 
     def __init__(
@@ -66,19 +66,19 @@ class DoReFa(FakeQuant):
         self.register_buffer("zero_point", zero_point)
 
     def reshaped(self, x: Tensor) -> Tensor:
-        """The weight behind the tanh, in float32 or wider; an activation as it is."""
+        """Apply tanh to a weight, in float32 or wider; return an activation unchanged."""
         if self.role != "weight" or x.numel() == 0:
             return x
         bent = torch.tanh(widened(x))
         top = bent.detach().abs().max()
-        # A weight that is all zero stays so.
+        # An all-zero weight stays zero.
         wanted = torch.ones_like(top) if self.magnitude == "unit" else widened(x.detach()).abs().max()
         return bent * torch.where(top > 0.0, wanted / top, 1.0)
 
     def latent_weight(self, x: Tensor) -> Tensor:
-        """The inverse of `reshaped`: ``atanh(x tanh(M) / M)`` with ``M = max|x|``. No gradients.
+        """Compute the inverse of `reshaped`, ``atanh(x tanh(M) / M)`` with ``M = max|x|``, detached.
 
-        For "unit" the weight itself, as the ancestor starts: there no other weight would have its magnitude.
+        For "unit" the weight itself, as in the ancestor: no latent weight maps to it unless its magnitude is 1.
         """
         if self.role != "weight" or self.magnitude == "unit" or x.numel() == 0:
             return x.detach().clone()
@@ -88,14 +88,14 @@ class DoReFa(FakeQuant):
         return torch.where(top > 0.0, inverse, 0.0).to(x.dtype)
 
     def quantized(self, x: Tensor) -> Tensor:
-        """See `FakeQuant.quantized`."""
+        """Fake-quantize the reshaped weight with fixed scale and zero point."""
         scale, zero_point = self.spread(self.scale, x), self.spread(self.zero_point, x)
         return fake_quantize(self.reshaped(x), scale, zero_point, self._qmin, self._qmax).to(x.dtype)
 
     def grid(self) -> tuple[Tensor, Tensor]:
-        """See `FakeQuant.grid`."""
+        """Return the fixed scale and zero point."""
         return self.scale, self.zero_point
 
     def init_from(self, x: Tensor) -> None:
-        """Cover every value of the reshaped `x`. See `FakeQuant.init_from`."""
+        """Set scale and zero point to the min-max range of the reshaped `x`; see `FakeQuant.init_from`."""
         self.begin_at(*self.covering_all(self.reshaped(self.checked(x)), self.scale_rule))

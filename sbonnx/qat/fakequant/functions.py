@@ -4,9 +4,9 @@ The values are those of `sbonnx.spec.QParams.fake_quant`, operation for operatio
 
     q = clamp(round_half_even(x / scale) + zero_point, qmin, qmax),   y = (q - zero_point) * scale
 
-What the three functions of that name differ in are the gradients. Scales and zero points come spread over ``x``
-(see `sbonnx.qat.fakequant.groups.spread`) and on its device. Half and bfloat16 are computed in float32 and only the
-result is rounded to the type of ``x``; sums of gradients over a scale are made in float32 or wider, in fixed order.
+The three ``fake_quantize`` functions differ only in their gradients. Scales and zero points must broadcast against
+``x`` (see `sbonnx.qat.fakequant.groups.spread`) and be on its device. Half and bfloat16 are computed in float32, and
+only the result is rounded to the type of ``x``. Gradients of a scale are summed in float32 or wider, in a fixed order.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torch.autograd import Function
 
 
 def widened(x: Tensor) -> Tensor:
-    """`x` in float32, or as it is where it is wider than that."""
+    """Cast `x` to float32; float64 is kept."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def fake_quantize(x: Tensor, scale: Tensor, zero_point: Tensor, qmin: int, qmax: int) -> Tensor:
-    """`x` after a trip through the codes; straight-through gradient to `x` alone.
+    """Quantize and dequantize `x`, with a straight-through gradient for `x` only.
 
         dx = g where qmin <= round(x / scale) + zero_point <= qmax, else 0
 
     Args:
         x: any shape, floating point.
         scale: > 0, broadcasts against `x`.
-        zero_point: whole numbers within [qmin, qmax], broadcasts against `x`.
+        zero_point: integers within [qmin, qmax], broadcasts against `x`.
         qmin, qmax: lowest and highest code.
 
     Returns:
@@ -41,7 +41,7 @@ def fake_quantize(x: Tensor, scale: Tensor, zero_point: Tensor, qmin: int, qmax:
 
 
 def fake_quantize_learned(x: Tensor, scale: Tensor, zero_point: Tensor, qmin: int, qmax: int) -> Tensor:
-    """As `fake_quantize`, with gradients to scale and zero point too.
+    """Compute `fake_quantize` with gradients for scale and zero point too.
 
         dx          = g where qmin <= round(x / scale) + zero_point <= qmax, else 0
         dscale      = sum g * { round(x / scale) - x / scale inside;  qmin - zero_point below;
@@ -57,17 +57,18 @@ def fake_quantize_learned(x: Tensor, scale: Tensor, zero_point: Tensor, qmin: in
 def fake_quantize_clipped(
     x: Tensor, alpha: Tensor, scale: Tensor, zero_point: Tensor, reach: Tensor, qmin: int, qmax: int
 ) -> Tensor:
-    """As `fake_quantize`, with a gradient to the clipping level that the scale was made of.
+    """Compute `fake_quantize` with a gradient for the clipping level alpha that the scale is derived from.
 
         low = (qmin - zero_point) * scale,  high = (qmax - zero_point) * scale
         dx     = g where low <= x < high, else 0
         dalpha = sum g * { 0 inside;  (qmax - zero_point) / reach above;  (qmin - zero_point) / reach below }
 
-    which for unsigned codes from zero is the paper's: 1 where x >= alpha, else 0.
+    For unsigned codes with zero point 0 this is the gradient of the paper: 1 where x >= alpha, else 0.
 
     Args:
-        alpha: ``scale * reach``, broadcasts against `x`; takes part in nothing but the gradient.
-        reach: how many codes lie between 0 and alpha, broadcasts against `x`.
+        x, scale, zero_point, qmin, qmax: see `fake_quantize`.
+        alpha: ``scale * reach``, broadcasts against `x`; used in the gradient only.
+        reach: number of codes between 0 and alpha, broadcasts against `x`.
 
     Source: Choi et al. 2018, "PACT: Parameterized Clipping Activation", equations 1 to 3.
     """
@@ -75,25 +76,26 @@ def fake_quantize_clipped(
 
 
 def positive(value: Tensor, least: float, most: float, factor: float = 1.0) -> Tensor:
-    """``clamp(|value|, least, most)``, with the gradient ``factor * g * sign(value)`` wherever the value is.
+    """Compute ``clamp(|value|, least, most)``, with the gradient ``factor * g * sign(value)`` for every value.
 
-    The gradient passes through the limits, and the sign of 0 is 1: a scale that has fallen to its floor can rise
-    again, where `torch.abs` and `torch.clamp` would hold it there.
+    The gradient also passes outside the limits, and the sign of 0 is 1. A scale that has reached its lower limit can
+    therefore increase again; with `torch.abs` and `torch.clamp` its gradient would be 0.
     """
     return _Positive.apply(value, least, most, factor)
 
 
 def whole(zero_point: Tensor, qmin: int, qmax: int, factor: float = 1.0) -> Tensor:
-    """``clamp(round_half_even(zero_point), qmin, qmax)``, straight through, with the gradient times `factor`.
+    """Compute ``clamp(round_half_even(zero_point), qmin, qmax)``, with a straight-through gradient times `factor`.
 
-    No gradient leads further out of the range. A zero point of 0, that of a tensor behind a Relu, may rise, and one
-    that momentum has carried past the end comes back, where the gradient of `torch.clamp` would end for good.
+    At or beyond a limit, only a gradient that points further outside is set to 0. A zero point at a limit (0 after a
+    Relu) can therefore move inside, and one that momentum has moved past a limit can return; with `torch.clamp` its
+    gradient would stay 0.
     """
     return _Whole.apply(zero_point, qmin, qmax, factor)
 
 
 class _Fixed(Function):  # type: ignore[misc]
-    """See `fake_quantize`. Keeps one byte an element."""
+    """Autograd function of `fake_quantize`. Saves one byte per element for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, qmin: int, qmax: int) -> Tensor:
@@ -110,7 +112,7 @@ class _Fixed(Function):  # type: ignore[misc]
 
 
 class _Learned(Function):  # type: ignore[misc]
-    """See `fake_quantize_learned`. Keeps x, in its own type."""
+    """Autograd function of `fake_quantize_learned`. Saves x in its own type for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor, qmin: int, qmax: int) -> Tensor:
@@ -138,7 +140,7 @@ class _Learned(Function):  # type: ignore[misc]
 
 
 class _Clipped(Function):  # type: ignore[misc]
-    """See `fake_quantize_clipped`. Keeps one byte an element."""
+    """Autograd function of `fake_quantize_clipped`. Saves one byte per element for the backward pass."""
 
     @staticmethod
     def forward(
@@ -169,7 +171,7 @@ class _Clipped(Function):  # type: ignore[misc]
 
 
 class _Positive(Function):  # type: ignore[misc]
-    """See `positive`."""
+    """Autograd function of `positive`."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, least: float, most: float, factor: float) -> Tensor:
@@ -184,7 +186,7 @@ class _Positive(Function):  # type: ignore[misc]
 
 
 class _Whole(Function):  # type: ignore[misc]
-    """See `whole`."""
+    """Autograd function of `whole`."""
 
     @staticmethod
     def forward(ctx: Any, zero_point: Tensor, qmin: int, qmax: int, factor: float) -> Tensor:
@@ -197,6 +199,6 @@ class _Whole(Function):  # type: ignore[misc]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (zero_point,) = ctx.saved_tensors
         qmin, qmax = ctx.ends
-        # Descent goes against the gradient: a positive one lowers the zero point.
+        # Gradient descent: a positive gradient decreases the zero point.
         outward = ((zero_point <= qmin) & (grad > 0)) | ((zero_point >= qmax) & (grad < 0))
         return torch.where(outward, 0.0, grad * ctx.factor), None, None, None

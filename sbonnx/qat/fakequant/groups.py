@@ -1,4 +1,4 @@
-"""The values that share one scale: spreading scales over a tensor, and statistics of each group."""
+"""Groups of values that share one scale: broadcasting of scales, and statistics of each group."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from sbonnx.spec import QuantSpec
 
 
 def spread(values: Tensor, spec: QuantSpec, shape: tuple[int, ...]) -> Tensor:
-    """`values`, one a scale, shaped so that they broadcast against a tensor of `shape`.
+    """Reshape `values`, one for each scale, so that they broadcast against a tensor of `shape`.
 
-    The same layouts as `sbonnx.spec.QParams.along`. Differentiable: gradients of a scale are summed without atomic
-    additions, so that they are the same in every run.
+    The layouts are those of `sbonnx.spec.QParams.along`. Differentiable and deterministic: gradients of a scale are
+    summed without atomic additions.
 
     Args:
-        values: shape (), (C,) along ``spec.axis``, or that of the tensor with blocks instead of ``spec.axis``.
+        values: shape (), (C,) along ``spec.axis``, or the shape of the tensor with blocks instead of ``spec.axis``.
+        spec: granularity of the scales.
+        shape: shape of the tensor.
     """
     if values.ndim == 0 or spec.axis is None:
         return values
@@ -26,7 +28,7 @@ def spread(values: Tensor, spec: QuantSpec, shape: tuple[int, ...]) -> Tensor:
 
 
 def shape_of_scale(spec: QuantSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of the scale of a tensor of `shape`.
+    """Return the shape of the scale of a tensor of `shape`.
 
     Raises:
         IndexError: the tensor has no such axis.
@@ -40,7 +42,7 @@ def shape_of_scale(spec: QuantSpec, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _apart(x: Tensor, spec: QuantSpec) -> tuple[Tensor, list[int]]:
-    """`x` with blocks along an axis of their own, the last one filled up with 0, and the axes of one group."""
+    """Split `x` into groups, with the last block padded with 0; returns the reshaped tensor and the axes of a group."""
     if spec.axis is None:
         return x.reshape(-1), [0]
     if spec.block_size is None:
@@ -51,27 +53,27 @@ def _apart(x: Tensor, spec: QuantSpec) -> tuple[Tensor, list[int]]:
 
 
 def totals(x: Tensor, spec: QuantSpec) -> Tensor:
-    """Sum of each group, shape of the scale."""
+    """Compute the sum of each group, in the shape of the scale."""
     parted, over = _apart(x, spec)
     return parted.sum(over)
 
 
 def extremes(x: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
-    """Lowest and highest value of each group and 0, shape of the scale each."""
+    """Compute the minimum and maximum of each group, extended to include 0, in the shape of the scale."""
     parted, over = _apart(x, spec)
-    wide = pad(parted, [0, 1]) if over[0] == parted.ndim - 1 else parted  # amin and amax want one value at least
+    wide = pad(parted, [0, 1]) if over[0] == parted.ndim - 1 else parted  # amin and amax fail on empty groups
     low, high = wide.amin(over), wide.amax(over)
     return low.clamp(max=0.0), high.clamp(min=0.0)
 
 
 def mean_magnitude(x: Tensor, spec: QuantSpec) -> Tensor:
-    """Mean of ``|x|`` of each group, float64, 0 for an empty one."""
+    """Compute the mean of ``|x|`` of each group, float64; 0 for an empty group."""
     wide = x.double()
     return totals(wide.abs(), spec) / totals(torch.ones_like(wide), spec).clamp(min=1.0)
 
 
 def mean_and_deviation(x: Tensor, spec: QuantSpec) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation (with n - 1) of each group, float64; 0 where there are too few values."""
+    """Compute mean and standard deviation (with n - 1) of each group, float64; 0 for too few values."""
     wide = x.double()
     count = totals(torch.ones_like(wide), spec)
     mean = totals(wide, spec) / count.clamp(min=1.0)

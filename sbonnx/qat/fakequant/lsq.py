@@ -1,4 +1,4 @@
-"""Learned step size: the scale is a parameter of the network."""
+"""LSQ, learned step size quantization: the scale is a trained parameter."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sbonnx.spec import ANY_SCALE, QParams, QuantSpec, ScaleLimits
 
 @final
 class Lsq(FakeQuant):
-    """LSQ: learns the scale, in every scheme; the zero point of an affine one stays where the calibration put it.
+    """LSQ: learned scale, in every scheme; the zero point of an affine scheme stays as calibrated.
 
         scale = clamp(|parameter|, least, most),   its gradient times 1 / sqrt(n * qmax)
 
-    Data to start from gives ``scale = 2 mean|x| / sqrt(qmax)``; see `FakeQuant.by_magnitude`.
+    `init_from` sets ``scale = 2 mean|x| / sqrt(qmax)``; see `FakeQuant.by_magnitude`.
 
     Source: Esser et al. 2020, "Learned Step Size Quantization", sections 2.1 and 2.2, equation 3.
     """
@@ -37,16 +37,16 @@ class Lsq(FakeQuant):
         self.register_buffer("zero_point", zero_point)
 
     def quantized(self, x: Tensor) -> Tensor:
-        """See `FakeQuant.quantized`."""
+        """Fake-quantize `x` with the learned scale."""
         factor = self.gradient_factor(x, self.scale.numel())
         scale = positive(self.scale, self.limits.least, self.limits.most, factor)
         spread = self.spread(scale, x), self.spread(self.zero_point, x)
         return fake_quantize_learned(x, *spread, self._qmin, self._qmax)
 
     def grid(self) -> tuple[Tensor, Tensor]:
-        """See `FakeQuant.grid`."""
+        """Return the learned scale, clamped to the limits, and the fixed zero point."""
         return positive(self.scale.detach(), self.limits.least, self.limits.most), self.zero_point
 
     def init_from(self, x: Tensor) -> None:
-        """``scale = 2 mean|x| / sqrt(qmax)``. See `FakeQuant.init_from`."""
+        """Set ``scale = 2 mean|x| / sqrt(qmax)``; see `FakeQuant.init_from`."""
         self.begin_at(*self.by_magnitude(self.checked(x)))

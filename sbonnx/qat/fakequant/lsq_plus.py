@@ -1,4 +1,4 @@
-"""LSQ+: scale and zero point are parameters of the network."""
+"""LSQ+: scale and zero point are trained parameters."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from sbonnx.qat.fakequant.groups import mean_and_deviation
 from sbonnx.spec import ANY_SCALE, QParams, QuantSpec, ScaleLimits, ScaleRule
 
 DEVIATIONS: Final = 3.0
-"""How far from its mean a weight is covered. Source: the paper, equation 11."""
+"""Initial range of a weight on either side of its mean, in standard deviations. Source: the paper, equation 11."""
 
 
 @final
 class LsqPlus(FakeQuant):
-    """LSQ+: learns the scale and, in an affine scheme, the zero point; any scheme, activations and weights.
+    """LSQ+: learned scale and, in an affine scheme, learned zero point; any scheme, activations and weights.
 
         scale = clamp(|parameter|, least, most),  zero_point = clamp(round(parameter), qmin, qmax)
 
-    both gradients times 1 / sqrt(n * qmax). The zero point is kept as a fraction and rounded straight through, where
-    the paper learns the offset ``-zero_point * scale``: the file has whole zero points.
+    Both gradients are multiplied by 1 / sqrt(n * qmax). The zero point is a float parameter, rounded with a
+    straight-through gradient. The paper learns the offset ``-zero_point * scale`` instead, but the file needs integer
+    zero points.
 
-    Data to start from gives a weight the range of three standard deviations beside its mean (n - 1), of a symmetric
-    scheme ``scale = 2 max(|mean - 3 sd|, |mean + 3 sd|) / (qmax - qmin)``, and an activation the range of its values.
+    `init_from` sets the range of a weight to three standard deviations (with n - 1) on either side of its mean; with a
+    symmetric scheme, ``scale = 2 max(|mean - 3 sd|, |mean + 3 sd|) / (qmax - qmin)``. The range of an activation is
+    the min-max range.
 
     Args:
         scale_rule: see `sbonnx.spec.params_from_bounds`, for `init_from` of activations.
@@ -56,7 +58,7 @@ class LsqPlus(FakeQuant):
             self.zero_point = nn.Parameter(zero_point)
 
     def quantized(self, x: Tensor) -> Tensor:
-        """See `FakeQuant.quantized`."""
+        """Fake-quantize `x` with the learned scale and zero point."""
         factor = self.gradient_factor(x, self.scale.numel())
         scale = positive(self.scale, self.limits.least, self.limits.most, factor)
         zero_point = whole(self.zero_point, self._qmin, self._qmax, factor)
@@ -64,17 +66,20 @@ class LsqPlus(FakeQuant):
         return fake_quantize_learned(x, *spread, self._qmin, self._qmax)
 
     def grid(self) -> tuple[Tensor, Tensor]:
-        """See `FakeQuant.grid`."""
+        """Return the learned scale, clamped to the limits, and the rounded zero point."""
         scale = positive(self.scale.detach(), self.limits.least, self.limits.most)
         return scale, whole(self.zero_point.detach(), self._qmin, self._qmax)
 
     def init_from(self, x: Tensor) -> None:
-        """By mean and deviation (weights) or the range (activations). See `FakeQuant.init_from`."""
+        """Initialize from mean and standard deviation (weights) or from min and max (activations).
+
+        See `FakeQuant.init_from`.
+        """
         x = self.checked(x)
         self.begin_at(*(self._by_deviation(x) if self.role == "weight" else self.covering_all(x, self.scale_rule)))
 
     def _by_deviation(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Scale and zero point for three standard deviations on either side of the mean."""
+        """Compute scale and zero point for three standard deviations on either side of the mean."""
         mean, deviation = (each.cpu() for each in mean_and_deviation(x, self.spec))
         low, high = mean - DEVIATIONS * deviation, mean + DEVIATIONS * deviation
         if not self.spec.symmetric:

@@ -1,4 +1,4 @@
-"""PACT: the level at which an activation is clipped is a parameter of the network."""
+"""PACT: the clipping level of an activation is a trained parameter."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from sbonnx.qat.fakequant.functions import fake_quantize_clipped, positive
 from sbonnx.spec import ANY_SCALE, QParams, QuantSpec, ScaleLimits
 
 ALPHA: Final = 10.0
-"""The ancestor's first clipping level, in units of the tensor."""
+"""Default initial clipping level, in units of the tensor; as in the ancestor."""
 
 
 @final
 class Pact(FakeQuant):
-    """PACT, for activations: learns the clipping level alpha, of which the scale is made.
+    """PACT, for activations: learned clipping level alpha, from which the scale is derived.
 
         scale = clamp(|alpha| / reach, least, most),   reach = codes between 0 and the clipped end
 
-    The gradient reaches alpha from values that are clipped, and the values from all others; see
-    `sbonnx.qat.fakequant.functions.fake_quantize_clipped`. In a symmetric scheme alpha is the upper end, in an affine
-    one the end further from 0; the zero point stays where the calibration put it.
+    Clipped values contribute to the gradient of alpha, all other values receive the straight-through gradient; see
+    `sbonnx.qat.fakequant.functions.fake_quantize_clipped`. Alpha is the upper end of a symmetric range, or the end of
+    an affine range that is farther from 0. The zero point stays as calibrated.
 
-    Data to start from gives alpha the value `alpha` whatever the data, and an affine scheme the range [0, alpha], for
-    which the method was made: values below 0 would be lost. Start from the calibration where there are such.
+    `init_from` sets alpha to the argument `alpha`, independent of the data, and an affine range to [0, alpha], for
+    which the method was designed. Negative values would be lost: start from the calibration if there are any.
 
     Args:
-        alpha: what `init_from` begins with, > 0, in units of the tensor.
+        alpha: initial clipping level for `init_from`, > 0, in units of the tensor.
         others: see `FakeQuant`.
 
     Raises:
@@ -60,7 +60,7 @@ class Pact(FakeQuant):
         self.register_buffer("zero_point", zero_point)
 
     def quantized(self, x: Tensor) -> Tensor:
-        """See `FakeQuant.quantized`."""
+        """Fake-quantize `x` with the scale derived from alpha."""
         alpha = positive(self.alpha, 0.0, float("inf"))
         reach = codes_beside(self.zero_point, self.spec)
         alpha, scale, zero_point, reach = (
@@ -69,19 +69,22 @@ class Pact(FakeQuant):
         return fake_quantize_clipped(x, alpha, scale, zero_point, reach, self._qmin, self._qmax)
 
     def grid(self) -> tuple[Tensor, Tensor]:
-        """See `FakeQuant.grid`."""
+        """Return the scale derived from alpha, clamped to the limits, and the fixed zero point."""
         scale = self.alpha.detach().abs() / codes_beside(self.zero_point, self.spec)
         return scale.clamp(self.limits.least, self.limits.most), self.zero_point
 
     def init_from(self, x: Tensor) -> None:
-        """Alpha as chosen, and zero at the lowest or the middle code. See `FakeQuant.init_from`."""
+        """Set alpha to its initial value and the zero point to the lowest (affine) or middle code (symmetric).
+
+        See `FakeQuant.init_from`.
+        """
         self.checked(x)
         with torch.no_grad():
             self.alpha.fill_(self.first_alpha)
             self.zero_point.fill_(float(self.spec.centre if self.spec.symmetric else self.spec.qmin))
 
     def clip_at(self, alpha: float) -> None:
-        """Start from this clipping level; the zero point stays where the calibration put it.
+        """Set the clipping level; the zero point stays as calibrated.
 
         Args:
             alpha: > 0, in units of the tensor.
@@ -90,8 +93,9 @@ class Pact(FakeQuant):
             self.alpha.fill_(alpha)
 
     def penalty(self) -> Tensor:
-        """Sum of alpha², to be added to the loss with a small weight (the ancestor's is 1e-4), which keeps ranges low.
+        """Compute the sum of alpha², an L2 regularizer for the loss that keeps ranges small.
 
-        Source: the paper, section 3, where it replaces weight decay.
+        Add it with a small weight (1e-4 in the ancestor). Source: the paper, section 3, where it replaces weight
+        decay.
         """
         return self.alpha.square().sum()

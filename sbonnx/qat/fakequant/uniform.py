@@ -1,4 +1,4 @@
-"""Fixed scale and zero point; only the network learns."""
+"""Fake quantization with fixed scale and zero point; only the weights are trained."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sbonnx.spec import ANY_SCALE, QParams, QuantSpec, ScaleLimits, ScaleRule
 
 @final
 class Uniform(FakeQuant):
-    """Straight-through fake quantization with the scale and zero point of the calibration.
+    """Straight-through fake quantization with the calibrated scale and zero point.
 
-    Data to start from sets the range from its least to its largest value.
+    `init_from` sets the range to the min-max range of the data.
 
     Args:
         scale_rule: see `sbonnx.spec.params_from_bounds`, for `init_from`.
@@ -42,14 +42,14 @@ class Uniform(FakeQuant):
         self.register_buffer("zero_point", zero_point)
 
     def quantized(self, x: Tensor) -> Tensor:
-        """See `FakeQuant.quantized`."""
+        """Fake-quantize `x` with fixed scale and zero point."""
         scale, zero_point = self.spread(self.scale, x), self.spread(self.zero_point, x)
         return fake_quantize(x, scale, zero_point, self._qmin, self._qmax)
 
     def grid(self) -> tuple[Tensor, Tensor]:
-        """See `FakeQuant.grid`."""
+        """Return the fixed scale and zero point."""
         return self.scale, self.zero_point
 
     def init_from(self, x: Tensor) -> None:
-        """Cover every value of `x`. See `FakeQuant.init_from`."""
+        """Set scale and zero point to the min-max range of `x`; see `FakeQuant.init_from`."""
         self.begin_at(*self.covering_all(self.checked(x), self.scale_rule))

@@ -1,4 +1,4 @@
-"""What a constant of a graph becomes in a module: a parameter, a buffer, or numbers in the code."""
+"""Conversion of graph constants to parameters, buffers or Python numbers."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from sbonnx.spec import Array
 from sbonnx.torchnet import Unfit, as_tensor
 
 VALUES: Final = {"Resize": (1, 2), "OneHot": (2,), "QuantizeLinear": (1,), "DequantizeLinear": (1,), "Where": (1, 2)}
-"""Inputs that are no weights, whatever their size."""
+"""Inputs that are never weights, regardless of their size."""
 
 MASKED: Final = 1e30
-"""Constants that go so far out mask values; they are not trained."""
+"""Constants of this magnitude or larger are masks and are not trained."""
 
 
 def plain(value: Any) -> Any:
-    """An attribute that can be copied and pickled: arrays of their own."""
+    """Return an attribute that can be copied and pickled; arrays are copied."""
     return np.array(value) if isinstance(value, np.ndarray) else value
 
 
 def is_short(values: Array) -> bool:
-    """Whether values are read as numbers: one number, or a vector."""
+    """Return whether the values can become Python numbers: a scalar or a short vector."""
     return values.ndim <= 1 and values.size <= LONGEST and values.dtype.kind in "iufb"
 
 
 def as_numbers(values: Array) -> Any:
-    """A number, or a tuple of numbers."""
+    """Return a scalar as a number and a vector as a tuple of numbers."""
     return tuple(values.tolist()) if values.ndim else values.item()
 
 
 def made_of(name: str, values: Array, reader: Node | None) -> torch.Tensor:
-    """A constant as a tensor.
+    """Convert a constant to a tensor.
 
     Raises:
-        ModelError: torch has no such type.
+        ModelError: torch does not have the type.
     """
     try:
         made: torch.Tensor = as_tensor(torch, np.asarray(values), "cpu")
@@ -52,7 +52,7 @@ def made_of(name: str, values: Array, reader: Node | None) -> torch.Tensor:
 
 
 def is_weight(tensor: Tensor, values: Array) -> bool:
-    """Whether a constant is trained: see `reimport.reimport`."""
+    """Return whether a constant becomes a trainable parameter; see `reimport.reimport`."""
     if not (values.dtype.kind == "f" or values.dtype.name == "bfloat16") or values.ndim == 0 or not values.size:
         return False
     uses = readers(tensor)

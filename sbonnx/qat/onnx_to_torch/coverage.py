@@ -1,4 +1,4 @@
-"""Which operators of ONNX can be reimported: read from the schemas of the installed onnx.
+"""Table of the ONNX operators that can be reimported, from the schemas of the installed onnx.
 
 python -m sbonnx.qat.onnx_to_torch.coverage > docs/qat_operators.md
 """
@@ -17,19 +17,19 @@ from sbonnx.torchnet import FUNCTIONS
 State = Literal["supported", "inlined", "missing"]
 
 FIRST: Final = 13
-"""`sbonnx.graph.load` lifts older models to this opset."""
+"""`sbonnx.graph.load` converts older models to this opset."""
 
 LAST: Final = 23
-"""Where the page ends; `coverage` knows newer ones."""
+"""Last opset on the page; `coverage` also supports newer ones."""
 
 MARKS: Final = {"supported": "+", "inlined": "o", "missing": "-"}
-"""On the page; nothing where an opset does not have the op."""
+"""Marks on the page; empty if an opset does not have the op."""
 
 INLINED: Final = {
     "Constant": "a constant of the graph",
     "If": "where its condition is constant, given inputs fixed to values and shapes; else refused by name",
 }
-"""Ops that leave no module behind."""
+"""Ops that are removed before modules are created."""
 
 LIMITS: Final = {
     "AveragePool": "over one to three axes",
@@ -50,7 +50,7 @@ LIMITS: Final = {
     "Unique": "not along an axis",
     "BatchNormalization": "trained by the mode of the module; its batch statistics cannot be read as outputs",
 }
-"""What a supported op does not do, or does in a way of its own."""
+"""Limitations of supported ops."""
 
 _BODY = "repeats a body: unroll it in the export, or leave it out of the model to train"
 _RANDOM = "draws random numbers: training would not compute what the model does"
@@ -69,7 +69,7 @@ WHY: Final = {
     "MaxRoiPool": "has no use in models of today: RoiAlign takes its place",
     "Scatter": "is deprecated: ScatterElements takes its place",
 }  # fmt: skip
-"""Why an op is missing."""
+"""Reasons why ops are missing."""
 
 UNWRITTEN: Final = "is new or rare, and not written yet"
 
@@ -79,11 +79,11 @@ class Coverage:
     """One op in one opset.
 
     Attributes:
-        op: its name, of the default domain.
+        op: name of the op, in the default domain.
         opset: the opset.
-        since: the opset in which this form of the op began.
-        state: "supported" (a module computes it), "inlined" (gone before there are modules), or "missing".
-        why: for a missing op the reason; for the others what is not done, "" where all is.
+        since: opset in which this version of the op was introduced.
+        state: "supported" (a module computes it), "inlined" (removed before modules are created), or "missing".
+        why: reason why the op is missing, or limitations of an available op ("" if there are none).
     """
 
     op: str
@@ -94,10 +94,10 @@ class Coverage:
 
 
 def coverage(opsets: Sequence[int] | None = None) -> tuple[Coverage, ...]:
-    """A row for each op of each opset, by op, then opset; deprecated ops are left out.
+    """Return one row for each op and opset, sorted by op, then opset, without deprecated ops.
 
     Args:
-        opsets: by default all from 13 to the newest that the installed onnx has.
+        opsets: default: 13 to the newest opset of the installed onnx.
     """
     newest = int(onnx.defs.onnx_opset_version())
     chosen = range(FIRST, newest + 1) if opsets is None else sorted(opsets)
@@ -114,7 +114,7 @@ def coverage(opsets: Sequence[int] | None = None) -> tuple[Coverage, ...]:
 
 
 def _since(op: str, opset: int) -> int | None:
-    """The opset in which an op got the form that it has in `opset`; None where it is not there, or deprecated."""
+    """Return the opset that introduced the op's version in `opset`; None if there is none or it is deprecated."""
     try:
         schema = onnx.defs.get_schema(op, opset, "")
     except onnx.defs.SchemaError:
@@ -123,7 +123,7 @@ def _since(op: str, opset: int) -> int | None:
 
 
 def page() -> str:
-    """The table as a page of the documentation, for opsets `FIRST` to `LAST`."""
+    """Return the table as a documentation page, for opsets `FIRST` to `LAST`."""
     opsets = range(FIRST, LAST + 1)
     rows: dict[str, list[Coverage]] = {}
     for row in coverage(opsets):

@@ -1,4 +1,4 @@
-"""Tensors inside the network that training compares with the float network's, beside the outputs."""
+"""Feature distillation: intermediate tensors that training compares with those of the float network."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from sbonnx.qat.onnx_to_torch.operators import Op
 from sbonnx.qat.training.losses import Loss, Outputs, relative_error
 
 BLOCKS: Final = "blocks"
-"""The choice of tensors that is made by the graph."""
+"""Keyword for the automatic selection of tensors."""
 
 LAYERS: Final = 8
-"""Where a network has no blocks: of so many of its layers the outputs are compared."""
+"""Maximum number of layers whose outputs are compared if a network has no residual blocks."""
 
 
 def inner_tensors(graph: Graph, wanted: str | Sequence[str]) -> tuple[str, ...]:
-    """The names of the tensors that are to be compared, in the order in which they are computed.
+    """Return the names of the tensors to compare, in the order in which they are computed.
 
     Args:
         graph: the float graph.
-        wanted: names of tensors, or "blocks": the sums that end residual blocks, after the activation that follows
-            them alone; in a network with none the outputs of up to 8 layers with weights, evenly spread.
+        wanted: names of tensors, or "blocks": the outputs of residual blocks, after the activation if it is the only
+            reader of the sum. In a network without residual blocks: the outputs of up to 8 layers with weights, evenly
+            distributed.
 
     Raises:
-        RecipeError: a name that the graph does not compute in floating point.
+        RecipeError: a name is not a tensor that the graph computes in floating point.
     """
     if isinstance(wanted, str):
         if wanted != BLOCKS:
@@ -51,7 +52,7 @@ def inner_tensors(graph: Graph, wanted: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _blocks(graph: Graph) -> tuple[str, ...]:
-    """See `inner_tensors`."""
+    """Select the tensors of "blocks"; see `inner_tensors`."""
     outputs, nodes = output_names(graph), ordered(graph.nodes)
     sums = [node for node in nodes if node.op == "Add" and _joins(node)]
     ends = dict.fromkeys(_end(node.outputs[0]).name for node in sums)
@@ -70,12 +71,12 @@ def _blocks(graph: Graph) -> tuple[str, ...]:
 
 
 def _joins(node: Node) -> bool:
-    """Whether an Add joins two tensors that are computed, and adds no constant to one."""
+    """Return whether an Add has two computed inputs, i.e. no constant and no graph input."""
     return all(not isinstance(tensor, Constant) and producer(tensor) is not None for tensor in node.inputs)
 
 
 def _end(tensor: GraphTensor) -> GraphTensor:
-    """The tensor after the activation that alone reads this one; without one, itself."""
+    """Return the output of the activation that is the only reader of this tensor, else the tensor itself."""
     reading = readers(tensor)
     if len(reading) == 1 and reading[0][0].op in ENDS_BLOCKS and reading[0][1] == 0:
         return reading[0][0].outputs[0]
@@ -84,16 +85,16 @@ def _end(tensor: GraphTensor) -> GraphTensor:
 
 @final
 class Taps:
-    """A network that gives inner tensors beside its outputs, by the names that they have in the graph.
+    """Network that also returns intermediate tensors, by their names in the graph; a context manager.
 
         with Taps(module, graph, ["layer3.out"]) as tapped:
             tapped(input=images)["layer3.out"]
 
     Args:
-        module: of `reimport` of the graph, with or without fake-quant modules, or a wrapper of one with the attribute
-            ``module``. In front of a fake-quant module: the values before it.
-        graph: that the module was made of.
-        names: of `inner_tensors`.
+        module: result of `reimport` of the graph, with or without fake-quant modules, or a wrapper with the attribute
+            ``module``. The tensors are taken before fake quantization.
+        graph: graph that the module was made from.
+        names: tensors of the graph, see `inner_tensors`.
     """
 
     def __init__(self, module: nn.Module, graph: Graph, names: Sequence[str]) -> None:
@@ -119,7 +120,7 @@ class Taps:
             self._hooks.pop().remove()
 
     def __call__(self, **batch: Tensor) -> dict[str, Tensor]:
-        """Outputs and inner tensors."""
+        """Run the network and return its outputs and the intermediate tensors by name."""
         self._seen.clear()
         outputs = self._module(**batch)
         found = {**self._seen, **outputs}
@@ -127,7 +128,7 @@ class Taps:
         return found
 
     def _kept(self, wanted: Sequence[tuple[str, int]]) -> Callable[..., None]:
-        """A hook that keeps what a node gives."""
+        """Return a hook that stores the outputs of a node."""
 
         def keep(_module: nn.Module, _inputs: object, made: Tensor | tuple[Tensor, ...]) -> None:
             for name, place in wanted:
@@ -137,12 +138,12 @@ class Taps:
 
 
 def with_inner(loss: Loss, names: Sequence[str], weight: float) -> Loss:
-    """`loss` of the outputs, and `weight` times the mean relative squared error of the inner tensors.
+    """Return a loss that adds `weight` times the mean relative squared error of the inner tensors to `loss`.
 
     Args:
-        loss: is given the outputs alone.
-        names: of the inner tensors among what the networks give.
-        weight: of theirs.
+        loss: loss of the outputs, called without the inner tensors.
+        names: inner tensors in the results of both networks.
+        weight: weight of the inner tensors' error.
 
     Source: Romero et al. 2015, "FitNets", equation 3, relative to the size of each tensor.
     """

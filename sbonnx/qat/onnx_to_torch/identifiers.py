@@ -1,4 +1,4 @@
-"""Names of a graph as names in Python."""
+"""Conversion of names in a graph to Python identifiers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Final
 from torch import fx, nn
 
 _TAKEN: Final = frozenset(dir(fx.GraphModule)) | frozenset(dir(nn.Module())) | {"meta", "shape_env"}
-"""Attributes of every graph module."""
+"""Attributes of every graph module, which must not be used as names."""
 
 
 class PythonNames:
-    """Gives each name of a graph a name in Python of its own: other characters than letters and digits become "_".
+    """Assigns a unique Python identifier to each name of a graph; characters other than letters and digits become "_".
 
-    "/layer1/conv.0/Conv" is `layer1_conv_0_Conv`; the second of two that would be equal ends in `_1`.
+    "/layer1/conv.0/Conv" becomes `layer1_conv_0_Conv`; a duplicate gets the suffix `_1`.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class PythonNames:
         self._next: dict[str, int] = {}
 
     def fresh(self, name: str) -> str:
-        """A name that was not given yet, and that no graph module, keyword or builtin of its own has."""
+        """Return an unused identifier that is not a keyword and not an attribute of graph modules."""
         stem = re.sub(r"\W", "_", name, flags=re.ASCII).strip("_") or "unnamed"
         stem = f"_{stem}" if stem[0].isdigit() else stem
         stem = f"{stem}_" if stem in _TAKEN or keyword.iskeyword(stem) else stem

@@ -1,4 +1,4 @@
-"""BatchNormalization that can be trained."""
+"""Trainable BatchNormalization."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from sbonnx.torchnet import Call, Unfit, compute
 
 
 class BatchNorm(Op):
-    """ONNX BatchNormalization with the two modes of torch's own.
+    """ONNX BatchNormalization with the train and eval modes of torch's BatchNorm.
 
-        train():  y = (x - mean(x)) / sqrt(var(x) + epsilon) * scale + bias,  moments over all axes but the channels,
+        train():  y = (x - mean(x)) / sqrt(var(x) + epsilon) * scale + bias,  moments over all axes except channels,
                   running = momentum * running + (1 - momentum) * moment
-        eval():   the same with the running mean and variance
+        eval():   the same formula with the running mean and variance
 
-    The running variance takes the unbiased one of the batch, as torch's BatchNorm does. Statistics that are no
-    constants of the graph are used in eval mode, and not updated.
+    The running variance is updated with the unbiased variance of the batch, as in torch's BatchNorm. Statistics that
+    are not constants of the graph are used in eval mode, and not updated.
 
     Attributes:
-        frozen: use the running statistics in train mode too, and leave them as they are.
+        frozen: use the running statistics in train mode too, without updating them.
 
     Args:
-        kept: mean and variance are buffers of the module that holds this one.
+        call: the node.
+        kept: mean and variance are buffers of the parent module, to be updated in train mode.
     """
 
     def __init__(self, call: Call, *, kept: bool) -> None:
@@ -34,7 +35,7 @@ class BatchNorm(Op):
         self.frozen = False
 
     def forward(self, *inputs: Any) -> Any:
-        """(x, scale, bias, mean, variance) → the normal x, of its shape (N, C, ...)."""
+        """Normalize x, given (x, scale, bias, mean, variance); the shape (N, C, ...) is preserved."""
         return compute(self._normalize, self.call, inputs)
 
     def _normalize(

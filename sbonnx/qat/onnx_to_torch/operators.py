@@ -1,4 +1,4 @@
-"""The modules that a reimported graph is made of: one a node, all small, all picklable."""
+"""Modules of a reimported graph: one small, picklable module for each node."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from sbonnx.torchnet import FUNCTIONS, Call, compute
 
 
 class Op(nn.Module):  # type: ignore[misc]
-    """One node, computed by the function that the table of `sbonnx.torchnet` has for its op.
+    """One node, computed by the function of its op in `sbonnx.torchnet.FUNCTIONS`.
 
-    Its inputs are those of the node, in order: tensors, None where one is left out, Python numbers (and tuples of
-    them) where the function takes sizes, axes or limits. It gives a tensor, or a tuple where the node has several
-    outputs.
+    The inputs are those of the node, in order: tensors, None for an omitted input, or Python numbers (and tuples of
+    them) for sizes, axes and limits. The result is a tensor, or a tuple if the node has several outputs.
 
     Attributes:
         call: name, op, attributes and opset of the node.
-        single: only the first output is read, though the function may give more.
+        single: only the first output is used, even if the function returns more.
 
     Raises:
-        ModelError: when it runs: the node asks for what the function does not do, or its inputs do not fit.
+        ModelError: in `forward`: the function does not support the attributes or inputs of the node.
     """
 
     def __init__(self, call: Call, *, single: bool = True) -> None:
@@ -32,22 +31,22 @@ class Op(nn.Module):  # type: ignore[misc]
         self.single = single
 
     def forward(self, *inputs: Any) -> Any:
-        """The node's output, or a tuple of its outputs."""
+        """Compute the output of the node, or a tuple of its outputs."""
         made = compute(FUNCTIONS[self.call.op], self.call, inputs)
         return made[0] if self.single and isinstance(made, tuple) else made
 
     def extra_repr(self) -> str:
-        """Op, name and attributes."""
+        """Return the text for `print(model)`: op, name and attributes."""
         shown = [f"{self.call.op} '{self.call.name}'"]
         shown += [f"{key}={value}" for key, value in self.call.attributes.items() if not hasattr(value, "nbytes")]
         return ", ".join(shown)
 
 
 class Placed(Op):
-    """A node that makes tensors out of numbers, or names a type.
+    """A node that creates tensors from numbers, or has a type as attribute.
 
-    What it gives lies on the device of the module; where the graph says float32 and the module was converted
-    (`module.double()`), it has the module's type. A scalar that travels with the module says both.
+    The outputs are on the device of the module. A float32 output has the module's dtype if the module was converted
+    (`module.double()`). A scalar buffer tracks the device and the dtype.
     """
 
     place: torch.Tensor
@@ -57,7 +56,7 @@ class Placed(Op):
         self.register_buffer("place", torch.zeros(()), persistent=False)
 
     def forward(self, *inputs: Any) -> Any:
-        """The node's output, on the device of the module."""
+        """Compute the output of the node, on the device of the module."""
         made = super().forward(*inputs)
         return tuple(self._settled(one) for one in made) if isinstance(made, tuple) else self._settled(made)
 
@@ -66,18 +65,18 @@ class Placed(Op):
 
 
 class Sizes(Op):
-    """A node that computes with sizes: of Python integers, so that shapes stay symbols for torch.compile."""
+    """A node of shape arithmetic, on Python integers, so that shapes stay symbolic under torch.compile."""
 
     def forward(self, *inputs: Any) -> Any:
-        """An integer, or a tuple of integers for a vector."""
+        """Compute an integer, or a tuple of integers for a vector."""
         return compute(SIZES[self.call.op], self.call, inputs)
 
 
 class AsTensor(nn.Module):  # type: ignore[misc]
-    """Sizes as a tensor, on the device of the module.
+    """Conversion of sizes to a tensor, on the device of the module.
 
     Args:
-        kind: torch's name of the type.
+        kind: name of the torch dtype.
     """
 
     place: torch.Tensor
@@ -88,9 +87,9 @@ class AsTensor(nn.Module):  # type: ignore[misc]
         self.register_buffer("place", torch.zeros(()), persistent=False)
 
     def forward(self, sizes: Any) -> torch.Tensor:
-        """() for an integer, (N,) for a tuple."""
+        """Convert an integer to a tensor of shape (), or a tuple to shape (N,)."""
         return cast("torch.Tensor", torch.tensor(sizes, dtype=getattr(torch, self.kind), device=self.place.device))
 
     def extra_repr(self) -> str:
-        """The type."""
+        """Return the text for `print(model)`: the dtype."""
         return str(self.kind)

@@ -1,4 +1,4 @@
-"""An ONNX graph as a `torch.fx.GraphModule` that can be trained."""
+"""Conversion of an ONNX graph to a trainable `torch.fx.GraphModule`."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from sbonnx.spec import Array
 from sbonnx.torchnet import FUNCTIONS, NUMBERS, Call, compute
 
 CALLED: Final = "call_module"
-"""torch's name of nodes that call a submodule."""
+"""torch.fx opcode of nodes that call a submodule."""
 
 HELD: Final = "get_attr"
-"""torch's name of nodes that read a parameter or a buffer."""
+"""torch.fx opcode of nodes that read a parameter or a buffer."""
 
 META: Final = "sbonnx"
-"""Key of what `reimport` says of a module, in `module.meta`."""
+"""Key in `module.meta` of the information that `reimport` stores."""
 
 STATISTICS: Final = {"BatchNormalization": (3, 4)}
-"""Inputs that training updates without gradients."""
+"""Inputs that are running statistics: training updates them without gradients."""
 
 FOLDED: Final = 64
-"""Integers that follow from constants are computed beforehand up to so many."""
+"""Largest number of elements of an integer tensor for constant folding."""
 
 
 class Reimported(fx.GraphModule):  # type: ignore[misc]
-    """A graph of ONNX as a module. Copies and pickles keep what `meta` says."""
+    """ONNX graph as a module. Copying and pickling preserve `meta`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         _, (body, imports) = super().__reduce__()
@@ -48,7 +48,7 @@ class Reimported(fx.GraphModule):  # type: ignore[misc]
 
 
 def _restored(body: dict[str, Any], imports: str, meta: dict[str, Any]) -> Reimported:
-    """A module from what was pickled of it."""
+    """Restore a pickled module."""
     plain = fx.graph_module.reduce_graph_module(body, imports)
     made = Reimported(plain, plain.graph, class_name="Reimported")
     made.meta.update(meta)
@@ -56,14 +56,14 @@ def _restored(body: dict[str, Any], imports: str, meta: dict[str, Any]) -> Reimp
 
 
 class Read(NamedTuple):
-    """One read of one node: argument `position` of `node`."""
+    """One input of a node: argument `position` of `node`."""
 
     node: fx.Node
     position: int
 
     @property
     def value(self) -> fx.Node:
-        """What is read."""
+        """Node whose value is read."""
         return self.node.args[self.position]
 
 
@@ -74,33 +74,32 @@ def reimport(
     fixed: Mapping[str, Any] | None = None,
     shapes: Mapping[str, Sequence[int | str | None]] | None = None,
 ) -> Reimported:
-    """The graph as a module of torch, computing the same, for training.
+    """Convert the graph to an equivalent torch module for training.
 
         module = reimport(graph)
         logits = module(images)["logits"]
 
-    - Its inputs are those of the graph in order, or by their names (as Python has them); its output is a dict by the
+    - Inputs are passed in the order of the graph, or by name (as Python identifiers). The output is a dict by the
       names of the graph's outputs.
-    - Every node is a submodule named after it (`sbonnx.qat.onnx_to_torch.operators.Op`); weights stand at the top,
-      named after
-      their initializers. Both by `naming.PythonNames`.
-    - Floating point initializers of rank 1 and more are parameters. Buffers are: integers, single numbers of
-      element-wise arithmetic, masks, and the statistics of norms, of which every node has its own. Shapes and axes
-      stand in the code.
-    - BatchNormalization is trained and updates its statistics in train mode (`norms.BatchNorm`); in eval mode all is
-      as in onnxruntime. Dropout does nothing, as in a model for inference.
-    - Shapes are computed when it runs: axes that the graph leaves open may have any size.
-    - `module.meta["sbonnx"]` holds, by their names in Python: `parameters`, `buffers` and `inputs` with the names in
-      the graph; `statistics` (by node, the names of mean and variance); `outputs`; `opset`.
+    - Every node is a submodule named after it (`sbonnx.qat.onnx_to_torch.operators.Op`). Weights are attributes of the
+      root module, named after their initializers. Names are converted by `identifiers.PythonNames`.
+    - Floating-point initializers of rank 1 or more are parameters. Buffers are: integers, single numbers in
+      element-wise arithmetic, masks, and the statistics of norms (separate for each node). Shapes and axes are Python
+      constants in the code.
+    - BatchNormalization is trained and updates its statistics in train mode (`norms.BatchNorm`); in eval mode the
+      module computes the same as onnxruntime. Dropout is a no-op, as in a model for inference.
+    - Shapes are computed at run time: dynamic axes of the graph may have any size.
+    - `module.meta["sbonnx"]` contains: `parameters`, `buffers` and `inputs` (name in the graph by Python name);
+      `statistics` (Python names of mean and variance by node); `outputs`; `opset`.
 
     Args:
-        graph: is not changed. Ops that lead to no output are left out.
-        device: where parameters and buffers lie.
-        fixed, shapes: what makes the conditions of branches constant: see `settle`.
+        graph: graph to convert; not changed. Nodes that do not lead to an output are left out.
+        device: device of parameters and buffers.
+        fixed, shapes: values and shapes of inputs that make the conditions of branches constant; see `settle`.
 
     Raises:
-        ModelError: an op that torch cannot compute here, named with opset and node; a branch with a condition that is
-            not constant; a constant of a type that torch does not have.
+        ModelError: an op is not supported (the message names opset and node), the condition of a branch is not
+            constant, or torch does not have the type of a constant.
     """
     settled = settle(graph, fixed=fixed, shapes=shapes)
     nodes = _needed(settled)
@@ -111,10 +110,10 @@ def reimport(
 
 
 def parameter_name(module: fx.GraphModule, initializer: str) -> str:
-    """The name of the parameter that an initializer became.
+    """Return the name of the parameter of an initializer.
 
     Raises:
-        ModelError: it became none.
+        ModelError: the initializer did not become a parameter.
     """
     meta = _meta(module)
     for name, source in meta["parameters"].items():
@@ -125,7 +124,7 @@ def parameter_name(module: fx.GraphModule, initializer: str) -> str:
 
 
 def site_of(module: fx.GraphModule, node_name: str, input_index: int) -> Read:
-    """Where an input of an ONNX node is read: a module put between there changes what this node reads, and only that.
+    """Find the read of an input of an ONNX node. A module inserted there changes this input of this node only.
 
         read = site_of(module, "conv1", 0)
         with module.graph.inserting_before(read.node):
@@ -133,7 +132,7 @@ def site_of(module: fx.GraphModule, node_name: str, input_index: int) -> Read:
         read.node.update_arg(read.position, quantized)
 
     Raises:
-        ModelError: there is no such node, or this input is no tensor (left out, or a shape in the code).
+        ModelError: there is no such node, or this input is not a tensor (omitted, or a shape in the code).
     """
     for node in module.graph.nodes:
         if node.op != CALLED:
@@ -147,7 +146,7 @@ def site_of(module: fx.GraphModule, node_name: str, input_index: int) -> Read:
 
 
 def _meta(module: nn.Module) -> dict[str, Any]:
-    """What `reimport` said of a module."""
+    """Return the information that `reimport` stored in a module."""
     found: dict[str, Any] | None = getattr(module, "meta", {}).get(META)
     if found is None:
         raise ModelError("the module does not come from sbonnx.qat.onnx_to_torch.reimport: it has no meta['sbonnx']")
@@ -155,7 +154,7 @@ def _meta(module: nn.Module) -> dict[str, Any]:
 
 
 def _needed(graph: Graph) -> list[Node]:
-    """The nodes that lead to an output, in topological order."""
+    """Return the nodes that lead to an output, in topological order."""
     stack = [node for tensor in graph.outputs for node in tensor.inputs]
     needed: set[int] = set()
     while stack:
@@ -167,10 +166,10 @@ def _needed(graph: Graph) -> list[Node]:
 
 
 def _require_known(nodes: Iterable[Node], opset: int) -> None:
-    """Nothing, where torch has every op.
+    """Check that every op is supported.
 
     Raises:
-        ModelError: it has not; names the first, and what else is missing.
+        ModelError: an op is not supported; the message names the first such node and all other missing ops.
     """
     unknown = {
         node.op: node
@@ -188,12 +187,12 @@ def _require_known(nodes: Iterable[Node], opset: int) -> None:
 
 
 class _Importer:
-    """Builds a graph of torch.fx beside the modules it calls.
+    """Builds a torch.fx graph and the modules that it calls.
 
     Attributes:
-        values: node of fx by tensor name.
-        sizes: names of tensors that are Python numbers there.
-        known: integers that follow from constants alone, by tensor name.
+        values: fx node by tensor name.
+        sizes: names of tensors that are Python numbers in the fx graph.
+        known: constant-folded integers by tensor name.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -212,13 +211,13 @@ class _Importer:
         }
 
     def module(self, nodes: Sequence[Node]) -> Reimported:
-        """The module."""
+        """Convert the nodes and return the finished module."""
         for tensor in self.source.inputs:
             name = self.names.fresh(tensor.name)
             self.meta["inputs"][name] = tensor.name
             self.values[tensor.name] = self.graph.placeholder(name)
         held = {tensor.name: tensor for node in nodes for tensor in node.inputs if isinstance(tensor, Constant)}
-        reserved = {name: self.names.fresh(name) for name in held}  # weights keep their names, nodes give way
+        reserved = {name: self.names.fresh(name) for name in held}  # before the nodes: weights keep their names
         self.reserved = reserved
         for node in nodes:
             self.add(node)
@@ -229,7 +228,7 @@ class _Importer:
         return made
 
     def add(self, node: Node) -> None:
-        """One node."""
+        """Convert one node."""
         attributes = {name: plain(attribute(node, name)) for name in node.attrs}
         used = [at for at, tensor in enumerate(node.outputs) if readers(tensor) or self._is_output(tensor)]
         count = len(node.outputs) if node.op == "Split" else used[-1] + 1
@@ -252,7 +251,7 @@ class _Importer:
             self.values[node.outputs[index].name] = self.graph.call_function(operator.getitem, (made, index))
 
     def argument(self, node: Node, index: int, *, numbers: bool = False) -> Any:
-        """What a node reads at one place: a node of fx, Python numbers, or None."""
+        """Return one input of a node as an fx node, Python numbers, or None."""
         tensor = node.inputs[index]
         if not tensor.name:
             return None
@@ -267,7 +266,7 @@ class _Importer:
         return self.tensor(tensor, node)
 
     def tensor(self, tensor: Tensor, reader: Node | None) -> fx.Node:
-        """The node of fx that gives a tensor."""
+        """Return the fx node of a tensor."""
         name = tensor.name
         if name in self.sizes:
             if name not in self.as_tensors:
@@ -280,7 +279,7 @@ class _Importer:
         return self.values[name]
 
     def _held(self, tensor: Tensor, reader: Node | None) -> fx.Node:
-        """A constant as a parameter or buffer."""
+        """Register a constant as a parameter or buffer and return its fx node."""
         values = self._constant(tensor)
         if values is None:
             raise ModelError(f"'{tensor.name}' is computed by no node that leads to an output: the graph is not sorted")
@@ -295,7 +294,7 @@ class _Importer:
         return self.graph.create_node(HELD, name, name=name)
 
     def _statistic(self, node: Node, index: int, tensor: Tensor) -> fx.Node:
-        """A running mean or variance: of this node alone, for simplification lets equal constants be one."""
+        """Register a running mean or variance as a buffer; a constant with several readers is copied for each."""
         values = constant(tensor)
         assert values is not None
         alone = len(readers(tensor)) == 1
@@ -306,23 +305,27 @@ class _Importer:
         return self.graph.create_node(HELD, name, name=name)
 
     def _operator(self, node: Node, call: Call) -> Op:
-        """The module for a node."""
+        """Create the module of a node."""
         if node.op == "BatchNormalization":
             return BatchNorm(call, kept=all(isinstance(node.inputs[index], Constant) for index in (3, 4)))
         return (Placed if node.op in MAKES_TENSORS else Op)(call, single=call.outputs == 1)
 
     def _call(self, stem: str, module: nn.Module, arguments: tuple[Any, ...]) -> fx.Node:
-        """Adds a module and a call of it."""
+        """Add a module and a call of it."""
         name = self.names.fresh(stem)
         self.root.add_module(name, module)
         return self.graph.create_node("call_module", name, arguments, name=name)
 
     def _constant(self, tensor: Tensor) -> Array | None:
-        """The values of a constant, or of what follows from constants."""
+        """Return the values of a constant or constant-folded tensor, else None."""
         return self.known[tensor.name] if tensor.name in self.known else constant(tensor)
 
     def _fold(self, node: Node, call: Call) -> bool:
-        """Whether a node computes a few integers from constants, as exporters do for axes and pads: done here."""
+        """Fold a node that computes a few integers from constants, such as exported axes and pads.
+
+        Returns:
+            False if the node cannot be folded.
+        """
         out, kind = node.outputs[0], dtype(node.outputs[0])
         given = [self._constant(tensor) if tensor.name else None for tensor in node.inputs]
         if len(node.outputs) != 1 or kind is None or kind.kind not in "iub" or call.op in ("Shape", "Size"):
@@ -340,7 +343,7 @@ class _Importer:
         return any(output is tensor for output in self.source.outputs)
 
     def _is_of_sizes(self, node: Node) -> bool:
-        """Whether a node computes with sizes alone, and gives an integer or a short vector."""
+        """Return whether a node computes an integer or a short vector from sizes only."""
         if node.op in ("Shape", "Size"):
             return True
         out = node.outputs[0]
@@ -358,7 +361,7 @@ class _Importer:
         return any(tensor.name in self.sizes for tensor in given) and all(map(self._is_size, given))
 
     def _is_size(self, tensor: Tensor) -> bool:
-        """Whether a tensor is an integer or a vector of them in Python, or a constant that can be."""
+        """Return whether a tensor is, or can become, a Python integer or a tuple of integers."""
         values = self._constant(tensor)
         if values is None:
             return tensor.name in self.sizes
@@ -366,7 +369,7 @@ class _Importer:
 
 
 def _count(tensor: Tensor) -> int:
-    """How many elements a tensor has; one too many where that is not known."""
+    """Count the elements of a tensor; a number above `FOLDED` if its shape is not known."""
     dims = shape(tensor)
     return FOLDED + 1 if dims is None else math.prod(size if isinstance(size, int) else FOLDED + 1 for size in dims)
 

@@ -1,8 +1,8 @@
-"""Arithmetic with sizes: integers and short vectors of them, as Python numbers.
+"""Shape arithmetic on Python numbers: integers and short vectors of integers.
 
-A graph that takes any batch and any length computes shapes from shapes. Done with tensors, every such step is a
-small kernel, and its values must be read back before a tensor can have that shape. Done with Python numbers it costs
-nothing, and under torch.compile the sizes stay symbols.
+A graph with dynamic axes computes shapes from shapes. With tensors, each such operation launches a small kernel, and
+its result must be copied to the host before it can be used as a shape. Python numbers avoid both, and sizes stay
+symbolic under torch.compile.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ import onnx
 from sbonnx.torchnet import Call
 
 LONGEST: Final = 32
-"""Longer vectors of sizes are tensors."""
+"""Maximum length of a vector of sizes; longer ones are tensors."""
 
 Value = Any
-"""An int (a symbol of torch.compile, a bool) for rank 0, a tuple of them for rank 1."""
+"""An int, bool or SymInt of torch.compile for rank 0, a tuple of them for rank 1."""
 
 
 def tuple_of(x: Value) -> tuple[Any, ...]:
-    """A vector as it is, a number as a vector of one."""
+    """Return a vector unchanged and a number as a tuple of length 1."""
     return x if isinstance(x, tuple) else (x,)
 
 
 def _shape(call: Call, x: Value) -> Value:
-    """Of a tensor, or of sizes."""
+    """ONNX Shape of a tensor or of sizes."""
     found = tuple(x.shape) if hasattr(x, "shape") else ((len(x),) if isinstance(x, tuple) else ())
     return found[call.integer("start", 0) : call.attributes.get("end")]
 
 
 def _size(call: Call, x: Value) -> Value:
-    """Of a tensor, or of sizes."""
+    """ONNX Size of a tensor or of sizes."""
     return math.prod(x.shape) if hasattr(x, "shape") else len(tuple_of(x))
 
 
@@ -46,7 +46,7 @@ def _gather(call: Call, x: Value, picks: Value) -> Value:
 
 
 def _slice(call: Call, x: Value, begin: Value, end: Value, axes: Value = None, steps: Value = None) -> Value:
-    """ONNX Slice of a vector; a backward step past the front ends there."""
+    """ONNX Slice of a vector; with a negative step, an end before the start of the vector includes its first value."""
     step = 1 if steps is None else tuple_of(steps)[0]
     start, stop = tuple_of(begin)[0], tuple_of(end)[0]
     return x[slice(start, None if step < 0 and stop < -len(x) else stop, step)]
@@ -58,7 +58,7 @@ def _concat(call: Call, *parts: Value) -> Value:
 
 
 def _squeeze(call: Call, x: Value, axes: Value = None) -> Value:
-    """ONNX Squeeze: a vector of one becomes a number."""
+    """ONNX Squeeze: a vector of length 1 becomes a number."""
     return x[0] if isinstance(x, tuple) and len(x) == 1 else x
 
 
@@ -78,14 +78,14 @@ def _identity(call: Call, x: Value) -> Value:
 
 
 def _cast(call: Call, x: Value) -> Value:
-    """ONNX Cast between integers and truth values."""
+    """ONNX Cast between integers and bools."""
     if int(call.attributes["to"]) == onnx.TensorProto.BOOL:
         return _each(lambda value: value != 0, x)
     return _each(lambda value: int(value) if isinstance(value, bool) else value, x)
 
 
 def _each(function: Callable[..., Any], *inputs: Value) -> Value:
-    """A function of numbers on numbers and vectors, which are broadcast."""
+    """Apply a function of numbers to numbers and vectors, with broadcasting."""
     length = max((len(x) for x in inputs if isinstance(x, tuple)), default=None)
     if length is None:
         return function(*inputs)
@@ -96,7 +96,7 @@ def _each(function: Callable[..., Any], *inputs: Value) -> Value:
 
 
 def _elementwise(function: Callable[..., Any]) -> Callable[..., Value]:
-    """A row of the table for a function of numbers."""
+    """Return the element-wise table entry of a function of numbers."""
 
     def row(call: Call, *inputs: Value) -> Value:
         return _each(function, *inputs)
@@ -105,7 +105,7 @@ def _elementwise(function: Callable[..., Any]) -> Callable[..., Value]:
 
 
 def _folded(function: Callable[[Any, Any], Any]) -> Callable[..., Value]:
-    """A function of two numbers on any count of inputs."""
+    """Return the element-wise table entry that folds a binary function over any number of inputs."""
 
     def row(call: Call, *inputs: Value) -> Value:
         result = inputs[0]
@@ -117,12 +117,12 @@ def _folded(function: Callable[[Any, Any], Any]) -> Callable[..., Value]:
 
 
 def _div(a: Any, b: Any) -> Any:
-    """Towards zero, as ONNX divides integers."""
+    """Divide and round towards zero, as ONNX does for integers."""
     return a // b if (a >= 0) == (b > 0) else -(-a // b)
 
 
 def _mod(call: Call, a: Value, b: Value) -> Value:
-    """ONNX Mod: the sign of the divisor, or of the dividend with fmod."""
+    """ONNX Mod: the result has the sign of the divisor, or of the dividend if fmod is set."""
     if call.integer("fmod", 0):
         return _each(lambda x, y: x - _div(x, y) * y, a, b)
     return _each(operator.mod, a, b)
@@ -133,7 +133,7 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
 
 
 def _constant_of_shape(call: Call, shape: Value) -> Value:
-    """ONNX ConstantOfShape of a vector or a number of integers."""
+    """ONNX ConstantOfShape with a result of rank 0 or 1."""
     value = call.attributes.get("value")
     filled = np.zeros(1) if value is None else np.asarray(value)
     one = filled.reshape(-1)[0].item()
@@ -141,7 +141,7 @@ def _constant_of_shape(call: Call, shape: Value) -> Value:
 
 
 def _reduced(function: Callable[[Any], Any]) -> Callable[..., Value]:
-    """A vector as one number."""
+    """Return the table entry that reduces a vector to one number."""
 
     def row(call: Call, x: Value, axes: Value = None) -> Value:
         found = function(tuple_of(x))
@@ -186,4 +186,4 @@ SIZES: Final[dict[str, Callable[..., Value]]] = {
     "ReduceMax": _reduced(max),
     "ReduceMin": _reduced(min),
 }
-"""What can be done with sizes. A node that reads sizes and is not here gets them as a tensor."""
+"""Supported shape arithmetic by op. For any other op, sizes are converted to a tensor."""

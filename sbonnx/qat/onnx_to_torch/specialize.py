@@ -1,4 +1,4 @@
-"""Inputs with a known value or shape put into a graph, so that its branches are decided."""
+"""Specialization of a graph to known input values and shapes, so that the conditions of its Ifs become constant."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ def settle(
     fixed: Mapping[str, Any] | None = None,
     shapes: Mapping[str, Sequence[int | str | None]] | None = None,
 ) -> Graph:
-    """The graph for some inputs only, simplified: branches whose condition is known then stand in the main graph.
+    """Specialize a graph to input values and shapes and simplify it; Ifs with a constant condition are inlined.
 
-    A plan for such a model is made of the settled graph. The given graph stays as it is; where there is nothing to
-    settle (no value, no shape, no If) it is what is returned.
+    A plan for such a model must be made from the specialized graph. The given graph is not changed; it is returned as
+    is if there is nothing to do (no value, no shape, no If).
 
     Args:
-        fixed: value by name of inputs that become constants (a sampling rate, a flag).
-        shapes: shape by name of inputs: sizes, and names or None for axes that stay dynamic.
+        graph: graph to specialize.
+        fixed: inputs that become constants (a sampling rate, a flag): value by name.
+        shapes: shapes of inputs by name: sizes, and names or None for axes that stay dynamic.
 
     Raises:
-        ModelError: there is no such input, or the value or shape does not fit it.
+        ModelError: there is no such input, or the value or shape does not match it.
     """
     values, wanted = dict(fixed or {}), dict(shapes or {})
     if not values and not wanted and not any(_branches(graph)):
@@ -53,10 +54,10 @@ def settle(
 
 
 def require_settled(graph: Graph) -> None:
-    """Nothing, where no branch is left.
+    """Check that the graph has no If left.
 
     Raises:
-        ModelError: the condition of an If is not known; names it.
+        ModelError: the condition of an If is not constant; the message names it.
     """
     for node in _branches(graph):
         raise ModelError(
@@ -70,10 +71,10 @@ def _branches(graph: Graph) -> list[Any]:
 
 
 def _check(name: str, known: tuple[Any, ...] | None, dims: tuple[Any, ...]) -> None:
-    """Whether a shape fits what the file says.
+    """Check that a shape is compatible with the shape in the model.
 
     Raises:
-        ModelError: it does not.
+        ModelError: the shapes are not compatible.
     """
     sizes = zip(known or dims, dims, strict=False)
     clash = any(isinstance(size, int) and isinstance(dim, int) and size != dim for size, dim in sizes)
@@ -82,7 +83,7 @@ def _check(name: str, known: tuple[Any, ...] | None, dims: tuple[Any, ...]) -> N
 
 
 def _fix(graph: Graph, tensor: Any, value: Any) -> None:
-    """In place: an input becomes a constant."""
+    """Replace an input by a constant, in place."""
     kind = dtype(tensor)
     array = np.asarray(value, kind)
     _check(tensor.name, shape(tensor), array.shape)

@@ -1,1 +1,1 @@
-"""Training loop: losses, augmentation, schedules, checkpoints, weight averages."""
+"""Training loop: losses, augmentation, schedules, checkpoints, EMA of the weights."""

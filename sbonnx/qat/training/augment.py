@@ -1,9 +1,9 @@
-"""Batches of images changed at random, so that few of them go a long way. No labels are needed: the float network
-sees what the quantized one sees, and says what is right.
+"""Data augmentation of image batches, for training with few samples. No labels are needed: the float network gets the
+same augmented batch, and its outputs are the targets.
 
-Each takes a batch and where its chance comes from, and gives a new batch; the same chance gives the same batch. What
-is changed are inputs of four axes in floating point: images, channels first (N, C, H, W) or last (N, H, W, C). Other
-inputs stay as they are, and so does a batch without images.
+Each augmentation takes a batch and a random generator, and returns a new batch; the same generator state gives the
+same batch. Only images are changed, i.e. floating-point inputs with four axes, channels first (N, C, H, W) or last
+(N, H, W, C). Other inputs stay unchanged.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from sbonnx.errors import RecipeError
 
 Batch = dict[str, Tensor]
 Augment = Callable[[Batch, torch.Generator], Batch]
-"""(a batch, where its chance comes from) → the batch that is trained on; the float network sees the same."""
+"""(batch, random generator) → augmented batch, which both the trained and the float network get."""
 
 REACH: Final = 8
-"""`shift` moves an image by up to an eighth of its height and width: 4 of 32 pixels, as is usual on CIFAR."""
+"""Reciprocal of the largest relative shift: `shift` moves an image by up to an eighth of its height and width (4 of 32
+pixels, as is usual for CIFAR)."""
 
 CHANNELS: Final = (1, 3, 4)
-"""How many channels an image has."""
+"""Possible numbers of channels of an image."""
 
 
 def flip(batch: Batch, chance: torch.Generator) -> Batch:
-    """Every second image, by chance, is mirrored: left is right."""
+    """Flip each image horizontally with probability 1/2."""
     turned = {}
     which = None
     for name, images in _images(batch).items():
@@ -39,9 +40,9 @@ def flip(batch: Batch, chance: torch.Generator) -> Batch:
 
 
 def shift(batch: Batch, chance: torch.Generator) -> Batch:
-    """Each image is moved by up to an eighth of its size along both axes; what enters mirrors what stands at the edge.
+    """Shift each image by up to an eighth of its size along both axes, with reflection padding.
 
-    Source: He et al. 2016, section 4.2, with mirrored edges instead of zeros, which no image has.
+    Source: He et al. 2016, section 4.2, with reflection padding instead of zeros, which do not look like an image.
     """
     moved = {}
     by = None
@@ -51,14 +52,14 @@ def shift(batch: Batch, chance: torch.Generator) -> Batch:
         for axis, parts in zip(_axes(images), by.T, strict=True):
             size = images.shape[axis]
             places = torch.arange(size) - torch.round(parts * (size // REACH)).long()[:, None]
-            places = (size - 1) - ((size - 1) - places.abs()).abs()  # mirrored without the edge itself
+            places = (size - 1) - ((size - 1) - places.abs()).abs()  # reflection without repeating the edge
             found = _taken(found, axis, places.to(images.device))
         moved[name] = found
     return {**batch, **moved}
 
 
 def mixup(batch: Batch, chance: torch.Generator) -> Batch:
-    """Each image is mixed with another of the batch, in parts between none and all of it.
+    """Mix each image with another image of the batch (mixup).
 
         x_i <- a_i x_i + (1 - a_i) x_j,   a_i uniform in [0, 1]
 
@@ -74,7 +75,7 @@ def mixup(batch: Batch, chance: torch.Generator) -> Batch:
 
 
 def cutmix(batch: Batch, chance: torch.Generator) -> Batch:
-    """In each image a rectangle comes from another image of the batch, of an area between none and all of it.
+    """Replace a rectangle of each image by that of another image of the batch; its relative area is random in [0, 1].
 
     Source: Yun et al. 2019, "CutMix", section 3.1 with alpha 1.
     """
@@ -96,32 +97,32 @@ def cutmix(batch: Batch, chance: torch.Generator) -> Batch:
 
 
 AUGMENTATIONS: Final[dict[str, Augment]] = {"flip": flip, "shift": shift, "cutmix": cutmix, "mixup": mixup}
-"""Ways to change images, by name."""
+"""Augmentations by name."""
 
 
 @final
 @dataclass(frozen=True)
 class Chain:
-    """Augmentations one after another.
+    """Composition of augmentations, applied in order.
 
     Attributes:
-        names: of `AUGMENTATIONS`.
+        names: keys of `AUGMENTATIONS`.
     """
 
     names: tuple[str, ...]
 
     def __call__(self, batch: Batch, chance: torch.Generator) -> Batch:
-        """The batch, changed by each in turn."""
+        """Apply all augmentations to the batch, in order."""
         for name in self.names:
             batch = AUGMENTATIONS[name](batch, chance)
         return batch
 
 
 def make_augment(wanted: str | Sequence[str]) -> Chain:
-    """Augmentations by name, in the order given.
+    """Create a chain of augmentations from their names, in the given order.
 
     Args:
-        wanted: names of `AUGMENTATIONS`, as a sequence or with commas between: "flip,shift,cutmix".
+        wanted: keys of `AUGMENTATIONS`, as a sequence or separated by commas: "flip,shift,cutmix".
 
     Raises:
         RecipeError: there is no such augmentation.
@@ -134,19 +135,19 @@ def make_augment(wanted: str | Sequence[str]) -> Chain:
 
 
 def names_of(augment: Augment | None) -> list[str] | None:
-    """What a checkpoint says of an augmentation: names, none, or None for a function, of which nothing is known."""
+    """Return the names of the augmentations for a checkpoint: [] without augmentation, None for a user's function."""
     if augment is None:
         return []
     return list(augment.names) if isinstance(augment, Chain) else None
 
 
 def _images(batch: Batch) -> Batch:
-    """The inputs that are images."""
+    """Return the inputs that are images."""
     return {name: value for name, value in batch.items() if value.is_floating_point() and value.ndim == 4}
 
 
 def _axes(images: Tensor) -> tuple[int, int]:
-    """Height and width: behind the channels, unless only the last axis can be that of the channels."""
+    """Return the axes of height and width; channels are first unless only the last axis has a size of `CHANNELS`."""
     last = images.shape[3] in CHANNELS and images.shape[1] not in CHANNELS
     return (1, 2) if last else (2, 3)
 
@@ -160,11 +161,11 @@ def _order(count: int, chance: torch.Generator) -> Tensor:
 
 
 def _beside(values: Tensor, images: Tensor) -> Tensor:
-    """One value an image, so that it broadcasts against them."""
+    """Reshape one value per image so that it broadcasts against the images."""
     return values.to(images.device).reshape(-1, *[1] * (images.ndim - 1))
 
 
 def _taken(images: Tensor, axis: int, places: Tensor) -> Tensor:
-    """Of each image the rows or columns `places`, (N, size), along `axis`."""
+    """Gather the rows or columns `places` (N, size) of each image along `axis`."""
     shape = [places.shape[0] if at == 0 else places.shape[1] if at == axis else 1 for at in range(images.ndim)]
     return torch.gather(images, axis, places.reshape(shape).expand(images.shape))

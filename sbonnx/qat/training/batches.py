@@ -1,4 +1,4 @@
-"""Feeds as batches of tensors: drawn anew each epoch, the same ones for the same seed."""
+"""Batches of tensors from feeds, reshuffled in each epoch and reproducible by the seed."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Feed = Mapping[str, Tensor]
 
 @final
 class Batches:
-    """Samples held in memory, and batches of them in an order that depends on the seed and the epoch alone.
+    """In-memory data set that is split into batches; the order depends only on the seed and the epoch.
 
-    Samples of different shapes (texts of different lengths) never meet in a batch. The last batch of an epoch may be
-    smaller.
+    All samples of a batch have the same shapes (texts of different lengths are in different batches). The last batch
+    of each shape may be smaller.
 
     Args:
-        feeds: arrays by input name, each with its samples along the leading axis; an input without one, or of another
-            length than the others, makes its whole feed one batch.
-        size: samples a batch.
-        seed: of the order.
+        feeds: arrays by input name, with the samples along the leading axis. If an input has no leading axis, or one
+            of a different length, the whole feed is one sample.
+        size: samples per batch.
+        seed: seed of the order.
 
     Raises:
-        DataError: there are none.
+        DataError: there are no samples.
     """
 
     def __init__(self, feeds: Iterable[Mapping[str, Array]], size: int, seed: int) -> None:
@@ -46,15 +46,15 @@ class Batches:
 
     @property
     def samples(self) -> int:
-        """How many there are."""
+        """Number of samples."""
         return sum(len(group) for group in self._groups.values())
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Return the number of batches per epoch."""
         return sum(-(-len(group) // self._size) for group in self._groups.values())
 
     def epoch(self, number: int, device: str | torch.device = "cpu") -> Iterator[dict[str, Tensor]]:
-        """All samples once, in the order of epoch `number`."""
+        """Yield the batches of epoch `number`; each sample occurs once."""
         order = np.random.default_rng((self._seed, number))
         found: list[list[Mapping[str, Array]]] = []
         for group in self._groups.values():
@@ -68,7 +68,7 @@ class Batches:
 
 
 def _samples(feed: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
-    """The samples of a feed, each with a leading axis of 1; the feed itself where it cannot be cut."""
+    """Yield the samples of a feed, each with a leading axis of 1; the feed itself if it cannot be split."""
     arrays = {name: np.asarray(value) for name, value in feed.items()}
     lengths = {value.shape[0] if value.ndim else None for value in arrays.values()}
     count = next(iter(lengths)) if len(lengths) == 1 else None
@@ -80,7 +80,7 @@ def _samples(feed: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
 
 
 def _joined(samples: Sequence[Mapping[str, Array]], device: str | torch.device) -> dict[str, Tensor]:
-    """One feed of them."""
+    """Concatenate samples into one batch on the device."""
     if len(samples) == 1:
         return {name: torch.from_numpy(np.array(value)).to(device) for name, value in samples[0].items()}
     return {

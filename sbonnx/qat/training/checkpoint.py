@@ -1,4 +1,4 @@
-"""Checkpoints of training: written whole or not at all, and read only by the run that they are of."""
+"""Training checkpoints: written atomically, and loaded only by a run with the same settings, data and network."""
 
 from __future__ import annotations
 
@@ -13,35 +13,36 @@ from sbonnx.graph.storage.files import replacing
 from sbonnx.input_files import check_regular
 
 KEYS: Final = frozenset({"identity", "module", "optimizer", "average", "steps", "losses", "sum", "chance"})
-"""Entries of a training state."""
+"""Keys of a training state."""
 
 
 def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a state, whole or not at all.
+    """Write a state atomically.
 
     Raises:
-        OutputError: it cannot be written; an older checkpoint stays as it is.
+        OutputError: the file cannot be written; an existing checkpoint is kept.
     """
     try:
         with replacing(path) as temporary:
             torch.save(dict(state), temporary)
-    except RuntimeError as error:  # torch's name for a full disk
+    except RuntimeError as error:  # torch raises it if the disk is full
         raise OutputError(f"{path}: the checkpoint cannot be written: {str(error).splitlines()[0]}") from error
 
 
 def read_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
-    """The state that was written to `path`.
+    """Read the state that was written to `path`.
 
     Args:
-        identity: of the run that would go on; see the "identity" of the state.
+        path: checkpoint file.
+        identity: identity of the run to resume, compared with the "identity" of the state.
 
     Raises:
-        DataError: the file is no checkpoint, or one of another run; it says of what.
+        DataError: the file is not a checkpoint, or the identity differs; the message names the difference.
     """
     try:
         check_regular(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises what it meets in a file that is not its own: any kind
+    except Exception as error:  # for a file that is not a checkpoint, torch raises exceptions of any type
         raise _no_checkpoint(path) from error
     known = state.get("identity") if isinstance(state, dict) else None
     if not isinstance(known, Mapping) or not state.keys() >= KEYS:
@@ -61,7 +62,7 @@ def _no_checkpoint(path: Path) -> DataError:
 
 
 def _example(known: object, wanted: object) -> str:
-    """Where two values differ, the first place."""
+    """Describe the first difference between two values."""
     if not isinstance(known, Mapping) or not isinstance(wanted, Mapping):
         return f" ({known}, not {wanted})"
     for name in dict.fromkeys([*wanted, *known]):

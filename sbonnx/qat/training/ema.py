@@ -1,4 +1,4 @@
-"""A moving average of the parameters, which lies nearer to the minimum than the last step does."""
+"""Exponential moving average (EMA) of the parameters."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor, nn
 
 @final
 class Average:
-    """Mean of the parameters of a module over its steps, newer ones counting more; buffers as they are at the end.
+    """Exponential moving average (EMA) of the trained parameters of a module. Buffers are not averaged.
 
         average <- average + (1 - decay) / (1 - decay^t) * (parameter - average)   at step t
 
-    which is the average with decay, divided by what its weights add up to; a parameter that stays where it is, is its
-    own average bit for bit.
+    This is the EMA with bias correction, i.e. divided by the sum of its weights. The average of a parameter that does
+    not change equals the parameter bit for bit.
 
     Args:
-        module: whose parameters.
-        decay: below 1.
+        module: module with the parameters.
+        decay: decay of the average, below 1.
 
     Source: Polyak & Juditsky 1992; the division as in Adam (Kingma & Ba 2015, section 3).
     """
@@ -30,24 +30,24 @@ class Average:
         self._means = {name: torch.zeros_like(value) for name, value in _learned(module).items()}
 
     def add(self, module: nn.Module) -> None:
-        """One step was made."""
+        """Update the average after a training step."""
         self._steps += 1
         weight = (1.0 - self._decay) / (1.0 - self._decay**self._steps)
         for name, value in _learned(module).items():
             self._means[name].lerp_(value.detach(), weight)
 
     def load_into(self, module: nn.Module) -> None:
-        """The averages become the parameters of `module`; nothing where no step was made."""
+        """Copy the averages into the parameters of `module`; a no-op before the first step."""
         with torch.no_grad():
             for name, value in _learned(module).items() if self._steps else ():
                 value.copy_(self._means[name])
 
     def state(self) -> dict[str, object]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         return {"steps": self._steps, "means": self._means}
 
     def restore(self, state: Mapping[str, object]) -> None:
-        """From a checkpoint."""
+        """Restore the state of a checkpoint."""
         steps, means = state["steps"], state["means"]
         assert isinstance(steps, int) and isinstance(means, dict)
         self._steps = steps

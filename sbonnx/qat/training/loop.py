@@ -1,6 +1,6 @@
-"""`train`: a small loop that makes a quantized network give what its float network gives. No labels are needed.
+"""`train`: a small loop that trains a quantized network by distillation from its float network. No labels are needed.
 
-A loop of your own needs only the module: it is a `torch.nn.Module` like any other.
+The module is an ordinary `torch.nn.Module`, so that you can also use your own training loop.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from sbonnx.spec import Array
 
 @dataclass
 class Trained:
-    """What training did.
+    """Result of a training run.
 
     Attributes:
-        steps: how many were made, those before an interruption included.
-        losses: the mean loss of each epoch.
-        resumed: the step that it went on from; 0 where it began.
+        steps: number of steps, including those before an interruption.
+        losses: mean loss of each epoch.
+        resumed: step at which the run was resumed; 0 for a new run.
     """
 
     steps: int = 0
@@ -56,27 +56,27 @@ def train(
     agree: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Trained:
-    """Train `module` in place, on whatever device it is; in the end it is in eval mode.
+    """Train `module` in place, on its device, and set it to eval mode afterwards.
 
-    The same seed gives the same parameters on a CPU, and so does a run that was interrupted and goes on from its
-    checkpoint.
+    On a CPU, the same seed gives the same parameters, also if the run was interrupted and resumed from its checkpoint.
 
     Args:
-        module: takes the inputs of the model by name, gives its outputs by name.
+        module: takes the inputs of the model by name, returns its outputs by name.
         data: feeds of float or integer arrays, held in memory.
-        teacher: the float network, called as `module` is, without gradients.
+        teacher: the float network, called like `module`, without gradients.
         settings: see `Settings`.
-        quant: parameters of `module` that are scales, zero points or clips.
-        loss: of the outputs against those of the teacher.
-        forward: called in the place of `module`, for a loss that wants more than its outputs; see `inner.Taps`.
-        augment: changes each batch before both networks see it.
-        checkpoint: a file that training writes as it goes, and goes on from where it is there.
-        agree: what a checkpoint must agree with beside settings, data and network; plain values by what they are.
-        progress: told of each step.
+        quant: parameters of `module` that are scales, zero points or clipping levels.
+        loss: loss of the outputs against those of the teacher.
+        forward: called instead of `module`, for a loss that needs more than its outputs; see `feature_taps.Taps`.
+        augment: augmentation of each batch, applied before both networks.
+        checkpoint: file that is written during training; if it exists, the run resumes from it.
+        agree: further values that must be equal in a checkpoint, besides settings, data and network; plain values by
+            their description.
+        progress: progress display, advanced at each step.
 
     Raises:
-        DataError: no data, or a checkpoint of another network, other data or other settings.
-        NumericError: the loss is not a number, named with the step.
+        DataError: no data, or the checkpoint is of another network, other data or other settings.
+        NumericError: the loss is NaN or infinite; the message names the step.
         OutputError: the checkpoint cannot be written.
     """
     settings, progress = settings or Settings(), progress or Silent()
@@ -104,17 +104,17 @@ def train(
 
 
 LEAST_SIZE: Final = 1e-3
-"""The size that a parameter is taken to have at least: biases may all be 0 at the start."""
+"""Lower bound of the mean magnitude by which the learning rate is scaled, because all biases may be 0 initially."""
 
 
 OF_BIASES: Final = 0.1
-"""Of the learning rate, with "adam", that of biases and norms: all of their steps reach an output, while those of its
-weights go different ways and reach it in part."""
+"""Factor of the learning rate of biases and norms with "adam". A step of a bias or norm changes its output in full,
+while the steps of an output's weights partly cancel each other."""
 
 
 @dataclass(frozen=True)
 class _Ways:
-    """What a step is made of; see `train`."""
+    """Networks, loss and augmentation of a training step; see `train` for the attributes."""
 
     forward: Callable[..., Mapping[str, Tensor]]
     teacher: Callable[..., Mapping[str, Tensor]]
@@ -124,7 +124,7 @@ class _Ways:
 
 
 class _Run:
-    """A run of training, and all that a checkpoint must hold of it."""
+    """State of a training run, which a checkpoint saves and restores."""
 
     def __init__(
         self,
@@ -141,30 +141,30 @@ class _Run:
         self.done = Trained()
         self._optimizer = _optimizer(module, settings, {id(one) for one in quant})
         self._average = Average(module, settings.ema) if settings.ema else None
-        self._sum = 0.0  # of the losses of the epoch so far
+        self._sum = 0.0  # sum of the losses in the current epoch
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint must agree with."""
+        """Values that must be equal in a checkpoint."""
         shapes = {name: tuple(value.shape) for name, value in self.module.state_dict().items() if _is_tensor(value)}
         known = {"settings": asdict(self.settings), "samples": self.batches.samples, "shapes": shapes}
         return {**known, **self.ways.agree}
 
     @property
     def is_due(self) -> bool:
-        """Whether now is the time for a checkpoint."""
+        """Whether a checkpoint is due after this step."""
         steps = self.done.steps
         return steps % self.settings.check_every == 0 or steps % len(self.batches) == 0
 
     def rest_of_epoch(self) -> Iterable[dict[str, Tensor]]:
-        """The batches of this epoch that were not seen."""
+        """Yield the remaining batches of the current epoch."""
         epoch, seen = divmod(self.done.steps, len(self.batches))
         for number, batch in enumerate(self.batches.epoch(epoch, self.device)):
             if number >= seen:
                 yield batch
 
     def step(self, batch: dict[str, Tensor]) -> None:
-        """One step."""
+        """Train on one batch."""
         number = self.done.steps
         pace = self.settings.pace(number, self.steps)
         for group in self._optimizer.param_groups:
@@ -187,10 +187,10 @@ class _Run:
         self._told(float(value.detach()))
 
     def _told(self, value: float) -> None:
-        """The loss of a step that was made.
+        """Record the loss of a step.
 
         Raises:
-            NumericError: it is not a number.
+            NumericError: the loss is NaN or infinite.
         """
         self.done.steps += 1
         if value != value or value in (float("inf"), float("-inf")):
@@ -203,13 +203,13 @@ class _Run:
             self._sum = 0.0
 
     def finish(self) -> None:
-        """The averages become the parameters."""
+        """Load the EMA into the module, if there is one, and set eval mode."""
         if self._average is not None:
             self._average.load_into(self.module)
         self.module.eval()
 
     def state(self) -> dict[str, Any]:
-        """All that goes into a checkpoint."""
+        """Return the state for a checkpoint."""
         return {
             "identity": self.identity,
             "module": self.module.state_dict(),
@@ -222,7 +222,7 @@ class _Run:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
+        """Restore the state of a checkpoint."""
         self.module.load_state_dict(state["module"])
         self._optimizer.load_state_dict(state["optimizer"])
         if self._average is not None and state["average"] is not None:
@@ -237,9 +237,9 @@ def _is_tensor(value: object) -> bool:
 
 
 def freeze_norms(module: nn.Module, *, frozen: bool = True) -> None:
-    """Batch norms keep the statistics that they have, and normalise by them; or they do so no longer.
+    """Freeze the running statistics of batch norms, which then normalize with them in train mode too; or unfreeze them.
 
-    Those of torch itself are put into eval mode, so that `module.train()` frees them.
+    torch's own batch norms are set to eval mode, so that `module.train()` unfreezes them.
     """
     for part in module.modules():
         if isinstance(part, BatchNorm):
@@ -249,10 +249,10 @@ def freeze_norms(module: nn.Module, *, frozen: bool = True) -> None:
 
 
 def _optimizer(module: nn.Module, settings: Settings, quant: set[int]) -> torch.optim.Optimizer:
-    """A group for each parameter, with the learning rate that suits it; "highest" is what the schedule scales.
+    """Create the optimizer, with one group and learning rate for each parameter; the schedule scales "highest".
 
     Raises:
-        DataError: nothing is to be learned.
+        DataError: no parameter is trainable.
     """
     adam = settings.optimizer == "adam"
     groups = []

@@ -1,4 +1,4 @@
-"""What training makes smaller where there are no labels: how far outputs are from those of the float network."""
+"""Distillation losses: distance of the outputs from those of the float network, without labels."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from sbonnx.errors import DataError
 
 Outputs = Mapping[str, Tensor]
 Loss = Callable[[Outputs, Outputs], Tensor]
-"""(outputs of the network in training, outputs of the float network on the same feed), by name → a scalar."""
+"""(outputs of the trained network, outputs of the float network on the same feed), by name → scalar loss."""
 
 
 def distillation(outputs: Outputs, targets: Outputs) -> Tensor:
-    """Mean over float outputs of their squared error over the target's squared deviation from its mean.
+    """Compute the mean over float outputs of the relative squared error; see `relative_error`.
 
-    Class scores too: with few samples, of which the float network is sure, the divergence of probabilities says next to
-    nothing of most classes, and matching scores learns more from them (Kim et al. 2021, "Comparing Kullback-Leibler
-    divergence and mean squared error loss in knowledge distillation").
+    Class scores (logits) are treated the same way. With few samples on which the float network is confident, the
+    divergence of the probabilities contains little information on most classes, and matching the logits learns more
+    (Kim et al. 2021, "Comparing Kullback-Leibler divergence and mean squared error loss in knowledge distillation").
 
     Raises:
         DataError: there is no float output to compare.
@@ -28,11 +28,11 @@ def distillation(outputs: Outputs, targets: Outputs) -> Tensor:
 
 
 def with_divergence(outputs: Outputs, targets: Outputs) -> Tensor:
-    """`distillation` by probabilities where an output is class scores, (N, C) with C > 1.
+    """Compute the distillation loss with the Kullback-Leibler divergence for class scores, (N, C) with C > 1.
 
-    Of such an output the Kullback-Leibler divergence of its softmax from that of the target (Hinton et al. 2015,
-    equation 2 at temperature 1), and half its relative squared error, without which all that softmax does not see is
-    free to drift. Of any other as `distillation`.
+    The loss of such an output is the divergence of its softmax from that of the target (Hinton et al. 2015, equation 2
+    at temperature 1) plus half its relative squared error. Without the latter, a constant shift of the scores, which
+    softmax ignores, could drift. The loss of any other output is that of `distillation`.
 
     Raises:
         DataError: there is no float output to compare.
@@ -47,10 +47,10 @@ def with_divergence(outputs: Outputs, targets: Outputs) -> Tensor:
 
 
 def _compared(outputs: Outputs, targets: Outputs) -> list[tuple[Tensor, Tensor]]:
-    """Float outputs beside their targets, in float32.
+    """Return pairs of float outputs and their targets, in float32.
 
     Raises:
-        DataError: there are none.
+        DataError: there is no float output.
     """
     found = [(outputs[name].float(), target.float()) for name, target in targets.items() if target.is_floating_point()]
     if not found:
@@ -59,13 +59,13 @@ def _compared(outputs: Outputs, targets: Outputs) -> list[tuple[Tensor, Tensor]]
 
 
 def relative_error(output: Tensor, target: Tensor) -> Tensor:
-    """Squared error over the squared deviation of the target from its mean; 1 for the mean in place of the target."""
+    """Compute the squared error over the squared deviation of the target from its mean (1 for the mean as output)."""
     spread = (target - target.mean()).square().sum()
     return (output - target).square().sum() / spread.clamp_min(torch.finfo(torch.float32).tiny)
 
 
 def divergence(output: Tensor, target: Tensor) -> Tensor:
-    """Kullback-Leibler divergence of the softmax of `output` from that of `target`, (N, C), mean over N, in nats."""
+    """Compute the Kullback-Leibler divergence of softmax(output) from softmax(target), (N, C), mean over N, in nats."""
     return torch.nn.functional.kl_div(
         torch.log_softmax(output, dim=1), torch.log_softmax(target, dim=1), reduction="batchmean", log_target=True
     )

@@ -1,4 +1,4 @@
-"""One call of a trainable network on feeds by input name."""
+"""Forward pass of a trainable network on a feed by input name."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from sbonnx.qat.module import origin_of
 
 
 def run_module(module: nn.Module, feeds: Any, *, gradients: bool) -> dict[str, torch.Tensor]:
-    """Outputs by name, on the device of the module.
+    """Run the module and return its outputs by name, on its device.
 
     Args:
-        module: of `sbonnx.qat.prepare` or `QuantModel.init_QAT`.
-        feeds: by input name, or the one input: tensors or arrays.
-        gradients: record what a backward needs.
+        module: result of `sbonnx.qat.prepare` or `QuantModel.init_QAT`.
+        feeds: tensors or arrays by input name, or the only input.
+        gradients: record the graph for the backward pass.
 
     Raises:
         DataError: an input is missing or unknown.

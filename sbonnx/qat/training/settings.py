@@ -1,4 +1,4 @@
-"""How a network is trained."""
+"""Training settings."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from typing import Final, Literal
 Optimizer = Literal["adam", "sgd"]
 
 MOMENTUM: Final = 0.9
-"""Of "sgd", with Nesterov's step."""
+"""Nesterov momentum of "sgd"."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How `train` goes about it.
+    """Settings of `train`.
 
     Attributes:
-        epochs: times that all samples are seen.
-        batch: samples a step.
-        optimizer: "adam" (without weight decay it is Adam, with it AdamW) or "sgd" (momentum 0.9, Nesterov).
-        lr: learning rate of weights, biases and norms at its highest. With "adam" it is by how much, at most about, a
-            step changes what a layer gives: a weight moves by ``lr * mean|w| / sqrt(inputs of an output)``, for the
-            steps of all inputs of an output may well go the same way, and Adam's know nothing of how small weights
-            are. Biases and norms move by ``0.1 * lr * mean|b|``.
-        quant_lr: that of scales, zero points and clips, in parts of their mean magnitude.
-        warmup: share of the steps in which the learning rate rises to its highest; then it falls by half a cosine.
-        last_lr: share of the highest that is left at the end.
-        weight_decay: of weights of two axes and more; biases, norms, scales and zero points have none.
-        inner_weight: of the mean relative squared error of inner tensors, beside the loss of the outputs, where there
-            are such tensors; 0: the outputs alone.
-        freeze_norms: share of the steps after which batch norms keep the statistics that they have.
-        ema: decay of the moving average of all parameters that is what training gives; 0: the last parameters.
-        clip: norm to which gradients are cut; 0: they are not.
-        seed: of the order of samples.
-        check_every: steps between two checkpoints, where there is a file for them; the end of an epoch is one too.
+        epochs: number of passes over all samples.
+        batch: samples per step.
+        optimizer: "adam" (Adam, or AdamW with weight decay) or "sgd" (momentum 0.9, Nesterov).
+        lr: peak learning rate of weights, biases and norms. With "adam" it is roughly the largest relative change of a
+            layer's output in one step: a weight moves by ``lr * mean|w| / sqrt(inputs of an output)``, because the
+            steps of all inputs of an output may have the same direction, and Adam's step size does not depend on the
+            magnitude of the weights. Biases and norms move by ``0.1 * lr * mean|b|``.
+        quant_lr: learning rate of scales, zero points and clipping levels, relative to their mean magnitude.
+        warmup: fraction of the steps with linear warmup to the peak learning rate; cosine decay follows.
+        last_lr: final learning rate, as a fraction of the peak.
+        weight_decay: weight decay of weights with two or more axes; biases, norms, scales and zero points have none.
+        inner_weight: weight of the mean relative squared error of inner tensors, if there are any, in the loss; 0: only
+            the loss of the outputs.
+        freeze_norms: fraction of the steps after which the statistics of batch norms are frozen.
+        ema: decay of the exponential moving average (EMA) of all parameters, which replaces them at the end; 0: no EMA.
+        clip: maximum norm for gradient clipping; 0: no clipping.
+        seed: seed of the order of samples and of augmentations.
+        check_every: steps between two checkpoints, if a file is given; there is also one at the end of each epoch.
 
     Raises:
-        ValueError: a number that makes no sense, named.
+        ValueError: an invalid value; the message names the setting.
     """
 
     epochs: int = 40
@@ -71,7 +71,7 @@ class Settings:
             raise ValueError(f"optimizer must be adam or sgd, got {self.optimizer}")
 
     def pace(self, step: int, steps: int) -> float:
-        """What learning rates are multiplied with at `step` (from 0) of `steps`."""
+        """Compute the factor of the learning rates at `step` (from 0) of `steps`."""
         rising = round(self.warmup * steps)
         if step < rising:
             return (step + 1) / (rising + 1)
