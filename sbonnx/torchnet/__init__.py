@@ -1,4 +1,4 @@
-"""Torch as an evaluator of graphs, for what needs gradients. torch is imported when a net is made, not before."""
+"""Evaluation of ONNX graphs by torch, with gradients. torch is imported lazily, when a net is created."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`TorchNet`: a graph, or a piece of one, evaluated by torch, so that gradients pass through it."""
+"""`TorchNet`: a differentiable evaluator of a graph or subgraph, by torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sbonnx.torchnet.call import Call, Function, Tensor, Unfit, compute, torch_m
 from sbonnx.torchnet.table import FUNCTIONS
 
 Hook = Callable[..., Any]
-"""Computes a node in place of the table: (each input) → its output."""
+"""Replacement for the function of a node: (each input) → output."""
 
 
 def lacking(nodes: Iterable[Node]) -> str | None:
-    """Why torch cannot evaluate these nodes, naming the first that it cannot; None where it can.
+    """Return the reason why torch cannot evaluate these nodes, with the first unsupported node; None if it can.
 
-    Attributes that a function declines show only when it runs.
+    Unsupported attributes are detected only when a node is computed.
     """
     for node in nodes:
         known = node.op in FUNCTIONS and (node.domain or "") in STANDARD_DOMAINS
@@ -33,16 +33,18 @@ def lacking(nodes: Iterable[Node]) -> str | None:
 
 
 def as_tensor(torch: Any, values: Array, device: str) -> Tensor:
-    """A numpy array as a tensor of its own; integers, which are mostly shapes and are read, stay on the CPU.
+    """Copy a numpy array to a tensor.
+
+    Integer tensors of up to 1024 elements stay on the CPU, because most of them are shapes whose values are read.
 
     Raises:
-        Unfit: torch has no such type.
+        Unfit: torch does not have the type.
     """
     name = values.dtype.name
     if name in PACKED:
         values = values.astype(PACKED[name])
     try:
-        if name in OF_TORCH:  # numpy has them from ml_dtypes, of which torch knows nothing
+        if name in OF_TORCH:  # in numpy these are types of ml_dtypes, which torch does not accept
             plain = np.array(values, order="C").view(np.dtype(f"int{8 * values.dtype.itemsize}"))
             made = torch.from_numpy(plain).view(getattr(torch, name))
         else:
@@ -53,18 +55,20 @@ def as_tensor(torch: Any, values: Array, device: str) -> Tensor:
 
 
 PACKED: Final = {"int4": "int8", "uint4": "uint8", "int2": "int8", "uint2": "uint8"}
-"""Integers that torch does not have, and the smallest that it computes with."""
+"""Integer types that torch does not have, and the smallest type that it can compute with instead."""
 
 OF_TORCH: Final = frozenset({"bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
 
 
 @dataclass(frozen=True)
 class _Step:
-    """One node, ready to be computed.
+    """One node, prepared for evaluation.
 
     Attributes:
-        inputs, outputs: names; "" for what is left out.
-        last: names that no later node reads, and that are no outputs of the net.
+        call: attributes of the node.
+        function: function of its op; None if the node has a hook.
+        inputs, outputs: tensor names; "" for an omitted one.
+        last: tensors that can be freed after this step: not read by a later node, and not outputs of the net.
     """
 
     call: Call
@@ -75,18 +79,18 @@ class _Step:
 
 
 class TorchNet:
-    """Evaluates `graph` on tensors. Values are let go of behind their last reader, but for what gradients need.
+    """Evaluates `graph` on tensors. Tensors are freed after their last reader, unless autograd needs them.
 
         net = TorchNet(piece, device="cpu")
         y = net({"x": x})["y"]
 
     Args:
-        graph: its nodes in topological order; constants are copied to the device once.
-        device: torch's name: "cpu", "cuda:0".
-        hooks: nodes, by name, that are computed by these functions of what they read.
+        graph: graph with its nodes in topological order; constants are copied to the device once.
+        device: torch device: "cpu", "cuda:0".
+        hooks: functions by node name that replace the computation of these nodes.
 
     Raises:
-        ModelError: an op that is not in the table, or a type that torch lacks; named.
+        ModelError: an op or a type is not supported; the message names it.
         DeviceError: torch is not installed.
     """
 
@@ -102,10 +106,10 @@ class TorchNet:
         self._steps = self._prepare(graph)
 
     def __call__(self, feeds: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The outputs of the graph by name.
+        """Evaluate the graph and return its outputs by name.
 
         Raises:
-            ModelError: a node asks for what its function does not do, or does not fit its inputs; named.
+            ModelError: a node is not supported, or fails on its inputs; the message names it.
         """
         known = {**self._constants, **feeds}
         for step in self._steps:
@@ -117,14 +121,13 @@ class TorchNet:
         return {name: known[name] for name in self.outputs}
 
     def _compute(self, step: _Step, given: list[Tensor | None]) -> Any:
-        """One node."""
         if step.function is None:
             hook = self.hooks[step.call.name]
             return compute(lambda _, *inputs: hook(*inputs), step.call, given)
         return compute(step.function, step.call, given)
 
     def _prepare(self, graph: Graph) -> list[_Step]:
-        """The steps in order."""
+        """Convert the nodes to steps and copy the constants to the device."""
         last: dict[str, int] = {}
         for number, node in enumerate(graph.nodes):
             last.update((tensor.name, number) for tensor in [*node.inputs, *node.outputs] if tensor.name)
@@ -148,7 +151,7 @@ class TorchNet:
         return steps
 
     def _constant(self, node: Node, tensor: Constant) -> Tensor:
-        """A constant on the device."""
+        """Copy a constant to the device."""
         values = constant(tensor)
         try:
             return as_tensor(self.torch, np.asarray(values), self.device)

@@ -1,4 +1,4 @@
-"""What computes each op. A new op: a function beside the others and a line here; the tests find it."""
+"""Functions by ONNX op. To add an op, write its function in `ops` and add a line here; the tests then include it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "ConvInteger": quantized.conv_integer,
     "QLinearMatMul": quantized.qlinear_matmul,
     "QLinearConv": quantized.qlinear_conv,
-    # element by element
+    # element-wise ops
     "Add": pointwise.plain("add"),
     "Sub": pointwise.plain("sub"),
     "Mul": pointwise.plain("mul"),
@@ -126,7 +126,7 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "CastLike": pointwise.cast_like,
     "Identity": pointwise.identity,
     "Dropout": pointwise.identity,
-    # sums over axes and norms
+    # reductions and normalization
     "ReduceMean": reductions.reduce("mean"),
     "ReduceSum": reductions.reduce("sum"),
     "ReduceMax": reductions.reduce("amax"),
@@ -152,7 +152,7 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "MeanVarianceNormalization": algebra.mean_variance,
     "CumSum": indexing.cum_sum,
     "CumProd": indexing.cum_prod,
-    # movement and shapes
+    # data movement and shapes
     "Reshape": movement.reshape,
     "Flatten": movement.flatten,
     "Transpose": movement.transpose,
@@ -237,4 +237,4 @@ NUMBERS: Final[dict[str, tuple[int, ...]]] = {
     "SplitToSequence": (1,),
     **dict.fromkeys([op for op in FUNCTIONS if op.startswith("Reduce")], (1,)),
 }
-"""Inputs that functions read as Python numbers (sizes, axes, counts, limits), and may get as such."""
+"""Indices of the inputs that functions read as Python numbers (sizes, axes, counts, limits) and also accept as such."""

@@ -1,4 +1,4 @@
-"""Einsum, determinants, norms over channels, and other sums that stand alone."""
+"""Einsum, Det, Hardmax, LRN, mean-variance normalization and Lp pooling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def det(call: Call, x: Tensor) -> Tensor:
 
 
 def hardmax(call: Call, x: Tensor) -> Tensor:
-    """ONNX Hardmax: 1 at the first largest value; before opset 13 over all axes from the given one on."""
+    """ONNX Hardmax: 1 at the first maximum, else 0; before opset 13 over all axes starting at `axis`."""
     torch, axis = call.torch, axis_of(call.integer("axis", -1 if call.opset >= 13 else 1), x.dim())
     rows = x if call.opset >= 13 else x.reshape(*x.shape[:axis], -1)
     axis = axis if call.opset >= 13 else rows.dim() - 1
@@ -29,7 +29,7 @@ def hardmax(call: Call, x: Tensor) -> Tensor:
 
 
 def lrn(call: Call, x: Tensor) -> Tensor:
-    """ONNX LRN: x / (bias + alpha / size * sum of squares over the channels around)^beta."""
+    """ONNX LRN: x / (bias + alpha / size * sum of squares over a window of channels)^beta."""
     size, channels = call.integer("size", 1), x.shape[1]
     squares = call.torch.nn.functional.pad(
         (x * x).reshape(x.shape[0], 1, channels, -1), [0, 0, (size - 1) // 2, size - 1 - (size - 1) // 2]
@@ -40,7 +40,7 @@ def lrn(call: Call, x: Tensor) -> Tensor:
 
 
 def mean_variance(call: Call, x: Tensor) -> Tensor:
-    """ONNX MeanVarianceNormalization. Source: ONNX's function body; epsilon 1e-9."""
+    """ONNX MeanVarianceNormalization with epsilon 1e-9. Source: function body in the ONNX specification."""
     axes = call.integers("axes", (0, 2, 3))
     mean = x.mean(dim=axes, keepdim=True)
     variance = (x * x).mean(dim=axes, keepdim=True) - mean * mean
@@ -53,7 +53,7 @@ def reduce_log_sum(call: Call, x: Tensor, axes: Any = None) -> Tensor:
 
 
 def lp_pool(call: Call, x: Tensor) -> Tensor:
-    """ONNX LpPool: the p-th root of the sum of powers under each window."""
+    """ONNX LpPool: p-th root of the sum of the p-th powers in each window."""
     kernel, rank, p = call.integers("kernel_shape") or [], x.dim() - 2, call.integer("p", 2)
     if not 1 <= rank <= 3:
         raise Unfit(f"it has {rank} axes of positions")

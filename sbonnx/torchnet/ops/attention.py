@@ -1,4 +1,4 @@
-"""Attention and what belongs to it."""
+"""Attention and rotary embeddings."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def attention(
     past_v: Tensor | None = None,
     lengths: Tensor | None = None,
 ) -> tuple[Any, ...]:
-    """ONNX Attention → Y, present key, present value, and the product that qk_matmul_output_mode asks for.
+    """ONNX Attention → Y, present key, present value, and the QK matrix selected by qk_matmul_output_mode.
 
-    softmax(softcap(scale q k^T) + mask) v on (N, heads, T, size), or (N, T, heads size) with the counts of heads as
-    attributes; heads of keys are shared by groups of heads of queries.
-    Where a query may see no key, its output is 0.
+    softmax(softcap(scale q k^T) + mask) v on (N, heads, T, size), or on (N, T, heads * size) with the numbers of heads
+    as attributes. With grouped-query attention, several query heads share one key/value head.
+    The output of a query whose keys are all masked is 0.
     """
     torch, flat = call.torch, q.dim() == 3
     if flat:
@@ -40,7 +40,7 @@ def attention(
     cap = call.number("softcap", 0.0)
     capped = cap * torch.tanh(scores / cap) if cap else scores
     biased = capped if bias is None else capped + bias
-    dead = torch.isneginf(biased).all(dim=-1, keepdim=True)  # who sees no key gets 0, and so does its gradient
+    dead = torch.isneginf(biased).all(dim=-1, keepdim=True)  # all keys masked: output and gradient are 0
     shares = torch.softmax(torch.where(dead, torch.zeros_like(biased), biased), dim=-1) * ~dead
     y = shares @ v
     y = y.transpose(1, 2).reshape(y.shape[0], y.shape[2], -1) if flat else y
@@ -48,12 +48,12 @@ def attention(
 
 
 def _heads(x: Tensor, count: int) -> Tensor:
-    """(N, T, heads size) → (N, heads, T, size)."""
+    """Split heads: (N, T, heads * size) → (N, heads, T, size)."""
     return x.reshape(x.shape[0], x.shape[1], count, -1).transpose(1, 2)
 
 
 def _bias(call: Call, scores: Tensor, mask: Tensor | None, past: int, lengths: Tensor | None) -> Tensor | None:
-    """What is added to the scores: minus infinity where a key must not be seen."""
+    """Combine mask, causality, windows and lengths to a bias of the scores: -inf for masked keys, or None."""
     torch = call.torch
     queries, keys = scores.shape[-2:]
     bias = None
@@ -82,16 +82,16 @@ def _bias(call: Call, scores: Tensor, mask: Tensor | None, past: int, lengths: T
 
 
 def _forbidden(call: Call, hidden: Tensor, scores: Tensor) -> Tensor:
-    """Minus infinity where hidden, else 0."""
+    """Return minus infinity where `hidden` is true, else 0."""
     zero = call.torch.zeros((), dtype=scores.dtype, device=scores.device)
     return call.torch.where(hidden.to(scores.device), zero - math.inf, zero)
 
 
 def rotary_embedding(call: Call, x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None) -> Tensor:
-    """ONNX RotaryEmbedding of (N, heads, T, size) or (N, T, heads size).
+    """ONNX RotaryEmbedding of (N, heads, T, size) or (N, T, heads * size).
 
     Raises:
-        Unfit: no count of heads for an input of rank 3.
+        Unfit: an input of rank 3 without the attribute num_heads.
     """
     torch, flat = call.torch, x.dim() == 3
     if flat:

@@ -1,4 +1,4 @@
-"""Windows whose positions are data: deformable convolution, and pooling undone."""
+"""Deformable convolution and max unpooling."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from sbonnx.torchnet.call import Call, Tensor, Unfit, ints
 def deform_conv(
     call: Call, x: Tensor, w: Tensor, offset: Tensor, b: Tensor | None = None, mask: Tensor | None = None
 ) -> Tensor:
-    """ONNX DeformConv over two axes: a convolution that reads between pixels, each tap moved by an offset (y, x).
+    """ONNX DeformConv over two spatial axes: a convolution whose taps are shifted by offsets (y, x).
 
-    Outside of the image there are zeros. Source: Dai et al. 2017, equation 2; masks: Zhu et al. 2019, equation 1.
+    Values between pixels are interpolated bilinearly, with zeros outside the image. Source: Dai et al. 2017, equation
+    2; masks: Zhu et al. 2019, equation 1.
 
     Raises:
-        Unfit: over another number of axes.
+        Unfit: another number of spatial axes.
     """
     if x.dim() != 4:
         raise Unfit(f"it has {x.dim() - 2} axes of positions")
@@ -39,7 +40,7 @@ def deform_conv(
 
 
 def _taps(call: Call, w: Tensor, offset: Tensor) -> Tensor:
-    """Where each tap reads without an offset, in pixels: (taps, 2, rows, columns)."""
+    """Compute the position of each tap without offset, in pixels: (taps, 2, rows, columns)."""
     torch, axes = call.torch, []
     strides, dilations = call.integers("strides") or [1, 1], call.integers("dilations") or [1, 1]
     begins = (call.integers("pads") or [0, 0])[:2]
@@ -55,9 +56,10 @@ def _taps(call: Call, w: Tensor, offset: Tensor) -> Tensor:
 
 
 def max_unpool(call: Call, x: Tensor, indices: Tensor, shape: Any = None) -> Tensor:
-    """ONNX MaxUnpool: values where a MaxPool found them, zeros elsewhere.
+    """ONNX MaxUnpool: place the values at the indices of a MaxPool, with zeros elsewhere.
 
-    Indices count in the tensor that the windows give; a larger shape adds zeros at the end of its axes.
+    Indices refer to the output shape that follows from kernel, strides and pads. If `shape` is larger, zeros are added
+    at the end of the axes.
     """
     kernel, rank = call.integers("kernel_shape") or [], x.dim() - 2
     strides, pads = call.integers("strides") or [1] * rank, call.integers("pads") or [0] * (2 * rank)

@@ -1,4 +1,4 @@
-"""What picks, places, orders and counts by indices."""
+"""Gather, scatter, selection, sorting and cumulative sums."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from sbonnx.torchnet.call import Call, Tensor, Unfit, axis_of, number
 
 
 def _counted(call: Call, indices: Tensor, x: Tensor, size: Any) -> Tensor:
-    """Indices from the front, where x lies."""
+    """Return non-negative indices on the device of x."""
     picks = indices.to(x.device).to(call.torch.int64)
     return call.torch.where(picks < 0, picks + size, picks)
 
 
 def gather_nd(call: Call, x: Tensor, indices: Tensor) -> Tensor:
-    """ONNX GatherND: the last axis of the indices runs over axes of x, after the batch axes."""
+    """ONNX GatherND: the last axis of the indices holds coordinates in x, after its batch axes."""
     batch = call.integer("batch_dims", 0)
     lead = x.shape[:batch]
     flat = x.reshape(-1, *x.shape[batch:])
@@ -27,7 +27,7 @@ def gather_nd(call: Call, x: Tensor, indices: Tensor) -> Tensor:
 
 
 def scatter_elements(call: Call, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    """ONNX ScatterElements, and Scatter before it."""
+    """ONNX ScatterElements, formerly Scatter."""
     axis = axis_of(call.integer("axis", 0), x.dim())
     picks = _counted(call, indices, x, x.shape[axis])
     how = call.text("reduction", "none")
@@ -55,7 +55,7 @@ def scatter_nd(call: Call, x: Tensor, indices: Tensor, updates: Tensor) -> Tenso
 
 
 def tensor_scatter(call: Call, past: Tensor, update: Tensor, start: Tensor | None = None) -> Tensor:
-    """ONNX TensorScatter: a cache with new entries along one axis, from the start of each sample on."""
+    """ONNX TensorScatter: write new entries into a cache along one axis, at the start index of each sample."""
     torch, axis, batch = call.torch, axis_of(call.integer("axis", -2), past.dim()), past.shape[0]
     begin = torch.zeros(batch, dtype=torch.int64) if start is None else start.to(torch.int64)
     at = begin.to(past.device)[:, None] + torch.arange(update.shape[axis], device=past.device)
@@ -67,19 +67,19 @@ def tensor_scatter(call: Call, past: Tensor, update: Tensor, start: Tensor | Non
 
 
 def non_zero(call: Call, x: Tensor) -> Tensor:
-    """ONNX NonZero: (rank, count)."""
+    """ONNX NonZero → indices (rank, count)."""
     return call.torch.nonzero(x).transpose(0, 1)
 
 
 def compress(call: Call, x: Tensor, condition: Tensor) -> Tensor:
-    """ONNX Compress: what a condition says, along an axis or of all values."""
+    """ONNX Compress: select by a condition along an axis, or from the flattened input."""
     axis = call.attributes.get("axis")
     x, axis = (x.reshape(-1), 0) if axis is None else (x, axis_of(int(axis), x.dim()))
     return x.index_select(axis, call.torch.nonzero(condition.to(x.device)).reshape(-1))
 
 
 def one_hot(call: Call, indices: Tensor, depth: Any, values: Tensor) -> Tensor:
-    """ONNX OneHot: indices outside the depth give a line of off."""
+    """ONNX OneHot: an index out of range gives only off values."""
     size, torch = int(number(depth)), call.torch
     axis = axis_of(call.integer("axis", -1), indices.dim() + 1)
     picks = torch.remainder(indices, size) if indices.dtype.is_floating_point else indices
@@ -91,17 +91,17 @@ def one_hot(call: Call, indices: Tensor, depth: Any, values: Tensor) -> Tensor:
 
 
 def top_k(call: Call, x: Tensor, k: Any = None) -> tuple[Tensor, Tensor]:
-    """ONNX TopK → values, indices; of equals the first."""
+    """ONNX TopK → values, indices; the first of equal values comes first."""
     axis, count = axis_of(call.integer("axis", -1), x.dim()), call.integer("k", 0) if k is None else number(k)
     values, places = call.torch.sort(x, dim=axis, descending=bool(call.integer("largest", 1)), stable=True)
     return values.narrow(axis, 0, count), places.narrow(axis, 0, count)
 
 
 def unique(call: Call, x: Tensor) -> tuple[Tensor, ...]:
-    """ONNX Unique → values, first places, inverse, counts.
+    """ONNX Unique → values, indices of first occurrences, inverse, counts.
 
     Raises:
-        Unfit: along an axis.
+        Unfit: the attribute axis is set.
     """
     if call.attributes.get("axis") is not None:
         raise Unfit("Unique works along an axis")
@@ -117,7 +117,7 @@ def unique(call: Call, x: Tensor) -> tuple[Tensor, ...]:
 
 
 def reverse_sequence(call: Call, x: Tensor, lengths: Tensor) -> Tensor:
-    """ONNX ReverseSequence: the first values of each sample backwards."""
+    """ONNX ReverseSequence: reverse the first `lengths` values of each sample."""
     torch = call.torch
     time, batch = call.integer("time_axis", 0), call.integer("batch_axis", 1)
     shape = [1] * x.dim()
@@ -146,7 +146,7 @@ def cum_prod(call: Call, x: Tensor, axis: Any) -> Tensor:
 
 
 def _cumulated(call: Call, x: Tensor, axis: Any, function: Any, start: int) -> Tensor:
-    """A running sum or product; exclusive ones begin with `start` and leave the last value out."""
+    """Compute a cumulative sum or product; an exclusive one starts with `start` and omits the last value."""
     dim = axis_of(int(number(axis)), x.dim())
     x = x.flip(dim) if call.integer("reverse", 0) else x
     if call.integer("exclusive", 0):

@@ -1,4 +1,4 @@
-"""What moves values, cuts, joins and shapes, and what computes with shapes."""
+"""Data movement: reshape, transpose, concatenate, split, slice, gather, pad; and ops that return shapes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sbonnx.torchnet.call import Call, Tensor, Unfit, axis_of, ints, number
 
 
 def reshape(call: Call, x: Tensor, shape: Tensor | None = None) -> Tensor:
-    """ONNX Reshape: 0 keeps a dimension, unless allowzero says it is one."""
+    """ONNX Reshape: 0 copies the input dimension, unless allowzero is set."""
     wanted = call.listed("shape", shape) or []
     if not call.integer("allowzero", 0):
         wanted = [x.shape[at] if size == 0 else size for at, size in enumerate(wanted)]
@@ -18,7 +18,7 @@ def reshape(call: Call, x: Tensor, shape: Tensor | None = None) -> Tensor:
 
 
 def flatten(call: Call, x: Tensor) -> Tensor:
-    """ONNX Flatten: all before the axis by all from it on."""
+    """ONNX Flatten to a matrix: axes before `axis` by the other axes."""
     axis = call.integer("axis", 1)
     axis = axis + x.dim() if axis < 0 else axis
     return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
@@ -53,7 +53,7 @@ def concat(call: Call, *inputs: Tensor) -> Tensor:
 
 
 def split(call: Call, x: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, ...]:
-    """ONNX Split: as sizes say, else in as many parts as there are outputs, the last one smaller."""
+    """ONNX Split into the given sizes, else into equal parts, one for each output; the last one may be smaller."""
     axis = axis_of(call.integer("axis", 0), x.dim())
     parts = call.listed("split", sizes)
     if parts is None:
@@ -71,7 +71,7 @@ def slice_(
     axes: Tensor | None = None,
     steps: Tensor | None = None,
 ) -> Tensor:
-    """ONNX Slice, limits as attributes before opset 10; steps backwards too."""
+    """ONNX Slice, with starts and ends as attributes before opset 10; supports negative steps."""
     begins, stops = call.listed("starts", starts) or [], call.listed("ends", ends) or []
     along = call.listed("axes", axes) or list(range(len(begins)))
     strides = [1] * len(begins) if steps is None else ints(steps)
@@ -86,7 +86,7 @@ def slice_(
 
 
 def _stop(stop: int, size: int, step: int) -> int | None:
-    """The end of a slice as Python takes it: backwards past the front is None, not -1."""
+    """Return the end of a Python slice: None if a negative step runs past the first value."""
     return None if step < 0 and stop < -size else stop
 
 
@@ -111,7 +111,7 @@ def gather_elements(call: Call, x: Tensor, indices: Tensor) -> Tensor:
 
 
 def expand(call: Call, x: Tensor, shape: Tensor) -> Tensor:
-    """ONNX Expand: both are broadcast."""
+    """ONNX Expand, with bidirectional broadcasting."""
     return x.expand(call.torch.broadcast_shapes(tuple(x.shape), tuple(ints(shape))))
 
 
@@ -143,7 +143,7 @@ def space_to_depth(call: Call, x: Tensor) -> Tensor:
 def pad(
     call: Call, x: Tensor, pads: Tensor | None = None, value: Tensor | None = None, axes: Tensor | None = None
 ) -> Tensor:
-    """ONNX Pad: constant, reflect and edge; negative pads cut.
+    """ONNX Pad with modes constant, reflect, edge and wrap; negative pads crop.
 
     Raises:
         Unfit: another mode.
@@ -168,7 +168,7 @@ def pad(
 
 
 def _outside(mode: str, before: int, size: int, after: int) -> list[int]:
-    """Which position each one of a padded axis shows.
+    """Return the source index of each position of a padded axis.
 
     Raises:
         Unfit: no such mode.
@@ -187,7 +187,7 @@ def _outside(mode: str, before: int, size: int, after: int) -> list[int]:
 
 
 def shape(call: Call, x: Tensor) -> Tensor:
-    """ONNX Shape, a part of it by start and end. Integers stay on the CPU, where they are read."""
+    """ONNX Shape, or its part from start to end. The result is on the CPU, because its values are read."""
     part = list(x.shape)[call.integer("start", 0) : call.attributes.get("end")]
     return call.torch.tensor(part, dtype=call.torch.int64)
 
@@ -205,7 +205,7 @@ def constant_of_shape(call: Call, wanted: Tensor) -> Tensor:
 
 
 def range_(call: Call, start: Tensor, limit: Tensor, step: Tensor) -> Tensor:
-    """ONNX Range. Of plain numbers the attribute dtype, torch's name of a type, says what they are."""
+    """ONNX Range. For Python numbers, the type is the attribute dtype, the name of a torch dtype."""
     kind = call.attributes.get("dtype") or (start.dtype if hasattr(start, "dtype") else None)
     kind = getattr(call.torch, kind) if isinstance(kind, str) else kind
     return call.torch.arange(number(start), number(limit), number(step), dtype=kind)

@@ -1,4 +1,4 @@
-"""What is computed element by element."""
+"""Element-wise ops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sbonnx.torchnet.call import Call, Function, Tensor, Unfit, number
 
 
 def plain(name: str) -> Function:
-    """A function of torch by its name, on as many tensors as the node reads."""
+    """Return the function of an op that calls a torch function by name on all inputs."""
 
     def function(call: Call, *inputs: Tensor) -> Tensor:
         return getattr(call.torch, name)(*inputs)
@@ -20,7 +20,7 @@ def plain(name: str) -> Function:
 
 
 def folded(name: str) -> Function:
-    """A function of two tensors on any number of them: Max, Min, Sum."""
+    """Return the function of an op that folds a binary torch function over its inputs: Max, Min, Sum."""
 
     def function(call: Call, *inputs: Tensor) -> Tensor:
         result = inputs[0]
@@ -37,17 +37,17 @@ def mean(call: Call, *inputs: Tensor) -> Tensor:
 
 
 def div(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    """ONNX Div: integers are cut towards zero."""
+    """ONNX Div: integer division rounds towards zero."""
     return a / b if a.dtype.is_floating_point else call.torch.div(a, b, rounding_mode="trunc")
 
 
 def mod(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    """ONNX Mod: the sign of the divisor, or of the dividend with fmod."""
+    """ONNX Mod: the result has the sign of the divisor, or of the dividend if fmod is set."""
     return call.torch.fmod(a, b) if call.integer("fmod", 0) else call.torch.remainder(a, b)
 
 
 def power(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    """ONNX Pow: of the type of the base; a square is a product, which has a gradient everywhere."""
+    """ONNX Pow, in the type of the base. Exponent 2 is computed as a product, whose gradient is defined everywhere."""
     if not hasattr(b, "dim"):
         return a * a if number(b) == 2.0 else call.torch.pow(a, number(b)).to(a.dtype)
     if b.numel() == 1 and not b.requires_grad and float(b) == 2.0:
@@ -61,7 +61,7 @@ def relu(call: Call, x: Tensor) -> Tensor:
 
 
 def clip(call: Call, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
-    """ONNX Clip, limits as attributes before opset 11."""
+    """ONNX Clip, with limits as attributes before opset 11."""
     least = call.attributes.get("min") if low is None else low
     most = call.attributes.get("max") if high is None else high
     for limit, clamp in ((least, call.torch.clamp_min), (most, call.torch.clamp_max)):
@@ -102,12 +102,12 @@ def thresholded_relu(call: Call, x: Tensor) -> Tensor:
 
 
 def hard_sigmoid(call: Call, x: Tensor) -> Tensor:
-    """ONNX HardSigmoid: alpha x + beta between 0 and 1."""
+    """ONNX HardSigmoid: alpha x + beta, clamped to [0, 1]."""
     return call.torch.clamp(call.number("alpha", 0.2) * x + call.number("beta", 0.5), 0.0, 1.0)
 
 
 def hard_swish(call: Call, x: Tensor) -> Tensor:
-    """ONNX HardSwish: x times a hard sigmoid of alpha 1/6 and beta 1/2."""
+    """ONNX HardSwish: x times a hard sigmoid with alpha 1/6 and beta 1/2."""
     return x * call.torch.clamp(x / 6 + 0.5, 0.0, 1.0)
 
 
@@ -137,10 +137,10 @@ def softsign(call: Call, x: Tensor) -> Tensor:
 
 
 def identity(call: Call, x: Tensor, *others: Tensor) -> Any:
-    """Identity, and Dropout at inference, whose mask is all true.
+    """ONNX Identity, and Dropout at inference, with a mask of all true.
 
     Raises:
-        Unfit: of a Dropout that drops.
+        Unfit: a Dropout in training mode.
     """
     if len(others) > 1 and others[1] is not None and bool(number(others[1])):
         raise Unfit(f"{call.op} drops values")
@@ -148,14 +148,14 @@ def identity(call: Call, x: Tensor, *others: Tensor) -> Any:
 
 
 def shrink(call: Call, x: Tensor) -> Tensor:
-    """ONNX Shrink: towards 0 by the bias outside of lambd, 0 inside."""
+    """ONNX Shrink: 0 if |x| <= lambd, else x moved towards 0 by the bias."""
     torch, limit, bias = call.torch, call.number("lambd", 0.5), call.number("bias", 0.0)
     outside = torch.where(x > limit, x - bias, torch.zeros_like(x))
     return torch.where(x < -limit, x + bias, outside).to(x.dtype)
 
 
 def is_inf(call: Call, x: Tensor) -> Tensor:
-    """ONNX IsInf, of one sign where that is asked for."""
+    """ONNX IsInf, for both signs or one."""
     infinite = call.torch.isinf(x)
     if not call.integer("detect_negative", 1):
         infinite = infinite & (x > 0)
@@ -184,10 +184,10 @@ def where(call: Call, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def torch_type(torch: Any, kind: Any) -> Any:
-    """torch's name of a type given as ONNX's number or numpy's type.
+    """Return the torch dtype of an ONNX type number or a numpy dtype.
 
     Raises:
-        Unfit: torch has none.
+        Unfit: torch does not have the type.
     """
     name = TYPES.get(int(kind), f"number {kind} of ONNX") if isinstance(kind, int) else np.dtype(kind).name
     found = getattr(torch, name, None)
@@ -201,4 +201,4 @@ TYPES: Final = {
     11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128", 16: "bfloat16",
     17: "float8_e4m3fn", 18: "float8_e4m3fnuz", 19: "float8_e5m2", 20: "float8_e5m2fnuz",
 }  # fmt: skip
-"""torch's names of ONNX's types. As a table here, for torch.compile does not look into onnx."""
+"""Names of torch dtypes by ONNX type number. A table, because torch.compile cannot trace functions of onnx."""

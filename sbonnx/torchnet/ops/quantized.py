@@ -1,4 +1,4 @@
-"""Integers and their scales: quantized models, computed as floats where torch has no product of integers."""
+"""Ops of quantized models. Integer products are computed in float64, because torch has no integer kernels for them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ RANGES: Final = {
     "int8": (-128, 127), "uint8": (0, 255), "int16": (-32768, 32767), "uint16": (0, 65535),
     "int32": (-(2**31), 2**31 - 1),
 }  # fmt: skip
-"""Codes that saturate."""
+"""Saturation limits of quantized values by type."""
 
 
 def quantize_linear(call: Call, x: Tensor, scale: Tensor, zero_point: Tensor | None = None) -> Tensor:
-    """ONNX QuantizeLinear: saturate(round half to even(x / scale) + zero point). Has no gradient.
+    """ONNX QuantizeLinear: saturate(round half to even(x / scale) + zero point), without gradient.
 
     Raises:
-        Unfit: codes are no integers of 8, 16 or 32 bits.
+        Unfit: the quantized type is not supported; see `RANGES`.
     """
     torch = call.torch
     kind = zero_point.dtype if zero_point is not None else torch_type(torch, call.integer("output_dtype", 0) or 2)
@@ -35,7 +35,7 @@ def dequantize_linear(call: Call, x: Tensor, scale: Tensor, zero_point: Tensor |
 
 
 def dynamic_quantize_linear(call: Call, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """ONNX DynamicQuantizeLinear → uint8 codes, scale, zero point."""
+    """ONNX DynamicQuantizeLinear → uint8 values, scale, zero point."""
     torch = call.torch
     low, high = x.min().clamp(max=0), x.max().clamp(min=0)
     scale = (high - low) / 255
@@ -45,7 +45,7 @@ def dynamic_quantize_linear(call: Call, x: Tensor) -> tuple[Tensor, Tensor, Tens
 
 
 def matmul_integer(call: Call, a: Tensor, b: Tensor, za: Tensor | None = None, zb: Tensor | None = None) -> Tensor:
-    """ONNX MatMulInteger; a zero point of a is one a row, of b one a column."""
+    """ONNX MatMulInteger; zero points are per tensor, or per row of a and per column of b."""
     left, right = a.to(call.torch.float64), b.to(call.torch.float64)
     if za is not None:
         left = left - (za[..., None] if za.dim() == 1 and za.numel() > 1 else za).to(left.dtype)
@@ -55,7 +55,7 @@ def matmul_integer(call: Call, a: Tensor, b: Tensor, za: Tensor | None = None, z
 
 
 def conv_integer(call: Call, x: Tensor, w: Tensor, zx: Tensor | None = None, zw: Tensor | None = None) -> Tensor:
-    """ONNX ConvInteger; a zero point of w is one an output channel."""
+    """ONNX ConvInteger; the zero point of w is per tensor or per output channel."""
     left, right = x.to(call.torch.float64), w.to(call.torch.float64)
     left = left if zx is None else left - zx.to(left.dtype)
     right = right if zw is None else right - _first(zw, w).to(right.dtype)
@@ -76,7 +76,7 @@ def qlinear_conv(
     call: Call, x: Tensor, sx: Tensor, zx: Tensor, w: Tensor, sw: Tensor, zw: Tensor, sy: Tensor, zy: Tensor,
     b: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """ONNX QLinearConv; the bias has the scale sx sw."""
+    """ONNX QLinearConv; the scale of the bias is sx * sw."""
     wide = call.torch.float64
     sums = conv(call, x.to(wide) - zx.to(wide), w.to(wide) - _first(zw, w).to(wide))
     line = [1, -1] + [1] * (sums.dim() - 2)
@@ -86,12 +86,12 @@ def qlinear_conv(
 
 
 def _first(part: Tensor, w: Tensor) -> Tensor:
-    """A number for each first index of a weight."""
+    """Reshape values per output channel so that they broadcast against a weight."""
     return part.reshape([-1] + [1] * (w.dim() - 1)) if part.numel() > 1 else part
 
 
 def _codes(call: Call, x: Tensor, shift: Any, kind: Any) -> Tensor:
-    """Values in steps, rounded, moved and saturated."""
+    """Quantize x, given in quantization steps: round, add the zero point, saturate and cast."""
     name = str(kind).removeprefix("torch.")
     if name not in RANGES:
         raise Unfit(f"codes of type {name} are not rounded here")
@@ -100,7 +100,7 @@ def _codes(call: Call, x: Tensor, shift: Any, kind: Any) -> Tensor:
 
 
 def _spread(call: Call, part: Tensor, x: Tensor) -> Tensor:
-    """Scales or zero points, one for all, a channel or a block, in a shape that broadcasts to x."""
+    """Reshape scales or zero points, per tensor, channel or block, so that they broadcast against x."""
     if part.numel() == 1 and part.dim() <= 1:
         return part.reshape(())
     axis, block = axis_of(call.integer("axis", 1), x.dim()), call.integer("block_size", 0)

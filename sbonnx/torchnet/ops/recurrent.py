@@ -1,4 +1,4 @@
-"""LSTM, GRU and RNN: one layer, one or two directions."""
+"""LSTM, GRU and RNN layers, unidirectional and bidirectional."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ Activation = Callable[[Tensor], Tensor]
 GATES: Final = {"LSTM": 4, "GRU": 3, "RNN": 1}
 DEFAULTS: Final = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
 FUSED_ORDER: Final = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
-"""Where torch's gates stand among ONNX's: i f c o of i o f c, and r z h of z r h."""
+"""Index in the gate order of ONNX for each gate of torch: i f c o from i o f c, and r z h from z r h."""
 
 
 @dataclass(frozen=True)
 class _Weights:
-    """Of one direction: W (gates H, inputs), R (gates H, H), their biases (gates H,), peepholes (3 H,) or None."""
+    """Weights of one direction.
+
+    Attributes:
+        w, r: W (gates * H, inputs) and R (gates * H, H).
+        wb, rb: their biases, (gates * H,).
+        p: peepholes (3 * H,), or None.
+    """
 
     w: Tensor
     r: Tensor
@@ -38,9 +44,9 @@ def layer(
     c: Tensor | None = None,
     p: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """ONNX LSTM → Y (T, D, N, H), Y_h and Y_c (D, N, H), of x (T, N, inputs); GRU and RNN → Y, Y_h.
+    """ONNX LSTM of x (T, N, inputs) → Y (T, D, N, H), Y_h and Y_c (D, N, H); GRU and RNN → Y, Y_h.
 
-    Those have no cell `c` and no peepholes `p`. With layout 1 the batch stands first.
+    GRU and RNN have no cell state `c` and no peepholes `p`. With layout 1 the batch is the first axis.
     """
     batch_first = bool(call.integer("layout", 0))
     if batch_first:
@@ -62,13 +68,13 @@ def layer(
 
 
 def _named(call: Call, directions: int) -> list[str]:
-    """The activations of all directions, in small letters."""
+    """Return the names of the activations of all directions, in lower case."""
     given = call.attributes.get("activations") or DEFAULTS[call.op] * directions
     return [(one.decode() if isinstance(one, bytes) else str(one)).lower() for one in given]
 
 
 def _is_plain(call: Call) -> bool:
-    """Whether torch's own layer computes the same. It knows no reverse direction alone."""
+    """Return whether torch's fused layer supports the node; it has no reverse-only direction."""
     directions = 2 if call.text("direction", "forward") == "bidirectional" else 1
     default = _named(call, directions) == [name.lower() for name in DEFAULTS[call.op] * directions]
     reset = call.op != "GRU" or bool(call.integer("linear_before_reset", 0))
@@ -82,7 +88,7 @@ def _is_plain(call: Call) -> bool:
 
 
 def _fused(call: Call, x: Tensor, weights: Sequence[_Weights], h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """By the layer of torch."""
+    """Compute the layer by torch's fused function."""
     torch, order, hidden = call.torch, FUSED_ORDER[call.op], h.shape[2]
     flat = [
         torch.cat([part[gate * hidden : (gate + 1) * hidden] for gate in order])
@@ -102,7 +108,7 @@ def _fused(call: Call, x: Tensor, weights: Sequence[_Weights], h: Tensor, c: Ten
 def _stepped(
     call: Call, x: Tensor, weights: Sequence[_Weights], lengths: Tensor | None, h: Tensor, c: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Step by step: other activations, peepholes, clipping, sequences of several lengths."""
+    """Compute the layer step by step; supports other activations, peepholes, clipping and sequence lengths."""
     torch, steps = call.torch, x.shape[0]
     activations = _activations(call, len(weights))
     at = torch.arange(steps, device=x.device)[:, None]
@@ -130,7 +136,15 @@ def _stepped(
 def _step(
     call: Call, x: Tensor, h: Tensor, c: Tensor, weights: _Weights, activations: Sequence[Activation]
 ) -> tuple[Tensor, Tensor]:
-    """(new state, new cell). `x` (N, gates H) is projected already. Source: the equations of ONNX LSTM, GRU, RNN."""
+    """Compute one time step: (new state, new cell). Source: the equations of ONNX LSTM, GRU, RNN.
+
+    Args:
+        call: the node.
+        x: input after the projection by W, (N, gates * H).
+        h, c: state and cell, (N, H).
+        weights: weights of the direction.
+        activations: functions of the direction.
+    """
     limit = call.attributes.get("clip")
 
     def clip(value: Tensor) -> Tensor:
@@ -160,7 +174,7 @@ def _step(
 
 
 def _activations(call: Call, directions: int) -> list[list[Activation]]:
-    """The functions of each direction; alphas and betas go in order to those that take them."""
+    """Return the activations of each direction; alphas and betas are assigned in order to those that have them."""
     alphas = list(call.attributes.get("activation_alpha") or ())
     betas = list(call.attributes.get("activation_beta") or ())
     made = []
@@ -189,4 +203,4 @@ _ACTIVATIONS: Final[dict[str, _Row]] = {
     "hardsigmoid": (0.2, 0.5, lambda torch, a, b: lambda x: (a * x + b).clamp(0.0, 1.0)),
     "elu": (1.0, None, lambda torch, a, b: lambda x: torch.nn.functional.elu(x, a)),
 }
-"""Name → (default alpha, default beta, maker); None where it takes none. Source: ONNX LSTM."""
+"""Name → (default alpha, default beta, factory); None for a parameter that it does not have. Source: ONNX LSTM."""

@@ -1,4 +1,4 @@
-"""Sums over axes, norms and softmax."""
+"""Reductions, normalization and softmax."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sbonnx.torchnet.call import Call, Function, Tensor, Unfit, axis_of
 
 
 def reduce(name: str) -> Function:
-    """One of torch's reductions by its name, over axes that are an attribute or an input by opset."""
+    """Return the function of an op that calls a torch reduction by name; axes are an attribute or input, by opset."""
 
     def function(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
         chosen, keep = _axes(call, x, axes)
@@ -41,29 +41,29 @@ def reduce_prod(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
 
 
 def arg_max(call: Call, x: Tensor) -> Tensor:
-    """ONNX ArgMax, the first or last of equals."""
+    """ONNX ArgMax: index of the maximum; of equal values the first or last."""
     return _best(call, x, "argmax")
 
 
 def arg_min(call: Call, x: Tensor) -> Tensor:
-    """ONNX ArgMin, likewise."""
+    """ONNX ArgMin: index of the minimum; of equal values the first or last."""
     return _best(call, x, "argmin")
 
 
 def _best(call: Call, x: Tensor, name: str) -> Tensor:
-    """Where the largest or smallest value is."""
+    """Compute the index of the largest or smallest value along the axis."""
     axis, last = axis_of(call.integer("axis", 0), x.dim()), bool(call.integer("select_last_index", 0))
     found = getattr(call.torch, name)(x.flip(axis) if last else x, dim=axis, keepdim=bool(call.integer("keepdims", 1)))
     return x.shape[axis] - 1 - found if last else found
 
 
 def softmax(call: Call, x: Tensor) -> Tensor:
-    """ONNX Softmax; before opset 13 over all axes from the given one on."""
+    """ONNX Softmax; before opset 13 over all axes starting at `axis`."""
     return _rows(call, x, "softmax")
 
 
 def log_softmax(call: Call, x: Tensor) -> Tensor:
-    """ONNX LogSoftmax, likewise."""
+    """ONNX LogSoftmax; before opset 13 over all axes starting at `axis`."""
     return _rows(call, x, "log_softmax")
 
 
@@ -71,7 +71,7 @@ def batch_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor,
     """ONNX BatchNormalization at inference.
 
     Raises:
-        Unfit: in training mode.
+        Unfit: the node is in training mode.
     """
     if call.integer("training_mode", 0) or call.outputs > 1:
         raise Unfit("BatchNormalization is in training mode")
@@ -80,7 +80,7 @@ def batch_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor,
 
 
 def layer_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Any:
-    """ONNX LayerNormalization over all axes from the given one on → Y, and the mean and 1 / deviation if asked for."""
+    """ONNX LayerNormalization over all axes starting at `axis` → Y, and mean and inverse deviation if they are used."""
     axis, epsilon = axis_of(call.integer("axis", -1), x.dim()), call.number("epsilon", 1e-5)
     normal = call.torch.nn.functional.layer_norm(x, list(x.shape[axis:]), eps=epsilon)
     y = normal * scale if bias is None else normal * scale + bias
@@ -104,7 +104,7 @@ def instance_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
 
 
 def group_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    """ONNX GroupNormalization: from opset 21 on a scale a channel, before that one a group."""
+    """ONNX GroupNormalization; scale and bias are per channel since opset 21, per group before."""
     groups, channels = call.integer("num_groups", 1), x.shape[1]
     if scale.numel() != channels:
         scale, bias = (part.repeat_interleave(channels // groups) for part in (scale, bias))
@@ -118,7 +118,7 @@ def lp_norm(call: Call, x: Tensor) -> Tensor:
 
 
 def _axes(call: Call, x: Tensor, axes: Tensor | None) -> tuple[list[int], bool]:
-    """(axes to reduce, whether they stay as 1); no axes: none where that is asked for, else all."""
+    """Return (axes to reduce, keepdims). Without axes, all are reduced, or none if noop_with_empty_axes is set."""
     chosen = call.listed("axes", axes)
     if not chosen:
         chosen = [] if call.integer("noop_with_empty_axes", 0) else list(range(x.dim()))
@@ -126,7 +126,7 @@ def _axes(call: Call, x: Tensor, axes: Tensor | None) -> tuple[list[int], bool]:
 
 
 def _rows(call: Call, x: Tensor, name: str) -> Tensor:
-    """Softmax or its logarithm."""
+    """Compute softmax or log-softmax by torch's function name."""
     function = getattr(call.torch.nn.functional, name)
     if call.opset >= 13:
         return function(x, dim=call.integer("axis", -1))

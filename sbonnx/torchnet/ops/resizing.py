@@ -1,4 +1,4 @@
-"""Resize: nearest, linear and cubic, every coordinate transformation, axis by axis."""
+"""Resize: nearest, linear and cubic with all coordinate transformations, separately for each axis."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from sbonnx.torchnet.call import Call, Tensor, Unfit, axis_of, ints, numbers
 
 CROP: Final = "tf_crop_and_resize"
 RADIUS: Final = {"linear": 1, "cubic": 2}
-"""How far from a position its values are taken."""
+"""Radius of the interpolation kernel, in pixels."""
 
 
 def resize(call: Call, x: Tensor, roi: Any = None, scales: Any = None, sizes: Any = None) -> Tensor:
-    """ONNX Resize from opset 11 on (of opset 10 with two inputs: positions are divided by the scale).
+    """ONNX Resize; that of opset 10, with two inputs, is computed as Upsample.
 
     Raises:
-        Unfit: neither scales nor sizes, or a mode that ONNX does not have.
+        Unfit: neither scales nor sizes, or an unknown mode.
     """
     if call.opset < 11:
         return upsample(call, x, roi)
@@ -49,7 +49,7 @@ def upsample(call: Call, x: Tensor, scales: Any = None) -> Tensor:
 
 
 def _lengths(call: Call, x: Tensor, axes: Sequence[int], scales: Any, sizes: Any) -> tuple[list[int], list[float]]:
-    """(new length, scale) of each axis. Source: ONNX Resize, keep_aspect_ratio_policy."""
+    """Return (output lengths, scales) of the axes. Source: ONNX Resize, keep_aspect_ratio_policy."""
     lengths = [] if sizes is None else ints(sizes)
     if lengths:
         factors = [length / x.shape[axis] for axis, length in zip(axes, lengths, strict=True)]
@@ -67,7 +67,7 @@ def _lengths(call: Call, x: Tensor, axes: Sequence[int], scales: Any, sizes: Any
 def _positions(
     call: Call, coordinates: str, at: Tensor, size: int, length: int, scale: float, region: tuple[float, float]
 ) -> Tensor:
-    """Where each new position lies in the input, float64 (length,). Source: ONNX Resize."""
+    """Map output positions to input coordinates, float64 (length,). Source: ONNX Resize."""
     if coordinates == "asymmetric":
         return at / scale
     if coordinates == "align_corners":
@@ -86,7 +86,7 @@ def _positions(
 
 
 def _along(call: Call, x: Tensor, axis: int, at: Tensor, mode: str, scale: float, outside: bool = False) -> Tensor:
-    """One axis read at other positions; those outside show a value of their own where that is asked for."""
+    """Resample one axis at positions `at`; with `outside`, positions out of range get the extrapolation value."""
     size = x.shape[axis]
     if mode == "nearest":
         places = _nearest(call.text("nearest_mode", "round_prefer_floor"), at)
@@ -104,7 +104,7 @@ def _along(call: Call, x: Tensor, axis: int, at: Tensor, mode: str, scale: float
 
 
 def _between(call: Call, x: Tensor, axis: int, at: Tensor, mode: str) -> Tensor:
-    """Values between positions, from the two or four around them."""
+    """Interpolate from the two (linear) or four (cubic) nearest values."""
     low, size, radius = at.floor(), x.shape[axis], RADIUS[mode]
     taps = [low + step for step in range(1 - radius, radius + 1)]
     weights = [_weight(call, tap - at, mode) for tap in taps]
@@ -121,7 +121,7 @@ def _between(call: Call, x: Tensor, axis: int, at: Tensor, mode: str) -> Tensor:
 
 
 def _smoothed(call: Call, x: Tensor, axis: int, at: Tensor, mode: str, scale: float) -> Tensor:
-    """Values from all that the filter, widened by the scale, covers. Source: ONNX Resize, antialias."""
+    """Resample with a filter that is widened by 1 / scale (antialiasing). Source: ONNX Resize, antialias."""
     torch, size, low = call.torch, x.shape[axis], at.floor()
     first = math.floor(-RADIUS[mode] / scale) + 1
     steps = torch.arange(first, 2 - first, dtype=at.dtype, device=at.device)
@@ -136,7 +136,10 @@ def _smoothed(call: Call, x: Tensor, axis: int, at: Tensor, mode: str, scale: fl
 
 
 def _weight(call: Call, distance: Tensor, mode: str) -> Tensor:
-    """What a value at a distance counts. Source: ONNX Resize; Keys, "Cubic convolution interpolation", 1981, eq. 4."""
+    """Compute the kernel weight at a distance.
+
+    Source: ONNX Resize; Keys, "Cubic convolution interpolation", 1981, eq. 4.
+    """
     d = distance.abs()
     if mode == "linear":
         return (1 - d).clamp(min=0)
@@ -147,7 +150,7 @@ def _weight(call: Call, distance: Tensor, mode: str) -> Tensor:
 
 
 def _nearest(mode: str, at: Tensor) -> Tensor:
-    """Whole positions."""
+    """Round positions to integers by the nearest mode of ONNX Resize."""
     if mode == "floor":
         return at.floor()
     if mode == "ceil":
@@ -156,5 +159,5 @@ def _nearest(mode: str, at: Tensor) -> Tensor:
 
 
 def _line(x: Tensor, axis: int) -> list[int]:
-    """The shape of numbers that belong to one axis."""
+    """Return the shape that broadcasts a vector along one axis of x."""
     return [-1 if dim == axis else 1 for dim in range(x.dim())]

@@ -1,4 +1,4 @@
-"""Pictures read at positions that are computed: grids and regions."""
+"""Sampling of images at grids and regions, and non-maximum suppression."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def grid_sample(call: Call, x: Tensor, grid: Tensor) -> Tensor:
     """ONNX GridSample.
 
     Raises:
-        Unfit: cubic over three axes.
+        Unfit: cubic interpolation over three axes.
     """
     mode = {"linear": "bilinear", "cubic": "bicubic"}.get(name := call.text("mode", "linear"), name)
     if mode == "bicubic" and x.dim() != 4:
@@ -27,10 +27,10 @@ def affine_grid(call: Call, theta: Tensor, size: Tensor) -> Tensor:
 
 
 def col2im(call: Call, x: Tensor, image: Tensor, block: Tensor) -> Tensor:
-    """ONNX Col2Im over two axes.
+    """ONNX Col2Im over two spatial axes.
 
     Raises:
-        Unfit: other counts of axes, or padding that differs at the two ends.
+        Unfit: another number of spatial axes.
     """
     size, kernel = ints(image), ints(block)
     if len(size) != 2:
@@ -44,7 +44,7 @@ def col2im(call: Call, x: Tensor, image: Tensor, block: Tensor) -> Tensor:
 
 
 def center_crop_pad(call: Call, x: Tensor, shape: Tensor) -> Tensor:
-    """ONNX CenterCropPad: zeros around, or the middle."""
+    """ONNX CenterCropPad: crop to the center, or pad with zeros on both sides."""
     axes = [axis_of(axis, x.dim()) for axis in call.integers("axes") or range(x.dim())]
     for axis, wanted in zip(axes, ints(shape), strict=True):
         size = x.shape[axis]
@@ -58,10 +58,10 @@ def center_crop_pad(call: Call, x: Tensor, shape: Tensor) -> Tensor:
 
 
 def roi_align(call: Call, x: Tensor, rois: Tensor, batch: Tensor) -> Tensor:
-    """ONNX RoiAlign: (regions, C, height, width) of the mean, or the largest, of samples in each cell.
+    """ONNX RoiAlign → (regions, C, height, width), the mean or maximum of the samples in each cell.
 
     Raises:
-        Unfit: a sampling ratio of 0, by which every region has its own count of samples.
+        Unfit: sampling ratio 0 (adaptive), and a region needs different numbers of samples along its two axes.
     """
     torch = call.torch
     height, width = call.integer("output_height", 1), call.integer("output_width", 1)
@@ -83,7 +83,7 @@ def roi_align(call: Call, x: Tensor, rois: Tensor, batch: Tensor) -> Tensor:
 
 
 def _region(call: Call, x: Tensor, roi: Tensor, at: Tensor, half: bool) -> Tensor:
-    """One region with as many samples as its cells have pixels."""
+    """Compute one region with sampling ratio 0: as many samples per cell as the cell has pixels."""
     scale = call.number("spatial_scale", 1.0)
     left, top, right, bottom = (roi * scale).tolist()
     high, wide = bottom - top, right - left
@@ -97,13 +97,13 @@ def _region(call: Call, x: Tensor, roi: Tensor, at: Tensor, half: bool) -> Tenso
 
 
 def _samples(call: Call, begin: Tensor, step: Tensor, cells: int, count: int) -> Tensor:
-    """Positions of samples, (regions, cells count)."""
+    """Compute the positions of the samples, (regions, cells * count)."""
     at = (call.torch.arange(cells * count, device=begin.device, dtype=begin.dtype) + 0.5) / count
     return begin[:, None] + step[:, None] * at
 
 
 def _bilinear(call: Call, x: Tensor, ys: Tensor, xs: Tensor, *, reduce_max: bool) -> Tensor:
-    """x (R, C, H, W) at rows (R, P) and columns (R, Q): (R, C, P, Q); 0 more than one pixel outside."""
+    """Interpolate x (R, C, H, W) at rows (R, P) and columns (R, Q) → (R, C, P, Q); 0 if more than one pixel outside."""
     torch = call.torch
 
     def taps(at: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -132,7 +132,7 @@ def non_max_suppression(
     overlap: Tensor | None = None,
     least: Tensor | None = None,
 ) -> Tensor:
-    """ONNX NonMaxSuppression: (picked, 3) of sample, class, box. Has no gradient."""
+    """ONNX NonMaxSuppression → (selected, 3) with sample, class and box index, without gradient."""
     torch = call.torch
     count = 0 if most is None else int(number(most))
     limit = 0.0 if overlap is None else float(number(overlap))
@@ -154,7 +154,7 @@ def non_max_suppression(
 
 
 def _corners(call: Call, boxes: Tensor) -> Tensor:
-    """(y1, x1, y2, x2), the lower first."""
+    """Convert boxes to (y1, x1, y2, x2), with the lower coordinates first."""
     if call.integer("center_point_box", 0):
         x, y, w, h = boxes.unbind(-1)
         return call.torch.stack([y - h / 2, x - w / 2, y + h / 2, x + w / 2], dim=-1)
@@ -163,7 +163,7 @@ def _corners(call: Call, boxes: Tensor) -> Tensor:
 
 
 def _overlaps(call: Call, box: Tensor, others: Tensor) -> Tensor:
-    """Intersection over union of one box with others."""
+    """Compute the intersection over union (IoU) of one box with others."""
     low = call.torch.maximum(box[:2], others[:, :2])
     high = call.torch.minimum(box[2:], others[:, 2:])
     common = (high - low).clamp(min=0).prod(dim=-1)

@@ -1,4 +1,4 @@
-"""Sequences of tensors, as lists: what exporters write for chunk, unbind and stack of a count that may vary."""
+"""Sequences of tensors, as lists; exporters use them for chunk, unbind and stack with a dynamic count."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def at(call: Call, parts: Sequence, position: Any) -> Tensor:
 
 
 def insert(call: Call, parts: Sequence, part: Tensor, position: Any = None) -> Sequence:
-    """ONNX SequenceInsert, by default at the end."""
+    """ONNX SequenceInsert; default: at the end."""
     place = len(parts) if position is None else axis_of(int(number(position)), len(parts))
     return [*parts[:place], part, *parts[place:]]
 
 
 def erase(call: Call, parts: Sequence, position: Any = None) -> Sequence:
-    """ONNX SequenceErase, by default of the last."""
+    """ONNX SequenceErase; default: the last tensor."""
     place = axis_of(-1 if position is None else int(number(position)), len(parts))
     return [*parts[:place], *parts[place + 1 :]]
 
@@ -42,7 +42,7 @@ def length(call: Call, parts: Sequence) -> Tensor:
 
 
 def split(call: Call, x: Tensor, sizes: Any = None) -> Sequence:
-    """ONNX SplitToSequence: in pieces of one size, of several sizes, or of one value each."""
+    """ONNX SplitToSequence into parts of equal size, of given sizes, or of length 1."""
     axis = axis_of(call.integer("axis", 0), x.dim())
     if sizes is None:
         return list(x.unbind(axis) if not call.integer("keepdims", 1) else x.split(1, axis))
@@ -51,6 +51,6 @@ def split(call: Call, x: Tensor, sizes: Any = None) -> Sequence:
 
 
 def concat(call: Call, parts: Sequence) -> Tensor:
-    """ONNX ConcatFromSequence, along an axis that is there or a new one."""
+    """ONNX ConcatFromSequence along an existing or a new axis."""
     join = call.torch.stack if call.integer("new_axis", 0) else call.torch.cat
     return join(parts, dim=call.integer("axis", 0))

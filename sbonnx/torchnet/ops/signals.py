@@ -8,7 +8,7 @@ from sbonnx.torchnet.call import Call, Tensor, Unfit, axis_of, number
 
 
 def dft(call: Call, x: Tensor, length: Any = None, axis: Any = None) -> Tensor:
-    """ONNX DFT of (..., 1) real or (..., 2) complex values; the axis is an attribute before opset 20."""
+    """ONNX DFT of real (..., 1) or complex (..., 2) values; the axis is an attribute before opset 20."""
     default = call.integer("axis", 1) if call.opset < 20 else -2
     dim = axis_of(default if axis is None else int(number(axis)), x.dim())
     count = None if length is None else int(number(length))
@@ -22,10 +22,10 @@ def dft(call: Call, x: Tensor, length: Any = None, axis: Any = None) -> Tensor:
 
 
 def stft(call: Call, x: Tensor, step: Any, window: Tensor | None = None, length: Any = None) -> Tensor:
-    """ONNX STFT of (N, T, 1) real or (N, T, 2) complex values → (N, frames, bins, 2).
+    """ONNX STFT of real (N, T, 1) or complex (N, T, 2) values → (N, frames, bins, 2).
 
     Raises:
-        Unfit: nothing says how long a frame is.
+        Unfit: neither the frame length nor a window is given.
     """
     if length is not None:
         count = int(number(length))
@@ -39,15 +39,15 @@ def stft(call: Call, x: Tensor, step: Any, window: Tensor | None = None, length:
 
 
 def _values(call: Call, x: Tensor) -> Tensor:
-    """Real or complex numbers, by what the last axis holds."""
+    """Convert the last axis of size 1 or 2 to real or complex values."""
     return call.torch.view_as_complex(x.contiguous()) if x.shape[-1] == 2 else x.squeeze(-1)
 
 
 def _spectrum(call: Call, values: Tensor, count: int | None, dim: int, *, one_sided: bool) -> Tensor:
-    """The transform with its real and imaginary parts last.
+    """Compute the Fourier transform, with real and imaginary parts on the last axis.
 
     Raises:
-        Unfit: half of the spectrum of complex values.
+        Unfit: a one-sided spectrum of complex values.
     """
     if one_sided and values.is_complex():
         raise Unfit("half a spectrum stands for the whole of real values only")

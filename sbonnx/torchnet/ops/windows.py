@@ -1,4 +1,4 @@
-"""Products with weights, and pools: what slides a window over positions."""
+"""Convolutions, matrix products and pooling."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from sbonnx.torchnet.call import Call, Tensor, Unfit
 
 FUNCTIONAL = ("", "1d", "2d", "3d")
-"""Endings of torch's names by the number of axes of positions."""
+"""Suffixes of torch function names by the number of spatial axes."""
 
 
 def conv(call: Call, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-    """ONNX Conv over one to three axes."""
+    """ONNX Conv over one to three spatial axes."""
     kernel, rank = list(w.shape[2:]), _positions(x)
     strides, dilations = _each(call, "strides", rank), _each(call, "dilations", rank)
     pads = _pads(call, x.shape[2:], kernel, strides, dilations)
@@ -23,7 +23,7 @@ def conv(call: Call, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
 
 
 def conv_transpose(call: Call, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-    """ONNX ConvTranspose: all that the windows give, then what pads cut away; output_padding adds at the end."""
+    """ONNX ConvTranspose: the full output, extended by output_padding at the end, then cropped by pads."""
     kernel, rank = list(w.shape[2:]), _positions(x)
     strides, dilations = _each(call, "strides", rank), _each(call, "dilations", rank)
     extra = call.integers("output_padding") or [0] * rank
@@ -46,7 +46,7 @@ def conv_transpose(call: Call, x: Tensor, w: Tensor, b: Tensor | None = None) ->
 def _transposed_pads(
     call: Call, sizes: Sequence[int], lengths: Sequence[int], strides: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """What ConvTranspose cuts away of each axis. Source: ONNX ConvTranspose, output_shape and auto_pad."""
+    """Return the crop (before, after) of each spatial axis. Source: ONNX ConvTranspose, output_shape and auto_pad."""
     wanted, auto = call.integers("output_shape"), call.text("auto_pad", "NOTSET")
     if wanted is None and auto.startswith("SAME"):
         wanted = [size * stride for size, stride in zip(sizes, strides, strict=True)]
@@ -57,7 +57,7 @@ def _transposed_pads(
     found = []
     for length, target in zip(lengths, wanted[-len(lengths) :], strict=True):
         total = length - target
-        if total < 0:  # longer than what the windows reach: zeros at the end
+        if total < 0:  # output_shape exceeds the full output: zeros at the end
             found.append((0, total))
             continue
         small = total // 2
@@ -75,7 +75,7 @@ def gemm(call: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
 
 
 def matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    """ONNX MatMul, as numpy's."""
+    """ONNX MatMul, with the semantics of numpy.matmul."""
     return call.torch.matmul(a, b)
 
 
@@ -95,7 +95,7 @@ def max_pool(call: Call, x: Tensor) -> Any:
 
 
 def _flat_places(call: Call, x: Tensor, places: Tensor) -> Tensor:
-    """Indices within a plane as ONNX has them: within the whole tensor; the last axis may run slowest."""
+    """Convert indices within a plane to ONNX's indices within the whole tensor, row-major or column-major."""
     plane = math.prod(x.shape[2:])
     if call.integer("storage_order", 0):
         rest, result, step = places, call.torch.zeros_like(places), plane
@@ -108,7 +108,7 @@ def _flat_places(call: Call, x: Tensor, places: Tensor) -> Tensor:
 
 
 def average_pool(call: Call, x: Tensor) -> Tensor:
-    """ONNX AveragePool: sums over windows by how many values they hold, padding counted where it says so."""
+    """ONNX AveragePool; padding counts in the divisor only if count_include_pad is set."""
     functional, torch = call.torch.nn.functional, call.torch
     kernel, rank = call.integers("kernel_shape") or [], _positions(x)
     strides, dilations = _each(call, "strides", rank), _each(call, "dilations", rank)
@@ -144,10 +144,10 @@ def global_max_pool(call: Call, x: Tensor) -> Tensor:
 
 
 def _positions(x: Tensor) -> int:
-    """How many axes of positions there are.
+    """Return the number of spatial axes.
 
     Raises:
-        Unfit: more than three, or none.
+        Unfit: there are more than three, or none.
     """
     rank = int(x.dim()) - 2
     if not 1 <= rank <= 3:
@@ -156,14 +156,14 @@ def _positions(x: Tensor) -> int:
 
 
 def _each(call: Call, key: str, rank: int) -> list[int]:
-    """An attribute that holds a number for each axis of positions, by default 1."""
+    """Return an attribute with one number for each spatial axis; default: 1."""
     return call.integers(key) or [1] * rank
 
 
 def _pads(
     call: Call, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """(before, after) for each axis of positions. Source: ONNX Conv, auto_pad."""
+    """Return the padding (before, after) of each spatial axis. Source: ONNX Conv, auto_pad."""
     auto, rank = call.text("auto_pad", "NOTSET"), len(kernel)
     if auto == "VALID":
         return [(0, 0)] * rank
@@ -185,7 +185,7 @@ def _ceiled(
     dilations: Sequence[int],
     pads: Sequence[tuple[int, int]],
 ) -> list[tuple[int, int]]:
-    """Pads with what the last window of ceil_mode reaches past the end; a window that begins there is left out."""
+    """Extend pads for ceil_mode so that the last window fits; a window that would start past the end is omitted."""
     found = []
     for size, k, stride, dilation, (begin, end) in zip(sizes, kernel, strides, dilations, pads, strict=True):
         reach = (k - 1) * dilation + 1
@@ -197,7 +197,7 @@ def _ceiled(
 
 
 def _even(call: Call, x: Tensor, pads: Sequence[tuple[int, int]], value: float) -> tuple[Tensor, list[int]]:
-    """The input and the padding that torch's own function can do: the same at both ends, else done here."""
+    """Return (input, padding) for a torch function; asymmetric padding is applied to the input here."""
     if all(begin == end for begin, end in pads):
         return x, [begin for begin, _ in pads]
     return call.torch.nn.functional.pad(x, flat_pads(pads), value=value), [0] * len(pads)
@@ -206,7 +206,7 @@ def _even(call: Call, x: Tensor, pads: Sequence[tuple[int, int]], value: float) 
 def window_pads(
     call: Call, sizes: Sequence[int], kernel: Sequence[int]
 ) -> tuple[list[int], list[int], list[tuple[int, int]]]:
-    """(strides, dilations, padding with what ceil_mode adds) of a pool."""
+    """Return (strides, dilations, pads) of a pooling node, with the pads extended for ceil_mode."""
     strides, dilations = _each(call, "strides", len(kernel)), _each(call, "dilations", len(kernel))
     pads = _pads(call, sizes, kernel, strides, dilations)
     return (
@@ -217,5 +217,5 @@ def window_pads(
 
 
 def flat_pads(pads: Sequence[tuple[int, int]]) -> list[int]:
-    """As torch's pad takes them: the last axis first."""
+    """Flatten pads to the order of torch's pad: last axis first."""
     return [side for pair in reversed(pads) for side in pair]
