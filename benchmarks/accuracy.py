@@ -37,7 +37,7 @@ Contestants = Callable[[Path, list[dict[str, Any]], Path], dict[str, Run]]
 
 
 def load_pack(folder: Path) -> Any:
-    """The pack's own evaluation module."""
+    """Import the evaluation module of the model pack."""
     spec = importlib.util.spec_from_file_location("pack_eval", folder / "eval.py")
     if spec is None or spec.loader is None:
         sys.exit(f"{folder} holds no eval.py: give the data folder with --pack")
@@ -47,7 +47,7 @@ def load_pack(folder: Path) -> Any:
 
 
 class Feeds:
-    """The peer's data reader."""
+    """Calibration data reader for onnxruntime.quantization."""
 
     def __init__(self, feeds: list[dict[str, Any]]) -> None:
         self._feeds: Iterator[dict[str, Any]] = iter(feeds)
@@ -57,7 +57,7 @@ class Feeds:
 
 
 def peer_input(path: Path, folder: Path) -> Path:
-    """The model as the peer wants it: opset 13 at least, preprocessed."""
+    """Prepare the model for the peer: convert to opset 13 or newer and preprocess."""
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     model = onnx.load(str(path))
@@ -87,7 +87,7 @@ def peer(
     tensorrt: bool = False,
     signed: bool = False,
 ) -> None:
-    """One run of quantize_static; signed: int8 activations."""
+    """Quantize with quantize_static; `signed`: int8 activations."""
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
     options: dict[str, Any] = {}
@@ -113,7 +113,7 @@ def peer(
 
 
 def ours(path: Path, feeds: list[dict[str, Any]], backend: str, **overrides: Any) -> Run:
-    """sbonnx for a backend, verification included; problems go to stderr."""
+    """Return a run of sbonnx for a backend, including verification; problems are printed to stderr."""
 
     def run(output: Path) -> None:
         report = sbonnx.quantize(path, feeds, backend=backend, output=output, force=True, **overrides)
@@ -124,7 +124,7 @@ def ours(path: Path, feeds: list[dict[str, Any]], backend: str, **overrides: Any
 
 
 def runs(path: Path, feeds: list[dict[str, Any]], folder: Path) -> dict[str, Run]:
-    """The contestants: each writes a quantized model to the path it is given."""
+    """Return the quantizers to compare by name; each writes a quantized model to a given path."""
     prepared = peer_input(path, folder)
     return {
         "sbonnx onnxruntime": ours(path, feeds, "onnxruntime", observer="minmax"),
@@ -136,7 +136,7 @@ def runs(path: Path, feeds: list[dict[str, Any]], folder: Path) -> dict[str, Run
 
 
 def measure(pack: Any, name: str, contestants: Contestants = runs) -> list[list[str]]:
-    """Rows of one model."""
+    """Measure one model and return its table rows."""
     path = Path(pack.model_path(name))
     feeds = pack.load_calib(name, batch=BATCH if name != "silero_vad" else 1)
     metrics = HEADLINE[name]
@@ -163,7 +163,7 @@ def measure(pack: Any, name: str, contestants: Contestants = runs) -> list[list[
 
 
 def main() -> int:
-    """Measure and print; with --write, into docs/results.md."""
+    """Measure, print the table and, with --write, update docs/results.md."""
     parser = arguments(__doc__)
     parser.add_argument("--models", nargs="*", default=list(HEADLINE))
     options = parser.parse_args()

@@ -39,7 +39,7 @@ Report = dict[str, Any]
 
 
 def prepare(pack: Any, names: list[str], folder: Path) -> None:
-    """Calibration data as folders of .npz, and a job file over them in `folder`."""
+    """Write calibration data as folders of .npz files, and a job file for them, to `folder`."""
     jobs = []
     for name in names:
         data = folder / "data" / name
@@ -52,7 +52,7 @@ def prepare(pack: Any, names: list[str], folder: Path) -> None:
 
 
 def write_jobs(folder: Path, jobs: list[dict[str, Any]], output: str) -> Path:
-    """The job file: JSON is YAML."""
+    """Write the job file as JSON, which is valid YAML."""
     path = folder / f"{output}.yaml"
     matrix = {"backend": list(BACKENDS), "bits": list(BITS)}
     given = {"output": output, "matrix": matrix, "defaults": {"limits": {"retries": KILLS}}, "jobs": jobs}
@@ -61,12 +61,12 @@ def write_jobs(folder: Path, jobs: list[dict[str, Any]], output: str) -> Path:
 
 
 def command(jobs: Path, workers: int) -> list[str]:
-    """The batch, as a command."""
+    """Return the command line of the batch."""
     return [sys.executable, "-m", "sbonnx", "batch", str(jobs), "--workers", str(workers), "--quiet"]
 
 
 def timed(line: list[str], allowed: tuple[int, ...] = (0, 1)) -> tuple[float, int]:
-    """Seconds that a command takes, and how it ends."""
+    """Run a command and return its wall time in seconds and its exit code."""
     began = time.perf_counter()
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
     took = time.perf_counter() - began
@@ -76,7 +76,7 @@ def timed(line: list[str], allowed: tuple[int, ...] = (0, 1)) -> tuple[float, in
 
 
 def singles(jobs: list[dict[str, Any]], folder: Path) -> tuple[float, dict[str, int]]:
-    """Seconds of all single commands, one after another; exit codes by name of the file."""
+    """Run all jobs as single commands, sequentially; returns seconds, and exit codes by file name."""
     folder.mkdir()
     total, codes = 0.0, {}
     for job in jobs:
@@ -92,20 +92,20 @@ def singles(jobs: list[dict[str, Any]], folder: Path) -> tuple[float, dict[str, 
 
 
 def read(folder: Path) -> Report:
-    """The report of a batch."""
+    """Read the report of a batch."""
     found: Report = json.loads((folder / "report.json").read_text())
     return found
 
 
 def same_files(first: Path, second: Path) -> tuple[int, int]:
-    """How many models two folders hold together, and how many of them are the same in both, byte for byte."""
+    """Count the models in either folder, and those that are identical in both, byte for byte."""
     names = {path.name for folder in (first, second) for path in folder.glob("*.onnx")}
     pairs = [(first / name, second / name) for name in names]
     return len(names), sum(a.is_file() and b.is_file() and a.read_bytes() == b.read_bytes() for a, b in pairs)
 
 
 def wall(folder: Path, workers: int) -> str:
-    """One batch against single commands; then again, and again with one recipe changed."""
+    """Compare a batch with single commands; then repeat the batch unchanged, and with one recipe changed."""
     jobs = json.loads((folder / "jobs.json").read_text())
     first, _ = timed(command(folder / "out.yaml", workers))
     report = read(folder / "out")
@@ -149,7 +149,7 @@ def _codes(codes: dict[str, int]) -> str:
 
 
 def kills(folder: Path, workers: int, seed: int = 0) -> str:
-    """The batch in another folder, killed at random, its workers and itself; then completed."""
+    """Run the batch in another folder while its workers and itself are killed at random; then complete it."""
     jobs = json.loads((folder / "jobs.json").read_text())
     calm = folder / "out"
     if not (calm / "report.json").is_file():
@@ -160,7 +160,7 @@ def kills(folder: Path, workers: int, seed: int = 0) -> str:
     batch = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while who.total() < KILLS:
         time.sleep(chance.uniform(0.2, 2 * usual))
-        if batch.poll() is not None:  # done before all kills were dealt
+        if batch.poll() is not None:  # the batch ended before all kills
             break
         victims = _workers(batch.pid)
         if chance.random() < 0.3 or not victims:
@@ -192,7 +192,7 @@ def kills(folder: Path, workers: int, seed: int = 0) -> str:
 
 
 def _workers(parent: int) -> list[psutil.Process]:
-    """Processes of steps: those with a group of their own."""
+    """Return the worker processes of steps, which are leaders of their own process groups."""
     found = []
     with contextlib.suppress(psutil.NoSuchProcess):
         for one in psutil.Process(parent).children(recursive=True):
@@ -203,7 +203,7 @@ def _workers(parent: int) -> list[psutil.Process]:
 
 
 def overhead(folder: Path, workers: int) -> str:
-    """What the engine takes for a step in which nothing is done."""
+    """Measure the overhead of the engine per no-op step."""
     from sbonnx.batch.api import fulfil
     from sbonnx.batch.engine import LocalEngine
 
@@ -222,7 +222,7 @@ def overhead(folder: Path, workers: int) -> str:
 
 
 def main() -> int:
-    """Measure and print; with --write, into docs/results.md."""
+    """Measure, print the table and, with --write, update docs/results.md."""
     parser = arguments(__doc__)
     parser.add_argument("--tables", nargs="*", default=list(TABLES), choices=TABLES)
     parser.add_argument("--models", nargs="*", default=list(HEADLINE), choices=list(HEADLINE))

@@ -11,7 +11,7 @@ from sbonnx.batch.outcomes import FILE, now, to_json
 
 
 def noop(step: Step, places: Places, tell: Tell, threads: int) -> Outcome:
-    """Leave a folder with an outcome, as all steps do."""
+    """Run a no-op step: only write its folder and outcome, as every step does."""
     outcome = Outcome(step.key, "done", finished=now())
     hidden = places.made(step.key).with_name(f".{step.key}.{os.getpid()}")
     hidden.mkdir(parents=True)
@@ -21,11 +21,11 @@ def noop(step: Step, places: Places, tell: Tell, threads: int) -> Outcome:
 
 
 def nowhere(step: Step, places: Places) -> None:
-    """Nothing is to be published."""
+    """Publish nothing."""
 
 
 def wish_of(count: int, folder: Path) -> Wish:
-    """So many steps that wait for nobody."""
+    """Create a batch request of `count` independent no-op steps."""
     jobs = tuple(Job(f"n{n}", "m.onnx", None, "onnxruntime", str(folder / f"n{n}.onnx")) for n in range(count))
     steps = tuple(Step(f"key-{job.name}", "quantize", job.name, (job,)) for job in jobs)
     return Wish("no-op", Places(folder), jobs, jobs, steps)

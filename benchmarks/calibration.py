@@ -25,7 +25,7 @@ from benchmarks.results import arguments, table, write_section
 from sbonnx.cpu import cores
 
 MADE: Final[Mapping[str, Callable[[], onnx.ModelProto]]] = {"resnet18": resnet, "mobilenetv2": mobilenet}
-"""Built here, with seeded random weights; their samples are seeded noise."""
+"""Models that are generated with seeded random weights; their samples are seeded noise."""
 
 MODELS: Final = (*MADE, "squeezenet11", "minilm_l6")
 
@@ -58,7 +58,7 @@ SqueezeNet has 100 samples and sees the first of them twice. ResNet-18 and Mobil
 
 
 def lay_out(names: Sequence[str], pack: Path, folder: Path, count: int) -> list[Subject]:
-    """Models and their samples as files in `folder`; the pack's models stay where they are."""
+    """Write generated models and all samples to `folder`; models of the pack are used in place."""
     subjects = []
     for name in names:
         data = folder / f"{name}.npz"
@@ -76,7 +76,7 @@ def lay_out(names: Sequence[str], pack: Path, folder: Path, count: int) -> list[
 
 
 def result(names: Sequence[str], findings: Sequence[Findings], effort: Effort, cores: int) -> str:
-    """The section for docs/results.md."""
+    """Return the section for docs/results.md."""
     figures = list(dict.fromkeys(name for one in findings for name in one.cells))
     text = ABOUT.format(
         count=effort.count, repeats=effort.repeats, cores=cores, noise=NOISE_MB, peer_count=effort.peer_count
@@ -88,7 +88,7 @@ def result(names: Sequence[str], findings: Sequence[Findings], effort: Effort, c
 
 
 def main() -> int:
-    """Measure and print; with --write, into docs/results.md. Exit code 1 when a target is missed."""
+    """Measure, print the table and, with --write, update docs/results.md. Exit code 1 if a target is missed."""
     parser = arguments(__doc__)
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=MODELS)
     parser.add_argument("--figures", nargs="*", default=list(FIGURES), choices=FIGURES)

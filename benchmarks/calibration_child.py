@@ -21,20 +21,21 @@ from typing import Any
 from benchmarks.calibration_subjects import Subject
 
 ROOM = 14 << 30
-"""Bytes of addresses that a peer may take: it keeps all activations of all samples, and the machine has others."""
+"""Address space limit of a peer in bytes. A peer keeps all activations of all samples in memory, and the machine is
+shared."""
 
 Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a child says.
+    """Measurements of a child process.
 
     Attributes:
-        peak_mb: most memory that its process ever had, in units of 10**6 bytes.
-        start_mb: the same before the work began: interpreter, imports and samples.
-        seconds: of the work.
-        ranges: by tensor, where it calibrated.
+        peak_mb: peak memory of the process, in units of 10**6 bytes.
+        start_mb: peak memory before the work: interpreter, imports and samples.
+        seconds: duration of the work.
+        ranges: ranges by tensor, if it calibrated.
     """
 
     peak_mb: float
@@ -44,13 +45,16 @@ class Outcome:
 
 
 def spawn(subject: Subject, way: str, count: int, **more: str | Sequence[str]) -> Outcome:
-    """Run a way in a process of its own.
+    """Run one calibration method in a child process.
 
     Args:
-        more: what the way needs besides: "graph", a file; "plan", a file with a pickled `Plan`; "tensors", names.
+        subject: model and data.
+        way: method, such as "ours:minmax".
+        count: number of samples.
+        more: further arguments of the method: "graph", a file; "plan", a file with a pickled `Plan`; "tensors", names.
 
     Raises:
-        ChildProcessError: it failed; with the last line that it said.
+        ChildProcessError: the process failed; with its last line of output.
     """
     job = {"way": way, "model": str(subject.model), "data": str(subject.data), "count": count, **more}
     command = [sys.executable, "-m", "benchmarks.calibration_child", json.dumps(job)]
@@ -65,7 +69,7 @@ def spawn(subject: Subject, way: str, count: int, **more: str | Sequence[str]) -
 
 
 def peak_mb() -> float:
-    """Most memory this process ever had. Not ru_maxrss: that begins with what the parent had."""
+    """Return the peak memory of this process. Not from ru_maxrss, which starts with the memory of the parent."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024 / 1e6
@@ -73,7 +77,7 @@ def peak_mb() -> float:
 
 
 def main() -> int:
-    """Do the job and say how it went."""
+    """Run the job and print its outcome as JSON."""
     job = json.loads(sys.argv[1])
     kind, _, observer = job["way"].partition(":")
     subject = Subject("", Path(job["model"]), Path(job["data"]))
@@ -84,7 +88,7 @@ def main() -> int:
 
 
 def _float(subject: Subject, _: str, job: dict[str, Any]) -> tuple[float, float, dict[str, Range]]:
-    """The plain loop: nothing of ours is imported."""
+    """Run the plain float loop, without importing sbonnx."""
     import time
 
     import onnxruntime
@@ -99,7 +103,7 @@ def _float(subject: Subject, _: str, job: dict[str, Any]) -> tuple[float, float,
 
 
 def _ours(subject: Subject, observer: str, job: dict[str, Any]) -> tuple[float, float, dict[str, Range]]:
-    """From the file to ranges: reading, simplifying, fusing and planning too."""
+    """Calibrate from the model file, including reading, simplification, fusion and planning."""
     import time
 
     from benchmarks import calibration_ways as ways
@@ -112,7 +116,7 @@ def _ours(subject: Subject, observer: str, job: dict[str, Any]) -> tuple[float, 
 
 
 def _planned(subject: Subject, way: str, job: dict[str, Any]) -> tuple[float, float, dict[str, Range]]:
-    """From a fused graph in its file to ranges: what a peer does in its process."""
+    """Calibrate from the file of a fused graph, the same task as a peer in its process."""
     import pickle
     import time
 
@@ -130,7 +134,7 @@ def _planned(subject: Subject, way: str, job: dict[str, Any]) -> tuple[float, fl
 
 
 def _asym(subject: Subject, _: str, job: dict[str, Any]) -> tuple[float, float, dict[str, Range]]:
-    """Both streams, layer by layer."""
+    """Calibrate layer by layer with quantized inputs: float and quantized stream."""
     from benchmarks import calibration_ways as ways
 
     samples = subject.samples(job["count"])
@@ -140,7 +144,7 @@ def _asym(subject: Subject, _: str, job: dict[str, Any]) -> tuple[float, float, 
 
 
 def _peer(subject: Subject, observer: str, job: dict[str, Any]) -> tuple[float, float, dict[str, Range]]:
-    """onnxruntime.quantization, from the file to ranges."""
+    """Calibrate from the model file with onnxruntime.quantization."""
     resource.setrlimit(resource.RLIMIT_AS, (ROOM, ROOM))
     from benchmarks import calibration_peer as peer
 

@@ -17,22 +17,22 @@ from onnxruntime.quantization import calibrate as peer
 from benchmarks.calibration_subjects import Feed, Samples
 
 METHODS = {"minmax": "MinMax", "percentile": "Percentile", "kl_histogram": "Entropy"}
-"""The peer's method beside each of our observers."""
+"""Calibration method of the peer by our observer."""
 
 
 class Reader:
-    """The peer's data reader."""
+    """Calibration data reader for onnxruntime.quantization."""
 
     def __init__(self, samples: Samples) -> None:
         self._feeds: Iterator[Feed] = iter(samples)
 
     def get_next(self) -> Feed | None:
-        """The next feed, None at the end."""
+        """Return the next feed, or None at the end."""
         return next(self._feeds, None)
 
 
 def observe_only(names: Collection[str]) -> None:
-    """Let the peer's calibrators, in this process, observe these tensors and no others."""
+    """Patch the peer's calibrators in this process to observe only these tensors."""
 
     def select(_: Any, model: onnx.ModelProto) -> tuple[set[str], dict[str, onnx.ValueInfoProto]]:
         values = {v.name: v for v in (*model.graph.value_info, *model.graph.output, *model.graph.input)}
@@ -45,11 +45,15 @@ def observe_only(names: Collection[str]) -> None:
 
 
 def ranges(model: Path, method: str, samples: Samples) -> tuple[float, dict[str, tuple[float, float]]]:
-    """(seconds, range by tensor) with the defaults of `create_calibrator`, which are those of `quantize_static`.
+    """Calibrate with the defaults of `create_calibrator`, which are those of `quantize_static`.
 
     Args:
-        model: the float graph that ours observes too.
+        model: float graph, the same that sbonnx observes.
         method: a value of `METHODS`.
+        samples: calibration samples.
+
+    Returns:
+        (seconds, range by tensor).
     """
     with tempfile.TemporaryDirectory(prefix="calibration-peer-") as folder, contextlib.redirect_stdout(io.StringIO()):
         start = time.perf_counter()

@@ -21,8 +21,11 @@ from sbonnx.progress import Silent
 
 
 def parts(made: Prepared, data: Dataset) -> Seconds:
-    """Seconds of processors for calibration, by part: "run" the graph with its observed tensors as outputs, take
-    "statistics", "solve" for ranges, and the "rest", which is mostly opening sessions."""
+    """Measure the CPU seconds of calibration by part.
+
+    Parts: "run", the graph with its observed tensors as outputs; "statistics"; "solve", the ranges; and "rest", which
+    is mostly the creation of sessions.
+    """
     taken: Seconds = {}
     begin = time.process_time()
     with _timed(Bound, "run", "run", taken), _timed(Panel, "observe", "statistics", taken):
@@ -36,10 +39,10 @@ def parts(made: Prepared, data: Dataset) -> Seconds:
 
 
 def halves(model: Path, samples: Samples) -> Callable[[], float]:
-    """The float loop as calibration runs it: two threads, every other sample each, one thread inside operators.
+    """Return a float loop as in calibration: two threads with half of the samples each, one intra-op thread.
 
     Returns:
-        what takes the seconds on the wall.
+        function that runs the loop and returns its wall time in seconds.
     """
     import onnxruntime
 
@@ -65,19 +68,19 @@ def halves(model: Path, samples: Samples) -> Callable[[], float]:
 
 
 class Watch:
-    """How busy the machine was with other things since it was made. Linux: reads /proc/stat."""
+    """Load of the machine by other processes since the creation of the object. Linux only: reads /proc/stat."""
 
     def __init__(self) -> None:
         self._start = self._now()
 
     def others(self) -> float:
-        """Share of all processors' time that other processes, and other machines on the same metal, took."""
+        """Return the share of CPU time that other processes, and other virtual machines on the host, used."""
         ours, busy, whole = (now - then for now, then in zip(self._now(), self._start, strict=True))
         return max(0.0, busy - ours) / max(whole, 1e-9)
 
     @staticmethod
     def _now() -> tuple[float, float, float]:
-        """Processor seconds: of this process and the children it waited for; of all; and those there were."""
+        """Return CPU seconds: of this process and its finished children; of all processes; and the total available."""
         fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
         user, nice, system, idle, waiting, irq, softirq, stolen = (ticks / os.sysconf("SC_CLK_TCK") for ticks in fields)
         busy = user + nice + system + irq + softirq + stolen
@@ -86,7 +89,7 @@ class Watch:
 
 @contextmanager
 def _timed(kind: type[Any], method: str, part: str, taken: Seconds) -> Iterator[None]:
-    """Add the processor seconds of a method, in whatever thread it runs, to a part."""
+    """Add the CPU seconds of a method, in any thread, to a part."""
     plain = getattr(kind, method)
     lock = threading.Lock()
 

@@ -30,50 +30,50 @@ PROFILED: Final = ("minmax", "mse")
 PARTS: Final = ("run", "statistics", "solve", "rest")
 
 LONG: Final = 8
-"""How many times the usual samples there are for the growth of memory: 1,024 for 128."""
+"""Factor of the number of samples for measuring memory growth: 1,024 for 128."""
 
 AS_FAST: Final = Target(1.0)
 SEARCHED: Final = {"resnet18": Target(1.6), "minilm_l6": Target(1.6), "mobilenetv2": Target(2.2)}
-"""Wall of an observer that reads a histogram ÷ wall of the float loop; SqueezeNet has no target."""
+"""Targets for the wall time of a histogram observer ÷ wall time of the float loop; SqueezeNet has none."""
 
 PEER_SPEED: Final = {"minmax": 2.0, "percentile": 5.0, "kl_histogram": 5.0}
 EXTRA_MB: Final = 150.0
 ASYM_MB: Final = round(512 * 2**20 / 1e6 + 250)
 NOISE_MB: Final = 8.0
-"""How far the peaks of equal processes lie apart: growth below is none."""
+"""Run-to-run noise of peak memory; smaller differences are not growth."""
 
 ENOUGH: Final = 3
-"""Repeats of a process that is weighed, whose peak hardly varies, and of a profile."""
+"""Number of repeats for memory measurements, whose peaks hardly vary, and for profiles."""
 
 QUIET: Final = 0.03
-"""Share of the processors that others may take while a wall is measured."""
+"""Largest CPU share of other processes during a measurement of wall time."""
 
 SAME_RANGE: Final = 1e-3
-"""Largest difference, in widths of the range, at which two calibrations looked at the same tensor: the peer runs
-without onnxruntime's optimiser, which moves sums in the last bits."""
+"""Largest difference, relative to the width of the range, between two calibrations of the same tensor. The peer runs
+without onnxruntime's optimizer, which changes sums in the last bits."""
 
 
 @dataclass
 class Findings:
-    """What was measured of one model.
+    """Measurements of one model.
 
     Attributes:
-        cells: by name of the figure.
-        remarks: what has no place in a table.
+        cells: table cells by name of the figure.
+        remarks: notes that are printed outside of the table.
     """
 
     cells: dict[str, Cell | str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
 
     def add(self, name: str, cell: Cell | None) -> None:
-        """Take in a figure, if there is one."""
+        """Add a figure, unless it is None."""
         if cell is not None:
             self.cells[name] = cell
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure: repeats, samples, samples for the peer, and which of `FIGURES`."""
+    """Amount of measurement: repeats, samples, samples for the peer, and the selected `FIGURES`."""
 
     repeats: int
     count: int
@@ -82,7 +82,7 @@ class Effort:
 
 
 def measure(subject: Subject, effort: Effort) -> Findings:
-    """All figures of one model that were asked for."""
+    """Measure the selected figures of one model."""
     findings = Findings()
     watch = Watch()
     in_process(subject, effort, findings)
@@ -101,11 +101,11 @@ def measure(subject: Subject, effort: Effort) -> Findings:
 
 
 def in_process(subject: Subject, effort: Effort, findings: Findings) -> None:
-    """What is timed by turns in this process."""
+    """Measure the alternating timings in this process."""
     chosen = timed(subject, effort.count, effort.figures)
-    if len(chosen) == 1:  # the float loop, to compare nothing with
+    if len(chosen) == 1:  # only the float loop: there is nothing to compare
         return
-    alternate(timed(subject, 2, effort.figures), 1)  # imports, page faults, first threads
+    alternate(timed(subject, 2, effort.figures), 1)  # warm-up: imports, page faults, thread creation
     found = alternate(chosen, effort.repeats)
     made = ways.prepared(subject.model, "minmax")
     values = ways.values_observed(made, subject.samples(1)) / 1e6
@@ -125,8 +125,8 @@ def in_process(subject: Subject, effort: Effort, findings: Findings) -> None:
 
 
 def profile(subject: Subject, effort: Effort, findings: Findings) -> None:
-    """Processor seconds of the parts of calibration, as multiples of those of the float loop; and what two threads gain
-    with nothing observed."""
+    """Measure the CPU time of the parts of calibration relative to the float loop, and the speedup of two threads
+    without observation."""
     session, samples = ways.float_session(subject.model), subject.samples(effort.count)
     two = halves(subject.model, samples)
     chosen: dict[str, Callable[[], ways.Seconds]] = {
@@ -150,7 +150,7 @@ def _parts(name: str, made: Prepared, data: Dataset) -> ways.Seconds:
 
 
 def timed(subject: Subject, count: int, figures: tuple[str, ...]) -> dict[str, Callable[[], ways.Seconds]]:
-    """The ways to time over `count` samples."""
+    """Return the methods to time, by name, over `count` samples."""
     session, samples = ways.float_session(subject.model), subject.samples(count)
     made = {name: ways.prepared(subject.model, name) for name in ("minmax", "moving_average", "mse")}
     data = ways.dataset(made["mse"].graph, samples)
@@ -169,21 +169,21 @@ def timed(subject: Subject, count: int, figures: tuple[str, ...]) -> dict[str, C
 
 
 def _float(session: Any, samples: Samples) -> ways.Seconds:
-    """The float loop, on the wall and of processors: its waiting threads spin, which is CPU as well."""
+    """Measure wall and CPU time of the float loop; the CPU time includes its spinning threads."""
     begin = time.process_time()
     wall = ways.float_pass(session, samples)
     return {"float": wall, "float CPU": time.process_time() - begin}
 
 
 def _settled(way: Callable[[], ways.Seconds]) -> ways.Seconds:
-    """A run on a machine that came to rest."""
+    """Run after a pause, when the threads of earlier runs are idle."""
     gc.collect()
     time.sleep(ways.SETTLE)
     return way()
 
 
 def memory(subject: Subject, effort: Effort, findings: Findings) -> None:
-    """Peaks of whole processes: the float loop and calibration, on the usual samples and on `LONG` times as many."""
+    """Measure the peak memory of processes: float loop and calibration, on the samples and on `LONG` times as many."""
     few, many = effort.count, effort.count * LONG
     kinds = {"float": "float", "minmax": "ours:minmax", "mse": "ours:mse"}
 
@@ -211,7 +211,7 @@ def _peak(subject: Subject, way: str, count: int, name: str) -> dict[str, float]
 
 
 def beside_peer(subject: Subject, effort: Effort, findings: Findings) -> None:
-    """onnxruntime.quantization beside ours, each in a process of its own, from the same fused graph to ranges."""
+    """Compare with onnxruntime.quantization: separate processes that calibrate the same fused graph."""
     with tempfile.TemporaryDirectory(prefix="calibration-") as folder:
         graph, plan = Path(folder) / "fused.onnx", Path(folder) / "plan.pickle"
         plain = alternate({"float": partial(_seconds, subject, effort.peer_count)}, effort.repeats)
@@ -230,7 +230,7 @@ def beside_peer(subject: Subject, effort: Effort, findings: Findings) -> None:
                 found = alternate(
                     {side: partial(_both, side, run, last) for side, run in sides.items()}, effort.repeats
                 )
-            except ChildProcessError as error:  # the peer ran out of memory, most likely
+            except ChildProcessError as error:  # most likely, the peer ran out of memory
                 findings.remarks.append(f"no figures beside the peer's {METHODS[name]}: {error}")
                 continue
             if name == "minmax":
@@ -248,16 +248,16 @@ def _seconds(subject: Subject, count: int) -> dict[str, float]:
 
 
 def _both(side: str, run: Callable[[], Outcome], last: dict[str, Outcome]) -> dict[str, float]:
-    """Seconds and memory of a side; the outcome itself goes into `last`."""
+    """Return seconds and memory of a side and store its outcome in `last`."""
     last[side] = run()
     return {f"{side} s": last[side].seconds, f"{side} MB": last[side].peak_mb}
 
 
 def _agreement(ours: Outcome, theirs: Outcome) -> str:
-    """How far the min-max ranges lie apart, which shows that both sides looked at the same values.
+    """Describe the difference of the min-max ranges, as a check that both sides observed the same values.
 
     Raises:
-        SystemExit: they did not.
+        SystemExit: the ranges differ by more than `SAME_RANGE`.
     """
     if ours.ranges.keys() != theirs.ranges.keys():
         odd = sorted(ours.ranges.keys() ^ theirs.ranges.keys())
@@ -269,11 +269,11 @@ def _agreement(ours: Outcome, theirs: Outcome) -> str:
 
 
 def apart(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """Largest difference of an end, in widths of the first range."""
+    """Return the largest difference of the bounds, relative to the width of the first range."""
     width = max(one[1] - one[0], sys.float_info.min)
     return max(abs(one[0] - other[0]), abs(one[1] - other[1])) / width
 
 
 def missing(figures: tuple[str, ...]) -> list[str]:
-    """Figures that were asked for and that this version cannot have."""
+    """Return the selected figures that this version does not support."""
     return [name for name in ("asym", "cache", "workers") if name in figures and not ways.offers(name)]

@@ -13,11 +13,11 @@ Feed = dict[str, Any]
 
 
 class Samples:
-    """Feeds of one sample each: those there are, over and over. More of them take no more memory.
+    """Sequence of `count` feeds of one sample each that repeats the given feeds, in constant memory.
 
     Args:
-        feeds: those there are.
-        count: how many to give.
+        feeds: feeds to repeat.
+        count: number of feeds.
     """
 
     def __init__(self, feeds: Sequence[Feed], count: int) -> None:
@@ -33,12 +33,12 @@ class Samples:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model and data for it.
+    """A model and its calibration data.
 
     Attributes:
-        name: as in the tables.
+        name: name in the tables.
         model: float ONNX file.
-        data: .npz with an array an input: samples along a new first axis, each with its batch axis of 1 (if any).
+        data: .npz with one array per input: samples along a new first axis, each with its batch axis of 1 (if any).
     """
 
     name: str
@@ -46,7 +46,7 @@ class Subject:
     data: Path
 
     def samples(self, count: int) -> Samples:
-        """`count` samples, in memory."""
+        """Load `count` samples into memory."""
         with np.load(self.data) as held:
             arrays = {name: held[name] for name in held.files}
         total = len(next(iter(arrays.values())))
@@ -54,6 +54,6 @@ class Subject:
 
 
 def save_feeds(path: Path, feeds: Sequence[Mapping[str, Any]]) -> None:
-    """Write what `Subject.samples` reads; all feeds have the same shapes."""
+    """Write feeds of equal shapes in the format that `Subject.samples` reads."""
     arrays: dict[str, Any] = {name: np.stack([feed[name] for feed in feeds]) for name in feeds[0]}
     np.savez(path, **arrays)

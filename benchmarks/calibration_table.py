@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 Measured = dict[str, list[float]]
-"""By name of a way: one value a repeat. Values at the same place were measured one after the other."""
+"""Values of all repeats by name of the method. Values with the same index were measured in the same round."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What a figure is to reach: at most, or at least, `limit`; None: it is only shown."""
+    """Target of a figure: at most, or at least, `limit`; None: the figure has no target."""
 
     limit: float | None = None
     sense: Literal["at most", "at least"] = "at most"
 
     def met(self, value: float) -> bool:
-        """Whether `value` is good enough. A target of nothing says yes to all."""
+        """Return whether `value` meets the target; always true without a limit."""
         if self.limit is None:
             return True
         return value <= self.limit if self.sense == "at most" else value >= self.limit
@@ -30,10 +30,10 @@ class Cell:
     """One figure of one model.
 
     Attributes:
-        values: one a repeat; their median is the figure.
-        target: what it is to reach.
+        values: one value per repeat; their median is the figure.
+        target: target of the figure.
         unit: "" for a ratio, or "MB".
-        note: said after the figure.
+        note: text after the figure.
     """
 
     values: tuple[float, ...]
@@ -43,12 +43,12 @@ class Cell:
 
     @property
     def value(self) -> float:
-        """The figure."""
+        """Median of the values."""
         return statistics.median(self.values)
 
     @property
     def met(self) -> bool:
-        """Whether the target is."""
+        """Whether the figure meets its target."""
         return self.target.met(self.value)
 
     def __str__(self) -> str:
@@ -68,13 +68,14 @@ class Cell:
 
 
 def alternate(ways: Mapping[str, Callable[[], Mapping[str, float]]], repeats: int) -> Measured:
-    """Run all ways in turn, `repeats` times, each time beginning with another one, so that none has the better place.
+    """Run all methods alternately, `repeats` times, with a different order in each round to avoid an order bias.
 
     Args:
-        ways: by any name; each gives one or several values by name.
+        ways: methods by any name; each returns one or several values by name.
+        repeats: number of rounds.
 
     Returns:
-        the values by their own names, one a repeat.
+        values by the names that the methods return, one per round.
     """
     order = list(ways)
     found: Measured = {}
@@ -87,25 +88,25 @@ def alternate(ways: Mapping[str, Callable[[], Mapping[str, float]]], repeats: in
 
 
 def ratio(found: Measured, over: str, under: str, target: Target = Target()) -> Cell | None:
-    """One way divided by another, repeat by repeat; None where either was not measured."""
+    """Divide one measurement by another, repeat by repeat; None if one was not measured."""
     if over not in found or under not in found:
         return None
     return Cell(tuple(a / b for a, b in zip(found[over], found[under], strict=True)), target)
 
 
 def difference(found: Measured, more: str, less: str, target: Target = Target()) -> Cell | None:
-    """One memory less another, in MB, repeat by repeat; None where either was not measured."""
+    """Subtract one memory measurement from another, in MB, repeat by repeat; None if one was not measured."""
     if more not in found or less not in found:
         return None
     return Cell(tuple(a - b for a, b in zip(found[more], found[less], strict=True)), target, "MB")
 
 
 def rows(names: Sequence[str], columns: Sequence[Mapping[str, Cell | str]]) -> list[list[str]]:
-    """Rows of a table: a figure's name, then each model's cell; figures that no model has are left out.
+    """Return table rows: name of the figure and the cell of each model, without figures that no model has.
 
     Args:
-        names: of the figures, in order.
-        columns: one a model: cells by name of the figure.
+        names: names of the figures, in order.
+        columns: cells by name of the figure, one mapping per model.
     """
     shown = [name for name in names if any(name in column for column in columns)]
     return [[name, *(str(column.get(name, "–")) for column in columns)] for name in shown]

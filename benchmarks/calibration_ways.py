@@ -22,41 +22,41 @@ from sbonnx.spec import Bounds
 
 BACKEND = "onnxruntime"
 HISTOGRAM = ("percentile", "mse", "kl_histogram", "auto", "aciq")
-"""Observers that read the same statistics: one pass over the data serves them all."""
+"""Observers that use the same statistics, which one pass over the data collects for all."""
 
 ASYM_MEMORY = "512 MiB"
 
 SETTLE = 0.1
-"""Seconds between runs: the threads of a default session go on spinning for a while."""
+"""Pause between runs in seconds, because the threads of a default session keep spinning for a while."""
 
 Seconds = dict[str, float]
 
 
 def offers(argument: str) -> bool:
-    """Whether `calibrate` takes that argument."""
+    """Return whether `calibrate` has this argument."""
     return argument in inspect.signature(walk.calibrate).parameters
 
 
 def prepared(model: Path, observer: str) -> Prepared:
-    """The model with the default plan of onnxruntime's backend, its activations seen by `observer`."""
+    """Prepare the model with the default plan of the onnxruntime backend and the given activation observer."""
     recipe, backend = read_recipe(None, BACKEND, {"observer": observer})
     return prepare(model, recipe, backend)
 
 
 def dataset(graph: Graph, samples: Samples) -> Dataset:
-    """The samples as calibration takes them."""
+    """Return the samples as a calibration dataset."""
     return read(samples, graph)
 
 
 def float_session(model: Path) -> Any:
-    """One default session: as many threads inside operators as there are cores."""
+    """Create a default session, with one intra-op thread per core."""
     import onnxruntime
 
     return onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
 
 
 def float_pass(session: Any, samples: Samples) -> float:
-    """The plain float loop; the session was there before."""
+    """Measure the plain float loop, without the creation of the session."""
     start = time.perf_counter()
     for feed in samples:
         session.run(None, feed)
@@ -64,7 +64,7 @@ def float_pass(session: Any, samples: Samples) -> float:
 
 
 def ranges(graph: Graph, plan: Plan, data: Dataset, **options: Any) -> tuple[float, dict[str, Bounds]]:
-    """From nothing but a plan to the range of every activation: (seconds, ranges by site key)."""
+    """Calibrate the range of every activation of a plan: (seconds, ranges by site key)."""
     start = time.perf_counter()
     with Calibrator(graph, plan, **options) as calibrator:
         calibrator.observe_all(data, Silent())
@@ -73,13 +73,13 @@ def ranges(graph: Graph, plan: Plan, data: Dataset, **options: Any) -> tuple[flo
 
 
 def by_tensor(plan: Plan, found: Mapping[str, Bounds]) -> dict[str, tuple[float, float]]:
-    """Ranges by tensor, of those of one range a tensor, by site key."""
+    """Convert ranges by site key to ranges by tensor, for per-tensor ranges only."""
     tensors = {site.key: site.tensor for site in plan.sites}
     return {tensors[key]: (bounds.lo.item(), bounds.hi.item()) for key, bounds in found.items()}
 
 
 def histogram_ranges(made: Prepared, data: Dataset) -> Seconds:
-    """Seconds to the ranges of each of `HISTOGRAM`: those of the one pass, and of solving by this method."""
+    """Measure the seconds to the ranges of each observer of `HISTOGRAM`: the shared pass plus its own solve."""
     start = time.perf_counter()
     taken: Seconds = {}
     with Calibrator(made.graph, made.plan) as calibrator:
@@ -96,34 +96,34 @@ def histogram_ranges(made: Prepared, data: Dataset) -> Seconds:
 
 
 def solution(made: Prepared, data: Dataset, **options: Any) -> tuple[float, Solution]:
-    """From nothing but a plan to all numbers, weights too: (seconds, solution)."""
+    """Calibrate a plan completely, including weights: (seconds, solution)."""
     start = time.perf_counter()
     solved = walk.calibrate(made.graph, made.plan, data, solve=made.round, **options)
     return time.perf_counter() - start, solved
 
 
 def asym(made: Prepared, data: Dataset) -> float:
-    """Layer by layer with a quantized stream beside the float one, activations within `ASYM_MEMORY`."""
+    """Measure layer-wise calibration with quantized inputs, with an activation cache of `ASYM_MEMORY`."""
     from sbonnx.calib.quantized.stream import Asym
 
     return solution(made, data, granularity="layer", memory=ASYM_MEMORY, asym=Asym())[0]
 
 
 def cached(model: Path, samples: Samples) -> Seconds:
-    """A first run into a new cache, then others with another method each, from the digests on."""
+    """Measure a first run that fills a new calibration cache, then runs with other methods, including the digests."""
     taken: Seconds = {}
     with tempfile.TemporaryDirectory(prefix="calibration-cache-") as folder:
         for name, observer in (
             ("first run", "minmax"),
             *((f"then {name}", name) for name in ("percentile", "mse", "auto")),
         ):
-            made = prepared(model, observer)  # anew: nothing is remembered but in the folder
+            made = prepared(model, observer)  # a new object, so that only the folder holds cached results
             taken[name] = ranges(made.graph, made.plan, dataset(made.graph, samples), cache=Path(folder) / "cache")[0]
     return taken
 
 
 def workers(made: Prepared, data: Dataset) -> Seconds:
-    """One process, then two. "other numbers" is how many of their scales, zero points and codes differ in any bit."""
+    """Measure one process, then two; "other numbers" counts scales, zero points and codes that differ in any bit."""
     one, first = solution(made, data, workers=1)
     time.sleep(SETTLE)
     two, second = solution(made, data, workers=2)
@@ -131,7 +131,7 @@ def workers(made: Prepared, data: Dataset) -> Seconds:
 
 
 def differing(first: Solution, second: Solution) -> int:
-    """How many scales, zero points and codes do not agree bit for bit, or are on one side only."""
+    """Count scales, zero points and codes that are not bit-identical, or exist on one side only."""
     pairs = [(first.codes.get(key), second.codes.get(key)) for key in first.codes.keys() | second.codes.keys()]
     for key in first.qparams.keys() | second.qparams.keys():
         one, other = first.qparams.get(key), second.qparams.get(key)
@@ -141,12 +141,12 @@ def differing(first: Solution, second: Solution) -> int:
 
 
 def observed(made: Prepared) -> list[str]:
-    """The tensors whose ranges are measured."""
+    """Return the tensors whose ranges are calibrated."""
     return sorted({site.tensor for site in made.plan.of_role("activation") if site.fixed is None})
 
 
 def values_observed(made: Prepared, sample: Samples) -> int:
-    """How many values a sample has in those."""
+    """Count the observed values per sample."""
     with Calibrator(made.graph, made.plan) as calibrator:
         calibrator.observe_all(dataset(made.graph, sample), Silent())
         return sum(sketch.elements for sketch in calibrator.sketches().values())

@@ -28,7 +28,7 @@ from sbonnx.errors import SbonnxError
 FOLDERS = ("light", "simple", "pytorch-converted", "pytorch-operator", "node")
 
 SPEED_SAYS_NOTHING: dict[str, Any] = {"VERIFY.LATENCY": False}
-"""There are thousands of models, most with a handful of numbers."""
+"""No latency measurement: there are thousands of models, most with only a few values."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case: "quantized", "left float", "refused" or "crashed"; and why."""
+    """Outcome of a case, "quantized", "left float", "refused" or "crashed", and the reason."""
 
     case: str
     folder: str
@@ -52,7 +52,7 @@ class Outcome:
 
 
 def cases(folders: tuple[str, ...] = FOLDERS) -> Iterator[Case]:
-    """All cases, folder by folder, in order."""
+    """Yield all cases in order, folder by folder."""
     root = Path(onnx.backend.test.__file__).parent / "data"
     for folder in folders:
         if folder == "node":
@@ -82,7 +82,7 @@ def _node_cases() -> Iterator[Case]:
 
 
 def _as_array(value: Any) -> Any:
-    """Some cases hold protos or numpy scalars."""
+    """Convert a value to an array; some cases contain protos or numpy scalars."""
     if isinstance(value, onnx.TensorProto):
         return numpy_helper.to_array(value)
     return np.asarray(value) if isinstance(value, np.generic) else value
@@ -114,7 +114,7 @@ def _made_up(model: onnx.ModelProto) -> dict[str, Any]:
 
 
 def run(case: Case, backend: str, folder: Path) -> Outcome:
-    """Quantize one case and run the result at the lowest and the highest optimisation level."""
+    """Quantize one case and run the result at the lowest and the highest optimization level."""
     path, output = folder / "model.onnx", folder / "quantized.onnx"
     output.unlink(missing_ok=True)
     path.write_bytes(case.model.SerializeToString())
@@ -129,7 +129,7 @@ def run(case: Case, backend: str, folder: Path) -> Outcome:
         if len(lines) != 1:
             return outcome("crashed", f"{len(lines)} lines of error: {error}")
         return outcome("refused", f"{type(error).__name__}: {lines[0]}")
-    except Exception as error:  # what the corpus is looking for
+    except Exception as error:  # any exception here is a finding of this benchmark
         return outcome("crashed", f"{type(error).__name__}: {error}")
     try:
         onnx.checker.check_model(str(output), full_check=True)
@@ -145,13 +145,13 @@ def run(case: Case, backend: str, folder: Path) -> Outcome:
 
 
 def survey(folders: tuple[str, ...], backend: str, every: int = 1) -> list[Outcome]:
-    """Outcomes of every case, or of each n-th."""
+    """Run every case, or every n-th one, and return the outcomes."""
     with tempfile.TemporaryDirectory() as folder:
         return [run(case, backend, Path(folder)) for case in itertools.islice(cases(folders), 0, None, every)]
 
 
 def main() -> int:
-    """Count and print; with --write, into docs/results.md. Exit code 1 when a case crashed."""
+    """Count and print the outcomes and, with --write, update docs/results.md. Exit code 1 if a case crashed."""
     parser = arguments(__doc__)
     parser.add_argument("--folder", nargs="*", default=list(FOLDERS), choices=FOLDERS)
     parser.add_argument("--backend", nargs="*", default=["onnxruntime", "tensorrt", "virtual"])

@@ -69,24 +69,24 @@ CONVOLUTIONS: dict[str, tuple[tuple[int, int, int, int, int, int], ...]] = {
     "grouped by 8": ((64, 64, 56, 3, 1, 8), (128, 128, 28, 3, 1, 16), (128, 128, 14, 3, 1, 16)),
     "grouped by 32": ((128, 128, 28, 3, 1, 4), (128, 128, 14, 3, 1, 4), (256, 256, 14, 3, 1, 8)),
 }
-"""By kind (grouped: channels of a group): (input channels, output channels, input side, kernel, stride, groups)."""
+"""(input channels, output channels, input side, kernel, stride, groups) by kind; grouped: channels per group."""
 
 PRODUCTS = ((32, 384, 384), (32, 384, 1536), (32, 1536, 384), (256, 384, 384), (1, 512, 1000), (1, 1280, 200))
-"""(M, K, N) of matrix products with a constant right side."""
+"""(M, K, N) of matrix products with a constant right operand."""
 
 
 def floats(*shape: int) -> np.ndarray:
-    """Normal numbers, float32, the same each time."""
+    """Return reproducible normal random values, float32."""
     return np.random.default_rng(0).normal(0, 1, shape).astype(np.float32)
 
 
 def bytes_of(*shape: int) -> np.ndarray:
-    """Integers of the whole range, uint8, the same each time."""
+    """Return reproducible uint8 values of the full range."""
     return np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
 
 
 def scales(**names: float) -> Values:
-    """Scale and uint8 zero point for each name: s_NAME, z_NAME."""
+    """Return scale s_NAME and uint8 zero point z_NAME for each name."""
     found: Values = {}
     for name, scale in names.items():
         found[f"s_{name}"], found[f"z_{name}"] = np.array(scale, np.float32), np.array(128, np.uint8)
@@ -94,12 +94,12 @@ def scales(**names: float) -> Values:
 
 
 def pair(name: str) -> tuple[str, str]:
-    """The names of a scale and its zero point."""
+    """Return the names of a scale and its zero point."""
     return f"s_{name}", f"z_{name}"
 
 
 def convolutions() -> Iterator[Case]:
-    """Convolutions by kind, as integers and as onnxruntime runs them in float."""
+    """Yield convolutions by kind: integer kernels, and the float kernels that onnxruntime uses."""
     for variant, sizes in CONVOLUTIONS.items():
         for size in sizes:
             yield integer_conv(variant, size)
@@ -107,7 +107,7 @@ def convolutions() -> Iterator[Case]:
 
 
 def geometry(size: Sequence[int]) -> tuple[tuple[int, ...], dict[str, Any], int, int]:
-    """Of one size: shape of the weight, attributes, MACs, elements written."""
+    """Return shape of the weight, attributes, MACs and written elements of one size."""
     into, out, side, kernel, stride, groups = size
     weight = (out, into // groups, kernel, kernel)
     attributes = {
@@ -122,7 +122,7 @@ def geometry(size: Sequence[int]) -> tuple[tuple[int, ...], dict[str, Any], int,
 
 
 def integer_conv(variant: str, size: Sequence[int]) -> Case:
-    """uint8 activations, int8 weights with a scale per channel, int32 bias, channels last."""
+    """Return an integer convolution: uint8 activations, per-channel int8 weights, int32 bias, channels last."""
     weight, attributes, macs, writes = geometry(size)
     out = weight[0]
     constants = {
@@ -147,14 +147,14 @@ def integer_conv(variant: str, size: Sequence[int]) -> Case:
 
 
 def float_conv(variant: str, size: Sequence[int]) -> Case:
-    """The kernel onnxruntime chooses for it here: blocked (domain com.microsoft.nchwc) or plain."""
+    """Return the float kernel that onnxruntime chooses on this CPU: blocked (com.microsoft.nchwc) or plain."""
     weight, attributes, macs, writes = geometry(size)
     x = floats(1, size[0], size[2], size[2])
     held = {"w": floats(*weight), "b": floats(weight[0])}
     node = helper.make_node("Conv", ["x", "w", "b"], ["y"], **attributes)
     kernel, constants = chosen(node, x, held, "Conv")
     shape = constants[kernel.input[1]].shape
-    if shape != weight:  # padded to whole blocks of channels: the kernel computes, reads and writes them all
+    if shape != weight:  # padded to full channel blocks: the kernel reads, computes and writes the padding too
         groups = next(item.i for item in kernel.attribute if item.name == "group")
         x = floats(1, shape[1] * groups, size[2], size[2])
         macs, writes = macs * int(np.prod(shape)) // int(np.prod(weight)), writes * shape[0] // weight[0]
@@ -173,7 +173,7 @@ def float_conv(variant: str, size: Sequence[int]) -> Case:
 
 
 def chosen(node: onnx.NodeProto, x: np.ndarray, held: Values, kind: str) -> tuple[onnx.NodeProto, Values]:
-    """What onnxruntime makes of a one-node float model: its node of that kind and the constants the node reads."""
+    """Optimize a one-node float model and return onnxruntime's node of that kind with its constants."""
     graph = helper.make_graph(
         [node],
         "one",
@@ -189,7 +189,7 @@ def chosen(node: onnx.NodeProto, x: np.ndarray, held: Values, kind: str) -> tupl
 
 
 def products() -> Iterator[Case]:
-    """Matrix products with constant weights: float, integer in three forms, and 4- and 8-bit blocks."""
+    """Yield matrix products with constant weights: float, three integer forms, and 4- and 8-bit blocks."""
     for m, k, n in PRODUCTS:
         common: dict[str, Any] = {"macs": m * k * n, "writes": m * n}
         weight = np.random.default_rng(1).integers(-127, 128, (k, n)).astype(np.int8)
@@ -240,7 +240,7 @@ def products() -> Iterator[Case]:
 
 
 def blockwise(m: int, k: int, n: int, bits: int, block: int = 32) -> Case:
-    """Weights in blocks of 32 along K, float activations."""
+    """Return a product with weights in blocks of 32 along K and float activations."""
     count = -(-k // block)
     return Case(
         kernel="MatMulNBits",

@@ -9,7 +9,7 @@ from benchmarks.kernel_chains import Chain
 MAP = (1, 64, 28, 28)
 PAD = "pads = [1,1,1,1]"
 ROWS = (1, 128, 384)
-"""The encoder's first axis stays open: where all are known, onnxruntime makes MatMul and Add a Gemm."""
+"""Shape of the encoder; its first axis is dynamic, because onnxruntime fuses MatMul and Add to Gemm otherwise."""
 Constants = dict[str, tuple[int, ...] | np.ndarray]
 NONE: Constants = {}
 CONVS: Constants = {"w": (64, 64, 3, 3), "wb": (64,), "v": (64, 64, 3, 3), "vb": (64,)}
@@ -18,18 +18,18 @@ BOTH = ("u8", "s8")
 
 
 def between(name: str, middle: str, points: dict[str, str], constants: Constants = NONE) -> Chain:
-    """Something between two 3x3 convolutions of 64 channels: reads c, writes r."""
+    """Return a chain with nodes between two 3x3 convolutions of 64 channels; the nodes read c and write r."""
     body = f"{FIRST} {middle} y = Conv <{PAD}> (r, v, vb)"
     return Chain(f"conv {name} conv", body, MAP, {**CONVS, **constants}, points)
 
 
 def single(name: str, body: str, points: str, shape: tuple[int, ...] = MAP, constants: Constants = NONE) -> Chain:
-    """One op, or one with its activation, with a pair at each edge, in both types."""
+    """Return a chain of one op, with or without activation, with Q/DQ pairs at inputs and outputs, in both types."""
     return Chain(name, body, shape, constants, {"": points}, BOTH)
 
 
 def numbers(*values: float) -> np.ndarray:
-    """A float32 constant."""
+    """Return a float32 constant."""
     return np.array(values if len(values) > 1 else values[0], np.float32)
 
 
@@ -215,12 +215,12 @@ ENCODER = (
 
 
 def convolution(name: str, shape: tuple[int, ...], weight: tuple[int, ...], attributes: str) -> Chain:
-    """A convolution with its bias."""
+    """Return a chain of a convolution with bias."""
     return single(f"Conv {name}", f"y = Conv <{attributes}> (x, w, b)", "x y", shape, {"w": weight, "b": weight[:1]})
 
 
 def activation(op: str, attributes: str = "", constants: Constants = NONE) -> Chain:
-    """An op of one input and perhaps constants."""
+    """Return a chain of an op with one input and optional constants."""
     return single(op, f"y = {op} {attributes} ({', '.join(('x', *constants))})", "x y", constants=constants)
 
 
@@ -249,4 +249,4 @@ SINGLES = (
 )
 
 CHAINS = (*STRUCTURE, *ACTIVATIONS, *RESAMPLING, *WIDTHS, STEM, *ENCODER)
-"""In the order of the table."""
+"""All chains, in the order of the table."""

@@ -24,14 +24,17 @@ SCALE = 0.05
 
 @dataclass(frozen=True)
 class Chain:
-    """A float graph from "x" to "y", and where pairs are tried.
+    """A float graph from "x" to "y", and the placements of Q/DQ pairs to measure.
 
     Attributes:
-        body: nodes in ONNX's text form. A constant is named in `constants`: its values, or a shape to be filled.
-        points: by the name of the placement, the tensors that get a pair: "x r:low y". ":low" puts the zero point
-            at the lowest code (default: middle), "r:low:0.02" gives the scale too, "-w" leaves weight w in float.
-        types: of activations, "u8" or "s8".
-        batch: name of the first axis of x where the model leaves its length open.
+        name: name in the table.
+        body: nodes in ONNX's text format.
+        shape: shape of x.
+        constants: values of each constant in `body`, or its shape, filled with random values.
+        points: tensors that get a Q/DQ pair, by the name of the placement: "x r:low y". ":low" sets the zero point to
+            the lowest code (default: middle), "r:low:0.02" also sets the scale, "-w" keeps weight w in float.
+        types: types of activations, "u8" or "s8".
+        batch: name of the first axis of x if it is dynamic.
     """
 
     name: str
@@ -43,7 +46,7 @@ class Chain:
     batch: str = ""
 
     def model(self) -> onnx.ModelProto:
-        """The float model."""
+        """Build the float model."""
         sizes = ",".join([self.batch or str(self.shape[0]), *map(str, self.shape[1:])])
         text = f'<ir_version: 8, opset_import: ["" : {OPSET}]> g (float[{sizes}] x) => (float y) {{ {self.body} }}'
         made = onnx.parser.parse_model(text)
@@ -73,7 +76,7 @@ class Writer:
         return name
 
     def pair(self, name: str, source: str, target: str) -> None:
-        """Q and DQ of activation `name`, from `source` to `target`."""
+        """Add the Q/DQ pair of activation `name`, from `source` to `target`."""
         scale, low = self.points[name]
         lowest, middle = (-128, 0) if self.signed else (0, 128)
         code = np.array(lowest if low else middle, np.int8 if self.signed else np.uint8)
@@ -82,7 +85,7 @@ class Writer:
         self.nodes.append(helper.make_node("DequantizeLinear", [f"{name}_q", *edge], [target]))
 
     def weight(self, node: onnx.NodeProto) -> None:
-        """Integers for weight and bias of a node that reads a pair."""
+        """Quantize weight and bias of a node that reads a Q/DQ pair."""
         place = LINEAR[node.op_type]
         held = {tensor.name: numpy_helper.to_array(tensor) for tensor in self.model.graph.initializer}
         name, activation = node.input[place.weight], node.input[0].removesuffix("_dq")
@@ -101,13 +104,13 @@ class Writer:
             node.input[place.bias] = f"{bias}_dq"
 
     def stored(self, name: str, codes: np.ndarray, scale: np.ndarray, axis: int) -> None:
-        """A dequantized constant."""
+        """Add a quantized constant with its DequantizeLinear."""
         edge = [self.constant(f"{name}_c", codes), self.constant(f"{name}_s", scale)]
         zeros = self.constant(f"{name}_z", np.zeros(scale.shape, codes.dtype))
         self.nodes.append(helper.make_node("DequantizeLinear", [*edge, zeros], [f"{name}_dq"], axis=axis))
 
     def write(self) -> onnx.ModelProto:
-        """The whole graph."""
+        """Build the Q/DQ model."""
         if "x" in self.points:
             self.pair("x", "x", "x_dq")
         for node in list(self.model.graph.node):
@@ -129,7 +132,7 @@ class Writer:
 
 
 def quantized(chain: Chain, placement: str, dtype: str) -> onnx.ModelProto:
-    """The Q/DQ form of a chain."""
+    """Return the Q/DQ model of a chain."""
     points, floats = {}, set()
     for token in placement.split():
         name, low, scale = (*token.split(":"), "", "")[:3]
@@ -141,7 +144,7 @@ def quantized(chain: Chain, placement: str, dtype: str) -> onnx.ModelProto:
 
 
 def kernels_of(made: onnx.ModelProto) -> tuple[Counter[str], Counter[str]]:
-    """Of an optimised graph, branches included: all kernels, and those that compute in float."""
+    """Count the kernels of an optimized graph, including branches: all, and those that compute in float."""
     whole: Counter[str] = Counter()
     left: Counter[str] = Counter()
     real = {value.name for value in made.graph.input if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT}
@@ -157,7 +160,7 @@ def kernels_of(made: onnx.ModelProto) -> tuple[Counter[str], Counter[str]]:
 
 
 def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """All nodes; those of a branch before the node that has it."""
+    """Yield all nodes; the nodes of a branch come before the node that contains it."""
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.HasField("g"):
@@ -166,24 +169,24 @@ def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
 
 
 def writes_float(kernel: str, reads_float: bool) -> bool:
-    """Whether a kernel's outputs are float, as its inputs are where nothing else is known."""
+    """Return whether a kernel's outputs are float; by default the same as for its inputs."""
     if kernel in DEQUANTIZE or kernel.endswith(("ToFloat", "QuantizeMatMul", "NBits")):
         return True
     return reads_float and not is_integer(kernel) and kernel not in QUANTIZE | SHAPES
 
 
 def is_integer(kernel: str) -> bool:
-    """Whether a kernel computes on integers, by its name."""
+    """Return whether a kernel computes on integers, by its name."""
     return kernel.startswith(INTEGER_MARKS) or "Integer" in kernel
 
 
 def counted(name: str, count: int) -> str:
-    """``Conv`` or ``Conv*2``."""
+    """Format a count: ``Conv`` or ``Conv*2``."""
     return f"{name}*{count}" if count > 1 else name
 
 
 def size(model: onnx.ModelProto) -> tuple[int, int]:
-    """Multiply-accumulates of the products with constants, and elements that all nodes write."""
+    """Return the MACs of the products with constants, and the number of elements that all nodes write."""
     known = {}
     for value in (shaped := onnx.shape_inference.infer_shapes(model).graph).value_info:
         known[value.name] = [max(dim.dim_value, 1) for dim in value.type.tensor_type.shape.dim]
@@ -200,7 +203,7 @@ def size(model: onnx.ModelProto) -> tuple[int, int]:
 
 
 def by_turns(models: Sequence[onnx.ModelProto], feeds: Mapping[str, np.ndarray], seconds: float) -> list[float]:
-    """CPU time of one run of each in ns, median, one thread, in turns."""
+    """Measure the CPU time of one run of each model alternately: median in ns, one thread."""
     sessions = [session(model, optimise=True) for model in models]
     taken: list[list[int]] = [[] for _ in models]
     for run in sessions:
@@ -215,7 +218,7 @@ def by_turns(models: Sequence[onnx.ModelProto], feeds: Mapping[str, np.ndarray],
 
 
 def measured(chains: Iterable[Chain], seconds: float) -> Iterator[dict[str, Any]]:
-    """A row for each chain, placement and type; kernels with their counts."""
+    """Yield a row for each chain, placement and type, with the counts of its kernels."""
     for chain in chains:
         float_model = chain.model()
         macs, elements = size(float_model)

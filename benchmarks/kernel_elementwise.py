@@ -17,11 +17,11 @@ INTEGER_UNARY = ("QLinearSigmoid", "QLinearLeakyRelu")
 BINARY = ("Add", "Mul", "Sub", "Div")
 INTEGER_BINARY = ("QLinearAdd", "QLinearMul")
 BLOCK = 16
-"""Channels of the blocked layout where the CPU has AVX-512; 8 with AVX2, which divides it."""
+"""Channels per block of the blocked layout with AVX-512; with AVX2 it is 8, which divides 16."""
 
 
 def flat(kernel: str, size: Map, *operands: str, dtype: str = "float", **more: Any) -> Case:
-    """A kernel that maps elements to as many elements; its shape does not matter."""
+    """Return a case of an element-wise kernel, whose cost does not depend on the shape."""
     batch, channels, side = size
     shape = (batch, side, side, channels)
     values = floats(*shape) if dtype == "float" else bytes_of(*shape)
@@ -31,7 +31,7 @@ def flat(kernel: str, size: Map, *operands: str, dtype: str = "float", **more: A
 
 
 def unary(size: Map) -> Iterator[Case]:
-    """Activations, float and integer."""
+    """Yield activation functions, float and integer."""
     for kernel in UNARY:
         yield flat(kernel, size, "x")
     for kernel in UNARY_MICROSOFT:
@@ -48,7 +48,7 @@ def unary(size: Map) -> Iterator[Case]:
 
 
 def binary(size: Map) -> Iterator[Case]:
-    """Two maps of one shape, or a map and a gate per channel (squeeze-and-excitation)."""
+    """Yield binary ops on two maps of equal shape, or on a map and a gate per channel (squeeze-and-excitation)."""
     batch, channels, side = size
     names = scales(x=0.05, x2=0.04, y=0.1)
     edges = ("x", *pair("x"), "x2", *pair("x2"), *pair("y"))
@@ -73,7 +73,7 @@ def binary(size: Map) -> Iterator[Case]:
 
 
 def edges(size: Map) -> Iterator[Case]:
-    """QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear."""
+    """Yield QuantizeLinear, DequantizeLinear and DynamicQuantizeLinear."""
     names = scales(x=0.05)
     yield flat("QuantizeLinear", size, "x", *pair("x"), variant="u8", constants=names)
     yield flat("DequantizeLinear", size, "x", *pair("x"), dtype="u8", constants=names)
@@ -84,13 +84,13 @@ def edges(size: Map) -> Iterator[Case]:
 
 
 def planes(batch: int, channels: int, side: int, dtype: str) -> np.ndarray:
-    """A map, NCHW."""
+    """Return a feature map, NCHW."""
     shape = (batch, channels, side, side)
     return floats(*shape) if dtype == "float" else bytes_of(*shape)
 
 
 def movement(size: Map) -> Iterator[Case]:
-    """Data that only moves, in both types, NCHW; and the change of layout around convolutions."""
+    """Yield data movement ops in both types, NCHW, and the layout conversions around convolutions."""
     batch, channels, side = size
     for dtype in ("float", "u8"):
         x = planes(*size, dtype)
@@ -119,7 +119,7 @@ def movement(size: Map) -> Iterator[Case]:
 
 
 def concat(size: Map) -> Iterator[Case]:
-    """Two halves of the channels: NCHW (axis 1), and NHWC for integers."""
+    """Yield concatenations of two halves of the channels: NCHW (axis 1), and NHWC for integers."""
     batch, channels, side = size
     half = (batch, channels // 2, side, side)
     writes = batch * channels * side * side
@@ -147,7 +147,7 @@ def concat(size: Map) -> Iterator[Case]:
 
 
 def pooling(size: Map) -> Iterator[Case]:
-    """Max and average over 2x2 and 3x3 windows, and over the whole map."""
+    """Yield max and average pooling over 2x2 and 3x3 windows, and over the whole map."""
     batch, channels, side = size
     x, u, last = planes(*size, "float"), planes(*size, "u8"), bytes_of(batch, side, side, channels)
     names, both = scales(x=0.05, y=0.05), ("x", *pair("x"), *pair("y"))
@@ -183,7 +183,7 @@ def pooling(size: Map) -> Iterator[Case]:
 
 
 def blocked(x: np.ndarray, three: dict[str, Any], two: dict[str, Any], small: int, halved: int) -> Iterator[Case]:
-    """The float layout of convolutions: its poolings and the way in and out."""
+    """Yield pooling in the blocked float layout of convolutions, and the conversions from and to it."""
     given: dict[str, Any] = {"activations": {"x": x}, "operands": ("x",), "domain": NCHWC}
     average = {**two, "count_include_pad": 0}
     yield Case("MaxPool", "3x3 blocked", "float", attributes=three, writes=small, **given)
@@ -194,7 +194,7 @@ def blocked(x: np.ndarray, three: dict[str, Any], two: dict[str, Any], small: in
 
 
 def resize(size: Map) -> Iterator[Case]:
-    """Twice the size, nearest and linear, where the result stays below a million elements."""
+    """Yield resizing by factor 2, nearest and linear, if the result has less than a million elements."""
     batch, channels, side = size
     writes = 4 * batch * channels * side * side
     if writes > 1_000_000:
@@ -208,7 +208,7 @@ def resize(size: Map) -> Iterator[Case]:
 
 
 def rows() -> Iterator[Case]:
-    """Kernels over the rows of an encoder: softmax and normalization."""
+    """Yield kernels over the rows of an encoder: softmax and normalization."""
     for count, features in TOKENS:
         x, u = floats(count, features), bytes_of(count, features)
         names = scales(x=0.05, y=1 / 256)
@@ -234,4 +234,4 @@ def rows() -> Iterator[Case]:
 
 
 FAMILIES: tuple[Callable[[Map], Iterator[Case]], ...] = (binary, edges, unary, concat, movement, pooling, resize)
-"""What makes the cases of one map; rows() stands apart, its sizes are not maps."""
+"""Generators of the cases of one map size; without rows(), whose sizes are not maps."""

@@ -21,9 +21,9 @@ Model = onnx.ModelProto | Path
 MICROSOFT = "com.microsoft"
 NCHWC = "com.microsoft.nchwc"
 COPIES = 8
-"""Nodes of the same kernel in a timed graph: a run costs a few microseconds by itself."""
+"""Nodes of the same kernel in a timed graph, because a run has an overhead of a few microseconds."""
 COLUMNS = ("fixed_ns", "mac_ns", "read_ns", "write_ns", "weight_ns", "spill_ns")
-"""What a kernel's cost is made of: once, and for each MAC, element read, element written, weight, spilt byte."""
+"""Coefficients of a kernel's cost: fixed, and per MAC, element read, element written, weight, spilled byte."""
 MEASURES = ("macs", "reads", "writes", "weights", "spill")
 CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
 
@@ -32,8 +32,8 @@ CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
 class Case:
     """One kernel at one size.
 
-    activations: graph inputs by name, with the values a run gets; constants: initializers by name.
-    operands: the inputs of the node in order, "" where one is left out. macs: multiply-accumulates, 0 for the rest.
+    activations: graph inputs by name, with their values; constants: initializers by name.
+    operands: inputs of the node in order, "" for an omitted one. macs: multiply-accumulates, 0 for other kernels.
     """
 
     kernel: str
@@ -51,17 +51,17 @@ class Case:
 
     @property
     def reads(self) -> int:
-        """Elements of the activations."""
+        """Number of elements of the activations."""
         return sum(values.size for values in self.activations.values())
 
     @property
     def weights(self) -> int:
-        """Elements of the largest constant."""
+        """Number of elements of the largest constant."""
         return max((values.size for values in self.constants.values()), default=0)
 
     @property
     def spill(self) -> int:
-        """Bytes of the activations beyond half the second-level cache, where the cost begins to rise."""
+        """Bytes of inputs and outputs beyond half of the L2 cache, from which on the cost increases."""
         read = sum(values.nbytes for values in self.activations.values())
         return max(
             read + (self.written_bytes or self.writes * (1 if self.dtype == "u8" else 4)) - cache_bytes() // 2, 0
@@ -69,13 +69,13 @@ class Case:
 
 
 def cache_bytes() -> int:
-    """Size of the second-level cache of one core; 1 MiB where the system does not tell."""
+    """Return the size of one core's L2 cache; 1 MiB if the system does not report it."""
     said = CACHE.read_text(encoding="ascii").strip() if CACHE.exists() else ""
     return int(said[:-1]) * 1024 if said.endswith("K") else 1 << 20
 
 
 def session(model: Model, *, threads: int = 1, optimise: bool = False) -> onnxruntime.InferenceSession:
-    """A CPU session; as the graph stands, or with all optimisations."""
+    """Create a CPU session, without optimization or with all optimizations."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
@@ -86,12 +86,12 @@ def session(model: Model, *, threads: int = 1, optimise: bool = False) -> onnxru
 
 
 def source(model: Model) -> str | bytes:
-    """What a session is opened with."""
+    """Return the argument for the creation of a session: path or bytes."""
     return str(model) if isinstance(model, Path) else model.SerializeToString()
 
 
 def optimised(model: Model) -> onnx.ModelProto:
-    """The graph as onnxruntime runs it on this CPU, all optimisations done."""
+    """Return the graph after all optimizations of onnxruntime for this CPU."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     with tempfile.TemporaryDirectory() as folder:
@@ -102,7 +102,7 @@ def optimised(model: Model) -> onnx.ModelProto:
 
 
 def repeated(case: Case, copies: int) -> onnx.ModelProto:
-    """`copies` nodes of the kernel on the same inputs; the only output is one number, so that nothing is copied."""
+    """Build a graph with `copies` nodes of the kernel on the same inputs; its output is one number, to avoid copies."""
     nodes = [helper.make_node("Identity", ["tick"], ["tock"])]
     for copy in range(copies):
         names = [f"y{copy}_{number}" for number in range(case.outputs)]
@@ -120,9 +120,9 @@ def repeated(case: Case, copies: int) -> onnx.ModelProto:
 
 
 def median_run(run: onnxruntime.InferenceSession, feeds: Mapping[str, np.ndarray], seconds: float) -> float:
-    """Time of one run in ns: the median of at least 5 runs, of as many as fit into `seconds`.
+    """Measure the time of one run in ns: the median of at least 5 runs, or as many as fit into `seconds`.
 
-    CPU time on one thread, which the load of the machine hardly moves; else wall time.
+    CPU time for one thread, because it hardly depends on the load of the machine, else wall time.
     """
     clock = time.process_time_ns if run.get_session_options().intra_op_num_threads == 1 else time.perf_counter_ns
     given = dict(feeds)
@@ -138,10 +138,10 @@ def median_run(run: onnxruntime.InferenceSession, feeds: Mapping[str, np.ndarray
 
 
 def time_case(case: Case, seconds: float, threads: int = 1) -> float:
-    """Time in ns of one kernel, its dispatch by onnxruntime included.
+    """Measure the time of one kernel in ns, including its dispatch by onnxruntime.
 
     Raises:
-        onnxruntime's own exceptions: this build has no such kernel for these types.
+        exceptions of onnxruntime: this build has no such kernel for these types.
     """
     feeds = {**case.activations, "tick": np.zeros(1, np.float32)}
     full, bare = (session(repeated(case, copies), threads=threads) for copies in (COPIES, 0))
@@ -150,10 +150,10 @@ def time_case(case: Case, seconds: float, threads: int = 1) -> float:
 
 
 def nonnegative(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Least squares with coefficients >= 0: the best of all subsets of the columns whose solution has no negative.
+    """Solve non-negative least squares: the best solution without negative coefficients over all subsets of columns.
 
     columns: float64 (N, K), K small; target: float64 (N,). Returns float64 (K,). For K <= 5 trying the 2**K - 1
-    subsets is exact and short (Lawson & Hanson 1974, chapter 23, search the same subsets step by step).
+    subsets is exact and simple (Lawson & Hanson 1974, chapter 23, search the same subsets step by step).
     """
     count = columns.shape[1]
     best, least = np.zeros(count), float(target @ target)
@@ -169,11 +169,11 @@ def nonnegative(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def fit(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Cost of a kernel in ns as a sum of COLUMNS, each times what the row has of it.
+    """Fit the cost of a kernel in ns as a linear function of the row's measures; the coefficients are `COLUMNS`.
 
-    Each row counts by its relative error, so that small sizes are not drowned by large ones. "worst" is the largest
-    |predicted / measured - 1|. A column in one ratio to another one before it is left out, weights where there are no
-    MACs, and bytes beyond the cache where there are.
+    The fit minimizes relative errors, so that large sizes do not dominate small ones. "worst" is the largest
+    |predicted / measured - 1|. Elements read are left out if they are proportional to elements written; so are weights
+    for kernels without MACs, and bytes beyond the cache for kernels with MACs.
     """
     table = np.array([[1, *(row[key] for key in MEASURES)] for row in rows], np.float64)
     taken = np.array([row["ns"] for row in rows], np.float64)

@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 
 def every_case() -> Iterator[Case]:
-    """All kernels at all sizes."""
+    """Yield all kernels at all sizes."""
     yield from convolutions()
     yield from products()
     for make in FAMILIES:
@@ -41,7 +41,7 @@ def every_case() -> Iterator[Case]:
 
 
 def timed(cases: Iterable[Case], seconds: float, threads: int = 1) -> list[Row]:
-    """A row for each case; one that this onnxruntime refuses has its reason in place of ns."""
+    """Measure each case and return its row; if this onnxruntime refuses it, with the reason instead of ns."""
     found: list[Row] = []
     for case in cases:
         row: Row = {
@@ -65,7 +65,7 @@ def timed(cases: Iterable[Case], seconds: float, threads: int = 1) -> list[Row]:
 
 
 def fits(measured: Sequence[Row]) -> list[Row]:
-    """One cost formula for each kernel, variant and type."""
+    """Fit one cost formula for each kernel, variant and type."""
     together: Mapping[tuple[str, ...], list[Row]] = defaultdict(list)
     for row in measured:
         if row.get("ns"):
@@ -78,7 +78,7 @@ def fits(measured: Sequence[Row]) -> list[Row]:
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """Where the figures hold."""
+    """Return the machine and versions that the figures are valid for."""
     known = Path("/proc/cpuinfo")
     lines = known.read_text(encoding="utf-8").splitlines() if known.exists() else []
     said = {line.split(":")[0].strip(): line.split(":", 1)[1].strip() for line in lines if ":" in line}
@@ -94,7 +94,7 @@ def machine(threads: int) -> dict[str, Any]:
 
 
 def shown(costs: Sequence[Row]) -> str:
-    """The fits as a table, in ns."""
+    """Format the fits as a table, in ns."""
     header = ["kernel", "variant", "type", "fixed", *(f"1000 {name}" for name in MEASURES), "worst"]
     lines = []
     for row in costs:
@@ -105,7 +105,7 @@ def shown(costs: Sequence[Row]) -> str:
 
 
 def chain_table(rows: Iterable[Row]) -> str:
-    """The chains: which kernels came of them, what stays float, CPU time against float."""
+    """Return the table of chains: their kernels, nodes that stay float, CPU time relative to float."""
     header = ["chain", "placement", "activations", "÷ float", "kernels", "left float"]
     return table(
         header,
@@ -124,7 +124,7 @@ def chain_table(rows: Iterable[Row]) -> str:
 
 
 def text(where: Row, costs: Sequence[Row], chains: Sequence[Row]) -> str:
-    """The section of docs/results.md."""
+    """Return the section of docs/results.md."""
     return (
         "## Kernels of onnxruntime on CPU\n\n"
         f"`python -m benchmarks.kernels --write`; onnxruntime {where['onnxruntime']}, {where['cpu']}, "
@@ -143,7 +143,7 @@ def text(where: Row, costs: Sequence[Row], chains: Sequence[Row]) -> str:
 
 
 def main() -> int:
-    """Measure, print, write."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=Path, help="JSON file for all figures")
     parser.add_argument("--seconds", type=float, default=0.15, help="CPU time for each kernel and size")

@@ -46,7 +46,7 @@ minutes."""
 
 
 def accuracy_text(bench: Bench, one: Table, names: Sequence[str]) -> str:
-    """A table of accuracy with what it means."""
+    """Return an accuracy table with its explanation."""
     shown_models = [name for name in one.models if name in names]
     lines = []
     for line in bench.lines(one, names):
@@ -73,7 +73,7 @@ def accuracy_text(bench: Bench, one: Table, names: Sequence[str]) -> str:
 
 
 def versions(folder: Path) -> str:
-    """What peers there are, and why others are not."""
+    """Return the versions of the available peers, and the reasons why others are missing."""
     parts = []
     for name, peer in environments.PEERS.items():
         why = environments.absent(folder, name)
@@ -82,7 +82,7 @@ def versions(folder: Path) -> str:
 
 
 def ahead_text(lines: Sequence[Line], one: Table) -> str:
-    """Whether one row is better than another on each model, where the table asks for that."""
+    """Describe whether one row is better than another on each model, if the table has such a goal."""
     if one.ahead is None:
         return ""
     found = {(line.model, line.way): line for line in lines}
@@ -101,7 +101,7 @@ def ahead_text(lines: Sequence[Line], one: Table) -> str:
 
 
 def section(which: str, bench: Bench, names: Sequence[str]) -> str:
-    """One table with its heading."""
+    """Return one table with its heading."""
     if which == "time":
         return lowbit_effort.time_text(bench, cores())
     if which == "adaround":
@@ -112,7 +112,7 @@ def section(which: str, bench: Bench, names: Sequence[str]) -> str:
 
 
 def main() -> int:
-    """Measure and print; with --write, into docs/results.md. Exit code 1 when something was not reached."""
+    """Measure, print the table and, with --write, update docs/results.md. Exit code 1 if a goal is missed."""
     parser = arguments(__doc__)
     parser.add_argument("--tables", nargs="*", default=list(TABLES), choices=TABLES)
     parser.add_argument("--models", nargs="*", default=list(HEADLINE), choices=list(HEADLINE))

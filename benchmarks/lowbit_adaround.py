@@ -33,22 +33,23 @@ from sbonnx.spec import Array, QParams
 MOST_INPUTS: Final = 1152
 FASTER: Final = 20.0
 SAMPLES: Final = 256
-"""Samples that both forms see: those of the batch form are held in memory."""
+"""Samples for both forms; the batch form holds them in memory."""
 
 REPEATS: Final = 3
-"""Runs of the form by moments, of which the median counts: it takes a twentieth of a second on small layers."""
+"""Runs of the form by second moments, whose median is reported, because it takes only 0.05 s on small layers."""
 
 LAYERS: Final = {"cifar_resnet20": None, "squeezenet11": 4}
-"""How many layers of a model, evenly spread; None: all."""
+"""Number of layers of a model, evenly distributed; None: all."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """What one form found for a layer.
+    """Result of one form of AdaRound for a layer.
 
     Attributes:
-        seconds: on the clock.
-        error: mean squared error of the layer's output over that of the nearest codes, by the moments of all rows.
+        seconds: wall time.
+        error: mean squared error of the layer's output relative to that of nearest rounding, by the second moments of
+            all rows.
     """
 
     seconds: float
@@ -57,7 +58,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Pair:
-    """Both forms on one layer; `sums`: seconds to sum the moments, which are in those of `moments` too."""
+    """Results of both forms on one layer; `sums`: seconds for summing the moments, included in those of `moments`."""
 
     model: str
     layer: str
@@ -69,7 +70,7 @@ class Pair:
 
 
 def text(bench: Bench) -> str:
-    """The table, a row a layer, and the sums of all."""
+    """Return the table, with one row per layer, and the sums over all layers."""
     pairs = [pair for name, some in LAYERS.items() for pair in measure(bench, name, some)]
     lines = [row(pair) for pair in pairs]
     iterations = bench.effort.iterations
@@ -96,7 +97,7 @@ def text(bench: Bench) -> str:
 
 
 def row(pair: Pair) -> list[str]:
-    """One row of the table, with verdicts."""
+    """Format one row of the table, with verdicts."""
     times = Cell((pair.batches.seconds / max(pair.moments.seconds, 1e-9),), Target(FASTER, "at least"))
     error = "met" if pair.moments.error <= pair.batches.error * (1 + 1e-6) else "**missed**"
     return [
@@ -112,7 +113,7 @@ def row(pair: Pair) -> list[str]:
 
 
 def measure(bench: Bench, name: str, some: int | None) -> Iterator[Pair]:
-    """Both forms on the layers of a model."""
+    """Measure both forms on the layers of a model."""
     recipe, backend = read_recipe(None, "onnxruntime", {"w_bit": 4, "rounding": "adaround"})
     made = prepare(Path(bench.pack.model_path(name)), recipe, backend)
     feeds = bench.pack.load_calib(name, limit=min(SAMPLES, bench.effort.count or SAMPLES))
@@ -125,7 +126,7 @@ def measure(bench: Bench, name: str, some: int | None) -> Iterator[Pair]:
 def cases(
     made: Prepared, feeds: Sequence[dict[str, Any]], some: int | None
 ) -> Iterator[tuple[Layer, list[Array], Array, QParams]]:
-    """Layers that both forms can do, what each reads sample by sample in the float network, its weight, its scale."""
+    """Yield layers that both forms support, with their float input activations by sample, weight and qparams."""
     graph = made.graph
     with Calibrator(graph, made.plan) as calibrator:
         calibrator.observe_all(read(list(feeds[:1]), graph), Silent())
@@ -149,7 +150,7 @@ def cases(
 
 
 def fits(layer: Layer) -> bool:
-    """Whether torch's convolution or product with the same arguments is what the node computes."""
+    """Return whether torch's convolution or product with the same arguments computes the node."""
     if layer.layout.inputs > MOST_INPUTS or layer.layout.groups != 1:
         return False
     return (layer.node.op == "Conv" and layer.node.attrs.get("auto_pad", "NOTSET") == "NOTSET") or (
@@ -158,7 +159,7 @@ def fits(layer: Layer) -> bool:
 
 
 def both(model: str, layer: Layer, inputs: Sequence[Array], weight: Array, qparams: QParams, iterations: int) -> Pair:
-    """The two forms; errors of both by the same moments of all rows."""
+    """Run both forms on a layer; the errors of both are computed by the same second moments of all rows."""
     runs = [_by_moments(layer, inputs, weight, qparams, iterations) for _ in range(REPEATS)]
     taken, summed = (float(np.median(seconds)) for seconds in zip(*(run[:2] for run in runs), strict=True))
     moments, codes = runs[0][2:]
@@ -173,9 +174,9 @@ def both(model: str, layer: Layer, inputs: Sequence[Array], weight: Array, qpara
 def _by_moments(
     layer: Layer, inputs: Sequence[Array], weight: Array, qparams: QParams, iterations: int
 ) -> tuple[float, float, Moments, Array]:
-    """Seconds in all and for the sums; the moments, and the codes."""
+    """Run the form by second moments: total seconds, seconds for the sums, moments, codes."""
     start = time.perf_counter()
-    with one_blas_thread():  # as the walk through the layers has it
+    with one_blas_thread():  # as in layer-wise calibration
         sums = MomentSums(layer.layout, layer.geometry, two_streams=False)
         for first in range(0, len(inputs), MOST):
             some = inputs[first : first + MOST]
@@ -187,7 +188,7 @@ def _by_moments(
 
 
 def error_of(moments: Moments, weight: Array, qparams: QParams, codes: Array) -> float:
-    """Mean squared error of the layer's output, summed over outputs."""
+    """Compute the mean squared error of the layer's output, summed over outputs."""
     matrices = moments.layout.matrices
     wanted = matrices(np.asarray(weight, np.float64))
     return float(moments.error(wanted, matrices(qparams.dequantize(codes).astype(np.float64))).sum())

@@ -13,37 +13,42 @@ from sbonnx.reconstruct.layer_inputs import Layer
 from sbonnx.spec import Array, QParams
 
 BATCH: Final = 32
-"""Samples a step."""
+"""Samples per step."""
 
 RATE: Final = 0.1
-"""Adam's, as for the form by moments. The paper's code has 0.01: in 1,000 steps, ten times fewer than there, that
-leaves more error (tried on layers of cifar_resnet20: 0.01 to 0.1)."""
+"""Learning rate of Adam, as for the form by moments. The paper's code has 0.01; with 1,000 steps, a tenth of the
+paper's, that leaves a larger error (tried on layers of cifar_resnet20: 0.01 to 0.1)."""
 
 WEIGHT: Final = 2.4
-"""Of the pull to whole codes, a mean over the weights, against an error that is 1 for the nearest codes: as for the
-form by moments, 0.2 of the error of one code in one weight, of which the nearest codes make a twelfth. Less leaves more
-error (tried: 0.02 to 2.4)."""
+"""Weight of the rounding regularizer, a mean over the weights, relative to an error that is 1 for nearest rounding. As
+for the form by moments, it is 0.2 of the error of one step in one weight; the mean error of nearest rounding is 1/12 of
+that. A smaller weight leaves a larger error (tried: 0.02 to 2.4)."""
 
 WARMUP: Final = 0.2
 BETA: Final = (20.0, 2.0)
 SPREAD: Final = (-0.1, 1.1)
-"""Of the paper: share of the steps before the pull begins, its first and last exponent, ends of the sigmoid."""
+"""Settings of the paper: `WARMUP`, fraction of the steps before the regularizer starts; `BETA`, its first and last
+exponent; `SPREAD`, ends of the stretched sigmoid."""
 
 Apply = Callable[[Any, Any], Any]
-"""Input and weight → output, without the bias, which no form moves."""
+"""(input, weight) → output without bias, which neither form changes."""
 
 
 def on_batches(
     layer: Layer, inputs: Sequence[Array], weight: Array, qparams: QParams, iterations: int
 ) -> tuple[Array, float]:
-    """Codes of a weight, and seconds: from samples in memory, targets computed first, to codes.
+    """Run AdaRound on batches of samples in memory; returns the codes of a weight, and seconds including the targets.
 
-    Minimises over u, with h(u) = clip(1.2 sigmoid(u) - 0.1, 0, 1) and begun at the weight itself:
+    Minimizes over u, with h(u) = clip(1.2 sigmoid(u) - 0.1, 0, 1), initialized at the weight itself:
 
         |x * w - x * v|^2 / (that of the nearest codes) + WEIGHT mean(1 - |2 h - 1|^beta),  v = (low + h - zero) scale
 
     Args:
-        inputs: what the layer reads, sample by sample, float32.
+        layer: the layer.
+        inputs: input activations of the layer, sample by sample, float32.
+        weight: float weight.
+        qparams: scale and zero point of the weight.
+        iterations: number of steps.
 
     Source: Nagel et al. 2020, "Up or Down? Adaptive Rounding for Post-Training Quantization", equations 21 to 25.
     """
@@ -76,7 +81,7 @@ def on_batches(
 
 
 def exponent(step: int, iterations: int) -> float | None:
-    """Of the pull: from the first to the last by half a cosine; None before it begins."""
+    """Compute the exponent of the regularizer, with cosine annealing from first to last; None before it starts."""
     begin = WARMUP * iterations
     if step < begin:
         return None
@@ -85,7 +90,7 @@ def exponent(step: int, iterations: int) -> float | None:
 
 
 def _choices(torch: Any, weight: Array, qparams: QParams) -> tuple[Any, Any, Any]:
-    """Scale, lower code less zero point, and u, where h(u) is what the weight has beyond its lower code."""
+    """Return scale, floor code minus zero point, and u such that h(u) is the fractional part of weight / scale."""
     scale = np.broadcast_to(qparams.along(qparams.scale, weight.shape), weight.shape).astype(np.float64)
     zero = qparams.along(qparams.zero_point, weight.shape).astype(np.float64)
     ratio = np.asarray(weight, np.float64) / scale + zero
@@ -105,7 +110,7 @@ def _parts(x: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def applied(torch: Any, layer: Layer) -> Apply:
-    """A Conv or a Gemm in torch."""
+    """Return the torch function of a Conv or a Gemm."""
     attributes = layer.node.attrs
     if layer.node.op == "Gemm":
         turned = bool(attributes.get("transB", 0))

@@ -22,7 +22,7 @@ Told = dict[str, Any]
 
 
 def main() -> int:
-    """Do the job and say how it went."""
+    """Run the job and print its outcome as JSON."""
     job = json.loads(sys.argv[1])
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def quantize(job: Told, samples: Samples) -> Told:
-    """From the float file to the quantized one, nothing verified: cpu, wall, peak_mb, refusals, gains."""
+    """Quantize the float file without verification and return cpu, wall, peak_mb, refusals, gains."""
     import time
 
     import onnxruntime  # noqa: F401  # imports are not counted
@@ -53,11 +53,11 @@ def quantize(job: Told, samples: Samples) -> Told:
 
 
 NOT_DONE = ("round by inputs", "round in blocks")
-"""Refusals that say that a layer was not reconstructed."""
+"""Refusals of layers that were not reconstructed."""
 
 
 def _losses(job: Told, samples: Samples, wishes: Told) -> Told:
-    """What the rounding of each layer left of its error: {layer: [loss, loss of the nearest codes]}."""
+    """Return the losses of each layer: {layer: [loss after rounding, loss of nearest rounding]}."""
     from sbonnx.api import solve
     from sbonnx.prepare import read_recipe
 

@@ -14,10 +14,10 @@ from benchmarks.lowbit_ways import Overrides
 from benchmarks.results import table
 
 SECONDS: Final[Mapping[str, float]] = {"cifar_resnet20": 15.0, "squeezenet11": 60.0}
-"""Wall of the default at W4A8, statistics included, on two cores."""
+"""Targets for the wall time of the default at W4A8, including statistics, on two cores."""
 
 FLOAT_INPUTS: Final = {"w_bit": 4, "a_bit": 8, "CALIBRATION.MOMENTS.INPUTS": "float"}
-"""With these, layers see the same inputs whatever was done to those before: their losses can be compared."""
+"""Settings with float input activations for each layer, regardless of earlier layers, so that losses are comparable."""
 
 COUNTS: Final = (64, 256, 1024)
 ROUNDINGS: Final[Mapping[str, Overrides]] = {
@@ -26,16 +26,17 @@ ROUNDINGS: Final[Mapping[str, Overrides]] = {
     "adaround on batches, blocks": {"rounding": "adaround", "W.ROUNDING.ADAROUND.LOSS": "batches"},
 }
 MEMORY: Final = "4 MiB"
-"""Less than half of one tensor of the fewest samples: what is kept in memory on purpose is the same for all."""
+"""Memory budget below half of one tensor of the smallest number of samples, so that caches have the same size in all
+runs."""
 FLAT: Final = 1.1
-"""Peak with most samples over that with the fewest that still counts as flat: peaks of equal processes lie a few
-percent apart."""
+"""Largest ratio of the peaks with most and with fewest samples that counts as constant memory; run-to-run noise is a
+few percent."""
 
 Gains = Mapping[str, Sequence[float]]
 
 
 def child(bench: Bench, name: str, overrides: Overrides, **more: Any) -> dict[str, Any]:
-    """One run of ours; see `benchmarks.lowbit_child`."""
+    """Run sbonnx once in a child process; see `benchmarks.lowbit_child`."""
     data, count = bench.data(name)
     output = str(bench.folder / f"{name}.effort.onnx")
     job = {"model": str(bench.pack.model_path(name)), "data": str(data), "count": count, "output": output}
@@ -52,7 +53,7 @@ def child(bench: Bench, name: str, overrides: Overrides, **more: Any) -> dict[st
 
 
 def time_text(bench: Bench, cores: int) -> str:
-    """The table of time and of losses by layer."""
+    """Return the table of time and of losses by layer."""
     found = []
     for name, limit in SECONDS.items():
         runs = [child(bench, name, {"w_bit": 4, "a_bit": 8}) for _ in range(bench.effort.repeats)]
@@ -82,7 +83,7 @@ def time_text(bench: Bench, cores: int) -> str:
 
 
 def by_layer(bench: Bench, name: str) -> dict[str, Gains]:
-    """Losses of each rounding by layer, on float inputs."""
+    """Measure the losses of each rounding method by layer, on float inputs."""
     plain = {
         "rounding": "adaround",
         "W.ROUNDING.ADAROUND.START": "nearest",
@@ -98,10 +99,10 @@ def by_layer(bench: Bench, name: str) -> dict[str, Gains]:
 
 
 def compared(ours: Gains, other: Gains, *, judged: bool = True) -> str:
-    """How many layers are not above the other rounding; each layer counted by its error over that of the nearest.
+    """Count the layers whose loss is not above that of the other method; losses are relative to nearest rounding.
 
     Raises:
-        ValueError: they are not of the same layers, or the nearest codes are not the same.
+        ValueError: the layers, or their losses of nearest rounding, differ.
     """
     if ours.keys() != other.keys() or any(abs(ours[key][1] / other[key][1] - 1) > SAME for key in ours):
         raise ValueError("the roundings did not look at the same inputs: their losses cannot be compared")
@@ -113,14 +114,14 @@ def compared(ours: Gains, other: Gains, *, judged: bool = True) -> str:
 
 
 SAME: Final = 1e-6
-"""Relative difference of losses that is rounding of the sums."""
+"""Relative difference of losses due to rounding errors of the sums."""
 
 
 # --- memory ------------------------------------------------------------------------------------------
 
 
 def memory_text(bench: Bench) -> str:
-    """The table of peaks by samples."""
+    """Return the table of peak memory by number of samples."""
     name = "cifar_resnet20"
     counts = COUNTS if bench.effort.count is None else tuple(count // 16 for count in COUNTS)
     wishes = {"w_bit": 4, "a_bit": 8, "memory": MEMORY}

@@ -12,11 +12,11 @@ from benchmarks.lowbit_table import Cost, Line
 
 @dataclass
 class Kept:
-    """Lines by the title of their table, model and row.
+    """Cache of measured lines by table title, model and row.
 
     Attributes:
-        path: file with a JSON object a line; a row that is in it several times counts as in the last; None: no file.
-        times: whether seconds are kept; not of rows that are measured while the machine is busy.
+        path: JSON Lines file; if a row occurs several times, the last one counts; None: no file.
+        times: whether seconds are stored; False for rows that are measured while the machine is busy.
     """
 
     path: Path | None = None
@@ -32,11 +32,11 @@ class Kept:
                 self._lines[held["table"], line.model, held["row"]] = line
 
     def has(self, table: str, model: str, row: str) -> bool:
-        """Whether a row was measured."""
+        """Return whether a row is in the cache."""
         return (table, model, row) in self._lines
 
     def line(self, table: str, model: str, row: str, measure: Callable[[], Line]) -> Line:
-        """The line of a row, measured now if it was not before."""
+        """Return the cached line of a row, or measure and store it."""
         key = table, model, row
         if key not in self._lines:
             line = measure()

@@ -26,29 +26,29 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 ITERATIONS: Final = 1000
 
 FEWER: Final = {"squeezenet11": (48, 8), "mobilenetv2_tin200": (64, 8)}
-"""Samples, and samples a step, of peers that learn layer by layer, on nets that take them far longer than ten minutes
-otherwise: they run the whole net over all samples for each layer."""
+"""(samples, samples per step) of peers that train layer by layer, on networks for which they would otherwise take far
+longer than ten minutes: they run the whole network over all samples for each layer."""
 
 STEPPED: Final = ("cifar_resnet20", *FEWER)
-"""Models on which peers learn."""
+"""Models on which training peers run."""
 
 STEP: Final = {"aimet": 32, "quark": 8, "nncf": 1, "ppq": 32, "onnxsim": 32}
-"""Samples a step elsewhere."""
+"""Samples per step on all other models."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured.
+    """Amount of measurement.
 
     Attributes:
-        count: samples to calibrate on at most; None: all there are.
-        limit: samples to evaluate on; None: all there are.
-        repeats: of what is timed.
-        iterations: of AdaRound and its kin in peers, and where it is timed.
-        minutes: the longest that one run of a peer may take.
-        peers: the folder of their environments; None: they are left out.
-        learn_on: models on which peers run that learn layer by layer.
-        only: names of the rows that are run; none: all.
+        count: maximum number of calibration samples; None: all.
+        limit: number of evaluation samples; None: all.
+        repeats: repeats of timings.
+        iterations: iterations of AdaRound and similar methods of peers, and of timed AdaRound runs.
+        minutes: time limit of one run of a peer.
+        peers: folder of the peers' environments; None: without peers.
+        learn_on: models for peers that train layer by layer.
+        only: names of the rows to run; empty: all.
     """
 
     count: int | None = None
@@ -63,13 +63,13 @@ class Effort:
 
 @dataclass
 class Bench:
-    """The pack, a folder for files, and what is kept between runs.
+    """Model pack, working folder and cached rows of a benchmark run.
 
     Attributes:
-        pack: the pack's own module.
-        folder: where samples and quantized files lie.
-        effort: how much is done.
-        kept: rows that were measured before.
+        pack: evaluation module of the pack.
+        folder: folder of samples and quantized files.
+        effort: amount of measurement.
+        kept: rows of earlier runs.
     """
 
     pack: Any
@@ -79,7 +79,7 @@ class Bench:
     _counts: dict[str, int] = field(default_factory=dict)
 
     def data(self, name: str) -> tuple[Path, int]:
-        """The calibration samples of a model as a file, one sample a row, and how many there are."""
+        """Write the calibration samples of a model to a file, one sample per row; returns its path and their number."""
         path = self.folder / f"{name}.npz"
         if name not in self._counts:
             feeds = self.pack.load_calib(name, limit=self.effort.count)
@@ -88,7 +88,7 @@ class Bench:
         return path, self._counts[name]
 
     def job(self, name: str, way: Way, output: Path) -> dict[str, Any]:
-        """What the child is told."""
+        """Return the job of the child process."""
         data, count = self.data(name)
         if way.rival and name in FEWER:
             count = min(count, FEWER[name][0])
@@ -100,7 +100,7 @@ class Bench:
     # --- rows ------------------------------------------------------------------------------------
 
     def lines(self, table: Table, names: Sequence[str]) -> Iterator[Line]:
-        """All rows of a table, model by model."""
+        """Yield all rows of a table, model by model."""
         for name in (name for name in table.models if name in names):
             yield self.kept.line(table.title, name, "float", partial(self.float_line, name))
             for who, way in table.ways.items():
@@ -111,13 +111,13 @@ class Bench:
                     yield self.kept.line(table.title, name, who, partial(self.peer, name, who, peer))
 
     def _wanted(self, table: Table, name: str, who: str, way: Way | PeerWay) -> bool:
-        """Whether a row belongs to a model, and is to be run or was."""
+        """Return whether a row applies to a model, and is to be run or cached."""
         if way.only and name not in way.only:
             return False
         return not self.effort.only or who in self.effort.only or self.kept.has(table.title, name, who)
 
     def left_out(self, table: Table, names: Sequence[str]) -> list[str]:
-        """Rows of peers that belong to a model and are not in the table, by model."""
+        """Return the rows of peers that apply to a model and are missing in the table, by model."""
         if self.effort.peers is None:
             return []
         found = []
@@ -132,17 +132,17 @@ class Bench:
         return found
 
     def float_line(self, name: str) -> Line:
-        """The model itself."""
+        """Return the line of the float model."""
         size = Path(self.pack.model_path(name)).stat().st_size / 1e6
         return Line(name, "float", self.scores(name, None), size_mb=size, by="float")
 
     def ours(self, name: str, who: str, way: Way) -> Line:
-        """One of our settings; by its mean where chance has a part that is to be seen."""
+        """Measure one of our settings; the mean over several seeds if the setting has them."""
         lines = [self._ours(name, who, way, seed) for seed in range(way.seeds)]
         return next((line for line in lines if line.note), None) or mean_of(lines)
 
     def _ours(self, name: str, who: str, way: Way, seed: int) -> Line:
-        """Once."""
+        """Measure one of our settings with one seed."""
         output = self.folder / f"{name}.ours.onnx"
         output.unlink(missing_ok=True)
         if seed:
@@ -160,7 +160,7 @@ class Bench:
         return replace(found, main=way.main, rival=way.rival)
 
     def peer(self, name: str, who: str, way: PeerWay) -> Line:
-        """One of a peer's settings, or why there is none."""
+        """Measure one of a peer's settings; the line has the reason if there is none."""
         folder = self.effort.peers
         if way.lacks:
             return Line(name, who, note=f"cannot be had: {way.lacks}", by="peer")
@@ -180,7 +180,7 @@ class Bench:
         return replace(self._line(name, text, told, output, by="peer"), learns=way.learns)
 
     def _peer_job(self, name: str, way: PeerWay, batch: int, fewer: int | None) -> dict[str, Any]:
-        """What a peer's script is told; its samples in a file of their own."""
+        """Return the job of a peer's script, and write its samples to a separate file."""
         data, count = self.data(name)
         with np.load(data) as held:
             arrays: dict[str, Any] = dict(_flat(key, held[key][:fewer]) for key in held.files)
@@ -202,31 +202,32 @@ class Bench:
         size = output.stat().st_size / 1e6
         try:
             scores = self.scores(name, output)
-        except Exception as error:  # whatever a file that a runtime does not take makes it raise
+        except Exception as error:  # a runtime may raise any exception for an unsupported file
             note = f"onnxruntime does not run the file: {' '.join(str(error).split())[:100]}"
             return Line(name, who, (), cost, size, note, by)
         return Line(name, who, scores, cost, size, "", by)
 
     def scores(self, name: str, path: Path | None) -> tuple[float, ...]:
-        """Metrics 1 and 2 of a file, None: of the float model. What compares with that is 1 of itself."""
+        """Compute metrics 1 and 2 of a file; None: of the float model, for which relative metrics are 1."""
         found = self.pack.evaluate(name, None if path is None else str(path), limit=self.effort.limit)
         return tuple(float(found.get(metric, 1.0)) for metric in HEADLINE[name])
 
 
 def fewer_samples(name: str, way: PeerWay) -> tuple[int | None, int]:
-    """How many samples a peer is given, None: all; and how many at a time."""
+    """Return the number of samples for a peer (None: all), and the samples per step."""
     fewer, batch = FEWER.get(name, (None, STEP[way.peer])) if way.learns else (None, STEP[way.peer])
     return fewer, batch
 
 
 def run(command: Sequence[str], seconds: float | None) -> dict[str, Any]:
-    """What the last line on stdout of a process says.
+    """Run a process and parse the last line of its stdout as JSON.
 
     Args:
-        seconds: the longest that it may take, None: for ever.
+        command: command line.
+        seconds: time limit; None: no limit.
 
     Raises:
-        ChildProcessError: it failed, or took too long; with the last line that it said.
+        ChildProcessError: the process failed or exceeded the limit; with its last line of output.
     """
     try:
         done = subprocess.run(list(command), check=False, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
@@ -242,7 +243,7 @@ def run(command: Sequence[str], seconds: float | None) -> dict[str, Any]:
 
 
 def _flat(name: str, samples: Array) -> tuple[str, Array]:
-    """Samples (N, 1, ...) of an input without the axis between; of one that is a number, under a name that says so."""
+    """Remove the batch axis of samples (N, 1, ...); a scalar input gets the name suffix for scalars."""
     if samples.ndim == 1:
         return f"{name}{NUMBER}", samples
     return name, np.concatenate(list(samples))

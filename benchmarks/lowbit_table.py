@@ -22,23 +22,23 @@ HEADER: Final = (
     "beside the peers",
 )
 A_TENTH: Final = 10.0
-"""How many times the CPU of the peer that is best a row of ours may take the inverse of."""
+"""Goal: our CPU time is at most that of the best peer divided by this factor."""
 
 JUDGED: Final = {"cifar_resnet20": 1}
-"""Which metric counts where it is not the first: the larger, harder set of images."""
+"""Index of the judged metric if it is not the first: that of the larger, harder set of images."""
 
 RAW: Final = frozenset({"minilm_l6"})
-"""Models whose loss is shown as the difference of the metric, not in points of a hundred."""
+"""Models whose loss is shown as the difference of the metric, not in percentage points."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a run took, imports and reading of samples not counted.
+    """Cost of a run, without imports and loading of samples.
 
     Attributes:
-        cpu: seconds of all threads.
-        wall: seconds on the clock.
-        peak_mb: most memory of its process, imports and samples included, in units of 10**6 bytes.
+        cpu: CPU seconds of all threads.
+        wall: wall time in seconds.
+        peak_mb: peak memory of the process, including imports and samples, in units of 10**6 bytes.
     """
 
     cpu: float
@@ -51,15 +51,15 @@ class Line:
     """One quantizer on one model.
 
     Attributes:
-        model, way: what was done to what.
-        scores: metrics 1 and 2 of `HEADLINE`; empty where it failed.
-        cost: of quantizing; None for float and for what failed.
-        size_mb: of the file.
-        note: stands where the metrics would: why it failed.
+        model, way: model and quantizer setting.
+        scores: metrics 1 and 2 of `HEADLINE`; empty if it failed.
+        cost: cost of quantization; None for float and for failures.
+        size_mb: size of the file.
+        note: reason of a failure, shown instead of the metrics.
         by: "ours", "peer" or "float".
-        main: one of the rows that are held against the goal.
-        rival: one of those that are held against the best of the peers: by accuracy, and where that learns by CPU too.
-        learns: a peer that takes steps a layer.
+        main: the row is compared with the goal.
+        rival: the row is compared with the best peer: by accuracy, and also by CPU if that peer trains.
+        learns: a peer that trains layer by layer.
     """
 
     model: str
@@ -75,12 +75,12 @@ class Line:
 
 
 def mean_of(lines: Sequence[Line]) -> Line:
-    """The same row run with several seeds: the mean of its scores, and what the median run took.
+    """Combine runs of a row with several seeds: mean scores, and the cost of the median run.
 
-    It says from where to where the metric that counts goes.
+    The note contains the range of the judged metric.
 
     Args:
-        lines: with scores and costs; a single one is returned as it is.
+        lines: lines with scores and costs; a single one is returned unchanged.
     """
     if len(lines) == 1:
         return lines[0]
@@ -93,7 +93,7 @@ def mean_of(lines: Sequence[Line]) -> Line:
 
 
 def lost(line: Line, reference: Line) -> float | None:
-    """How much of the metric that counts is lost against float; None where there is none."""
+    """Return the loss of the judged metric against float; None without scores."""
     place = JUDGED.get(line.model, 0)
     if len(line.scores) <= place or len(reference.scores) <= place:
         return None
@@ -101,7 +101,7 @@ def lost(line: Line, reference: Line) -> float | None:
 
 
 def verdict(line: Line, reference: Line, goals: Mapping[str, float]) -> str:
-    """Whether what is lost is no more than allowed; "" for rows that are not held against a goal."""
+    """Return the verdict on the loss against the goal; "" for rows that are not compared with a goal."""
     allowed, loss = goals.get(line.model), lost(line, reference)
     if allowed is None or not line.main:
         return ""
@@ -111,19 +111,19 @@ def verdict(line: Line, reference: Line, goals: Mapping[str, float]) -> str:
 
 
 def shown(model: str, loss: float) -> str:
-    """A loss in points of a hundred, or as it is."""
+    """Format a loss in percentage points, or as a difference of the metric."""
     return f"{loss:.4f}" if model in RAW else f"{100 * loss:.2f}"
 
 
 def best_peer(lines: Sequence[Line], model: str) -> Line | None:
-    """The peer's row with the highest of the metric that counts; of equal ones the one that takes least CPU."""
+    """Return the peer's row with the best judged metric; of equal ones that with the least CPU."""
     place = JUDGED.get(model, 0)
     found = [line for line in lines if line.by == "peer" and line.model == model and len(line.scores) > place]
     return max(found, key=lambda line: (line.scores[place], -line.cost.cpu if line.cost else 0.0), default=None)
 
 
 def beside(line: Line, rival: Line | None) -> str:
-    """Our row against the best of the peers': difference of the metric, and how many times less CPU."""
+    """Compare our row with the best of the peers: difference of the metric, and factor of CPU time."""
     if rival is None or line.by != "ours" or not line.scores:
         return ""
     place = JUDGED.get(line.model, 0)
@@ -141,7 +141,7 @@ def beside(line: Line, rival: Line | None) -> str:
 
 
 def rows(lines: Sequence[Line], goals: Mapping[str, float]) -> list[list[str]]:
-    """The table, model by model, float first."""
+    """Return the rows of the table, model by model, float first."""
     floats = {line.model: line for line in lines if line.by == "float"}
     return [_row(line, floats[line.model], best_peer(lines, line.model), goals) for line in lines]
 
@@ -163,7 +163,7 @@ def _row(line: Line, reference: Line, rival: Line | None, goals: Mapping[str, fl
 
 
 def metrics(names: Sequence[str]) -> str:
-    """What metrics 1 and 2 are, by model, the one that counts in bold."""
+    """Describe metrics 1 and 2 by model, with the judged one in bold."""
     parts = []
     for name in names:
         both = [
@@ -174,5 +174,5 @@ def metrics(names: Sequence[str]) -> str:
 
 
 def missed(text: str) -> bool:
-    """Whether a table says that something was not reached."""
+    """Return whether a table contains a missed goal."""
     return "**missed**" in text

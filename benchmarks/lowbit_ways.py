@@ -21,11 +21,11 @@ class Way:
     """One of our settings.
 
     Attributes:
-        overrides: for `sbonnx.quantize`; "backend" and "recipe" too.
-        main: it is held against the goal.
-        rival: it is held against the best of the peers, and is given as many samples as those that learn.
-        only: models that it is tried on; none: all.
-        seeds: with how many of what is picked by chance; the mean counts.
+        overrides: arguments of `sbonnx.quantize`, including "backend" and "recipe".
+        main: compare with the goal.
+        rival: compare with the best peer, with as many samples as peers that train.
+        only: models to run on; empty: all.
+        seeds: number of random seeds; the mean counts.
     """
 
     overrides: Overrides
@@ -41,12 +41,12 @@ class PeerWay:
 
     Attributes:
         peer: a name of `benchmarks.lowbit_peers.environments.PEERS`.
-        method: of its script.
-        w_bit, a_bit: widths.
-        learns: it takes steps a layer, which large nets cannot be given all samples for.
-        scheme: how it chooses ranges, in its script's words.
-        only: models that it is tried on; none: all.
-        lacks: why the peer has no such setting; "": it has.
+        method: method of its script.
+        w_bit, a_bit: bit widths.
+        learns: it trains layer by layer, for which large networks get fewer samples.
+        scheme: range scheme, as named by its script.
+        only: models to run on; empty: all.
+        lacks: reason why the peer does not have this setting; "": it has.
     """
 
     peer: str
@@ -64,13 +64,13 @@ class Table:
     """One table of accuracy.
 
     Attributes:
-        title: its heading.
-        about: what stands above it.
-        models: of the pack.
-        ways: by name of the row.
-        peers: likewise.
-        goals: the most that may be lost of the metric that counts, by model.
-        ahead: names of two rows of ours, the first of which is to be better than the second on each model.
+        title: heading.
+        about: text above the table.
+        models: models of the pack.
+        ways: our settings by name of the row.
+        peers: peers' settings by name of the row.
+        goals: largest allowed loss of the judged metric, by model.
+        ahead: names of two of our rows; the first must be better than the second on each model.
     """
 
     title: str
@@ -83,10 +83,10 @@ class Table:
 
 
 ALL_SAMPLES: Final[Overrides] = {"VERIFY.HELD_OUT": 0}
-"""In every row of ours: the peers calibrate on all samples, and nothing is verified here."""
+"""Settings of all our rows: no hold-out set, as the peers calibrate on all samples and nothing is verified here."""
 
 QUICK: Final = {"weight_scale": "observer", "W.ROUNDING.GPTQ.BEAMS": 1, "W.ROUNDING.GPTQ.STEPS": 0}
-"""One candidate in place of sixteen, no search after it but coordinate descent, ranges as they were observed."""
+"""Faster GPTQ: one beam instead of sixteen, only coordinate descent afterwards, ranges from the observer."""
 
 
 _SQNR: Final = "tf_enhanced"
@@ -95,7 +95,7 @@ _MOBILENETS: Final = ("mobilenetv2_tin200",)
 
 
 def _aimet_nearest(w_bit: int) -> dict[str, PeerWay]:
-    """AIMET without learning, by each of its range schemes."""
+    """Return the settings of AIMET without training, one for each range scheme."""
     return {
         "AIMET min-max": PeerWay("aimet", "nearest", w_bit),
         "AIMET SQNR": PeerWay("aimet", "nearest", w_bit, scheme=_SQNR),
@@ -106,7 +106,7 @@ def _aimet_nearest(w_bit: int) -> dict[str, PeerWay]:
 
 
 def _peers_w8a8() -> dict[str, PeerWay]:
-    """The peers at 8 bits."""
+    """Return the peers' settings at 8 bits."""
     return {
         "Quark min-max": PeerWay("quark", "nearest", 8),
         "Quark percentile": PeerWay("quark", "nearest", 8, scheme="percentile"),
@@ -125,7 +125,7 @@ def _peers_w8a8() -> dict[str, PeerWay]:
 
 
 def _w8a8(backend: str) -> Table:
-    """8 bits for one target; the best of our options is what a user would try next."""
+    """Return the table of 8 bits for one backend; our best options are those that a user would try next."""
     start = {"backend": backend}
     quick = {"gptq, quick": Way({**start, **QUICK, "rounding": "gptq"}, rival=True, only=CONVS[:1])}
     return Table(
@@ -161,7 +161,7 @@ _BATCHES: Final = {"rounding": "adaround", "W.ROUNDING.ADAROUND.LOSS": "batches"
 
 
 def _w4a8() -> Table:
-    """4-bit weights a channel."""
+    """Return the table of per-channel 4-bit weights."""
     return Table(
         "W4A8, a scale and a zero point a channel",
         "gptq stands for gptq with tabu search and coordinate descent, the default below 8 bits; scales by search "
@@ -187,7 +187,7 @@ def _w4a8() -> Table:
 
 
 def _peers_w4a8() -> dict[str, PeerWay]:
-    """The peers with 4-bit weights."""
+    """Return the peers' settings with 4-bit weights."""
     equalized = PeerWay("aimet", "cle+adaround", 4, learns=True, scheme=_SQNR_INPUTS, only=_MOBILENETS)
     return {
         **_aimet_nearest(4),
@@ -209,7 +209,7 @@ _BLOCKS: Final = {"MODE": "weight_only", "w_bit": 4, "block_size": 32}
 
 
 def _weight_only() -> Table:
-    """4-bit weights in blocks, activations float."""
+    """Return the table of block-wise 4-bit weights with float activations."""
     symmetric = {"w_qscheme": "per-channel-symmetric"}
     return Table(
         "W4 weight-only, blocks of 32",
@@ -236,7 +236,7 @@ _EDGES: Final = {"FIRST_BITS": 8, "LAST_BITS": 8}
 
 
 def _w4a4() -> Table:
-    """Both sides at 4 bits."""
+    """Return the table of 4-bit weights and activations."""
     blocks = {**_W4A4, **_BATCHES}
     by_layer = {**blocks, "W.ROUNDING.ADAROUND.SCOPE": "layer", "W.ROUNDING.ADAROUND.DROP": 0.0}
     return Table(
@@ -265,7 +265,7 @@ def _w4a4() -> Table:
 
 
 def _mixed() -> Table:
-    """As many bits on average, in other places."""
+    """Return the table of mixed precision with the same average bit width."""
     wishes = {"MIXED.BUDGET.BITS": 4, "MIXED.WEIGHTS": [2, 4, 8]}
     return Table(
         "Mixed widths",

@@ -24,7 +24,7 @@ RESNET_STAGES = ((64, 1), (128, 2), (256, 2), (512, 2))
 
 
 class _Net:
-    """Nodes and weights as they are added; convolutions come with their batch norm folded, He-initialised."""
+    """Builder of a network; convolutions are He-initialized and include a folded batch norm."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -43,7 +43,7 @@ class _Net:
         return name
 
     def conv(self, x: str, into: int, out: int, kernel: int, stride: int = 1, groups: int = 1) -> str:
-        """A convolution of that many channels."""
+        """Add a convolution and return its output."""
         number = len(self.nodes)
         fan = into // groups * kernel * kernel
         weight = self.rng.normal(0, np.sqrt(2 / fan), (out, into // groups, kernel, kernel)).astype(np.float32)
@@ -53,7 +53,7 @@ class _Net:
         return self.op("Conv", *inputs, strides=[stride] * 2, pads=pads, kernel_shape=[kernel] * 2, group=groups)
 
     def finish(self, x: str, features: int, name: str) -> onnx.ModelProto:
-        """Pool, classify into 1,000, close."""
+        """Add pooling and a classifier for 1,000 classes, and return the model."""
         pooled = self.op("Flatten", self.op("GlobalAveragePool", x))
         weight = self.rng.normal(0, 0.03, (1000, features)).astype(np.float32)
         bias = np.zeros(1000, np.float32)
@@ -70,7 +70,7 @@ class _Net:
 
 
 def mobilenet(seed: int = 0) -> onnx.ModelProto:
-    """MobileNetV2 1.0 at 224 px: input "image" float32 (batch, 3, 224, 224)."""
+    """Build MobileNetV2 1.0 at 224 px: input "image" float32 (batch, 3, 224, 224)."""
     net = _Net(seed)
     low, high = net.constant("zero", np.float32(0)), net.constant("six", np.float32(6))
     x, width = net.op("Clip", net.conv("image", 3, 32, 3, 2), low, high), 32
@@ -88,7 +88,7 @@ def mobilenet(seed: int = 0) -> onnx.ModelProto:
 
 
 def resnet(seed: int = 0) -> onnx.ModelProto:
-    """ResNet-18 at 224 px: input "image" float32 (batch, 3, 224, 224)."""
+    """Build ResNet-18 at 224 px: input "image" float32 (batch, 3, 224, 224)."""
     net = _Net(seed)
     x = net.op("Relu", net.conv("image", 3, 64, 7, 2))
     x, width = net.op("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]), 64

@@ -31,16 +31,16 @@ OBSERVERS: Final[Mapping[str, Mapping[str, str]]] = {
     "aciq laplace": {"observer": "aciq", "A.OBSERVER.ACIQ.DISTRIBUTION": "laplace"},
     "auto": {"observer": "auto"},
 }
-"""Recipe keys of each."""
+"""Recipe keys of each observer."""
 
 COUNTS: Final = frozenset({"n_detections"})
-"""Metrics that are not the better the larger they are."""
+"""Metrics for which larger is not better."""
 
 Metrics = Mapping[str, float]
 
 
 def quantized(model: Path, feeds: list[dict[str, Any]], keys: Mapping[str, str], cache: Path, output: Path) -> None:
-    """Quantize `model` with an observer; what was measured for another one is not measured again."""
+    """Quantize `model` with an observer; a calibration cache reuses the statistics of other observers."""
     recipe, backend = read_recipe(None, BACKEND, keys)
     made = prepare(model, recipe, backend)
     solution = calibrate(made.graph, made.plan, feeds, solve=made.round, cache=cache)
@@ -48,7 +48,7 @@ def quantized(model: Path, feeds: list[dict[str, Any]], keys: Mapping[str, str],
 
 
 def measure(pack: Any, name: str, limit: int | None) -> dict[str, Metrics]:
-    """Metrics of one model by observer, those of the float model under "float"."""
+    """Measure the metrics of one model by observer; those of the float model have the key "float"."""
     path = Path(pack.model_path(name))
     feeds = pack.load_calib(name, batch=BATCH if name != "silero_vad" else 1)
     found: dict[str, Metrics] = {"float": pack.evaluate(name, limit=limit)}
@@ -64,7 +64,7 @@ def measure(pack: Any, name: str, limit: int | None) -> dict[str, Metrics]:
 
 
 def rows(name: str, found: Mapping[str, Metrics]) -> list[list[str]]:
-    """A row a headline metric, the best of the observers in bold; a metric against float has no float value."""
+    """Return one row per headline metric, the best observer in bold; metrics relative to float have no float value."""
     made = []
     for metric in HEADLINE[name]:
         values = {observer: found[observer].get(metric) for observer in ("float", *OBSERVERS)}
@@ -79,7 +79,7 @@ def rows(name: str, found: Mapping[str, Metrics]) -> list[list[str]]:
 
 
 def main() -> int:
-    """Measure and print; with --write, into docs/results.md."""
+    """Measure, print the table and, with --write, update docs/results.md."""
     parser = arguments(__doc__)
     parser.add_argument("--models", nargs="*", default=list(HEADLINE), choices=list(HEADLINE))
     parser.add_argument("--limit", type=int, help="evaluate on so many samples only")

@@ -31,7 +31,7 @@ PARAMETERS = ("gamma", "beta", "mean", "var")
 
 @dataclass(frozen=True)
 class Row:
-    """Seconds for one size."""
+    """Timings of one size, in seconds."""
 
     nodes: int
     left: int
@@ -46,7 +46,7 @@ class Row:
 
 
 def chain(nodes: int) -> onnx.ModelProto:
-    """A chain of about `nodes` nodes, float32, input and output of shape (1, 2, 4, 4)."""
+    """Build a chain of about `nodes` nodes, float32, with input and output of shape (1, 2, 4, 4)."""
     rng = np.random.default_rng(0)
     made: list[onnx.NodeProto] = []
     held = [numpy_helper.from_array(np.array([0, 1, 2, 3], np.int64), "picked")]
@@ -81,7 +81,7 @@ def chain(nodes: int) -> onnx.ModelProto:
 
 
 def measure(nodes: int) -> Row:
-    """One size, once."""
+    """Measure one size once."""
     gc.collect()
     model = chain(nodes)
     count = len(model.graph.node)
@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the rows to this file as well")
     arguments = parser.parse_args()
-    measure(100)  # imports and caches
+    measure(100)  # warm-up: imports and caches
     rows: list[Row] = []
     print(f"{'nodes':>7} {'left':>7} {'load s':>8} {'simplify s':>11} {'fuse s':>8} {'total s':>8} {'growth':>7}")
     for nodes in sorted(arguments.nodes):

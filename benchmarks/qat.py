@@ -33,14 +33,14 @@ LEARNED: Final = tuple(name for name in METHODS if name != "uniform")
 TABLES: Final = ("cifar", "methods", "digits")
 
 POINTS: Final = 2.0
-"""What top-1 may lose against float, in points of a hundred, at W4A4 on CIFAR and at W2A2 on digits."""
+"""Largest allowed loss of top-1 against float, in percentage points, at W4A4 on CIFAR and at W2A2 on digits."""
 
 MINUTES: Final = {"cifar": 15.0, "digits": 3.0}
-"""What a run of training may take."""
+"""Largest allowed duration of a training run."""
 
 SAME: Final = 0.005
-"""How far top-1 of the file may be from that of the module: floats are summed in another order, and now and then one
-of the few images that stand between two classes falls to the other."""
+"""Largest difference of top-1 between the file and the module. Floats are summed in another order, which can change
+the class of a few borderline images."""
 
 TITLE: Final = "## Training: {}\n\n`python -m benchmarks.qat --tables {} --write`.\n\n"
 
@@ -67,7 +67,7 @@ class Line:
 
 
 def rows(lines: Sequence[Line], reference: Outcome) -> list[Sequence[str]]:
-    """Of the table: one a line and set."""
+    """Return the table rows, one for each line and evaluation set."""
     found: list[Sequence[str]] = []
     for line in lines:
         one = line.outcome
@@ -80,12 +80,12 @@ def rows(lines: Sequence[Line], reference: Outcome) -> list[Sequence[str]]:
 
 
 def shown(score: Score) -> str:
-    """A score."""
+    """Format a score."""
     return f"{score.top1:.4f} ({score.sqnr:.2f})"
 
 
 def faults(lines: Sequence[Line], reference: Outcome) -> list[str]:
-    """What was to be reached and was not, a sentence each."""
+    """Return one sentence for each missed goal."""
     found = []
     for line in lines:
         one = line.outcome
@@ -96,18 +96,18 @@ def faults(lines: Sequence[Line], reference: Outcome) -> list[str]:
             if one.module and abs(one.module[name].top1 - score.top1) > SAME:
                 found.append(f"{where}: the file's top-1 is not the module's")
             before = None if line.start is None else line.start.file[name]
-            counts = name == list(one.file)[-1]  # the largest: 2,000 images on CIFAR, where the other has 500
+            counts = name == list(one.file)[-1]  # only the largest set counts: 2,000 images on CIFAR, the other has 500
             if before is not None and counts and score.top1 <= before.top1:
                 found.append(f"{where}: no better than where training began, {shown(before)}")
         if line.minutes is not None and one.seconds > 60.0 * line.minutes:
             found.append(f"{line.name}: training took longer than {line.minutes:.0f} minutes")
-        if line.minutes is not None:  # a calibrated start may well be lost in error: that is what training is for
+        if line.minutes is not None:  # not for calibration alone, whose error may be large before training
             found += [f"{line.name}: {problem}" for problem in one.problems]
     return found
 
 
 def text(name: str, lines: Sequence[Line], images: int, settings: Settings, augment: str | None) -> str:
-    """A table with what it means. The first line is the float network."""
+    """Return a table with its explanation. The first line is the float network."""
     changed = f", images changed by {augment}" if augment else ""
     how = f"{settings.epochs} epochs of batches of {settings.batch}{changed}, else the defaults"
     about = ABOUT.format(images=images, settings=how, threads=torch.get_num_threads())
@@ -118,7 +118,7 @@ def text(name: str, lines: Sequence[Line], images: int, settings: Settings, augm
 
 
 def cifar(pack: Any, limit: int | None) -> Subject:
-    """The pack's ResNet-20 with its calibration images, and its two evaluation sets."""
+    """Return the pack's ResNet-20 with its calibration images and two evaluation sets."""
     entry, held = pack.entry(MODEL), {}
     for name, file in entry["eval_files"].items():
         kept = np.load(pack._path(file))
@@ -128,7 +128,7 @@ def cifar(pack: Any, limit: int | None) -> Subject:
 
 
 def bundled() -> Subject:
-    """The digits model that sbonnx carries."""
+    """Return the digits model that is bundled with sbonnx."""
     files = digits()
     images, kept = np.load(files.calib)["image"], np.load(files.eval)
     feeds = [{"image": images[at : at + 32]} for at in range(0, len(images), 32)]
@@ -136,14 +136,14 @@ def bundled() -> Subject:
 
 
 def told(lines: list[Line], line: Line) -> None:
-    """Keep a line, and say what it holds."""
+    """Append a line and print it."""
     lines.append(line)
     scores = " ".join(f"{name} {shown(score)}" for name, score in line.outcome.file.items())
     print(f"{line.name:24s} {scores} {line.outcome.seconds:.0f} s", file=sys.stderr, flush=True)
 
 
 def cifar_lines(reference: Reference, folder: Path, settings: Settings) -> list[Line]:
-    """Calibration and LSQ at each width."""
+    """Measure calibration and LSQ at each bit width."""
     lines: list[Line] = []
     told(lines, Line("float", float_outcome(reference)))
     for bits in WIDTHS:
@@ -151,13 +151,13 @@ def cifar_lines(reference: Reference, folder: Path, settings: Settings) -> list[
         told(lines, Line(f"{bits} nearest", calibrated(reference, folder, {**recipe, **NEAREST})))
         start, end = trained(reference, folder, recipe, "lsq", settings, AUGMENT)
         told(lines, Line(f"{bits} calibrated", start))
-        points = POINTS if bits == "w4a4" else None  # below that it is reported
+        points = POINTS if bits == "w4a4" else None  # at lower widths it is only reported
         told(lines, Line(f"{bits} trained (lsq)", end, None, points, MINUTES["cifar"]))
     return lines
 
 
 def method_lines(reference: Reference, folder: Path, settings: Settings) -> list[Line]:
-    """Every method from its own start."""
+    """Measure every method, each from its own calibration."""
     lines: list[Line] = []
     told(lines, Line("float", float_outcome(reference)))
     for method in LEARNED:
@@ -168,7 +168,7 @@ def method_lines(reference: Reference, folder: Path, settings: Settings) -> list
 
 
 def digits_lines(reference: Reference, folder: Path, settings: Settings) -> list[Line]:
-    """The bundled model at two bits."""
+    """Measure the bundled model at two bits."""
     lines: list[Line] = []
     told(lines, Line("float", float_outcome(reference)))
     start, end = trained(reference, folder, {"backend": "virtual", "bits": "w2a2"}, "lsq", settings, None)
@@ -182,7 +182,7 @@ LINES: Final = {"cifar": cifar_lines, "methods": method_lines, "digits": digits_
 
 
 def main() -> int:
-    """Measure and print; with --write, into docs/results.md. Exit code 1 when something was not reached."""
+    """Measure, print the table and, with --write, update docs/results.md. Exit code 1 if a goal is missed."""
     parser = arguments(__doc__)
     parser.add_argument("--tables", nargs="*", default=list(TABLES), choices=TABLES)
     parser.add_argument("--threads", type=int, default=2, help="of torch and onnxruntime")

@@ -26,23 +26,23 @@ MODEL: Final = "minilm_l6"
 BITS: Final = "w4a8"
 METRIC: Final = "spearman"
 STARTS: Final[Mapping[str, Mapping[str, Any]]] = {"nearest": {"rounding": "nearest"}, "gptq": {"rounding": "gptq"}}
-"""Recipe keys of each rounding that adapters start from."""
+"""Recipe keys of each weight rounding that adapters start from."""
 
 RECOVERED: Final = 0.5
-"""Share of what nearest loses that adapters are to give back."""
+"""Goal: fraction of the loss of nearest rounding that adapters must recover."""
 
 HEADER: Final = ("what", "Spearman", "cosine with float", "given back", "trained numbers", "CPU s")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row.
+    """One row of the table.
 
     Attributes:
-        what: its name.
-        spearman, cosine: of the pack's evaluation; cosine None: of the float network with itself.
-        seconds: of the processor, calibration included.
-        trained: how many numbers were trained.
+        what: name of the row.
+        spearman, cosine: metrics of the pack's evaluation; cosine is None for the float network.
+        seconds: CPU seconds, including calibration.
+        trained: number of trained values.
     """
 
     what: str
@@ -54,26 +54,26 @@ class Row:
 
 @dataclass
 class Sentences:
-    """A loss for networks that embed sentences: of tokens that are there, and of the embedding.
+    """Distillation loss for sentence embedding networks: error of the token states and of the embedding.
 
         sum_masked |h - h_float|^2 / sum_masked |h_float - mean|^2  +  mean (1 - cos(e, e_float))
 
-    Padding is read by nobody and counts for nothing; the mask is taken from each batch as `augment` sees it. Tokens
-    say more of a text than its one embedding does, which matters where texts are few.
+    Padding is masked out; the mask is taken from each batch in `augment`. The token states contain more information
+    on a text than its single embedding, which matters with few texts.
 
     Attributes:
-        mask: (N, T) of the batch that is trained on.
+        mask: (N, T), attention mask of the current batch.
     """
 
     mask: Tensor = field(default_factory=lambda: torch.ones(0))
 
     def augment(self, batch: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-        """The batch as it is; its mask is remembered."""
+        """Return the batch unchanged, and store its mask."""
         self.mask = batch["attention_mask"].bool()
         return batch
 
     def loss(self, outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]) -> Tensor:
-        """A scalar, 0 for equal outputs."""
+        """Compute the loss, a scalar; 0 for equal outputs."""
         tokens, wanted = (some["last_hidden_state"][self.mask] for some in (outputs, targets))
         spread = (wanted - wanted.mean()).square().sum()
         near = functional.cosine_similarity(outputs["sentence_embedding"], targets["sentence_embedding"])
@@ -81,7 +81,7 @@ class Sentences:
 
 
 def trained(model: Path, feeds: list[dict[str, Any]], start: str, args: Any, path: Path) -> int:
-    """Calibrate, train adapters, write; how many numbers were trained."""
+    """Calibrate, train adapters and export; returns the number of trained values."""
     adapters = qat.Adapters(rank=args.rank)
     module = qat.prepare(model, feeds, backend=args.backend, bits=BITS, adapters=adapters, **STARTS[start])
     count: int = sum(one.numel() for one in module.parameters() if one.requires_grad)
@@ -93,13 +93,13 @@ def trained(model: Path, feeds: list[dict[str, Any]], start: str, args: Any, pat
 
 
 def calibrated(model: Path, feeds: list[dict[str, Any]], start: str, args: Any, path: Path) -> int:
-    """Calibrate and write; nothing is trained."""
+    """Calibrate and export without training; returns 0."""
     quantize(model, feeds, output=path, backend=args.backend, bits=BITS, verify=False, force=True, **STARTS[start])
     return 0
 
 
 def measured(pack: Any, path: Path, what: str, limit: int | None, make: Callable[[], int]) -> Row:
-    """The row of a file that `make` writes."""
+    """Return the row of a file that `make` writes."""
     begin = time.process_time()
     count = make()
     seconds = time.process_time() - begin
@@ -110,7 +110,7 @@ def measured(pack: Any, path: Path, what: str, limit: int | None, make: Callable
 
 
 def measure(pack: Any, args: Any) -> list[Row]:
-    """All rows, float first, nearest second."""
+    """Measure all rows; float is the first, nearest the second."""
     model, feeds = Path(pack.model_path(MODEL)), list(pack.load_calib(MODEL))
     found = [Row("float", pack.evaluate(MODEL, limit=args.limit)[METRIC])]
     with tempfile.TemporaryDirectory(prefix="adapters-") as folder:
@@ -125,13 +125,13 @@ def measure(pack: Any, args: Any) -> list[Row]:
 
 
 def given_back(row: Row, rows: list[Row]) -> float | None:
-    """Share of what nearest loses against float that a row has back; None for the two, and where nothing was lost."""
+    """Return the fraction of the loss of nearest that a row recovers; None for float and nearest, or without a loss."""
     best, least = rows[0].spearman, rows[1].spearman
     return None if row in rows[:2] or best <= least else (row.spearman - least) / (best - least)
 
 
 def cells(row: Row, rows: list[Row]) -> list[str]:
-    """A row of the table."""
+    """Format a row of the table."""
     share = given_back(row, rows)
     return [
         row.what,
@@ -144,7 +144,7 @@ def cells(row: Row, rows: list[Row]) -> list[str]:
 
 
 def text(rows: list[Row], args: Any) -> str:
-    """The section."""
+    """Return the section."""
     return (
         "## Low-rank adapters\n\n"
         f"{MODEL} of the pack, {BITS.upper()}, a scale a channel, backend {args.backend}. Adapters of rank {args.rank} "
@@ -155,7 +155,7 @@ def text(rows: list[Row], args: Any) -> str:
 
 
 def main() -> int:
-    """Print the table; 1 where adapters from nearest do not give back what they are to."""
+    """Measure and print the table. Exit code 1 if adapters from nearest recover less than `RECOVERED`."""
     parser = arguments(__doc__)
     parser.add_argument("--backend", default="virtual")
     parser.add_argument("--rank", type=int, default=16)

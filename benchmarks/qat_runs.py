@@ -20,21 +20,21 @@ Run = Callable[[Array], Array]
 """Images → class scores."""
 
 PIECE: Final = 100
-"""Images at a time."""
+"""Images per batch."""
 
 REWRITES: Final = ("WeightBiasQuantization",)
-"""Of onnxruntime, left out: it rounds float biases to int32 codes of the step of activation times that of the weight,
-which is far too coarse at 4 bits and below. What is left of its optimisation is as it is by default."""
+"""onnxruntime optimizers that are disabled. This one quantizes float biases to int32 with the activation scale times
+the weight scale, which is far too coarse at 4 bits and below. All others stay at their default."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A classifier, what it is trained on, and what it is evaluated on.
+    """A classifier with its training and evaluation data.
 
     Attributes:
-        model: float ONNX file of one input and one output.
-        feeds: to calibrate and train on, no labels.
-        held_out: images and labels by the name of the set.
+        model: float ONNX file with one input and one output.
+        feeds: unlabeled data for calibration and training.
+        held_out: images and labels by the name of the evaluation set.
     """
 
     model: Path
@@ -49,11 +49,11 @@ class Subject:
 
 @dataclass(frozen=True)
 class Score:
-    """Of one network on one set.
+    """Metrics of one network on one set.
 
     Attributes:
-        top1: share of images.
-        sqnr: of class scores against the float network's, dB.
+        top1: top-1 accuracy, a fraction.
+        sqnr: SQNR of the class scores against the float network, in dB.
     """
 
     top1: float
@@ -65,15 +65,15 @@ Scores = Mapping[str, Score]
 
 @dataclass(frozen=True)
 class Outcome:
-    """One row.
+    """One row of the table.
 
     Attributes:
-        file: scores of the file in onnxruntime, by set.
-        default: likewise, with `REWRITES`, which onnxruntime does unless it is told not to.
-        module: scores of the module in torch, where there is one.
-        seconds: of training, wall; 0 where there was none.
+        file: scores of the file in onnxruntime without `REWRITES`, by set.
+        default: scores of the file with onnxruntime's default optimizers, including `REWRITES`.
+        module: scores of the module in torch, if there is one.
+        seconds: wall time of training; 0 without training.
         losses: mean loss of each epoch.
-        problems: that `sbonnx.qat.export` found.
+        problems: problems reported by `sbonnx.qat.export`.
     """
 
     file: Scores
@@ -85,10 +85,10 @@ class Outcome:
 
 
 class Reference:
-    """What the float network gives, computed once.
+    """Outputs of the float network, computed once.
 
     Args:
-        subject: whose.
+        subject: classifier and data.
     """
 
     def __init__(self, subject: Subject) -> None:
@@ -97,7 +97,7 @@ class Reference:
         self._scores = {name: run(images) for name, (images, _) in subject.held_out.items()}
 
     def scores(self, run: Run) -> dict[str, Score]:
-        """Of a network."""
+        """Compute the scores of a network on all sets."""
         found = {}
         for name, (images, labels) in self.subject.held_out.items():
             made, wanted = run(images).astype(np.float64), self._scores[name].astype(np.float64)
@@ -107,15 +107,16 @@ class Reference:
         return found
 
     def of_file(self, path: Path, **about: Any) -> Outcome:
-        """Of a file; `about`: what else the row says."""
+        """Compute the outcome of a file; `about`: further fields of the outcome."""
         return Outcome(self.scores(in_onnxruntime(path)), self.scores(in_onnxruntime(path, without=())), **about)
 
 
 def in_onnxruntime(path: Path, without: Sequence[str] = REWRITES) -> Run:
-    """A file of one input and one output, run on the CPU at onnxruntime's own level of optimisation.
+    """Return a run of a file with one input and one output, on the CPU at onnxruntime's default optimization level.
 
     Args:
-        without: its rewrites that are left out.
+        path: ONNX file.
+        without: optimizers to disable.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = torch.get_num_threads(), 3
@@ -129,7 +130,7 @@ def in_onnxruntime(path: Path, without: Sequence[str] = REWRITES) -> Run:
 
 
 def in_torch(module: torch.nn.Module) -> Run:
-    """A module of `sbonnx.qat`, in eval mode."""
+    """Return a run of a module of `sbonnx.qat` in eval mode."""
     module.eval()
 
     def run(images: Array) -> Array:
@@ -144,12 +145,12 @@ def in_torch(module: torch.nn.Module) -> Run:
 
 
 def float_outcome(reference: Reference) -> Outcome:
-    """The row of the float file."""
+    """Compute the row of the float file."""
     return reference.of_file(reference.subject.model)
 
 
 def calibrated(reference: Reference, folder: Path, recipe: Mapping[str, Any]) -> Outcome:
-    """A row of calibration alone."""
+    """Compute a row of calibration without training."""
     path = folder / "calibrated.onnx"
     sbonnx.quantize(
         str(reference.subject.model), reference.subject.feeds, output=str(path), force=True, verify=False, **recipe
@@ -165,12 +166,13 @@ def trained(
     settings: qat.Settings,
     augment: str | None,
 ) -> tuple[Outcome, Outcome]:
-    """Where a run of training starts, and where it ends.
+    """Compute the outcomes before and after training.
 
     Args:
-        recipe: for `sbonnx.qat.prepare`.
-        method: of activations and weights; pact has lsq for weights.
-        settings, augment: for `sbonnx.qat.train`.
+        reference: outputs of the float network.
+        recipe: arguments for `sbonnx.qat.prepare`.
+        method: method of activations and weights; with pact, weights use lsq.
+        settings, augment: arguments for `sbonnx.qat.train`.
     """
     subject, path = reference.subject, folder / "trained.onnx"
     weights = "lsq" if method == "pact" else method

@@ -13,13 +13,13 @@ PACK = ROOT.parent / "shared" / "data"
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
 
 
 def write_section(name: str, text: str) -> None:
-    """Replace what stands between the markers of `name`, or append a new section."""
+    """Replace the text between the markers of section `name`, or append a new section."""
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     block = f"{begin}\n{text.strip()}\n{end}"
     old = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else TITLE
@@ -34,7 +34,7 @@ def write_section(name: str, text: str) -> None:
 
 
 def arguments(about: str | None) -> argparse.ArgumentParser:
-    """The options every benchmark has."""
+    """Create a parser with the options that every benchmark has."""
     parser = argparse.ArgumentParser(description=(about or "").splitlines()[0])
     parser.add_argument("--pack", type=Path, default=PACK, help="folder of models and data with eval.py")
     parser.add_argument("--write", action="store_true", help="put the table into docs/results.md")

@@ -30,13 +30,13 @@ BUDGET = 512 * MIB
 
 
 def resident(what: str) -> float:
-    """MB of this process: VmRSS (now) or VmHWM (at most)."""
+    """Return the memory of this process in MB: VmRSS (current) or VmHWM (peak)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(what)) / 1000
 
 
 class Cycle:
-    """So many samples from a handful."""
+    """Data set of `count` samples that repeats a few feeds and records the resident memory."""
 
     def __init__(self, feeds: list[dict[str, Any]], count: int, notes: list[float]) -> None:
         self.feeds, self.count, self.notes = feeds, count, notes
@@ -49,7 +49,7 @@ class Cycle:
 
 
 def long_run(samples: int) -> dict[str, float]:
-    """MobileNetV2, histograms of every observed tensor."""
+    """Calibrate MobileNetV2 with histograms of every observed tensor."""
     from benchmarks.models import mobilenet
     from sbonnx.calib.calibrator import Calibrator
     from sbonnx.calib.data.dataset import read
@@ -84,7 +84,7 @@ TENSORS = 5
 
 
 def large_run(gigabytes: float) -> dict[str, float]:
-    """The small net, layer by layer."""
+    """Calibrate the small network layer by layer."""
     import onnx
 
     from sbonnx.calib.calibrator import Calibrator
@@ -134,7 +134,7 @@ ABOUT = """## Long runs and more activations than memory
 
 
 def apart(what: str, amount: float) -> dict[str, float]:
-    """One figure, in a process of its own."""
+    """Measure one figure in a separate process."""
     command = [sys.executable, "-m", "benchmarks.soak", "--only", what, "--amount", str(amount)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -144,7 +144,7 @@ def apart(what: str, amount: float) -> dict[str, float]:
 
 
 def main() -> None:
-    """See the module."""
+    """Run the soak tests and print the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--write", action="store_true", help="put the table into docs/results.md")
     parser.add_argument("--samples", type=int, default=10_000)

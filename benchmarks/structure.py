@@ -19,7 +19,7 @@ from benchmarks.results import ROOT, arguments, table, write_section
 FOLDERS: Final = ("sbonnx", "calib", "patterns")
 OPENINGS: Final = ("What ", "See ", "Where ", "The same", "How ")
 EVERYWHERE: Final = frozenset({"base", "types", "__init__", "__main__"})
-"""Names of modules that say their role in any package."""
+"""Module names that have the same meaning in every package."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -30,9 +30,9 @@ class Module:
 
     Attributes:
         name: dotted import name.
-        path: of the file.
+        path: source file.
         lines: number of lines.
-        tree: its syntax.
+        tree: syntax tree.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Module:
 
 
 def modules() -> list[Module]:
-    """All modules of the product, each once though links lead to two of the folders."""
+    """Return all modules of the product, each once, although two of the folders are also symbolic links."""
     found = []
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -70,7 +70,7 @@ def modules() -> list[Module]:
 
 
 def importers(every: list[Module]) -> dict[str, set[str]]:
-    """Modules that import each module."""
+    """Return the importing modules of each module."""
     names = {module.name for module in every}
     found: dict[str, set[str]] = defaultdict(set)
     for module in every:
@@ -91,7 +91,7 @@ def importers(every: list[Module]) -> dict[str, set[str]]:
 
 
 def twice(names: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
-    """Names that are defined in several places: places by name."""
+    """Return the places of names that are defined more than once."""
     places: dict[str, list[str]] = defaultdict(list)
     for name, place in names:
         places[name].append(place)
@@ -99,7 +99,7 @@ def twice(names: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def classes(every: list[Module]) -> Iterator[tuple[str, str]]:
-    """(class, module) of all classes, nested ones too."""
+    """Yield (class, module) of all classes, including nested ones."""
     for module in every:
         for node in ast.walk(module.tree):
             if isinstance(node, ast.ClassDef):
@@ -107,14 +107,14 @@ def classes(every: list[Module]) -> Iterator[tuple[str, str]]:
 
 
 def parameters(function: Function) -> int:
-    """Number of parameters, without `self` and `cls`."""
+    """Return the number of parameters, without `self` and `cls`."""
     given = function.args
     names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
     return sum(name not in ("self", "cls") for name in names)
 
 
 def docstrings(every: list[Module]) -> Iterator[tuple[str, str]]:
-    """(place, text) of all docstrings, those of constants included."""
+    """Yield (place, text) of all docstrings, including those of constants."""
     for module in every:
         for node in ast.walk(module.tree):
             body = getattr(node, "body", None)
@@ -126,7 +126,7 @@ def docstrings(every: list[Module]) -> Iterator[tuple[str, str]]:
 
 
 def one_caller(every: list[Module]) -> tuple[list[str], int]:
-    """Private functions and methods that their module uses once, and the number of all functions."""
+    """Return the private functions and methods with a single use in their module, and the number of all functions."""
     used: Counter[str] = Counter()
     for module in every:
         for node in ast.walk(module.tree):
@@ -144,7 +144,7 @@ def one_caller(every: list[Module]) -> tuple[list[str], int]:
 
 
 def figures(every: list[Module]) -> dict[str, tuple[str, str, list[str]]]:
-    """Figure, goal, and what it counts, by name."""
+    """Compute the figures: (value, goal, counted items) by name."""
     own = [module for module in every if not module.is_package]
     folders = Counter(module.folder for module in own)
     importing = importers(every)
@@ -201,7 +201,7 @@ def figures(every: list[Module]) -> dict[str, tuple[str, str, list[str]]]:
 
 
 def main() -> int:
-    """Print the figures, or what one of them counts."""
+    """Print the figures, or the items that one of them counts."""
     parser = arguments(__doc__)
     parser.add_argument("--list", metavar="NAME", help="list what the figure that begins with NAME counts")
     options = parser.parse_args()

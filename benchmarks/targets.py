@@ -22,13 +22,13 @@ TITLE = "## Targets\n\n`python -m benchmarks.targets --tables {} --write`.\n\n"
 
 
 def models_of(which: str, names: list[str]) -> list[str]:
-    """Those of the models that a table shows: random weights have no accuracy, and little to say of half precision."""
+    """Return the models of a table; those with random weights have no accuracy and are not used for half precision."""
     shown = {"latency": NAMES, "lint": (*HEADLINE, *targets_lint.PEER_SUBJECTS)}.get(which, tuple(HEADLINE))
     return [name for name in names if name in shown]
 
 
 def section(which: str, names: list[str], pack: object, folder: Path, repeats: int) -> str:
-    """One table with its heading."""
+    """Return one table with its heading."""
     wanted = models_of(which, names)
     if which == "accuracy":
         return targets_accuracy.text(pack, wanted)
@@ -40,7 +40,7 @@ def section(which: str, names: list[str], pack: object, folder: Path, repeats: i
 
 
 def main() -> int:
-    """Measure and print; with --write, into docs/results.md."""
+    """Measure, print the table and, with --write, update docs/results.md."""
     parser = arguments(__doc__)
     parser.add_argument("--tables", nargs="*", default=list(TABLES), choices=TABLES)
     parser.add_argument("--models", nargs="*", default=list(NAMES), choices=NAMES)

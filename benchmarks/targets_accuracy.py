@@ -18,14 +18,14 @@ RIVALS = {
     "sbonnx tensorrt fp16": ("peer TensorRT switches",),
 }
 NOT_ENTERED = ("silero_vad",)
-"""The peer does not enter the branches of these: its file is the float network."""
+"""Models that the peer does not quantize, because it does not process branches: its file is the float network."""
 
 NOT_A_SCORE = ("n_detections",)
-"""Metrics of which more is not better."""
+"""Metrics for which larger is not better."""
 
 
 def contestants(path: Path, feeds: list[dict[str, Any]], folder: Path) -> dict[str, Run]:
-    """Our defaults, the min-max of the accuracy table, and TensorRT with what stays float in half precision."""
+    """Return our defaults, the min-max setting of the accuracy table, and TensorRT with the rest in half precision."""
     found = runs(path, feeds, folder)
     return {
         "sbonnx onnxruntime": ours(path, feeds, "onnxruntime"),
@@ -38,7 +38,7 @@ def contestants(path: Path, feeds: list[dict[str, Any]], folder: Path) -> dict[s
 
 
 def number(text: str) -> float | None:
-    """A cell as a number, or None."""
+    """Parse a cell as a number, or return None."""
     try:
         return float(text)
     except ValueError:
@@ -46,9 +46,9 @@ def number(text: str) -> float | None:
 
 
 def ahead(mine: str, rivals: Sequence[str], reference: str) -> tuple[str, bool]:
-    """A metric less the best of the rivals', and whether it is worse than that and than float's.
+    """Return the difference to the best rival's metric, and whether the metric is worse than both that and float's.
 
-    What lies above float does so by the luck of the sample: to reach float is enough.
+    Reaching the float metric is enough, because a metric above it is sampling noise.
     """
     own, floats = number(mine), number(reference)
     others = [value for rival in rivals if (value := number(rival)) is not None]
@@ -59,13 +59,13 @@ def ahead(mine: str, rivals: Sequence[str], reference: str) -> tuple[str, bool]:
 
 
 def judged(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The rows of one model with the verdict. Each row: model, quantizer, metric 1, metric 2, ..."""
+    """Add the verdict to the rows of one model. Each row: model, quantizer, metric 1, metric 2, ..."""
     found = {row[1]: row for row in rows}
     return [[*row, verdict(row, found)] for row in rows]
 
 
 def verdict(row: Sequence[str], found: Mapping[str, Sequence[str]]) -> str:
-    """How a row's metrics stand beside the best of the peer's settings for the same runtime. found: by quantizer."""
+    """Compare a row's metrics with the best of the peer's settings for the same runtime. found: rows by quantizer."""
     name, who = row[:2]
     if who not in RIVALS:
         return ""
@@ -84,7 +84,7 @@ def verdict(row: Sequence[str], found: Mapping[str, Sequence[str]]) -> str:
 
 
 def text(pack: Any, names: Sequence[str]) -> str:
-    """The table with what it means."""
+    """Return the table with its explanation."""
     metrics = "; ".join(f"{name}: {', '.join(HEADLINE[name])}" for name in names)
     rows = [row for name in names for row in judged(measure(pack, name, contestants))]
     return (

@@ -33,16 +33,16 @@ FILES: dict[str, dict[str, Any]] = {
     "int8 and float16": {"high_precision": "fp16"},
 }
 COMPARED = 8
-"""Feeds on which the outputs are compared."""
+"""Number of feeds on which the outputs are compared."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """How much of a graph computes in which type; Casts are not counted.
+    """Counts of nodes by float type, without Cast and DequantizeLinear nodes.
 
     Attributes:
-        single, half: nodes that write float32 or float16; a DequantizeLinear belongs to what reads it.
-        islands: groups of float32 nodes that are joined by float32 tensors.
+        single, half: number of nodes that write float32 or float16.
+        islands: number of groups of float32 nodes that are connected by float32 tensors.
     """
 
     single: int
@@ -51,14 +51,14 @@ class Kept:
 
 
 def kept(model: onnx.ModelProto) -> Kept:
-    """Counted in all graphs of a model, branches apart from what surrounds them."""
+    """Count over all graphs of a model; a branch is counted separately from the surrounding graph."""
     typed = onnx.shape_inference.infer_shapes(model)
     found = [kept_in(graph) for graph in graphs_of(typed.graph)]
     return Kept(*(sum(getattr(one, name) for one in found) for name in ("single", "half", "islands")))
 
 
 def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """A graph and the branches in it."""
+    """Yield a graph and its branches."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -67,7 +67,7 @@ def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def kept_in(graph: onnx.GraphProto) -> Kept:
-    """The same for one graph."""
+    """Count the nodes of one graph."""
     types = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.input, *graph.output)}
     written = {name: node for node in graph.node for name in node.output}
     counts = {TensorProto.FLOAT: 0, TensorProto.FLOAT16: 0}
@@ -95,12 +95,12 @@ def kept_in(graph: onnx.GraphProto) -> Kept:
 
 
 def has_branch(node: onnx.NodeProto) -> bool:
-    """Whether a node only says which graph runs."""
+    """Return whether a node has a subgraph, i.e. only selects which graph runs."""
     return any(attribute.HasField("g") for attribute in node.attribute)
 
 
 def apart(one: Subject, path: Path) -> tuple[OutputDifference, ...]:
-    """A file's outputs against the float model's, on calibration feeds."""
+    """Compare a file's outputs with those of the float model, on calibration feeds."""
     float_run, half_run = session(one.model, optimise=True), session(path, optimise=True)
     names = [value.name for value in float_run.get_outputs()]
     wanted = [value.name for value in float_run.get_inputs()]
@@ -112,7 +112,7 @@ def apart(one: Subject, path: Path) -> tuple[OutputDifference, ...]:
 
 
 def row(one: Subject, label: str, folder: Path) -> list[str]:
-    """One file of one model; the output that is worst off counts."""
+    """Return the row of one file of one model; the output with the largest error counts."""
     path = folder / f"{label}.onnx"
     try:
         ours(one.model, one.feeds, "tensorrt", verify=False, **FILES[label])(path)
@@ -127,7 +127,7 @@ def row(one: Subject, label: str, folder: Path) -> list[str]:
 
 
 def text(subjects: Sequence[Subject]) -> str:
-    """The table with what it means."""
+    """Return the table with its explanation."""
     rows: list[list[str]] = []
     for one in subjects:
         with tempfile.TemporaryDirectory() as folder:

@@ -19,10 +19,10 @@ from benchmarks.targets_models import Feed, Subject, first_line, peers
 
 THREADS = 2
 LEAST_SECONDS = 0.02
-"""A turn repeats its run until it has taken this long."""
+"""Minimum duration of one measurement; the run is repeated until it is reached."""
 
 GAIN = 1.1
-"""How much faster than the peer's best the geometric mean is to be."""
+"""Target speedup over the peer's best setting, as a geometric mean."""
 
 HEADER = (
     "model",
@@ -43,10 +43,10 @@ class Line:
     """One model at one batch size.
 
     Attributes:
-        wall: seconds a run, 2 threads, by contestant.
-        cpu: CPU seconds a run, 1 thread, by contestant.
-        kernels: counts, by contestant.
-        failed: contestants that came to nothing, and why.
+        wall: wall seconds per run, 2 threads, by contestant.
+        cpu: CPU seconds per run, 1 thread, by contestant.
+        kernels: kernel counts, by contestant.
+        failed: reasons of the contestants that failed.
     """
 
     name: str
@@ -58,12 +58,12 @@ class Line:
 
     @property
     def best(self) -> str | None:
-        """The peer's fastest setting."""
+        """Fastest setting of the peer."""
         rivals = [label for label in self.wall if label not in ("float", "ours")]
         return min(rivals, key=lambda label: statistics.median(self.wall[label]), default=None)
 
     def cells(self) -> dict[str, Cell | None]:
-        """The figures by their column."""
+        """Return the figures by column."""
         best = self.best or ""
         return {
             HEADER[3]: ratio(self.wall, "ours", "float", Target(1.0)),
@@ -74,7 +74,7 @@ class Line:
         }
 
     def row(self) -> list[str]:
-        """As in the table."""
+        """Return the table row."""
         cells = {name: "–" if cell is None else str(cell) for name, cell in self.cells().items()}
         if self.best:
             cells[HEADER[4]] += f", {self.best}"
@@ -86,7 +86,7 @@ class Line:
 
 
 def contestants(one: Subject, folder: Path) -> tuple[dict[str, Path], dict[str, str]]:
-    """Files by contestant, "float" and "ours" first; and why others failed. The peer's are kept if already there."""
+    """Return files by contestant, "float" and "ours" first, and reasons of failures. Existing peer files are reused."""
     found, failed = {"float": one.model}, {}
     runs = {"ours": ours(one.model, one.feeds, "onnxruntime", verify=False), **peers(one, folder)}
     for label, run in runs.items():
@@ -101,7 +101,7 @@ def contestants(one: Subject, folder: Path) -> tuple[dict[str, Path], dict[str, 
 
 
 def runner(path: Path, feed: Feed, threads: int) -> Callable[[], float]:
-    """Seconds of one run: CPU time on one thread, else wall time."""
+    """Return a function that measures the seconds of one run: CPU time for one thread, else wall time."""
     opened = session(path, threads=threads, optimise=True)
     given = {value.name: feed[value.name] for value in opened.get_inputs()}
     clock = time.process_time if threads == 1 else time.perf_counter
@@ -118,13 +118,13 @@ def runner(path: Path, feed: Feed, threads: int) -> Callable[[], float]:
 
 
 def timed(files: Mapping[str, Path], feed: Feed, threads: int, repeats: int) -> Measured:
-    """Seconds by contestant, one a repeat, by turns."""
+    """Measure the contestants alternately: seconds by contestant, one value per repeat."""
     runs = {label: runner(path, feed, threads) for label, path in files.items()}
     return alternate({label: lambda label=label: {label: runs[label]()} for label in runs}, repeats)  # type: ignore[misc]
 
 
 def kernels(path: Path) -> str:
-    """How many kernels of the optimised graph compute on integers, and which stay float."""
+    """Describe the optimized graph: number of integer kernels, and the kernels that stay float."""
     whole, left = kernels_of(optimised(path))
     integers = sum(count for name, count in whole.items() if is_integer(name))
     floats = ", ".join(counted(*item) for item in left.most_common(4))
@@ -133,7 +133,7 @@ def kernels(path: Path) -> str:
 
 
 def measure(one: Subject, folder: Path, repeats: int) -> list[Line]:
-    """A line for each batch size."""
+    """Measure one model and return a line for each batch size."""
     files, failed = contestants(one, folder)
     shown = {label: kernels(path) for label, path in files.items() if label != "float"}
     lines = []
@@ -146,7 +146,7 @@ def measure(one: Subject, folder: Path, repeats: int) -> list[Line]:
 
 
 def geometric(lines: Sequence[Line]) -> list[list[str]]:
-    """The last row: geometric means of the medians over all lines that have the figure."""
+    """Return the last row: geometric means of the medians over all lines that have the figure."""
     targets = {HEADER[3]: Target(1.0), HEADER[5]: Target(1 / GAIN), HEADER[7]: Target(1 / GAIN)}
     found = []
     for name in HEADER[3:8]:
@@ -157,7 +157,7 @@ def geometric(lines: Sequence[Line]) -> list[list[str]]:
 
 
 def text(lines: Sequence[Line], repeats: int) -> str:
-    """The table with what it means."""
+    """Return the table with its explanation."""
     lost = [f"- {line.name}, {who}: {why}" for line in lines for who, why in line.failed.items()]
     return (
         "### Latency, onnxruntime on CPU\n\n"

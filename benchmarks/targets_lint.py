@@ -27,11 +27,11 @@ FACTS = {
     "convolutions with a pair before a Relu": ("P02",),
     "graph outputs behind DequantizeLinear": ("P10",),
 }
-"""What is counted in the peer's files without lint, and the rules that are to find it."""
+"""Defects that are counted in the peer's files independently of lint, with the rules that must find them."""
 
 
 class Census:
-    """The facts of one file, counted node by node; the graph alone, no branches."""
+    """Counts of the `FACTS` in one file, node by node, without branches."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.graph = model.graph
@@ -39,11 +39,11 @@ class Census:
         self.makers = {name: node for node in model.graph.node for name in node.output}
 
     def behind(self, name: str) -> bool:
-        """Whether a tensor comes from a DequantizeLinear."""
+        """Return whether a tensor is the output of a DequantizeLinear."""
         return name in self.makers and self.makers[name].op_type in DEQUANTIZE
 
     def before(self, ops: frozenset[str]) -> int:
-        """Convolutions whose output goes through a pair into one of these ops."""
+        """Count convolutions whose output is read by one of these ops through a Q/DQ pair."""
         found = set()
         for node in self.graph.node:
             for name in node.input if node.op_type in ops else ():
@@ -56,7 +56,7 @@ class Census:
         return len(found)
 
     def facts(self) -> dict[str, int]:
-        """By the names of `FACTS`."""
+        """Return the counts by the names of `FACTS`."""
         nodes = self.graph.node
         counts = (
             sum(node.op_type in QUANTIZE and bool(np.any(self.held[node.input[2]])) for node in nodes),
@@ -73,13 +73,13 @@ class Census:
 
 
 def rules(findings: Iterable[Finding], severity: str) -> str:
-    """``T02 × 64, T17 × 21``, or 0."""
+    """Format the counts of rules: ``T02 × 64, T17 × 21``, or 0."""
     found = Counter(finding.rule for finding in findings if finding.severity == severity)
     return ", ".join(f"{rule} × {count}" for rule, count in sorted(found.items())) or "0"
 
 
 def linted(label: Sequence[str], run: Run, target: str, folder: Path) -> list[str]:
-    """One row: errors, warnings and notes of the file that `run` writes."""
+    """Return one row with errors, warnings and notes of the file that `run` writes."""
     path = folder / "linted.onnx"
     path.unlink(missing_ok=True)
     try:
@@ -91,7 +91,7 @@ def linted(label: Sequence[str], run: Run, target: str, folder: Path) -> list[st
 
 
 def our_rows(one: Subject) -> list[list[str]]:
-    """sbonnx's files, made for each version and checked for it."""
+    """Return the rows of sbonnx's files, quantized and linted for each target version."""
     with tempfile.TemporaryDirectory() as folder:
         return [
             linted([one.name], ours(one.model, one.feeds, version, verify=False), version, Path(folder))
@@ -100,7 +100,7 @@ def our_rows(one: Subject) -> list[list[str]]:
 
 
 def peer_rows(one: Subject) -> list[list[str]]:
-    """The peer's two settings: facts counted by hand, and what lint says."""
+    """Return the rows of the peer's two settings: counted facts and lint findings."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         prepared = peer_input(one.model, Path(folder))
@@ -118,7 +118,7 @@ def peer_rows(one: Subject) -> list[list[str]]:
 
 
 def text(subjects: Sequence[Subject]) -> str:
-    """Both tables with what they mean."""
+    """Return both tables with their explanation."""
     own = [row for one in subjects for row in our_rows(one)]
     theirs = [row for one in subjects if one.name in PEER_SUBJECTS for row in peer_rows(one)]
     return (

@@ -19,17 +19,17 @@ RANDOM: dict[str, Callable[[], onnx.ModelProto]] = {"resnet18": models.resnet, "
 NAMES = (*HEADLINE, *RANDOM)
 RANDOM_SAMPLES = 16
 SIZES = (1, 8)
-"""Batches whose latency is measured."""
+"""Batch sizes for latency measurements."""
 
 PEERS: dict[str, dict[str, bool]] = {
     f"{types} {'per-channel' if per_channel else 'per-tensor'}": {"per_channel": per_channel, "signed": signed}
     for types, signed in (("U8S8", False), ("S8S8", True))
     for per_channel in (True, False)
 }
-"""Settings of quantize_static; activations and weights."""
+"""Settings of quantize_static for activations and weights."""
 
 DYNAMIC = ("minilm_l6",)
-"""Models for which the peer's dynamic quantization is tried too."""
+"""Models that are also quantized with the peer's dynamic quantization."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Subject:
     """A float model with its data.
 
     Attributes:
-        name: as in the tables.
+        name: name in the tables.
         model: ONNX file.
         feeds: calibration data, in batches.
-        singles: feeds of one sample each, as many as the largest batch at least.
+        singles: feeds of one sample each, at least as many as the largest batch size.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Subject:
     singles: list[Feed]
 
     def batches(self) -> dict[int, Feed]:
-        """A feed by number of samples: one of each of `SIZES`, or of the only one that the model takes."""
+        """Return feeds by batch size: all of `SIZES`, or only the batch size that the model supports."""
         axes = open_axes(self.model)
         if not any(axis is not None for axis in axes.values()):
             return {1: self.singles[0]}
@@ -57,7 +57,7 @@ class Subject:
 
 
 def open_axes(path: Path) -> dict[str, int | None]:
-    """By input: its first axis of no fixed length, or None."""
+    """Return the first dynamic axis of each input, or None."""
     graph = onnx.load(str(path), load_external_data=False).graph
     held = {tensor.name for tensor in graph.initializer}
     found: dict[str, int | None] = {}
@@ -69,7 +69,7 @@ def open_axes(path: Path) -> dict[str, int | None]:
 
 
 def stacked(feeds: Sequence[Feed], axes: Mapping[str, int | None]) -> Feed:
-    """Several samples as one feed; inputs without an open axis are those of the first."""
+    """Combine samples to one feed; inputs without a dynamic axis are taken from the first sample."""
     made: Feed = {}
     for name, value in feeds[0].items():
         axis = axes.get(name)
@@ -78,7 +78,7 @@ def stacked(feeds: Sequence[Feed], axes: Mapping[str, int | None]) -> Feed:
 
 
 def subject(name: str, pack: Any, folder: Path) -> Subject:
-    """A model by its name; random ones are written into `folder`."""
+    """Return a model by its name; models with random weights are written to `folder`."""
     if name not in RANDOM:
         fixed = name == "silero_vad"
         feeds = pack.load_calib(name, batch=1 if fixed else BATCH)
@@ -93,7 +93,7 @@ def subject(name: str, pack: Any, folder: Path) -> Subject:
 
 
 def peers(one: Subject, folder: Path) -> dict[str, Run]:
-    """The peer's settings: each writes a quantized model to the path it is given."""
+    """Return the peer's settings by name; each writes a quantized model to a given path."""
     prepared = peer_input(one.model, folder)
     found: dict[str, Run] = {
         label: lambda output, given=given: peer(prepared, one.feeds, output, **given)  # type: ignore[misc]
@@ -105,13 +105,13 @@ def peers(one: Subject, folder: Path) -> dict[str, Run]:
 
 
 def dynamic(model: Path, output: Path) -> None:
-    """The peer's dynamic quantization, int8 weights."""
+    """Quantize with the peer's dynamic quantization, int8 weights."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     quantize_dynamic(str(model), str(output), weight_type=QuantType.QInt8)
 
 
 def first_line(error: Exception) -> str:
-    """Why something failed, short enough for a cell."""
+    """Return the first line of an error, short enough for a table cell."""
     lines = str(error).splitlines() or [type(error).__name__]
     return f"fails: {lines[0][:120]}"

@@ -26,14 +26,14 @@ WHY_NOT: Final = "why-not.txt"
 
 @dataclass(frozen=True)
 class Peer:
-    """What a peer is installed from.
+    """Installation of a peer.
 
     Attributes:
-        packages: with all that they need.
-        alone: without.
-        check: a program that shows that it works; what it builds at first use is built then.
-        script: the module that quantizes with it, run by its Python.
-        versions: for the tables.
+        packages: packages to install with their dependencies.
+        alone: packages to install without dependencies.
+        check: program that tests the installation, and triggers builds at first use.
+        script: module that quantizes with the peer, run by the Python of its environment.
+        versions: versions for the tables.
         torch: install torch first.
     """
 
@@ -62,7 +62,7 @@ PEERS: Final[Mapping[str, Peer]] = {
                 "tqdm",
             ),
         ),
-        # onnx2torch names torchvision, which it needs for two ops of detectors, and that wants a torch of its own.
+        # onnx2torch depends on torchvision, only for two detection ops, and torchvision would install another torch.
         ("onnx2torch", "aimet-onnx==2.42.0"),
         "import aimet_onnx",
         "benchmarks.lowbit_peers.aimet",
@@ -110,13 +110,13 @@ PEERS: Final[Mapping[str, Peer]] = {
 
 
 def python_of(folder: Path, name: str) -> Path:
-    """The interpreter of a peer's environment."""
+    """Return the interpreter of a peer's environment."""
     parts = ("Scripts", "python.exe") if os.name == "nt" else ("bin", "python")
     return (folder / name).joinpath(*parts)
 
 
 def absent(folder: Path, name: str) -> str | None:
-    """Why a peer cannot be had, None where it can."""
+    """Return the reason why a peer is not available, or None."""
     place = folder / name
     if (place / READY).is_file():
         return None
@@ -125,7 +125,7 @@ def absent(folder: Path, name: str) -> str | None:
 
 
 def steps(peer: Peer, python: Path) -> list[list[str]]:
-    """The commands that fill an empty environment and try it."""
+    """Return the commands that install a peer into an empty environment and test it."""
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     alone = [[*pip, "--no-deps", *peer.alone]] if peer.alone else []
     return [
@@ -137,7 +137,7 @@ def steps(peer: Peer, python: Path) -> list[list[str]]:
 
 
 def build(name: str, folder: Path) -> str | None:
-    """Make a peer's environment, unless it is there as it should be. Why it cannot be had, None where it can."""
+    """Create a peer's environment unless it is up to date; returns the reason why it is not available, or None."""
     peer, place = PEERS[name], folder / name
     if (place / READY).is_file() and (place / READY).read_text(encoding="utf-8").strip() == peer.versions:
         return None
@@ -156,7 +156,7 @@ def build(name: str, folder: Path) -> str | None:
 
 
 def main() -> int:
-    """Build those that are asked for; exit code 1 when one cannot be had."""
+    """Build the selected environments. Exit code 1 if one is not available."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", default=list(PEERS), help=f"of {', '.join(PEERS)}")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the environments lie")

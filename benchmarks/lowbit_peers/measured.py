@@ -23,16 +23,16 @@ NUMBER: Final = "|number"
 
 
 def job() -> Job:
-    """The only argument: JSON with model, data, output, method and what the method needs besides."""
+    """Parse the only argument: JSON with model, data, output, method and the method's options."""
     found = json.loads(sys.argv[1])
     assert isinstance(found, dict)
     return found
 
 
 def feeds(wanted: Job) -> Feeds:
-    """The samples in batches of ``wanted["batch"]``: .npz with an array an input, samples along its first axis.
+    """Load the samples in batches of ``wanted["batch"]`` from .npz: one array per input, samples along its first axis.
 
-    An input that is a number has `NUMBER` behind its name, and no batches: it is the first one's in each.
+    A scalar input has the suffix `NUMBER` and is not batched: each batch has the value of its first sample.
     """
     with np.load(wanted["data"]) as held:
         arrays = {name: held[name] for name in held.files}
@@ -47,13 +47,13 @@ def feeds(wanted: Job) -> Feeds:
 
 
 def cpu_seconds() -> float:
-    """Of all threads of this process and of those that it waited for."""
+    """Return the CPU seconds of all threads of this process and of its finished children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def peak_mb() -> float:
-    """Most memory this process ever had, in units of 10**6 bytes."""
+    """Return the peak memory of this process, in units of 10**6 bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024 / 1e6
@@ -63,24 +63,24 @@ def peak_mb() -> float:
 def main(quantize: Callable[[Job, Feeds], object], *modules: str, batch: int | None = None) -> int:
     """Run the job of the command line.
 
-    The last line of stdout says what it cost, without imports and samples; what the peer prints goes to stderr.
+    The last line of stdout is the cost without imports and loading of samples; output of the peer goes to stderr.
 
     Args:
-        quantize: writes the file of a job.
-        modules: imported before; some peers compile operators then.
-        batch: batch size of samples, whatever the job says.
+        quantize: function that writes the file of a job.
+        modules: modules to import before the measurement; some peers compile operators on import.
+        batch: batch size of samples, which overrides that of the job.
     """
     wanted = job()
     samples = feeds(wanted if batch is None else wanted | {"batch": batch})
     with contextlib.redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as folder:
-        os.chdir(folder)  # some peers write files there
+        os.chdir(folder)  # some peers write files to the current folder
         for module in modules:
             importlib.import_module(module)
         return tell(lambda: quantize(wanted, samples))
 
 
 def tell(work: Callable[[], object]) -> int:
-    """Do the work and print what it cost as the last line of stdout."""
+    """Run the work and print its cost as the last line of stdout."""
     start, begin = cpu_seconds(), time.perf_counter()
     work()
     cost = {"cpu": cpu_seconds() - start, "wall": time.perf_counter() - begin, "peak_mb": peak_mb()}

@@ -32,7 +32,7 @@ def quantize(job: measured.Job, samples: measured.Feeds) -> None:
 
 
 def folded(path: str) -> onnx.ModelProto:
-    """Load the model as onnxruntime simplifies it for any machine: constants and batch norms folded."""
+    """Load the model after onnxruntime's machine-independent optimizations: constants and batch norms folded."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

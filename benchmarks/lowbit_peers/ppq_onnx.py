@@ -47,7 +47,7 @@ def quantize(job: measured.Job, samples: measured.Feeds) -> None:
     PFL.Pipeline(_passes(job)).optimize(
         graph=graph,
         dataloader=batches,
-        calib_steps=max(len(batches), 8),  # fewer are refused
+        calib_steps=max(len(batches), 8),  # PPQ rejects fewer
         collate_fn=None,
         executor=executor,
         verbose=False,
@@ -58,7 +58,7 @@ def quantize(job: measured.Job, samples: measured.Feeds) -> None:
 
 
 def _passes(job: measured.Job) -> list[Any]:
-    """Passes of its default pipeline, with LSQ where it is asked for."""
+    """Return the passes of PPQ's default pipeline, with LSQ if the job selects it."""
     from ppq.api.setting import LSQSetting
     from ppq.quantization.optim import (
         LearnedStepSizePass,
@@ -93,7 +93,7 @@ def _passes(job: measured.Job) -> list[Any]:
 
 
 def _widths(graph: Any, w_bit: int, a_bit: int, *, ranges: bool = True) -> None:
-    """Set the widths of weights and activations; without ``ranges`` only what the exporter is told."""
+    """Set the bit widths of weights and activations; without ``ranges`` only the widths for the exporter."""
     for operation in graph.operations.values():
         for config, variable in getattr(operation, "config_with_variable", ()):
             bits = w_bit if variable.is_parameter else a_bit
@@ -105,7 +105,8 @@ def _widths(graph: Any, w_bit: int, a_bit: int, *, ranges: bool = True) -> None:
 def _repaired(model: onnx.ModelProto, source: onnx.ModelProto) -> onnx.ModelProto:
     """Make the export a valid model of any batch.
 
-    It freezes the batch of calibration, and lowers the opset below 14 without the attribute that came with it.
+    PPQ fixes the batch size to that of calibration, and lowers the opset below 14 without removing an attribute that
+    was introduced with it.
     """
     for mine, theirs in ((model.graph.input, source.graph.input), (model.graph.output, source.graph.output)):
         shapes = {value.name: value.type for value in theirs}

@@ -13,18 +13,18 @@ from benchmarks.lowbit_peers import measured
 
 
 class Reader:
-    """The samples as it wants them."""
+    """Calibration data reader for Quark."""
 
     def __init__(self, samples: measured.Feeds) -> None:
         self._samples = samples
         self._left: Iterator[dict[str, Any]] = iter(samples)
 
     def get_next(self) -> dict[str, Any] | None:
-        """The next batch, None at the end."""
+        """Return the next batch, or None at the end."""
         return next(self._left, None)
 
     def reset_iter(self) -> None:
-        """From the beginning."""
+        """Restart from the first batch."""
         self._left = iter(self._samples)
 
     def __len__(self) -> int:
@@ -35,7 +35,7 @@ class Reader:
 
 
 def quantize(job: measured.Job, samples: measured.Feeds) -> None:
-    """From the float file to the quantized one."""
+    """Quantize the float file and save the quantized one."""
     from onnxruntime.quantization.calibrate import CalibrationDataReader
     from quark.onnx import AdaQuantConfig, AdaRoundConfig, ModelQuantizer, QConfig, QLayerConfig
     from quark.onnx.quantization.config.spec import CalibMethod, Int8Spec, QuantGranularity, UInt8Spec
