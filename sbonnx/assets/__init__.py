@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class DigitsPaths:
-    """Where the files of the digits model lie.
+    """Paths of the bundled digits model and its data.
 
     Attributes:
         model: float ONNX; input ``image`` (N, 1, 8, 8) float32 in [0, 1], output ``scores`` (N, 10).
