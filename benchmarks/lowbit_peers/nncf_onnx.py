@@ -3,6 +3,7 @@
 Methods: nearest (fast bias correction, its default) and accurate (``fast_bias_correction=False``). 8 bits: its ONNX
 backend has no other width. Preset mixed (symmetric weights, asymmetric activations), statistics of all samples, one
 sample a batch. onnxruntime's basic optimizations fold batch norms first: NNCF corrects only biases that a layer has.
+Models with attention get ``model_type=TRANSFORMER``, as its documentation asks for.
 `quantize_with_accuracy_control` is left out: it needs labels and leaves layers in float. The result is the Q/DQ model
 that it returns.
 """
@@ -21,9 +22,12 @@ def quantize(job: measured.Job, samples: measured.Feeds) -> None:
     """Quantize the float file and save the Q/DQ file."""
     import nncf
 
+    model = folded(job["model"])
+    attends = any(node.op_type == "Softmax" for node in model.graph.node[:-1])
     quantized = nncf.quantize(
-        folded(job["model"]),
+        model,
         nncf.Dataset(samples),
+        model_type=nncf.ModelType.TRANSFORMER if attends else None,
         preset=nncf.QuantizationPreset.MIXED,
         subset_size=len(samples),
         fast_bias_correction=job["method"] != "accurate",
