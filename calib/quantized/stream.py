@@ -156,7 +156,7 @@ def uses_of(plan: Plan, asym: Asym) -> dict[Reader, Site]:
 
 
 def staged(graph: Graph, observed: Sequence[str], quantized: Collection[Reader]) -> list[Segment]:
-    """Cut the main graph into the fewest pieces in which no node reads a tensor of its own piece quantized.
+    """Cut the main graph into the fewest pieces such that no node reads a quantized tensor of the same piece.
 
     A node runs in the first piece in which all its inputs are known. A tensor without a known type (a sequence) cannot
     be stored: every piece that reads it recomputes it.

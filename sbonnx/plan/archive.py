@@ -25,10 +25,10 @@ FORMAT: Final = 1
 HEAD: Final = "sbonnx.json"
 
 DAMAGED: Final = (
-    *(OSError, EOFError, KeyError, IndexError, ValueError, TypeError, AttributeError, NotImplementedError),
-    *(RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error, struct.error),
+    *(OSError, EOFError, KeyError, ValueError, NotImplementedError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, struct.error),
 )
-"""Errors that zipfile, numpy and json raise for a damaged file, and those for values of the wrong type."""
+"""Errors that zipfile, numpy and json raise for a damaged file. What they return has the right checksums."""
 
 
 def save_solution(solution: Solution, path: Path) -> None:
@@ -98,11 +98,15 @@ def load_solution(path: Path) -> Solution:
         with np.load(path, allow_pickle=False) as file:
             head = json.loads(bytes(file[HEAD]).decode())
             arrays = {name: file[name] for name in file.files if name != HEAD}
-        if head["format"] == FORMAT:
-            return _assemble(head, arrays)
     except DAMAGED as error:
         raise ModelError(f"'{path}' is not a saved solution ({error}). Calibrate again.") from error
-    raise ModelError(f"'{path}' has format {head['format']}; this version reads {FORMAT}. Calibrate again.")
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        found = head.get("format") if isinstance(head, dict) else None
+        raise ModelError(f"'{path}' has format {found}; this version reads {FORMAT}. Calibrate again.")
+    try:
+        return _assemble(head, arrays)
+    except KeyError as error:
+        raise ModelError(f"'{path}' is not a saved solution (it lacks {error}). Calibrate again.") from error
 
 
 def _assemble(head: Mapping[str, Any], arrays: Mapping[str, Array]) -> Solution:

@@ -71,7 +71,7 @@ def _nothing_of_the_caller() -> Iterator[None]:
     """Isolate child processes from the caller while they are started.
 
     The caller's ``__main__`` is hidden: child processes would import it, and without a main guard each would start a
-    batch of its own. Callers that are daemons (a Dask worker) may start processes, because ours end with their parent
+    separate batch. Callers that are daemons (a Dask worker) may start processes, because ours end with their parent
     anyway. PYTHONPATH is set, so that the fork server, which only searches the environment, finds the running sbonnx.
     A working directory on the search path ("", as in an interactive session) is moved to its end.
     """
