@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 
 from benchmarks.accuracy import load_pack
-from benchmarks.calibration_runs import FIGURES, NOISE_MB, Effort, Findings, measure, missing
+from benchmarks.calibration_runs import FIGURES, NOISE_MB, Effort, Findings, measure
 from benchmarks.calibration_subjects import Subject, save_feeds
 from benchmarks.calibration_table import Cell, rows
 from benchmarks.models import mobilenet, resnet
@@ -83,7 +83,6 @@ def result(names: Sequence[str], findings: Sequence[Findings], effort: Effort, c
     )
     text += table(["figure", *names], rows(figures, [one.cells for one in findings]))
     remarks = [f"- {name}: {remark}" for name, one in zip(names, findings, strict=True) for remark in one.remarks]
-    remarks += [f"- {name} cannot be had from this version of sbonnx" for name in missing(effort.figures)]
     return text + ("\n\n" + "\n".join(remarks) if remarks else "")
 
 

@@ -16,8 +16,7 @@ from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.io_binding import Bound
 from sbonnx.calib.sketches import Panel
-from sbonnx.prepare import Prepared
-from sbonnx.progress import Silent
+from sbonnx.stages.state import Prepared
 
 
 def parts(made: Prepared, data: Dataset) -> Seconds:
@@ -30,7 +29,7 @@ def parts(made: Prepared, data: Dataset) -> Seconds:
     begin = time.process_time()
     with _timed(Bound, "run", "run", taken), _timed(Panel, "observe", "statistics", taken):
         with Calibrator(made.graph, made.plan) as calibrator:
-            calibrator.observe_all(data, Silent())
+            calibrator.observe_all(data)
             solving = time.process_time()
             calibrator.ranges()
             taken["solve"] = time.process_time() - solving

@@ -22,9 +22,9 @@ from benchmarks.calibration_subjects import Samples, Subject
 from benchmarks.calibration_table import Cell, Measured, Target, alternate, difference, ratio
 from sbonnx import graph as graphs
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.prepare import Prepared
+from sbonnx.stages.state import Prepared
 
-FIGURES: Final = ("speed", "asym", "cache", "workers", "profile", "memory", "peer")
+FIGURES: Final = ("speed", "asym", "cache", "profile", "memory", "peer")
 
 PROFILED: Final = ("minmax", "mse")
 PARTS: Final = ("run", "statistics", "solve", "rest")
@@ -119,9 +119,6 @@ def in_process(subject: Subject, effort: Effort, findings: Findings) -> None:
     findings.add("asym, layer granularity ÷ float loop", ratio(found, "asym", "float", Target(6.0)))
     for name in ("percentile", "mse", "auto"):
         findings.add(f"from the cache, {name} ÷ first run", ratio(found, f"then {name}", "first run", Target(0.05)))
-    findings.add("2 workers ÷ 1", ratio(found, "2 workers", "1 worker", AS_FAST))
-    if "other numbers" in found:
-        findings.add("2 workers, other numbers than 1", Cell((max(found["other numbers"]),), Target(0.0)))
 
 
 def profile(subject: Subject, effort: Effort, findings: Findings) -> None:
@@ -159,12 +156,10 @@ def timed(subject: Subject, count: int, figures: tuple[str, ...]) -> dict[str, C
         for name in ("minmax", "moving_average"):
             found[name] = lambda name=name: {name: ways.ranges(made[name].graph, made[name].plan, data)[0]}  # type: ignore[misc]
         found["histogram"] = lambda: ways.histogram_ranges(made["mse"], data)
-    if "asym" in figures and ways.offers("asym"):
+    if "asym" in figures:
         found["asym"] = lambda: {"asym": ways.asym(made["minmax"], data)}
-    if "cache" in figures and ways.offers("cache"):
+    if "cache" in figures:
         found["cache"] = lambda: ways.cached(subject.model, samples)
-    if "workers" in figures and ways.offers("workers"):
-        found["workers"] = lambda: ways.workers(made["mse"], data)
     return {name: partial(_settled, way) for name, way in found.items()}
 
 
@@ -201,7 +196,7 @@ def memory(subject: Subject, effort: Effort, findings: Findings) -> None:
     findings.add(f"mse, growth of the peak from {few:,} to {many:,} samples", growth)
     growth = difference(found, f"float {many}", f"float {few}")
     findings.add(f"float loop, growth of the peak from {few:,} to {many:,} samples", growth)
-    if "asym" in effort.figures and ways.offers("asym"):
+    if "asym" in effort.figures:
         found = alternate({"asym": partial(_peak, subject, "asym", few, "asym")}, repeats)
         findings.add("asym under 512 MiB, peak", Cell(tuple(found["asym"]), Target(ASYM_MB), "MB"))
 
@@ -272,8 +267,3 @@ def apart(one: tuple[float, float], other: tuple[float, float]) -> float:
     """Return the largest difference of the bounds, relative to the width of the first range."""
     width = max(one[1] - one[0], sys.float_info.min)
     return max(abs(one[0] - other[0]), abs(one[1] - other[1])) / width
-
-
-def missing(figures: tuple[str, ...]) -> list[str]:
-    """Return the selected figures that this version does not support."""
-    return [name for name in ("asym", "cache", "workers") if name in figures and not ways.offers(name)]

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.calibration_subjects import Samples
-from sbonnx.calib import calibrate as walk
-from sbonnx.calib.calibrator import Calibrator
+from sbonnx.calib.calibrator import Calibrator, calibrate
 from sbonnx.calib.data.dataset import Dataset, read
 from sbonnx.calib.observers import make_observer
 from sbonnx.graph import Graph
-from sbonnx.plan.types import Plan, Solution
-from sbonnx.prepare import Prepared, prepare, read_recipe
-from sbonnx.progress import Silent
+from sbonnx.options import RunOptions
+from sbonnx.pipeline import prepare
+from sbonnx.plan.types import Plan
+from sbonnx.reconstruct.solve import QuantizedInputs, reconstruct
 from sbonnx.spec import Bounds
+from sbonnx.stages.state import Prepared, read_recipe, rounding_of
 
 BACKEND = "onnxruntime"
 HISTOGRAM = ("percentile", "mse", "kl_histogram", "auto", "aciq")
@@ -30,11 +31,6 @@ SETTLE = 0.1
 """Pause between runs in seconds, because the threads of a default session keep spinning for a while."""
 
 Seconds = dict[str, float]
-
-
-def offers(argument: str) -> bool:
-    """Return whether `calibrate` has this argument."""
-    return argument in inspect.signature(walk.calibrate).parameters
 
 
 def prepared(model: Path, observer: str) -> Prepared:
@@ -63,13 +59,11 @@ def float_pass(session: Any, samples: Samples) -> float:
     return time.perf_counter() - start
 
 
-def ranges(graph: Graph, plan: Plan, data: Dataset, **options: Any) -> tuple[float, dict[str, Bounds]]:
+def ranges(graph: Graph, plan: Plan, data: Dataset, **options: Any) -> tuple[float, Mapping[str, Bounds]]:
     """Calibrate the range of every activation of a plan: (seconds, ranges by site key)."""
     start = time.perf_counter()
-    with Calibrator(graph, plan, **options) as calibrator:
-        calibrator.observe_all(data, Silent())
-        found, _ = calibrator.ranges()
-        return time.perf_counter() - start, found
+    found = calibrate(graph, plan, data, RunOptions(**options)).bounds
+    return time.perf_counter() - start, found
 
 
 def by_tensor(plan: Plan, found: Mapping[str, Bounds]) -> dict[str, tuple[float, float]]:
@@ -83,7 +77,7 @@ def histogram_ranges(made: Prepared, data: Dataset) -> Seconds:
     start = time.perf_counter()
     taken: Seconds = {}
     with Calibrator(made.graph, made.plan) as calibrator:
-        calibrator.observe_all(data, Silent())
+        calibrator.observe_all(data)
         sketches = calibrator.sketches()
         passed = time.perf_counter() - start
         for name in HISTOGRAM:
@@ -95,18 +89,13 @@ def histogram_ranges(made: Prepared, data: Dataset) -> Seconds:
     return taken
 
 
-def solution(made: Prepared, data: Dataset, **options: Any) -> tuple[float, Solution]:
-    """Calibrate a plan completely, including weights: (seconds, solution)."""
-    start = time.perf_counter()
-    solved = walk.calibrate(made.graph, made.plan, data, solve=made.round, **options)
-    return time.perf_counter() - start, solved
-
-
 def asym(made: Prepared, data: Dataset) -> float:
     """Measure layer-wise calibration with quantized inputs, with an activation cache of `ASYM_MEMORY`."""
-    from sbonnx.calib.quantized.stream import Asym
-
-    return solution(made, data, granularity="layer", memory=ASYM_MEMORY, asym=Asym())[0]
+    rounding = replace(rounding_of(made), inputs=QuantizedInputs())
+    options = RunOptions(granularity="layer", memory=ASYM_MEMORY)
+    start = time.perf_counter()
+    reconstruct(made.graph, made.plan, data, calibrate(made.graph, made.plan, data, options), rounding, options)
+    return time.perf_counter() - start
 
 
 def cached(model: Path, samples: Samples) -> Seconds:
@@ -122,24 +111,6 @@ def cached(model: Path, samples: Samples) -> Seconds:
     return taken
 
 
-def workers(made: Prepared, data: Dataset) -> Seconds:
-    """Measure one process, then two; "other numbers" counts scales, zero points and codes that differ in any bit."""
-    one, first = solution(made, data, workers=1)
-    time.sleep(SETTLE)
-    two, second = solution(made, data, workers=2)
-    return {"1 worker": one, "2 workers": two, "other numbers": float(differing(first, second))}
-
-
-def differing(first: Solution, second: Solution) -> int:
-    """Count scales, zero points and codes that are not bit-identical, or exist on one side only."""
-    pairs = [(first.codes.get(key), second.codes.get(key)) for key in first.codes.keys() | second.codes.keys()]
-    for key in first.qparams.keys() | second.qparams.keys():
-        one, other = first.qparams.get(key), second.qparams.get(key)
-        pairs.append((None, None) if one is None or other is None else (one.scale, other.scale))
-        pairs.append((None, None) if one is None or other is None else (one.zero_point, other.zero_point))
-    return sum(a is None or b is None or a.dtype != b.dtype or a.tobytes() != b.tobytes() for a, b in pairs)
-
-
 def observed(made: Prepared) -> list[str]:
     """Return the tensors whose ranges are calibrated."""
     return sorted({site.tensor for site in made.plan.of_role("activation") if site.fixed is None})
@@ -148,5 +119,5 @@ def observed(made: Prepared) -> list[str]:
 def values_observed(made: Prepared, sample: Samples) -> int:
     """Count the observed values per sample."""
     with Calibrator(made.graph, made.plan) as calibrator:
-        calibrator.observe_all(dataset(made.graph, sample), Silent())
+        calibrator.observe_all(dataset(made.graph, sample))
         return sum(sketch.elements for sketch in calibrator.sketches().values())

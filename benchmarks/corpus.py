@@ -144,10 +144,10 @@ def run(case: Case, backend: str, folder: Path) -> Outcome:
     return outcome("left float", "; ".join(sorted({refusal.why for refusal in report.refusals})))
 
 
-def survey(folders: tuple[str, ...], backend: str, every: int = 1) -> list[Outcome]:
-    """Run every case, or every n-th one, and return the outcomes."""
+def survey(folders: tuple[str, ...], backend: str, first: int = 0, every: int = 1) -> list[Outcome]:
+    """Run every case, or every n-th one from the first, and return the outcomes."""
     with tempfile.TemporaryDirectory() as folder:
-        return [run(case, backend, Path(folder)) for case in itertools.islice(cases(folders), 0, None, every)]
+        return [run(case, backend, Path(folder)) for case in itertools.islice(cases(folders), first, None, every)]
 
 
 def main() -> int:

@@ -24,11 +24,11 @@ from sbonnx.calib.engine.threads import one_blas_thread
 from sbonnx.calib.quantized.state import Numbers
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.moments import Moments, MomentSums
-from sbonnx.prepare import Prepared, prepare, read_recipe
-from sbonnx.progress import Silent
+from sbonnx.pipeline import prepare
 from sbonnx.reconstruct.layer_inputs import Layer, layers_of
 from sbonnx.rounding.adaround import AdaRound
 from sbonnx.spec import Array, QParams
+from sbonnx.stages.state import Prepared, read_recipe
 
 MOST_INPUTS: Final = 1152
 FASTER: Final = 20.0
@@ -129,8 +129,8 @@ def cases(
     """Yield layers that both forms support, with their float input activations by sample, weight and qparams."""
     graph = made.graph
     with Calibrator(graph, made.plan) as calibrator:
-        calibrator.observe_all(read(list(feeds[:1]), graph), Silent())
-        ranges, _ = calibrator.ranges()
+        calibrator.observe_all(read(list(feeds[:1]), graph))
+        ranges = calibrator.ranges().bounds
     numbers = Numbers(graph, made.plan, ranges, lambda site, weight, qparams: (qparams.quantize(weight), qparams))
     found = [layer for layer in layers_of(graph, made.plan, correct=False)[0] if fits(layer)]
     if some is not None:

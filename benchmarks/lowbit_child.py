@@ -39,7 +39,6 @@ def quantize(job: Told, samples: Samples) -> Told:
 
     import sbonnx
     import sbonnx.pipeline
-    import sbonnx.prepare
 
     start, begin = cpu_seconds(), time.perf_counter()
     wishes: Told = {"backend": job.get("backend", "onnxruntime"), **ALL_SAMPLES, **job["overrides"]}
@@ -58,13 +57,13 @@ NOT_DONE = ("round by inputs", "round in blocks")
 
 def _losses(job: Told, samples: Samples, wishes: Told) -> Told:
     """Return the losses of each layer: {layer: [loss after rounding, loss of nearest rounding]}."""
-    from sbonnx.api import solve
-    from sbonnx.prepare import read_recipe
+    from sbonnx.pipeline import solve
+    from sbonnx.stages.state import Request, read_recipe
 
     backend = wishes.pop("backend")
     recipe, rules = read_recipe(None, backend, wishes)
-    _, _, solution = solve(job["model"], samples, recipe, rules, split=None, progress=None)
-    return {"gains": {key: [gain.loss, gain.nearest] for key, gain in solution.gains.items()}}
+    gains = solve(Request(job["model"], recipe, rules, data=samples)).solution.gains
+    return {"gains": {key: [gain.loss, gain.nearest] for key, gain in gains.items()}}
 
 
 if __name__ == "__main__":

@@ -16,8 +16,11 @@ from typing import Any, Final
 from benchmarks.accuracy import BATCH, HEADLINE, load_pack
 from benchmarks.results import arguments, table, write_section
 from sbonnx import graph as graphs
-from sbonnx.calib.calibrate import calibrate
-from sbonnx.prepare import prepare, read_recipe
+from sbonnx.calib.data.dataset import read
+from sbonnx.calib.held_out import HeldOutSplit
+from sbonnx.options import RunOptions
+from sbonnx.pipeline import MEASURE, prepare, quantized_graph, run
+from sbonnx.stages.state import Request, State, read_recipe
 
 BACKEND: Final = "onnxruntime"
 
@@ -43,8 +46,10 @@ def quantized(model: Path, feeds: list[dict[str, Any]], keys: Mapping[str, str],
     """Quantize `model` with an observer; a calibration cache reuses the statistics of other observers."""
     recipe, backend = read_recipe(None, BACKEND, keys)
     made = prepare(model, recipe, backend)
-    solution = calibrate(made.graph, made.plan, feeds, solve=made.round, cache=cache)
-    graphs.save(made.quantized(solution), output, force=True)
+    data = read(feeds, made.graph)
+    state = State(Request(model, recipe, backend), made, data=HeldOutSplit(data, data))
+    solution = run(MEASURE, state, RunOptions(cache=cache)).solution
+    graphs.save(quantized_graph(made, solution), output, force=True)
 
 
 def measure(pack: Any, name: str, limit: int | None) -> dict[str, Metrics]:

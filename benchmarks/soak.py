@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.results import table, write_section
+from sbonnx.options import RunOptions
 
 MIB = 1 << 20
 BUDGET = 512 * MIB
@@ -53,8 +54,8 @@ def long_run(samples: int) -> dict[str, float]:
     from benchmarks.models import mobilenet
     from sbonnx.calib.calibrator import Calibrator
     from sbonnx.calib.data.dataset import read
-    from sbonnx.prepare import prepare, read_recipe
-    from sbonnx.progress import Silent
+    from sbonnx.pipeline import prepare
+    from sbonnx.stages.state import read_recipe
 
     prepared = prepare(mobilenet(), *read_recipe(None, None, {"observer": "mse"}))
     rng = np.random.default_rng(0)
@@ -64,7 +65,7 @@ def long_run(samples: int) -> dict[str, float]:
     with Calibrator(prepared.graph, prepared.plan) as calibrator:
         data = read(Cycle(feeds, samples, notes), prepared.graph)
         notes.clear()
-        calibrator.observe_all(data, Silent())
+        calibrator.observe_all(data)
         calibrator.ranges()
     seconds = time.perf_counter() - began
     return {"samples": samples, "early": notes[0], "late": notes[-1], "peak": resident("VmHWM"), "seconds": seconds}
@@ -90,8 +91,8 @@ def large_run(gigabytes: float) -> dict[str, float]:
     from sbonnx.calib.calibrator import Calibrator
     from sbonnx.calib.data.dataset import read
     from sbonnx.calib.storage.tensor_store import StoreCounters, TensorStore
-    from sbonnx.prepare import prepare, read_recipe
-    from sbonnx.progress import Silent
+    from sbonnx.pipeline import prepare
+    from sbonnx.stages.state import read_recipe
 
     rng = np.random.default_rng(0)
     proto = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]>{SMALL}')
@@ -111,8 +112,8 @@ def large_run(gigabytes: float) -> dict[str, float]:
     TensorStore.close = closing  # type: ignore[method-assign]
     before = resident("VmHWM")
     began = time.perf_counter()
-    with Calibrator(prepared.graph, prepared.plan, granularity="layer", memory=BUDGET) as calibrator:
-        calibrator.observe_all(read(Cycle(feeds, samples // BATCH, []), prepared.graph), Silent())
+    with Calibrator(prepared.graph, prepared.plan, RunOptions(granularity="layer", memory=BUDGET)) as calibrator:
+        calibrator.observe_all(read(Cycle(feeds, samples // BATCH, []), prepared.graph))
         calibrator.ranges()
     seconds = time.perf_counter() - began
     last = counters[0]

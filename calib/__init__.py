@@ -5,7 +5,7 @@
 - `sketches`, `observers`: mergeable statistics of a tensor, and the range that each method derives from them.
 - `qparams`: scales and zero points from ranges.
 - `quantized`: values of the simulated quantized graph.
-- `storage`, `cache`, `workers`: activations within a memory budget, statistics of earlier runs, worker processes.
-- `calibrator`, `calibrate`: the entry points; `shared_calibration` observes for several plans at once.
+- `storage`, `cache`: activations within a memory budget, statistics of earlier runs.
+- `calibrator`: the entry point; `shared_calibration` observes for several plans at once.
 - `held_out`, `recurrent`: hold-out sets for verification, and feeds with the states of recurrent models.
 """

@@ -1,12 +1,10 @@
-"""`Calibrator`: observes feeds and derives the range of every activation."""
+"""`calibrate` and `Calibrator`: observe feeds and derive the range of every activation."""
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from types import TracebackType
 from typing import Any
@@ -16,77 +14,66 @@ import numpy as np
 from sbonnx.calib.cache.forward_count import count as counted
 from sbonnx.calib.cache.resume import CHECKPOINT_EVERY, EVERYTHING, Recall
 from sbonnx.calib.data import Feed
-from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.engine.canonical_order import canonical_units
+from sbonnx.calib.data.dataset import Dataset, read
 from sbonnx.calib.engine.observation import Key, Observation, Wish, wishes_of
-from sbonnx.calib.engine.runner import CPU, providers, settings
+from sbonnx.calib.engine.runner import samples_at_once, settings
 from sbonnx.calib.engine.sample_splitter import Rows, Unit
 from sbonnx.calib.engine.schedule import branches_of, course_of
-from sbonnx.calib.engine.segments import Granularity
 from sbonnx.calib.observers import make_observer
-from sbonnx.calib.qparams.solve import Solve, solution_of
-from sbonnx.calib.quantized.state import Walked
-from sbonnx.calib.quantized.stream import Asym, walk_quantized
 from sbonnx.calib.sketches import Sketch
-from sbonnx.calib.storage.tensor_store import TensorStore, parse_size
-from sbonnx.calib.workers.shards import Shards, one_process
-from sbonnx.cpu import cores
+from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph
-from sbonnx.graph.query import tensors_by_name
-from sbonnx.plan.types import Plan, Solution
-from sbonnx.progress import Progress
-from sbonnx.reconstruct.blockwise import walk_blocks, wants_blocks
-from sbonnx.reconstruct.layer_fit import said
-from sbonnx.reconstruct.layerwise import Reconstruction, walk_rounding
+from sbonnx.options import RunOptions
+from sbonnx.plan.types import Plan
 from sbonnx.report import Refusal
 from sbonnx.spec import Bounds
 
-Stream = Callable[[Iterator[Unit]], Iterator[tuple[Unit, dict[str, Any]]]]
-"""Runs samples through the segments and yields them in order, each with its outputs."""
+
+@dataclass(frozen=True)
+class MeasuredRanges:
+    """Ranges of the activations of a plan in the float network.
+
+    Attributes:
+        bounds: by site key.
+        refusals: sites whose group has neither a measured nor a fixed range.
+        samples: number of samples observed.
+        notes: about the measurement.
+    """
+
+    bounds: Mapping[str, Bounds]
+    refusals: tuple[Refusal, ...] = ()
+    samples: int = 0
+    notes: tuple[str, ...] = ()
 
 
 class Calibrator:
-    """Observes feeds, then solves for scales and zero points. Holds sessions from the first feed until `close`.
+    """Observes feeds, then gives the ranges. Holds sessions from the first feed until `close`.
 
         with Calibrator(graph, plan) as calibrator:
             for feeds in batches:
                 outputs = calibrator.observe(feeds)
-            solution = calibrator.finish()
+            ranges = calibrator.ranges()
 
-    Args: see `calibrate`. With `tolerant`, non-finite values are counted instead of raising an error.
+    Args:
+        graph: simplified and fused; not changed.
+        plan: the sites to measure.
+        options: see `RunOptions`.
+        tolerant: count non-finite values instead of raising an error.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        plan: Plan,
-        *,
-        device: str = "cpu",
-        granularity: Granularity = "auto",
-        memory: str | int = "2 GiB",
-        threads: int | None = None,
-        workers: int = 1,
-        cache: str | os.PathLike[str] | None = None,
-        tolerant: bool = False,
-    ) -> None:
+    def __init__(self, graph: Graph, plan: Plan, options: RunOptions | None = None, *, tolerant: bool = False) -> None:
         self.graph = graph
         self.plan = plan
-        self.notes: tuple[str, ...] = ()
-        self._device = device
+        self.options = options or RunOptions()
+        self._notes: tuple[str, ...] = ()
         self._tolerant = tolerant
-        self._granularity: Granularity = granularity
-        self._memory = parse_size(memory)
-        self._threads = threads or (cores() if providers(device)[0] == CPU else 1)
-        self._workers = workers
-        alone = one_process(workers, granularity, settings(device)["provider"])
-        if alone is not None:
-            self._workers, self.notes = 1, (alone,)
-        self._cache = cache
-        self._rows = Rows(graph, device=device)
+        self._memory = self.options.memory_bytes
+        self._threads = samples_at_once(self.options)
+        self._rows = Rows(graph, device=self.options.device)
         self._sites = {site.key: site for site in plan.of_role("activation") if site.fixed is None}
         self._wishes = wishes_of(self._sites.values())
-        if cache is not None:
+        if self.options.cache is not None:
             self._wishes = dict.fromkeys(self._wishes, EVERYTHING)
         self._known: dict[Key, Sketch] = {}  # statistics read from the cache
         self._observation: Observation | None = None
@@ -104,59 +91,47 @@ class Calibrator:
             return parts[0]
         return {name: np.concatenate([part[name] for part in parts]) for name in names}
 
-    def observe_all(self, data: Dataset, progress: Progress) -> None:
+    def observe_all(self, data: Dataset) -> None:
         """Observe a whole data set, several samples at a time. With a cache, only tensors that are not in it.
 
         Raises: see `calibrate`.
         """
-        progress.start("calibrate", data.count)
-        if self._cache is None:
+        self.options.progress.start("calibrate", data.count)
+        if self.options.cache is None:
             observation, units = self._begin(data.items(), data.count, self._wishes)
-            self._run(observation, units, data.count, progress)
+            self._run(observation, units)
             return
-        recall = Recall(self._cache, self.graph, data, settings(self._device))
+        recall = Recall(self.options.cache, self.graph, data, settings(self.options.device))
         self._known = recall.known(self._wishes)
         missing = {key: wish for key, wish in self._wishes.items() if key not in self._known}
         if missing:
             observation, units = self._begin(data.items(), data.count, missing)
-            self._run_remembered(observation, units, data.count, missing, recall, progress)
-        self.notes += recall.notes
+            self._run_remembered(observation, units, missing, recall)
+        self._notes += recall.notes
 
-    def _run(self, observation: Observation, units: Iterator[Unit], count: int | None, progress: Progress) -> None:
+    def _run(self, observation: Observation, units: Iterator[Unit]) -> None:
         """Run all samples through all segments."""
-        if self._granularity == "layer":
+        if self.options.granularity == "layer":
             with TensorStore(self._memory) as store:
-                for _ in observation.layerwise(units, store, progress):
+                for _ in observation.layerwise(units, store, self.options.progress):
                     pass
             counted(observation.samples)
             return
-        with self._streaming(observation, count) as stream:
-            for unit, _ in stream(units):
-                counted(unit.samples)
-                progress.advance(int(unit.closes))
+        for unit, _ in observation.stream(units):
+            self._count(unit)
 
-    @contextmanager
-    def _streaming(self, observation: Observation, count: int | None) -> Iterator[Stream]:
-        """Yield the function that runs samples through the observation, in this process or in several."""
-        if self._workers == 1:
-            yield observation.stream
-            return
-        with Shards(observation, self._workers, count=count) as shards:
-            yield shards.stream
+    def _count(self, unit: Unit) -> None:
+        """Count a sample that ran."""
+        counted(unit.samples)
+        self.options.progress.advance(int(unit.closes))
 
     def _run_remembered(
-        self,
-        observation: Observation,
-        units: Iterator[Unit],
-        count: int | None,
-        wishes: Mapping[Key, Wish],
-        recall: Recall,
-        progress: Progress,
+        self, observation: Observation, units: Iterator[Unit], wishes: Mapping[Key, Wish], recall: Recall
     ) -> None:
         """Run all samples as `_run` does; cache each sketch when it is complete, and the progress in between."""
-        if self._granularity == "layer":
+        if self.options.granularity == "layer":
             with TensorStore(self._memory) as store:
-                for done in observation.layerwise(units, store, progress):
+                for done in observation.layerwise(units, store, self.options.progress):
                     recall.keep({key: sketch for key, sketch in observation.found().items() if key[0] in done})
             counted(observation.samples)
         else:
@@ -164,23 +139,18 @@ class Calibrator:
             observation.add(sketches)
             for unit in units:
                 if unit.index >= first:
-                    units = chain([unit], units)
+                    self._run_with_checkpoints(observation, chain([unit], units), recall)
                     break
-                progress.advance(int(unit.closes))
-            with self._streaming(observation, count) as stream:
-                self._in_rounds(observation, stream, units, recall, progress)
+                self.options.progress.advance(int(unit.closes))
         recall.keep(observation.found())
         recall.done()
 
-    def _in_rounds(
-        self, observation: Observation, stream: Stream, units: Iterator[Unit], recall: Recall, progress: Progress
-    ) -> None:
+    def _run_with_checkpoints(self, observation: Observation, units: Iterator[Unit], recall: Recall) -> None:
         """Run samples for `CHECKPOINT_EVERY` seconds, write a checkpoint, and repeat."""
         while True:
             last = None
-            for last, _ in stream(_until(units, time.monotonic() + CHECKPOINT_EVERY)):
-                counted(last.samples)
-                progress.advance(int(last.closes))
+            for last, _ in observation.stream(_until(units, time.monotonic() + CHECKPOINT_EVERY)):
+                self._count(last)
             following = None if last is None else next(units, None)
             if last is None or following is None:
                 return
@@ -204,8 +174,8 @@ class Calibrator:
         seen = 0 if self._observation is None else self._observation.samples
         return max([seen, *(sketch.samples for sketch in self._known.values())])
 
-    def ranges(self) -> tuple[dict[str, Bounds], list[Refusal]]:
-        """Return measured ranges by site key, and refusals of sites whose group has no measured or fixed range.
+    def ranges(self) -> MeasuredRanges:
+        """Return the ranges of everything observed so far.
 
         Raises:
             DataError: nothing was observed.
@@ -226,110 +196,7 @@ class Calibrator:
             where = "its branch never ran" if site.scope else "it held no values"
             why = unreachable.get(site.scope, f"{where} on the calibration data")
             refusals.append(Refusal("quantize", site.tensor, why))
-        return bounds, refusals
-
-    def finish(self, solve: Solve | None = None) -> Solution:
-        """Compute the solution from everything observed so far.
-
-        Raises:
-            DataError: nothing was observed.
-        """
-        bounds, refusals = self.ranges()
-        return self._solution(Walked(bounds, {}, {}), refusals, solve)
-
-    def finish_asym(self, asym: Asym, data: Dataset, solve: Solve | None, progress: Progress) -> Solution:
-        """Compute the solution with ranges measured a second time, on inputs from quantized layers.
-
-        Args:
-            asym: what to quantize, and what is measured on quantized inputs. If no range can change, the data are not
-                run again.
-            data: the observed data set.
-            solve, progress: see `calibrate`.
-
-        Raises:
-            DataError: nothing was observed.
-            NumericError, ModelError, DeviceError: see `walk_quantized`.
-        """
-        bounds, refusals = self.ranges()
-        if not asym.moves_ranges:
-            return self._solution(Walked(bounds, {}, {}), refusals, solve)
-        self.close()
-        walked = walk_quantized(
-            self.graph,
-            self.plan,
-            self._rows.units(data.items()),
-            bounds,
-            asym=asym,
-            solve=solve,
-            device=self._device,
-            threads=self._threads,
-            memory=self._memory,
-            progress=progress,
-            count=data.count,
-        )
-        return self._solution(walked, refusals, solve)
-
-    def finish_rounding(
-        self, options: Reconstruction, asym: Asym | None, data: Dataset, solve: Solve | None, progress: Progress
-    ) -> Solution:
-        """Compute the solution with weights rounded using the input activations of their layers; see `walk_rounding`.
-
-        Args:
-            options: settings of the rounding methods.
-            asym: measure activation ranges on quantized inputs during the walk. None: use the ranges of the float
-                model.
-            data: the observed data set.
-            solve, progress: see `calibrate`; `solve` rounds the weights that need no input activations.
-
-        Raises:
-            DataError: nothing was observed.
-            NumericError, ModelError, DeviceError: see `walk_rounding`.
-        """
-        bounds, refusals = self.ranges() if self._sites else ({}, [])
-        self.close()
-        with canonical_units(self._rows.units(data.items()), self._memory) as units:
-            walked = walk_rounding(
-                self.graph,
-                self.plan,
-                units,
-                bounds,
-                options=options,
-                asym=asym,
-                samples=self.samples or units.samples,
-                device=self._device,
-                threads=self._threads,
-                memory=self._memory,
-                progress=progress,
-                count=data.count,
-            )
-            if wants_blocks(self.plan):
-                walked = walk_blocks(
-                    self.graph,
-                    self.plan,
-                    units,
-                    walked,
-                    seed=options.seed,
-                    device=self._device,
-                    threads=self._threads,
-                    memory=self._memory,
-                    progress=progress,
-                )
-        return self._solution(walked, [*refusals, *walked.refusals], solve)
-
-    def _solution(self, walked: Walked, refusals: Sequence[Refusal], solve: Solve | None) -> Solution:
-        """Compute the solution for these ranges and quantized values."""
-        solution = solution_of(
-            self.plan,
-            tensors_by_name(self.graph),
-            walked.bounds,
-            refusals,
-            walked.solve(solve),
-            self.samples,
-            chosen=walked.qparams,
-            constants=walked.constants,
-        )
-        gains = {key: gain for key, gain in walked.gains.items() if key in solution.codes}
-        return replace(solution, notes=(*self.notes, *solution.notes, *said(gains)), gains=gains)
+        return MeasuredRanges(bounds, tuple(refusals), self.samples, self._notes)
 
     def close(self) -> None:
         """Free the sessions. Idempotent."""
@@ -375,7 +242,7 @@ class Calibrator:
             wishes,
             first,
             kept=kept,
-            granularity=self._granularity,
+            granularity=self.options.granularity,
             memory=self._memory,
             count=count,
         )
@@ -383,7 +250,7 @@ class Calibrator:
             self.graph,
             course.segments,
             wishes,
-            device=self._device,
+            device=self.options.device,
             threads=max(1, min(self._threads, self._memory // max(course.peak, 1))),
             any_layout=course.any_layout,
             tolerant=self._tolerant,
@@ -395,6 +262,29 @@ class Calibrator:
         for unit in units:
             self._units = unit.index + 1
             yield unit
+
+
+def calibrate(graph: Graph, plan: Plan, data: Any, options: RunOptions | None = None) -> MeasuredRanges:
+    """Measure the activations of `plan` in the float network.
+
+    Samples are streamed through onnxruntime sessions over `graph`. The result is bit-identical for any batch size (see
+    `Rows`), number of threads and granularity, and, except for the moving average, any order of the data.
+
+    Args:
+        graph: simplified and fused; not changed.
+        plan: the sites to measure.
+        data: a `Dataset`, or any input that `read` accepts.
+        options: see `RunOptions`.
+
+    Raises:
+        DataError: no data, or data that does not fit the model.
+        NumericError: NaN or Inf in an activation; the message names the sample and the first layer.
+        ModelError, DeviceError: see `LayerRunner`.
+    """
+    dataset = data if isinstance(data, Dataset) else read(data, graph)
+    with Calibrator(graph, plan, options) as calibrator:
+        calibrator.observe_all(dataset)
+        return calibrator.ranges()
 
 
 def _until(units: Iterator[Unit], deadline: float) -> Iterator[Unit]:

@@ -7,24 +7,21 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from sbonnx.calib.cache.resume import EVERYTHING, Recall
 from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.observation import Key
 from sbonnx.calib.engine.runner import settings
-from sbonnx.calib.engine.segments import Granularity
 from sbonnx.calib.equal_tensors import Alike, alike, places
 from sbonnx.calib.sketches import Sketch
-from sbonnx.calib.storage.tensor_store import parse_size
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import outputs_digest
+from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, Site
-from sbonnx.progress import Progress, Silent
 
-Walk = Callable[..., Mapping[Key, Sketch]]
-"""Returns sketches of some sites: (course, sites, data, *, device, granularity, memory, threads, progress)."""
+Walk = Callable[["Course", Mapping[Key, Site], Dataset, RunOptions], Mapping[Key, Sketch]]
+"""Returns sketches of some sites: (course, sites, data, options)."""
 
 _WALK: ContextVar[Walk | None] = ContextVar("sbonnx_walk", default=None)
 
@@ -82,13 +79,7 @@ def observe_courses(
     courses: Iterable[Course],
     data: Callable[[Graph], Dataset],
     root: Path,
-    *,
-    device: str = "cpu",
-    granularity: Granularity = "auto",
-    memory: str | int = "2 GiB",
-    threads: int | None = None,
-    workers: int = 1,
-    progress: Progress | None = None,
+    options: RunOptions | None = None,
 ) -> tuple[str, ...]:
     """Fill the caches `root / course.name` with the statistics of all courses, in as few passes as possible.
 
@@ -98,30 +89,25 @@ def observe_courses(
     Args:
         data: the data set of a graph.
         root: existing folder; each course has its own cache in it, for `calibrate(cache=...)`.
-        device, granularity, memory, threads, workers, progress: see `calibrate`.
+        options: see `RunOptions`.
 
     Returns:
         Notes of the caches.
 
     Raises: see `calibrate`.
     """
-    how: dict[str, Any] = {
-        "device": device,
-        "granularity": granularity,
-        "memory": memory,
-        "threads": threads,
-        "workers": workers,
-    }
-    progress = progress or Silent()
-    waiting = [_look(course, data, root, device) for course in sorted(courses, key=lambda one: one.name)]
+    options = options or RunOptions()
+    waiting = [_look(course, data, root, options.device) for course in sorted(courses, key=lambda one: one.name)]
     while any(one.sites for one in waiting):
         lead = max(waiting, key=lambda one: len(one.sites))
         others = [one for one in waiting if one is not lead and one.sites]
-        shared = [_compare(lead.course, one, data, device=device, budget=parse_size(memory) // 4) for one in others]
+        shared = [
+            _compare(lead.course, one, data, device=options.device, budget=options.memory_bytes // 4) for one in others
+        ]
         union = dict(lead.sites)
         for one, found in zip(others, shared, strict=True):
             union.update({key: site for key, site in one.sites.items() if key[0] in found.same | found.unseen})
-        seen = _walked(lead, union, data(lead.course.graph), root, progress, how)
+        seen = _walked(lead, union, data(lead.course.graph), root, options)
         lead.sites.clear()
         for one, found in zip(others, shared, strict=True):
             given = _given(one.sites, found, seen)
@@ -159,17 +145,17 @@ def _compare(lead: Course, other: _Waiting, data: Callable[[Graph], Dataset], *,
 
 
 def _walked(
-    lead: _Waiting, sites: Mapping[Key, Site], data: Dataset, root: Path, progress: Progress, how: Mapping[str, Any]
+    lead: _Waiting, sites: Mapping[Key, Site], data: Dataset, root: Path, options: RunOptions
 ) -> Mapping[Key, Sketch]:
     """Run the data through one graph once; return the sketches of `sites`, which are now in its cache."""
     course, walk = lead.course, _WALK.get()
     if walk is not None:
-        found = walk(course, sites, data, progress=progress, **{key: how[key] for key in how if key != "workers"})
+        found = walk(course, sites, data, options)
         lead.recall.keep(found)
         return found
     plan = Plan(tuple(replace(site, key=f"{key[0]} {key[1]}") for key, site in sites.items()))
-    with Calibrator(course.graph, plan, cache=root / course.name, **how) as calibrator:
-        calibrator.observe_all(data, progress)
+    with Calibrator(course.graph, plan, replace(options, cache=root / course.name)) as calibrator:
+        calibrator.observe_all(data)
         return calibrator.sketches()
 
 

@@ -11,12 +11,11 @@ from typing import Any
 from sbonnx import graph as graphs
 from sbonnx import pipeline
 from sbonnx.errors import RecipeError
-from sbonnx.pipeline import solve
-from sbonnx.prepare import Source, read_recipe
 from sbonnx.progress import Progress
 from sbonnx.recipe import Recipe, as_yaml
 from sbonnx.report import Report
 from sbonnx.search import Found, Metric, open_trials, search
+from sbonnx.stages.state import Request, Source, read_recipe
 
 
 def quantize(
@@ -74,8 +73,18 @@ def quantize(
         found = search(trials, wishes, frozenset(_decided(recipe, wishes)))
         trials.told.what = ""
         wishes = found.recipe
-    how: dict[str, Any] = {"output": output, "force": force, "verify": verify, "split": split, "progress": progress}
-    report = pipeline.run(model, data, wishes, rules, trt_cache=trt_cache, **how)
+    request = Request(
+        model,
+        wishes,
+        rules,
+        data=data,
+        split=split,
+        output=output,
+        trt_cache=trt_cache,
+        force=force,
+        verify=verify,
+    )
+    report = pipeline.quantize(request, progress)
     if save_recipe is not None:
         graphs.write_text(Path(save_recipe), as_yaml(wishes))
     return report if found is None else _with_search(report, found)
@@ -114,6 +123,3 @@ def _keys(given: Mapping[Any, Any], prefix: str) -> Iterator[str]:
         yield path
         if isinstance(value, Mapping):
             yield from _keys(value, f"{path}.")
-
-
-__all__ = ["quantize", "solve"]

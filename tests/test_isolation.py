@@ -12,9 +12,6 @@ from pathlib import Path
 import pytest
 
 from sbonnx import isolation
-from tests.calib.observing import PLAIN, batches
-from tests.calib.workers.test_shards import shared
-from tests.support.models import residual
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -69,13 +66,6 @@ def test_a_source_checkout_runs_as_a_module(tmp_path: Path, run_in: str) -> None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="workers inherit open files")
-def test_calibration_workers(hostile: Path) -> None:
-    from sbonnx.graph import load
-
-    assert shared(load(residual()), PLAIN, batches(2), 2)
-    assert not imported(hostile)
-
-
 @pytest.mark.parametrize(("context", "attacked"), [("safe_start", False), ("leave_it", True)])
 def test_processes_of_multiprocessing(hostile: Path, tmp_path: Path, context: str, attacked: bool) -> None:
     """The second case shows that the attack works where nothing is done."""

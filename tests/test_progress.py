@@ -213,5 +213,5 @@ def test_silent_is_silent(capsys: pytest.CaptureFixture[str], clock: Clock) -> N
 
 
 def test_importing_calibration_loads_no_rich() -> None:
-    code = "import sys, sbonnx.calib.calibrate; sys.exit('rich' in sys.modules or 'onnxruntime' in sys.modules)"
+    code = "import sys, sbonnx.calib.calibrator; sys.exit('rich' in sys.modules or 'onnxruntime' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -50,6 +50,11 @@ class CanonicalUnits:
             yield replace(unit, feed={name: self._store.get((unit.index, name)) for name in names})
 
     @property
+    def feeds(self) -> int:
+        """Number of feeds that the units come from."""
+        return sum(unit.closes for unit, _ in self._units)
+
+    @property
     def samples(self) -> int:
         """Number of samples in all units."""
         return sum(unit.samples for unit, _ in self._units)

@@ -12,10 +12,9 @@ from sbonnx.calib.data.sample import Unit
 from sbonnx.calib.engine.activation_cache import Keeper
 from sbonnx.calib.engine.cuda import DeviceLane, DeviceRun, fetched, place_on
 from sbonnx.calib.engine.nonfinite import blame
-from sbonnx.calib.engine.runner import LayerRunner, prepare, providers
+from sbonnx.calib.engine.runner import LayerRunner, providers
 from sbonnx.calib.engine.sample_runner import Key, Lane, Wish, last_reads, through
 from sbonnx.calib.engine.segments import Segment
-from sbonnx.calib.engine.session import SessionModel
 from sbonnx.calib.engine.threads import chunks, in_order
 from sbonnx.calib.observers import make_observer
 from sbonnx.calib.sketches import Sketch
@@ -95,10 +94,9 @@ class Observation:
         self._idle.clear()
         return self._found
 
-    def add(self, sketches: Mapping[Key, Sketch], samples: int | None = None) -> None:
-        """Merge sketches from elsewhere, of `samples` samples not observed here (None: read from the sketches)."""
-        seen = max((sketch.samples for sketch in sketches.values()), default=0)
-        self.samples += seen if samples is None else samples
+    def add(self, sketches: Mapping[Key, Sketch]) -> None:
+        """Merge sketches of an earlier run."""
+        self.samples += max((sketch.samples for sketch in sketches.values()), default=0)
         for key, sketch in sketches.items():
             self._found[key].merge(sketch)
 
@@ -124,11 +122,6 @@ class Observation:
                 return through(lane, self.segments, self._runs, last, unit, self._blame, keep)
 
         return work
-
-    def models(self) -> list[SessionModel | None]:
-        """Return the models of `work`'s sessions, for another process; None for a segment with nothing to run."""
-        read = frozenset(last_reads(self.segments))
-        return [self._model(segment, read) for segment in self.segments]
 
     def close(self) -> None:
         """Free the sessions. Idempotent."""
@@ -209,13 +202,6 @@ class Observation:
         name = _name(segment)
         made = DeviceRun(piece, segment, read, self.wishes, device=self._device, place=self._place, name=name)
         return stack.enter_context(made)
-
-    def _model(self, segment: Segment, read: frozenset[str]) -> SessionModel | None:
-        """Build the model that `_open` opens a session over."""
-        if not segment.outputs:
-            return None
-        piece = segment.model(self.graph, self._index)
-        return prepare(piece, providers(self._device), threads=1, any_layout=self._free(segment, read))
 
     def _free(self, segment: Segment, read: frozenset[str]) -> frozenset[str]:
         """Return the outputs of a segment that may have any layout."""

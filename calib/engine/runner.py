@@ -12,9 +12,11 @@ import onnx
 
 from sbonnx.calib.engine.nchwc import unblocked, weights_beside
 from sbonnx.calib.engine.session import CPU, CUDA, LEVELS, Session, SessionModel, open_session, session_options
+from sbonnx.cpu import cores
 from sbonnx.errors import DeviceError, ModelError
 from sbonnx.graph import Graph, serialize
 from sbonnx.graph.storage.temporary import temporary_folder
+from sbonnx.options import RunOptions
 from sbonnx.runtime import onnxruntime
 
 Optimisation = Literal["off", "basic", "extended", "all"]
@@ -51,6 +53,11 @@ def settings(device: str) -> dict[str, str]:
     first = providers(device)[0]
     name = first if isinstance(first, str) else first[0]
     return {"onnxruntime": onnxruntime().__version__, "provider": name, "optimisation": "all"}
+
+
+def samples_at_once(options: RunOptions) -> int:
+    """Return the number of samples to run at a time: as requested, else one per core, or one on a GPU."""
+    return options.threads or (cores() if providers(options.device)[0] == CPU else 1)
 
 
 class LayerRunner(Session):
@@ -144,4 +151,14 @@ def _blocked(model: bytes, options: Callable[[], Any], outputs: Collection[str],
         return SessionModel(content, weights, "kept", aliases)
 
 
-__all__ = ["CPU", "CUDA", "LEVELS", "LayerRunner", "Optimisation", "prepare", "providers", "settings"]
+__all__ = [
+    "CPU",
+    "CUDA",
+    "LEVELS",
+    "LayerRunner",
+    "Optimisation",
+    "prepare",
+    "providers",
+    "samples_at_once",
+    "settings",
+]

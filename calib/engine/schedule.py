@@ -9,10 +9,11 @@ from typing import Final
 from sbonnx.calib.engine.branches import BranchPlan, plan_branches
 from sbonnx.calib.engine.observation import Key
 from sbonnx.calib.engine.sample_splitter import Unit
-from sbonnx.calib.engine.segments import Granularity, Segment, bytes_of, bytes_of_constant, cut
+from sbonnx.calib.engine.segments import Segment, bytes_of, bytes_of_constant, cut
 from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph
 from sbonnx.graph.query import shape, tensors_by_name
+from sbonnx.options import Granularity
 
 COUNT: Final = 128
 """Number of samples to assume if it is unknown."""

@@ -13,8 +13,6 @@ from sbonnx.graph.extract import extract
 from sbonnx.graph.query import constant, dependencies, dtype, shape
 from sbonnx.ops import LINEAR
 
-Granularity = Literal["auto", "whole", "budget", "layer"]
-
 
 @dataclass(frozen=True)
 class Segment:

@@ -25,17 +25,17 @@ DOMAIN: Final = "com.microsoft"
 FLOAT: Final = int(onnx.TensorProto.FLOAT)
 
 
-class Numbers(Protocol):
-    """Interface of the scales and quantized constants of a network."""
+class QuantView(Protocol):
+    """Scales and quantized constants of a network: a `Solution`, the state of a stream, or a trial of other widths."""
 
-    def meaning(self, site: Site, tensor: Constant) -> Array | None:
-        """Return the dequantized weight or bias, in its original type; None if it stays float."""
+    def dequantized(self, site: Site, kind: Any) -> Array | None:
+        """Return the dequantized weight or bias as dtype `kind`; None if it stays float."""
 
     def params(self, site: Site) -> QParams | None:
         """Return scale and zero point of an activation; None if it stays float."""
 
 
-def quantize_reads(piece: Graph, uses: Uses, numbers: Numbers) -> None:
+def quantize_reads(piece: Graph, uses: Uses, view: QuantView) -> None:
     """Quantize the tensors that `uses` read in `piece`, branches included, in place.
 
     Constants are replaced by their dequantized values. An activation passes Clip (if its type holds more than its
@@ -57,11 +57,11 @@ def quantize_reads(piece: Graph, uses: Uses, numbers: Numbers) -> None:
                     continue
                 if site.key not in made:
                     if isinstance(tensor, Constant):
-                        values = numbers.meaning(site, tensor)
-                        stem = f"{site.key}/meaning"
+                        values = view.dequantized(site, dtype(tensor))
+                        stem = f"{site.key}/dequantized"
                         made[site.key] = None if values is None else add_constant(piece, stem, values, names)
                     else:
-                        qparams, maker = numbers.params(site), producer(tensor)
+                        qparams, maker = view.params(site), producer(tensor)
                         pair = [] if qparams is None else _pair(site, tensor, qparams, names)
                         pairs.setdefault(None if maker is None else id(maker), []).extend(pair)
                         made[site.key] = pair[-1].outputs[0] if pair else None

@@ -206,24 +206,16 @@ class _Build:
                 if site.key not in new:
                     name = f"{site.key}/fake_quant"
                     if isinstance(tensor, Constant):
-                        meaning = self._meaning(site, tensor)
-                        new[site.key] = Constant(name, spill(meaning) if meaning.nbytes >= SPILL_BYTES else meaning)
+                        values = self.solution.dequantized(site, dtype(tensor))
+                        if values is None:  # a solution without codes: rounded to nearest
+                            values = self.solution.qparams[site.key].fake_quant(tensor.values).astype(dtype(tensor))
+                        new[site.key] = Constant(name, spill(values) if values.nbytes >= SPILL_BYTES else values)
                     else:
                         new[site.key] = Variable(name, tensor.dtype, tensor.shape)
                         piece.inputs.append(new[site.key])
                         replaced.setdefault(tensor.name, []).append((site.key, name))
                 node.inputs[index] = new[site.key]
         return replaced
-
-    def _meaning(self, site: Site, tensor: Constant) -> Array:
-        """Dequantize a constant, in its original type and shape."""
-        solution, kind = self.solution, dtype(tensor)
-        codes = solution.codes.get(site.key)
-        if site.role == "bias":
-            return (solution.codes[site.key].astype(np.float32) * solution.bias_scales[site.key]).astype(kind)
-        qparams = solution.qparams[site.key]
-        values = qparams.fake_quant(tensor.values) if codes is None else qparams.dequantize(codes)
-        return values.astype(kind)
 
     def _stages(self, piece: Graph, path: str, replaced: Mapping[str, list[tuple[str, str]]]) -> list[_Stage]:
         """Assign nodes to stages in order: a node runs in the first stage in which all its inputs are known."""

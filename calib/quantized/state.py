@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -20,8 +21,8 @@ from sbonnx.calib.qparams.solve import (
     weight_of,
 )
 from sbonnx.calib.sketches import Sketch
-from sbonnx.graph import Constant, Graph
-from sbonnx.graph.query import dtype, tensors_by_name
+from sbonnx.graph import Graph
+from sbonnx.graph.query import tensors_by_name
 from sbonnx.graph.storage.scratch import kept
 from sbonnx.plan.types import Gain, Plan, Site
 from sbonnx.report import Refusal
@@ -157,16 +158,14 @@ class Numbers:
             return None
         return qparams_of(site, ranges[site.key], self.tensors[site.tensor], self.plan)
 
-    def meaning(self, site: Site, tensor: Constant) -> Array | None:
-        """Return the dequantized weight or bias, in its original type; None if it stays float."""
+    def dequantized(self, site: Site, kind: Any) -> Array | None:
+        """Return the dequantized weight or bias as dtype `kind`; None if it stays float."""
         if site.role == "bias":
             found = self._bias(site)
-            return (
-                None if isinstance(found, Refusal) else (found[0].astype(np.float32) * found[1]).astype(dtype(tensor))
-            )
+            return None if isinstance(found, Refusal) else (found[0].astype(np.float32) * found[1]).astype(kind)
         codes = self.codes_of(site)
         qparams = self.params(site)
-        return None if qparams is None or codes is None else qparams.dequantize(codes).astype(dtype(tensor))
+        return None if qparams is None or codes is None else qparams.dequantize(codes).astype(kind)
 
     def codes_of(self, site: Site) -> Array | None:
         """Return the quantized values of a weight, rounded when first requested; None if it stays float."""

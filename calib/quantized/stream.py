@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
-from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.observation import Observation, wishes_of
+from sbonnx.calib.engine.runner import samples_at_once
+from sbonnx.calib.engine.sample_splitter import Rows
 from sbonnx.calib.engine.segments import Segment, inputs_of, needed, produced, reads_of
 from sbonnx.calib.qparams.solve import Solve
 from sbonnx.calib.quantized.fake_quant import Uses, quantize_reads
@@ -18,13 +20,13 @@ from sbonnx.errors import NumericError
 from sbonnx.graph import Constant, Graph, Node
 from sbonnx.graph.edit import Names, add_constant, replace_input
 from sbonnx.graph.query import bodies, dtype, scopes
+from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, Reader, Site
-from sbonnx.progress import Progress
 from sbonnx.spec import Array, Bounds, QParams
 
 
 @dataclass(frozen=True)
-class Asym:
+class QuantizedInputs:
     """Settings of the quantized stream: what is quantized, and what is measured in it.
 
     Attributes:
@@ -49,16 +51,11 @@ class Asym:
 def walk_quantized(
     graph: Graph,
     plan: Plan,
-    units: Iterator[Unit],
+    data: Dataset,
     floats: Mapping[str, Bounds],
-    *,
-    asym: Asym,
+    inputs: QuantizedInputs,
     solve: Solve | None,
-    device: str,
-    threads: int,
-    memory: int,
-    progress: Progress,
-    count: int | None = None,
+    options: RunOptions,
 ) -> Walked:
     """Measure the activations of `plan` again, each on inputs from quantized layers.
 
@@ -73,12 +70,11 @@ def walk_quantized(
 
     Args:
         graph, plan: as for `calibrate`; not changed.
-        units: the data, read once.
+        data: read once.
         floats: ranges in the float stream by site key; sites without one get none.
+        inputs: what is quantized and measured.
         solve: rounds a weight; None: round to nearest.
-        device, threads: where stages run, and the number of samples at a time.
-        memory: bytes for cached activations.
-        progress: advanced by `count` feeds per stage.
+        options: see `RunOptions`.
 
     Raises:
         NumericError: NaN or Inf caused by quantization; the message names the sample.
@@ -88,14 +84,15 @@ def walk_quantized(
     sites = measured_sites(graph, plan, floats)
     stages = staged(graph, list(sites), quantized_reads(plan))
     if stages:
-        if not asym.rounding:
+        if not inputs.rounding:
             numbers.round_all()
         wishes = wishes_of(chain.from_iterable(sites.values()))
-        observation = Observation(graph, stages, wishes, device=device, threads=threads)
-        progress.start("quantized stream", count)
-        with TensorStore(memory) as store:
-            model = partial(quantized, graph=graph, numbers=numbers, uses=uses_of(plan, asym))
-            _measure(observation, observation.layerwise(units, store, progress, model), sites, numbers)
+        observation = Observation(graph, stages, wishes, device=options.device, threads=samples_at_once(options))
+        units = Rows(graph, device=options.device).units(data.items())
+        options.progress.start("quantized stream", data.count)
+        with TensorStore(options.memory) as store:
+            model = partial(quantized, graph=graph, numbers=numbers, uses=uses_of(plan, inputs))
+            _measure(observation, observation.layerwise(units, store, options.progress, model), sites, numbers)
     return Walked(numbers.bounds, numbers.codes, numbers.scales)
 
 
@@ -149,9 +146,9 @@ def quantized_reads(plan: Plan) -> frozenset[Reader]:
     return frozenset(reader for site in plan.of_role("activation") if site.scope == "" for reader in site.readers)
 
 
-def uses_of(plan: Plan, asym: Asym) -> dict[Reader, Site]:
+def uses_of(plan: Plan, inputs: QuantizedInputs) -> dict[Reader, Site]:
     """Map each use to the site that quantizes it in the stream."""
-    on = {"weight": asym.weights, "activation": asym.activations, "bias": asym.weights and asym.activations}
+    on = {"weight": inputs.weights, "activation": inputs.activations, "bias": inputs.weights and inputs.activations}
     return {reader: site for site in plan.sites if on[site.role] for reader in site.readers}
 
 

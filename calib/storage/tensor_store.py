@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass
-from math import inf, isfinite
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -17,29 +15,9 @@ import numpy as np
 
 from sbonnx.calib.storage.arena import Arena, Span
 from sbonnx.calib.storage.spill_file import READ_RATE, WRITE_RATE, SpillFile, spill_folder
-from sbonnx.errors import OutputError, RecipeError
+from sbonnx.errors import OutputError
+from sbonnx.options import parse_size
 from sbonnx.spec import Array
-
-UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
-    "ki": 2**10,
-    "mi": 2**20,
-    "gi": 2**30,
-    "ti": 2**40,
-}
-
-
-def parse_size(size: str | int) -> int:
-    """Parse "2 GiB", "512MB", "1.5g" or a plain number to bytes.
-
-    Raises:
-        RecipeError: not a size, or negative.
-    """
-    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([kmgt]?i?)b?\s*", str(size).lower())
-    count = float(found[1]) * UNITS.get(found[2], inf) if found else inf
-    if not isfinite(count):
-        raise RecipeError(f"'{str(size)[:40]}' is no size of memory; write '2 GiB', '512 MB' or a number of bytes")
-    return int(count)
-
 
 ARENA_BYTES: Final = 64 << 10
 """Minimum size of copies in the arena. An array for which the arena has no contiguous room is spilled to disk."""

@@ -44,10 +44,11 @@ from sbonnx.errors import DataError, SbonnxError
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import combined, file_digest, text
 from sbonnx.graph.storage.files import write_bytes
-from sbonnx.pipeline import divided
-from sbonnx.prepare import Prepared, prepare
+from sbonnx.pipeline import prepare
 from sbonnx.recipe import Recipe, load
 from sbonnx.report import Report
+from sbonnx.stages.measure import divided
+from sbonnx.stages.state import Prepared, run_options
 from sbonnx.terminal import escaped
 from sbonnx.version import __version__
 
@@ -223,19 +224,8 @@ def _observed(
         return sets[id(graph)]
 
     def observe(some: list[Course]) -> None:
-        recipe = by_graph[id(some[0].graph)].recipe
-        wishes = recipe.calibration
-        observe_courses(
-            some,
-            data,
-            root,
-            device=recipe.device,
-            granularity=wishes.granularity,
-            memory=wishes.memory,
-            threads=wishes.threads or threads,
-            workers=wishes.workers,
-            progress=StepProgress(tell),
-        )
+        options = run_options(by_graph[id(some[0].graph)].recipe, StepProgress(tell))
+        observe_courses(some, data, root, replace(options, threads=options.threads or threads))
 
     try:
         observe(courses)

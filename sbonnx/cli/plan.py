@@ -36,8 +36,9 @@ def run(
 ) -> int:
     """Run ``sbonnx plan`` and return the exit code."""
     from sbonnx import graph as graphs
+    from sbonnx.pipeline import prepare
     from sbonnx.plan import to_dict
-    from sbonnx.prepare import prepare, read_recipe
+    from sbonnx.stages.state import read_recipe
 
     show = Show(as_json=as_json, quiet=quiet)
     flags = options.overrides(sets, bits=bits, block_size=block_size, requantize=requantize, mode=mode, format=form)

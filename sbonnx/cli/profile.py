@@ -83,8 +83,8 @@ def run(
     """Run ``sbonnx profile`` and return the exit code."""
     from sbonnx import graph as graphs
     from sbonnx.mermaid import mermaid as chart
-    from sbonnx.prepare import read_recipe
     from sbonnx.progress import make_progress
+    from sbonnx.stages.state import read_recipe
 
     show = Show(as_json=as_json, quiet=quiet)
     _check_words(metric, sort, top)
@@ -137,27 +137,28 @@ def _planned(
     model: Path, source: Path, wishes: tuple[Recipe, Backend], split: int | None, metric: str, progress: Any
 ) -> tuple[Graph, Profile]:
     """Quantize the model with the recipe and profile it on the same data."""
-    from sbonnx.api import solve
+    from sbonnx.pipeline import solve
     from sbonnx.profile import losses
+    from sbonnx.stages.state import Request
 
     recipe, rules = wishes
     if recipe.mode == "dynamic":
         raise RecipeError("MODE: dynamic cannot be profiled: the scales of activations are computed as the file runs")
     try:
-        prepared, samples, solution = solve(model, source, recipe, rules, split=split, progress=progress)
+        state = solve(Request(model, recipe, rules, data=source, split=split), progress)
     finally:
         progress.close()
     found = losses(
-        prepared.graph,
-        prepared.plan,
-        solution,
-        () if samples is None else samples.every,
+        state.prepared.graph,
+        state.prepared.plan,
+        state.solution,
+        () if state.data is None else state.data.every,
         checker=metric,
         device=recipe.device,
         memory=recipe.calibration.memory,
         threads=recipe.calibration.threads,
     )
-    return prepared.graph, found
+    return state.prepared.graph, found
 
 
 def _read(

@@ -145,8 +145,8 @@ def _made(
 ) -> Report:
     """Calibrate, train and export."""
     from sbonnx import qat
-    from sbonnx.prepare import read_recipe
     from sbonnx.qat.training.augment import make_augment
+    from sbonnx.stages.state import read_recipe
 
     try:
         chosen = qat.Settings(**settings)

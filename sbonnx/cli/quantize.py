@@ -65,7 +65,7 @@ def run(
     debug: options.Debug = False,
 ) -> int:
     """Run ``sbonnx quantize`` and return the exit code."""
-    from sbonnx.prepare import read_recipe
+    from sbonnx.stages.state import read_recipe
 
     target = options.output_of(output)
     flags = options.overrides(sets, bits=bits, device=device, samples=samples, memory=memory, workers=workers)

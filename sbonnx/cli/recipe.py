@@ -26,7 +26,7 @@ def run(
 ) -> int:
     """Run ``sbonnx recipe`` and return the exit code."""
     from sbonnx import recipe as recipes
-    from sbonnx.prepare import read_recipe
+    from sbonnx.stages.state import read_recipe
 
     show = Show(as_json=as_json, quiet=quiet)
     if schema:

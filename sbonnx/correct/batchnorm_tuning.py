@@ -25,24 +25,23 @@ import numpy as np
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.data.sample import Unit
 from sbonnx.calib.engine.activation_cache import Keeper
-from sbonnx.calib.engine.canonical_order import canonical_units, memory_of_inputs
-from sbonnx.calib.engine.runner import CPU, LayerRunner, providers
+from sbonnx.calib.engine.canonical_order import CanonicalUnits, canonical_units, memory_of_inputs
+from sbonnx.calib.engine.runner import LayerRunner, samples_at_once
 from sbonnx.calib.engine.sample_splitter import Rows
 from sbonnx.calib.engine.segments import Segment, cut
 from sbonnx.calib.engine.threads import in_order
 from sbonnx.calib.quantized.fake_quant import quantize_reads
 from sbonnx.calib.quantized.stream import staged
-from sbonnx.calib.storage.tensor_store import TensorStore, parse_size
+from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.correct.corrected import with_corrections
 from sbonnx.correct.foldable_batchnorms import CHANNELS, Tunable, tunables
 from sbonnx.correct.running_variance import Spread
-from sbonnx.cpu import cores
 from sbonnx.errors import NumericError
 from sbonnx.graph import Constant, Graph, Node, Variable
 from sbonnx.graph.edit import Names, add_constant, replace_input
 from sbonnx.graph.query import dtype, readers, tensors_by_name
-from sbonnx.plan.types import Plan, Reader, Site, Solution
-from sbonnx.progress import Progress, Silent
+from sbonnx.options import RunOptions
+from sbonnx.plan.types import Plan, Reader, Solution
 from sbonnx.report import Refusal
 from sbonnx.spec import Array, QParams
 
@@ -62,12 +61,9 @@ def tune_norms(
     plan: Plan,
     solution: Solution,
     data: Dataset,
+    options: RunOptions | None = None,
     *,
     reference: Reference = "float",
-    device: str = "cpu",
-    threads: int | None = None,
-    memory: str | int = "2 GiB",
-    progress: Progress | None = None,
 ) -> Solution:
     """Return `solution` with tuned batch norms: new weight scales, biases, and parameters of unfolded batch norms.
 
@@ -80,9 +76,9 @@ def tune_norms(
         graph: prepared; `record_normals` was called before its batch norms were folded.
         plan, solution: as given to and by `calibrate`.
         data: the calibration data, on which statistics are measured.
+        options: see `RunOptions`.
         reference: target statistics of the tuned tensors: "norm", mean and variance according to gamma and beta (as the
             ancestor); "float", those of the float network on the same data, which takes one more pass.
-        device, threads, memory, progress: see `calibrate`.
 
     Raises:
         NumericError: quantization caused NaN or Inf; the message names the sample.
@@ -92,20 +88,15 @@ def tune_norms(
     if why is not None:
         return replace(solution, refusals=(*solution.refusals, Refusal("tune batch norms", "the model", why)))
     found, refusals = tunables(graph, plan, solution)
-    progress = progress or Silent()
-    walk = _Walk(graph, plan, solution, {one.tensor: one for one in found}, device, progress)
-    if threads is None:
-        threads = cores() if providers(device)[0] == CPU else 1
-    try:
-        if not found:
-            return replace(solution, refusals=(*solution.refusals, *refusals))
-        budget = parse_size(memory)
-        with canonical_units(Rows(graph, device=device).units(data.items()), budget) as units:
-            float_ = walk.float_spreads(iter(units), threads, data.count) if reference == "float" else {}
-            with TensorStore(budget - memory_of_inputs(budget)) as store:
-                tuned = walk.run(iter(units), float_, store, threads, data.count)
-    finally:
-        progress.close()
+    if not found:
+        return replace(solution, refusals=(*solution.refusals, *refusals))
+    options = options or RunOptions()
+    walk = _Walk(graph, plan, solution, {one.tensor: one for one in found}, options)
+    budget = options.memory_bytes
+    with canonical_units(Rows(graph, device=options.device).units(data.items()), budget) as units:
+        float_ = walk.float_spreads(units) if reference == "float" else {}
+        with TensorStore(budget - memory_of_inputs(budget)) as store:
+            tuned = walk.run(units, float_, store)
     constants: dict[str, Array] = {}
     qparams: dict[str, QParams] = {}
     for name, one in walk.tunables.items():
@@ -138,27 +129,6 @@ def tuned_to(one: Tunable, seen: Spread, float_: Spread | None, solution: Soluti
     return Tuned(factor, mean - factor * seen.mean)
 
 
-@dataclass(frozen=True)
-class _Solved:
-    """Adapter that provides the numbers of a solution to `quantize_reads`."""
-
-    solution: Solution
-
-    def meaning(self, site: Site, tensor: Constant) -> Array | None:
-        """Dequantize a weight or bias, in its own type; None if it stays float."""
-        solution, kind = self.solution, dtype(tensor)
-        codes = solution.codes.get(site.key)
-        if codes is None:
-            return None
-        if site.role == "bias":
-            return (codes.astype(np.float32) * solution.bias_scales[site.key]).astype(kind)
-        return solution.qparams[site.key].dequantize(codes).astype(kind)
-
-    def params(self, site: Site) -> QParams | None:
-        """Return scale and zero point of an activation; None if it stays float."""
-        return self.solution.qparams.get(site.key)
-
-
 @dataclass
 class _Walk:
     """State of one run of `tune_norms`.
@@ -171,8 +141,7 @@ class _Walk:
     plan: Plan
     solution: Solution
     tunables: Mapping[str, Tunable]
-    device: str
-    progress: Progress
+    options: RunOptions
 
     def __post_init__(self) -> None:
         self.index = tensors_by_name(self.graph)
@@ -185,35 +154,33 @@ class _Walk:
             if reader not in solution.unread
         }
 
-    def float_spreads(self, units: Iterator[Unit], threads: int, count: int | None) -> dict[str, Spread]:
+    def float_spreads(self, units: CanonicalUnits) -> dict[str, Spread]:
         """Measure the statistics in the float network, in one pass."""
-        self.progress.start("batch norms, float", count)
+        self.options.progress.start("batch norms, float", units.feeds)
         names = list(self.tunables)
         (segment,) = cut(self.graph, names, "whole")
         piece = segment.model(self.graph, self.index)
-        with LayerRunner(piece, device=self.device, threads=1, name="the model") as run:
+        with LayerRunner(piece, device=self.options.device, threads=1, name="the model") as run:
 
             def work(unit: Unit) -> dict[str, Spread]:
                 return self._spreads(run.run(unit.feed, names, where=unit.where), names, unit, "")
 
-            return self._merged(in_order(work, units, threads))
+            return self._merged(in_order(work, iter(units), samples_at_once(self.options)))
 
-    def run(
-        self, units: Iterator[Unit], float_: Mapping[str, Spread], store: TensorStore, threads: int, count: int | None
-    ) -> dict[str, Tuned]:
+    def run(self, units: CanonicalUnits, float_: Mapping[str, Spread], store: TensorStore) -> dict[str, Tuned]:
         """Run all stages and return the correction of each tensor."""
         names = list(self.tunables)
         stages = staged(self.graph, names, frozenset(Reader(n.name, i) for name in names for n, i in self._reads(name)))
-        self.progress.start("batch norms, quantized", count)
+        self.options.progress.start("batch norms, quantized", units.feeds)
         keeper = Keeper(stages, store)
         places: list[Unit] = []
         tuned: dict[str, Tuned] = {}
         with ExitStack() as lasting:
             for number, stage in enumerate(stages):
-                self.progress.state(segment=(number + 1, len(stages)), spilled=store.counters.spilled)
+                self.options.progress.state(segment=(number + 1, len(stages)), spilled=store.counters.spilled)
                 with ExitStack() as stack:
                     work = self._work(stack, stage, number, keeper, tuned)
-                    walked = in_order(work, units if number == 0 else iter(places), threads)
+                    walked = in_order(work, iter(units if number == 0 else places), samples_at_once(self.options))
                     seen = self._merged(self._noted(walked, places if number == 0 else None))
                     if number in keeper.lasting:
                         lasting.push(stack.pop_all())
@@ -229,7 +196,7 @@ class _Walk:
     ) -> Callable[[Unit], dict[str, Spread]]:
         """Create the function that runs a sample through a stage."""
         piece = self._quantized(stage, tuned)
-        run = stack.enter_context(LayerRunner(piece, device=self.device, threads=1, name="the quantized model"))
+        run = stack.enter_context(LayerRunner(piece, device=self.options.device, threads=1, name="the quantized model"))
 
         def work(unit: Unit) -> dict[str, Spread]:
             known = keeper.fetch(number, unit)
@@ -257,7 +224,7 @@ class _Walk:
         for unit, spreads in walked:
             for name, spread in spreads.items():
                 seen[name] = seen[name].merge(spread) if name in seen else spread
-            self.progress.advance(int(unit.closes))
+            self.options.progress.advance(int(unit.closes))
         return seen
 
     def _spreads(self, known: Mapping[str, Any], names: Sequence[str], unit: Unit, how: str) -> dict[str, Spread]:
@@ -282,7 +249,7 @@ class _Walk:
         for tensor in list(piece.inputs):
             if tensor.name in tuned:
                 _tune(piece, tensor, tuned[tensor.name], self.tunables[tensor.name].rank, names)
-        quantize_reads(piece, self.uses, _Solved(self.solution))
+        quantize_reads(piece, self.uses, self.solution)
         return piece
 
 

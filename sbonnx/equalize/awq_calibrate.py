@@ -12,19 +12,17 @@ import numpy as np
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.data.sample import Unit
 from sbonnx.calib.engine.canonical_order import canonical_units
-from sbonnx.calib.engine.runner import CPU, LayerRunner, providers
+from sbonnx.calib.engine.runner import LayerRunner, samples_at_once
 from sbonnx.calib.engine.sample_splitter import Rows
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.threads import in_order, one_blas_thread
 from sbonnx.calib.qparams.solve import weight_bounds
-from sbonnx.calib.storage.tensor_store import parse_size
-from sbonnx.cpu import cores
 from sbonnx.equalize.awq import Aware, Scaled, awq
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.ops import MATRIX_PRODUCTS
+from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, RoundingChoice, Site
-from sbonnx.progress import Progress, Silent
 from sbonnx.reconstruct.layer_inputs import Layer, Watched, in_budget, layers_of, watched
 from sbonnx.report import Refusal
 from sbonnx.spec import Array, ScaleRule, params_from_bounds
@@ -40,21 +38,18 @@ def scale_by_activations(
     graph: Graph,
     plan: Plan,
     data: Dataset,
-    *,
-    device: str = "cpu",
-    threads: int | None = None,
-    memory: str | int = "2 GiB",
-    progress: Progress | None = None,
+    options: RunOptions | None = None,
 ) -> tuple[list[Scaled], list[Refusal]]:
     """Scale the inputs of the matrix products that `plan` rounds, by their input activations on the data, in place.
 
-    The data are processed once, or several times if the moments of all products exceed `memory`. A Mul is inserted
-    before products only if no activation is quantized, because the plan fixes the position of Q/DQ pairs. See `awq`.
+    The data are processed once, or several times if the moments of all products exceed the memory budget. A Mul is
+    inserted before products only if no activation is quantized, because the plan fixes the position of Q/DQ pairs. See
+    `awq`.
 
     Args:
         graph, plan: a graph and its plan; the plan remains valid.
         data: calibration samples.
-        device, threads: device of the model, and number of samples in parallel.
+        options: see `RunOptions`.
 
     Returns:
         The scaled tensors; refusals with the reason for all others.
@@ -68,19 +63,19 @@ def scale_by_activations(
     )
     layers, _ = layers_of(graph, replace(plan, sites=sites), correct=False)
     layers = [layer for layer in layers if layer.node.op in MATRIX_PRODUCTS and layer.layout.groups == 1]
-    budget = parse_size(memory)
+    options = options or RunOptions()
+    budget = options.memory_bytes
     layers, refusals = in_budget(layers, budget, two_streams=False)
     scaled: list[Scaled] = []
     if not layers:
         return scaled, refusals
-    progress = progress or Silent()
-    workers = threads or (cores() if providers(device)[0] == CPU else 1)
-    with one_blas_thread(), canonical_units(Rows(graph, device=device).units(data.items()), budget) as units:
+    samples = Rows(graph, device=options.device).units(data.items())
+    with one_blas_thread(), canonical_units(samples, budget) as units:
         for number, some in enumerate(_passes(layers, budget)):
-            progress.start(f"scaling by activations, pass {number + 1}", data.count)
+            options.progress.start(f"scaling by activations, pass {number + 1}", data.count)
             seen = watched(some, two_streams=False, rows=lambda layer: ROWS, seed=0)
             sums = [one for one in seen if isinstance(one, Watched)]
-            _run(graph, units, sums, device, workers, progress)
+            _run(graph, units, sums, options)
             aware = {layer.node.name: _aware(one, layer, plan.scale_rule) for one in sums for layer in one.layers}
             done, declined = awq(graph, aware, multiply=not plan.of_role("activation"))
             scaled += done
@@ -100,9 +95,7 @@ def _fake_quant(site: Site, rule: ScaleRule) -> Callable[[Array], Array]:
     return fake_quant
 
 
-def _run(
-    graph: Graph, units: Iterable[Unit], sums: Sequence[Watched], device: str, threads: int, progress: Progress
-) -> None:
+def _run(graph: Graph, units: Iterable[Unit], sums: Sequence[Watched], options: RunOptions) -> None:
     """Run all samples through the float network and accumulate the inputs of the layers."""
     made = {tensor.name for node in graph.nodes for tensor in node.outputs}
     names = [name for name in dict.fromkeys(one.tensor for one in sums) if name in made]
@@ -111,16 +104,16 @@ def _run(
         run: LayerRunner | None = None
         if names:
             piece = Segment(inputs, tuple(names), tuple(names)).model(graph, tensors_by_name(graph))
-            run = stack.enter_context(LayerRunner(piece, device=device, threads=1, name="the model"))
+            run = stack.enter_context(LayerRunner(piece, device=options.device, threads=1, name="the model"))
 
         def work(unit: Unit) -> dict[str, Any]:
             return {**unit.feed, **({} if run is None else run.run(unit.feed, names, where=unit.where))}
 
-        for unit, known in in_order(work, iter(units), threads):
+        for unit, known in in_order(work, iter(units), samples_at_once(options)):
             for one in sums:
                 if one.tensor in known:
                     one.add(np.asarray(known[one.tensor]), None, [unit.rank])
-            progress.advance(int(unit.closes))
+            options.progress.advance(int(unit.closes))
 
 
 def _passes(layers: Sequence[Layer], memory: int) -> Iterator[list[Layer]]:

@@ -8,8 +8,8 @@ from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.graph import Graph
 from sbonnx.graph.query import scopes
+from sbonnx.options import RunOptions, without_cache
 from sbonnx.plan.types import Plan, Site
-from sbonnx.progress import Progress, Silent
 from sbonnx.spec import Bounds, QuantSpec
 
 
@@ -17,19 +17,14 @@ def channel_ranges(
     graph: Graph,
     wanted: Mapping[str, int],
     data: Dataset,
-    *,
-    device: str = "cpu",
-    memory: str | int = "2 GiB",
-    threads: int | None = None,
-    progress: Progress | None = None,
+    options: RunOptions | None = None,
 ) -> dict[str, Bounds]:
     """Run the float graph over the data once and return the exact minimum and maximum of every channel.
 
     Args:
         graph: simplified and fused; not changed.
         wanted: channel axis by tensor name.
-        device, memory, threads: see `calibrate`.
-        progress: notified of each processed feed.
+        options: see `RunOptions`.
 
     Returns:
         bounds of shape (channels,) by tensor. Tensors that no sample reached (a branch that never ran, bodies of Loop
@@ -48,8 +43,8 @@ def channel_ranges(
     )
     if not sites:
         return {}
-    with Calibrator(graph, Plan(sites), device=device, memory=memory, threads=threads) as calibrator:
-        calibrator.observe_all(data, progress or Silent())
+    with Calibrator(graph, Plan(sites), without_cache(options)) as calibrator:
+        calibrator.observe_all(data)
         found = calibrator.sketches()
     return {
         name: Bounds(sketch.lo, sketch.hi) for (name, _), sketch in found.items() if sketch.samples and sketch.finite

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from sbonnx.plan.magnitudes import Magnitudes
 from sbonnx.report import Refusal
@@ -157,3 +159,19 @@ class Solution:
     magnitudes: Mapping[str, Magnitudes] = field(default_factory=dict)
     constants: Mapping[str, Array] = field(default_factory=dict)
     gains: Mapping[str, Gain] = field(default_factory=dict)
+
+    def dequantized(self, site: Site, kind: Any) -> Array | None:
+        """Return the dequantized weight or bias of `site` as an array of dtype `kind`; None if it has no codes.
+
+        The product of a bias is rounded to float32 as DequantizeLinear does.
+        """
+        codes = self.codes.get(site.key)
+        if codes is None:
+            return None
+        if site.role == "bias":
+            return (codes.astype(np.float32) * self.bias_scales[site.key]).astype(kind)
+        return self.qparams[site.key].dequantize(codes).astype(kind)
+
+    def params(self, site: Site) -> QParams | None:
+        """Return scale and zero point of an activation or weight; None if it stays float."""
+        return self.qparams.get(site.key)

@@ -12,9 +12,9 @@ from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.sketches import Sketch
 from sbonnx.graph import Graph, Variable
 from sbonnx.graph.query import dtype, scopes
+from sbonnx.options import RunOptions, without_cache
 from sbonnx.plan.magnitudes import LOWEST, OCTAVES, Magnitudes
 from sbonnx.plan.types import ObserverChoice, Plan, Site, Solution
-from sbonnx.progress import Progress, Silent
 from sbonnx.spec import QuantSpec
 
 BY_HISTOGRAM: Final = ObserverChoice("mse")
@@ -24,11 +24,7 @@ BY_HISTOGRAM: Final = ObserverChoice("mse")
 def magnitudes(
     graph: Graph,
     data: Dataset,
-    *,
-    device: str = "cpu",
-    memory: str | int = "2 GiB",
-    threads: int | None = None,
-    progress: Progress | None = None,
+    options: RunOptions | None = None,
 ) -> dict[str, Magnitudes]:
     """Run the float graph over the data once more and observe every float32 tensor.
 
@@ -38,8 +34,7 @@ def magnitudes(
 
     Args:
         graph: simplified and fused; not changed.
-        device, memory, threads: see `calibrate`.
-        progress: notified of each processed feed.
+        options: see `RunOptions`.
 
     Returns:
         Magnitudes by tensor, without tensors that no sample reached (a branch that never ran, bodies of Loop and
@@ -55,8 +50,8 @@ def magnitudes(
     )
     if not sites:
         return {}
-    with Calibrator(graph, Plan(sites), device=device, memory=memory, threads=threads, tolerant=True) as calibrator:
-        calibrator.observe_all(data, progress or Silent())
+    with Calibrator(graph, Plan(sites), without_cache(options), tolerant=True) as calibrator:
+        calibrator.observe_all(data)
         found = calibrator.sketches()
     return {name: magnitudes_of(sketch) for (name, _), sketch in found.items() if sketch.samples and sketch.elements}
 
@@ -66,17 +61,12 @@ def with_magnitudes(
     graph: Graph,
     plan: Plan,
     data: Dataset | None,
-    *,
-    device: str = "cpu",
-    memory: str | int = "2 GiB",
-    threads: int | None = None,
-    progress: Progress | None = None,
+    options: RunOptions | None = None,
 ) -> Solution:
     """Return the solution with `magnitudes` if the plan uses a narrower float type, else unchanged."""
     if plan.float_type == "fp32" or data is None:
         return solution
-    found = magnitudes(graph, data, device=device, memory=memory, threads=threads, progress=progress)
-    return replace(solution, magnitudes=found)
+    return replace(solution, magnitudes=magnitudes(graph, data, options))
 
 
 def _floats(graph: Graph) -> list[tuple[str, str]]:

@@ -62,11 +62,10 @@ class Solved:
         corrected = solution.constants.get(tensor.name) if self._corrected else None
         if site is None or site.role == "activation":
             return None if corrected is None else corrected.astype(dtype(tensor))
-        if site.role == "bias":
-            return (solution.codes[site.key].astype("float32") * solution.bias_scales[site.key]).astype(dtype(tensor))
-        codes, qparams = solution.codes.get(site.key), solution.qparams[site.key]
-        values = qparams.fake_quant(weight_of(site, tensor)) if codes is None else qparams.dequantize(codes)
-        return values.astype(dtype(tensor))
+        values = solution.dequantized(site, dtype(tensor))
+        if values is None:  # a solution without codes: rounded to nearest
+            values = solution.qparams[site.key].fake_quant(weight_of(site, tensor)).astype(dtype(tensor))
+        return values
 
     def params(self, reader: Reader) -> QParams | None:
         """Return scale and zero point of an activation, or None."""
@@ -124,7 +123,7 @@ class AtBits:
         if site is None or site.role != "weight" or bits is None:
             return None
         if bits == site.spec.bits and site.key in self._solution.codes:
-            return self._solution.qparams[site.key].dequantize(self._solution.codes[site.key]).astype(dtype(tensor))
+            return self._solution.dequantized(site, dtype(tensor))
         site, weight = self._site(site, bits), weight_of(site, tensor)
         bounds = weight_bounds(site, weight, self._plan.scale_rule)
         if site.fixed is not None:

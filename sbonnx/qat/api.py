@@ -21,7 +21,6 @@ from sbonnx.errors import RecipeError
 from sbonnx.graph.query import shape
 from sbonnx.plan import Solution
 from sbonnx.plan.make import LEARNS
-from sbonnx.prepare import Prepared, Source, read_recipe
 from sbonnx.progress import Progress
 from sbonnx.qat.adapters.adapters import Adapters, add_adapters
 from sbonnx.qat.agreement import disagreements
@@ -36,6 +35,7 @@ from sbonnx.qat.training.losses import Loss, distillation, with_divergence
 from sbonnx.qat.training.settings import Settings
 from sbonnx.recipe.names import BY_WIDTH
 from sbonnx.report import Report
+from sbonnx.stages.state import Prepared, Request, Source, read_recipe
 
 COMPARED: Final = 8
 """Number of feeds on which the exported file is compared with the module."""
@@ -87,10 +87,10 @@ def prepare(
             f"MODE: {wishes.mode} has no ranges of activations to train: leave MODE out, and say bits: w4a0 for "
             "weights alone"
         )
-    prepared, _, solution = pipeline.solve(model, data, wishes, rules, split=split, progress=progress)
+    state = pipeline.solve(Request(model, wishes, rules, data=data, split=split), progress)
     return from_calibration(
-        prepared,
-        solution,
+        state.prepared,
+        state.solution,
         model,
         weights=weights,
         activations=activations,
@@ -250,7 +250,8 @@ def export(
     prepared, solution = learned(module)
     samples = None if data is None else datasets.read(data, prepared.graph, split=split)
     division = None if samples is None else HeldOutSplit(samples, samples)
-    report = pipeline.write(model, prepared, division, solution, target, force=force, verify=verify)
+    request = Request(model, prepared.recipe, prepared.backend, output=target, force=force, verify=verify)
+    report = pipeline.write(request, prepared, solution, division)
     if not verify or samples is None:
         return report
     feeds: Sequence[Mapping[str, np.ndarray[Any, Any]]] = list(islice(samples, COMPARED))

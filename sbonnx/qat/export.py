@@ -16,11 +16,11 @@ from sbonnx.graph import Constant, Graph
 from sbonnx.graph.edit import Names, add_constant, replace_input
 from sbonnx.graph.query import constant, node_by_name, readers, tensors_by_name
 from sbonnx.plan import Solution
-from sbonnx.prepare import Prepared
 from sbonnx.qat.adapters.lora import Outside, low_ranks, weight_as_read
 from sbonnx.qat.fakequant import FakeQuant
 from sbonnx.qat.module import KEPT, Origin, origin_of, set_values, unwrapped, weight_parameter
 from sbonnx.spec import Array, QParams
+from sbonnx.stages.state import Prepared
 
 MEAN_INPUT: Final = 3
 """Index of the mean among the inputs of BatchNormalization; the variance is the next input."""

@@ -7,12 +7,12 @@ from typing import Final
 
 from sbonnx.graph.query import node_by_name
 from sbonnx.plan import Site
-from sbonnx.prepare import Prepared
 from sbonnx.qat.fakequant import METHODS
 from sbonnx.recipe import Settings
 from sbonnx.recipe.names import LEARNED, SideName
 from sbonnx.recipe.schemes import UNIFORM
 from sbonnx.report import Refusal
+from sbonnx.stages.state import Prepared
 
 DEFAULT: Final = "lsq"
 """Default method, if neither the call nor the recipe names one."""

@@ -18,7 +18,6 @@ from sbonnx.graph import Constant, Graph
 from sbonnx.graph.query import constant, tensors_by_name
 from sbonnx.ops import STANDARD_DOMAINS
 from sbonnx.plan import Site, Solution
-from sbonnx.prepare import Prepared, Source
 from sbonnx.qat.biases import BiasCodes
 from sbonnx.qat.fakequant import FakeQuant, Role, make_fake_quant
 from sbonnx.qat.fakequant.pact import Pact
@@ -26,6 +25,7 @@ from sbonnx.qat.methods import LearningMethod, Methods
 from sbonnx.qat.onnx_to_torch.operators import Op
 from sbonnx.qat.onnx_to_torch.reimport import parameter_name, reimport, site_of
 from sbonnx.spec import Array, QParams, ScaleLimits
+from sbonnx.stages.state import Prepared, Source
 
 KEPT: Final = "sbonnx"
 """Key of ``module.meta`` for the data of this package."""

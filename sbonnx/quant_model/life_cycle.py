@@ -14,14 +14,15 @@ from sbonnx import profile
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.errors import DataError
 from sbonnx.mermaid import mermaid
+from sbonnx.pipeline import quantized_graph
 from sbonnx.plan import Solution
-from sbonnx.prepare import Prepared
 from sbonnx.quant_model.controls import LayerControls
 from sbonnx.quant_model.onnx_export import DynamicAxes, write_onnx
 from sbonnx.quant_model.pipeline_steps import Feeds
 from sbonnx.quant_model.tensors import as_arrays, as_tensors, is_tensor
 from sbonnx.quant_model.visitor import Hooks
 from sbonnx.spec import Array
+from sbonnx.stages.state import Prepared
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -276,7 +277,7 @@ class QuantModel(LayerControls):
         graph = self.prepared.graph
         if self.solution is not None:
             prepared, solution = self._now("dump_mermaid")
-            graph = prepared.quantized(solution)
+            graph = quantized_graph(prepared, solution)
         chart = mermaid(graph, losses)
         if isinstance(file, (str, os.PathLike)):
             graphs.write_text(Path(file), chart)
@@ -336,7 +337,7 @@ class QuantModel(LayerControls):
             named = self._named(args, {})
             feeds = self._feeds(as_arrays(named) if isinstance(named, Mapping) else named)
         return write_onnx(
-            prepared.quantized(solution),
+            quantized_graph(prepared, solution),
             Path(name),
             feeds=feeds,
             input_names=input_names or (),

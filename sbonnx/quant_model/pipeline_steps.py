@@ -13,19 +13,21 @@ from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.data.feed_buffer import Kept
 from sbonnx.calib.engine.runner import providers
+from sbonnx.calib.held_out import HeldOutSplit
 from sbonnx.calib.quantized.forward import Forward
-from sbonnx.calib.quantized.stream import Asym
 from sbonnx.correct.batchnorm_tuning import Reference, tune_norms
-from sbonnx.errors import RecipeError, SbonnxError
+from sbonnx.errors import DataError, RecipeError, SbonnxError
+from sbonnx.options import without_cache
+from sbonnx.pipeline import MEASURE, prepare, run
 from sbonnx.plan import Solution
-from sbonnx.precision.measure import with_magnitudes
-from sbonnx.prepare import Prepared, Source, prepare, read_recipe
-from sbonnx.progress import Silent
 from sbonnx.quant_model.layer_access import with_keys
 from sbonnx.quant_model.switches import Side, Switch, switched
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.node_patterns.torch_modules import ModuleCall
+from sbonnx.reconstruct.solve import QuantizedInputs
 from sbonnx.spec import Array
+from sbonnx.stages.measure import tune_batchnorms
+from sbonnx.stages.state import Prepared, Request, Source, State, read_recipe, rounding_of, run_options
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -34,6 +36,10 @@ Feeds = Mapping[str, Array] | Array
 
 FUSED_AWAY: Final = "disable_unnecessary_quant"
 """The ancestor's fusion that is a placement rule here: SCHEDULE.DISABLE_UNNECESSARY_QUANT."""
+
+
+CALC_QPARAMS: Final = tuple(stage for stage in MEASURE if stage is not tune_batchnorms)
+"""Stages of `calc_qparams`; batch norms are tuned by `batchnorm_tuning`."""
 
 
 class LifeCycleError(SbonnxError):
@@ -107,8 +113,7 @@ class PipelineSteps:
 
     def _new_calibrator(self) -> Calibrator:
         prepared = self._prepared
-        recipe = prepared.recipe
-        return Calibrator(prepared.graph, prepared.plan, device=recipe.device, memory=recipe.calibration.memory)
+        return Calibrator(prepared.graph, prepared.plan, without_cache(run_options(prepared.recipe)))
 
     def _observe_again(self) -> None:
         """Replace the calibrator by one for the current graph and plan, and observe the recorded feeds again."""
@@ -117,7 +122,7 @@ class PipelineSteps:
         self._calibrator.close()
         self._calibrator = self._new_calibrator()
         if self._fed.count:
-            self._calibrator.observe_all(self._fed.dataset(), Silent())
+            self._calibrator.observe_all(self._fed.dataset())
 
     def __enter__(self) -> Self:
         return self
@@ -162,13 +167,6 @@ class PipelineSteps:
         self._fed = Kept(self.prepared.graph)
         self._calibrator = self._new_calibrator()
 
-    def _equalize(self, fed: Kept) -> None:
-        """Equalize on the recorded feeds as EQUALIZE requires, and observe the ranges of the new graph."""
-        equalized = self.prepared.equalized(fed.dataset())
-        if equalized is not self.prepared:
-            self._prepared = equalized
-            self._observe_again()
-
     def calc_qparams(self, asym: bool = False, w_quant: bool = False, a_quant: bool = False) -> Solution:
         """Compute scales, zero points and quantized weights from the recorded feeds.
 
@@ -185,38 +183,24 @@ class PipelineSteps:
             NumericError: NaN or Inf in an activation or weight.
         """
         prepared = self.prepared
-        if not prepared.needs_data and (self._fed is None or not self._fed.count):
-            self.close()
-            told = prepared.equalized(None)  # records refusals for the equalizations that need data
-            self._prepared = replace(told, refusals=tuple(dict.fromkeys(told.refusals)))
-            self.solution = self.prepared.corrected(self.prepared.without_data())
-            return self.solution
-        if self._calibrator is None or self._fed is None:
+        measured = prepared.needs_data or (self._fed is not None and self._fed.count > 0)
+        if measured and (self._calibrator is None or self._fed is None):
             raise LifeCycleError("call prepare_calibration() and run some samples before calc_qparams()")
-        self._equalize(self._fed)
-        calibrator = self._calibrator
-        solve = self.prepared.round
-        wishes = self.prepared.recipe.calibration.asym
-        chosen = Asym(weights=w_quant, activations=a_quant, ranges=wishes.ranges, rounding=wishes.rounding)
-        rounding = self.prepared.reconstruction
-        if rounding is not None:
-            stream = chosen if asym else self.prepared.asym
-            solution = calibrator.finish_rounding(rounding, stream, self._fed.dataset(), solve, Silent())
-        elif asym:
-            solution = calibrator.finish_asym(chosen, self._fed.dataset(), solve, Silent())
-        else:
-            solution = calibrator.finish(solve)
-        recipe = self.prepared.recipe
-        solution = with_magnitudes(
-            solution,
-            self.prepared.graph,
-            self.prepared.plan,
-            self._fed.dataset(),
-            device=recipe.device,
-            memory=recipe.calibration.memory,
-        )
+        state = State(Request(self._model, prepared.recipe, self._rules), prepared)
+        if measured and self._fed is not None and self._calibrator is not None:
+            if not self._fed.count:
+                raise DataError("nothing was observed: calibration needs at least one feed")
+            data = self._fed.dataset()
+            state = replace(state, data=HeldOutSplit(data, data), ranges=self._calibrator.ranges())
+            self._calibrator.close()
+        rounding, section = rounding_of(prepared), prepared.recipe.calibration.asym
+        if asym:
+            rounding = replace(rounding, inputs=QuantizedInputs(w_quant, a_quant, section.ranges, section.rounding))
+        elif rounding.reconstruction is None:
+            rounding = replace(rounding, inputs=None)
+        state = run(CALC_QPARAMS, replace(state, rounding=rounding), without_cache(run_options(prepared.recipe)))
         self.close()
-        self.solution = self.prepared.corrected(solution)
+        self._prepared, self.solution = state.prepared, state.solution
         return self.solution
 
     @contextmanager
@@ -244,16 +228,13 @@ class PipelineSteps:
         self._tuning = kept = Kept(self.prepared.graph)
         try:
             yield
-            recipe = self.prepared.recipe
             made = tune_norms(
                 self.prepared.graph,
                 self.prepared.plan,
                 solution,
                 kept.dataset(),
+                run_options(self.prepared.recipe),
                 reference=reference,
-                device=recipe.device,
-                threads=recipe.calibration.threads,
-                memory=recipe.calibration.memory,
             )
         finally:
             kept.close()

@@ -15,7 +15,7 @@ import numpy as np
 
 from sbonnx.calib.data.sample import Unit
 from sbonnx.calib.engine.cuda import place_on
-from sbonnx.calib.engine.runner import LayerRunner, providers
+from sbonnx.calib.engine.runner import LayerRunner, providers, samples_at_once
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.threads import in_order
 from sbonnx.calib.quantized.activation_pairs import FLOAT, QUANTIZED, TwoStreams
@@ -26,6 +26,7 @@ from sbonnx.correct.biases import biases_of
 from sbonnx.errors import ModelError
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
+from sbonnx.options import RunOptions
 from sbonnx.plan.types import Gain, Plan, Reader, Site
 from sbonnx.progress import Progress
 from sbonnx.reconstruct.block_training import Batches, Found, Lesson
@@ -48,12 +49,8 @@ def walk_blocks(
     plan: Plan,
     units: Iterable[Unit],
     walked: Walked,
-    *,
     seed: int,
-    device: str,
-    threads: int,
-    memory: int,
-    progress: Progress,
+    options: RunOptions,
 ) -> Walked:
     """Round the weights of `plan` whose rounding is "blocks", in blocks between cuts at single tensors.
 
@@ -62,9 +59,7 @@ def walk_blocks(
         units: the samples, sorted by content, see `CanonicalUnits`; iterated once.
         walked: ranges, and the initial codes of all weights; weights without codes start with the nearest codes.
         seed: seed of random draws.
-        device, threads: device of the blocks, and number of samples in parallel in passes without optimization.
-        memory: bytes for stored activations.
-        progress: notified of each block.
+        options: see `RunOptions`.
 
     Returns:
         `walked` with updated codes, ranges of activations whose scales were learned, biases and gains, and a refusal
@@ -80,10 +75,9 @@ def walk_blocks(
         return walked
     settings = {key: _settings(site.rounding.arguments) for key, site in sites.items()}
     segments = blocks(graph, layers, next(iter(settings.values())).scope)
-    with TensorStore(memory) as store:
+    with TensorStore(options.memory) as store:
         streams = TwoStreams(segments, store)
-        walk = _Walk(graph, plan, walked, settings, sites, segments, streams, seed, device, threads)
-        return walk.run(units, progress)
+        return _Walk(graph, plan, walked, settings, sites, segments, streams, seed, options).run(units)
 
 
 def _settings(arguments: Mapping[str, Any]) -> SoftBlocks:
@@ -102,8 +96,7 @@ class _Walk:
     segments: Sequence[Segment]
     streams: TwoStreams
     seed: int
-    device: str
-    threads: int
+    options: RunOptions
     gains: dict[str, Gain] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
     numbers: Numbers = field(init=False)
@@ -118,9 +111,9 @@ class _Walk:
         self._uses = {reader: site for site in self.plan.sites for reader in site.readers}
         learned = any(settings.bias_lr > 0 for settings in self.settings.values())
         self._bias = biases_of(self.graph) if learned else {}
-        self._torch_device = place_on(providers(self.device))
+        self._torch_device = place_on(providers(self.options.device))
 
-    def run(self, units: Iterable[Unit], progress: Progress) -> Walked:
+    def run(self, units: Iterable[Unit]) -> Walked:
         """Process all blocks and return the result."""
         places: list[Unit] = []
         names = [tensor.name for tensor in self.graph.inputs]
@@ -128,6 +121,7 @@ class _Walk:
         for unit in units:
             self.streams.put(FLOAT, unit, unit.feed, [name for name in names if name in wanted])
             places.append(replace(unit, feed={}))
+        progress = self.options.progress
         progress.start("rounding in blocks", sum(unit.closes for unit in places))
         for number, segment in enumerate(self.segments):
             progress.state(segment=(number + 1, len(self.segments)))
@@ -154,13 +148,13 @@ class _Walk:
     ) -> None:
         """Run all samples through a block in one of the streams."""
         outputs = self.segments[number].outputs
-        with LayerRunner(piece, device=self.device, threads=1, name="a block") as run:
+        with LayerRunner(piece, device=self.options.device, threads=1, name="a block") as run:
 
             def work(unit: Unit) -> None:
                 made = run.run(self.streams.reads(stream, number, unit), outputs, where=unit.where)
                 self.streams.put(stream, unit, made, outputs)
 
-            for unit, _ in in_order(work, iter(places), self.threads):
+            for unit, _ in in_order(work, iter(places), samples_at_once(self.options)):
                 if progress is not None:
                     progress.advance(int(unit.closes))
 

@@ -51,7 +51,7 @@ class Reconstruction:
         return self.quantized and self.share is None
 
 
-def said(gains: Mapping[str, Gain]) -> list[str]:
+def gain_notes(gains: Mapping[str, Gain]) -> list[str]:
     """Summarize how much of the layers' errors each input-aware rounding left, one sentence for each method."""
     sentences = []
     for name in dict.fromkeys(gain.rounding for gain in gains.values()):

@@ -8,7 +8,7 @@ current layers, independent of the number of samples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -16,25 +16,26 @@ from typing import Any, Final
 
 import numpy as np
 
+from sbonnx.calib.calibrator import MeasuredRanges
 from sbonnx.calib.data.sample import Unit
 from sbonnx.calib.engine.activation_cache import Keeper
 from sbonnx.calib.engine.batching import grouped, width_for
-from sbonnx.calib.engine.canonical_order import memory_of_inputs
+from sbonnx.calib.engine.canonical_order import CanonicalUnits, memory_of_inputs
 from sbonnx.calib.engine.observation import wishes_of
-from sbonnx.calib.engine.runner import LayerRunner
+from sbonnx.calib.engine.runner import LayerRunner, samples_at_once
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.threads import in_order, one_blas_thread
 from sbonnx.calib.quantized.state import RoundSite, Walked
-from sbonnx.calib.quantized.stream import Asym, measured_sites, quantized, quantized_reads, staged, uses_of
+from sbonnx.calib.quantized.stream import QuantizedInputs, measured_sites, quantized, quantized_reads, staged, uses_of
 from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
+from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, Reader, Site
-from sbonnx.progress import Progress
 from sbonnx.reconstruct.layer_fit import Fitter, Reconstruction
 from sbonnx.reconstruct.layer_inputs import Layer, Seen, in_budget, layers_of
-from sbonnx.spec import Array, Bounds
+from sbonnx.spec import Array
 
 WORTH_THREADS: Final = 0.002
 """Time per sample in a stage, both streams, in seconds, from which threads gain more than the GIL costs. Measured."""
@@ -46,46 +47,40 @@ LEAST_MEMORY: Final = 256 << 20
 def walk_rounding(
     graph: Graph,
     plan: Plan,
-    units: Iterable[Unit],
-    floats: Mapping[str, Bounds],
-    *,
-    options: Reconstruction,
-    asym: Asym | None,
-    samples: int,
-    device: str,
-    threads: int,
-    memory: int,
-    progress: Progress,
-    count: int | None = None,
+    units: CanonicalUnits,
+    ranges: MeasuredRanges,
+    settings: Reconstruction,
+    inputs: QuantizedInputs | None,
+    options: RunOptions,
 ) -> Walked:
-    """Round the weights of `plan` whose rounding uses inputs. With `asym`, measure activations on the way.
+    """Round the weights of `plan` whose rounding uses inputs.
 
     Args:
         graph, plan: as for `calibrate`; not changed.
-        units: the data, sorted and numbered by content, iterated several times; see `CanonicalUnits`.
-        floats: ranges in the float stream by site key; sites without a range get none.
-        options: see `Reconstruction`.
-        asym: see `walk_quantized`; None: the ranges of the float stream are used.
-        samples: number of samples.
-        device, threads: device of the stages, and number of samples in parallel.
-        memory: bytes for stored activations, and the same amount (at least `LEAST_MEMORY`) for the moments of a layer.
-        progress: notified of `count` pieces per stage.
+        units: the data, sorted and numbered by content, iterated several times.
+        ranges: ranges in the float network; sites without a range get none.
+        settings: see `Reconstruction`.
+        inputs: measure activations on the way, see `walk_quantized`; None: use the ranges of the float network.
+        options: see `RunOptions`. The moments of a layer get as much memory as activations, at least `LEAST_MEMORY`.
 
     Raises:
         NumericError: quantization caused NaN or Inf; the message names the sample.
         DataError, ModelError, DeviceError: see `LayerRunner`.
     """
-    layers, refusals = layers_of(graph, plan, correct=options.correct)
+    layers, refusals = layers_of(graph, plan, correct=settings.correct)
     layers, large = in_budget(
-        layers, max(memory, LEAST_MEMORY), two_streams=options.quantized, hold_out=options.holds_out
+        layers,
+        max(options.memory_bytes, LEAST_MEMORY),
+        two_streams=settings.quantized,
+        hold_out=settings.holds_out,
     )
-    fit = Fitter(graph, plan, floats, options, samples)
-    walk = _Walk(fit, layers, device, threads, memory)
+    fit = Fitter(graph, plan, ranges.bounds, settings, ranges.samples or units.samples)
+    walk = _Walk(fit, layers, units, options, samples_at_once(options), options.memory_bytes)
     with one_blas_thread():
-        if options.quantized:
-            walk.through_stages(units, asym, progress, count)
+        if settings.quantized:
+            walk.through_stages(inputs)
         else:
-            walk.in_float(units, progress, count)
+            walk.in_float()
     found = fit.numbers
     declined = (*refusals, *large, *fit.refusals)
     return Walked(found.bounds, found.codes, found.scales, found.moved, found.constants, fit.gains, declined)
@@ -97,7 +92,8 @@ class _Walk:
 
     fit: Fitter
     layers: Sequence[Layer]
-    device: str
+    units: CanonicalUnits
+    options: RunOptions
     threads: int
     memory: int
 
@@ -108,24 +104,24 @@ class _Walk:
 
     # --- two streams -------------------------------------------------------------------------------
 
-    def through_stages(self, units: Iterable[Unit], asym: Asym | None, progress: Progress, count: int | None) -> None:
+    def through_stages(self, inputs: QuantizedInputs | None) -> None:
         """Run both streams stage by stage. The outputs of a stage are inputs of the layers in later stages."""
-        moves = asym is not None and asym.moves_ranges
+        moves = inputs is not None and inputs.moves_ranges
         sites = measured_sites(self.graph, self.fit.plan, self.fit.floats) if moves else {}
         readers = frozenset(Reader(layer.node.name, layer.index) for layer in self.layers)
         late = readers | (quantized_reads(self.fit.plan) if moves else frozenset())
         observed = list(dict.fromkeys([*sites, *(layer.tensor for layer in self.layers)]))
         made = {tensor.name for node in self.graph.nodes for tensor in node.outputs}
         segments = staged(self.graph, [name for name in observed if name in made], late)
-        progress.start("rounding by what layers meet", count)
-        self._look(units, [layer for layer in self.layers if layer.tensor not in made])
-        stages = _Stages(self, segments, uses_of(self.fit.plan, asym or Asym()))
-        stages.run(units, sites, progress)
+        self.options.progress.start("rounding by input activations", self.units.feeds)
+        self._look([layer for layer in self.layers if layer.tensor not in made])
+        stages = _Stages(self, segments, uses_of(self.fit.plan, inputs or QuantizedInputs()))
+        stages.run(sites)
 
-    def _look(self, units: Iterable[Unit], layers: Sequence[Layer]) -> None:
+    def _look(self, layers: Sequence[Layer]) -> None:
         """Round layers that read model inputs, which are equal in both streams except for their quantization."""
         sums = self.fit.watch(layers)
-        for unit in units if sums else ():
+        for unit in self.units if sums else ():
             for one in sums:
                 value = np.asarray(unit.feed[one.tensor])
                 one.add(value, self.fit.fake_quant(one.site, value), [unit.rank])
@@ -133,10 +129,10 @@ class _Walk:
 
     # --- one stream --------------------------------------------------------------------------------
 
-    def in_float(self, units: Iterable[Unit], progress: Progress, count: int | None) -> None:
+    def in_float(self) -> None:
         """Round all layers by inputs of the float network, in as many passes as their moments need memory."""
         for number, some in enumerate(_passes(self.layers, max(self.memory, LEAST_MEMORY))):
-            progress.start(f"rounding by float inputs, pass {number + 1}", count)
+            self.options.progress.start(f"rounding by float inputs, pass {number + 1}", self.units.feeds)
             sums = self.fit.watch(some)
             made = {tensor.name for node in self.graph.nodes for tensor in node.outputs}
             names = [name for name in dict.fromkeys(one.tensor for one in sums) if name in made]
@@ -147,18 +143,18 @@ class _Walk:
                     found = {} if run is None else run.run(unit.feed, names, where=unit.where)
                     return {**unit.feed, **found}
 
-                for unit, known in in_order(work, iter(units), self.threads):
+                for unit, known in in_order(work, iter(self.units), self.threads):
                     for one in sums:
                         if one.tensor in known:
                             one.add(np.asarray(known[one.tensor]), None, [unit.rank])
-                    progress.advance(int(unit.closes))
+                    self.options.progress.advance(int(unit.closes))
             self.fit.take(sums)
 
     def _session(self, names: Sequence[str]) -> LayerRunner:
         """Create a session over the float graph that returns these tensors."""
         inputs = tuple(tensor.name for tensor in self.graph.inputs)
         piece = Segment(inputs, tuple(names), tuple(names)).model(self.graph, self.fit.numbers.tensors)
-        return LayerRunner(piece, device=self.device, threads=1, name="the model")
+        return LayerRunner(piece, device=self.options.device, threads=1, name="the model")
 
 
 @dataclass
@@ -169,22 +165,24 @@ class _Stages:
     segments: Sequence[Segment]
     uses: Mapping[Reader, Site]
 
-    def run(self, units: Iterable[Unit], sites: Mapping[str, Sequence[Site]], progress: Progress) -> None:
+    def run(self, sites: Mapping[str, Sequence[Site]]) -> None:
         """For each stage, run all samples in both streams, then round the layers that read its outputs."""
+        units = self.walk.units
         half = (self.walk.memory - memory_of_inputs(self.walk.memory)) // 2
         with TensorStore(half) as floats, TensorStore(half) as codes:
             keepers = Keeper(self.segments, floats), Keeper(self.segments, codes)
             places: list[Unit] = []
-            width = width_for(self.walk.graph, self._looked_at(), iter(units), self.walk.device, self.walk.memory)
+            device = self.walk.options.device
+            width = width_for(self.walk.graph, self._looked_at(), iter(units), device, self.walk.memory)
             for number, segment in enumerate(self.segments):
-                progress.state(
+                self.walk.options.progress.state(
                     segment=(number + 1, len(self.segments)),
                     spilled=floats.counters.spilled + codes.counters.spilled,
                 )
                 sums = self.walk.fit.watch([one for one in self.walk.layers if one.tensor in segment.observed])
                 here = {name: sites[name] for name in segment.observed if name in sites}
                 some = grouped(iter(units), width) if number == 0 else iter(places)
-                seen = self._stage(number, keepers, some, sums, here, progress)
+                seen = self._stage(number, keepers, some, sums, here)
                 if number == 0:
                     places = seen
                 self.walk.fit.take(sums)
@@ -200,7 +198,6 @@ class _Stages:
         units: Iterator[Unit],
         sums: Sequence[Seen],
         sites: Mapping[str, Sequence[Site]],
-        progress: Progress,
     ) -> list[Unit]:
         """Run one stage. Return the processed samples without their feeds."""
         segment, walk = self.segments[number], self.walk
@@ -211,7 +208,7 @@ class _Stages:
         model = partial(quantized, graph=walk.graph, numbers=walk.fit.numbers, uses=self.uses)
         with ExitStack() as stack:
             runs = [
-                stack.enter_context(LayerRunner(piece, device=walk.device, threads=1, name="a layer"))
+                stack.enter_context(LayerRunner(piece, device=walk.options.device, threads=1, name="a layer"))
                 for piece in (segment.model(walk.graph, walk.fit.numbers.tensors), model(segment))
             ]
 
@@ -239,7 +236,7 @@ class _Stages:
                     for part, value in _by_sample(rounded[key[0]], unit):
                         sketch.observe(value, part.index, part.samples)
                 places.append(unit.bare)
-                progress.advance(sum(part.closes for part in unit.members))
+                walk.options.progress.advance(sum(part.closes for part in unit.members))
         self._measure(sketches, sites)
         return places
 

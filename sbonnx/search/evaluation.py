@@ -18,8 +18,8 @@ from sbonnx.errors import DataError
 from sbonnx.graph import Graph, Tensor, query
 from sbonnx.metrics import OutputDifference, OutputDifferences
 from sbonnx.plan import Solution
-from sbonnx.prepare import Prepared
 from sbonnx.spec import Array
+from sbonnx.stages.state import Prepared
 
 Metric = Callable[[Mapping[str, Array], Mapping[str, Array]], float]
 """Loss of one feed from (quantized, float) outputs by name; higher is worse."""

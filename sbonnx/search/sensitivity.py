@@ -10,8 +10,8 @@ from sbonnx import graph as graphs
 from sbonnx import recipe as recipes
 from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.graph import query
+from sbonnx.pipeline import prepare
 from sbonnx.plan import Plan, Solution
-from sbonnx.prepare import Prepared, prepare
 from sbonnx.profile import Candidate, Sensitivities, sensitivity
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.limits import FLOAT, sides
@@ -30,6 +30,7 @@ from sbonnx.search.bit_groups import (
 from sbonnx.search.costs import Costs, Weighted
 from sbonnx.search.pareto import Front
 from sbonnx.search.trials import Trials, changed, settled
+from sbonnx.stages.state import Prepared
 
 WEIGHTS: Final = (2, 3, 4, 8)
 """Default candidate widths of weights if the recipe names none, limited to those of the backend."""

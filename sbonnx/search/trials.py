@@ -10,13 +10,14 @@ from sbonnx import recipe as recipes
 from sbonnx.backends import Backend
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph.storage.temporary import temporary_folder
-from sbonnx.pipeline import divided, solve
+from sbonnx.pipeline import prepare, quantized_graph, solve
 from sbonnx.plan import Solution
-from sbonnx.prepare import Prepared, Source, prepare, source_of
 from sbonnx.progress import Progress, Silent
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.sections.mixed import Auto, Mixed
 from sbonnx.search.evaluation import Judge, Metric, Samples, Score, divide, loss_kind
+from sbonnx.stages.measure import divided
+from sbonnx.stages.state import Prepared, Request, Source, source_of
 from sbonnx.verify import file_bytes
 
 
@@ -104,9 +105,8 @@ class Trials:
         Raises: see `sbonnx.pipeline.solve`.
         """
         self.told.what = what
-        wishes = self.trial(recipe)
-        prepared, _, solution = solve(self.model, self.samples.fit, wishes, self.rules, split=None, progress=self.told)
-        return prepared, solution
+        state = solve(Request(self.model, self.trial(recipe), self.rules, data=self.samples.fit), self.told)
+        return state.prepared, state.solution
 
     def score(self, recipe: Recipe, what: str) -> Score:
         """Return the score of a recipe on the hold-out set. Scores are cached by recipe.
@@ -126,7 +126,7 @@ class Trials:
         before = len(source) if isinstance(source, bytes) else file_bytes(source)
         with temporary_folder() as folder:
             path = folder / "sized.onnx"
-            graphs.save(prepared.quantized(solution), path)
+            graphs.save(quantized_graph(prepared, solution), path)
             return file_bytes(path) / before
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import io
+import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +18,16 @@ from sbonnx.batch.jobs.job import Job, Places, Step
 from sbonnx.batch.jobs.steps import steps_of
 from sbonnx.batch.work import run_step
 from sbonnx.calib.cache.resume import Recall
-from sbonnx.calib.calibrate import calibrate
 from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data.dataset import read
 from sbonnx.calib.engine.runner import settings
 from sbonnx.errors import NumericError
+from sbonnx.options import RunOptions
+from sbonnx.pipeline import prepare
 from sbonnx.plan.types import Solution
-from sbonnx.prepare import Prepared, prepare, read_recipe
-from sbonnx.progress import Silent
+from sbonnx.progress import JsonLines
+from sbonnx.stages.state import Prepared, read_recipe
+from tests.support.calibration import calibrate
 
 ASSETS = Path(__file__).resolve().parents[2] / "sbonnx" / "assets"
 MODEL, DATA = ASSETS / "digits.onnx", ASSETS / "digits_calib.npz"
@@ -44,7 +48,9 @@ def seen(prepared: Prepared, data: Any, of: int) -> list[shards.Seen]:
     """All shards, each through a pickle, as they travel."""
     sites = shards.sites_of(prepared.plan)
     parts = [
-        shards.observe(prepared.graph, sites, data, shards.Shard(number, of), threads=1 + number % 2)
+        shards.observe(
+            prepared.graph, sites, data, shards.Shard(number, of), options=RunOptions(threads=1 + number % 2)
+        )
         for number in range(of)
     ]
     return [pickle.loads(pickle.dumps(part)) for part in parts]
@@ -65,8 +71,8 @@ def test_merged_shards_are_the_sketches_of_one_process(of: int, tmp_path: Path) 
     parts = seen(prepared, data, of)
     merged, samples = shards.merge(reversed(parts))
     assert samples == 24 and [part.samples for part in parts] == [len(range(n, 24, of)) for n in range(of)]
-    with Calibrator(prepared.graph, prepared.plan, cache=tmp_path / "cache") as alone:
-        alone.observe_all(data, Silent())
+    with Calibrator(prepared.graph, prepared.plan, RunOptions(cache=tmp_path / "cache")) as alone:
+        alone.observe_all(data)
         expected = alone.sketches()
     assert merged.keys() == expected.keys() and len(merged) > 3
     for key, sketch in expected.items():
@@ -114,16 +120,12 @@ def test_more_shards_than_samples() -> None:
 
 
 def test_progress_counts_every_feed_once_a_shard() -> None:
-    prepared = prepared_for()
-    told: list[int] = []
-    shards.observe(
-        prepared.graph,
-        shards.sites_of(prepared.plan),
-        data_of(prepared, split=4),
-        shards.Shard(1, 2),
-        advance=told.append,
-    )
-    assert sum(told) == 6
+    prepared, lines = prepared_for(), io.StringIO()
+    progress = JsonLines(lines, every=0.0)
+    progress.start("calibrate", 6)
+    sites, data = shards.sites_of(prepared.plan), data_of(prepared, split=4)
+    shards.observe(prepared.graph, sites, data, shards.Shard(1, 2), options=RunOptions(progress=progress))
+    assert json.loads(lines.getvalue().splitlines()[-1])["done"] == 6
 
 
 def test_a_sample_that_is_not_finite_is_refused_by_its_shard_alone() -> None:

@@ -13,7 +13,6 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks import calibration_ways as ways
 from benchmarks import observers
 from benchmarks.calibration_child import spawn
 from benchmarks.calibration_profile import Watch
@@ -104,17 +103,6 @@ def test_samples_begin_anew_when_they_run_out() -> None:
 def test_ranges_are_apart_by_widths() -> None:
     assert apart((0.0, 2.0), (0.0, 2.0)) == 0
     assert apart((0.0, 2.0), (-0.5, 2.0)) == 0.25
-
-
-def test_one_other_scale_is_another_solution(subject: Subject) -> None:
-    made = ways.prepared(subject.model, "minmax")
-    _, solved = ways.solution(made, ways.dataset(made.graph, subject.samples(3)))
-    assert ways.differing(solved, solved) == 0
-    key = next(iter(solved.qparams))
-    moved = replace(solved.qparams[key], scale=np.nextafter(solved.qparams[key].scale, np.float32(1e9)))
-    assert ways.differing(solved, replace(solved, qparams={**solved.qparams, key: moved})) == 1
-    rest = {other: params for other, params in solved.qparams.items() if other != key}
-    assert ways.differing(solved, replace(solved, qparams=rest)) == 2
 
 
 def test_a_child_gives_the_ranges_of_the_values(subject: Subject) -> None:

@@ -20,7 +20,8 @@ from benchmarks.lowbit_peers import environments, measured
 from benchmarks.lowbit_runs import Bench, Effort, fewer_samples, run
 from benchmarks.lowbit_table import HEADER, Cost, Line, beside, best_peer, lost, mean_of, rows, verdict
 from benchmarks.lowbit_ways import ACCURACY, ALL_SAMPLES, PeerWay, Table, Way
-from sbonnx.prepare import prepare, read_recipe
+from sbonnx.pipeline import prepare
+from sbonnx.stages.state import read_recipe
 
 CIFAR = "cifar_resnet20"
 FLOAT = Line(CIFAR, "float", (0.91, 0.80), by="float")

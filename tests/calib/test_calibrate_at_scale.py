@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sbonnx.calib.calibrate import calibrate
 from sbonnx.graph import load
 from sbonnx.plan.types import ObserverChoice
 from sbonnx.spec import QuantSpec
 from tests.calib.naive import plan_linear
 from tests.calib.test_calibrate import same
+from tests.support.calibration import calibrate
 
 ROOT = Path(__file__).resolve().parents[2]
 
 PEAK = """
 import resource, sys
 import numpy as np
-from sbonnx.calib.calibrate import calibrate
+from tests.support.calibration import calibrate
 from sbonnx.graph import load
 from tests.calib.naive import plan_linear
 from tests.support.models import residual
@@ -89,7 +89,7 @@ HELD = """
 import sys
 import numpy as np
 from sbonnx.calib.quantized.forward import Forward
-from sbonnx.calib.calibrate import calibrate
+from tests.support.calibration import calibrate
 from sbonnx.graph import load, save
 from tests.calib.naive import plan_linear
 from tests.support.models import model

@@ -14,9 +14,10 @@ from sbonnx.calib.data.dataset import read
 from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.observers import make_observer
 from sbonnx.graph.extract import extract
-from sbonnx.prepare import prepare, read_recipe
-from sbonnx.progress import Silent
+from sbonnx.options import RunOptions
+from sbonnx.pipeline import prepare
 from sbonnx.spec import Array, QuantSpec, params_from_bounds
+from sbonnx.stages.state import read_recipe
 
 MODELS = ("cifar_resnet20", "fastestdet", "minilm_l6", "mobilenetv2_tin200", "squeezenet11", "ultraface_rfb320")
 FEEDS = 3
@@ -49,8 +50,8 @@ def test_mse_is_never_worse_than_minmax(name: str, pack: Path) -> None:
     recipe, backend = read_recipe(None, "virtual", {"observer": "mse"})
     prepared = prepare(evaluation.model_path(name), recipe, backend)
     feeds = list(read(evaluation.load_calib(name, limit=FEEDS), prepared.graph))
-    with Calibrator(prepared.graph, prepared.plan, granularity="whole") as calibrator:
-        calibrator.observe_all(read(feeds, prepared.graph), Silent())
+    with Calibrator(prepared.graph, prepared.plan, RunOptions(granularity="whole")) as calibrator:
+        calibrator.observe_all(read(feeds, prepared.graph))
         sketches = {key[0]: sketch for key, sketch in calibrator.sketches().items() if key[1] is None}
     inputs = [tensor.name for tensor in prepared.graph.inputs]
     computed = [tensor for tensor in sketches if tensor not in inputs]

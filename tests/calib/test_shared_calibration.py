@@ -11,7 +11,6 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from sbonnx import graph as graphs
 from sbonnx.calib.cache.forward_count import counting
-from sbonnx.calib.calibrate import calibrate
 from sbonnx.calib.data.dataset import Dataset, read
 from sbonnx.calib.equal_tensors import Alike, alike
 from sbonnx.calib.shared_calibration import Courses, observe_courses
@@ -20,6 +19,7 @@ from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
 from sbonnx.plan import Plan, Site
 from sbonnx.spec import QuantSpec
+from tests.support.calibration import calibrate
 
 SAMPLES = 6
 DATA = [{"x": x} for x in np.random.default_rng(5).normal(size=(SAMPLES, 1, 4, 5)).astype(np.float32)]
@@ -180,7 +180,7 @@ def test_counting() -> None:
 def test_any_granularity_counts(granularity: str) -> None:
     """Layer by layer a sample is one sample."""
     with counting() as runs:
-        calibrate(chain(), plan_of("a", "b", "y"), data(chain()), granularity=granularity)  # type: ignore[arg-type]
+        calibrate(chain(), plan_of("a", "b", "y"), data(chain()), granularity=granularity)
     assert runs.samples == SAMPLES
 
 

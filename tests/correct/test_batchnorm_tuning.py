@@ -13,16 +13,18 @@ from onnx import numpy_helper
 
 import sbonnx
 from sbonnx import graph as graphs
-from sbonnx.calib import calibrate as walk
 from sbonnx.calib.data.dataset import read
 from sbonnx.calib.qparams.solve import weights_alone
 from sbonnx.correct.batchnorm_tuning import tune_norms
 from sbonnx.errors import DataError
+from sbonnx.options import RunOptions
+from sbonnx.pipeline import prepare, quantized_graph
 from sbonnx.plan import Solution
-from sbonnx.prepare import Prepared, prepare, read_recipe
 from sbonnx.quant_model import LifeCycleError
 from sbonnx.spec import Array
+from sbonnx.stages.state import Prepared, read_recipe, round_by_site
 from tests.correct.normed import images, inner, put, settled, zoo
+from tests.support import calibration as walk
 from tests.support.models import model, run
 
 TENSORS = ("n1", "s2", "n3", "n4", "n5", "n6")
@@ -38,16 +40,17 @@ def prepared_zoo(proto: onnx.ModelProto, **more: Any) -> tuple[Prepared, Solutio
     wishes = PLAIN | {"bits": "w4a8", "SCHEDULE.BN_TUNING": True}
     prepared = prepare(proto, *read_recipe(None, "virtual", wishes | more))
     if not prepared.plan.of_role("activation"):
-        return prepared, weights_alone(prepared.graph, prepared.plan, prepared.round)
-    return prepared, walk.calibrate(prepared.graph, prepared.plan, [{"x": X}], solve=prepared.round)
+        return prepared, weights_alone(prepared.graph, prepared.plan, round_by_site)
+    return prepared, walk.calibrate(prepared.graph, prepared.plan, [{"x": X}], solve=round_by_site)
 
 
-def tuned(prepared: Prepared, solution: Solution, x: Array = X, **more: Any) -> Solution:
-    return tune_norms(prepared.graph, prepared.plan, solution, read([{"x": x}], prepared.graph), **more)
+def tuned(prepared: Prepared, solution: Solution, x: Array = X, reference: Any = "float") -> Solution:
+    data = read([{"x": x}], prepared.graph)
+    return tune_norms(prepared.graph, prepared.plan, solution, data, RunOptions(threads=1), reference=reference)
 
 
 def exported(prepared: Prepared, solution: Solution) -> onnx.ModelProto:
-    return graphs.to_proto(prepared.quantized(solution))
+    return graphs.to_proto(quantized_graph(prepared, solution))
 
 
 def spread(x: Array) -> tuple[Array, Array]:
@@ -117,9 +120,9 @@ def test_channels_that_say_nothing_stay() -> None:
 
 def test_the_numbers_do_not_depend_on_batches_threads_or_memory() -> None:
     prepared, solution = prepared_zoo(zoo(X))
-    first = tuned(prepared, solution, threads=1)
+    first = tuned(prepared, solution)
     pieces = read([{"x": piece} for piece in np.split(X, 8)], prepared.graph)
-    other = tune_norms(prepared.graph, prepared.plan, solution, pieces, threads=3, memory="64 KiB")
+    other = tune_norms(prepared.graph, prepared.plan, solution, pieces, RunOptions(threads=3, memory="64 KiB"))
     assert first.constants.keys() == other.constants.keys()
     for name, values in first.constants.items():
         np.testing.assert_array_equal(values, other.constants[name])

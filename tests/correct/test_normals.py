@@ -10,7 +10,8 @@ import pytest
 from sbonnx import graph as graphs
 from sbonnx.correct import own_statistics, record_normals
 from sbonnx.graph.query import readers
-from sbonnx.prepare import prepare, read_recipe
+from sbonnx.pipeline import prepare
+from sbonnx.stages.state import read_recipe
 from tests.correct.normed import images, inner, zoo
 from tests.patterns.layers import LAYERS, batchnorm
 from tests.support.models import model, run

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from sbonnx import quantize
-from sbonnx.calib.calibrate import Asym, calibrate
 from sbonnx.calib.data.feed_buffer import Kept
+from sbonnx.calib.quantized.stream import QuantizedInputs
 from sbonnx.errors import DataError
 from sbonnx.plan import Solution
 from sbonnx.quant_model import LifeCycleError, QuantModel
+from tests.support.calibration import calibrate
 from tests.support.models import residual
 
 IMAGES = np.random.default_rng(4).standard_normal((6, 3, 8, 8)).astype(np.float32)
@@ -38,7 +39,7 @@ def scales(solution: Solution) -> dict[str, float]:
 def test_asym_is_that_of_calibrate(flags: dict[str, bool], size: int) -> None:
     """The feeds of the calls, walked again."""
     with QuantModel(residual(opset=21), **FOUR) as one:
-        asym = Asym(weights=flags.get("w_quant", False), activations=flags.get("a_quant", False))
+        asym = QuantizedInputs(weights=flags.get("w_quant", False), activations=flags.get("a_quant", False))
         expected = calibrate(one.prepared.graph, one.prepared.plan, [{"x": IMAGES}], asym=asym)
     found = fed(True, size=size, **flags)
     assert scales(found) == scales(expected)
@@ -94,7 +95,7 @@ def test_asym_by_the_recipe() -> None:
     """`asym: true` in the recipe of `quantize` quantizes both upstream."""
     with QuantModel(residual(opset=21), **FOUR) as one:
         graph, plan = one.prepared.graph, one.prepared.plan
-        plain, expected = (calibrate(graph, plan, [{"x": IMAGES}], asym=asym) for asym in (None, Asym()))
+        plain, expected = (calibrate(graph, plan, [{"x": IMAGES}], asym=asym) for asym in (None, QuantizedInputs()))
     report = quantize(residual(opset=21), [{"x": IMAGES}], backend="virtual", bits="w4a4", asym=True, **PLAIN)
     assert report.quantized is not None
     written = {x.name: x for x in report.quantized.graph.initializer}

@@ -16,9 +16,10 @@ from sbonnx.assets import digits
 from sbonnx.cli import main
 from sbonnx.errors import ModelError
 from sbonnx.metrics import sqnr_db
-from sbonnx.prepare import prepare, read_recipe
+from sbonnx.pipeline import prepare
 from sbonnx.quant_model import QuantModel
 from sbonnx.spec import Array
+from sbonnx.stages.state import read_recipe
 from tests.qdq.test_unfold import Reader, images, product
 from tests.support.models import model, residual, run
 

@@ -16,9 +16,11 @@ from sbonnx.equalize import awq_calibrate as aware
 from sbonnx.equalize.awq import WRITES_OUTPUT, Aware, Scaled
 from sbonnx.equalize.awq_calibrate import scale_by_activations
 from sbonnx.graph.query import constant
+from sbonnx.options import RunOptions
+from sbonnx.pipeline import quantized_graph
 from sbonnx.plan import modes
-from sbonnx.prepare import Prepared
 from sbonnx.spec import Array
+from sbonnx.stages.state import Prepared, round_by_site
 from tests.export.writing import ops, prepared, sqnr
 from tests.support.models import model, run
 
@@ -82,7 +84,9 @@ def scaled(text: str, **wishes: Any) -> tuple[onnx.ModelProto, Prepared, list[Sc
     """The float model, its graph after scaling, what was said, and the data."""
     proto, feeds = net(text)
     ready = prepared(proto, mode="weight_only", **{"w.rounding.type": "nearest", "accuracy_level": 1, **wishes})
-    notes, refusals = scale_by_activations(ready.graph, ready.plan, datasets.read(feeds, ready.graph), threads=1)
+    notes, refusals = scale_by_activations(
+        ready.graph, ready.plan, datasets.read(feeds, ready.graph), RunOptions(threads=1)
+    )
     assert not refusals or text is CHAIN or text is GELU
     return proto, ready, notes, feeds
 
@@ -108,7 +112,7 @@ def test_the_error_falls(text: str, scheme: str, block: int) -> None:
     reference = run(proto, feeds[0])["y"]
     figures = []
     for one in (plain, ready):
-        graph, _ = one.written(weights_alone(one.graph, one.plan, one.round))
+        graph = quantized_graph(one, weights_alone(one.graph, one.plan, round_by_site))
         figures.append(sqnr(reference, run(graphs.to_proto(graph), feeds[0])["y"]))
     assert notes and figures[1] > figures[0] + 1, figures
 
@@ -118,7 +122,9 @@ def test_even_channels_are_left_alone() -> None:
     proto = model(text, w=np.ones((64, 32), np.float32))
     ready = prepared(proto, mode="weight_only", **{"w.rounding.type": "nearest"})
     feeds = [{"x": RNG.standard_normal((8, 64)).astype(np.float32)}]
-    notes, refusals = scale_by_activations(ready.graph, ready.plan, datasets.read(feeds, ready.graph), threads=1)
+    notes, refusals = scale_by_activations(
+        ready.graph, ready.plan, datasets.read(feeds, ready.graph), RunOptions(threads=1)
+    )
     assert not notes
     assert [(one.where, one.what) for one in refusals] == [("x", "scale by activations")]
     assert ops(graphs.to_proto(ready.graph)) == {"MatMul": 1, "LeakyRelu": 1}
@@ -129,7 +135,9 @@ def test_a_product_that_writes_an_output_is_left_alone() -> None:
     proto = model("agraph (float[N,64] x) => (float[N,32] y) { y = MatMul (x, w) }", w=(64, 32))
     ready = prepared(proto, mode="weight_only", **{"w.rounding.type": "nearest"})
     feeds = [{"x": uneven(16, WIDE)}]
-    notes, refusals = scale_by_activations(ready.graph, ready.plan, datasets.read(feeds, ready.graph), threads=1)
+    notes, refusals = scale_by_activations(
+        ready.graph, ready.plan, datasets.read(feeds, ready.graph), RunOptions(threads=1)
+    )
     assert not notes and WRITES_OUTPUT in refusals[0].why
 
 
@@ -143,8 +151,8 @@ def test_scales_are_searched_with_the_quantizer_of_the_file(
     ready = prepared(proto, mode="weight_only", **wishes)
     seen: dict[str, Aware] = {}
     monkeypatch.setattr(aware, "awq", lambda graph, layers, multiply: (seen.update(layers), ([], []))[1])
-    scale_by_activations(ready.graph, ready.plan, datasets.read(feeds, ready.graph), threads=1)
-    solution = weights_alone(ready.graph, ready.plan, ready.round)
+    scale_by_activations(ready.graph, ready.plan, datasets.read(feeds, ready.graph), RunOptions(threads=1))
+    solution = weights_alone(ready.graph, ready.plan, round_by_site)
     weights = {node.name: (node.inputs[1].name, constant(node.inputs[1])) for node in ready.graph.nodes}
     assert len(seen) == 2
     for name, one in seen.items():
@@ -171,7 +179,7 @@ def test_moments_in_several_passes_give_the_same() -> None:
     for memory in ("2 GiB", "4 MiB"):
         ready = prepared(proto, mode="weight_only", **{"w.rounding.type": "nearest"})
         data = datasets.read(feeds, ready.graph)
-        notes, _ = scale_by_activations(ready.graph, ready.plan, data, threads=1, memory=memory)
+        notes, _ = scale_by_activations(ready.graph, ready.plan, data, RunOptions(threads=1, memory=memory))
         kinds.append((notes, run(graphs.to_proto(ready.graph), feeds[0])["y"]))
     assert [one.tensor for one in kinds[0][0]] == [one.tensor for one in kinds[1][0]] == ["x", "g"]
     np.testing.assert_allclose(kinds[0][1], kinds[1][1], rtol=1e-4, atol=1e-4)

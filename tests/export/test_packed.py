@@ -18,8 +18,8 @@ from sbonnx.export.packed import WORTH, pack
 from sbonnx.graph import Node, query
 from sbonnx.ops import DEQUANTIZE, INTEGER_OPS
 from sbonnx.plan import Solution
-from sbonnx.prepare import Prepared
 from sbonnx.spec import Array
+from sbonnx.stages.state import Prepared
 from tests.export.writing import kernels, ops, prepared, solved, sqnr, written
 from tests.support.models import model, run
 

@@ -12,12 +12,14 @@ import onnx
 import onnxruntime as ort
 
 from sbonnx import graph as graphs
-from sbonnx.calib import calibrate as walk
 from sbonnx.calib.qparams.solve import weights_alone
+from sbonnx.options import RunOptions
+from sbonnx.pipeline import INSERT, prepare, run
 from sbonnx.plan import Solution
-from sbonnx.prepare import Prepared, prepare, read_recipe
 from sbonnx.report import Refusal
 from sbonnx.spec import Array
+from sbonnx.stages.state import Prepared, Request, State, read_recipe, round_by_site
+from tests.support import calibration as walk
 
 Model = onnx.ModelProto | str | Path
 
@@ -31,18 +33,19 @@ def prepared(model: Model, **overrides: Any) -> Prepared:
 def solved(ready: Prepared, data: list[dict[str, Array]] | None) -> Solution:
     """Scales and codes: from data, or of weights alone."""
     if data is None:
-        return weights_alone(ready.graph, ready.plan, ready.round)
+        return weights_alone(ready.graph, ready.plan, round_by_site)
     return walk.calibrate(ready.graph, ready.plan, data)
 
 
 def written(ready: Prepared, solution: Solution) -> tuple[onnx.ModelProto, tuple[Refusal, ...]]:
     """The file, read back and checked, and what was refused."""
-    graph, refusals = ready.written(solution)
+    state = State(Request(model="", recipe=ready.recipe, backend=ready.backend), ready, solution=solution)
+    state = run(INSERT, state, RunOptions())
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "q.onnx"
-        graphs.save(graph, path)
+        graphs.save(state.quantized, path)
         onnx.checker.check_model(str(path), full_check=True)
-        return onnx.load(str(path)), refusals
+        return onnx.load(str(path)), state.unwritten
 
 
 def without_data(model: Model, **overrides: Any) -> tuple[onnx.ModelProto, tuple[Refusal, ...]]:

@@ -9,7 +9,8 @@ import pytest
 from sbonnx.graph import load, to_proto
 from sbonnx.patterns import FUSE, SIMPLIFY, apply
 from sbonnx.patterns.fuse.einsum import EINSUM_TO_MATMUL
-from sbonnx.prepare import prepare, read_recipe
+from sbonnx.pipeline import prepare
+from sbonnx.stages.state import read_recipe
 from tests.support.models import model, run
 
 SIZES = {"b": 2, "n": 5, "d": 6, "h": 3, "k": 4, "i": 5}

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from sbonnx import graph as graphs
-from sbonnx.calib.calibrate import calibrate
 from sbonnx.errors import ModelError, OutputError
+from sbonnx.pipeline import prepare, quantized_graph
 from sbonnx.plan import load_solution, save_solution
-from sbonnx.prepare import prepare, read_recipe
+from sbonnx.stages.state import read_recipe
+from tests.support.calibration import calibrate
 from tests.support.models import residual
 
 
@@ -26,7 +27,10 @@ def test_the_copy_makes_the_same_file(backend: str, bits: str, tmp_path: Path) -
     copy = load_solution(tmp_path / "solution.npz")
     assert copy.samples == solution.samples == 2
     assert copy.refusals == solution.refusals
-    made = [graphs.to_proto(prepared.quantized(one)).SerializeToString(deterministic=True) for one in (solution, copy)]
+    made = [
+        graphs.to_proto(quantized_graph(prepared, one)).SerializeToString(deterministic=True)
+        for one in (solution, copy)
+    ]
     assert made[0] == made[1]
 
 

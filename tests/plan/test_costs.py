@@ -8,7 +8,8 @@ from onnx import TensorProto, helper
 
 from sbonnx import graph as graphs
 from sbonnx.backends.onnxruntime.costs import load_costs
-from sbonnx.prepare import prepare, read_recipe
+from sbonnx.pipeline import prepare
+from sbonnx.stages.state import read_recipe
 from tests.support.models import model
 
 

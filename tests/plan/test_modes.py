@@ -8,10 +8,11 @@ import numpy as np
 import onnx
 import pytest
 
+from sbonnx.pipeline import prepare
 from sbonnx.plan import Plan, from_dict, to_dict
 from sbonnx.plan.modes import METHODS
-from sbonnx.prepare import prepare, read_recipe
 from sbonnx.recipe.limits import MODE_LIMITS
+from sbonnx.stages.state import read_recipe
 from tests.support.models import model, residual
 
 TWO = """

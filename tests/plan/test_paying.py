@@ -18,9 +18,10 @@ from sbonnx import graph as graphs
 from sbonnx.backends.onnxruntime.costs import BUNDLED, KINDS, Costs, Price, load_costs
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Node, Tensor, query
+from sbonnx.pipeline import prepare
 from sbonnx.plan.paying import SLACK_NS, SLACK_SHARE, unpaid
 from sbonnx.plan.survey import Survey
-from sbonnx.prepare import prepare, read_recipe
+from sbonnx.stages.state import read_recipe
 from tests.support.models import model
 
 WEIGHTS: dict[str, Any] = {f"w{index}": (4, 4, 1, 1) for index in range(4)}

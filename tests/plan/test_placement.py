@@ -10,8 +10,9 @@ import pytest
 
 from sbonnx import plan as plans
 from sbonnx.errors import RecipeError
+from sbonnx.pipeline import prepare
 from sbonnx.plan import Plan
-from sbonnx.prepare import prepare, read_recipe
+from sbonnx.stages.state import read_recipe
 from tests.support.models import model, residual
 
 

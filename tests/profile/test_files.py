@@ -12,12 +12,12 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 
 from sbonnx import graph as graphs
 from sbonnx import qdq
-from sbonnx.api import solve
 from sbonnx.assets import digits
 from sbonnx.errors import ModelError
 from sbonnx.metrics import sqnr_db
-from sbonnx.prepare import read_recipe
+from sbonnx.pipeline import quantized_graph, solve
 from sbonnx.profile import losses, same_model, subject_of
+from sbonnx.stages.state import Request, read_recipe
 from tests.support.models import model, residual, run
 
 MODEL = str(digits().model)
@@ -28,11 +28,12 @@ DATA = [{"image": IMAGES[:16]}, {"image": IMAGES[16:]}]
 def made(folder: Path, backend: str, **wishes: Any) -> tuple[Path, Any]:
     """A file that this package writes, and the profile of the plan that it was written from."""
     recipe, rules = read_recipe(None, backend, wishes)
-    prepared, samples, solution = solve(MODEL, DATA, recipe, rules, split=None, progress=None)
-    assert samples is not None
+    state = solve(Request(MODEL, recipe, rules, data=DATA))
+    prepared, solution = state.prepared, state.solution
+    assert state.data is not None
     path = folder / "q.onnx"
-    graphs.save(prepared.quantized(solution), path)
-    return path, losses(prepared.graph, prepared.plan, solution, samples.every)
+    graphs.save(quantized_graph(prepared, solution), path)
+    return path, losses(prepared.graph, prepared.plan, solution, state.data.every)
 
 
 WISHES: dict[str, dict[str, Any]] = {
@@ -65,9 +66,10 @@ def test_a_file_has_the_profile_of_its_plan(wishes: str, tmp_path: Path) -> None
 
 def test_integer_operators(tmp_path: Path) -> None:
     recipe, rules = read_recipe(None, "onnxruntime", {"format": "qoperator"})
-    prepared, _, solution = solve(MODEL, DATA, recipe, rules, split=None, progress=None)
+    state = solve(Request(MODEL, recipe, rules, data=DATA))
+    prepared, solution = state.prepared, state.solution
     path = tmp_path / "q.onnx"
-    graphs.save(prepared.quantized(solution), path)
+    graphs.save(quantized_graph(prepared, solution), path)
     assert any(node.op_type == "QLinearConv" for node in onnx.load(str(path)).graph.node)
     subject = subject_of(MODEL, path)
     found = losses(subject.graph, subject.plan, subject.solution, DATA)
@@ -148,7 +150,8 @@ def test_blocks(tmp_path: Path) -> None:
     proto = model("agraph (float[N,64] x) => (float[N,32] y) { y = MatMul (x, w) }", opset=21, w=(64, 32))
     proto.graph.node[0].name = "product"
     recipe, rules = read_recipe(None, "virtual", {"mode": "weight_only", "bits": "w4a8", "block_size": 16})
-    prepared, _, solution = solve(proto, None, recipe, rules, split=None, progress=None)
+    state = solve(Request(proto, recipe, rules, data=None))
+    prepared, solution = state.prepared, state.solution
     path = tmp_path / "q.onnx"
     quantized = graphs.copy(prepared.graph)
     qdq.insert(quantized, prepared.plan, solution)
@@ -186,9 +189,10 @@ def test_weights_that_rounding_moved_far_are_found(tmp_path: Path) -> None:
     direction = rng.standard_normal((1, 8, 6, 6)).astype(np.float32)
     feeds = [{"x": direction * scale} for scale in np.linspace(-2, 2, 12, dtype=np.float32)]
     recipe, rules = read_recipe(None, "virtual", {"bits": "w2a8"})
-    prepared, _, solution = solve(proto, feeds, recipe, rules, split=None, progress=None)
+    state = solve(Request(proto, recipe, rules, data=feeds))
+    prepared, solution = state.prepared, state.solution
     path, source = tmp_path / "q.onnx", tmp_path / "f.onnx"
-    graphs.save(prepared.quantized(solution), path)
+    graphs.save(quantized_graph(prepared, solution), path)
     onnx.save(proto, source)
     (folded,) = (site for site in prepared.plan.of_role("weight"))
     kept = graphs.query.constant(graphs.query.tensors_by_name(prepared.graph)[folded.tensor])

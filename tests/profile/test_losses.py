@@ -12,18 +12,19 @@ import numpy as np
 import onnx
 import pytest
 
-from sbonnx.calib.calibrate import calibrate
 from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.errors import DataError
 from sbonnx.graph import load
+from sbonnx.pipeline import prepare
 from sbonnx.plan.types import Plan, Reader, Site, Solution
-from sbonnx.prepare import prepare, read_recipe
 from sbonnx.profile import Column, losses, node_errors
 from sbonnx.profile.walk import Walk
 from sbonnx.spec import Array, QuantSpec
+from sbonnx.stages.state import read_recipe
 from tests.calib.engine.branching import nested
 from tests.calib.naive import plan_linear
 from tests.calib.quantized.test_forward import with_qdq
+from tests.support.calibration import calibrate
 from tests.support.models import model, residual, run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -298,7 +299,7 @@ def test_the_voice_detector_of_the_pack(pack: Path) -> None:
 PEAK = """
 import resource, sys
 import numpy as np
-from sbonnx.calib.calibrate import calibrate
+from tests.support.calibration import calibrate
 from sbonnx.graph import load
 from sbonnx.profile import losses
 from tests.calib.naive import plan_linear

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sbonnx.calib.calibrate import calibrate
 from sbonnx.errors import RecipeError
 from sbonnx.graph import load
 from sbonnx.plan.types import Plan, Site, Solution
@@ -18,6 +17,7 @@ from tests.calib.engine.branching import nested
 from tests.calib.naive import plan_linear
 from tests.calib.quantized.test_forward import with_qdq
 from tests.profile.test_losses import BRANCH_FEEDS, FEEDS, ROLES, only, shown, squared
+from tests.support.calibration import calibrate
 from tests.support.models import model, residual, run
 
 CANDIDATES = [Candidate(4, 8), Candidate(8, 8), Candidate(None, 8), Candidate(4, None), Candidate(8, 16)]

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from sbonnx.calib.calibrate import calibrate
 from sbonnx.graph import load
 from sbonnx.graph.query import all_nodes
 from sbonnx.plan.types import Plan, Reader, Site
@@ -17,6 +16,7 @@ from tests.calib.engine.branching import nested
 from tests.calib.naive import plan_linear
 from tests.calib.quantized.test_forward import with_qdq
 from tests.profile.test_losses import squared
+from tests.support.calibration import calibrate
 from tests.support.models import model, residual, run
 
 PARTS: dict[str, Any] = {"two": np.array(2), "first": np.array(0), "second": np.array(1)}

@@ -18,12 +18,12 @@ from sbonnx import pipeline, qat  # noqa: E402
 from sbonnx.assets import digits  # noqa: E402
 from sbonnx.errors import ModelError, OutputError, RecipeError  # noqa: E402
 from sbonnx.plan import Solution  # noqa: E402
-from sbonnx.prepare import Prepared, read_recipe  # noqa: E402
 from sbonnx.qat.api import fixed_batch, from_calibration  # noqa: E402
 from sbonnx.qat.fakequant import FakeQuant  # noqa: E402
 from sbonnx.qat.module import origin_of, within_codes  # noqa: E402
 from sbonnx.quant_model import LifeCycleError  # noqa: E402
 from sbonnx.spec import QParams, QuantSpec  # noqa: E402
+from sbonnx.stages.state import Prepared, Request, read_recipe  # noqa: E402
 from tests.qat.sent_back import assert_same_file, constants  # noqa: E402
 from tests.support.models import model, residual  # noqa: E402
 
@@ -47,8 +47,8 @@ def calibrated(case: str) -> tuple[Prepared, Solution]:
     """A calibration of the bundled network, which is the slow part; it is not changed by what comes after."""
     wishes = dict(WISHES[case])
     recipe, rules = read_recipe(None, wishes.pop("backend"), wishes)
-    prepared, _, solution = pipeline.solve(MODEL, FEEDS, recipe, rules, split=None, progress=None)
-    return prepared, solution
+    state = pipeline.solve(Request(MODEL, recipe, rules, data=FEEDS))
+    return state.prepared, state.solution
 
 
 def module_of(case: str, weights: str, activations: str) -> Any:
@@ -62,7 +62,10 @@ def module_of(case: str, weights: str, activations: str) -> Any:
 def test_untrained_it_goes_back_to_the_file_of_calibration(method: str, case: str, tmp_path: Path) -> None:
     """The same constants bit for bit, codes among them, in a graph of the same nodes."""
     prepared, solution = calibrated(case)
-    pipeline.write(MODEL, prepared, None, solution, tmp_path / "calibrated.onnx", verify=False)
+    target = tmp_path / "calibrated.onnx"
+    pipeline.write(
+        Request(MODEL, prepared.recipe, prepared.backend, output=target, verify=False), prepared, solution, None
+    )
     report = qat.export(module_of(case, method, method), tmp_path / "trained.onnx", FEEDS)
     assert not [one for one in report.problems if "away from the module's" in one]
     if method != "dorefa":

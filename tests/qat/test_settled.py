@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 import sbonnx  # noqa: E402
 from sbonnx import pipeline, qat  # noqa: E402
 from sbonnx.errors import DataError, ModelError  # noqa: E402
-from sbonnx.prepare import read_recipe  # noqa: E402
 from sbonnx.qat.module import keep_source, origin_of, trainable  # noqa: E402
+from sbonnx.stages.state import Request, read_recipe  # noqa: E402
 from tests.qat.sent_back import assert_same_file, constants  # noqa: E402
 from tests.support.models import model  # noqa: E402
 
@@ -34,8 +34,8 @@ WISHES: dict[str, Any] = {"backend": "virtual", "bits": "w4a8"}
 def calibrated(source: Any, feeds: list[dict[str, Any]], **wishes: Any) -> tuple[Any, Any]:
     """(prepared, solution)."""
     recipe, rules = read_recipe(None, wishes.pop("backend"), wishes)
-    prepared, _, solution = pipeline.solve(source, feeds, recipe, rules, split=None, progress=None)
-    return prepared, solution
+    state = pipeline.solve(Request(source, recipe, rules, data=feeds))
+    return state.prepared, state.solution
 
 
 def module_of(source: Any, feeds: list[dict[str, Any]], **settled: Any) -> Any:

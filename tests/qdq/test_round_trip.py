@@ -10,6 +10,7 @@ import pytest
 from sbonnx import graph as graphs
 from sbonnx import qdq
 from sbonnx.graph import query
+from sbonnx.pipeline import quantized_graph
 from sbonnx.quant_model import QuantModel
 from sbonnx.spec import Array
 from tests.support.models import model, residual, run
@@ -38,7 +39,7 @@ def test_read_and_strip_are_the_inverses_of_insert(bits: str, weights: str, sche
     quant, feeds = calibrated(config, bits)
     with quant:
         assert quant.solution is not None
-        graph = graphs.load(graphs.to_proto(quant.prepared.quantized(quant.solution)))
+        graph = graphs.load(graphs.to_proto(quantized_graph(quant.prepared, quant.solution)))
         found: dict[str, list[Any]] = {}
         for pair in qdq.read(graph):
             found.setdefault(pair.source, []).append(pair.qparams)

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from sbonnx import graph as graphs
 from sbonnx import qdq
 from sbonnx.backends.onnxruntime.alignment import align
-from sbonnx.calib import calibrate as walk
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.graph import Graph, query
+from sbonnx.pipeline import prepare, quantized_graph
 from sbonnx.plan import Solution
-from sbonnx.prepare import Prepared, prepare, read_recipe
 from sbonnx.spec import Array
+from sbonnx.stages.state import Prepared, read_recipe, round_by_site
 from tests.lint.qdq_models import CHANNELS, Net
+from tests.support import calibration as walk
 from tests.support.models import model, residual, run
 
 Shape = list[tuple[str, str, list[str], list[str]]]
@@ -53,7 +54,7 @@ def inserted(source: Any, feeds: Any, wishes: dict[str, Any]) -> tuple[Prepared,
     recipe, rules = read_recipe(None, wishes["backend"], overrides)
     prepared = prepare(source, recipe, rules)
     samples = datasets.read(feeds, prepared.graph)
-    return prepared, walk.calibrate(prepared.graph, prepared.plan, samples, solve=prepared.round)
+    return prepared, walk.calibrate(prepared.graph, prepared.plan, samples, solve=round_by_site)
 
 
 def worst_distance(prepared: Prepared, solution: Solution, stripped: Graph) -> float:
@@ -120,7 +121,7 @@ def calibration(pack: Path, net: str) -> Any:
 
 def legal(prepared: Prepared, solution: Solution) -> None:
     """Channels that were widened and Pads on codes for onnxruntime's kernels go as well; names there may differ."""
-    graph = graphs.load(graphs.to_proto(prepared.quantized(solution)), opset=1)
+    graph = graphs.load(graphs.to_proto(quantized_graph(prepared, solution)), opset=1)
     qdq.strip(graph)
     assert sorted(node.op for node in graph.nodes) == sorted(node.op for node in prepared.graph.nodes)
     assert interface(graph) == interface(prepared.graph)

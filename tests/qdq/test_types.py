@@ -10,6 +10,7 @@ import pytest
 
 from sbonnx import graph as graphs
 from sbonnx import qdq
+from sbonnx.pipeline import quantized_graph
 from sbonnx.plan import load_solution, save_solution
 from sbonnx.quant_model import QuantModel
 from sbonnx.spec import FP8, Array, QuantSpec
@@ -57,7 +58,7 @@ def test_files_hold_and_compute_what_was_solved(wishes: dict[str, Any], form: st
     quant, feeds = calibrated(which, weights=form, **wishes)
     with quant:
         assert quant.solution is not None
-        proto = graphs.to_proto(quant.prepared.quantized(quant.solution))
+        proto = graphs.to_proto(quantized_graph(quant.prepared, quant.solution))
         graph = graphs.load(proto)
         found: dict[str, list[Any]] = {}
         for pair in qdq.read(graph):
@@ -107,7 +108,7 @@ def test_stored_types() -> None:
         quant, _ = calibrated("wide", **wishes)
         with quant:
             assert quant.solution is not None
-            graph = quant.prepared.quantized(quant.solution)
+            graph = quantized_graph(quant.prepared, quant.solution)
         kinds = {str(t.dtype) for t in graphs.query.tensors_by_name(graph).values() if t.name.endswith("_quantized")}
         assert kinds == {wanted}, wishes
 
@@ -127,6 +128,6 @@ def test_a_solution_survives_its_file(wishes: dict[str, Any], tmp_path: Path) ->
         for key, codes in quant.solution.codes.items():
             assert back.codes[key].dtype == codes.dtype
             np.testing.assert_array_equal(back.codes[key].view(np.uint8), codes.view(np.uint8))
-        assert graphs.to_proto(quant.prepared.quantized(back)) == graphs.to_proto(
-            quant.prepared.quantized(quant.solution)
+        assert graphs.to_proto(quantized_graph(quant.prepared, back)) == graphs.to_proto(
+            quantized_graph(quant.prepared, quant.solution)
         )

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sbonnx.calib.storage.tensor_store import parse_size
 from sbonnx.errors import RecipeError
+from sbonnx.options import parse_size
 from sbonnx.recipe import load, text
 from sbonnx.recipe.node_patterns import time_limit as regex_time
 from sbonnx.recipe.node_patterns.torch_modules import NodeInfo

@@ -14,7 +14,7 @@ import pytest
 from sbonnx.assets import digits
 from sbonnx.backends import backend_for
 from sbonnx.errors import RecipeError
-from sbonnx.prepare import prepare
+from sbonnx.pipeline import prepare
 from sbonnx.recipe import load
 from sbonnx.recipe.node_patterns.torch_modules import SCOPES, Modules, NodeInfo, module_path
 

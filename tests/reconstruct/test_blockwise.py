@@ -11,16 +11,19 @@ import pytest
 
 import sbonnx
 from sbonnx import graph as graphs
-from sbonnx.calib.calibrator import Calibrator
+from sbonnx.calib.calibrator import calibrate
 from sbonnx.calib.data.dataset import read
+from sbonnx.calib.engine.sample_splitter import Rows
 from sbonnx.calib.quantized.state import Numbers, Walked
 from sbonnx.calib.quantized.stream import plainly
+from sbonnx.options import RunOptions
+from sbonnx.pipeline import prepare, quantized_graph
 from sbonnx.plan.types import RoundingChoice
-from sbonnx.prepare import Prepared, prepare, read_recipe
-from sbonnx.progress import Silent
 from sbonnx.reconstruct import blockwise
+from sbonnx.reconstruct.solve import solution_from
 from sbonnx.rounding.soft import BLOCKS
 from sbonnx.spec import Array
+from sbonnx.stages.state import Prepared, read_recipe
 from tests.support.models import model, run
 
 pytest.importorskip("torch")
@@ -73,30 +76,18 @@ def prepared(proto: onnx.ModelProto, **arguments: Any) -> Prepared:
 def walked(ready: Prepared, *, memory: int = 1 << 30, seed: int = 0, learn: bool = True) -> Walked:
     """Ranges in float, then the walk."""
     data = read(images(), ready.graph)
-    with Calibrator(ready.graph, ready.plan) as calibrator:
-        calibrator.observe_all(data, Silent())
-        first = Walked(calibrator.ranges()[0], {}, {})
-        if not learn:
-            return first
-        return blockwise.walk_blocks(
-            ready.graph,
-            ready.plan,
-            list(calibrator._rows.units(data.items())),
-            first,
-            seed=seed,
-            device="cpu",
-            threads=1,
-            memory=memory,
-            progress=Silent(),
-        )
+    first = Walked(calibrate(ready.graph, ready.plan, data).bounds, {}, {})
+    if not learn:
+        return first
+    units = list(Rows(ready.graph).units(data.items()))
+    return blockwise.walk_blocks(ready.graph, ready.plan, units, first, seed, RunOptions(threads=1, memory=memory))
 
 
 def error(ready: Prepared, found: Walked, proto: onnx.ModelProto) -> float:
     """Squared error of the file that these codes give, in onnxruntime, against the float model."""
-    with Calibrator(ready.graph, ready.plan) as calibrator:
-        calibrator.observe_all(read(images(), ready.graph), Silent())
-        solution = calibrator._solution(found, (), None)
-    quantized = graphs.to_proto(ready.quantized(solution))
+    ranges = calibrate(ready.graph, ready.plan, read(images(), ready.graph))
+    solution = solution_from(ready.graph, ready.plan, ranges, found)
+    quantized = graphs.to_proto(quantized_graph(ready, solution))
     name = proto.graph.output[0].name
     feeds = images()
     return float(sum(((run(proto, x)[name] - run(quantized, x)[name]) ** 2).sum() for x in feeds))

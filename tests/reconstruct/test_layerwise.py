@@ -11,15 +11,17 @@ import onnx
 import pytest
 
 import sbonnx
-from sbonnx.calib.calibrate import Asym, calibrate
 from sbonnx.calib.qparams.solve import weights_alone
 from sbonnx.calib.quantized.forward import Forward
+from sbonnx.calib.quantized.stream import QuantizedInputs
 from sbonnx.graph.query import constant, tensors_by_name
+from sbonnx.pipeline import prepare
 from sbonnx.plan import Solution
-from sbonnx.prepare import Prepared, prepare, read_recipe
 from sbonnx.reconstruct import layerwise as reconstruct
 from sbonnx.reconstruct.layerwise import Reconstruction
 from sbonnx.spec import Array
+from sbonnx.stages.state import Prepared, read_recipe, reconstruction_of, round_by_site, rounding_of
+from tests.support.calibration import calibrate
 from tests.support.models import model, run
 
 CHAIN = """agraph (float[N,6,12,12] x) => (float[N,5] y) {
@@ -55,8 +57,8 @@ def prepared(bits: int = 4, **wishes: Any) -> Prepared:
 
 
 def solved(ready: Prepared, data: Any, rounding: Reconstruction | None = None, **options: Any) -> Solution:
-    rounding = rounding or ready.reconstruction
-    return calibrate(ready.graph, ready.plan, data, rounding=rounding, solve=ready.round, **options)
+    rounding = rounding or reconstruction_of(ready)
+    return calibrate(ready.graph, ready.plan, data, rounding=rounding, solve=round_by_site, **options)
 
 
 def error(ready: Prepared, solution: Solution, data: list[dict[str, Array]]) -> float:
@@ -73,7 +75,7 @@ def error(ready: Prepared, solution: Solution, data: list[dict[str, Array]]) -> 
 def test_better_than_nearest_on_other_data(inputs: str, correct: str) -> None:
     wishes: dict[str, Any] = {"CALIBRATION.MOMENTS": inputs, "bias_correction": correct}
     ready, plain = prepared(**wishes), prepared(rounding="nearest", bias_correction="none")
-    assert plain.reconstruction is None
+    assert reconstruction_of(plain) is None
     found, nearest = solved(ready, images()), solved(plain, images())
     fresh = images(16, seed=1)
     assert error(ready, found, fresh) < 0.5 * error(plain, nearest, fresh)
@@ -147,8 +149,8 @@ def test_a_corrected_bias_leaves_no_mean_error() -> None:
         assert np.abs(difference.mean(axis=axes)).max() < 1e-3 * difference.std() + 1e-6, name
 
 
-@pytest.mark.parametrize("asym", [None, Asym()])
-def test_batches_threads_and_memory_do_not_matter(asym: Asym | None) -> None:
+@pytest.mark.parametrize("asym", [None, QuantizedInputs()])
+def test_batches_threads_and_memory_do_not_matter(asym: QuantizedInputs | None) -> None:
     """Bit for bit."""
     ready, data = prepared(), images(12)
     alone = solved(ready, data, asym=asym, threads=1)
@@ -185,7 +187,7 @@ def test_the_file_computes_what_was_solved(backend: str) -> None:
     bits = {"w_bit": 4} if backend == "virtual" else {"rounding": "gptq"}
     recipe, rules = read_recipe(None, backend, bits)
     ready = prepare(chain(), recipe, rules)
-    found = solved(ready, images(12), asym=ready.asym)
+    found = solved(ready, images(12), asym=rounding_of(ready).inputs)
     assert found.constants
     report = sbonnx.quantize(chain(), images(12), backend=backend, **bits)
     assert report.ok, report.problems
@@ -235,7 +237,7 @@ def test_shared_weights_and_rows() -> None:
     feeds = [{"x": rng.standard_normal((4, 8)).astype(np.float32) @ rng.standard_normal((8, 8)).astype(np.float32)}]
     recipe, backend = read_recipe(None, "virtual", {"w_bit": 4})
     ready = prepare(model(text, w=(8, 8)), recipe, backend)
-    found = solved(ready, feeds, replace(ready.reconstruction or Reconstruction(), rows=2))
+    found = solved(ready, feeds, replace(reconstruction_of(ready) or Reconstruction(), rows=2))
     assert set(found.gains) == {"w"}
 
 

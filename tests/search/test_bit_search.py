@@ -12,14 +12,15 @@ import pytest
 
 import sbonnx
 from sbonnx.errors import RecipeError
+from sbonnx.pipeline import prepare
 from sbonnx.plan import Plan
-from sbonnx.prepare import prepare, read_recipe
 from sbonnx.recipe import Recipe
 from sbonnx.recipe import load as load_recipe
 from sbonnx.recipe.node_patterns.matching import matcher
 from sbonnx.search import Survey, Trials, choose, open_trials, survey
 from sbonnx.search.bit_groups import ACTIVATION, WEIGHT, pattern_of, with_choices
 from sbonnx.search.costs import costs_of
+from sbonnx.stages.state import read_recipe
 from tests.support.models import residual
 
 FEEDS = [{"x": x} for x in np.random.default_rng(0).standard_normal((24, 2, 3, 8, 8)).astype(np.float32)]

@@ -15,12 +15,13 @@ from sbonnx.calib import held_out
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph import load
-from sbonnx.prepare import prepare, read_recipe
+from sbonnx.pipeline import prepare
 from sbonnx.recipe import load as load_recipe
 from sbonnx.search import Score, open_trials, search
 from sbonnx.search.evaluation import divide, loss_kind
 from sbonnx.search.recipe_steps import STEPS, Situation, steps_for
 from sbonnx.spec import Array
+from sbonnx.stages.state import read_recipe
 from tests.support.models import residual, run
 
 FEEDS = [{"x": x} for x in np.random.default_rng(0).standard_normal((16, 2, 3, 8, 8)).astype(np.float32)]

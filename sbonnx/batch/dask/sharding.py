@@ -27,8 +27,8 @@ from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.observation import Key
 from sbonnx.calib.shared_calibration import Course, walked_by
 from sbonnx.calib.sketches import Sketch
+from sbonnx.options import RunOptions
 from sbonnx.plan.types import Site
-from sbonnx.progress import Progress
 
 SKETCHES: Final = "sketches"
 """Subfolder with the calibration caches, in the output of a part and in the state folder."""
@@ -121,11 +121,11 @@ class _Walk:
         self._shard = shard
 
     def __call__(
-        self, course: Course, sites: Mapping[Key, Site], data: Dataset, *, progress: Progress, **how: Any
+        self, course: Course, sites: Mapping[Key, Site], data: Dataset, options: RunOptions
     ) -> dict[Key, Sketch]:
-        progress.start("calibrate", data.count)
+        options.progress.start("calibrate", data.count)
         wishes = dict.fromkeys(sites, EVERYTHING)
-        seen = observe(course.graph, sites.values(), data, self._shard, wishes=wishes, advance=progress.advance, **how)
+        seen = observe(course.graph, sites.values(), data, self._shard, wishes=wishes, options=options)
         return merge([seen])[0]
 
 

@@ -7,7 +7,7 @@ slow. Its samples are known without counting first, and a sample has the same po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -16,18 +16,17 @@ from sbonnx.calib.cache.forward_count import count
 from sbonnx.calib.cache.resume import EVERYTHING
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.observation import Key, Observation, Wish, wishes_of
-from sbonnx.calib.engine.runner import CPU, providers
+from sbonnx.calib.engine.runner import samples_at_once
 from sbonnx.calib.engine.sample_splitter import Rows, Unit
 from sbonnx.calib.engine.schedule import course_of
-from sbonnx.calib.engine.segments import Granularity
 from sbonnx.calib.sketches import Sketch
-from sbonnx.calib.storage.tensor_store import parse_size
-from sbonnx.cpu import cores
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph
+from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, Site
-from sbonnx.prepare import equalization_of
+from sbonnx.progress import Progress
 from sbonnx.recipe import Recipe
+from sbonnx.stages.state import equalization_of
 
 Arrays = dict[str, Any]
 """Output of `Sketch.to_arrays`."""
@@ -93,11 +92,7 @@ def observe(
     shard: Shard,
     *,
     wishes: Mapping[Key, Wish] | None = None,
-    device: str = "cpu",
-    granularity: Granularity = "auto",
-    memory: str | int = "2 GiB",
-    threads: int | None = None,
-    advance: Callable[[int], None] | None = None,
+    options: RunOptions | None = None,
 ) -> Seen:
     """Observe the tensors of `sites` on one shard of the data.
 
@@ -109,33 +104,39 @@ def observe(
         sites: see `sites_of`.
         data: the whole data set.
         wishes: statistics to collect by tensor; None: enough for any observer, as in a calibration cache.
-        device, granularity, memory, threads: see `sbonnx.calib.calibrate.calibrate`.
-        advance: called with the number of further feeds passed.
+        options: see `RunOptions`; `progress` counts all feeds passed, also those of other shards.
 
     Raises:
-        DataError, NumericError, ModelError, DeviceError: see `sbonnx.calib.calibrate.calibrate`.
+        DataError, NumericError, ModelError, DeviceError: see `sbonnx.calib.calibrator.calibrate`.
     """
     sites = tuple(sites)
     asked = dict(dict.fromkeys(wishes_of(sites), EVERYTHING) if wishes is None else wishes)
-    units = Rows(graph, device=device).units(data.items())
+    options = options or RunOptions()
+    units = Rows(graph, device=options.device).units(data.items())
     first = next(units, None)
     if first is None:
         raise DataError("the data holds no feeds: calibration needs at least one")
-    limit = parse_size(memory)
+    limit = options.memory_bytes
     course = course_of(
-        graph, _observed(sites, asked), asked, first, kept=(), granularity=granularity, memory=limit, count=data.count
+        graph,
+        _observed(sites, asked),
+        asked,
+        first,
+        kept=(),
+        granularity=options.granularity,
+        memory=limit,
+        count=data.count,
     )
-    at_once = threads or (cores() if providers(device)[0] == CPU else 1)
     observation = Observation(
         graph,
         course.segments,
         asked,
-        device=device,
-        threads=max(1, min(at_once, limit // max(course.peak, 1))),
+        device=options.device,
+        threads=max(1, min(samples_at_once(options), limit // max(course.peak, 1))),
         any_layout=course.any_layout,
     )
     try:
-        for unit, _ in observation.stream(shard.mine(_told(chain([first], units), advance))):
+        for unit, _ in observation.stream(shard.mine(_told(chain([first], units), options.progress))):
             count(unit.samples)
         found = observation.found()
         return Seen({key: sketch.to_arrays() for key, sketch in found.items()}, observation.samples)
@@ -175,12 +176,11 @@ def _observed(sites: Iterable[Site], wishes: Mapping[Key, Wish]) -> dict[str, li
     return {scope: list(names) for scope, names in observed.items()}
 
 
-def _told(units: Iterable[Unit], advance: Callable[[int], None] | None) -> Iterator[Unit]:
-    """Pass units through, and report progress to `advance`."""
+def _told(units: Iterable[Unit], progress: Progress) -> Iterator[Unit]:
+    """Pass units through, and report progress."""
     for unit in units:
         yield unit
-        if advance is not None:
-            advance(int(unit.closes))
+        progress.advance(int(unit.closes))
 
 
 __all__ = ["Seen", "Shard", "merge", "observe", "shardable", "sites_of"]

@@ -76,9 +76,11 @@ class Calibration(Section):
         "auto (whole where it fits, else budget; layer for ASYM), whole, budget, layer",
         "new",
     )
-    workers: values.Count = key(1, "processes that share the data; the result is the same", "1 or more", "new")
+    workers: values.Count = key(
+        1, "kept for recipes that name it: samples run on threads of one process", "1 or more", "new"
+    )
     threads: values.Count | None = key(
-        None, "samples that run at a time in each process, on one thread each", "1 or more", "new", shown="one a core"
+        None, "samples that run at a time, on one thread each", "1 or more", "new", shown="one a core"
     )
     cache: values.Folder = key(
         None,

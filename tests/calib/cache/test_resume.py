@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,15 @@ import numpy as np
 import pytest
 
 from sbonnx.calib import calibrator as calibrators
-from sbonnx.calib.calibrate import calibrate
 from sbonnx.calib.engine import observation as observe
 from sbonnx.calib.engine.sample_runner import Lane
-from sbonnx.calib.workers.shards import Shards
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph, load
 from sbonnx.plan.types import ObserverChoice, Plan
 from sbonnx.spec import Array
 from tests.calib.naive import plan_linear
 from tests.calib.test_calibrate import same
+from tests.support.calibration import calibrate
 from tests.support.models import residual
 
 OBSERVERS = ("minmax", "moving_average", "percentile", "mse", "kl_histogram", "aciq", "auto")
@@ -114,7 +112,7 @@ KILLED = """
 import sys, time
 import numpy as np
 from sbonnx.calib import calibrator
-from sbonnx.calib.calibrate import calibrate
+from tests.support.calibration import calibrate
 from sbonnx.graph import load
 from sbonnx.plan.types import ObserverChoice
 from tests.calib.naive import plan_linear
@@ -151,21 +149,3 @@ def test_killed_and_resumed(graph: Graph, tmp_path: Path, granularity: Any) -> N
     assert not list(cache.glob("partial-*"))
     found = calibrate(graph, plan_with(graph, "mse"), FEEDS, cache=cache, granularity=granularity)
     assert same(found, calibrate(graph, plan_with(graph, "mse"), FEEDS))
-
-
-@pytest.mark.parametrize("cached", [False, True])
-def test_several_processes_find_the_same(
-    graph: Graph, tmp_path: Path, cached: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Through `calibrate`; with workers that are started at once, however little there is to do."""
-    monkeypatch.setattr(calibrators, "Shards", partial(Shards, patience=0.0))
-    plan = plan_with(graph, "mse")
-    found = calibrate(graph, plan, FEEDS, workers=3, cache=tmp_path / "cache" if cached else None)
-    assert same(found, calibrate(graph, plan, FEEDS))
-    assert found.samples == 36
-    assert not found.notes
-
-
-def test_where_one_process_must_do(graph: Graph) -> None:
-    found = calibrate(graph, plan_with(graph, "minmax"), FEEDS, workers=2, granularity="layer")
-    assert found.notes == ("workers=2 was not heeded: layer by layer, one process works on one store of activations",)

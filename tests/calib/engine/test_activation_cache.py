@@ -7,14 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sbonnx.calib.calibrate import Calibrator, calibrate
+from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data.dataset import read
 from sbonnx.calib.engine import activation_cache as keeping
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.graph import load
-from sbonnx.progress import Silent
+from sbonnx.options import RunOptions
+from sbonnx.reconstruct.solve import WeightRounding, reconstruct
 from tests.calib.naive import plan_linear
 from tests.calib.test_calibrate import same
+from tests.support.calibration import calibrate
 from tests.support.models import model, residual
 
 STEPS = "\n".join(f"r{i} = Conv<pads=[1,1,1,1]>(r{i - 1}, w{i})" for i in range(1, 6))
@@ -63,9 +65,9 @@ def test_what_is_made_again_is_made_from_what_it_needs(monkeypatch: pytest.Monke
     graph = load(CHAIN)
     plan = plan_linear(graph)
     feeds = [{"r0": feed["x"]} for feed in FEEDS]
-    with Calibrator(graph, plan, granularity="layer", memory=1, threads=1) as calibrator:
-        calibrator.observe_all(read(feeds, graph), Silent())
-        found = calibrator.finish()
+    with Calibrator(graph, plan, RunOptions(granularity="layer", memory=1, threads=1)) as calibrator:
+        calibrator.observe_all(read(feeds, graph))
+        found = reconstruct(graph, plan, read(feeds, graph), calibrator.ranges(), WeightRounding())
     assert sorted(set(asked)) == [2.0, 4.0]  # r2 from r1 (of the first segment: on disk), r3 from r2
     assert same(found, calibrate(graph, plan, feeds))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sbonnx.calib.calibrate import calibrate
 from sbonnx.calib.engine.branches import branches, plan_branches
 from sbonnx.graph import load
 from sbonnx.spec import Array
 from tests.calib.engine.branching import nested, weights
 from tests.calib.naive import plan_linear
+from tests.support.calibration import calibrate
 from tests.support.models import model
 
 RNG = np.random.default_rng(5)
@@ -57,7 +57,7 @@ def test_what_a_branch_reads_is_asked_of_the_scopes_around() -> None:
 @pytest.mark.parametrize("granularity", ["whole", "layer", "budget"])
 def test_ranges_of_the_samples_that_ran(granularity: str) -> None:
     graph = load(nested())
-    solution = calibrate(graph, plan_linear(graph), FEEDS, granularity=granularity, memory=64)  # type: ignore[arg-type]
+    solution = calibrate(graph, plan_linear(graph), FEEDS, granularity=granularity, memory=64)
     assert solution.refusals == ()
     for name, values in expected(FEEDS).items():
         lo = min(value.min() for value in values)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from sbonnx.calib.calibrate import calibrate
 from sbonnx.calib.observers import make_observer
 from sbonnx.calib.qparams.solve import solution_of
 from sbonnx.calib.quantized.forward import Forward
@@ -17,6 +16,7 @@ from sbonnx.graph.query import tensors_by_name
 from sbonnx.plan.types import ObserverChoice, Plan, Reader, Site
 from sbonnx.spec import Array, Bounds, QuantSpec, bounds_of
 from tests.calib.naive import plan_linear
+from tests.support.calibration import calibrate
 
 RNG = np.random.default_rng(11)
 IMAGES = RNG.standard_normal((6, 3, 8, 8)).astype(np.float32)

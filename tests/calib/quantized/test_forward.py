@@ -11,12 +11,13 @@ import onnxruntime as ort
 import pytest
 from onnx import helper, numpy_helper
 
-from sbonnx.calib.calibrate import Forward, calibrate, forward
+from sbonnx.calib.quantized.forward import Forward, forward
 from sbonnx.graph import load
 from sbonnx.plan.types import Plan, Reader, Site, Solution
 from sbonnx.spec import QuantSpec
 from tests.calib.engine.branching import all_nodes, nested
 from tests.calib.naive import plan_linear
+from tests.support.calibration import calibrate
 from tests.support.models import model, residual, run
 
 X = np.random.default_rng(2).standard_normal((4, 3, 8, 8)).astype(np.float32)

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sbonnx.calib.calibrate import calibrate
 from sbonnx.calib.engine import observation as observe
 from sbonnx.calib.engine.runner import LayerRunner
-from sbonnx.calib.quantized.stream import Asym
+from sbonnx.calib.quantized.stream import QuantizedInputs
 from sbonnx.graph import Graph, load
+from sbonnx.pipeline import prepare
 from sbonnx.plan.types import Plan, Solution
-from sbonnx.prepare import prepare, read_recipe
 from sbonnx.spec import QuantSpec
+from sbonnx.stages.state import read_recipe
 from tests.calib.naive import plan_linear
 from tests.calib.quantized.quantized_loop import (
     A4,
@@ -29,6 +29,7 @@ from tests.calib.quantized.quantized_loop import (
     residual_plan,
     site_at,
 )
+from tests.support.calibration import calibrate
 from tests.support.models import model, residual
 
 
@@ -43,10 +44,10 @@ def _unoptimised(graph: Graph, *, any_layout: Any, **options: Any) -> LayerRunne
 
 
 def check(
-    graph: Graph, plan: Plan, feeds: Feeds, asym: Asym | None = None, *, rtol: float = 0, **switches: bool
+    graph: Graph, plan: Plan, feeds: Feeds, asym: QuantizedInputs | None = None, *, rtol: float = 0, **switches: bool
 ) -> Solution:
     """The stream and the loop find the same; some range differs from float, or the test shows nothing."""
-    found = calibrate(graph, plan, feeds, asym=asym or Asym())
+    found = calibrate(graph, plan, feeds, asym=asym or QuantizedInputs())
     expected = loop(graph, plan, feeds, **switches)
     plain = floats_of(graph, plan, feeds)
     assert found.bounds.keys() == expected.keys() == plain.keys()
@@ -71,7 +72,7 @@ def test_equals_the_loop(observer: str, bias: bool) -> None:
 @pytest.mark.parametrize(("weights", "activations"), [(True, False), (False, True)])
 def test_one_side_alone(weights: bool, activations: bool) -> None:
     graph = load(residual())
-    asym = Asym(weights=weights, activations=activations)
+    asym = QuantizedInputs(weights=weights, activations=activations)
     check(graph, residual_plan(graph, bias=True), FEEDS, asym, weights=weights, activations=activations)
 
 
@@ -95,7 +96,7 @@ def test_optimised_stages_agree_to_the_last_bits() -> None:
     """Without the fixture: sums in another order."""
     graph = load(residual())
     plan = plan_linear(graph, weight=QuantSpec(axis=0))
-    found, expected = calibrate(graph, plan, FEEDS, asym=Asym()).bounds, loop(graph, plan, FEEDS)
+    found, expected = calibrate(graph, plan, FEEDS, asym=QuantizedInputs()).bounds, loop(graph, plan, FEEDS)
     for key, bounds in expected.items():
         step = float(bounds.hi - bounds.lo) / 255
         np.testing.assert_allclose(found[key].hi, bounds.hi, atol=step)

@@ -9,19 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sbonnx.calib.calibrate import calibrate
 from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.quantized import stream as module
 from sbonnx.calib.quantized.forward import Forward
-from sbonnx.calib.quantized.stream import Asym, staged
+from sbonnx.calib.quantized.stream import QuantizedInputs, staged
 from sbonnx.calib.storage.tensor_store import StoreCounters, TensorStore
 from sbonnx.errors import NumericError
 from sbonnx.graph import load
+from sbonnx.pipeline import prepare
 from sbonnx.plan.types import Site
-from sbonnx.prepare import prepare, read_recipe
 from sbonnx.spec import Array, QParams
+from sbonnx.stages.state import read_recipe
 from tests.calib.naive import plan_linear
 from tests.calib.quantized.quantized_loop import A4, FEEDS, IMAGES, MATRIX, residual_plan, site_at
+from tests.support.calibration import calibrate
 from tests.support.models import model, residual
 
 
@@ -37,10 +38,10 @@ def test_batches_threads_and_memory_do_not_matter(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "TensorStore", Watched)
     graph = load(residual())
     plan = residual_plan(graph, "mse", bias=True)
-    alone = calibrate(graph, plan, FEEDS, asym=Asym(), threads=1)
+    alone = calibrate(graph, plan, FEEDS, asym=QuantizedInputs(), threads=1)
     for size, threads, memory in ((1, 3, "1 GiB"), (4, 2, 9000), (6, 1, 0)):
         batches = [{"x": IMAGES[i : i + size]} for i in range(0, 6, size)]
-        other = calibrate(graph, plan, batches, asym=Asym(), threads=threads, memory=memory)
+        other = calibrate(graph, plan, batches, asym=QuantizedInputs(), threads=threads, memory=memory)
         for key, bounds in alone.bounds.items():
             np.testing.assert_array_equal(other.bounds[key].lo, bounds.lo)
             np.testing.assert_array_equal(other.bounds[key].hi, bounds.hi)
@@ -105,7 +106,7 @@ def test_each_weight_is_rounded_once_when_its_layer_is_reached(rounding: bool) -
         log.events.append(site.tensor)
         return qparams.quantize(weight)
 
-    calibrate(graph, residual_plan(graph), FEEDS, asym=Asym(rounding=rounding), solve=solve, progress=log)
+    calibrate(graph, residual_plan(graph), FEEDS, asym=QuantizedInputs(rounding=rounding), solve=solve, progress=log)
     stages = ["stage 1 of 3", "stage 2 of 3", "stage 3 of 3"]
     if rounding:
         meanwhile = [stages[0], "ws", stages[1], "w1", stages[2], "w2", "wf"]
@@ -118,7 +119,11 @@ def test_no_second_walk_where_nothing_can_move() -> None:
     graph = load(residual())
     plan = residual_plan(graph)
     plain = calibrate(graph, plan, FEEDS)
-    for asym, again in ((Asym(ranges=False), False), (Asym(weights=False, activations=False), False), (Asym(), True)):
+    for asym, again in (
+        (QuantizedInputs(ranges=False), False),
+        (QuantizedInputs(weights=False, activations=False), False),
+        (QuantizedInputs(), True),
+    ):
         log = Log()
         found = calibrate(graph, plan, FEEDS, asym=asym, progress=log)
         assert ("quantized stream" in log.events) == again
@@ -141,7 +146,7 @@ def test_nan_that_quantization_brings_about_is_named() -> None:
     plan = replace(plan, sites=(site_at("r", "r", [(div, 1)]), *plan.sites))
     feeds = [{"x": np.array([[1, 2, 3, value]], np.float32)} for value in (4, 1e-3)]
     with pytest.raises(NumericError, match=r"with everything before it quantized, activation 'd' .* without asym"):
-        calibrate(graph, plan, feeds, asym=Asym())
+        calibrate(graph, plan, feeds, asym=QuantizedInputs())
 
 
 def test_it_helps_a_real_model_at_4_bits(pack: Path) -> None:
@@ -156,7 +161,7 @@ def test_it_helps_a_real_model_at_4_bits(pack: Path) -> None:
     with LayerRunner(prepared.graph) as run:
         reference = np.stack([next(iter(run(feed).values())) for feed in feeds[24:]])
     errors = []
-    for asym in (None, Asym()):
+    for asym in (None, QuantizedInputs()):
         solution = calibrate(prepared.graph, prepared.plan, feeds[:24], asym=asym)
         with Forward(prepared.graph, prepared.plan, solution) as quantized:
             outputs = np.stack([next(iter(quantized(feed).values())) for feed in feeds[24:]])

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sbonnx.calib.storage.spill_file import READ_RATE, WRITE_RATE, SpillFile
-from sbonnx.calib.storage.tensor_store import TensorStore, parse_size
+from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import OutputError, RecipeError
+from sbonnx.options import parse_size
 
 ROOT = Path(__file__).resolve().parents[3]
 

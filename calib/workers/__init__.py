@@ -1,1 +1,0 @@
-"""Worker processes: several processes share the samples of one calibration."""

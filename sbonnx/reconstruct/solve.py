@@ -1,0 +1,103 @@
+"""`reconstruct`: computes scales, zero points and quantized weights from measured ranges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sbonnx.calib.calibrator import MeasuredRanges
+from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.engine.canonical_order import canonical_units
+from sbonnx.calib.engine.sample_splitter import Rows
+from sbonnx.calib.qparams.solve import Solve, solution_of
+from sbonnx.calib.quantized.state import Walked
+from sbonnx.calib.quantized.stream import QuantizedInputs, walk_quantized
+from sbonnx.graph import Graph
+from sbonnx.graph.query import tensors_by_name
+from sbonnx.options import RunOptions
+from sbonnx.plan.types import Plan, Solution
+from sbonnx.reconstruct.blockwise import walk_blocks, wants_blocks
+from sbonnx.reconstruct.layer_fit import Reconstruction, gain_notes
+from sbonnx.reconstruct.layerwise import walk_rounding
+
+
+@dataclass(frozen=True)
+class WeightRounding:
+    """How weights are rounded, and on which inputs.
+
+    Attributes:
+        solve: rounds a weight given its scales; None: round to nearest.
+        inputs: measure a second time, on inputs from quantized layers; None: only in the float network.
+        reconstruction: round weights using the input activations of their layers; None: by `solve` alone.
+    """
+
+    solve: Solve | None = None
+    inputs: QuantizedInputs | None = None
+    reconstruction: Reconstruction | None = None
+
+
+def reconstruct(
+    graph: Graph,
+    plan: Plan,
+    data: Dataset,
+    ranges: MeasuredRanges,
+    rounding: WeightRounding,
+    options: RunOptions | None = None,
+) -> Solution:
+    """Compute the solution of `plan`: round all weights and derive every scale and zero point.
+
+    Args:
+        graph, plan: as for `calibrate`; not changed.
+        data: run again if rounding or `rounding.inputs` requires it.
+        ranges: result of `calibrate`.
+        rounding: how weights are rounded.
+        options: see `RunOptions`.
+
+    Raises:
+        NumericError, DataError, ModelError, DeviceError: see `walk_quantized` and `walk_rounding`.
+    """
+    options = options or RunOptions()
+    walked = Walked(ranges.bounds, {}, {})
+    if rounding.reconstruction is not None:
+        walked = _with_inputs(graph, plan, data, ranges, rounding.reconstruction, rounding.inputs, options)
+    elif rounding.inputs is not None and rounding.inputs.moves_ranges:
+        walked = walk_quantized(graph, plan, data, ranges.bounds, rounding.inputs, rounding.solve, options)
+    return solution_from(graph, plan, ranges, walked, rounding.solve)
+
+
+def solution_from(
+    graph: Graph, plan: Plan, ranges: MeasuredRanges, walked: Walked, solve: Solve | None = None
+) -> Solution:
+    """Compute the solution of the ranges and quantized values of a stream; `solve` rounds the other weights."""
+    solution = solution_of(
+        plan,
+        tensors_by_name(graph),
+        walked.bounds,
+        (*ranges.refusals, *walked.refusals),
+        walked.solve(solve),
+        ranges.samples,
+        chosen=walked.qparams,
+        constants=walked.constants,
+    )
+    gains = {key: gain for key, gain in walked.gains.items() if key in solution.codes}
+    return replace(solution, notes=(*ranges.notes, *solution.notes, *gain_notes(gains)), gains=gains)
+
+
+def _with_inputs(
+    graph: Graph,
+    plan: Plan,
+    data: Dataset,
+    ranges: MeasuredRanges,
+    settings: Reconstruction,
+    inputs: QuantizedInputs | None,
+    options: RunOptions,
+) -> Walked:
+    """Round layer by layer, then block by block if the plan asks for it."""
+    units = Rows(graph, device=options.device).units(data.items())
+    with canonical_units(units, options.memory_bytes) as sorted_units:
+        walked = walk_rounding(graph, plan, sorted_units, ranges, settings, inputs, options)
+        if wants_blocks(plan):
+            walked = walk_blocks(graph, plan, sorted_units, walked, settings.seed, options)
+        return walked
+
+
+__all__ = ["QuantizedInputs", "Reconstruction", "WeightRounding", "reconstruct"]

@@ -1,0 +1,174 @@
+"""Stages that run data: equalize by activations, calibrate, reconstruct weights, correct biases, tune batch norms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from sbonnx.calib import calibrator
+from sbonnx.calib.calibrator import MeasuredRanges
+from sbonnx.calib.data import dataset as datasets
+from sbonnx.calib.held_out import HeldOutSplit, divide, divide_sequences
+from sbonnx.calib.observers import OBSERVERS
+from sbonnx.calib.qparams.solve import weights_alone
+from sbonnx.calib.recurrent import read_steps, unroll
+from sbonnx.correct.analytic import correct_analytically
+from sbonnx.correct.batchnorm_tuning import tune_norms
+from sbonnx.equalize import equalize_measured, wanted_ranges
+from sbonnx.equalize.awq_calibrate import scale_by_activations
+from sbonnx.equalize.channel_ranges import channel_ranges
+from sbonnx.errors import DataError
+from sbonnx.options import RunOptions
+from sbonnx.plan import make
+from sbonnx.precision.measure import with_magnitudes
+from sbonnx.reconstruct import solve
+from sbonnx.report import Fired, Refusal
+from sbonnx.stages.state import Prepared, State, equalization_of, reconstruction_of, round_by_site, rounding_of
+from sbonnx.stages.verify import limits_of
+
+UNSEEN: Final = "no data was given: weights go to the nearest codes, and their rounding did not see what layers meet"
+"""Note if input-aware rounding has no data: weights are rounded to nearest."""
+
+
+def read_data(state: State, options: RunOptions) -> State:
+    """Read the calibration feeds and split off the hold-out set.
+
+    Raises:
+        DataError: see `divided`.
+        RecipeError: a limit of the recipe names an output that the model does not have.
+    """
+    prepared = state.prepared
+    limits_of(prepared.recipe).check_outputs([output.name for output in prepared.graph.outputs])
+    return replace(state, data=divided(state.request.data, prepared, state.request.split))
+
+
+def divided(data: Any, prepared: Prepared, split: int | None) -> HeldOutSplit | None:
+    """Read the calibration feeds and split off the hold-out set; a recurrent model is unrolled. None if not needed.
+
+    Raises:
+        DataError: there is no data and the recipe measures something.
+    """
+    recipe, calibration, graph = prepared.recipe, prepared.recipe.calibration, prepared.graph
+    if data is None:
+        if prepared.needs_data:
+            why = "HIGH_PRECISION wants ranges" if recipe.mode != "static" else "MODE: static measures activations"
+            raise DataError(f"calibration data is missing: {why}. Give some; MODE: weight_only at fp32 needs none")
+        return None
+    measures = prepared.needs_data or reconstruction_of(prepared) is not None or recipe.equalize.awq
+    share = recipe.verify.held_out if measures else 0.0
+    limit, pick, seed = recipe.samples, calibration.pick, calibration.seed
+    if not calibration.feedback:
+        samples = datasets.read(data, graph, split=split, limit=limit, pick=pick, seed=seed)
+        return divide(samples, graph, share, device=recipe.device)
+    first = limit if pick == "first" else None
+    steps = read_steps(data, graph, calibration.feedback, split=split, limit=first)
+
+    def unrolled(some: Any, part: float) -> datasets.Dataset:
+        # random picking comes after the states were computed through all steps
+        count = first if limit is None or first is not None else max(1, round(limit * part))
+        return unroll(some, graph, calibration.feedback, device=recipe.device, limit=count, pick=pick, seed=seed)
+
+    return divide_sequences(steps, calibration.feedback.values(), share, unrolled)
+
+
+def equalize_activations(state: State, options: RunOptions) -> State:
+    """Equalize by measured activations, in place, and plan the changed graph again.
+
+    Raises: as `channel_ranges` and `scale_by_activations`.
+    """
+    prepared = state.prepared
+    settings = equalization_of(prepared.recipe)
+    if prepared.measured:
+        return state
+    if not settings.needs_ranges:
+        return _scale_by_activations(state, options)
+    if state.data is None:
+        return state.refused(Refusal("equalize", "EQUALIZE", "there are no data to measure the ranges of channels on"))
+    graph = prepared.graph
+    ranges = channel_ranges(graph, wanted_ranges(graph, settings), state.data.fit, options)
+    done = equalize_measured(graph, settings, ranges)
+    plan = make(graph, prepared.recipe, prepared.backend, observers=frozenset(OBSERVERS))
+    kept = [refusal for refusal in prepared.refusals if refusal not in prepared.plan.refusals]
+    prepared = replace(
+        prepared,
+        measured=True,
+        plan=plan,
+        applied=(*prepared.applied, *done.fired),
+        refusals=(*kept, *done.refusals, *plan.refusals),
+    )
+    return _scale_by_activations(replace(state, prepared=prepared, ranges=None), options)
+
+
+def _scale_by_activations(state: State, options: RunOptions) -> State:
+    """Scale the inputs of matrix products before their weights are rounded (EQUALIZE.AWQ), in place."""
+    prepared = state.prepared
+    if not prepared.recipe.equalize.awq:
+        return state
+    if state.data is None:
+        return state.refused(
+            Refusal("scale by activations", "EQUALIZE.AWQ", "there are no data to see what products meet")
+        )
+    done, refusals = scale_by_activations(prepared.graph, prepared.plan, state.data.fit, options)
+    fired = [Fired("awq_mul" if one.multiplied else "awq", one.tensor) for one in done]
+    if done:
+        least, most = min(one.share for one in done), max(one.share for one in done)
+        text = f"inputs of products scaled by what they meet: output errors {least:.0%} to {most:.0%} of before"
+        prepared.graph.info.notes.append(text)
+    prepared = replace(
+        prepared,
+        measured=True,
+        applied=(*prepared.applied, *fired),
+        refusals=(*prepared.refusals, *refusals),
+    )
+    return replace(state, prepared=prepared, ranges=None)
+
+
+def calibrate(state: State, options: RunOptions) -> State:
+    """Measure the ranges of activations, unless they were measured already or nothing needs data."""
+    prepared, data = state.prepared, state.data
+    reconstruction = reconstruction_of(prepared)
+    if state.ranges is not None or data is None or not (prepared.needs_data or reconstruction is not None):
+        return state
+    if not prepared.plan.of_role("activation") and reconstruction is not None:
+        return replace(state, ranges=MeasuredRanges({}))
+    return replace(state, ranges=calibrator.calibrate(prepared.graph, prepared.plan, data.fit, options))
+
+
+def reconstruct(state: State, options: RunOptions) -> State:
+    """Round the weights, with the input activations of their layers where the recipe says so."""
+    prepared = state.prepared
+    rounding = state.rounding or rounding_of(prepared)
+    if state.ranges is None or state.data is None:
+        solution = weights_alone(prepared.graph, prepared.plan, round_by_site)
+        if rounding.reconstruction is not None:
+            solution = replace(solution, notes=(*solution.notes, UNSEEN))
+    else:
+        solution = solve.reconstruct(prepared.graph, prepared.plan, state.data.fit, state.ranges, rounding, options)
+    return replace(state, solution=solution)
+
+
+def measure_magnitudes(state: State, options: RunOptions) -> State:
+    """Measure the magnitudes of float tensors if the remaining float part is to be in half precision."""
+    data = None if state.data is None else state.data.fit
+    prepared = state.prepared
+    return replace(state, solution=with_magnitudes(state.solution, prepared.graph, prepared.plan, data, options))
+
+
+def correct_biases(state: State, options: RunOptions) -> State:
+    """Correct biases by batch-norm statistics if the recipe asks for it (by measured errors: see `reconstruct`)."""
+    prepared = state.prepared
+    if prepared.recipe.bias_correction != "analytic":
+        return state
+    return replace(state, solution=correct_analytically(prepared.graph, prepared.plan, state.solution))
+
+
+def tune_batchnorms(state: State, options: RunOptions) -> State:
+    """Re-estimate batch-norm statistics in the quantized network if the recipe asks for it."""
+    prepared, solution = state.prepared, state.solution
+    if not prepared.recipe.schedule.bn_tuning:
+        return state
+    if state.data is None:
+        refusal = Refusal("tune batch norms", "SCHEDULE.BN_TUNING", "there are no data to measure their inputs on")
+        return replace(state, solution=replace(solution, refusals=(*solution.refusals, refusal)))
+    tuned = tune_norms(prepared.graph, prepared.plan, solution, state.data.fit, options)
+    return replace(state, solution=tuned)

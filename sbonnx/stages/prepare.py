@@ -1,0 +1,185 @@
+"""Stages without data: load, simplify, fuse, equalize weights, plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from sbonnx import graph as graphs
+from sbonnx import patterns, precision, qdq
+from sbonnx.backends import Backend
+from sbonnx.backends.tensorrt.profiles import VERSIONS
+from sbonnx.calib.observers import OBSERVERS
+from sbonnx.correct import give_biases, own_statistics, record_normals
+from sbonnx.equalize import equalize
+from sbonnx.errors import ModelError
+from sbonnx.graph import Constant, Graph, edit, query
+from sbonnx.ops import EMBEDDING
+from sbonnx.options import RunOptions
+from sbonnx.plan import Plan, make
+from sbonnx.recipe.node_patterns.torch_modules import Modules, NodeInfo
+from sbonnx.report import Fired, Refusal
+from sbonnx.stages.state import BASE_OPSET, Prepared, State, equalization_of
+
+BATCH_NORM: Final = "fuse_bn"
+"""Name prefix of the patterns that apply only if the recipe folds batch norms."""
+
+
+def load(state: State, options: RunOptions) -> State:
+    """Load the model at `state.opset`, remove its Q/DQ pairs if the recipe requantizes, and resolve names of layers.
+
+    Raises:
+        ModelError: the file cannot be used, or is quantized already.
+        RecipeError: a pattern of the recipe matches nothing.
+    """
+    request = state.request
+    graph = graphs.load(request.model, opset=state.opset)
+    nodes_before = sum(len(body.nodes) for _, body in query.scopes(graph))
+    refusals = list(qdq.make_float(graph, requantize=request.recipe.requantize))
+    infos = _infos(graph)
+    recipe, skipped = request.recipe.for_model(infos, list(query.tensors_by_name(graph)))
+    why = "no node in the file belongs to it, so that nothing needs to be skipped. "
+    refusals += [Refusal("skip", f"SKIP_TRACE_MODULES '{name}'", why + hint) for name, hint in skipped.items()]
+    if recipe.calibration.workers > 1:
+        graph.info.notes.append(
+            f"CALIBRATION.WORKERS: {recipe.calibration.workers} has no effect: samples run on threads of one process"
+        )
+    prepared = Prepared(
+        graph, Plan(()), recipe, request.backend, nodes_before, refusals=tuple(refusals), layers=Modules(infos)
+    )
+    return replace(state, prepared=prepared)
+
+
+def simplify(state: State, options: RunOptions) -> State:
+    """Apply the simplifying patterns, in place."""
+    return _applied(state, patterns.SIMPLIFY) if state.prepared.recipe.simplify else state
+
+
+def fuse(state: State, options: RunOptions) -> State:
+    """Apply the fusing patterns, in place; record batch norms and add biases where later stages need them."""
+    prepared, chosen = state.prepared, state.request.fusions
+    graph, recipe = prepared.graph, prepared.recipe
+    folds = recipe.schedule.fuse_bn or recipe.schedule.bn_tuning
+    fusions = [
+        pattern
+        for pattern in patterns.FUSE
+        if (folds or not pattern.name.startswith(BATCH_NORM))
+        and (chosen is None or pattern.name.startswith(tuple(chosen)))
+    ]
+    record_normals(graph)
+    state = _applied(state, fusions)
+    depthwise = any(query.is_depthwise(node) for _, body in query.scopes(graph) for node in body.nodes)
+    corrects = recipe.corrects_biases(depthwise=depthwise)
+    if corrects or recipe.bias_correction == "analytic" or recipe.schedule.bn_tuning:
+        give_biases(graph)
+    if recipe.schedule.bn_tuning:
+        own_statistics(graph)
+    return replace(state, prepared=replace(state.prepared, corrects=corrects))
+
+
+def equalize_weights(state: State, options: RunOptions) -> State:
+    """Equalize by weights alone, in place."""
+    done = equalize(state.prepared.graph, equalization_of(state.prepared.recipe))
+    return _extended(state, done.fired, done.refusals)
+
+
+def plan(state: State, options: RunOptions) -> State:
+    """Decide which tensor is quantized to which integers.
+
+    Raises:
+        RecipeError: the recipe asks for something that does not exist.
+    """
+    prepared = state.prepared
+    graph, recipe = prepared.graph, prepared.recipe
+    edit.sort(graph)
+    made = make(graph, recipe, prepared.backend, observers=frozenset(OBSERVERS))
+    _note_half_precision(graph, made)
+    refusals = list(made.refusals)
+    if recipe.auto.enable or recipe.mixed.wanted:
+        why = "only sbonnx.quantize and the verb quantize try recipes: this is the one that they begin with"
+        refusals.insert(0, Refusal("search", "AUTO" if recipe.auto.enable else "MIXED", why))
+    state = replace(state, prepared=replace(prepared, plan=made))
+    return _extended(state, (), refusals)
+
+
+def needed_opset(prepared: Prepared) -> int:
+    """Return the opset that the plan needs: 21 for 4-bit and 16-bit integers, 19 for scales in half precision.
+
+    Raises:
+        ModelError: the parser of the runtime does not read that opset, or that of the file.
+    """
+    tensors = query.tensors_by_name(prepared.graph)
+    sites = [site for site in prepared.plan.sites if site.role != "bias"]
+    half = any(query.dtype(tensors[site.tensor]) == np.dtype(np.float16) for site in sites)
+    half = half or (prepared.plan.float_type != "fp32" and bool(sites))
+    pairs = qdq.opset_needed([(site.role, site.spec) for site in sites], half=half)
+    needed = max(BASE_OPSET, precision.OPSET[prepared.plan.float_type], pairs)
+    _check_readable(prepared.graph, needed, prepared.backend)
+    return needed
+
+
+def _check_readable(graph: Graph, needed: int, backend: Backend) -> None:
+    """Check that the runtime's parser supports the opset of the result.
+
+    Raises:
+        ModelError: it is newer than the opset that the version is documented for.
+    """
+    profile, own = backend.profile, graph.info.original_opset
+    if profile is None or max(own, needed) <= profile.newest_opset:
+        return
+    what = f"has opset {own}" if own > profile.newest_opset else f"needs opset {needed} for the types of its Q/DQ"
+    raise ModelError(
+        f"{graph.info.path or 'the model'} {what}; the parser of {profile.name} reads up to {profile.newest_opset}: "
+        f"export it with that opset or an older one, or quantize for a newer version (such as tensorrt@{VERSIONS[0]})"
+    )
+
+
+def _applied(state: State, chosen: Any) -> State:
+    """Apply patterns to the graph, in place."""
+    done = patterns.apply(state.prepared.graph, tuple(chosen))
+    return _extended(state, done.fired, done.refusals)
+
+
+def _extended(state: State, fired: Iterable[Fired], refusals: Iterable[Refusal]) -> State:
+    """Return the state with further applied patterns and refusals."""
+    prepared = state.prepared
+    return replace(
+        state,
+        prepared=replace(prepared, applied=(*prepared.applied, *fired), refusals=(*prepared.refusals, *refusals)),
+    )
+
+
+def _infos(graph: Graph) -> list[NodeInfo]:
+    """Collect, for every node, the metadata from which the names of torch modules are derived."""
+    found = []
+    for _, body in query.scopes(graph):
+        for node in body.nodes:
+            held = node.inputs[0 if node.op in EMBEDDING else 1 :][:1]
+            weight = held[0].name if held and isinstance(held[0], Constant) else ""
+            kind = query.dtype(node.outputs[0]) if node.outputs else None
+            found.append(
+                NodeInfo(
+                    node.name,
+                    node.op,
+                    graphs.node_metadata(graph, node.name),
+                    weight if weight.endswith(".weight") else "",
+                    integer=kind is not None and kind.kind in "iub",
+                )
+            )
+    return found
+
+
+def _note_half_precision(graph: Graph, plan: Plan) -> None:
+    """Add a note that float16 has no integer kernels on onnxruntime's CPU, so that Q/DQ gain nothing there."""
+    if plan.backend != "virtual":
+        return  # onnxruntime's backend leaves float16 alone, and TensorRT computes it
+    tensors = query.tensors_by_name(graph)
+    half = plan.float_type == "fp16" and bool(plan.sites)
+    if half or any(query.dtype(tensors[site.tensor]) == np.dtype(np.float16) for site in plan.sites):
+        graph.info.notes.append(
+            "float16 behind Q/DQ: onnxruntime's CPU has no integer kernels for it and computes the codes of "
+            "biases in half precision, which can lose them; quantize the float32 model"
+        )

@@ -1,0 +1,229 @@
+"""Values that the stages pass on: `Request`, `Prepared`, `State`; and the settings that a recipe implies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import onnx
+
+from sbonnx import recipe as recipes
+from sbonnx.backends import Backend, backend_for
+from sbonnx.calib.calibrator import MeasuredRanges
+from sbonnx.calib.held_out import HeldOutSplit
+from sbonnx.equalize import Equalization
+from sbonnx.graph import Graph
+from sbonnx.options import RunOptions
+from sbonnx.plan import Plan, Site, Solution
+from sbonnx.progress import Progress, Silent
+from sbonnx.recipe import Recipe
+from sbonnx.recipe.node_patterns.torch_modules import Modules
+from sbonnx.recipe.schemes import is_per_channel
+from sbonnx.reconstruct.layer_inputs import looks_at_inputs
+from sbonnx.reconstruct.solve import QuantizedInputs, Reconstruction, WeightRounding
+from sbonnx.report import Fired, Refusal, Report
+from sbonnx.rounding import make_rounder
+from sbonnx.spec import Array, QParams
+
+Source = str | os.PathLike[str] | onnx.ModelProto
+
+DEFAULT_BACKEND: Final = "onnxruntime"
+"""Backend if neither the call nor the recipe names one."""
+
+BASE_OPSET: Final = 13
+"""First opset whose Q/DQ support per-channel scales."""
+
+SMOOTH: Final = (0.3, 0.5)
+"""Strengths for EQUALIZE.SMOOTH_QUANT: true, of convolutions and matrix products. Measured: MobileNetV2, MiniLM."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to quantize and where to write it.
+
+    Attributes:
+        model: the float model, path or ModelProto.
+        recipe, backend: settings, and the rules of the runtime.
+        data: calibration data; None: none given.
+        split: cut arrays with a long leading axis into batches of this many samples.
+        fusions: names of the patterns of `sbonnx.patterns.FUSE` to apply, or prefixes of them; None: all.
+        output: path of the result; None: the result stays in memory.
+        trt_cache: path for TensorRT's calibration cache.
+        force: overwrite files.
+        verify: check the file and compare it with the float model.
+    """
+
+    model: Source
+    recipe: Recipe
+    backend: Backend
+    data: Any = None
+    split: int | None = None
+    fusions: Sequence[str] | None = None
+    output: str | os.PathLike[str] | None = None
+    trt_cache: str | os.PathLike[str] | None = None
+    force: bool = False
+    verify: bool = True
+
+    @property
+    def files(self) -> list[Path]:
+        """The input files, which no output may replace."""
+        return [Path(source) for source in (self.model, self.data) if isinstance(source, (str, os.PathLike))]
+
+    @property
+    def source(self) -> Path | bytes:
+        """The model in the form that a session opens."""
+        return source_of(self.model)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A graph and its plan.
+
+    Attributes:
+        graph: simplified and fused float graph. Equalization changes it in place.
+        plan: what will be quantized.
+        recipe, backend: the settings and the runtime's rules that the plan follows.
+        nodes_before: number of nodes in the file, branches included.
+        applied: patterns that fired.
+        refusals: what patterns and planning declined.
+        layers: torch modules and functions that the nodes of the file belong to.
+        corrects: biases are corrected by measured mean errors.
+        measured: whether the graph was equalized by measured activations.
+    """
+
+    graph: Graph
+    plan: Plan
+    recipe: Recipe
+    backend: Backend
+    nodes_before: int = 0
+    applied: tuple[Fired, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    layers: Modules = field(default_factory=lambda: Modules(()))
+    corrects: bool = False
+    measured: bool = False
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether calibration data is needed: static mode, activation sites, or a float type other than fp32."""
+        return self.recipe.mode == "static" or bool(self.plan.of_role("activation")) or self.plan.float_type != "fp32"
+
+
+@dataclass(frozen=True)
+class State:
+    """What the stages have produced so far; a field keeps its default until its stage has run.
+
+    Attributes:
+        request: what was asked for.
+        prepared: graph and plan.
+        opset: minimum opset of the graph.
+        data: calibration and hold-out samples; None: none needed or none given.
+        rounding: how weights are rounded, in place of what the recipe says.
+        ranges: measured ranges of activations; None: nothing was measured.
+        solution: scales, zero points and quantized weights.
+        quantized: the graph with Q/DQ pairs or integer operators.
+        unwritten: what could not be written in the format of the recipe.
+        report: the result.
+    """
+
+    request: Request
+    prepared: Prepared
+    opset: int = BASE_OPSET
+    data: HeldOutSplit | None = None
+    rounding: WeightRounding | None = None
+    ranges: MeasuredRanges | None = None
+    solution: Solution = field(default_factory=lambda: Solution({}, {}, {}))
+    quantized: Graph = field(default_factory=Graph)
+    unwritten: tuple[Refusal, ...] = ()
+    report: Report = field(default_factory=lambda: Report("", None, ""))
+
+    @classmethod
+    def of(cls, request: Request) -> State:
+        """Return the state before the first stage."""
+        return cls(request, Prepared(Graph(), Plan(()), request.recipe, request.backend))
+
+    def refused(self, *refusals: Refusal) -> State:
+        """Return the state with further refusals of the preparation, each once."""
+        known = dict.fromkeys((*self.prepared.refusals, *refusals))
+        return replace(self, prepared=replace(self.prepared, refusals=tuple(known)))
+
+
+def source_of(model: Source) -> Path | bytes:
+    """Return the input of a session: the path, or the bytes of a model in memory."""
+    return model.SerializeToString() if isinstance(model, onnx.ModelProto) else Path(model)
+
+
+def read_recipe(
+    recipe: Any, backend: str | None, overrides: Mapping[str, Any] | Sequence[str]
+) -> tuple[Recipe, Backend]:
+    """Load and validate the recipe, and return it with its backend.
+
+    Args:
+        overrides: values by key, or texts "KEY=VALUE".
+
+    Raises:
+        RecipeError: as `sbonnx.recipe.load`.
+    """
+    if recipe in (None, recipes.AUTO) and backend is None and "backend" not in {key.lower() for key in overrides}:
+        backend = DEFAULT_BACKEND
+    loaded = recipes.load(recipe, backend=backend, overrides=overrides)
+    return loaded, backend_for(loaded.backend, loaded.version)
+
+
+def run_options(recipe: Recipe, progress: Progress | None = None) -> RunOptions:
+    """Return the options of a run that a recipe asks for."""
+    calibration = recipe.calibration
+    return RunOptions(
+        device=recipe.device,
+        threads=calibration.threads,
+        memory=calibration.memory,
+        granularity=calibration.granularity,
+        cache=calibration.cache,
+        progress=progress or Silent(),
+    )
+
+
+def equalization_of(recipe: Recipe) -> Equalization:
+    """Return the equalization settings of a recipe."""
+    section = recipe.equalize
+    strength = section.smooth_quant
+    smooth = SMOOTH if strength is True else None if strength is False else (float(strength), float(strength))
+    return Equalization(
+        cross_layer=section.cross_layer,
+        clips=section.clip,
+        absorb_bias=section.absorb_bias,
+        smooth=smooth,
+        split=section.split_channels,
+        per_channel=is_per_channel(recipe.w.qscheme),
+        bits=recipe.w.quantizer.bit,
+    )
+
+
+def reconstruction_of(prepared: Prepared) -> Reconstruction | None:
+    """Return the settings of input-aware weight rounding (second moments of the inputs); None if it is not used."""
+    if not prepared.corrects and not any(looks_at_inputs(site) for site in prepared.plan.of_role("weight")):
+        return None
+    calibration = prepared.recipe.calibration
+    moments = calibration.moments
+    return Reconstruction(
+        moments.inputs == "quantized", moments.share, moments.rows, prepared.corrects, calibration.seed
+    )
+
+
+def rounding_of(prepared: Prepared) -> WeightRounding:
+    """Return how the weights of a plan are rounded.
+
+    If weights are rounded on quantized inputs, the data pass the quantized layers anyway. Ranges are then measured
+    there too, unless the recipe disables it.
+    """
+    section, reconstruction = prepared.recipe.calibration.asym, reconstruction_of(prepared)
+    on = section.enable if section.enable is not None else reconstruction is not None and reconstruction.quantized
+    inputs = QuantizedInputs(ranges=section.ranges, rounding=section.rounding) if on else None
+    return WeightRounding(round_by_site, inputs, reconstruction)
+
+
+def round_by_site(site: Site, weight: Array, qparams: QParams) -> Array:
+    """Round a weight to integer codes by the method that its site names."""
+    return make_rounder(site.rounding.name, site.rounding.arguments).round(weight, qparams).codes

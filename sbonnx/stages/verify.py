@@ -1,0 +1,126 @@
+"""Last stage: compare the file with the float model, and check the limits of the recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from sbonnx import graph as graphs
+from sbonnx import precision, profile
+from sbonnx import verify as proof
+from sbonnx.graph.storage.temporary import temporary_folder
+from sbonnx.recipe import Recipe
+from sbonnx.stages.state import State
+from sbonnx.verify.ort_options import Judged
+
+OLDEST_OPSET: Final = 7
+"""Oldest opset that onnxruntime has kernels for."""
+
+COUNTED: Final = "onnxruntime"
+"""Backend for which ops without an integer kernel become refusals. For others the count of kernels is only a figure."""
+
+UNCOMPARED: Final = "no data was given: the file was checked and opened at every level, and not compared with float"
+"""Note in the report of a mode that needs no data and got none."""
+
+EMULATED: Final = (
+    "onnxruntime's CPU has no kernels for bfloat16: the file was checked and not run; figures are of a copy in "
+    "float32 whose tensors are rounded to bfloat16"
+)
+"""Note in the report of a file in bfloat16."""
+
+PROFILE_FEEDS: Final = 8
+"""Feeds on which the error of each layer is measured for the report."""
+
+
+def limits_of(recipe: Recipe) -> proof.Limits:
+    """Return the limits that the recipe sets for the result."""
+    section = recipe.verify
+    return proof.Limits(
+        min_sqnr_db=section.min_sqnr_db,
+        min_cosine=section.min_cosine,
+        max_size_ratio=section.max_size_ratio,
+        max_latency_ratio=section.max_latency_ratio,
+        min_integer=section.min_integer,
+        levels_db=section.levels_db,
+    )
+
+
+def verify(state: State, path: Path) -> State:
+    """Compare the file at `path` with the float model, and add the results to the report.
+
+    bfloat16 has no onnxruntime kernels: it is compared as float32 rounded to bfloat16.
+
+    Raises:
+        ModelError: the file is not valid, or does not load.
+    """
+    notes = () if state.data is not None else (UNCOMPARED,)
+    with _reference(state) as reference:
+        if state.prepared.plan.float_type != "bf16":
+            return _verified(state, reference, path, notes=notes)
+        graphs.check_file(path)
+        with temporary_folder() as folder:
+            emulated = folder / "emulated.onnx"
+            graphs.save(precision.emulated(state.quantized), emulated)
+            verified = _verified(state, reference, emulated, notes=notes, size=proof.file_bytes(path))
+    return replace(verified, report=replace(verified.report, notes=(*verified.report.notes, EMULATED)))
+
+
+@contextmanager
+def _reference(state: State) -> Iterator[Path | bytes]:
+    """Yield the reference model: the model itself, or with a newer opset if onnxruntime cannot run its own."""
+    if state.prepared.graph.info.original_opset >= OLDEST_OPSET:
+        yield state.request.source
+        return
+    with temporary_folder() as folder:
+        converted = folder / "converted.onnx"
+        graphs.save(graphs.load(state.request.model), converted)
+        yield converted
+
+
+def _verified(
+    state: State, reference: Path | bytes, path: Path, *, notes: tuple[str, ...], size: int | None = None
+) -> State:
+    """Add the verification results of the file at `path`. `size`: bytes of the file that it stands in for."""
+    prepared, report, samples = state.prepared, state.report, state.data
+    recipe, device = prepared.recipe, prepared.recipe.device
+    judged = Judged.of(prepared.plan, prepared.backend)
+    comparison = proof.check(
+        reference,
+        path,
+        None if samples is None else samples.judged,
+        seen=None if samples is None else samples.seen,
+        timed=None if samples is None else next(iter(samples.every)),
+        device=device,
+        limit=recipe.verify.feeds,
+        latency=recipe.verify.latency,
+        without=judged.without,
+        keep_io=recipe.keep_io or prepared.plan.float_type == "fp32",
+        opens=judged.opens,
+    )
+    if size is not None:
+        comparison = replace(comparison, bytes_quantized=size)
+    layers: tuple[profile.LayerError, ...] = ()
+    if samples is not None:
+        comparison = replace(comparison, held_out=samples.count)
+        layers = profile.errors(
+            prepared.graph, prepared.plan, state.solution, samples.judged, limit=PROFILE_FEEDS, device=device
+        )
+    problems = [*report.problems, *comparison.problems()]
+    if comparison.problems():
+        begin = profile.first_lost(layers)
+        if begin is not None:
+            problems.append(f"it begins at '{begin.tensor}', input of '{begin.node}' ({begin.sqnr_db:.1f} dB)")
+    problems.extend(limits_of(recipe).problems(comparison))
+    left_float = comparison.kernels.refusals() if comparison.kernels and prepared.backend.name == COUNTED else ()
+    verified = replace(
+        report,
+        metrics=comparison.to_dict(),
+        refusals=(*report.refusals, *left_float),
+        layers=tuple(row.to_dict() for row in profile.worst_first(layers)),
+        problems=tuple(problems),
+        notes=(*report.notes, *notes, *judged.notes, *comparison.notes()),
+    )
+    return replace(state, report=verified)

@@ -1,0 +1,174 @@
+"""Stages that write the file: insert Q/DQ, convert the float part, legalise, export, save."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from sbonnx import export, precision, qdq
+from sbonnx import graph as graphs
+from sbonnx import native as loops
+from sbonnx.backends.tensorrt import calibration_cache
+from sbonnx.graph import query
+from sbonnx.graph.storage.staging import staged
+from sbonnx.graph.storage.temporary import temporary_folder
+from sbonnx.options import RunOptions
+from sbonnx.plan import Plan, Site, Solution
+from sbonnx.recipe.limits import FLOAT
+from sbonnx.report import Report
+from sbonnx.spec import Bounds
+from sbonnx.stages.state import State
+from sbonnx.stages.verify import verify
+
+
+def check_targets(state: State, options: RunOptions) -> State:
+    """Check that the outputs can be written, before any work is done.
+
+    Raises:
+        OutputError: a target exists and `force` is not set, is an input, or cannot be written.
+    """
+    request = state.request
+    taken = request.files
+    for target in (request.output, request.trt_cache):
+        if target is not None:
+            graphs.check_target(Path(target), inputs=taken, force=request.force)
+            taken.append(Path(target))
+    return state
+
+
+def write_calibration_cache(state: State, options: RunOptions) -> State:
+    """Write TensorRT's calibration cache if the request names one."""
+    request = state.request
+    if request.trt_cache is not None:
+        ranges = _ranges(state.prepared.plan, state.solution)
+        calibration_cache.write_calibration_cache(request.trt_cache, ranges, force=request.force)
+    return state
+
+
+def insert(state: State, options: RunOptions) -> State:
+    """Copy the graph and insert the Q/DQ pairs of the solution."""
+    graph = graphs.copy(state.prepared.graph)
+    qdq.insert(graph, state.prepared.plan, state.solution)
+    return replace(state, quantized=graph)
+
+
+def convert_float(state: State, options: RunOptions) -> State:
+    """Convert the float part of the quantized graph to the type of HIGH_PRECISION, in place."""
+    plan, graph = state.prepared.plan, state.quantized
+    if plan.float_type == "fp32":
+        return state
+    keep_io = state.prepared.recipe.keep_io
+    done = precision.convert(graph, state.solution.magnitudes, plan.float_type, keep_io=keep_io)
+    graph.info.notes.extend(done.notes)
+    return replace(state, unwritten=(*state.unwritten, *done.refusals))
+
+
+def legalise(state: State, options: RunOptions) -> State:
+    """Make the quantized graph legal for the runtime, in place, without changing any value."""
+    backend, graph = state.prepared.backend, state.quantized
+    changes = backend.legalise(graph)
+    if changes:
+        more = f", and {len(changes) - 1} more such changes" if len(changes) > 1 else ""
+        graph.info.notes.append(f"written as {backend.name} wants it, with the same numbers: {changes[0]}{more}")
+    return state
+
+
+def convert_format(state: State, options: RunOptions) -> State:
+    """Replace Q/DQ pairs by the operators of the recipe's MODE and FORMAT, in place."""
+    converted = export.finish(state.quantized, state.prepared.recipe)
+    if converted is None:
+        return state
+    state.quantized.info.notes.append(f"written in place of Q/DQ: {converted.text()}")
+    return replace(state, unwritten=(*state.unwritten, *converted.refusals))
+
+
+def save(state: State, options: RunOptions) -> State:
+    """Save the file next to its target, verify it there, and move it into place.
+
+    Raises:
+        SbonnxError: a subclass. No partial file is left.
+    """
+    request = state.request
+    report = _report(state)
+    with _place(state) as path:
+        graphs.save(state.quantized, path)
+        if request.output is None:
+            report = replace(report, quantized=onnx.load(str(path)))
+        state = replace(state, report=report)
+        return verify(state, path) if request.verify else state
+
+
+@contextmanager
+def _place(state: State) -> Iterator[Path]:
+    """Yield the path where the model is verified: staged next to its target, or in a temporary folder."""
+    request = state.request
+    if request.output is not None:
+        inputs: Sequence[Path] = state.prepared.graph.info.files
+        with staged(Path(request.output), inputs, force=request.force) as path:
+            yield path
+        return
+    with temporary_folder() as folder:
+        yield folder / "quantized.onnx"
+
+
+def _ranges(plan: Plan, solution: Solution) -> dict[str, Bounds]:
+    """Return the range of each quantized activation of the main graph, by tensor: the union over its readers."""
+    found: dict[str, Bounds] = {}
+    for site in plan.of_role("activation"):
+        bounds = solution.bounds.get(site.key)
+        if site.fixed is not None:
+            bounds = Bounds(*(np.asarray(end, np.float32) for end in site.fixed))
+        if bounds is not None and not site.scope:
+            found[site.tensor] = found[site.tensor].union(bounds) if site.tensor in found else bounds
+    return found
+
+
+def _report(state: State) -> Report:
+    """Build the report of what was planned, solved and written; verification adds its figures."""
+    request, prepared, solution = state.request, state.prepared, state.solution
+    plan, recipe = prepared.plan, prepared.recipe
+    solved = [site for site in plan.sites if site.key in solution.qparams or site.key in solution.codes]
+    refusals = (*prepared.refusals, *solution.refusals)
+    only_converted = recipe.high_precision != "fp32" and recipe.w.quantizer.bit == recipe.a.quantizer.bit == FLOAT
+    problems: tuple[str, ...] = ()
+    if not solved and not only_converted:
+        why = f"; first reason: {refusals[0]}" if refusals else ""
+        problems = (f"nothing was quantized{why}",)
+    return Report(
+        model="model in memory" if isinstance(request.model, onnx.ModelProto) else os.fspath(request.model),
+        output=None if request.output is None else os.fspath(Path(request.output)),
+        backend=prepared.backend.name,
+        counts={
+            "nodes before": prepared.nodes_before,
+            "nodes float": sum(len(body.nodes) for _, body in query.scopes(prepared.graph)),
+            "nodes quantized": sum(len(body.nodes) for _, body in query.scopes(state.quantized)),
+            "activations": sum(site.role == "activation" for site in solved),
+            "weights": sum(site.role == "weight" for site in solved),
+            "biases": sum(site.role == "bias" for site in solved),
+            "samples": solution.samples,
+        },
+        sites=tuple(map(_site_row, solved)),
+        applied=prepared.applied,
+        refusals=(*refusals, *state.unwritten),
+        settings=recipe.to_dict(),
+        notes=(*state.quantized.info.notes, *solution.notes, *loops.notes()),
+        problems=problems,
+    )
+
+
+def _site_row(site: Site) -> dict[str, Any]:
+    """Return a site as plain values for the report."""
+    return {
+        "tensor": site.tensor,
+        "role": site.role,
+        "label": site.spec.label(),
+        "bits": site.spec.bits,
+        "node": site.readers[0].node if site.readers else "",
+    }
