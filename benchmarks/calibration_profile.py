@@ -14,7 +14,7 @@ from benchmarks.calibration_subjects import Samples
 from benchmarks.calibration_ways import Seconds
 from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.engine.io_binding import Bound
+from sbonnx.calib.engine.session import Bound
 from sbonnx.calib.sketches import Panel
 from sbonnx.stages.state import Prepared
 

@@ -15,9 +15,11 @@ from sbonnx.calib.cache.forward_count import count as counted
 from sbonnx.calib.cache.resume import CHECKPOINT_EVERY, EVERYTHING, Recall
 from sbonnx.calib.data import Feed
 from sbonnx.calib.data.dataset import Dataset, read
-from sbonnx.calib.engine.observation import Key, Observation, Wish, wishes_of
+from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.engine.observation import Observation, wishes_of
 from sbonnx.calib.engine.runner import samples_at_once, settings
-from sbonnx.calib.engine.sample_splitter import Rows, Unit
+from sbonnx.calib.engine.sample_runner import Key, Wish
+from sbonnx.calib.engine.samples import Rows
 from sbonnx.calib.engine.schedule import branches_of, course_of
 from sbonnx.calib.observers import make_observer
 from sbonnx.calib.sketches import Sketch

@@ -11,8 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.data.sample import Unit
 from sbonnx.calib.engine.runner import LayerRunner
-from sbonnx.calib.engine.sample_splitter import Rows, Unit
+from sbonnx.calib.engine.samples import Rows
 from sbonnx.calib.engine.schedule import branches_of
 from sbonnx.calib.engine.segments import bytes_of
 from sbonnx.graph import Graph

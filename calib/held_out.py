@@ -12,7 +12,7 @@ import numpy as np
 from sbonnx.calib.data import Feed, Source
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.engine.sample_splitter import Rows
+from sbonnx.calib.engine.samples import Rows
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import array_digests, combined
 

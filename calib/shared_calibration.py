@@ -11,8 +11,8 @@ from pathlib import Path
 from sbonnx.calib.cache.resume import EVERYTHING, Recall
 from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.engine.observation import Key
 from sbonnx.calib.engine.runner import settings
+from sbonnx.calib.engine.sample_runner import Key
 from sbonnx.calib.equal_tensors import Alike, alike, places
 from sbonnx.calib.sketches import Sketch
 from sbonnx.graph import Graph

@@ -1,4 +1,4 @@
-"""Lazy import of onnxruntime: the only module that imports it, and only when something is run.
+"""onnxruntime: the only module that imports it and opens sessions, and only when something is run.
 
 onnxruntime is an optional extra (`cpu` or `gpu`, which exclude each other), so importing sbonnx never imports it.
 
@@ -10,14 +10,31 @@ once at import, prevents all of that, in child processes too.
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
-from typing import Final
+from typing import Any, Final
 
 from sbonnx.errors import NO_RUNTIME, DeviceError
 
 TELEMETRY_SWITCH: Final = "ORT_DISABLE_TELEMETRY"
 """Environment variable that turns onnxruntime's telemetry off. A value set by the user is respected, "0" included."""
+
+CPU: Final = "CPUExecutionProvider"
+CUDA: Final = "CUDAExecutionProvider"
+
+LEVELS: Final[dict[str, str]] = {
+    "off": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "all": "ORT_ENABLE_ALL",
+    "kept": "ORT_DISABLE_ALL",
+}
+"""onnxruntime's optimisation levels. "kept": the model was optimised already."""
+
+_LOGGED: Final = re.compile(r"\S+\.(?:cc|h):\d+\s.*?\)\s+|\[ONNXRuntimeError\] : \d+ : \w+ : ")
+"""Source locations and error codes at the start of onnxruntime's messages."""
 
 
 def _set_telemetry_switch() -> None:
@@ -61,9 +78,52 @@ def onnxruntime() -> ModuleType:
     return module
 
 
+def session_options(level: str = "all", *, threads: int | None = None) -> Any:
+    """Create session options: no log, no spinning threads.
+
+    Idle pools that spin cost more than the work where there are many sessions.
+
+    Args:
+        level: key of `LEVELS`.
+        threads: threads inside operators; None: number of cores.
+    """
+    ort = onnxruntime()
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # errors are raised as well, and warnings are for the model's author
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[level])
+    options.inter_op_num_threads = 1
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    for pool in ("intra_op", "inter_op"):
+        options.add_session_config_entry(f"session.{pool}.allow_spinning", "0")
+    return options
+
+
+def open_session(
+    model: str | bytes, options: Any, providers: Sequence[Any] = (CPU,), *, disabled: Sequence[str] = ()
+) -> Any:
+    """Open an onnxruntime session; the only place that does.
+
+    onnxruntime's exceptions have no common base but Exception; see `reason` for their text.
+
+    Args:
+        model: path, or serialized model.
+        options: see `session_options`.
+        providers: execution providers.
+        disabled: names of graph transformers that do not run.
+    """
+    return onnxruntime().InferenceSession(model, options, providers=list(providers), disabled_optimizers=list(disabled))
+
+
+def reason(error: BaseException) -> str:
+    """Return the first useful line of an onnxruntime error."""
+    text = _LOGGED.sub("", str(error)).strip()
+    return text.splitlines()[0].strip() if text else type(error).__name__
+
+
 def best_device() -> str:
     """Resolve the device "auto": "cuda" if onnxruntime supports it, else "cpu"."""
-    return "cuda" if "CUDAExecutionProvider" in onnxruntime().get_available_providers() else "cpu"
+    return "cuda" if CUDA in onnxruntime().get_available_providers() else "cpu"
 
 
 def version() -> tuple[int, int]:

@@ -10,7 +10,7 @@ from typing import Final
 from sbonnx.calib.cache.data_digest import data_digest
 from sbonnx.calib.cache.sketch_cache import SketchCache, SketchKey, plan_key
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.engine.observation import Key, Wish
+from sbonnx.calib.engine.sample_runner import Key, Wish
 from sbonnx.calib.sketches import Sketch
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import outputs_digest, tensor_digests

@@ -18,7 +18,7 @@ class Unit:
         samples: number of samples it holds.
         closes: whether it is the last of its feed.
         parts: the samples of a micro-batch, without their feeds; see `sbonnx.calib.engine.batching`.
-        rank: position in the canonical order, see `sbonnx.calib.engine.canonical_order`; 0 if the units were not
+        rank: position in the canonical order, see `sbonnx.calib.engine.samples`; 0 if the units were not
             sorted.
     """
 

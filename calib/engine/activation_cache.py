@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from sbonnx.calib.data.sample import Unit
 from sbonnx.calib.engine.runner import LayerRunner
-from sbonnx.calib.engine.sample_splitter import Unit
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.spec import Array

@@ -3,7 +3,7 @@
 A small network takes a fraction of a millisecond per layer, and Python takes as long again for every array that is
 passed in or out. If the tensors of a stage fit the cache several times, that many samples are run as one batch.
 Micro-batches are cut by the order of the samples alone, which is that of their contents
-(`sbonnx.calib.engine.canonical_order`): results depend neither on how the data were ordered or batched nor on threads.
+(`sbonnx.calib.engine.samples`): results depend neither on how the data were ordered or batched nor on threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from sbonnx.calib.data.sample import Unit
 from sbonnx.calib.engine.runner import LayerRunner
-from sbonnx.calib.engine.sample_splitter import treats_apart
+from sbonnx.calib.engine.samples import treats_apart
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.graph import Graph
 

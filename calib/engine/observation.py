@@ -8,21 +8,67 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
+import numpy as np
+
 from sbonnx.calib.data.sample import Unit
 from sbonnx.calib.engine.activation_cache import Keeper
 from sbonnx.calib.engine.cuda import DeviceLane, DeviceRun, fetched, place_on
-from sbonnx.calib.engine.nonfinite import blame
 from sbonnx.calib.engine.runner import LayerRunner, providers
 from sbonnx.calib.engine.sample_runner import Key, Lane, Wish, last_reads, through
-from sbonnx.calib.engine.segments import Segment
+from sbonnx.calib.engine.segments import Segment, needed
 from sbonnx.calib.engine.threads import chunks, in_order
 from sbonnx.calib.observers import make_observer
 from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.storage.tensor_store import TensorStore
+from sbonnx.errors import DataError, ModelError, NumericError
 from sbonnx.graph import Graph
-from sbonnx.graph.query import tensors_by_name
+from sbonnx.graph.extract import extract
+from sbonnx.graph.query import dtype, scopes, tensors_by_name
 from sbonnx.plan.types import Site
 from sbonnx.progress import Progress
+from sbonnx.spec import Array
+
+
+def blame(graph: Graph, segment: Segment, tensor: str, known: Mapping[str, Any], unit: Unit) -> NumericError:
+    """Build the error for an observed tensor with NaN or Inf: the sample, the counts, and the first layer with any.
+
+    Args:
+        segment: the piece that computed `tensor`.
+        known: its inputs and outputs for this sample.
+    """
+    x = known[tensor]
+    nan, inf = int(np.isnan(x).sum()), int(np.isinf(x).sum())
+    text = f"activation '{tensor}' holds {nan} NaN and {inf} infinite values at {unit.where}"
+    first = first_nonfinite(graph, segment, tensor, known)
+    if first:
+        text += f"; the first layer with any is {first}"
+    return NumericError(f"{text}: mend the model or the data, or exclude that part from quantization")
+
+
+def first_nonfinite(graph: Graph, segment: Segment, tensor: str, known: Mapping[str, Any]) -> str | None:
+    """Find the topologically first node upstream of `tensor` in its segment with a non-finite output, or None.
+
+    The segment is run again without optimisation, in one session with all intermediate tensors as outputs.
+    """
+    body = next(scope for where, scope in scopes(graph) if where == segment.scope)
+    inside = set(segment.nodes)
+    nodes = [node for node in needed(body, [tensor]) if node.name in inside]
+    makers = {
+        out.name: node for node in nodes for out in node.outputs if out.name and getattr(dtype(out), "kind", "") == "f"
+    }
+    if not makers:
+        return None
+    try:
+        piece = extract(graph, segment.inputs, list(makers), scope=segment.scope)
+        with LayerRunner(piece, optimisation="off", threads=1) as run:
+            values = run({spec.name: known[spec.name] for spec in run.input_specs if spec.name in known})
+    except (ModelError, DataError):  # only the origin is unknown; the NaN or Inf is still reported
+        return None
+    for name, node in makers.items():
+        value: Array = values[name]
+        if not np.isfinite(value).all():
+            return f"'{node.name}' ({node.op}), output '{name}'"
+    return None
 
 
 def wishes_of(sites: Iterable[Site]) -> dict[Key, Wish]:
@@ -234,6 +280,3 @@ class Observation:
 def _name(segment: Segment) -> str:
     """Return the name of a segment for messages."""
     return f"the branch '{segment.scope}'" if segment.scope else "the model"
-
-
-__all__ = ["Key", "Observation", "Wish", "wishes_of"]

@@ -7,17 +7,16 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Final, Literal
 
-import numpy as np
 import onnx
 
 from sbonnx.calib.engine.nchwc import unblocked, weights_beside
-from sbonnx.calib.engine.session import CPU, CUDA, LEVELS, Session, SessionModel, open_session, session_options
+from sbonnx.calib.engine.session import Session, SessionModel, opened, options_for, ort_values
 from sbonnx.cpu import cores
 from sbonnx.errors import DeviceError, ModelError
 from sbonnx.graph import Graph, serialize
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.options import RunOptions
-from sbonnx.runtime import onnxruntime
+from sbonnx.runtime import CPU, CUDA, onnxruntime
 
 Optimisation = Literal["off", "basic", "extended", "all"]
 
@@ -94,7 +93,9 @@ class LayerRunner(Session):
         any_layout: Collection[str] = (),
     ) -> None:
         chosen = providers(device)
-        model = prepare(graph, chosen, threads=threads, optimisation=optimisation, name=name, any_layout=any_layout)
+        model = _session_model(
+            graph, chosen, threads=threads, optimisation=optimisation, name=name, any_layout=any_layout
+        )
         super().__init__(model, chosen, threads=threads, name=name)
         if device.startswith("cuda") and self.provider != CUDA:
             self.close()
@@ -104,7 +105,7 @@ class LayerRunner(Session):
             )
 
 
-def prepare(
+def _session_model(
     graph: Graph,
     chosen: Sequence[Any],
     *,
@@ -113,7 +114,7 @@ def prepare(
     name: str = "the model",
     any_layout: Collection[str] = (),
 ) -> SessionModel:
-    """Prepare the model of a `LayerRunner` session, which another process can open as well.
+    """Build the model of a `LayerRunner` session.
 
     Args:
         chosen: execution providers.
@@ -125,9 +126,7 @@ def prepare(
     content, weights = serialize(graph)
     if not any_layout or list(chosen) != [CPU] or optimisation != "all":
         return SessionModel(content, weights, optimisation)
-    ort = onnxruntime()
-    values = {n: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(w)) for n, w in weights.items()}
-    options = partial(session_options, threads, optimisation, values, chosen)
+    options = partial(options_for, threads, optimisation, ort_values(weights), chosen)
     try:
         return _blocked(content, options, any_layout, name)
     except (ModelError, OSError):  # for example a full disk; an error of the model itself is raised when it is opened
@@ -144,7 +143,7 @@ def _blocked(model: bytes, options: Callable[[], Any], outputs: Collection[str],
         chosen.add_session_config_entry("session.optimized_model_external_initializers_file_name", beside)
         chosen.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
         chosen.add_session_config_entry("session.disable_prepacking", "1")  # this session is not run
-        open_session(model, chosen, [CPU], name)
+        opened(model, chosen, [CPU], name)
         proto = onnx.load(path, load_external_data=False)
         weights = weights_beside(proto, folder / beside)
         content, aliases = unblocked(proto, outputs)
@@ -152,12 +151,8 @@ def _blocked(model: bytes, options: Callable[[], Any], outputs: Collection[str],
 
 
 __all__ = [
-    "CPU",
-    "CUDA",
-    "LEVELS",
     "LayerRunner",
     "Optimisation",
-    "prepare",
     "providers",
     "samples_at_once",
     "settings",

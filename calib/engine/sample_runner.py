@@ -9,8 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sbonnx.calib.data.sample import Unit
-from sbonnx.calib.engine.io_binding import Bound
-from sbonnx.calib.engine.session import Session
+from sbonnx.calib.engine.session import Bound, Session
 from sbonnx.calib.sketches import Detail, Panel, Sketch
 
 Key = tuple[str, int | None]

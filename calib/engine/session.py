@@ -1,7 +1,9 @@
-"""`Session`: onnxruntime session over a serialized model. Does not import the graph code, so it loads fast."""
+"""`Session`: onnxruntime session over a serialized model, and `Bound`: runs of it into buffers that are reused."""
 
 from __future__ import annotations
 
+import ctypes
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,27 +13,14 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from sbonnx.calib.data import InputSpec
-from sbonnx.calib.engine.io_binding import Bound, reason
 from sbonnx.errors import DataError, ModelError
-from sbonnx.runtime import onnxruntime
+from sbonnx.runtime import CPU, onnxruntime, open_session, reason, session_options
 from sbonnx.spec import Array
 
 S = TypeVar("S", bound="Session")
 
-LEVELS: Final[dict[str, str]] = {
-    "off": "ORT_DISABLE_ALL",
-    "basic": "ORT_ENABLE_BASIC",
-    "extended": "ORT_ENABLE_EXTENDED",
-    "all": "ORT_ENABLE_ALL",
-    "kept": "ORT_DISABLE_ALL",
-}
-"""onnxruntime's optimisation levels. "kept": the model was optimised already."""
-
 LARGE: Final = 1 << 30
 """Bytes of weights above which a session reads them in place, even if that is slower."""
-
-CPU: Final = "CPUExecutionProvider"
-CUDA: Final = "CUDAExecutionProvider"
 
 TYPES: Final[dict[str, str]] = {"float": "float32", "double": "float64", "string": "object"}
 """onnxruntime's names of element types, where they differ from numpy's."""
@@ -77,13 +66,10 @@ class Session:
         self.name = name
         self.provider = "none"
         self._aliases = dict(model.aliases)
-        ort = onnxruntime()
         # the session reads the arrays in place, so they must live as long as it does
-        weights = {n: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(w)) for n, w in model.weights.items()}
-        self._weights = weights
-        self._session: Any = open_session(
-            model.content, session_options(threads, model.level, weights, chosen), chosen, name
-        )
+        self._weights = ort_values(model.weights)
+        options = options_for(threads, model.level, self._weights, chosen)
+        self._session: Any = opened(model.content, options, chosen, name)
         self.provider = str(self._session.get_providers()[0])
         self.input_specs = tuple(_spec(value) for value in self._session.get_inputs())
         called = {alias: name for name, alias in self._aliases.items()}
@@ -160,17 +146,9 @@ def place_of(device: str) -> tuple[str, int]:
     return kind, int(number or 0)
 
 
-def session_options(threads: int | None, level: str, weights: Mapping[str, Any], chosen: Sequence[Any]) -> Any:
-    """Build the session options; `weights` are the OrtValues of the external weights."""
-    ort = onnxruntime()
-    options = ort.SessionOptions()
-    options.log_severity_level = 4  # errors are raised as well, and warnings are for the model's author
-    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[level])
-    options.inter_op_num_threads = 1
-    if threads is not None:
-        options.intra_op_num_threads = threads
-    for pool in ("intra_op", "inter_op"):  # idle pools that spin cost more than the work: one per session
-        options.add_session_config_entry(f"session.{pool}.allow_spinning", "0")
+def options_for(threads: int | None, level: str, weights: Mapping[str, Any], chosen: Sequence[Any]) -> Any:
+    """Create the options of a session that runs floats as they are; `weights`: OrtValues of the external weights."""
+    options = session_options(level, threads=threads)
     # Q/DQ pairs are computed unchanged, not moved and not fused into integer kernels: ranges are those of floats
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     # Packed weights are a second copy and are summed in another order than those of a file whose weights are not
@@ -187,16 +165,120 @@ def session_options(threads: int | None, level: str, weights: Mapping[str, Any],
     return options
 
 
-def open_session(content: bytes, options: Any, chosen: Sequence[Any], name: str) -> Any:
+def opened(content: bytes, options: Any, chosen: Sequence[Any], name: str) -> Any:
     """Open onnxruntime's session over serialized `content`.
 
     Raises:
         ModelError: onnxruntime rejects the model.
     """
     try:
-        return onnxruntime().InferenceSession(content, options, providers=list(chosen))
+        return open_session(content, options, chosen)
     except Exception as error:  # see `Session.run`
         raise ModelError(f"onnxruntime cannot load {name}: {reason(error)}") from error
+
+
+def ort_values(weights: Mapping[str, Array]) -> dict[str, Any]:
+    """Wrap arrays as OrtValues, without copies of contiguous ones."""
+    ort = onnxruntime()
+    return {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(values)) for name, values in weights.items()}
+
+
+class Bound:
+    """Runs a session for some outputs, without copies and, for a known shape, without allocation.
+
+    Not thread-safe: each thread needs its own.
+
+    Args:
+        runner: owner of the session.
+        session: onnxruntime's session.
+        outputs: outputs to compute.
+        aliases: names of outputs that differ in the session.
+    """
+
+    def __init__(self, runner: Session, session: Any, outputs: Sequence[str], aliases: Mapping[str, str]) -> None:
+        self._runner = runner
+        self._session = session
+        self._outputs = tuple(outputs)
+        self._names = [aliases.get(name, name) for name in outputs]
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._binding: Any = None
+        self._views: list[Array] | None = None
+        specs = {spec.name: spec for spec in runner.input_specs}
+        types = {value.name: value.type for value in session.get_outputs()}
+        # strings and sequences have no buffer, and on a GPU the buffers are not in host memory
+        self._plain = (
+            runner.provider != "CPUExecutionProvider"
+            or any(spec.dtype is None or spec.dtype.kind == "O" for spec in specs.values())
+            or any(types[name] not in _TYPES for name in self._names)
+        )
+        self._dtypes = [] if self._plain else [_TYPES[types[name]] for name in self._names]
+
+    def run(self, feeds: Mapping[str, Array], *, where: str = "this feed") -> list[Array]:
+        """Return the outputs in order, valid until the next run.
+
+        The same list object is returned while only values change.
+
+        Raises:
+            DataError: the model cannot run on these feeds.
+        """
+        if self._plain:
+            found = self._runner.run(feeds, self._outputs, where=where)
+            return [found[name] for name in self._outputs]
+        given = {spec.name: np.asarray(feeds[spec.name], order="C") for spec in self._runner.input_specs}
+        shapes = {name: x.shape for name, x in given.items()}
+        try:
+            if self._views is not None and shapes == self._shapes:
+                try:
+                    return self._again(given)
+                except RuntimeError:  # data-dependent shapes: other buffers are needed
+                    self._views = None
+            return self._first(given, shapes)
+        except Exception as error:  # onnxruntime's exceptions have no common base but Exception
+            raise DataError(f"{self._runner.name} cannot run on {where}: {reason(error)}") from error
+
+    def _again(self, given: Mapping[str, Array]) -> list[Array]:
+        """Run into the buffers of the previous run."""
+        for name, x in given.items():
+            self._binding.bind_cpu_input(name, x)
+        self._session.run_with_iobinding(self._binding)
+        if self._views is None:
+            raise RuntimeError("no buffers are bound")
+        return self._views
+
+    def _first(self, given: Mapping[str, Array], shapes: dict[str, tuple[int, ...]]) -> list[Array]:
+        """Run into buffers that onnxruntime allocates, and keep those."""
+        self._views = None
+        self._binding = self._session.io_binding()
+        for name, x in given.items():
+            self._binding.bind_cpu_input(name, x)
+        for name in self._names:
+            self._binding.bind_output(name, "cpu")
+        self._session.run_with_iobinding(self._binding)
+        values = self._binding.get_outputs()
+        self._views = [_view(value, dtype) for value, dtype in zip(values, self._dtypes, strict=True)]
+        self._shapes = shapes
+        return self._views
+
+
+_TYPES: Final = {
+    f"tensor({name})": np.dtype(kind)
+    for name, kind in {
+        "float": "float32", "double": "float64", "float16": "float16", "bool": "bool",
+        "int8": "int8", "int16": "int16", "int32": "int32", "int64": "int64",
+        "uint8": "uint8", "uint16": "uint16", "uint32": "uint32", "uint64": "uint64",
+    }.items()
+}  # fmt: skip
+"""Element types whose buffers numpy can view."""
+
+
+def _view(value: Any, dtype: np.dtype[Any]) -> Array:
+    """View the memory of an OrtValue as an array; the binding keeps it alive."""
+    shape = tuple(value.shape())
+    size = math.prod(shape) * dtype.itemsize
+    if not size:
+        return np.zeros(shape, dtype)
+    memory = (ctypes.c_byte * size).from_address(value.data_ptr())
+    return np.frombuffer(memory, dtype).reshape(shape)
 
 
 def _spec(value: Any) -> InputSpec:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from sbonnx.calib.engine.branches import PICKED_BY
 from sbonnx.calib.engine.runner import LayerRunner
+from sbonnx.calib.engine.schedule import PICKED_BY
 from sbonnx.calib.engine.segments import reads_of
 from sbonnx.graph import Constant, Graph, Node, Tensor, Variable
 from sbonnx.graph.extract import extract

@@ -10,7 +10,7 @@ from itertools import chain
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.observation import Observation, wishes_of
 from sbonnx.calib.engine.runner import samples_at_once
-from sbonnx.calib.engine.sample_splitter import Rows
+from sbonnx.calib.engine.samples import Rows
 from sbonnx.calib.engine.segments import Segment, inputs_of, needed, produced, reads_of
 from sbonnx.calib.qparams.solve import Solve
 from sbonnx.calib.quantized.fake_quant import Uses, quantize_reads

@@ -25,7 +25,7 @@ from sbonnx.graph.query import Array, all_nodes, bodies, constant, dtype, reader
 from sbonnx.graph.storage.weights import SPILL_BYTES, spill
 from sbonnx.ops import QDQ, RANDOM
 from sbonnx.report import Fired, Refusal
-from sbonnx.runtime import onnxruntime
+from sbonnx.runtime import onnxruntime, open_session, session_options
 
 from ..engine import Sweep
 from ..match import STANDARD
@@ -310,14 +310,11 @@ def _run(graph: Graph, nodes: Sequence[Node], wanted: Sequence[Tensor]) -> list[
     """Compute the values of some tensors that depend on constants only."""
     ort: Any = onnxruntime()
     data, weights = serialize(_standalone(graph, nodes, wanted))
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 4
+    options = session_options("off", threads=1)
     if weights:
         values = [ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)) for array in weights.values()]
         options.add_external_initializers(list(weights), values)
-    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    session = open_session(data, options)
     return [np.asarray(value) for value in session.run([tensor.name for tensor in wanted], {})]
 
 

@@ -25,9 +25,8 @@ import numpy as np
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.data.sample import Unit
 from sbonnx.calib.engine.activation_cache import Keeper
-from sbonnx.calib.engine.canonical_order import CanonicalUnits, canonical_units, memory_of_inputs
 from sbonnx.calib.engine.runner import LayerRunner, samples_at_once
-from sbonnx.calib.engine.sample_splitter import Rows
+from sbonnx.calib.engine.samples import CanonicalUnits, Rows, canonical_units, memory_of_inputs
 from sbonnx.calib.engine.segments import Segment, cut
 from sbonnx.calib.engine.threads import in_order
 from sbonnx.calib.quantized.fake_quant import quantize_reads

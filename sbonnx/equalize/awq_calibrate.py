@@ -11,9 +11,8 @@ import numpy as np
 
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.data.sample import Unit
-from sbonnx.calib.engine.canonical_order import canonical_units
 from sbonnx.calib.engine.runner import LayerRunner, samples_at_once
-from sbonnx.calib.engine.sample_splitter import Rows
+from sbonnx.calib.engine.samples import Rows, canonical_units
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.threads import in_order, one_blas_thread
 from sbonnx.calib.qparams.solve import weight_bounds

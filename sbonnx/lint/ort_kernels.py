@@ -13,7 +13,7 @@ from sbonnx.graph import Constant, Graph, Node, query
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.lint.view import View
 from sbonnx.ops import DEQUANTIZE, QDQ, QUANTIZE
-from sbonnx.runtime import onnxruntime
+from sbonnx.runtime import open_session, session_options
 
 Found = Iterator[tuple[str, str, str]]
 Check = Callable[[View], Iterable[tuple[str, str, str]]]
@@ -47,13 +47,10 @@ def counted(view: View) -> Counted:
 
 def _count(view: View) -> Counted:
     try:
-        runtime = onnxruntime()
+        # kernels are selected at this level; the next one also converts data layouts, which hides ops that stay float
+        options = session_options("extended")
     except DeviceError as error:
         return Counted(skipped=str(error))
-    options = runtime.SessionOptions()
-    options.log_severity_level = 4
-    # Kernels are selected at this level; the next one also converts data layouts, which hides ops that stay float.
-    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     with temporary_folder() as folder:
         source, target = folder / "model.onnx", folder / "optimised.onnx"
         options.optimized_model_filepath = str(target)
@@ -62,7 +59,7 @@ def _count(view: View) -> Counted:
         except SbonnxError as error:
             return Counted(skipped=str(error))
         try:
-            runtime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+            open_session(str(source), options)
         except Exception as error:  # onnxruntime's own exceptions share no base class
             said = " ".join(str(error).replace(f"Load model from {source} failed:", "").split())
             return Counted(refused=said.replace(str(source), "the model"))

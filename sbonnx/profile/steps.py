@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from sbonnx.calib.engine.branches import PICKED_BY
+from sbonnx.calib.engine.schedule import PICKED_BY
 from sbonnx.calib.engine.segments import inputs_of, needed
 from sbonnx.graph import Body, Constant, Graph, Node
 from sbonnx.graph.query import bodies, captured, dtype, scopes

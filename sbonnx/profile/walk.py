@@ -12,7 +12,7 @@ from typing import Final, Generic, TypeVar, final
 
 import numpy as np
 
-from sbonnx.calib.engine.runner import CPU, providers
+from sbonnx.calib.engine.runner import providers
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.cpu import cores
 from sbonnx.errors import DataError
@@ -22,6 +22,7 @@ from sbonnx.plan.types import Reader
 from sbonnx.profile.numbers import Numbers
 from sbonnx.profile.pieces import Piece
 from sbonnx.profile.steps import Step, steps_of
+from sbonnx.runtime import CPU
 from sbonnx.spec import Array
 
 T = TypeVar("T")

@@ -2,20 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
+from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.engine.sample_runner import Piece, last_reads
 from sbonnx.calib.engine.segments import Segment
-from sbonnx.calib.quantized.activation_pairs import FLOAT, QUANTIZED, TwoStreams
+from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import ModelError
 from sbonnx.plan.types import Site
 from sbonnx.reconstruct.soft_block import BESIDE, SoftBlock
 from sbonnx.rounding.soft import SETTLINGS, Choice, SoftBlocks, pull
 from sbonnx.spec import Array, Bounds, QParams
 from sbonnx.torchnet import Unfit, as_tensor
+
+FLOAT, QUANTIZED = False, True
+"""Keys of the two streams."""
+
+
+class TwoStreams:
+    """Activations by stream, sample and name, until the last piece that reads them has run.
+
+    Tensors that were put into the float stream alone (inputs of the model) are returned for both.
+
+    Args:
+        pieces: in the order to run them.
+        store: holds the arrays, within its budget.
+    """
+
+    def __init__(self, pieces: Sequence[Piece], store: TensorStore) -> None:
+        self._store = store
+        self._last = last_reads(pieces)
+        self._pieces = tuple(pieces)
+        self._names: dict[int, list[str]] = {}  # tensors that are dropped after each piece
+        for number, piece in enumerate(pieces):
+            for name in dict.fromkeys([*piece.reads, *piece.outputs]):
+                self._names.setdefault(max(self._last.get(name, -1), number), []).append(name)
+
+    def put(self, stream: bool, unit: Unit, values: Mapping[str, Any], names: Iterable[str]) -> None:
+        """Store copies of these tensors."""
+        for name in names:
+            self._store.put((stream, unit.index, name), np.asarray(values[name]), copy=True)
+
+    def get(self, stream: bool, index: int, name: str) -> Array:
+        """Return a tensor of a sample in a stream."""
+        key = (stream, index, name)
+        return self._store.get(key if key in self._store else (FLOAT, index, name))
+
+    def has_two(self, index: int, name: str) -> bool:
+        """Return whether a tensor differs between the streams."""
+        return (QUANTIZED, index, name) in self._store
+
+    def reads(self, stream: bool, number: int, unit: Unit) -> dict[str, Array]:
+        """Return all tensors that a piece reads of a sample."""
+        return {name: self.get(stream, unit.index, name) for name in self._pieces[number].reads}
+
+    def done(self, number: int, units: Iterable[Unit]) -> None:
+        """Drop the tensors that no piece after this one reads."""
+        names = set(self._names.get(number, ()))
+        for unit in units:
+            for name in names:
+                for stream in (FLOAT, QUANTIZED):
+                    self._store.drop((stream, unit.index, name))
+
 
 SAME: Final = 1e-3
 """Largest tolerated difference between samples run together and one by one, relative to the largest output."""
@@ -277,6 +329,3 @@ class Lesson:
             if joined.shape != both[name].shape or float((joined - both[name]).abs().max()) > room:
                 return False
         return True
-
-
-__all__ = ["Batches", "Found", "Lesson"]

@@ -20,9 +20,9 @@ from sbonnx.calib.calibrator import MeasuredRanges
 from sbonnx.calib.data.sample import Unit
 from sbonnx.calib.engine.activation_cache import Keeper
 from sbonnx.calib.engine.batching import grouped, width_for
-from sbonnx.calib.engine.canonical_order import CanonicalUnits, memory_of_inputs
 from sbonnx.calib.engine.observation import wishes_of
 from sbonnx.calib.engine.runner import LayerRunner, samples_at_once
+from sbonnx.calib.engine.samples import CanonicalUnits, memory_of_inputs
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.threads import in_order, one_blas_thread
 from sbonnx.calib.quantized.state import RoundSite, Walked

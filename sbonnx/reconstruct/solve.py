@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 from sbonnx.calib.calibrator import MeasuredRanges
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.engine.canonical_order import canonical_units
-from sbonnx.calib.engine.sample_splitter import Rows
+from sbonnx.calib.engine.samples import Rows, canonical_units
 from sbonnx.calib.qparams.solve import Solve, solution_of
 from sbonnx.calib.quantized.state import Walked
 from sbonnx.calib.quantized.stream import QuantizedInputs, walk_quantized

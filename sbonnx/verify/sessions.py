@@ -10,14 +10,12 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from sbonnx.calib.engine.io_binding import reason
 from sbonnx.calib.engine.runner import providers
-from sbonnx.calib.engine.session import LEVELS
 from sbonnx.cpu import cores
 from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import read_proto
 from sbonnx.input_files import native_source
-from sbonnx.runtime import onnxruntime
+from sbonnx.runtime import open_session, reason, session_options
 from sbonnx.spec import Array
 
 Feeds = Mapping[str, Array]
@@ -54,13 +52,8 @@ def session(
     Raises:
         ModelError: onnxruntime rejects the model, or cannot write; the message has the first line of its error.
     """
-    runtime = onnxruntime()
-    options = runtime.SessionOptions()
-    options.log_severity_level = 4
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if cores() < (os.cpu_count() or 1):  # onnxruntime ignores the process's CPU affinity
-        options.intra_op_num_threads = cores()
-    options.graph_optimization_level = getattr(runtime.GraphOptimizationLevel, LEVELS[level])
+    # onnxruntime ignores the process's CPU affinity
+    options = session_options(level, threads=cores() if cores() < (os.cpu_count() or 1) else None)
     if write is not None:
         options.optimized_model_filepath = str(write)
         prefix = "session.optimized_model_external_initializers"
@@ -68,7 +61,7 @@ def session(
         options.add_session_config_entry(f"{prefix}_min_size_in_bytes", str(BESIDE_BYTES))
     try:
         source = native_source(model) if isinstance(model, Path) else model
-        return runtime.InferenceSession(source, options, providers=providers(device), disabled_optimizers=list(without))
+        return open_session(source, options, providers(device), disabled=without)
     except Exception as error:  # onnxruntime's own exceptions share no base class
         name = model if isinstance(model, Path) else "the model"
         raise ModelError(f"onnxruntime refuses {name} at optimisation level '{level}': {reason(error)}") from error

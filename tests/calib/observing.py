@@ -12,7 +12,7 @@ from sbonnx.calib.data.dataset import read
 from sbonnx.calib.data.sample import Unit
 from sbonnx.calib.engine.observation import Observation
 from sbonnx.calib.engine.sample_runner import Key, Wish
-from sbonnx.calib.engine.sample_splitter import Rows
+from sbonnx.calib.engine.samples import Rows
 from sbonnx.calib.engine.schedule import course_of
 from sbonnx.calib.sketches import Sketch
 from sbonnx.graph import Graph

@@ -9,7 +9,7 @@ import pytest
 from sbonnx import graph as graphs
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.graph import Graph
-from sbonnx.reconstruct.blocks import blocks
+from sbonnx.reconstruct.blockwise import blocks
 from tests.support.models import model
 
 NET = """

@@ -13,7 +13,7 @@ import sbonnx
 from sbonnx import graph as graphs
 from sbonnx.calib.calibrator import calibrate
 from sbonnx.calib.data.dataset import read
-from sbonnx.calib.engine.sample_splitter import Rows
+from sbonnx.calib.engine.samples import Rows
 from sbonnx.calib.quantized.state import Numbers, Walked
 from sbonnx.calib.quantized.stream import plainly
 from sbonnx.options import RunOptions

@@ -24,7 +24,7 @@ from sbonnx.calib.cache.resume import EVERYTHING
 from sbonnx.calib.cache.sketch_cache import DONE, HEADER
 from sbonnx.calib.cache.sketch_files import Packed, load_packed, save_packed, write_whole
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.engine.observation import Key
+from sbonnx.calib.engine.sample_runner import Key
 from sbonnx.calib.shared_calibration import Course, walked_by
 from sbonnx.calib.sketches import Sketch
 from sbonnx.options import RunOptions

@@ -15,9 +15,11 @@ from typing import Any
 from sbonnx.calib.cache.forward_count import count
 from sbonnx.calib.cache.resume import EVERYTHING
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.engine.observation import Key, Observation, Wish, wishes_of
+from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.engine.observation import Observation, wishes_of
 from sbonnx.calib.engine.runner import samples_at_once
-from sbonnx.calib.engine.sample_splitter import Rows, Unit
+from sbonnx.calib.engine.sample_runner import Key, Wish
+from sbonnx.calib.engine.samples import Rows
 from sbonnx.calib.engine.schedule import course_of
 from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import DataError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sbonnx.calib.engine.branches import branches, plan_branches
+from sbonnx.calib.engine.schedule import branches, plan_branches
 from sbonnx.graph import load
 from sbonnx.spec import Array
 from tests.calib.engine.branching import nested, weights

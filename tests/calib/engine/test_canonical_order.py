@@ -7,7 +7,7 @@ import pytest
 
 from sbonnx.calib.data import Feed
 from sbonnx.calib.data.sample import Unit
-from sbonnx.calib.engine.canonical_order import CanonicalUnits, canonical_units, content_key
+from sbonnx.calib.engine.samples import CanonicalUnits, canonical_units, content_key
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.spec import Array
 

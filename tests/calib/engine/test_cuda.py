@@ -13,15 +13,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbonnx.calib.data.sample import Unit
-from sbonnx.calib.engine.cuda import DeviceRun, count, observe_tensor, place_on, take_extremes, torch_on
-from sbonnx.calib.engine.cuda_reduce import EXTREMES, SIZES, Extremes
-from sbonnx.calib.engine.runner import CPU, CUDA
+from sbonnx.calib.engine.cuda import (
+    EXTREMES,
+    SIZES,
+    DeviceRun,
+    Extremes,
+    count,
+    observe_tensor,
+    place_on,
+    take_extremes,
+    torch_on,
+)
 from sbonnx.calib.engine.sample_runner import Key, Wish
 from sbonnx.calib.engine.segments import cut
 from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.sketches.kernels import Pages
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph, load
+from sbonnx.runtime import CPU, CUDA
 from sbonnx.spec import Array
 from tests.calib.engine.branching import nested
 from tests.calib.observing import IMAGES, PLAIN, POISON, ROOTS, assert_same, batches, observation_of, squares

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sbonnx.calib.engine.io_binding import reason
-from sbonnx.calib.engine.runner import CPU, CUDA, LayerRunner, providers
+from sbonnx.calib.engine.runner import LayerRunner, providers
 from sbonnx.errors import DataError, DeviceError, ModelError
 from sbonnx.graph import load
-from sbonnx.runtime import onnxruntime
+from sbonnx.runtime import CPU, CUDA, onnxruntime, reason
 from sbonnx.spec import Array
 from tests.support.models import model, residual, run
 
