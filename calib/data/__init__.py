@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sbonnx.calib.data.files import open_path
-from sbonnx.calib.data.objects import open_object
-from sbonnx.calib.data.sampling import Pick, Sampling
-from sbonnx.calib.data.source import Source
+from sbonnx.calib.data.objects import Pick, Sampling, Source, open_object
 from sbonnx.calib.data.validate import Feed, InputSpec, cut, fitted, named, without_defaults
 
 ALL = Sampling()

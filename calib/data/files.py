@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from sbonnx.calib.data.lengths import lengths_of_files
-from sbonnx.calib.data.source import Source, listed
-from sbonnx.calib.data.stored_arrays import StoredArray, first_line, open_stored, stored_in
+from sbonnx.calib.data.objects import Source, listed
+from sbonnx.calib.data.stored_arrays import StoredArray, first_line, lengths_of_files, open_stored, stored_in
 from sbonnx.calib.data.validate import InputSpec
 from sbonnx.errors import DataError
 from sbonnx.input_files import check_regular, read_regular

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sbonnx.calib.cache.data_digest import data_digest
 from sbonnx.calib.data import InputSpec
 from sbonnx.calib.data.dataset import Dataset, read
-from sbonnx.calib.data.source import Source
+from sbonnx.calib.data.objects import Source
 from sbonnx.errors import DataError
 from sbonnx.spec import Array
 

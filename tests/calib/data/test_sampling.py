@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sbonnx.calib.data import InputSpec
 from sbonnx.calib.data.dataset import read
-from sbonnx.calib.data.sampling import Sampling, _mix, rank
+from sbonnx.calib.data.objects import Sampling, _mix, rank
 from sbonnx.calib.data.stored_arrays import StoredArray
 from sbonnx.errors import DataError
 from sbonnx.spec import Array
@@ -41,7 +41,7 @@ def test_the_picked_positions_are_these_for_ever() -> None:
     assert Sampling(5, "random", 1).chosen(20) == (6, 7, 8, 12, 19)
     assert Sampling(5, "first", 1).chosen(20) == (0, 1, 2, 3, 4)
     assert Sampling(None, "random", 1).chosen(3) == (0, 1, 2)
-    code = "from sbonnx.calib.data.sampling import Sampling; print(Sampling(5, 'random', 0).chosen(20))"
+    code = "from sbonnx.calib.data.objects import Sampling; print(Sampling(5, 'random', 0).chosen(20))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
     assert done.stdout.strip() == str(Sampling(5, "random", 0).chosen(20))
 
@@ -202,7 +202,7 @@ def test_batches_are_counted_where_it_is_cheap(
 
 
 def test_headers_of_very_many_files_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sbonnx.calib.data.lengths.MOST_FILES", 2)
+    monkeypatch.setattr("sbonnx.calib.data.stored_arrays.MOST_FILES", 2)
     assert read(save_folder(tmp_path), X, split=4).count is None
 
 

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbonnx.calib.observers import KlHistogram
-from sbonnx.calib.observers.entropy import best_bin, divergences
-from sbonnx.calib.observers.kl_histogram import bins_for, levels_of, magnitudes
+from sbonnx.calib.observers.kl_histogram import best_bin, bins_for, divergences, levels_of, magnitudes
 from sbonnx.spec import Array, QuantSpec
 from tests.calib.observers.reference import FAMILIES, large, sketch_of, tensors
 

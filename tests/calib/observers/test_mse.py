@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sbonnx.calib.observers import Mse, quantization_error
 from sbonnx.calib.observers.base import Target
-from sbonnx.calib.observers.mse_search import errors_of, least_ends
+from sbonnx.calib.observers.mse import errors_of, least_ends
 from sbonnx.spec import Array, Bounds, QParams, QuantSpec, ScaleRule, params_from_bounds
 from tests.calib.observers.reference import (
     FAMILIES,
