@@ -1,6 +1,6 @@
 """Observation on a GPU: only sketches are copied back, tensors stay on the device.
 
-Minimum and maximum are computed by nodes added to the model (`sbonnx.calib.engine.cuda`). For histograms torch,
+Minimum and maximum are computed by nodes added to the model (`add_extremes`). For histograms torch,
 if installed with CUDA, counts the leading bits of outputs that never leave the device. Without it, and for unsupported
 cases, tensors are copied and observed as on a CPU. The sketches are bit-identical either way.
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
@@ -11,12 +10,12 @@ from typing import Any, Final
 import numpy as np
 
 from sbonnx.calib.data.sample import Unit
-from sbonnx.calib.engine.activation_cache import Keeper
 from sbonnx.calib.engine.cuda import DeviceLane, DeviceRun, fetched, place_on
+from sbonnx.calib.engine.layerwise import LayerVisitor, run_layerwise
 from sbonnx.calib.engine.runner import LayerRunner, providers
 from sbonnx.calib.engine.sample_runner import Key, Lane, Wish, last_reads, through
 from sbonnx.calib.engine.segments import Segment, needed
-from sbonnx.calib.engine.threads import chunks, in_order
+from sbonnx.calib.engine.threads import in_order
 from sbonnx.calib.observers import make_observer
 from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.storage.tensor_store import TensorStore
@@ -29,7 +28,7 @@ from sbonnx.progress import Progress
 from sbonnx.spec import Array
 
 
-def blame(graph: Graph, segment: Segment, tensor: str, known: Mapping[str, Any], unit: Unit) -> NumericError:
+def nonfinite_error(graph: Graph, segment: Segment, tensor: str, known: Mapping[str, Any], unit: Unit) -> NumericError:
     """Build the error for an observed tensor with NaN or Inf: the sample, the counts, and the first layer with any.
 
     Args:
@@ -160,12 +159,12 @@ class Observation:
         """Return a thread-safe function that runs a sample through all segments and returns `keep`; see `stream`."""
         last = {**last_reads(self.segments), **dict.fromkeys(keep, len(self.segments))}
         if not self._runs:
-            begin = self._reduce if self._on_device else self._open
+            begin = self._reduce if self._on_device else self.open
             self._runs = [begin(self._stack, segment, frozenset(last)) for segment in self.segments]
 
         def work(unit: Unit) -> dict[str, Any]:
-            with self._lane(self._on_device) as lane:
-                return through(lane, self.segments, self._runs, last, unit, self._blame, keep)
+            with self.lane(self._on_device) as lane:
+                return through(lane, self.segments, self._runs, last, unit, self.blame, keep)
 
         return work
 
@@ -190,37 +189,15 @@ class Observation:
 
         Yields: the tensors that were observed, segment by segment.
         """
-        keeper = Keeper(self.segments, store)
-        places: list[Unit] = []
-        with ExitStack() as lasting:
-            for number, segment in enumerate(self.segments):
-                progress.state(segment=(number + 1, len(self.segments)), spilled=store.counters.spilled)
-                self._watched = {key: wish for key, wish in self.wishes.items() if key[0] in segment.observed}
-                with ExitStack() as stack:
-                    run = self._open(stack, segment, None, model)
-
-                    def work(
-                        some: list[Unit], number: int = number, segment: Segment = segment, run: Any = run
-                    ) -> None:
-                        with self._lane() as lane:
-                            for unit in some:
-                                known = keeper.fetch(number, unit)
-                                began = time.perf_counter()
-                                lane.step(number, segment, run, known, unit, self._blame)
-                                keeper.keep(number, unit, run, known, time.perf_counter() - began)
-
-                    for some, _ in in_order(work, chunks(units if number == 0 else iter(places), CHUNK), self.threads):
-                        if number == 0:
-                            places.extend(Unit(unit.index, unit.where, {}, unit.samples, unit.closes) for unit in some)
-                            self.samples += sum(unit.samples for unit in some)
-                        progress.advance(sum(unit.closes for unit in some))
-                    self.found()  # the lanes' buffers belong to this session
-                    if number in keeper.lasting:
-                        lasting.push(stack.pop_all())
-                yield segment.observed
+        for segment in run_layerwise(self.segments, units, [store], _Observing(self, model), self.threads, progress):
+            yield segment.observed
         self._watched = self.wishes
 
-    def _open(
+    def watch(self, segment: Segment) -> None:
+        """Observe the tensors of one segment from here on."""
+        self._watched = {key: wish for key, wish in self.wishes.items() if key[0] in segment.observed}
+
+    def open(
         self,
         stack: ExitStack,
         segment: Segment,
@@ -253,16 +230,16 @@ class Observation:
         """Return the outputs of a segment that may have any layout."""
         return (self._any_layout & set(segment.outputs)) - read
 
-    def _blame(self, number: int, tensor: str, known: Mapping[str, Any], unit: Unit) -> Exception:
-        """Build the error for a non-finite tensor; see `blame`."""
+    def blame(self, number: int, tensor: str, known: Mapping[str, Any], unit: Unit) -> Exception:
+        """Build the error for a non-finite tensor; see `nonfinite_error`."""
         segment = self.segments[number]
         if tensor not in known:
             piece = segment.model(self.graph, self._index)
             known = {**known, tensor: fetched(piece, tensor, known, self._device)}
-        return blame(self.graph, segment, tensor, known, unit)
+        return nonfinite_error(self.graph, segment, tensor, known, unit)
 
     @contextmanager
-    def _lane(self, on_device: bool = False) -> Iterator[Lane | DeviceLane]:
+    def lane(self, on_device: bool = False) -> Iterator[Lane | DeviceLane]:
         """Yield a lane that no other thread uses."""
         kind: type[Lane | DeviceLane] = DeviceLane if on_device else Lane
         with self._lock:
@@ -275,6 +252,34 @@ class Observation:
         yield lane
         with self._lock:
             self._idle.append(lane)
+
+
+class _Observing(LayerVisitor[None]):
+    """Layer-wise run that updates the sketches of an observation."""
+
+    chunk = CHUNK
+
+    def __init__(self, observation: Observation, model: Callable[[Segment], Graph] | None) -> None:
+        self._observation = observation
+        self._model = model
+
+    def open(self, stack: ExitStack, number: int, segment: Segment) -> Sequence[LayerRunner | None]:
+        self._observation.watch(segment)
+        return [self._observation.open(stack, segment, None, self._model)]
+
+    def step(self, number: int, segment: Segment, run: Any, known: dict[str, Any], unit: Unit) -> None:
+        with self._observation.lane() as lane:
+            lane.step(number, segment, run, known, unit, self._observation.blame)
+
+    def visit(self, segment: Segment, unit: Unit, streams: Sequence[dict[str, Any]]) -> None:
+        """Nothing is left to do: `step` updated the sketches."""
+
+    def take(self, number: int, unit: Unit, result: None) -> None:
+        if number == 0:
+            self._observation.samples += unit.samples
+
+    def close(self, segment: Segment) -> None:
+        self._observation.found()  # the lanes' buffers belong to this session
 
 
 def _name(segment: Segment) -> str:

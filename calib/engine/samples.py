@@ -1,4 +1,4 @@
-"""Splits batches into samples, because the results must not depend on how the user batched the data."""
+"""Samples of a data set: batches are split, and samples sorted, so that results depend on neither."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ Source: Hubara et al., Improving post training neural quantization, arXiv 2006.1
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -24,11 +23,10 @@ import numpy as np
 
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.data.sample import Unit
-from sbonnx.calib.engine.activation_cache import Keeper
+from sbonnx.calib.engine.layerwise import LayerVisitor, run_float, run_layerwise
 from sbonnx.calib.engine.runner import LayerRunner, samples_at_once
 from sbonnx.calib.engine.samples import CanonicalUnits, Rows, canonical_units, memory_of_inputs
-from sbonnx.calib.engine.segments import Segment, cut
-from sbonnx.calib.engine.threads import in_order
+from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.quantized.fake_quant import quantize_reads
 from sbonnx.calib.quantized.stream import staged
 from sbonnx.calib.storage.tensor_store import TensorStore
@@ -128,23 +126,23 @@ def tuned_to(one: Tunable, seen: Spread, float_: Spread | None, solution: Soluti
     return Tuned(factor, mean - factor * seen.mean)
 
 
-@dataclass
-class _Walk:
+class _Walk(LayerVisitor[dict[str, Spread]]):
     """State of one run of `tune_norms`.
 
     Attributes:
         tunables: by tensor, in the order of the graph.
+        tuned: corrections so far.
+        seen: statistics of the samples so far.
     """
 
-    graph: Graph
-    plan: Plan
-    solution: Solution
-    tunables: Mapping[str, Tunable]
-    options: RunOptions
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, graph: Graph, plan: Plan, solution: Solution, tunables: Mapping[str, Tunable], options: RunOptions
+    ) -> None:
+        self.graph, self.plan, self.solution = graph, plan, solution
+        self.tunables, self.options = tunables, options
+        self.tuned: dict[str, Tuned] = {}
+        self.seen: dict[str, Spread] = {}
         self.index = tensors_by_name(self.graph)
-        solution = self.solution
         self.uses = {
             reader: site
             for site in self.plan.sites
@@ -157,73 +155,49 @@ class _Walk:
         """Measure the statistics in the float network, in one pass."""
         self.options.progress.start("batch norms, float", units.feeds)
         names = list(self.tunables)
-        (segment,) = cut(self.graph, names, "whole")
-        piece = segment.model(self.graph, self.index)
-        with LayerRunner(piece, device=self.options.device, threads=1, name="the model") as run:
 
-            def work(unit: Unit) -> dict[str, Spread]:
-                return self._spreads(run.run(unit.feed, names, where=unit.where), names, unit, "")
+        def spreads(unit: Unit, known: Mapping[str, Any]) -> dict[str, Spread]:
+            return self._spreads(known, names, unit, "")
 
-            return self._merged(in_order(work, iter(units), samples_at_once(self.options)))
+        for _, found in run_float(self.graph, names, units, self.options, spreads):
+            self._merge(found)
+        return self._merged()
 
     def run(self, units: CanonicalUnits, float_: Mapping[str, Spread], store: TensorStore) -> dict[str, Tuned]:
         """Run all stages and return the correction of each tensor."""
         names = list(self.tunables)
         stages = staged(self.graph, names, frozenset(Reader(n.name, i) for name in names for n, i in self._reads(name)))
         self.options.progress.start("batch norms, quantized", units.feeds)
-        keeper = Keeper(stages, store)
-        places: list[Unit] = []
-        tuned: dict[str, Tuned] = {}
-        with ExitStack() as lasting:
-            for number, stage in enumerate(stages):
-                self.options.progress.state(segment=(number + 1, len(stages)), spilled=store.counters.spilled)
-                with ExitStack() as stack:
-                    work = self._work(stack, stage, number, keeper, tuned)
-                    walked = in_order(work, iter(units if number == 0 else places), samples_at_once(self.options))
-                    seen = self._merged(self._noted(walked, places if number == 0 else None))
-                    if number in keeper.lasting:
-                        lasting.push(stack.pop_all())
-                for name in stage.observed:
-                    tuned[name] = tuned_to(self.tunables[name], seen[name], float_.get(name), self.solution)
-        return tuned
+        threads = samples_at_once(self.options)
+        for stage in run_layerwise(stages, units, [store], self, threads, self.options.progress):
+            seen = self._merged()
+            for name in stage.observed:
+                self.tuned[name] = tuned_to(self.tunables[name], seen[name], float_.get(name), self.solution)
+        return self.tuned
+
+    def open(self, stack: ExitStack, number: int, segment: Segment) -> Sequence[LayerRunner | None]:
+        """Open the session of a stage, with everything before it quantized and tuned."""
+        piece, device = self._quantized(segment, self.tuned), self.options.device
+        return [stack.enter_context(LayerRunner(piece, device=device, threads=1, name="the quantized model"))]
+
+    def visit(self, segment: Segment, unit: Unit, streams: Sequence[dict[str, Any]]) -> dict[str, Spread]:
+        """Compute the statistics of one sample."""
+        return self._spreads(streams[0], segment.observed, unit, " with everything before it quantized")
+
+    def take(self, number: int, unit: Unit, result: dict[str, Spread]) -> None:
+        """Merge the statistics of a sample."""
+        self._merge(result)
 
     def _reads(self, name: str) -> list[tuple[Node, int]]:
         return readers(self.index[name])
 
-    def _work(
-        self, stack: ExitStack, stage: Segment, number: int, keeper: Keeper, tuned: Mapping[str, Tuned]
-    ) -> Callable[[Unit], dict[str, Spread]]:
-        """Create the function that runs a sample through a stage."""
-        piece = self._quantized(stage, tuned)
-        run = stack.enter_context(LayerRunner(piece, device=self.options.device, threads=1, name="the quantized model"))
+    def _merge(self, spreads: Mapping[str, Spread]) -> None:
+        for name, spread in spreads.items():
+            self.seen[name] = self.seen[name].merge(spread) if name in self.seen else spread
 
-        def work(unit: Unit) -> dict[str, Spread]:
-            known = keeper.fetch(number, unit)
-            began = time.perf_counter()
-            known.update(run.run(known, stage.outputs, where=unit.where))
-            seconds = time.perf_counter() - began
-            spreads = self._spreads(known, stage.observed, unit, " with everything before it quantized")
-            keeper.keep(number, unit, run, known, seconds)
-            return spreads
-
-        return work
-
-    def _noted(
-        self, walked: Iterator[tuple[Unit, dict[str, Spread]]], places: list[Unit] | None
-    ) -> Iterator[tuple[Unit, dict[str, Spread]]]:
-        """Pass items through and, on the first pass, record the units without their feeds."""
-        for unit, spreads in walked:
-            if places is not None:
-                places.append(replace(unit, feed={}))
-            yield unit, spreads
-
-    def _merged(self, walked: Iterator[tuple[Unit, dict[str, Spread]]]) -> dict[str, Spread]:
-        """Merge the statistics of all samples in their order."""
-        seen: dict[str, Spread] = {}
-        for unit, spreads in walked:
-            for name, spread in spreads.items():
-                seen[name] = seen[name].merge(spread) if name in seen else spread
-            self.options.progress.advance(int(unit.closes))
+    def _merged(self) -> dict[str, Spread]:
+        """Return the merged statistics, and start again."""
+        seen, self.seen = self.seen, {}
         return seen
 
     def _spreads(self, known: Mapping[str, Any], names: Sequence[str], unit: Unit, how: str) -> dict[str, Spread]:

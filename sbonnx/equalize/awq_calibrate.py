@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.data.sample import Unit
-from sbonnx.calib.engine.runner import LayerRunner, samples_at_once
+from sbonnx.calib.engine.layerwise import run_float
 from sbonnx.calib.engine.samples import Rows, canonical_units
-from sbonnx.calib.engine.segments import Segment
-from sbonnx.calib.engine.threads import in_order, one_blas_thread
+from sbonnx.calib.engine.threads import one_blas_thread
 from sbonnx.calib.qparams.solve import weight_bounds
 from sbonnx.equalize.awq import Aware, Scaled, awq
 from sbonnx.graph import Graph
-from sbonnx.graph.query import tensors_by_name
 from sbonnx.ops import MATRIX_PRODUCTS
 from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, RoundingChoice, Site
@@ -96,23 +93,11 @@ def _fake_quant(site: Site, rule: ScaleRule) -> Callable[[Array], Array]:
 
 def _run(graph: Graph, units: Iterable[Unit], sums: Sequence[Watched], options: RunOptions) -> None:
     """Run all samples through the float network and accumulate the inputs of the layers."""
-    made = {tensor.name for node in graph.nodes for tensor in node.outputs}
-    names = [name for name in dict.fromkeys(one.tensor for one in sums) if name in made]
-    inputs = tuple(tensor.name for tensor in graph.inputs)
-    with ExitStack() as stack:
-        run: LayerRunner | None = None
-        if names:
-            piece = Segment(inputs, tuple(names), tuple(names)).model(graph, tensors_by_name(graph))
-            run = stack.enter_context(LayerRunner(piece, device=options.device, threads=1, name="the model"))
-
-        def work(unit: Unit) -> dict[str, Any]:
-            return {**unit.feed, **({} if run is None else run.run(unit.feed, names, where=unit.where))}
-
-        for unit, known in in_order(work, iter(units), samples_at_once(options)):
-            for one in sums:
-                if one.tensor in known:
-                    one.add(np.asarray(known[one.tensor]), None, [unit.rank])
-            options.progress.advance(int(unit.closes))
+    tensors = [one.tensor for one in sums]
+    for unit, known in run_float(graph, tensors, units, options, lambda _, known: known):
+        for one in sums:
+            if one.tensor in known:
+                one.add(np.asarray(known[one.tensor]), None, [unit.rank])
 
 
 def _passes(layers: Sequence[Layer], memory: int) -> Iterator[list[Layer]]:

@@ -11,20 +11,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from sbonnx.calib.calibrator import MeasuredRanges
 from sbonnx.calib.data.sample import Unit
-from sbonnx.calib.engine.activation_cache import Keeper
 from sbonnx.calib.engine.batching import grouped, width_for
+from sbonnx.calib.engine.layerwise import LayerVisitor, run_float, run_layerwise
 from sbonnx.calib.engine.observation import wishes_of
 from sbonnx.calib.engine.runner import LayerRunner, samples_at_once
 from sbonnx.calib.engine.samples import CanonicalUnits, memory_of_inputs
 from sbonnx.calib.engine.segments import Segment
-from sbonnx.calib.engine.threads import in_order, one_blas_thread
+from sbonnx.calib.engine.threads import one_blas_thread
 from sbonnx.calib.quantized.state import RoundSite, Walked
 from sbonnx.calib.quantized.stream import QuantizedInputs, measured_sites, quantized, quantized_reads, staged, uses_of
 from sbonnx.calib.sketches import Sketch
@@ -134,117 +133,82 @@ class _Walk:
         for number, some in enumerate(_passes(self.layers, max(self.memory, LEAST_MEMORY))):
             self.options.progress.start(f"rounding by float inputs, pass {number + 1}", self.units.feeds)
             sums = self.fit.watch(some)
-            made = {tensor.name for node in self.graph.nodes for tensor in node.outputs}
-            names = [name for name in dict.fromkeys(one.tensor for one in sums) if name in made]
-            with ExitStack() as stack:
-                run = stack.enter_context(self._session(names)) if names else None
-
-                def work(unit: Unit, run: LayerRunner | None = run, names: list[str] = names) -> dict[str, Any]:
-                    found = {} if run is None else run.run(unit.feed, names, where=unit.where)
-                    return {**unit.feed, **found}
-
-                for unit, known in in_order(work, iter(self.units), self.threads):
-                    for one in sums:
-                        if one.tensor in known:
-                            one.add(np.asarray(known[one.tensor]), None, [unit.rank])
-                    self.options.progress.advance(int(unit.closes))
+            tensors = [one.tensor for one in sums]
+            for unit, known in run_float(self.graph, tensors, self.units, self.options, lambda _, known: known):
+                for one in sums:
+                    if one.tensor in known:
+                        one.add(np.asarray(known[one.tensor]), None, [unit.rank])
             self.fit.take(sums)
 
-    def _session(self, names: Sequence[str]) -> LayerRunner:
-        """Create a session over the float graph that returns these tensors."""
-        inputs = tuple(tensor.name for tensor in self.graph.inputs)
-        piece = Segment(inputs, tuple(names), tuple(names)).model(self.graph, self.fit.numbers.tensors)
-        return LayerRunner(piece, device=self.options.device, threads=1, name="the model")
 
+class _Stages(LayerVisitor[list[dict[str, Array]]]):
+    """Both streams, stage by stage: the layers that read the outputs of a stage are rounded when it ends."""
 
-@dataclass
-class _Stages:
-    """Runs both streams through the stages."""
+    least = WORTH_THREADS
+    recompute = False
 
-    walk: _Walk
-    segments: Sequence[Segment]
-    uses: Mapping[Reader, Site]
+    def __init__(self, walk: _Walk, segments: Sequence[Segment], uses: Mapping[Reader, Site]) -> None:
+        self.walk = walk
+        self.segments = segments
+        self.uses = uses
+        self.sums: Sequence[Seen] = ()
+        self.sketches: dict[tuple[str, int | None], Sketch] = {}
+        self.wanted: list[str] = []
 
     def run(self, sites: Mapping[str, Sequence[Site]]) -> None:
         """For each stage, run all samples in both streams, then round the layers that read its outputs."""
-        units = self.walk.units
-        half = (self.walk.memory - memory_of_inputs(self.walk.memory)) // 2
+        self.sites = sites
+        walk, units = self.walk, self.walk.units
+        half = (walk.memory - memory_of_inputs(walk.memory)) // 2
+        looked_at = list(dict.fromkeys(name for segment in self.segments for name in segment.observed))
+        width = width_for(walk.graph, looked_at, iter(units), walk.options.device, walk.memory)
         with TensorStore(half) as floats, TensorStore(half) as codes:
-            keepers = Keeper(self.segments, floats), Keeper(self.segments, codes)
-            places: list[Unit] = []
-            device = self.walk.options.device
-            width = width_for(self.walk.graph, self._looked_at(), iter(units), device, self.walk.memory)
-            for number, segment in enumerate(self.segments):
-                self.walk.options.progress.state(
-                    segment=(number + 1, len(self.segments)),
-                    spilled=floats.counters.spilled + codes.counters.spilled,
-                )
-                sums = self.walk.fit.watch([one for one in self.walk.layers if one.tensor in segment.observed])
-                here = {name: sites[name] for name in segment.observed if name in sites}
-                some = grouped(iter(units), width) if number == 0 else iter(places)
-                seen = self._stage(number, keepers, some, sums, here)
-                if number == 0:
-                    places = seen
-                self.walk.fit.take(sums)
+            batches = grouped(iter(units), width)
+            stores = [floats, codes]
+            for segment in run_layerwise(self.segments, batches, stores, self, walk.threads, walk.options.progress):
+                self._measure(segment)
+                walk.fit.take(self.sums)
 
-    def _looked_at(self) -> list[str]:
-        """Return all tensors that are observed in any stage."""
-        return list(dict.fromkeys(name for segment in self.segments for name in segment.observed))
+    def open(self, stack: ExitStack, number: int, segment: Segment) -> Sequence[LayerRunner | None]:
+        """Open the float and the quantized stage, and start the sums and sketches of its outputs."""
+        walk, numbers = self.walk, self.walk.fit.numbers
+        self.sums = walk.fit.watch([one for one in walk.layers if one.tensor in segment.observed])
+        wishes = wishes_of([site for name in segment.observed for site in self.sites.get(name, ())])
+        self.sketches = {key: wish.sketch(key[1]) for key, wish in wishes.items()}
+        self.wanted = list(dict.fromkeys([*(one.tensor for one in self.sums), *(name for name, _ in self.sketches)]))
+        pieces = (
+            segment.model(walk.graph, numbers.tensors),
+            quantized(segment, graph=walk.graph, numbers=numbers, uses=self.uses),
+        )
+        device = walk.options.device
+        return [stack.enter_context(LayerRunner(piece, device=device, threads=1, name="a layer")) for piece in pieces]
 
-    def _stage(
-        self,
-        number: int,
-        keepers: tuple[Keeper, Keeper],
-        units: Iterator[Unit],
-        sums: Sequence[Seen],
-        sites: Mapping[str, Sequence[Site]],
-    ) -> list[Unit]:
-        """Run one stage. Return the processed samples without their feeds."""
-        segment, walk = self.segments[number], self.walk
-        wishes = wishes_of([site for some in sites.values() for site in some])
-        sketches = {key: wish.sketch(key[1]) for key, wish in wishes.items()}
-        wanted = list(dict.fromkeys([*(one.tensor for one in sums), *(name for name, _ in sketches)]))
-        places = []
-        model = partial(quantized, graph=walk.graph, numbers=walk.fit.numbers, uses=self.uses)
-        with ExitStack() as stack:
-            runs = [
-                stack.enter_context(LayerRunner(piece, device=walk.options.device, threads=1, name="a layer"))
-                for piece in (segment.model(walk.graph, walk.fit.numbers.tensors), model(segment))
-            ]
+    def visit(self, segment: Segment, unit: Unit, streams: Sequence[dict[str, Any]]) -> list[dict[str, Array]]:
+        """Return the wanted tensors of both streams, and the inputs of the layers as the file quantizes them."""
+        plain, rounded = ({name: np.asarray(known[name]) for name in self.wanted if name in known} for known in streams)
+        fed = {
+            one.name: self.walk.fit.fake_quant(one.site, rounded[one.tensor])
+            for one in self.sums
+            if one.tensor in rounded
+        }
+        return [plain, rounded, fed]
 
-            def work(unit: Unit) -> list[dict[str, Array]]:
-                found = []
-                for run, keeper in zip(runs, keepers, strict=True):
-                    known = keeper.fetch(number, unit)
-                    known.update(run.run(known, segment.outputs, where=unit.where))
-                    keeper.keep(number, unit, None, known, 0.0)
-                    found.append({name: np.asarray(known[name]) for name in wanted if name in known})
-                plain, rounded = found
-                fed = {
-                    one.name: walk.fit.fake_quant(one.site, rounded[one.tensor])
-                    for one in sums
-                    if one.tensor in rounded
-                }
-                return [plain, rounded, fed]
+    def take(self, number: int, unit: Unit, result: list[dict[str, Array]]) -> None:
+        """Add a sample to the sums and sketches."""
+        plain, rounded, fed = result
+        _check_finite(rounded, self.wanted, unit)
+        for one in self.sums:
+            if one.name in fed:
+                one.add(plain[one.tensor], fed[one.name], [part.rank for part in unit.members])
+        for key, sketch in self.sketches.items():
+            for part, value in _by_sample(rounded[key[0]], unit):
+                sketch.observe(value, part.index, part.samples)
 
-            for unit, (plain, rounded, fed) in in_order(work, units, walk.threads, least=WORTH_THREADS):
-                _check_finite(rounded, wanted, unit)
-                for one in sums:
-                    if one.name in fed:
-                        one.add(plain[one.tensor], fed[one.name], [part.rank for part in unit.members])
-                for key, sketch in sketches.items():
-                    for part, value in _by_sample(rounded[key[0]], unit):
-                        sketch.observe(value, part.index, part.samples)
-                places.append(unit.bare)
-                walk.options.progress.advance(sum(part.closes for part in unit.members))
-        self._measure(sketches, sites)
-        return places
-
-    def _measure(self, sketches: Mapping[tuple[str, int | None], Sketch], sites: Mapping[str, Sequence[Site]]) -> None:
+    def _measure(self, segment: Segment) -> None:
         """Set the ranges of the stage's outputs, which the next stage uses."""
-        for some in sites.values():
-            for site in some:
-                self.walk.fit.numbers.measure(site, sketches[site.tensor, site.spec.axis])
+        for name in segment.observed:
+            for site in self.sites.get(name, ()):
+                self.walk.fit.numbers.measure(site, self.sketches[site.tensor, site.spec.axis])
 
 
 def _by_sample(value: Array, unit: Unit) -> Iterator[tuple[Unit, Array]]:

@@ -9,7 +9,7 @@ import pytest
 
 from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data.dataset import read
-from sbonnx.calib.engine import activation_cache as keeping
+from sbonnx.calib.engine import layerwise
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.graph import load
 from sbonnx.options import RunOptions
@@ -61,7 +61,7 @@ def test_what_is_made_again_is_made_from_what_it_needs(monkeypatch: pytest.Monke
         return True
 
     monkeypatch.setattr(TensorStore, "cheaper_to_recompute", cheaper)
-    monkeypatch.setattr(keeping.Keeper, "keep", _with_a_second(keeping.Keeper.keep))
+    monkeypatch.setattr(layerwise.ActivationCache, "keep", _with_a_second(layerwise.ActivationCache.keep))
     graph = load(CHAIN)
     plan = plan_linear(graph)
     feeds = [{"r0": feed["x"]} for feed in FEEDS]

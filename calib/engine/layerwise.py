@@ -1,0 +1,237 @@
+"""Runs all samples through one segment of a graph, then through the next: the only loop of this kind.
+
+`run_layerwise` fetches the inputs of a segment, runs it in each stream (float, quantized), keeps what later segments
+read, and hands the tensors to a `LayerVisitor`. `run_float` is the pass through the whole float network.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, ClassVar, Final, Generic, TypeVar
+
+import numpy as np
+
+from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.engine.runner import LayerRunner, samples_at_once
+from sbonnx.calib.engine.segments import Segment
+from sbonnx.calib.engine.threads import chunks, in_order
+from sbonnx.calib.storage.tensor_store import TensorStore
+from sbonnx.graph import Graph
+from sbonnx.graph.query import tensors_by_name
+from sbonnx.options import RunOptions
+from sbonnx.progress import Progress
+from sbonnx.spec import Array
+
+R = TypeVar("R")
+
+
+class LayerVisitor(Generic[R]):
+    """The part of a layer-wise run that depends on its purpose.
+
+    Attributes:
+        chunk: samples that a thread takes at a time.
+        least: seconds that a sample must take for threads to be used; see `in_order`.
+        recompute: cached activations may be recomputed by the sessions instead of being kept.
+    """
+
+    chunk: ClassVar[int] = 1
+    least: ClassVar[float] = 0.0
+    recompute: ClassVar[bool] = True
+
+    def open(self, stack: ExitStack, number: int, segment: Segment) -> Sequence[LayerRunner | None]:
+        """Open the session of each stream for a segment, closed by `stack`; None: there is nothing to run."""
+        raise NotImplementedError
+
+    def step(self, number: int, segment: Segment, run: LayerRunner | None, known: dict[str, Any], unit: Unit) -> None:
+        """Run one sample through a segment in one stream, and add its outputs to `known`. Thread-safe."""
+        if run is not None:
+            known.update(run.run(known, segment.outputs, where=unit.where))
+
+    def visit(self, segment: Segment, unit: Unit, streams: Sequence[dict[str, Any]]) -> R:
+        """Compute the result of a sample from the known tensors of each stream. Thread-safe."""
+        raise NotImplementedError
+
+    def take(self, number: int, unit: Unit, result: R) -> None:
+        """Take the result of a sample, in the order of the samples."""
+
+    def close(self, segment: Segment) -> None:
+        """End a segment, before its sessions are closed."""
+
+
+def run_layerwise(
+    segments: Sequence[Segment],
+    units: Iterable[Unit],
+    stores: Sequence[TensorStore],
+    visitor: LayerVisitor[R],
+    threads: int,
+    progress: Progress,
+) -> Iterator[Segment]:
+    """Run all samples through each segment in turn.
+
+    Args:
+        segments: in the order to run them.
+        units: the samples; iterated once.
+        stores: one for each stream: activations between segments.
+        visitor: opens sessions, runs them and takes the results.
+        threads: samples that run at a time.
+        progress: set to the segment, and advanced by feeds.
+
+    Yields:
+        each segment when all samples passed it and its sessions are closed, before the next one begins.
+    """
+    caches = [ActivationCache(segments, store) for store in stores]
+    places: list[Unit] = []
+    with ExitStack() as lasting:
+        for number, segment in enumerate(segments):
+            spilled = sum(store.counters.spilled for store in stores)
+            progress.state(segment=(number + 1, len(segments)), spilled=spilled)
+            with ExitStack() as stack:
+                runs = visitor.open(stack, number, segment)
+
+                def work(
+                    some: list[Unit],
+                    number: int = number,
+                    segment: Segment = segment,
+                    runs: Sequence[LayerRunner | None] = runs,
+                ) -> list[R]:
+                    return [_one_sample(number, segment, unit, caches, runs, visitor) for unit in some]
+
+                source = chunks(iter(units if number == 0 else places), visitor.chunk)
+                for some, results in in_order(work, source, threads, least=visitor.least * visitor.chunk):
+                    for unit, result in zip(some, results, strict=True):
+                        visitor.take(number, unit, result)
+                    if number == 0:
+                        places.extend(unit.bare for unit in some)
+                    progress.advance(sum(part.closes for unit in some for part in unit.members))
+                visitor.close(segment)
+                if any(number in cache.lasting for cache in caches):
+                    lasting.push(stack.pop_all())
+            yield segment
+
+
+def _one_sample(
+    number: int,
+    segment: Segment,
+    unit: Unit,
+    caches: Sequence[ActivationCache],
+    runs: Sequence[LayerRunner | None],
+    visitor: LayerVisitor[R],
+) -> R:
+    """Run one sample through a segment in every stream."""
+    streams = []
+    for cache, run in zip(caches, runs, strict=True):
+        known = cache.fetch(number, unit)
+        began = time.perf_counter()
+        visitor.step(number, segment, run, known, unit)
+        seconds = time.perf_counter() - began
+        cache.keep(number, unit, run if visitor.recompute else None, known, seconds)
+        streams.append(known)
+    return visitor.visit(segment, unit, streams)
+
+
+def run_float(
+    graph: Graph,
+    names: Iterable[str],
+    units: Iterable[Unit],
+    options: RunOptions,
+    visit: Callable[[Unit, Mapping[str, Any]], R],
+) -> Iterator[tuple[Unit, R]]:
+    """Run all samples through the float network once; yield the results of `visit` in the order of the samples.
+
+    Args:
+        names: tensors to compute; those that no node computes are skipped.
+        visit: called with a sample and its known tensors, inputs included, in any thread.
+    """
+    made = {tensor.name for node in graph.nodes for tensor in node.outputs}
+    wanted = tuple(name for name in dict.fromkeys(names) if name in made)
+    with ExitStack() as stack:
+        run: LayerRunner | None = None
+        if wanted:
+            inputs = tuple(tensor.name for tensor in graph.inputs)
+            piece = Segment(inputs, wanted, wanted).model(graph, tensors_by_name(graph))
+            run = stack.enter_context(LayerRunner(piece, device=options.device, threads=1, name="the model"))
+
+        def work(unit: Unit) -> R:
+            found = {} if run is None else run.run(unit.feed, wanted, where=unit.where)
+            return visit(unit, {**unit.feed, **found})
+
+        for unit, result in in_order(work, iter(units), samples_at_once(options)):
+            yield unit, result
+            options.progress.advance(int(unit.closes))
+
+
+Place = tuple[int, str]
+"""Key of an array in the store: (sample index, tensor name)."""
+
+AGAIN: Final = 2.0
+"""Estimated cost of recomputing an array, alone and into fresh memory, relative to its first computation."""
+
+
+class ActivationCache:
+    """Activation cache of layer-wise runs: returns the inputs of segments, and keeps activations that later ones read.
+
+    An array is recomputed from the inputs of its segment if that is faster than keeping it: than a copy or, beyond the
+    budget of the store, than the disk. A segment may then run twice on a sample, with the same results.
+
+    Args:
+        segments: in the order in which all samples are run through them.
+        store: holds the arrays.
+    """
+
+    def __init__(self, segments: Sequence[Segment], store: TensorStore) -> None:
+        self._store = store
+        self._segments = tuple(segments)
+        self._readers: dict[str, int] = {}
+        for segment in self._segments[1:]:
+            for name in segment.reads:
+                self._readers[name] = self._readers.get(name, 0) + 1
+        self._seconds: dict[Place, float] = {}  # estimated time to recompute an array
+        self.lasting: set[int] = set()  # segments whose sessions are needed until the end
+
+    def fetch(self, number: int, unit: Unit) -> dict[str, Any]:
+        """Return the tensors that segment `number` reads of a sample, without those of branches that did not run."""
+        if number == 0:
+            return dict(unit.feed)
+        places = [(unit.index, name) for name in self._segments[number].reads]
+        return {name: self._store.get((index, name)) for index, name in places if (index, name) in self._store}
+
+    def keep(self, number: int, unit: Unit, run: LayerRunner | None, known: Mapping[str, Any], seconds: float) -> None:
+        """Keep the tensors that segment `number` computed for a sample in `seconds`, and release its inputs."""
+        segment = self._segments[number]
+        read = [] if number == 0 else [name for name in segment.reads if (unit.index, name) in self._store]
+        for name, value in known.items():
+            readers = self._readers.get(name, 0)
+            if not readers or name in read:
+                continue
+            again = AGAIN * seconds + sum(self._seconds.get((unit.index, one), 0.0) for one in read)
+            made = run is not None and number > 0 and name in segment.outputs and not segment.conditions
+            array = np.asarray(value)
+            if made and self._cheaper(again, array, readers):
+                self._seconds[unit.index, name] = again
+                self._make_later(number, (unit.index, name), read, run, array.nbytes, readers)
+            else:
+                self._store.put((unit.index, name), array, readers=readers, copy=True)
+        for name in read:
+            self._store.release((unit.index, name))
+
+    def _cheaper(self, seconds: float, array: Array, readers: int) -> bool:
+        """Return whether to recompute an array; strings are always kept, because their size is unknown."""
+        return array.dtype.kind not in "OU" and self._store.cheaper_to_recompute(seconds, array.nbytes, readers)
+
+    def _make_later(
+        self, number: int, place: Place, read: Sequence[str], run: LayerRunner | None, nbytes: int, readers: int
+    ) -> None:
+        """Store a function that recomputes an array, and keep the inputs that it needs."""
+        index, name = place
+
+        def make() -> Array:
+            if run is None:
+                raise ValueError(f"nothing makes '{name}'")
+            feeds = {one: self._store.get((index, one)) for one in read}
+            made: Array = run.run(feeds, [name], where=f"sample {index}")[name]
+            return made
+
+        self.lasting.add(number)
+        self._store.put_lazy(place, make, nbytes, readers, reads=[(index, one) for one in read])
