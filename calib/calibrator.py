@@ -244,8 +244,7 @@ class Calibrator:
             wishes,
             first,
             kept=kept,
-            granularity=self.options.granularity,
-            memory=self._memory,
+            options=self.options,
             count=count,
         )
         self._observation = Observation(

@@ -12,7 +12,7 @@ from sbonnx.calib.engine.segments import Segment, bytes_of, bytes_of_constant, c
 from sbonnx.errors import ModelError
 from sbonnx.graph import Body, Constant, Graph, Node
 from sbonnx.graph.query import bodies, constant, shape, tensors_by_name
-from sbonnx.options import Granularity
+from sbonnx.options import Granularity, RunOptions
 
 PICKED_BY: Final = {"then_branch": True, "else_branch": False}
 """The value of an If's condition under which each of its bodies runs."""
@@ -181,8 +181,7 @@ def course_of(
     first: Unit,
     *,
     kept: Sequence[str],
-    granularity: Granularity,
-    memory: int,
+    options: RunOptions,
     count: int | None,
 ) -> Course:
     """Plan how to run `graph` to observe tensors.
@@ -192,13 +191,13 @@ def course_of(
         keys: the same tensors with their channel axes.
         first: a sample; the sizes of all are estimated from it.
         kept: further tensors to compute.
-        granularity, memory: see `calibrate`.
+        options: see `RunOptions`.
         count: number of samples, if known.
     """
     branches, unreachable, handed_on = branches_of(graph, observed)
     wanted = [*handed_on, *kept]
     sizes = _sizes(graph, first)
-    main = _main_segments(graph, observed.get("", ()), wanted, sizes, granularity, memory)
+    main = _main_segments(graph, observed.get("", ()), wanted, sizes, options.granularity, options.memory_bytes)
     # the split of the graph must not depend on the number of cores; the number of samples run at a time may
     peak = max(sum(sizes.get(name, 0) for name in segment.outputs) for segment in main)
     by_channel = {name for name, axis in keys if axis is not None}

@@ -234,9 +234,7 @@ def solution_of(
     plan: Plan,
     tensors: Mapping[str, Tensor],
     measured: Mapping[str, Bounds],
-    refusals: Sequence[Refusal],
-    solve: Solve | None,
-    samples: int,
+    solve: Solve | None = None,
     *,
     chosen: Mapping[str, QParams] | None = None,
     constants: Mapping[str, Array] | None = None,
@@ -246,9 +244,7 @@ def solution_of(
     Args:
         tensors: of all scopes, by name.
         measured: ranges of activations by site key, and of weights if already known.
-        refusals: sites that could not be measured.
         solve: rounds weights; None: round to nearest.
-        samples: number of observed samples.
         chosen: scales and zero points of weights that do not follow from a range, by site key.
         constants: new values of float constants by tensor name, such as corrected biases.
     """
@@ -257,7 +253,7 @@ def solution_of(
     fixed: dict[str, Bounds] = {}
     alone = left_alone(plan, measured)
     measured = dict(measured)
-    refusals = [*refusals, *(Refusal("quantize weight", site.tensor, "its input stays float") for site in alone)]
+    refusals = [Refusal("quantize weight", site.tensor, "its input stays float") for site in alone]
     sites = [site for site in plan.sites if site not in alone]
     for site in sites:
         if site.fixed is not None and site.role != "bias":
@@ -284,7 +280,14 @@ def solution_of(
     left = unread(plan, qparams, unfit_weights)
     activations = {site.key: ranges[site.key] for site in plan.of_role("activation") if site.key in ranges}
     return Solution(
-        qparams, codes, activations, tuple(refusals), samples, scales, tuple(notes), left, constants=constants
+        qparams,
+        codes,
+        activations,
+        tuple(refusals),
+        bias_scales=scales,
+        notes=tuple(notes),
+        unread=left,
+        constants=constants,
     )
 
 
@@ -297,4 +300,4 @@ def weights_alone(graph: Graph, plan: Plan, solve: Solve | None = None) -> Solut
     """
     if plan.of_role("activation"):
         raise DataError("the plan quantizes activations, whose ranges need calibration data: give some")
-    return solution_of(plan, tensors_by_name(graph), {}, (), solve, 0)
+    return solution_of(plan, tensors_by_name(graph), {}, solve)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from sbonnx.quant_model.layer_access import LayerAccess, QuantLayer, find_layers
+from sbonnx.quant_model.layer_access import SIDES, LayerAccess, QuantLayer, Side, find_layers
 from sbonnx.quant_model.pipeline_steps import LifeCycleError, PipelineSteps
-from sbonnx.quant_model.switches import SIDES, Side
 from sbonnx.recipe import load
 
 Sides = Literal["input", "weight", "both"]

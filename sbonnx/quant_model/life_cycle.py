@@ -17,15 +17,36 @@ from sbonnx.mermaid import mermaid
 from sbonnx.pipeline import quantized_graph
 from sbonnx.plan import Solution
 from sbonnx.quant_model.controls import LayerControls
-from sbonnx.quant_model.onnx_export import DynamicAxes, write_onnx
+from sbonnx.quant_model.onnx_export import DynamicAxes, OnnxExport, write_onnx
 from sbonnx.quant_model.pipeline_steps import Feeds
-from sbonnx.quant_model.tensors import as_arrays, as_tensors, is_tensor
 from sbonnx.quant_model.visitor import Hooks
 from sbonnx.spec import Array
 from sbonnx.stages.state import Prepared
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+from sbonnx.torchnet import torch_module
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether a value is a torch tensor."""
+    return hasattr(value, "detach") and hasattr(value, "cpu")
+
+
+def as_arrays(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the tensors of a mapping to NumPy arrays."""
+    return {name: value.detach().cpu().numpy() if is_tensor(value) else value for name, value in values.items()}
+
+
+def as_tensors(values: Mapping[str, Any]) -> Any:
+    """Convert a mapping to torch tensors: a single tensor for one value, else a tuple."""
+    torch = torch_module()
+    made = tuple(
+        value if is_tensor(value) else torch.from_numpy(np.ascontiguousarray(value)) for value in values.values()
+    )
+    return made[0] if len(made) == 1 else made
 
 
 def mse(quantized: Array, reference: Array) -> float:
@@ -336,8 +357,7 @@ class QuantModel(LayerControls):
             args = dummy_data if isinstance(dummy_data, tuple) else (dummy_data,)
             named = self._named(args, {})
             feeds = self._feeds(as_arrays(named) if isinstance(named, Mapping) else named)
-        return write_onnx(
-            quantized_graph(prepared, solution),
+        export = OnnxExport(
             Path(name),
             feeds=feeds,
             input_names=input_names or (),
@@ -348,9 +368,25 @@ class QuantModel(LayerControls):
             extra_info=bool(extra_info),
             force=force,
         )
+        return write_onnx(quantized_graph(prepared, solution), export)
 
 
 TORCH_CALLS = frozenset(
     {"parameters", "named_parameters", "state_dict", "load_state_dict", "zero_grad", "buffers", "modules", "graph"}
 )
 """Methods of torch.nn.Module that the ancestor's examples call on a QuantModel during training."""
+
+
+class QuantizationErrorProfiler:
+    """Measures the error of each quantized node of one model.
+
+    Args:
+        model: a calibrated model.
+    """
+
+    def __init__(self, model: QuantModel) -> None:
+        self.model = model
+
+    def apply(self, data: Any, checker: profile.Checker = mse, is_async: bool = True) -> dict[str, float]:
+        """Call `QuantModel.get_quantization_error`."""
+        return self.model.get_quantization_error(data, checker, is_async)

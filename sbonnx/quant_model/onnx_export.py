@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,44 +28,48 @@ EXTRA_SUFFIX: Final = "_extra"
 DynamicAxes = Mapping[str, Mapping[int, str] | Sequence[int]]
 
 
-def write_onnx(
-    graph: Graph,
-    target: Path,
-    *,
-    feeds: Mapping[str, Array] | None,
-    input_names: Sequence[str],
-    output_names: Sequence[str],
-    dynamic_axes: DynamicAxes,
-    opset: int | None,
-    verbose: bool,
-    extra_info: bool,
-    force: bool,
-) -> Path | None:
+@dataclass(frozen=True)
+class OnnxExport:
+    """Arguments of `QuantModel.export_onnx`; `target` is the path."""
+
+    target: Path
+    feeds: Mapping[str, Array] | None = None
+    input_names: Sequence[str] = ()
+    output_names: Sequence[str] = ()
+    dynamic_axes: DynamicAxes = field(default_factory=dict)
+    opset: int | None = None
+    verbose: bool = False
+    extra_info: bool = False
+    force: bool = False
+
+
+def write_onnx(graph: Graph, export: OnnxExport) -> Path | None:
     """Write a quantized graph, see `QuantModel.export_onnx`. The graph is modified in place.
 
     Returns:
         The path of the second file, or None.
     """
+    target, feeds, extra_info, opset = export.target, export.feeds, export.extra_info, export.opset
     extra = target.with_name(f"{target.stem}{EXTRA_SUFFIX}{target.suffix}")
     for path in (target, *([extra] if extra_info else [])):
-        graphs.check_target(path, inputs=graph.info.files, force=force)
+        graphs.check_target(path, inputs=graph.info.files, force=export.force)
     if opset is not None:
         graph = _in_opset(graph, opset)
     fed = [(feeds or {}).get(tensor.name) for tensor in graph.inputs]
-    _rename(graph, graph.inputs, input_names, "input")
-    _rename(graph, graph.outputs, output_names, "output")
+    _rename(graph, graph.inputs, export.input_names, "input")
+    _rename(graph, graph.outputs, export.output_names, "output")
     renamed = {tensor.name: value for tensor, value in zip(graph.inputs, fed, strict=True) if value is not None}
-    _set_axes(graph, renamed, dynamic_axes)
-    if verbose:
+    _set_axes(graph, renamed, export.dynamic_axes)
+    if export.verbose:
         print(onnx.printer.to_text(skeleton(graph).model))
-    graphs.save(graph, target, force=force)
+    graphs.save(graph, target, force=export.force)
     if not extra_info:
         return None
     for _, body in query.scopes(graph):
         for node in body.nodes:
             if node.op in QDQ and BITS in node.attrs:
                 node.attrs["bits"] = node.attrs[BITS]
-    graphs.save(graph, extra, force=force)
+    graphs.save(graph, extra, force=export.force)
     return extra
 
 

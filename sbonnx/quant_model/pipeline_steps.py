@@ -20,8 +20,7 @@ from sbonnx.errors import DataError, RecipeError, SbonnxError
 from sbonnx.options import without_cache
 from sbonnx.pipeline import MEASURE, prepare, run
 from sbonnx.plan import Solution
-from sbonnx.quant_model.layer_access import with_keys
-from sbonnx.quant_model.switches import Side, Switch, switched
+from sbonnx.quant_model.layer_access import Side, Switch, switched, with_keys
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.node_patterns.torch_modules import ModuleCall
 from sbonnx.reconstruct.solve import QuantizedInputs

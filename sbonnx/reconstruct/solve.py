@@ -71,14 +71,18 @@ def solution_from(
         plan,
         tensors_by_name(graph),
         walked.bounds,
-        (*ranges.refusals, *walked.refusals),
         walked.solve(solve),
-        ranges.samples,
         chosen=walked.qparams,
         constants=walked.constants,
     )
     gains = {key: gain for key, gain in walked.gains.items() if key in solution.codes}
-    return replace(solution, notes=(*ranges.notes, *solution.notes, *gain_notes(gains)), gains=gains)
+    return replace(
+        solution,
+        samples=ranges.samples,
+        refusals=(*ranges.refusals, *walked.refusals, *solution.refusals),
+        notes=(*ranges.notes, *solution.notes, *gain_notes(gains)),
+        gains=gains,
+    )
 
 
 def _with_inputs(

@@ -125,8 +125,7 @@ def observe(
         asked,
         first,
         kept=(),
-        granularity=options.granularity,
-        memory=limit,
+        options=options,
         count=data.count,
     )
     observation = Observation(

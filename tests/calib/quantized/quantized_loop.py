@@ -42,11 +42,11 @@ def loop(
     sites = [site for site in plan.of_role("activation") if site.scope == "" and site.tensor in computed]
     for site in sorted(sites, key=lambda site: computed.index(site.tensor)):
         if site.fixed is None and site.key in bounds:
-            solution = solution_of(plan, tensors_by_name(graph), bounds, [], None, len(feeds))
+            solution = solution_of(plan, tensors_by_name(graph), bounds)
             tensors = [site.tensor]
             with Forward(graph, plan, solution, w_quant=weights, a_quant=activations, tensors=tensors) as run:
                 bounds[site.key] = measured(site, [run(feed)[site.tensor] for feed in feeds], plan)
-    return dict(solution_of(plan, tensors_by_name(graph), bounds, [], None, len(feeds)).bounds)
+    return dict(solution_of(plan, tensors_by_name(graph), bounds).bounds)
 
 
 def measured(site: Site, values: list[Array], plan: Plan) -> Bounds:
