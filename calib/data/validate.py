@@ -236,8 +236,8 @@ def _check_shape(shape: tuple[int, ...], wanted: tuple[int | str | None, ...], f
         raise DataError(f"{found}: there is no sample in it; leave empty batches out")
     for axis, (have, want) in enumerate(zip(shape, wanted, strict=True)):
         if isinstance(want, int) and have != want:
-            mend = "cut the samples into batches with --split" if axis == 0 and want else "resize or transpose the data"
-            raise DataError(f"{found}: axis {axis} must be {want}; {mend}")
+            fix = "cut the samples into batches with --split" if axis == 0 and want else "resize or transpose the data"
+            raise DataError(f"{found}: axis {axis} must be {want}; {fix}")
 
 
 def _check_finite(x: Array, what: str) -> None:
@@ -279,11 +279,11 @@ def _check_type(dtype: np.dtype[Any], spec: InputSpec, found: str) -> None:
     if (kind == "O" and have in "OUS") or have == kind == "f" or (kind in "iu" and have in "iub"):
         return
     if kind == "f" and have == "u":
-        mend = f"preprocess it as for inference (scale, mean, layout) and save as {want}"
+        fix = f"preprocess it as for inference (scale, mean, layout) and save as {want}"
     elif kind == "f" and have in "ib":
-        mend = f"save it as {want}"
+        fix = f"save it as {want}"
     elif kind in "iu" and have == "f":
-        mend = f"round it on purpose and save as {want}"
+        fix = f"round it on purpose and save as {want}"
     else:
-        mend = f"save it as {'text' if kind == 'O' else want}"
-    raise DataError(f"{found}: {mend}")
+        fix = f"save it as {'text' if kind == 'O' else want}"
+    raise DataError(f"{found}: {fix}")

@@ -41,7 +41,7 @@ def nonfinite_error(graph: Graph, segment: Segment, tensor: str, known: Mapping[
     first = first_nonfinite(graph, segment, tensor, known)
     if first:
         text += f"; the first layer with any is {first}"
-    return NumericError(f"{text}: mend the model or the data, or exclude that part from quantization")
+    return NumericError(f"{text}: fix the model or the data, or exclude that part from quantization")
 
 
 def first_nonfinite(graph: Graph, segment: Segment, tensor: str, known: Mapping[str, Any]) -> str | None:

@@ -81,7 +81,7 @@ def plan_branches(graph: Graph, observed: Mapping[str, Sequence[str]]) -> Branch
     A branch outputs those of its tensors that the branches inside it read; tensors from further out are read directly.
     """
     known = {branch.scope: branch for branch in branches(graph)}
-    unreachable = {scope: "it lies in the body of a Loop or Scan" for scope in observed if scope and scope not in known}
+    unreachable = {scope: "it is in the body of a Loop or Scan" for scope in observed if scope and scope not in known}
     segments: list[Segment] = []
     wanted: dict[str, dict[str, None]] = {}  # by scope: its tensors that branches inside it read
     for branch in reversed(list(known.values())):  # inner ones first

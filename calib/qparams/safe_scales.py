@@ -100,7 +100,7 @@ def one_sided(plan: Plan, sites: Sequence[Site], ranges: Mapping[str, Bounds]) -
         if site.role == "weight" and nodes <= inputless:
             yield site, "its input stays float"
         elif site.role == "activation" and nodes <= weightless:
-            yield site, "the weight beside it stays float"
+            yield site, "the weight of the same op stays float"
 
 
 def unread(plan: Plan, qparams: Mapping[str, QParams], lost: Collection[str]) -> frozenset[Reader]:

@@ -73,7 +73,7 @@ def weight_bounds(site: Site, weight: Array, rule: ScaleRule = "exact") -> Bound
     with np.errstate(over="ignore"):
         fine = np.isfinite(weight.astype(np.float32, copy=False)).all()
     if not fine:
-        raise NumericError(f"weight '{site.tensor}' holds NaN or infinite values: mend the model")
+        raise NumericError(f"weight '{site.tensor}' holds NaN or infinite values: fix the model")
     if site.spec.block_size is not None:
         found = _block_bounds(weight, site.spec, observer, rule)
     else:

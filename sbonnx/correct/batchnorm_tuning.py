@@ -205,9 +205,7 @@ class _Walk(LayerVisitor[dict[str, Spread]]):
         made = {name: Spread.of(known[name], CHANNELS) for name in names}
         for name, spread in made.items():
             if not np.isfinite(spread.squares).all():
-                raise NumericError(
-                    f"'{name}' holds NaN or infinite values at {unit.where}{how}: mend the model or data"
-                )
+                raise NumericError(f"'{name}' holds NaN or infinite values at {unit.where}{how}: fix the model or data")
         return made
 
     def _quantized(self, stage: Segment, tuned: Mapping[str, Tuned]) -> Graph:

@@ -87,9 +87,7 @@ def layers_of(graph: Graph, plan: Plan, *, correct: bool) -> tuple[list[Layer], 
             taken.add(site.key)
             layer = _layer(node, site, 1 - kind.weight, read, biases.get(node.name))
             if path:
-                refusals.append(
-                    Refusal(WHAT, node.name, "it lies in a branch, which has no stream: to the nearest code")
-                )
+                refusals.append(Refusal(WHAT, node.name, "it is in a branch, which has no stream: rounded to nearest"))
             elif layer is None:
                 refusals.append(
                     Refusal(WHAT, node.name, f"{node.op} of such a weight has no rows: to the nearest code")

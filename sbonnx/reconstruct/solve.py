@@ -21,7 +21,7 @@ from sbonnx.reconstruct.layerwise import walk_rounding
 
 @dataclass(frozen=True)
 class WeightRounding:
-    """How weights are rounded, and on which inputs.
+    """Settings of weight rounding: the method, and the inputs that it sees.
 
     Attributes:
         solve: rounds a weight given its scales; None: round to nearest.

@@ -42,7 +42,7 @@ SMOOTH: Final = (0.3, 0.5)
 
 @dataclass(frozen=True)
 class Request:
-    """What to quantize and where to write it.
+    """One model to quantize, its settings, data and outputs.
 
     Attributes:
         model: the float model, path or ModelProto.
@@ -113,7 +113,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class State:
-    """What the stages have produced so far; a field keeps its default until its stage has run.
+    """Values that the stages have produced so far; a field keeps its default until its stage has run.
 
     Attributes:
         request: what was asked for.
