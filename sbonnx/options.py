@@ -24,7 +24,7 @@ UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12} | {
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of a run: device, threads, memory, cache, progress. Of these, only `device` can change a result, in the last bits.
+    """Options of a run. Of these, only `device` can change a result, in the last bits.
 
     Attributes:
         device: "cpu", "cuda", "cuda:N" or "auto".
