@@ -21,7 +21,7 @@ from sbonnx.calib.engine.batching import MOST
 from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.threads import one_blas_thread
-from sbonnx.calib.quantized.state import Numbers
+from sbonnx.calib.quantized.state import QuantState
 from sbonnx.graph.query import tensors_by_name
 from sbonnx.moments import Moments, MomentSums
 from sbonnx.pipeline import prepare
@@ -131,7 +131,7 @@ def cases(
     with Calibrator(graph, made.plan) as calibrator:
         calibrator.observe_all(read(list(feeds[:1]), graph))
         ranges = calibrator.ranges().bounds
-    numbers = Numbers(graph, made.plan, ranges, lambda site, weight, qparams: (qparams.quantize(weight), qparams))
+    numbers = QuantState(graph, made.plan, ranges, lambda site, weight, qparams: (qparams.quantize(weight), qparams))
     found = [layer for layer in layers_of(graph, made.plan, correct=False)[0] if fits(layer)]
     if some is not None:
         found = [found[int(at)] for at in np.linspace(0, len(found) - 1, min(some, len(found))).round()]

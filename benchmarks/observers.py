@@ -20,7 +20,7 @@ from sbonnx.calib.data.dataset import read
 from sbonnx.calib.held_out import HeldOutSplit
 from sbonnx.options import RunOptions
 from sbonnx.pipeline import MEASURE, prepare, quantized_graph, run
-from sbonnx.stages.state import Request, State, read_recipe
+from sbonnx.stages.state import PipelineState, Request, read_recipe
 
 BACKEND: Final = "onnxruntime"
 
@@ -47,7 +47,7 @@ def quantized(model: Path, feeds: list[dict[str, Any]], keys: Mapping[str, str],
     recipe, backend = read_recipe(None, BACKEND, keys)
     made = prepare(model, recipe, backend)
     data = read(feeds, made.graph)
-    state = State(Request(model, recipe, backend), made, data=HeldOutSplit(data, data))
+    state = PipelineState(Request(model, recipe, backend), made, data=HeldOutSplit(data, data))
     solution = run(MEASURE, state, RunOptions(cache=cache)).solution
     graphs.save(quantized_graph(made, solution), output, force=True)
 

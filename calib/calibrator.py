@@ -15,12 +15,12 @@ from sbonnx.calib.cache.forward_count import count as counted
 from sbonnx.calib.cache.resume import CHECKPOINT_EVERY, EVERYTHING, Recall
 from sbonnx.calib.data import Feed
 from sbonnx.calib.data.dataset import Dataset, read
-from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.observation import Observation, wishes_of
 from sbonnx.calib.engine.runner import samples_at_once, settings
-from sbonnx.calib.engine.sample_runner import Key, Wish
-from sbonnx.calib.engine.samples import Rows
-from sbonnx.calib.engine.schedule import branches_of, course_of
+from sbonnx.calib.engine.sample_runner import Key, StatsRequest
+from sbonnx.calib.engine.samples import SampleSplitter
+from sbonnx.calib.engine.schedule import branches_of, schedule_of
 from sbonnx.calib.observers import make_observer
 from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.storage.tensor_store import TensorStore
@@ -72,7 +72,7 @@ class Calibrator:
         self._tolerant = tolerant
         self._memory = self.options.memory_bytes
         self._threads = samples_at_once(self.options)
-        self._rows = Rows(graph, device=self.options.device)
+        self._rows = SampleSplitter(graph, device=self.options.device)
         self._sites = {site.key: site for site in plan.of_role("activation") if site.fixed is None}
         self._wishes = wishes_of(self._sites.values())
         if self.options.cache is not None:
@@ -111,7 +111,7 @@ class Calibrator:
             self._run_remembered(observation, units, missing, recall)
         self._notes += recall.notes
 
-    def _run(self, observation: Observation, units: Iterator[Unit]) -> None:
+    def _run(self, observation: Observation, units: Iterator[Sample]) -> None:
         """Run all samples through all segments."""
         if self.options.granularity == "layer":
             with TensorStore(self._memory) as store:
@@ -122,13 +122,13 @@ class Calibrator:
         for unit, _ in observation.stream(units):
             self._count(unit)
 
-    def _count(self, unit: Unit) -> None:
+    def _count(self, unit: Sample) -> None:
         """Count a sample that ran."""
         counted(unit.samples)
         self.options.progress.advance(int(unit.closes))
 
     def _run_remembered(
-        self, observation: Observation, units: Iterator[Unit], wishes: Mapping[Key, Wish], recall: Recall
+        self, observation: Observation, units: Iterator[Sample], wishes: Mapping[Key, StatsRequest], recall: Recall
     ) -> None:
         """Run all samples as `_run` does; cache each sketch when it is complete, and the progress in between."""
         if self.options.granularity == "layer":
@@ -147,7 +147,7 @@ class Calibrator:
         recall.keep(observation.found())
         recall.done()
 
-    def _run_with_checkpoints(self, observation: Observation, units: Iterator[Unit], recall: Recall) -> None:
+    def _run_with_checkpoints(self, observation: Observation, units: Iterator[Sample], recall: Recall) -> None:
         """Run samples for `CHECKPOINT_EVERY` seconds, write a checkpoint, and repeat."""
         while True:
             last = None
@@ -213,7 +213,7 @@ class Calibrator:
     ) -> None:
         self.close()
 
-    def _observed(self, wishes: Mapping[Key, Wish]) -> dict[str, list[str]]:
+    def _observed(self, wishes: Mapping[Key, StatsRequest]) -> dict[str, list[str]]:
         """Return the tensors to observe by scope."""
         observed: dict[str, dict[str, None]] = {}
         for site in self._sites.values():
@@ -225,9 +225,9 @@ class Calibrator:
         self,
         items: Iterable[tuple[str, Feed]],
         count: int | None,
-        wishes: Mapping[Key, Wish],
+        wishes: Mapping[Key, StatsRequest],
         kept: Sequence[str] = (),
-    ) -> tuple[Observation, Iterator[Unit]]:
+    ) -> tuple[Observation, Iterator[Sample]]:
         """Return the observation and the samples to run.
 
         The observation is created at the first feed, because the sizes of that feed decide how the graph is split.
@@ -238,7 +238,7 @@ class Calibrator:
         first = next(units, None)
         if first is None:
             raise DataError("the data holds no feeds: calibration needs at least one")
-        course = course_of(
+        course = schedule_of(
             self.graph,
             self._observed(wishes),
             wishes,
@@ -258,7 +258,7 @@ class Calibrator:
         )
         return self._observation, chain([first], units)
 
-    def _counted(self, units: Iterator[Unit]) -> Iterator[Unit]:
+    def _counted(self, units: Iterator[Sample]) -> Iterator[Sample]:
         """Yield the samples unchanged and track the index at which the next feed continues."""
         for unit in units:
             self._units = unit.index + 1
@@ -269,7 +269,7 @@ def calibrate(graph: Graph, plan: Plan, data: Any, options: RunOptions | None = 
     """Measure the activations of `plan` in the float network.
 
     Samples are streamed through onnxruntime sessions over `graph`. The result is bit-identical for any batch size (see
-    `Rows`), number of threads and granularity, and, except for the moving average, any order of the data.
+    `SampleSplitter`), number of threads and granularity, and, except for the moving average, any order of the data.
 
     Args:
         graph: simplified and fused; not changed.
@@ -288,7 +288,7 @@ def calibrate(graph: Graph, plan: Plan, data: Any, options: RunOptions | None = 
         return calibrator.ranges()
 
 
-def _until(units: Iterator[Unit], deadline: float) -> Iterator[Unit]:
+def _until(units: Iterator[Sample], deadline: float) -> Iterator[Sample]:
     """Yield samples until the deadline, at least one; the rest stay in `units`."""
     for unit in units:
         yield unit

@@ -11,9 +11,9 @@ from typing import Any, Final
 import numpy as np
 
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.runner import LayerRunner
-from sbonnx.calib.engine.samples import Rows
+from sbonnx.calib.engine.samples import SampleSplitter
 from sbonnx.calib.engine.schedule import branches_of
 from sbonnx.calib.engine.segments import bytes_of
 from sbonnx.graph import Graph
@@ -62,7 +62,7 @@ def alike(one: Graph, other: Graph, names: Sequence[str], data: Dataset, *, devi
     unsure = [name for name in known if name not in same]
     if not unsure or not _fed_alike(one, other):
         return Alike(frozenset(same))
-    units = list(islice(Rows(one, device=device).units(data.items()), TRIED))
+    units = list(islice(SampleSplitter(one, device=device).units(data.items()), TRIED))
     unseen: set[str] = set()
     for some in _within(unsure, bytes_of(one, _dims(one, units[0])) if units else {}, budget):
         found = [_values(graph, [(name, here[name]) for name in some], units, device) for graph in (one, other)]
@@ -84,7 +84,9 @@ def places(graph: Graph) -> dict[str, str]:
     return found
 
 
-def _values(graph: Graph, names: Sequence[tuple[str, str]], units: Sequence[Unit], device: str) -> list[dict[str, Any]]:
+def _values(
+    graph: Graph, names: Sequence[tuple[str, str]], units: Sequence[Sample], device: str
+) -> list[dict[str, Any]]:
     """Compute values by name for each sample. Tensors of branches that do not run are left out."""
     observed: dict[str, list[str]] = {}
     for name, scope in names:
@@ -134,7 +136,7 @@ def _within(names: Sequence[str], sizes: Mapping[str, int], budget: int) -> Iter
         yield some
 
 
-def _dims(graph: Graph, unit: Unit) -> dict[str, int]:
+def _dims(graph: Graph, unit: Sample) -> dict[str, int]:
     """Return the lengths of the dynamic dimensions of the inputs."""
     pairs = [(shape(tensor) or (), unit.feed[tensor.name].shape) for tensor in graph.inputs]
     return {dim: size for dims, sizes in pairs for dim, size in zip(dims, sizes, strict=False) if isinstance(dim, str)}

@@ -12,7 +12,7 @@ import numpy as np
 from sbonnx.calib.data import Feed, Source
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.engine.samples import Rows
+from sbonnx.calib.engine.samples import SampleSplitter
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import array_digests, combined
 
@@ -64,7 +64,7 @@ def divide(data: Dataset, graph: Graph, share: float, *, device: str = "cpu") ->
         data: feeds.
         graph: the float model.
         share: of the samples, 0 to below 1; at most `MOST`, and none of fewer than `FEWEST`.
-        device: see `Rows`.
+        device: see `SampleSplitter`.
 
     Raises:
         DataError: a feed cannot be read or does not fit the model.
@@ -165,7 +165,7 @@ RowsByFeed = Mapping[int, Sequence[int | None]]
 
 def _samples(data: Dataset, graph: Graph, device: str) -> Iterator[_Sample]:
     feed = row = 0
-    for unit in Rows(graph, device=device).units(data.items()):
+    for unit in SampleSplitter(graph, device=device).units(data.items()):
         digest = _digest(unit.feed)
         size = sum(int(values.nbytes) for values in unit.feed.values())
         yield _Sample(digest, feed, None if unit.closes and row == 0 else row, size)

@@ -29,7 +29,7 @@ from sbonnx.stages.measure import (
     tune_batchnorms,
 )
 from sbonnx.stages.prepare import equalize_weights, fuse, load, needed_opset, plan, simplify
-from sbonnx.stages.state import Prepared, Request, Source, State, run_options
+from sbonnx.stages.state import PipelineState, Prepared, Request, Source, run_options
 from sbonnx.stages.write import (
     check_targets,
     convert_float,
@@ -40,10 +40,10 @@ from sbonnx.stages.write import (
     write_calibration_cache,
 )
 
-Stage = Callable[[State, RunOptions], State]
+Stage = Callable[[PipelineState, RunOptions], PipelineState]
 
 
-def raise_opset(state: State, options: RunOptions) -> State:
+def raise_opset(state: PipelineState, options: RunOptions) -> PipelineState:
     """Prepare the model again at a newer opset if the integer types of the plan need one.
 
     Raises:
@@ -95,7 +95,7 @@ STAGES: Final[tuple[Stage, ...]] = (
 """From a request to a verified file and its report."""
 
 
-def run(stages: Iterable[Stage], state: State, options: RunOptions) -> State:
+def run(stages: Iterable[Stage], state: PipelineState, options: RunOptions) -> PipelineState:
     """Run stages in order.
 
     Raises:
@@ -114,7 +114,7 @@ def quantize(request: Request, progress: Progress | None = None) -> Report:
     """
     options = run_options(request.recipe, progress)
     with closing(options.progress):
-        return run(STAGES, State.of(request), options).report
+        return run(STAGES, PipelineState.of(request), options).report
 
 
 def prepare(model: Source, recipe: Recipe, backend: Backend, *, fusions: Sequence[str] | None = None) -> Prepared:
@@ -127,10 +127,10 @@ def prepare(model: Source, recipe: Recipe, backend: Backend, *, fusions: Sequenc
         ModelError: the file cannot be used, is quantized already, or is newer than the runtime reads.
         RecipeError: a pattern of the recipe matches nothing, or asks for something that does not exist.
     """
-    return run(PREPARE, State.of(Request(model, recipe, backend, fusions=fusions)), RunOptions()).prepared
+    return run(PREPARE, PipelineState.of(Request(model, recipe, backend, fusions=fusions)), RunOptions()).prepared
 
 
-def solve(request: Request, progress: Progress | None = None) -> State:
+def solve(request: Request, progress: Progress | None = None) -> PipelineState:
     """Run the stages up to the solution; nothing is written.
 
     Raises:
@@ -138,13 +138,13 @@ def solve(request: Request, progress: Progress | None = None) -> State:
     """
     options = run_options(request.recipe, progress)
     with closing(options.progress):
-        return run((*PREPARE, read_data, *MEASURE), State.of(request), options)
+        return run((*PREPARE, read_data, *MEASURE), PipelineState.of(request), options)
 
 
 def quantized_graph(prepared: Prepared, solution: Solution) -> Graph:
     """Return the quantized graph of a solution, as it is written to a file."""
     request = Request("", prepared.recipe, prepared.backend)
-    return run(INSERT, State(request, prepared, solution=solution), RunOptions()).quantized
+    return run(INSERT, PipelineState(request, prepared, solution=solution), RunOptions()).quantized
 
 
 def write(request: Request, prepared: Prepared, solution: Solution, samples: HeldOutSplit | None) -> Report:
@@ -158,5 +158,5 @@ def write(request: Request, prepared: Prepared, solution: Solution, samples: Hel
     Raises:
         SbonnxError: a subclass. No partial file is left.
     """
-    state = State(request, prepared, solution=solution, data=samples)
+    state = PipelineState(request, prepared, solution=solution, data=samples)
     return run((*INSERT, save), state, RunOptions()).report

@@ -10,7 +10,7 @@ from typing import Final
 from sbonnx.calib.cache.data_digest import data_digest
 from sbonnx.calib.cache.sketch_cache import SketchCache, SketchKey, plan_key
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.engine.sample_runner import Key, Wish
+from sbonnx.calib.engine.sample_runner import Key, StatsRequest
 from sbonnx.calib.sketches import Sketch
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import outputs_digest, tensor_digests
@@ -18,7 +18,7 @@ from sbonnx.graph.digests import outputs_digest, tensor_digests
 CHECKPOINT_EVERY: Final = 30.0
 """Seconds between checkpoints: the most work that a killed run loses."""
 
-EVERYTHING: Final = Wish("histogram", track=True)
+EVERYTHING: Final = StatsRequest("histogram", track=True)
 """Statistics that are measured for the cache: sufficient for any observer."""
 
 
@@ -53,12 +53,12 @@ class Recall:
         """Problems found in the cache."""
         return tuple(self._cache.notes)
 
-    def known(self, wishes: Mapping[Key, Wish]) -> dict[Key, Sketch]:
+    def known(self, wishes: Mapping[Key, StatsRequest]) -> dict[Key, Sketch]:
         """Return the cached sketches of the requested tensors."""
         found = {key: self._cache.get(self._key(key)) for key in wishes}
         return {key: sketch for key, sketch in found.items() if sketch is not None}
 
-    def resume(self, wishes: Mapping[Key, Wish]) -> tuple[int, dict[Key, Sketch]]:
+    def resume(self, wishes: Mapping[Key, StatsRequest]) -> tuple[int, dict[Key, Sketch]]:
         """Return (samples done, their sketches) of an interrupted run for exactly these tensors."""
         keys = {self._key(key): key for key in wishes}
         self._run = plan_key(keys)

@@ -1,4 +1,4 @@
-"""`Kept`: buffer of feeds that arrive one by one and are read again later."""
+"""`FeedBuffer`: buffer of feeds that arrive one by one and are read again later."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEMORY: Final = 64 << 20
 """Bytes of feeds held in memory; the others are spilled to disk."""
 
 
-class Kept:
+class FeedBuffer:
     """Copies of feeds, in order, until `close`.
 
     Args:

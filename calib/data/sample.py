@@ -1,4 +1,4 @@
-"""`Unit`: the input of one run, a sample or a micro-batch."""
+"""`Sample`: the input of one run, a sample or a micro-batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sbonnx.calib.data import Feed
 
 
 @dataclass(frozen=True)
-class Unit:
+class Sample:
     """Input of one run: a sample, or a micro-batch of samples.
 
     Attributes:
@@ -27,15 +27,15 @@ class Unit:
     feed: Feed
     samples: int = 1
     closes: bool = True
-    parts: tuple[Unit, ...] = ()
+    parts: tuple[Sample, ...] = ()
     rank: int = 0
 
     @property
-    def members(self) -> tuple[Unit, ...]:
+    def members(self) -> tuple[Sample, ...]:
         """The samples of a micro-batch; for any other unit, itself."""
         return self.parts or (self,)
 
     @property
-    def bare(self) -> Unit:
+    def bare(self) -> Sample:
         """A copy without its feed."""
         return replace(self, feed={})

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.engine.samples import treats_apart
 from sbonnx.calib.engine.segments import Segment
@@ -31,7 +31,7 @@ PART: Final = 1 / 64
 """Share of the memory for cached activations; several tensors of a micro-batch exist at a time."""
 
 
-def width_for(graph: Graph, names: Sequence[str], units: Iterator[Unit], device: str, memory: int) -> int:
+def width_for(graph: Graph, names: Sequence[str], units: Iterator[Sample], device: str, memory: int) -> int:
     """Choose the micro-batch size; 1 if the model does not treat samples independently, or they are large.
 
     Args:
@@ -58,9 +58,9 @@ def width_for(graph: Graph, names: Sequence[str], units: Iterator[Unit], device:
     return width
 
 
-def grouped(units: Iterator[Unit], width: int) -> Iterator[Unit]:
+def grouped(units: Iterator[Sample], width: int) -> Iterator[Sample]:
     """Join up to `width` consecutive samples of equal shape into micro-batches."""
-    waiting: list[Unit] = []
+    waiting: list[Sample] = []
     for unit in units:
         if waiting and (len(waiting) == width or not _alike(waiting[0], unit)):
             yield _together(waiting)
@@ -70,17 +70,17 @@ def grouped(units: Iterator[Unit], width: int) -> Iterator[Unit]:
         yield _together(waiting)
 
 
-def _together(units: Sequence[Unit]) -> Unit:
+def _together(units: Sequence[Sample]) -> Sample:
     """Join several units into one."""
     if len(units) == 1:
         return units[0]
     first = units[0]
     feed = {name: np.concatenate([unit.feed[name] for unit in units]) for name in first.feed}
     where = f"one of {first.where} to {units[-1].where}"
-    return Unit(first.index, where, feed, len(units), parts=tuple(unit.bare for unit in units), rank=first.rank)
+    return Sample(first.index, where, feed, len(units), parts=tuple(unit.bare for unit in units), rank=first.rank)
 
 
-def _alike(one: Unit, other: Unit) -> bool:
+def _alike(one: Sample, other: Sample) -> bool:
     """Return whether both are single samples of the same shape."""
     return bool(one.feed) and all(
         value.ndim and value.shape[0] == 1 and value.shape == other.feed[name].shape and value.dtype.kind in "fiub"

@@ -13,9 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.runner import LayerRunner
-from sbonnx.calib.engine.sample_runner import Blame, Key, Piece, Wish
+from sbonnx.calib.engine.sample_runner import Blame, Key, StatsRequest
+from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.sketches.kernels import PAGES, Pages
 from sbonnx.calib.sketches.sketch import CHANNEL_MANTISSA, EXACT, MANTISSA
@@ -57,7 +58,7 @@ class Extremes:
     finite: bool
 
 
-def reducible(tensor: Tensor, axis: int | None, wish: Wish) -> bool:
+def reducible(tensor: Tensor, axis: int | None, wish: StatsRequest) -> bool:
     """Return whether added nodes can compute the statistics: no histogram, and a known rank if one is needed."""
     if wish.detail != "range" or dtype(tensor) not in FLOATS:
         return False
@@ -67,7 +68,7 @@ def reducible(tensor: Tensor, axis: int | None, wish: Wish) -> bool:
     return dims is not None and axis < dims and not wish.track
 
 
-def add_extremes(piece: Graph, keys: Sequence[tuple[Key, Wish]], tensors: dict[str, Tensor]) -> None:
+def add_extremes(piece: Graph, keys: Sequence[tuple[Key, StatsRequest]], tensors: dict[str, Tensor]) -> None:
     """Append the nodes in place. The outputs that `read_extremes` reads follow those of `piece`.
 
     Args:
@@ -167,9 +168,9 @@ class DeviceRun:
     def __init__(
         self,
         piece: Graph,
-        segment: Piece,
+        segment: Segment,
         read: Collection[str],
-        wishes: Mapping[Key, Wish],
+        wishes: Mapping[Key, StatsRequest],
         *,
         device: str,
         place: str,
@@ -224,27 +225,27 @@ class DeviceRun:
         self.close()
 
 
-class DeviceLane:
+class DeviceSampleRunner:
     """Counterpart of `Lane` for `DeviceRun`s."""
 
-    def __init__(self, wishes: Mapping[Key, Wish]) -> None:
+    def __init__(self, wishes: Mapping[Key, StatsRequest]) -> None:
         self.sketches = {key: wish.sketch(key[1]) for key, wish in wishes.items()}
 
     def step(
-        self, number: int, piece: Piece, run: DeviceRun | None, known: dict[str, Any], unit: Unit, blame: Blame
+        self, number: int, segment: Segment, run: DeviceRun | None, known: dict[str, Any], unit: Sample, blame: Blame
     ) -> None:
-        """Run one sample through one piece; see `Lane.step`.
+        """Run one sample through one segment; see `Lane.step`.
 
         The non-finite tensor may be missing in the `known` argument of `blame`.
         """
-        for name, value in piece.conditions:
+        for name, value in segment.conditions:
             if name not in known or bool(np.asarray(known[name]).item()) != value:
                 return
         copied, counted, extremes = ({}, {}, {}) if run is None else run.run(known, where=unit.where)
         known.update(copied)
         for key, sketch in self.sketches.items():
             name = key[0]
-            if name not in piece.observed:
+            if name not in segment.observed:
                 continue
             if key in extremes:
                 fine = take_extremes(sketch, extremes[key], unit)
@@ -271,7 +272,7 @@ def torch_on(place: str) -> Any:
     return torch if place == "cpu" or torch.cuda.is_available() else None
 
 
-def take_extremes(sketch: Sketch, found: Extremes, unit: Unit) -> bool:
+def take_extremes(sketch: Sketch, found: Extremes, unit: Sample) -> bool:
     """Update a range sketch as `Sketch.observe` would. Return False, without a change, if the tensor is not finite."""
     if not found.finite:
         return False
@@ -287,7 +288,7 @@ def take_extremes(sketch: Sketch, found: Extremes, unit: Unit) -> bool:
     return True
 
 
-def observe_tensor(torch: Any, sketch: Sketch, x: Any, unit: Unit) -> None:
+def observe_tensor(torch: Any, sketch: Sketch, x: Any, unit: Sample) -> None:
     """Update a sketch as `Sketch.observe` would, from a torch float16, float32 or float64 tensor on any device.
 
     The tensor is copied to the host and observed there if the sketch keeps its values exactly, has no histogram, or
@@ -339,7 +340,7 @@ def count(torch: Any, rows: Any, mantissa: int) -> Pages:
 
 def _merge(
     sketch: Sketch,
-    unit: Unit,
+    unit: Sample,
     elements: int,
     lo: Array,
     hi: Array,
@@ -361,10 +362,10 @@ def _merge(
     sketch.merge(part)
 
 
-def fetched(piece: Graph, name: str, known: Mapping[str, Any], device: str) -> Array:
-    """Recompute a tensor that stayed on the device and return it on the host. `piece` is changed."""
-    piece.outputs[:] = [tensor for tensor in piece.outputs if tensor.name == name]
-    with LayerRunner(piece, device=device, threads=1) as run:
+def fetched(segment: Graph, name: str, known: Mapping[str, Any], device: str) -> Array:
+    """Recompute a tensor that stayed on the device and return it on the host. `segment` is changed."""
+    segment.outputs[:] = [tensor for tensor in segment.outputs if tensor.name == name]
+    with LayerRunner(segment, device=device, threads=1) as run:
         values: Array = run.run(known)[name]
         return values
 

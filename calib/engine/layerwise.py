@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import numpy as np
 
-from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.runner import LayerRunner, samples_at_once
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.threads import chunks, in_order
@@ -44,16 +44,16 @@ class LayerVisitor(Generic[R]):
         """Open the session of each stream for a segment, closed by `stack`; None: there is nothing to run."""
         raise NotImplementedError
 
-    def step(self, number: int, segment: Segment, run: LayerRunner | None, known: dict[str, Any], unit: Unit) -> None:
+    def step(self, number: int, segment: Segment, run: LayerRunner | None, known: dict[str, Any], unit: Sample) -> None:
         """Run one sample through a segment in one stream, and add its outputs to `known`. Thread-safe."""
         if run is not None:
             known.update(run.run(known, segment.outputs, where=unit.where))
 
-    def visit(self, segment: Segment, unit: Unit, streams: Sequence[dict[str, Any]]) -> R:
+    def visit(self, segment: Segment, unit: Sample, streams: Sequence[dict[str, Any]]) -> R:
         """Compute the result of a sample from the known tensors of each stream. Thread-safe."""
         raise NotImplementedError
 
-    def take(self, number: int, unit: Unit, result: R) -> None:
+    def take(self, number: int, unit: Sample, result: R) -> None:
         """Take the result of a sample, in the order of the samples."""
 
     def close(self, segment: Segment) -> None:
@@ -62,7 +62,7 @@ class LayerVisitor(Generic[R]):
 
 def run_layerwise(
     segments: Sequence[Segment],
-    units: Iterable[Unit],
+    units: Iterable[Sample],
     stores: Sequence[TensorStore],
     visitor: LayerVisitor[R],
     threads: int,
@@ -82,7 +82,7 @@ def run_layerwise(
         each segment when all samples passed it and its sessions are closed, before the next one begins.
     """
     caches = [ActivationCache(segments, store) for store in stores]
-    places: list[Unit] = []
+    places: list[Sample] = []
     with ExitStack() as lasting:
         for number, segment in enumerate(segments):
             spilled = sum(store.counters.spilled for store in stores)
@@ -91,7 +91,7 @@ def run_layerwise(
                 runs = visitor.open(stack, number, segment)
 
                 def work(
-                    some: list[Unit],
+                    some: list[Sample],
                     number: int = number,
                     segment: Segment = segment,
                     runs: Sequence[LayerRunner | None] = runs,
@@ -114,7 +114,7 @@ def run_layerwise(
 def _one_sample(
     number: int,
     segment: Segment,
-    unit: Unit,
+    unit: Sample,
     caches: Sequence[ActivationCache],
     runs: Sequence[LayerRunner | None],
     visitor: LayerVisitor[R],
@@ -134,10 +134,10 @@ def _one_sample(
 def run_float(
     graph: Graph,
     names: Iterable[str],
-    units: Iterable[Unit],
+    units: Iterable[Sample],
     options: RunOptions,
-    visit: Callable[[Unit, Mapping[str, Any]], R],
-) -> Iterator[tuple[Unit, R]]:
+    visit: Callable[[Sample, Mapping[str, Any]], R],
+) -> Iterator[tuple[Sample, R]]:
     """Run all samples through the float network once; yield the results of `visit` in the order of the samples.
 
     Args:
@@ -153,7 +153,7 @@ def run_float(
             piece = Segment(inputs, wanted, wanted).model(graph, tensors_by_name(graph))
             run = stack.enter_context(LayerRunner(piece, device=options.device, threads=1, name="the model"))
 
-        def work(unit: Unit) -> R:
+        def work(unit: Sample) -> R:
             found = {} if run is None else run.run(unit.feed, wanted, where=unit.where)
             return visit(unit, {**unit.feed, **found})
 
@@ -190,14 +190,16 @@ class ActivationCache:
         self._seconds: dict[Place, float] = {}  # estimated time to recompute an array
         self.lasting: set[int] = set()  # segments whose sessions are needed until the end
 
-    def fetch(self, number: int, unit: Unit) -> dict[str, Any]:
+    def fetch(self, number: int, unit: Sample) -> dict[str, Any]:
         """Return the tensors that segment `number` reads of a sample, without those of branches that did not run."""
         if number == 0:
             return dict(unit.feed)
         places = [(unit.index, name) for name in self._segments[number].reads]
         return {name: self._store.get((index, name)) for index, name in places if (index, name) in self._store}
 
-    def keep(self, number: int, unit: Unit, run: LayerRunner | None, known: Mapping[str, Any], seconds: float) -> None:
+    def keep(
+        self, number: int, unit: Sample, run: LayerRunner | None, known: Mapping[str, Any], seconds: float
+    ) -> None:
         """Keep the tensors that segment `number` computed for a sample in `seconds`, and release its inputs."""
         segment = self._segments[number]
         read = [] if number == 0 else [name for name in segment.reads if (unit.index, name) in self._store]

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.calib.data.sample import Unit
-from sbonnx.calib.engine.cuda import DeviceLane, DeviceRun, fetched, place_on
+from sbonnx.calib.data.sample import Sample
+from sbonnx.calib.engine.cuda import DeviceRun, DeviceSampleRunner, fetched, place_on
 from sbonnx.calib.engine.layerwise import LayerVisitor, run_layerwise
 from sbonnx.calib.engine.runner import LayerRunner, providers
-from sbonnx.calib.engine.sample_runner import Key, Lane, Wish, last_reads, through
+from sbonnx.calib.engine.sample_runner import Key, SampleRunner, StatsRequest, last_reads, run_sample
 from sbonnx.calib.engine.segments import Segment, needed
 from sbonnx.calib.engine.threads import in_order
 from sbonnx.calib.observers import make_observer
@@ -28,7 +28,9 @@ from sbonnx.progress import Progress
 from sbonnx.spec import Array
 
 
-def nonfinite_error(graph: Graph, segment: Segment, tensor: str, known: Mapping[str, Any], unit: Unit) -> NumericError:
+def nonfinite_error(
+    graph: Graph, segment: Segment, tensor: str, known: Mapping[str, Any], unit: Sample
+) -> NumericError:
     """Build the error for an observed tensor with NaN or Inf: the sample, the counts, and the first layer with any.
 
     Args:
@@ -70,12 +72,12 @@ def first_nonfinite(graph: Graph, segment: Segment, tensor: str, known: Mapping[
     return None
 
 
-def wishes_of(sites: Iterable[Site]) -> dict[Key, Wish]:
+def wishes_of(sites: Iterable[Site]) -> dict[Key, StatsRequest]:
     """Return the statistics that the observers of `sites` need, by tensor and axis."""
-    wishes: dict[Key, Wish] = {}
+    wishes: dict[Key, StatsRequest] = {}
     for site in sites:
         needs = make_observer(site.observer.name, site.observer.arguments).needs
-        wish = Wish("histogram" if needs == "histogram" else "range", needs == "track")
+        wish = StatsRequest("histogram" if needs == "histogram" else "range", needs == "track")
         key = (site.tensor, site.spec.axis)
         wishes[key] = wishes.get(key, wish) | wish
     return wishes
@@ -102,7 +104,7 @@ class Observation:
         self,
         graph: Graph,
         segments: Sequence[Segment],
-        wishes: Mapping[Key, Wish],
+        wishes: Mapping[Key, StatsRequest],
         *,
         device: str,
         threads: int,
@@ -123,8 +125,8 @@ class Observation:
         self._on_device = (self._place != "cpu" if on_device is None else on_device) and not tolerant
         self._index = tensors_by_name(graph)
         self._found = {key: wish.sketch(key[1]) for key, wish in wishes.items()}
-        self._lanes: list[Lane | DeviceLane] = []
-        self._idle: list[Lane | DeviceLane] = []
+        self._lanes: list[SampleRunner | DeviceSampleRunner] = []
+        self._idle: list[SampleRunner | DeviceSampleRunner] = []
         self._lock = threading.Lock()
         self._stack = ExitStack()
         self._runs: list[LayerRunner | DeviceRun | None] = []
@@ -145,7 +147,7 @@ class Observation:
         for key, sketch in sketches.items():
             self._found[key].merge(sketch)
 
-    def stream(self, units: Iterator[Unit], keep: Sequence[str] = ()) -> Iterator[tuple[Unit, dict[str, Any]]]:
+    def stream(self, units: Iterator[Sample], keep: Sequence[str] = ()) -> Iterator[tuple[Sample, dict[str, Any]]]:
         """Run each sample through all segments; yield (unit, values of `keep`) in the order of the data.
 
         Nothing else is kept: memory does not grow with the data. The sessions stay open until `close`.
@@ -155,16 +157,16 @@ class Observation:
             self.samples += unit.samples
             yield unit, kept
 
-    def work(self, keep: Sequence[str] = ()) -> Callable[[Unit], dict[str, Any]]:
+    def work(self, keep: Sequence[str] = ()) -> Callable[[Sample], dict[str, Any]]:
         """Return a thread-safe function that runs a sample through all segments and returns `keep`; see `stream`."""
         last = {**last_reads(self.segments), **dict.fromkeys(keep, len(self.segments))}
         if not self._runs:
             begin = self._reduce if self._on_device else self.open
             self._runs = [begin(self._stack, segment, frozenset(last)) for segment in self.segments]
 
-        def work(unit: Unit) -> dict[str, Any]:
+        def work(unit: Sample) -> dict[str, Any]:
             with self.lane(self._on_device) as lane:
-                return through(lane, self.segments, self._runs, last, unit, self.blame, keep)
+                return run_sample(lane, self.segments, self._runs, last, unit, self.blame, keep)
 
         return work
 
@@ -177,7 +179,7 @@ class Observation:
 
     def layerwise(
         self,
-        units: Iterator[Unit],
+        units: Iterator[Sample],
         store: TensorStore,
         progress: Progress,
         model: Callable[[Segment], Graph] | None = None,
@@ -230,7 +232,7 @@ class Observation:
         """Return the outputs of a segment that may have any layout."""
         return (self._any_layout & set(segment.outputs)) - read
 
-    def blame(self, number: int, tensor: str, known: Mapping[str, Any], unit: Unit) -> Exception:
+    def blame(self, number: int, tensor: str, known: Mapping[str, Any], unit: Sample) -> Exception:
         """Build the error for a non-finite tensor; see `nonfinite_error`."""
         segment = self.segments[number]
         if tensor not in known:
@@ -239,13 +241,17 @@ class Observation:
         return nonfinite_error(self.graph, segment, tensor, known, unit)
 
     @contextmanager
-    def lane(self, on_device: bool = False) -> Iterator[Lane | DeviceLane]:
+    def lane(self, on_device: bool = False) -> Iterator[SampleRunner | DeviceSampleRunner]:
         """Yield a lane that no other thread uses."""
-        kind: type[Lane | DeviceLane] = DeviceLane if on_device else Lane
+        kind: type[SampleRunner | DeviceSampleRunner] = DeviceSampleRunner if on_device else SampleRunner
         with self._lock:
             lane = next((idle for idle in self._idle if isinstance(idle, kind)), None)
             if lane is None:
-                lane = DeviceLane(self._watched) if on_device else Lane(self._watched, tolerant=self._tolerant)
+                lane = (
+                    DeviceSampleRunner(self._watched)
+                    if on_device
+                    else SampleRunner(self._watched, tolerant=self._tolerant)
+                )
                 self._lanes.append(lane)
             else:
                 self._idle.remove(lane)
@@ -267,14 +273,14 @@ class _Observing(LayerVisitor[None]):
         self._observation.watch(segment)
         return [self._observation.open(stack, segment, None, self._model)]
 
-    def step(self, number: int, segment: Segment, run: Any, known: dict[str, Any], unit: Unit) -> None:
+    def step(self, number: int, segment: Segment, run: Any, known: dict[str, Any], unit: Sample) -> None:
         with self._observation.lane() as lane:
             lane.step(number, segment, run, known, unit, self._observation.blame)
 
-    def visit(self, segment: Segment, unit: Unit, streams: Sequence[dict[str, Any]]) -> None:
+    def visit(self, segment: Segment, unit: Sample, streams: Sequence[dict[str, Any]]) -> None:
         """Nothing is left to do: `step` updated the sketches."""
 
-    def take(self, number: int, unit: Unit, result: None) -> None:
+    def take(self, number: int, unit: Sample, result: None) -> None:
         if number == 0:
             self._observation.samples += unit.samples
 

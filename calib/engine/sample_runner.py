@@ -1,4 +1,4 @@
-"""Per-thread buffers and statistics of a run over segments. Must not import onnx, so that workers start fast."""
+"""Per-thread buffers and statistics of a run over segments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.data.sample import Sample
+from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.session import Bound, Session
 from sbonnx.calib.sketches import Detail, Panel, Sketch
 
@@ -17,61 +18,41 @@ Key = tuple[str, int | None]
 
 
 @dataclass(frozen=True)
-class Wish:
+class StatsRequest:
     """Statistics requested of a tensor: see `Sketch`."""
 
     detail: Detail = "range"
     track: bool = False
 
-    def __or__(self, other: Wish) -> Wish:
+    def __or__(self, other: StatsRequest) -> StatsRequest:
         """Return the request that includes both."""
         detail: Detail = "histogram" if "histogram" in (self.detail, other.detail) else "range"
-        return Wish(detail, self.track or other.track)
+        return StatsRequest(detail, self.track or other.track)
 
     def sketch(self, axis: int | None) -> Sketch:
         """Create an empty sketch."""
         return Sketch(axis=axis, detail=self.detail, track=self.track)
 
 
-class Piece(Protocol):
-    """The part of the interface of `Segment` that a lane uses."""
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Tensors that it computes."""
-
-    @property
-    def observed(self) -> tuple[str, ...]:
-        """Tensors to observe, computed or passed through."""
-
-    @property
-    def conditions(self) -> tuple[tuple[str, bool], ...]:
-        """Booleans and the values under which it runs."""
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Every tensor that it reads from outside."""
-
-
-Blame = Callable[[int, str, Mapping[str, Any], Unit], Exception]
-"""Builds the error for (number of the piece, tensor with NaN or Inf, known tensors of the sample, the sample)."""
+Blame = Callable[[int, str, Mapping[str, Any], Sample], Exception]
+"""Builds the error for (number of the segment, tensor with NaN or Inf, known tensors of the sample, the sample)."""
 
 
 class Steps(Protocol):
-    """Interface of a `Lane` and its counterparts."""
+    """Interface of a `SampleRunner` and its counterparts."""
 
-    def step(self, number: int, piece: Piece, run: Any, known: dict[str, Any], unit: Unit, blame: Blame) -> None:
-        """Run one sample through one piece; see `Lane.step`."""
+    def step(self, number: int, segment: Segment, run: Any, known: dict[str, Any], unit: Sample, blame: Blame) -> None:
+        """Run one sample through one segment; see `SampleRunner.step`."""
 
 
-class Lane:
+class SampleRunner:
     """Sketches, output buffers and panels of one thread.
 
     Args:
         tolerant: non-finite values are counted and raise no error.
     """
 
-    def __init__(self, wishes: Mapping[Key, Wish], *, tolerant: bool = False) -> None:
+    def __init__(self, wishes: Mapping[Key, StatsRequest], *, tolerant: bool = False) -> None:
         self._wishes = wishes
         self._tolerant = tolerant
         self.sketches = {key: wish.sketch(key[1]) for key, wish in wishes.items()}
@@ -79,25 +60,25 @@ class Lane:
         self._panels: dict[tuple[int, bool], tuple[tuple[str, ...], Panel]] = {}
 
     def step(
-        self, number: int, piece: Piece, run: Session | None, known: dict[str, Any], unit: Unit, blame: Blame
+        self, number: int, segment: Segment, run: Session | None, known: dict[str, Any], unit: Sample, blame: Blame
     ) -> None:
-        """Run one sample through one piece: add its outputs to `known` and its observed tensors to the sketches.
+        """Run one sample through one segment: add its outputs to `known` and its observed tensors to the sketches.
 
         Args:
-            run: the session of the piece; None if there is nothing to run.
+            run: the session of the segment; None if there is nothing to run.
             known: tensors of the sample by name. Outputs are in buffers that the next run overwrites.
 
         Raises:
-            DataError: the piece cannot run on the sample.
+            DataError: the segment cannot run on the sample.
             the exception that `blame` returns, for a non-finite tensor, unless tolerant.
         """
-        for name, value in piece.conditions:
+        for name, value in segment.conditions:
             if name not in known or bool(np.asarray(known[name]).item()) != value:
                 return
         if run is not None:
-            values = self._buffers(number, run, piece).run(known, where=unit.where)
-            known.update(zip(piece.outputs, values, strict=True))
-        for tensors, panel in self._panels_of(number, piece):
+            values = self._buffers(number, run, segment).run(known, where=unit.where)
+            known.update(zip(segment.outputs, values, strict=True))
+        for tensors, panel in self._panels_of(number, segment):
             bad = panel.observe([known[name] for name in tensors], unit.index, unit.samples) if tensors else []
             if bad and not self._tolerant:
                 raise blame(number, tensors[bad[0]], known, unit)
@@ -107,22 +88,17 @@ class Lane:
         for _, panel in self._panels.values():
             panel.settle()
 
-    def forget(self) -> None:
-        """Start with empty sketches."""
-        self.sketches = {key: wish.sketch(key[1]) for key, wish in self._wishes.items()}
-        self._panels.clear()
-
-    def _buffers(self, number: int, run: Session, piece: Piece) -> Bound:
+    def _buffers(self, number: int, run: Session, segment: Segment) -> Bound:
         if number not in self._bound:
-            self._bound[number] = run.bind(piece.outputs)
+            self._bound[number] = run.bind(segment.outputs)
         return self._bound[number]
 
-    def _panels_of(self, number: int, piece: Piece) -> list[tuple[tuple[str, ...], Panel]]:
-        """Return (tensors, panel) of the computed tensors of piece `number`, whose buffers stay, and of the others."""
+    def _panels_of(self, number: int, segment: Segment) -> list[tuple[tuple[str, ...], Panel]]:
+        """Return (tensors, panel) of the tensors that segment `number` computes, whose buffers stay, and of others."""
         found = []
         for passing in (False, True):
             if (number, passing) not in self._panels:
-                names = {name for name in piece.observed if (name not in piece.outputs) is passing}
+                names = {name for name in segment.observed if (name not in segment.outputs) is passing}
                 keys = [key for key in self.sketches if key[0] in names]
                 panel = Panel([self.sketches[key] for key in keys])
                 self._panels[number, passing] = (tuple(name for name, _ in keys), panel)
@@ -130,31 +106,31 @@ class Lane:
         return found
 
 
-def last_reads(pieces: Iterable[Piece]) -> dict[str, int]:
-    """Return the number of the last piece that reads each tensor from outside."""
-    return {name: number for number, piece in enumerate(pieces) for name in piece.reads}
+def last_reads(segments: Iterable[Segment]) -> dict[str, int]:
+    """Return the number of the last segment that reads each tensor from outside."""
+    return {name: number for number, segment in enumerate(segments) for name in segment.reads}
 
 
-def through(
+def run_sample(
     lane: Steps,
-    pieces: Sequence[Piece],
+    segments: Sequence[Segment],
     runs: Sequence[Any],
     last: Mapping[str, int],
-    unit: Unit,
+    unit: Sample,
     blame: Blame,
     keep: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Run one sample through all pieces; return the values of `keep`.
+    """Run one sample through all segments; return the values of `keep`.
 
     Args:
-        last: number of the last piece that reads each tensor; the tensor is freed after that piece. The number of
-            pieces for tensors to keep. Tensors that are not listed are freed after the first piece.
+        last: number of the last segment that reads each tensor; the tensor is freed after that segment. The number of
+            segments for tensors to keep. Tensors that are not listed are freed after the first segment.
 
-    Raises: see `Lane.step`.
+    Raises: see `SampleRunner.step`.
     """
     known: dict[str, Any] = dict(unit.feed)
-    for number, (piece, run) in enumerate(zip(pieces, runs, strict=True)):
-        lane.step(number, piece, run, known, unit, blame)
+    for number, (segment, run) in enumerate(zip(segments, runs, strict=True)):
+        lane.step(number, segment, run, known, unit, blame)
         for name in [name for name in known if last.get(name, -1) <= number]:
             del known[name]
     return {name: own(known[name]) for name in keep}

@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from sbonnx.calib.data import Feed
-from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import DataError
@@ -29,8 +29,8 @@ Sizes come first, so that samples of one size are adjacent and can run as one ba
 """
 
 
-class CanonicalUnits:
-    """Units of a data set, sorted by content and numbered in that order (`Unit.rank`); can be iterated repeatedly.
+class CanonicalSamples:
+    """Units of a data set, sorted by content and numbered in that order (`Sample.rank`); can be iterated repeatedly.
 
     Floating-point sums depend on the order of their terms. Every choice by sample number, such as every fifth sample or
     the rows picked for sample 7, depends on the numbering. With sorted units, all of these depend only on the set of
@@ -39,9 +39,9 @@ class CanonicalUnits:
     The units are read once; their feeds are held in `store`, on disk beyond its budget.
     """
 
-    def __init__(self, units: Iterable[Unit], store: TensorStore) -> None:
+    def __init__(self, units: Iterable[Sample], store: TensorStore) -> None:
         self._store = store
-        found: list[tuple[Key, Unit, tuple[str, ...]]] = []
+        found: list[tuple[Key, Sample, tuple[str, ...]]] = []
         for unit in units:
             found.append((content_key(unit.feed), unit.bare, tuple(unit.feed)))
             for name, values in unit.feed.items():
@@ -49,7 +49,7 @@ class CanonicalUnits:
         found.sort(key=lambda each: each[0])
         self._units = [(replace(unit, rank=rank), names) for rank, (_, unit, names) in enumerate(found)]
 
-    def __iter__(self) -> Iterator[Unit]:
+    def __iter__(self) -> Iterator[Sample]:
         """Yield units by rank, with their feeds."""
         for unit, names in self._units:
             yield replace(unit, feed={name: self._store.get((unit.index, name)) for name in names})
@@ -66,7 +66,7 @@ class CanonicalUnits:
 
 
 @contextmanager
-def canonical_units(units: Iterable[Unit], memory: int) -> Iterator[CanonicalUnits]:
+def canonical_samples(units: Iterable[Sample], memory: int) -> Iterator[CanonicalSamples]:
     """Yield the units sorted by content; their feeds are freed when the context ends.
 
     Args:
@@ -76,7 +76,7 @@ def canonical_units(units: Iterable[Unit], memory: int) -> Iterator[CanonicalUni
         OutputError: the disk is full.
     """
     with TensorStore(memory_of_inputs(memory)) as store:
-        yield CanonicalUnits(units, store)
+        yield CanonicalSamples(units, store)
 
 
 def memory_of_inputs(memory: int) -> int:
@@ -96,7 +96,7 @@ SAME: Final = 1e-3
 """Tolerance, relative to the largest output, for rounding differences between rows run separately and together."""
 
 
-class Rows:
+class SampleSplitter:
     """Splits a data set into samples if the model treats the rows of a batch independently, else into feeds.
 
     onnxruntime's sums over a batch may differ in the last bits from those of its single rows, so a batch of eight is
@@ -116,18 +116,18 @@ class Rows:
         if not shapes or any(not dims or isinstance(dims[0], int) for dims in shapes):
             self._apart = False
 
-    def units(self, items: Iterable[tuple[str, Feed]], first: int = 0) -> Iterator[Unit]:
+    def units(self, items: Iterable[tuple[str, Feed]], first: int = 0) -> Iterator[Sample]:
         """Yield the units of (where, feed) pairs, in order; `first` is the index of the first unit."""
         index = first
         for where, feed in items:
             rows = self._rows(feed)
             if rows < 2:
-                yield Unit(index, where, feed, samples=_leading(feed))
+                yield Sample(index, where, feed, samples=_leading(feed))
                 index += 1
                 continue
             for row in range(rows):
                 piece = {name: x[row : row + 1] for name, x in feed.items()}
-                yield Unit(index, f"sample {row} of {where}", piece, closes=row == rows - 1)
+                yield Sample(index, f"sample {row} of {where}", piece, closes=row == rows - 1)
                 index += 1
 
     def _rows(self, feed: Feed) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.sample_runner import Key
 from sbonnx.calib.engine.segments import Segment, bytes_of, bytes_of_constant, cut, needed, produced, reads_of
 from sbonnx.errors import ModelError
@@ -158,7 +158,7 @@ Measured on two networks: 8 to 10.
 
 
 @dataclass(frozen=True)
-class Course:
+class Schedule:
     """Schedule of a run over a graph.
 
     Attributes:
@@ -174,16 +174,16 @@ class Course:
     any_layout: frozenset[str]
 
 
-def course_of(
+def schedule_of(
     graph: Graph,
     observed: Mapping[str, Sequence[str]],
     keys: Collection[Key],
-    first: Unit,
+    first: Sample,
     *,
     kept: Sequence[str],
     options: RunOptions,
     count: int | None,
-) -> Course:
+) -> Schedule:
     """Plan how to run `graph` to observe tensors.
 
     Args:
@@ -203,7 +203,7 @@ def course_of(
     by_channel = {name for name, axis in keys if axis is not None}
     whole = {name for name, _ in keys} - by_channel - set(wanted)
     pays = _pays(graph, sum(sizes.get(name, 0) for name in whole), count)
-    return Course((*main, *branches), unreachable, peak, frozenset(whole if pays else ()))
+    return Schedule((*main, *branches), unreachable, peak, frozenset(whole if pays else ()))
 
 
 def branches_of(
@@ -233,7 +233,7 @@ def _pays(graph: Graph, size: int, count: int | None) -> bool:
     return size * (COUNT if count is None else count) > RELAYOUT * weights
 
 
-def _sizes(graph: Graph, unit: Unit) -> dict[str, int]:
+def _sizes(graph: Graph, unit: Sample) -> dict[str, int]:
     """Return the bytes of the main graph's tensors for one sample; its inputs give the dynamic dimensions."""
     dims: dict[str, int] = {}
     for tensor in graph.inputs:

@@ -10,7 +10,7 @@ from typing import ClassVar, Final, Literal, final, get_args
 
 import numpy as np
 
-from sbonnx.calib.observers.base import Solver, Target, mean_of
+from sbonnx.calib.observers.base import ObserverTarget, Solver, mean_of
 from sbonnx.calib.sketches import Distribution
 from sbonnx.spec import Array
 
@@ -68,11 +68,11 @@ class Aciq(Solver):
         if self.distribution not in get_args(Shape):
             raise ValueError(f"distribution must be one of {', '.join(get_args(Shape))}, got {self.distribution!r}")
 
-    def solve(self, distribution: Distribution, target: Target) -> tuple[Array, Array]:
+    def solve(self, distribution: Distribution, target: ObserverTarget) -> tuple[Array, Array]:
         """Compute (lo, hi) of every range; see `Solver.solve`."""
         return self._ancestors(distribution, target) if target.rule == "sparsebit" else self._ours(distribution, target)
 
-    def _ours(self, distribution: Distribution, target: Target) -> tuple[Array, Array]:
+    def _ours(self, distribution: Distribution, target: ObserverTarget) -> tuple[Array, Array]:
         """Compute (lo, hi) under the rule "exact"."""
         lo, hi, total = distribution.lo, distribution.hi, distribution.total
         bits, name = target.spec.bits, self.distribution
@@ -88,7 +88,7 @@ class Aciq(Solver):
         top = np.where(lo >= 0, np.maximum(half, mean + clip), mean + clip)
         return np.where(lo >= 0, lo, np.maximum(lo, mean - clip)), np.minimum(hi, top)
 
-    def _ancestors(self, distribution: Distribution, target: Target) -> tuple[Array, Array]:
+    def _ancestors(self, distribution: Distribution, target: ObserverTarget) -> tuple[Array, Array]:
         """Compute (lo, hi) under the rule "sparsebit"."""
         lo, hi, bits = distribution.lo, distribution.hi, target.spec.bits
         half = (lo >= 0) & (not target.spec.symmetric)

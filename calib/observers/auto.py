@@ -8,7 +8,7 @@ from typing import Final, final
 import numpy as np
 
 from sbonnx.calib.observers.aciq import Aciq
-from sbonnx.calib.observers.base import Solver, Target
+from sbonnx.calib.observers.base import ObserverTarget, Solver
 from sbonnx.calib.observers.kl_histogram import KlHistogram
 from sbonnx.calib.observers.mse import Mse, to_beat
 from sbonnx.calib.observers.percentile import Percentile
@@ -33,7 +33,7 @@ class Auto(Solver):
     that was replaced, of any of the methods.
     """
 
-    def solve(self, distribution: Distribution, target: Target) -> tuple[Array, Array]:
+    def solve(self, distribution: Distribution, target: ObserverTarget) -> tuple[Array, Array]:
         """Compute (lo, hi) of every range; see `Solver.solve`."""
         lo, hi = distribution.lo, distribution.hi
         whole = target.params(lo, hi)

@@ -53,7 +53,7 @@ class Observer(ABC):
 
 
 @dataclass(frozen=True)
-class Target:
+class ObserverTarget:
     """Quantization that the ranges are chosen for.
 
     Attributes:
@@ -67,7 +67,7 @@ class Target:
     sample_size: float = 1.0
 
     @classmethod
-    def of(cls, spec: QuantSpec, rule: ScaleRule = "exact", sample_size: float = 1.0) -> Target:
+    def of(cls, spec: QuantSpec, rule: ScaleRule = "exact", sample_size: float = 1.0) -> ObserverTarget:
         """Create the target for the integers of `spec`; their axis is ignored."""
         return cls(replace(spec, axis=0, block_size=None), rule, sample_size)
 
@@ -86,7 +86,7 @@ class Solver(Observer):
     needs: ClassVar[Needs] = "histogram"
 
     @abstractmethod
-    def solve(self, distribution: Distribution, target: Target) -> tuple[Array, Array]:
+    def solve(self, distribution: Distribution, target: ObserverTarget) -> tuple[Array, Array]:
         """Compute (lo, hi) of every range of `distribution`, float64 (C,). Results of empty ranges are ignored."""
 
     def bounds(self, sketch: Sketch, spec: QuantSpec, rule: ScaleRule = "exact") -> Bounds:
@@ -94,7 +94,7 @@ class Solver(Observer):
         if spec.is_fp8 and not self.for_floats:
             raise RecipeError(f"observer '{type(self).__name__}' is for integers, whose steps are even, not for fp8")
         whole = sketch.distribution()
-        target = Target.of(spec, rule, sketch.finite / max(sketch.samples, 1))
+        target = ObserverTarget.of(spec, rule, sketch.finite / max(sketch.samples, 1))
         lo, hi = np.zeros(whole.ranges), np.zeros(whole.ranges)
         for rows in row_tiles(whole):
             part = rows_of(whole, rows)

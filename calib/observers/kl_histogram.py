@@ -8,7 +8,7 @@ from typing import ClassVar, Final, final
 
 import numpy as np
 
-from sbonnx.calib.observers.base import TILE, Solver, Target, mirrored, rows_of
+from sbonnx.calib.observers.base import TILE, ObserverTarget, Solver, mirrored, rows_of
 from sbonnx.calib.observers.cumulative import Curve
 from sbonnx.calib.sketches import Distribution
 from sbonnx.spec import Array, QuantSpec
@@ -140,7 +140,7 @@ class KlHistogram(Solver):
 
     for_floats: ClassVar[bool] = False
 
-    def solve(self, distribution: Distribution, target: Target) -> tuple[Array, Array]:
+    def solve(self, distribution: Distribution, target: ObserverTarget) -> tuple[Array, Array]:
         """Compute (lo, hi) of every range; see `Solver.solve`."""
         lo, hi = distribution.lo.copy(), distribution.hi.copy()
         for index in range(distribution.ranges):

@@ -8,7 +8,7 @@ from typing import Final, final
 
 import numpy as np
 
-from sbonnx.calib.observers.base import Solver, Target, coarsened, mirrored
+from sbonnx.calib.observers.base import ObserverTarget, Solver, coarsened, mirrored
 from sbonnx.calib.observers.cumulative import Curve
 from sbonnx.calib.observers.quantization_error import bin_means, guessed_error, quantization_error
 from sbonnx.calib.sketches import Distribution
@@ -21,7 +21,7 @@ CURVE_STEPS: Final = 1 << 10
 """Number of quantization steps up to which a `Curve` is faster than a pass over the bins."""
 
 
-def errors_of(distribution: Distribution, target: Target) -> Errors:
+def errors_of(distribution: Distribution, target: ObserverTarget) -> Errors:
     """Return a fast function that compares candidates.
 
     It is accurate to about six digits and uses the final rounded zero points.
@@ -48,7 +48,7 @@ def errors_of(distribution: Distribution, target: Target) -> Errors:
     return errors
 
 
-def _errors_of_floats(distribution: Distribution, target: Target) -> Errors:
+def _errors_of_floats(distribution: Distribution, target: ObserverTarget) -> Errors:
     """Return the error function for fp8, whose steps are not uniform: computed by `QParams`."""
 
     def errors(lo: Array, hi: Array) -> Array:
@@ -154,7 +154,7 @@ class Mse(Solver):
     Source: the grid is the ancestor's `mse` observer; golden sections, Kiefer 1953.
     """
 
-    def solve(self, distribution: Distribution, target: Target) -> tuple[Array, Array]:
+    def solve(self, distribution: Distribution, target: ObserverTarget) -> tuple[Array, Array]:
         """Compute (lo, hi) of every range; see `Solver.solve`."""
         search = _Search(distribution, target)
         if target.rule == "sparsebit":
@@ -187,7 +187,7 @@ class _Search:
         error: its error as computed by `errors`, float64 (C,).
     """
 
-    def __init__(self, distribution: Distribution, target: Target) -> None:
+    def __init__(self, distribution: Distribution, target: ObserverTarget) -> None:
         self.distribution = distribution
         self.target = target
         self.lo, self.hi = distribution.lo, distribution.hi

@@ -7,7 +7,7 @@ from typing import final
 
 import numpy as np
 
-from sbonnx.calib.observers.base import Solver, Target, singles
+from sbonnx.calib.observers.base import ObserverTarget, Solver, singles
 from sbonnx.calib.sketches import Distribution
 from sbonnx.spec import Array
 
@@ -39,7 +39,7 @@ class Percentile(Solver):
         if not 0.0 <= self.alpha < 0.5:
             raise ValueError(f"alpha must be at least 0 and below 0.5, got {self.alpha}")
 
-    def solve(self, distribution: Distribution, target: Target) -> tuple[Array, Array]:
+    def solve(self, distribution: Distribution, target: ObserverTarget) -> tuple[Array, Array]:
         """Compute (lo, hi) of every range; see `Solver.solve`."""
         total = distribution.total
         negative = distribution.left < 0

@@ -30,7 +30,7 @@ from sbonnx.spec import Array, Bounds, QParams
 
 
 @dataclass(frozen=True)
-class Walked:
+class StreamResult:
     """Result of a quantized stream, the input of `solution_of`.
 
     Attributes:
@@ -71,7 +71,7 @@ RoundSite = Callable[[Site, Array, QParams], tuple[Array, QParams]]
 
 
 @dataclass
-class Numbers:
+class QuantState:
     """Scales and quantized constants, up to the current piece of the stream.
 
     Attributes:

@@ -10,11 +10,11 @@ from itertools import chain
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.observation import Observation, wishes_of
 from sbonnx.calib.engine.runner import samples_at_once
-from sbonnx.calib.engine.samples import Rows
+from sbonnx.calib.engine.samples import SampleSplitter
 from sbonnx.calib.engine.segments import Segment, inputs_of, needed, produced, reads_of
 from sbonnx.calib.qparams.solve import Solve
 from sbonnx.calib.quantized.fake_quant import Uses, quantize_reads
-from sbonnx.calib.quantized.state import Numbers, RoundSite, Walked
+from sbonnx.calib.quantized.state import QuantState, RoundSite, StreamResult
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import NumericError
 from sbonnx.graph import Constant, Graph, Node
@@ -56,7 +56,7 @@ def walk_quantized(
     inputs: QuantizedInputs,
     solve: Solve | None,
     options: RunOptions,
-) -> Walked:
+) -> StreamResult:
     """Measure the activations of `plan` again, each on inputs from quantized layers.
 
     The main graph runs in stages, all samples through one before the next: a stage ends where a reader needs a
@@ -80,7 +80,7 @@ def walk_quantized(
         NumericError: NaN or Inf caused by quantization; the message names the sample.
         DataError, ModelError, DeviceError: see `LayerRunner`.
     """
-    numbers = Numbers(graph, plan, floats, plainly(solve))
+    numbers = QuantState(graph, plan, floats, plainly(solve))
     sites = measured_sites(graph, plan, floats)
     stages = staged(graph, list(sites), quantized_reads(plan))
     if stages:
@@ -88,12 +88,12 @@ def walk_quantized(
             numbers.round_all()
         wishes = wishes_of(chain.from_iterable(sites.values()))
         observation = Observation(graph, stages, wishes, device=options.device, threads=samples_at_once(options))
-        units = Rows(graph, device=options.device).units(data.items())
+        units = SampleSplitter(graph, device=options.device).units(data.items())
         options.progress.start("quantized stream", data.count)
         with TensorStore(options.memory) as store:
             model = partial(quantized, graph=graph, numbers=numbers, uses=uses_of(plan, inputs))
             _measure(observation, observation.layerwise(units, store, options.progress, model), sites, numbers)
-    return Walked(numbers.bounds, numbers.codes, numbers.scales)
+    return StreamResult(numbers.bounds, numbers.codes, numbers.scales)
 
 
 def plainly(solve: Solve | None) -> RoundSite:
@@ -105,7 +105,7 @@ def plainly(solve: Solve | None) -> RoundSite:
     return rounded
 
 
-def quantized(stage: Segment, graph: Graph, numbers: Numbers, uses: Uses) -> Graph:
+def quantized(stage: Segment, graph: Graph, numbers: QuantState, uses: Uses) -> Graph:
     """Build the model of a stage, quantized with the current scales."""
     piece = stage.model(graph, numbers.tensors)
     quantize_reads(piece, uses, numbers)
@@ -119,7 +119,7 @@ def quantized(stage: Segment, graph: Graph, numbers: Numbers, uses: Uses) -> Gra
 
 
 def _measure(
-    observation: Observation, stages: Iterator[Sequence[str]], sites: Mapping[str, Sequence[Site]], numbers: Numbers
+    observation: Observation, stages: Iterator[Sequence[str]], sites: Mapping[str, Sequence[Site]], numbers: QuantState
 ) -> None:
     """Run the stages; each uses the ranges that the previous ones observed."""
     try:

@@ -22,17 +22,17 @@ from typing import Any, Literal
 import numpy as np
 
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.layerwise import LayerVisitor, run_float, run_layerwise
 from sbonnx.calib.engine.runner import LayerRunner, samples_at_once
-from sbonnx.calib.engine.samples import CanonicalUnits, Rows, canonical_units, memory_of_inputs
+from sbonnx.calib.engine.samples import CanonicalSamples, SampleSplitter, canonical_samples, memory_of_inputs
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.quantized.fake_quant import quantize_reads
 from sbonnx.calib.quantized.stream import staged
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.correct.corrected import with_corrections
 from sbonnx.correct.foldable_batchnorms import CHANNELS, Tunable, tunables
-from sbonnx.correct.running_variance import Spread
+from sbonnx.correct.running_variance import RunningVariance
 from sbonnx.errors import NumericError
 from sbonnx.graph import Constant, Graph, Node, Variable
 from sbonnx.graph.edit import Names, add_constant, replace_input
@@ -88,9 +88,9 @@ def tune_norms(
     if not found:
         return replace(solution, refusals=(*solution.refusals, *refusals))
     options = options or RunOptions()
-    walk = _Walk(graph, plan, solution, {one.tensor: one for one in found}, options)
+    walk = _BatchNormTuning(graph, plan, solution, {one.tensor: one for one in found}, options)
     budget = options.memory_bytes
-    with canonical_units(Rows(graph, device=options.device).units(data.items()), budget) as units:
+    with canonical_samples(SampleSplitter(graph, device=options.device).units(data.items()), budget) as units:
         float_ = walk.float_spreads(units) if reference == "float" else {}
         with TensorStore(budget - memory_of_inputs(budget)) as store:
             tuned = walk.run(units, float_, store)
@@ -114,7 +114,7 @@ def _why_not(graph: Graph, solution: Solution) -> str | None:
     return None
 
 
-def tuned_to(one: Tunable, seen: Spread, float_: Spread | None, solution: Solution) -> Tuned:
+def tuned_to(one: Tunable, seen: RunningVariance, float_: RunningVariance | None, solution: Solution) -> Tuned:
     """Compute factor and shift from the measured statistics; `float_`: target, None for those of the batch norm."""
     normal = one.normal
     mean, variance = (normal.mean, normal.std**2) if float_ is None else (float_.mean, float_.variance)
@@ -126,7 +126,7 @@ def tuned_to(one: Tunable, seen: Spread, float_: Spread | None, solution: Soluti
     return Tuned(factor, mean - factor * seen.mean)
 
 
-class _Walk(LayerVisitor[dict[str, Spread]]):
+class _BatchNormTuning(LayerVisitor[dict[str, RunningVariance]]):
     """State of one run of `tune_norms`.
 
     Attributes:
@@ -141,7 +141,7 @@ class _Walk(LayerVisitor[dict[str, Spread]]):
         self.graph, self.plan, self.solution = graph, plan, solution
         self.tunables, self.options = tunables, options
         self.tuned: dict[str, Tuned] = {}
-        self.seen: dict[str, Spread] = {}
+        self.seen: dict[str, RunningVariance] = {}
         self.index = tensors_by_name(self.graph)
         self.uses = {
             reader: site
@@ -151,19 +151,21 @@ class _Walk(LayerVisitor[dict[str, Spread]]):
             if reader not in solution.unread
         }
 
-    def float_spreads(self, units: CanonicalUnits) -> dict[str, Spread]:
+    def float_spreads(self, units: CanonicalSamples) -> dict[str, RunningVariance]:
         """Measure the statistics in the float network, in one pass."""
         self.options.progress.start("batch norms, float", units.feeds)
         names = list(self.tunables)
 
-        def spreads(unit: Unit, known: Mapping[str, Any]) -> dict[str, Spread]:
+        def spreads(unit: Sample, known: Mapping[str, Any]) -> dict[str, RunningVariance]:
             return self._spreads(known, names, unit, "")
 
         for _, found in run_float(self.graph, names, units, self.options, spreads):
             self._merge(found)
         return self._merged()
 
-    def run(self, units: CanonicalUnits, float_: Mapping[str, Spread], store: TensorStore) -> dict[str, Tuned]:
+    def run(
+        self, units: CanonicalSamples, float_: Mapping[str, RunningVariance], store: TensorStore
+    ) -> dict[str, Tuned]:
         """Run all stages and return the correction of each tensor."""
         names = list(self.tunables)
         stages = staged(self.graph, names, frozenset(Reader(n.name, i) for name in names for n, i in self._reads(name)))
@@ -180,29 +182,31 @@ class _Walk(LayerVisitor[dict[str, Spread]]):
         piece, device = self._quantized(segment, self.tuned), self.options.device
         return [stack.enter_context(LayerRunner(piece, device=device, threads=1, name="the quantized model"))]
 
-    def visit(self, segment: Segment, unit: Unit, streams: Sequence[dict[str, Any]]) -> dict[str, Spread]:
+    def visit(self, segment: Segment, unit: Sample, streams: Sequence[dict[str, Any]]) -> dict[str, RunningVariance]:
         """Compute the statistics of one sample."""
         return self._spreads(streams[0], segment.observed, unit, " with everything before it quantized")
 
-    def take(self, number: int, unit: Unit, result: dict[str, Spread]) -> None:
+    def take(self, number: int, unit: Sample, result: dict[str, RunningVariance]) -> None:
         """Merge the statistics of a sample."""
         self._merge(result)
 
     def _reads(self, name: str) -> list[tuple[Node, int]]:
         return readers(self.index[name])
 
-    def _merge(self, spreads: Mapping[str, Spread]) -> None:
+    def _merge(self, spreads: Mapping[str, RunningVariance]) -> None:
         for name, spread in spreads.items():
             self.seen[name] = self.seen[name].merge(spread) if name in self.seen else spread
 
-    def _merged(self) -> dict[str, Spread]:
+    def _merged(self) -> dict[str, RunningVariance]:
         """Return the merged statistics, and start again."""
         seen, self.seen = self.seen, {}
         return seen
 
-    def _spreads(self, known: Mapping[str, Any], names: Sequence[str], unit: Unit, how: str) -> dict[str, Spread]:
+    def _spreads(
+        self, known: Mapping[str, Any], names: Sequence[str], unit: Sample, how: str
+    ) -> dict[str, RunningVariance]:
         """Compute the statistics of one sample."""
-        made = {name: Spread.of(known[name], CHANNELS) for name in names}
+        made = {name: RunningVariance.of(known[name], CHANNELS) for name in names}
         for name, spread in made.items():
             if not np.isfinite(spread.squares).all():
                 raise NumericError(f"'{name}' holds NaN or infinite values at {unit.where}{how}: fix the model or data")
@@ -240,4 +244,4 @@ def _tune(piece: Graph, tensor: Variable, tuned: Tuned, rank: int, names: Names)
     piece.nodes[:0] = nodes
 
 
-__all__ = ["Reference", "Spread", "Tuned", "tune_norms", "tuned_to"]
+__all__ = ["Reference", "RunningVariance", "Tuned", "tune_norms", "tuned_to"]

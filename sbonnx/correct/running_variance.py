@@ -11,7 +11,7 @@ from sbonnx.spec import Array
 
 
 @dataclass(frozen=True)
-class Spread:
+class RunningVariance:
     """Mean and variance of each channel. Size and merging cost do not depend on the number of values.
 
     Attributes:
@@ -25,7 +25,7 @@ class Spread:
     squares: Array
 
     @staticmethod
-    def of(x: Array, axis: int) -> Spread:
+    def of(x: Array, axis: int) -> RunningVariance:
         """Compute the statistics of one array with its channels along `axis`; sums in float64.
 
         Deviations are taken from the channel means of this array, which avoids cancellation.
@@ -36,12 +36,12 @@ class Spread:
             rows = np.moveaxis(x, axis, 0).reshape(1, x.shape[axis], x.size // max(x.shape[axis], 1))
         count = rows.shape[0] * rows.shape[2]
         if not count:
-            return Spread(0, np.zeros(rows.shape[1]), np.zeros(rows.shape[1]))
+            return RunningVariance(0, np.zeros(rows.shape[1]), np.zeros(rows.shape[1]))
         mean = rows.mean(axis=(0, 2), dtype=np.float64)
         away = rows - mean[:, None]  # float64
-        return Spread(count, mean, np.einsum("ncs,ncs->c", away, away))
+        return RunningVariance(count, mean, np.einsum("ncs,ncs->c", away, away))
 
-    def merge(self, other: Spread) -> Spread:
+    def merge(self, other: RunningVariance) -> RunningVariance:
         """Return the statistics over the values of both.
 
         Source: Chan, Golub, LeVeque, Algorithms for computing the sample variance, 1983, formula 2.1.
@@ -51,7 +51,9 @@ class Spread:
             return self
         away = other.mean - self.mean
         share = other.count / count
-        return Spread(count, self.mean + away * share, self.squares + other.squares + away**2 * (self.count * share))
+        return RunningVariance(
+            count, self.mean + away * share, self.squares + other.squares + away**2 * (self.count * share)
+        )
 
     @property
     def variance(self) -> Array:
@@ -59,4 +61,4 @@ class Spread:
         return self.squares / max(self.count, 1)
 
 
-__all__ = ["Spread"]
+__all__ = ["RunningVariance"]

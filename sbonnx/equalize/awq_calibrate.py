@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.layerwise import run_float
-from sbonnx.calib.engine.samples import Rows, canonical_units
+from sbonnx.calib.engine.samples import SampleSplitter, canonical_samples
 from sbonnx.calib.engine.threads import one_blas_thread
 from sbonnx.calib.qparams.solve import weight_bounds
 from sbonnx.equalize.awq import Aware, Scaled, awq
@@ -65,8 +65,8 @@ def scale_by_activations(
     scaled: list[Scaled] = []
     if not layers:
         return scaled, refusals
-    samples = Rows(graph, device=options.device).units(data.items())
-    with one_blas_thread(), canonical_units(samples, budget) as units:
+    samples = SampleSplitter(graph, device=options.device).units(data.items())
+    with one_blas_thread(), canonical_samples(samples, budget) as units:
         for number, some in enumerate(_passes(layers, budget)):
             options.progress.start(f"scaling by activations, pass {number + 1}", data.count)
             seen = watched(some, two_streams=False, rows=lambda layer: ROWS, seed=0)
@@ -91,7 +91,7 @@ def _fake_quant(site: Site, rule: ScaleRule) -> Callable[[Array], Array]:
     return fake_quant
 
 
-def _run(graph: Graph, units: Iterable[Unit], sums: Sequence[Watched], options: RunOptions) -> None:
+def _run(graph: Graph, units: Iterable[Sample], sums: Sequence[Watched], options: RunOptions) -> None:
     """Run all samples through the float network and accumulate the inputs of the layers."""
     tensors = [one.tensor for one in sums]
     for unit, known in run_float(graph, tensors, units, options, lambda _, known: known):

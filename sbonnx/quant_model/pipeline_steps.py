@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sbonnx import patterns
 from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data import dataset as datasets
-from sbonnx.calib.data.feed_buffer import Kept
+from sbonnx.calib.data.feed_buffer import FeedBuffer
 from sbonnx.calib.engine.runner import providers
 from sbonnx.calib.held_out import HeldOutSplit
 from sbonnx.calib.quantized.forward import Forward
@@ -26,7 +26,7 @@ from sbonnx.recipe.node_patterns.torch_modules import ModuleCall
 from sbonnx.reconstruct.solve import QuantizedInputs
 from sbonnx.spec import Array
 from sbonnx.stages.measure import tune_batchnorms
-from sbonnx.stages.state import Prepared, Request, Source, State, read_recipe, rounding_of, run_options
+from sbonnx.stages.state import PipelineState, Prepared, Request, Source, read_recipe, rounding_of, run_options
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -71,8 +71,8 @@ class PipelineSteps:
         self._wishes: Recipe | None = None
         self.solution: Solution | None = None
         self._calibrator: Calibrator | None = None
-        self._fed: Kept | None = None
-        self._tuning: Kept | None = None
+        self._fed: FeedBuffer | None = None
+        self._tuning: FeedBuffer | None = None
         self._quant = (False, False)
         self._switches: dict[Switch, bool] = {}
         self._forward: Forward | None = None
@@ -163,7 +163,7 @@ class PipelineSteps:
         self.solution = None
         self._quant = (False, False)
         self._switches = {}
-        self._fed = Kept(self.prepared.graph)
+        self._fed = FeedBuffer(self.prepared.graph)
         self._calibrator = self._new_calibrator()
 
     def calc_qparams(self, asym: bool = False, w_quant: bool = False, a_quant: bool = False) -> Solution:
@@ -185,7 +185,7 @@ class PipelineSteps:
         measured = prepared.needs_data or (self._fed is not None and self._fed.count > 0)
         if measured and (self._calibrator is None or self._fed is None):
             raise LifeCycleError("call prepare_calibration() and run some samples before calc_qparams()")
-        state = State(Request(self._model, prepared.recipe, self._rules), prepared)
+        state = PipelineState(Request(self._model, prepared.recipe, self._rules), prepared)
         if measured and self._fed is not None and self._calibrator is not None:
             if not self._fed.count:
                 raise DataError("nothing was observed: calibration needs at least one feed")
@@ -224,7 +224,7 @@ class PipelineSteps:
             NumericError: see `tune_norms`.
         """
         solution = self._solved("batchnorm_tuning")
-        self._tuning = kept = Kept(self.prepared.graph)
+        self._tuning = kept = FeedBuffer(self.prepared.graph)
         try:
             yield
             made = tune_norms(

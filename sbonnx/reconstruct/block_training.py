@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.calib.data.sample import Unit
-from sbonnx.calib.engine.sample_runner import Piece, last_reads
+from sbonnx.calib.data.sample import Sample
+from sbonnx.calib.engine.sample_runner import last_reads
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import ModelError
@@ -23,7 +23,7 @@ FLOAT, QUANTIZED = False, True
 """Keys of the two streams."""
 
 
-class TwoStreams:
+class ActivationPairs:
     """Activations by stream, sample and name, until the last piece that reads them has run.
 
     Tensors that were put into the float stream alone (inputs of the model) are returned for both.
@@ -33,7 +33,7 @@ class TwoStreams:
         store: holds the arrays, within its budget.
     """
 
-    def __init__(self, pieces: Sequence[Piece], store: TensorStore) -> None:
+    def __init__(self, pieces: Sequence[Segment], store: TensorStore) -> None:
         self._store = store
         self._last = last_reads(pieces)
         self._pieces = tuple(pieces)
@@ -42,7 +42,7 @@ class TwoStreams:
             for name in dict.fromkeys([*piece.reads, *piece.outputs]):
                 self._names.setdefault(max(self._last.get(name, -1), number), []).append(name)
 
-    def put(self, stream: bool, unit: Unit, values: Mapping[str, Any], names: Iterable[str]) -> None:
+    def put(self, stream: bool, unit: Sample, values: Mapping[str, Any], names: Iterable[str]) -> None:
         """Store copies of these tensors."""
         for name in names:
             self._store.put((stream, unit.index, name), np.asarray(values[name]), copy=True)
@@ -56,11 +56,11 @@ class TwoStreams:
         """Return whether a tensor differs between the streams."""
         return (QUANTIZED, index, name) in self._store
 
-    def reads(self, stream: bool, number: int, unit: Unit) -> dict[str, Array]:
+    def reads(self, stream: bool, number: int, unit: Sample) -> dict[str, Array]:
         """Return all tensors that a piece reads of a sample."""
         return {name: self.get(stream, unit.index, name) for name in self._pieces[number].reads}
 
-    def done(self, number: int, units: Iterable[Unit]) -> None:
+    def done(self, number: int, units: Iterable[Sample]) -> None:
         """Drop the tensors that no piece after this one reads."""
         names = set(self._names.get(number, ()))
         for unit in units:
@@ -87,7 +87,7 @@ Weights = Mapping[str, tuple[Array, Array, QParams]]
 
 
 @dataclass(frozen=True)
-class Found:
+class BlockResult:
     """Result of the optimization of one block.
 
     Attributes:
@@ -107,7 +107,7 @@ class Found:
 
 
 @dataclass
-class Batches:
+class BlockBatches:
     """Batches of a block's input activations, built from the stored activations of single samples.
 
     Args:
@@ -118,7 +118,7 @@ class Batches:
     """
 
     torch: Any
-    streams: TwoStreams
+    streams: ActivationPairs
     segment: Segment
     samples: Sequence[int]
     device: str
@@ -161,7 +161,7 @@ def _is_shape(x: Array) -> bool:
     return x.dtype.kind in "iub" and (x.ndim == 0 or (x.ndim == 1 and x.size <= FEW))
 
 
-class Lesson:
+class BlockTrainer:
     """Trainer of one block: optimizes codes, activation scales and biases.
 
     Args:
@@ -177,7 +177,7 @@ class Lesson:
     def __init__(
         self,
         block: SoftBlock,
-        batches: Batches,
+        batches: BlockBatches,
         weights: Weights,
         biases: Mapping[str, Array],
         scales: Sequence[str],
@@ -192,7 +192,7 @@ class Lesson:
         self._scales = list(scales) if settings.scale_lr > 0 else []
         self._totals: dict[str, float] = {}
 
-    def learn(self, sites: Mapping[str, Site]) -> Found:
+    def learn(self, sites: Mapping[str, Site]) -> BlockResult:
         """Run the optimization and return the best of the nearest, the initial and the learned codes.
 
         Raises:
@@ -204,7 +204,7 @@ class Lesson:
         nearest = self._errors(self._meanings(plain))
         self._totals = {name: error for name, error in nearest.items() if error > 0 and np.isfinite(error)}
         start = self._error(self._errors(self._meanings(first)))
-        best = Found(first, {}, {}, start, start) if start <= 1.0 else Found(plain, {}, {}, 1.0, start)
+        best = BlockResult(first, {}, {}, start, start) if start <= 1.0 else BlockResult(plain, {}, {}, 1.0, start)
         if not self._totals:
             return best
         choices = {
@@ -218,7 +218,7 @@ class Lesson:
         ranges = {key: self.block.reads[key].bounds() for key in self._scales}
         if not np.isfinite(error) or error >= best.error:
             return best
-        return Found(
+        return BlockResult(
             codes,
             {key: bounds for key, bounds in ranges.items() if bounds is not None},
             {name: np.asarray(values.cpu().numpy()) for name, values in biases.items()},

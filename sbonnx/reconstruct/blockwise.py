@@ -14,12 +14,12 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.cuda import place_on
 from sbonnx.calib.engine.runner import LayerRunner, providers, samples_at_once
 from sbonnx.calib.engine.segments import Segment, needed, reads_of
 from sbonnx.calib.engine.threads import in_order
-from sbonnx.calib.quantized.state import Numbers, Walked
+from sbonnx.calib.quantized.state import QuantState, StreamResult
 from sbonnx.calib.quantized.stream import plainly, quantized
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.correct.biases import biases_of
@@ -29,7 +29,7 @@ from sbonnx.graph.query import dtype, tensors_by_name
 from sbonnx.options import RunOptions
 from sbonnx.plan.types import Gain, Plan, Reader, Site
 from sbonnx.progress import Progress
-from sbonnx.reconstruct.block_training import FLOAT, QUANTIZED, Batches, Found, Lesson, TwoStreams
+from sbonnx.reconstruct.block_training import FLOAT, QUANTIZED, ActivationPairs, BlockBatches, BlockResult, BlockTrainer
 from sbonnx.reconstruct.soft_block import SoftBlock
 from sbonnx.report import Refusal
 from sbonnx.rounding.soft import BLOCKS, SoftBlocks
@@ -139,11 +139,11 @@ def wants_blocks(plan: Plan) -> bool:
 def walk_blocks(
     graph: Graph,
     plan: Plan,
-    units: Iterable[Unit],
-    walked: Walked,
+    units: Iterable[Sample],
+    walked: StreamResult,
     seed: int,
     options: RunOptions,
-) -> Walked:
+) -> StreamResult:
     """Round the weights of `plan` whose rounding is "blocks", in blocks between cuts at single tensors.
 
     Args:
@@ -168,8 +168,8 @@ def walk_blocks(
     settings = {key: _settings(site.rounding.arguments) for key, site in sites.items()}
     segments = blocks(graph, layers, next(iter(settings.values())).scope)
     with TensorStore(options.memory) as store:
-        streams = TwoStreams(segments, store)
-        return _Walk(graph, plan, walked, settings, sites, segments, streams, seed, options).run(units)
+        streams = ActivationPairs(segments, store)
+        return _BlockwiseRounding(graph, plan, walked, settings, sites, segments, streams, seed, options).run(units)
 
 
 def _settings(arguments: Mapping[str, Any]) -> SoftBlocks:
@@ -177,24 +177,24 @@ def _settings(arguments: Mapping[str, Any]) -> SoftBlocks:
 
 
 @dataclass
-class _Walk:
+class _BlockwiseRounding:
     """State of one run of `walk_blocks`."""
 
     graph: Graph
     plan: Plan
-    walked: Walked
+    walked: StreamResult
     settings: Mapping[str, SoftBlocks]
     sites: Mapping[str, Site]
     segments: Sequence[Segment]
-    streams: TwoStreams
+    streams: ActivationPairs
     seed: int
     options: RunOptions
     gains: dict[str, Gain] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
-    numbers: Numbers = field(init=False)
+    numbers: QuantState = field(init=False)
 
     def __post_init__(self) -> None:
-        self.numbers = Numbers(self.graph, self.plan, self.walked.bounds, plainly(None))
+        self.numbers = QuantState(self.graph, self.plan, self.walked.bounds, plainly(None))
         self.numbers.codes.update(self.walked.codes)
         self.numbers.scales.update(self.walked.scales)
         self.numbers.moved.update(self.walked.qparams)
@@ -205,9 +205,9 @@ class _Walk:
         self._bias = biases_of(self.graph) if learned else {}
         self._torch_device = place_on(providers(self.options.device))
 
-    def run(self, units: Iterable[Unit]) -> Walked:
+    def run(self, units: Iterable[Sample]) -> StreamResult:
         """Process all blocks and return the result."""
-        places: list[Unit] = []
+        places: list[Sample] = []
         names = [tensor.name for tensor in self.graph.inputs]
         wanted = {name for segment in self.segments for name in segment.inputs}
         for unit in units:
@@ -236,13 +236,13 @@ class _Walk:
         )
 
     def _through(
-        self, stream: bool, number: int, places: Iterable[Unit], piece: Graph, progress: Progress | None
+        self, stream: bool, number: int, places: Iterable[Sample], piece: Graph, progress: Progress | None
     ) -> None:
         """Run all samples through a block in one of the streams."""
         outputs = self.segments[number].outputs
         with LayerRunner(piece, device=self.options.device, threads=1, name="a block") as run:
 
-            def work(unit: Unit) -> None:
+            def work(unit: Sample) -> None:
                 made = run.run(self.streams.reads(stream, number, unit), outputs, where=unit.where)
                 self.streams.put(stream, unit, made, outputs)
 
@@ -250,7 +250,7 @@ class _Walk:
                 if progress is not None:
                     progress.advance(int(unit.closes))
 
-    def _learn(self, number: int, segment: Segment, places: Sequence[Unit]) -> None:
+    def _learn(self, number: int, segment: Segment, places: Sequence[Sample]) -> None:
         """Optimize the codes of one block."""
         inside = {Reader(node, index) for node in segment.nodes for index in (0, 1)}
         sites = {key: site for key, site in self.sites.items() if inside & set(site.readers)}
@@ -261,10 +261,12 @@ class _Walk:
         biases = self._biases(segment) if settings.bias_lr > 0 else {}
         try:
             block = SoftBlock(self.graph, self.numbers, self._uses, segment, sites, biases, self._torch_device)
-            batches = Batches(block.torch, self.streams, segment, [unit.index for unit in places], self._torch_device)
+            batches = BlockBatches(
+                block.torch, self.streams, segment, [unit.index for unit in places], self._torch_device
+            )
             values = {name: self._value(name) for name in biases.values()}
             scales = self._scales(block, segment)
-            found = Lesson(block, batches, weights, values, scales, settings, self.seed + number).learn(sites)
+            found = BlockTrainer(block, batches, weights, values, scales, settings, self.seed + number).learn(sites)
         except ModelError as error:
             where = ", ".join(site.tensor for site in sites.values())
             self.refusals.append(Refusal(WHAT, where, f"{error}: the codes stay as they were"))
@@ -310,7 +312,7 @@ class _Walk:
             and all(reader.node in inside for reader in by_key[key].readers)
         ]
 
-    def _take(self, found: Found, sites: Mapping[str, Site]) -> None:
+    def _take(self, found: BlockResult, sites: Mapping[str, Site]) -> None:
         """Apply the result of a block, so that the next blocks see it."""
         self.numbers.codes.update(found.codes)
         self.numbers.constants.update(found.biases)

@@ -10,7 +10,7 @@ import numpy as np
 
 from sbonnx.calib.qparams.safe_scales import limits_for
 from sbonnx.calib.qparams.solve import scale_type
-from sbonnx.calib.quantized.state import Numbers
+from sbonnx.calib.quantized.state import QuantState
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
 from sbonnx.moments import Means, Moments, share_of, shrinkage_of
@@ -65,11 +65,11 @@ def gain_notes(gains: Mapping[str, Gain]) -> list[str]:
 
 
 @dataclass
-class Fitter:
+class LayerFitter:
     """Rounds the weight of each layer as soon as its moments are complete.
 
     Attributes:
-        graph, plan, floats: see `Numbers`.
+        graph, plan, floats: see `QuantState`.
         options: of the reconstruction.
         samples: number of samples.
         numbers: results so far.
@@ -82,12 +82,12 @@ class Fitter:
     floats: Mapping[str, Bounds]
     options: Reconstruction
     samples: int
-    numbers: Numbers = field(init=False)
+    numbers: QuantState = field(init=False)
     gains: dict[str, Gain] = field(default_factory=dict)
     refusals: list[Refusal] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.numbers = Numbers(self.graph, self.plan, self.floats, self._round)
+        self.numbers = QuantState(self.graph, self.plan, self.floats, self._round)
         self._moments: dict[str, Moments] = {}  # by key of the weight's site, of the current layers
 
     def watch(self, layers: Sequence[Layer]) -> list[Seen]:

@@ -16,15 +16,15 @@ from typing import Any, Final
 import numpy as np
 
 from sbonnx.calib.calibrator import MeasuredRanges
-from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.batching import grouped, width_for
 from sbonnx.calib.engine.layerwise import LayerVisitor, run_float, run_layerwise
 from sbonnx.calib.engine.observation import wishes_of
 from sbonnx.calib.engine.runner import LayerRunner, samples_at_once
-from sbonnx.calib.engine.samples import CanonicalUnits, memory_of_inputs
+from sbonnx.calib.engine.samples import CanonicalSamples, memory_of_inputs
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.threads import one_blas_thread
-from sbonnx.calib.quantized.state import RoundSite, Walked
+from sbonnx.calib.quantized.state import RoundSite, StreamResult
 from sbonnx.calib.quantized.stream import QuantizedInputs, measured_sites, quantized, quantized_reads, staged, uses_of
 from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.storage.tensor_store import TensorStore
@@ -32,7 +32,7 @@ from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
 from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, Reader, Site
-from sbonnx.reconstruct.layer_fit import Fitter, Reconstruction
+from sbonnx.reconstruct.layer_fit import LayerFitter, Reconstruction
 from sbonnx.reconstruct.layer_inputs import Layer, Seen, in_budget, layers_of
 from sbonnx.spec import Array
 
@@ -46,12 +46,12 @@ LEAST_MEMORY: Final = 256 << 20
 def walk_rounding(
     graph: Graph,
     plan: Plan,
-    units: CanonicalUnits,
+    units: CanonicalSamples,
     ranges: MeasuredRanges,
     settings: Reconstruction,
     inputs: QuantizedInputs | None,
     options: RunOptions,
-) -> Walked:
+) -> StreamResult:
     """Round the weights of `plan` whose rounding uses inputs.
 
     Args:
@@ -73,8 +73,8 @@ def walk_rounding(
         two_streams=settings.quantized,
         hold_out=settings.holds_out,
     )
-    fit = Fitter(graph, plan, ranges.bounds, settings, ranges.samples or units.samples)
-    walk = _Walk(fit, layers, units, options, samples_at_once(options), options.memory_bytes)
+    fit = LayerFitter(graph, plan, ranges.bounds, settings, ranges.samples or units.samples)
+    walk = _LayerwiseRounding(fit, layers, units, options, samples_at_once(options), options.memory_bytes)
     with one_blas_thread():
         if settings.quantized:
             walk.through_stages(inputs)
@@ -82,16 +82,16 @@ def walk_rounding(
             walk.in_float()
     found = fit.numbers
     declined = (*refusals, *large, *fit.refusals)
-    return Walked(found.bounds, found.codes, found.scales, found.moved, found.constants, fit.gains, declined)
+    return StreamResult(found.bounds, found.codes, found.scales, found.moved, found.constants, fit.gains, declined)
 
 
 @dataclass
-class _Walk:
+class _LayerwiseRounding:
     """State of one run of `walk_rounding`."""
 
-    fit: Fitter
+    fit: LayerFitter
     layers: Sequence[Layer]
-    units: CanonicalUnits
+    units: CanonicalSamples
     options: RunOptions
     threads: int
     memory: int
@@ -147,7 +147,7 @@ class _Stages(LayerVisitor[list[dict[str, Array]]]):
     least = WORTH_THREADS
     recompute = False
 
-    def __init__(self, walk: _Walk, segments: Sequence[Segment], uses: Mapping[Reader, Site]) -> None:
+    def __init__(self, walk: _LayerwiseRounding, segments: Sequence[Segment], uses: Mapping[Reader, Site]) -> None:
         self.walk = walk
         self.segments = segments
         self.uses = uses
@@ -183,7 +183,7 @@ class _Stages(LayerVisitor[list[dict[str, Array]]]):
         device = walk.options.device
         return [stack.enter_context(LayerRunner(piece, device=device, threads=1, name="a layer")) for piece in pieces]
 
-    def visit(self, segment: Segment, unit: Unit, streams: Sequence[dict[str, Any]]) -> list[dict[str, Array]]:
+    def visit(self, segment: Segment, unit: Sample, streams: Sequence[dict[str, Any]]) -> list[dict[str, Array]]:
         """Return the wanted tensors of both streams, and the inputs of the layers as the file quantizes them."""
         plain, rounded = ({name: np.asarray(known[name]) for name in self.wanted if name in known} for known in streams)
         fed = {
@@ -193,7 +193,7 @@ class _Stages(LayerVisitor[list[dict[str, Array]]]):
         }
         return [plain, rounded, fed]
 
-    def take(self, number: int, unit: Unit, result: list[dict[str, Array]]) -> None:
+    def take(self, number: int, unit: Sample, result: list[dict[str, Array]]) -> None:
         """Add a sample to the sums and sketches."""
         plain, rounded, fed = result
         _check_finite(rounded, self.wanted, unit)
@@ -211,7 +211,7 @@ class _Stages(LayerVisitor[list[dict[str, Array]]]):
                 self.walk.fit.numbers.measure(site, self.sketches[site.tensor, site.spec.axis])
 
 
-def _by_sample(value: Array, unit: Unit) -> Iterator[tuple[Unit, Array]]:
+def _by_sample(value: Array, unit: Sample) -> Iterator[tuple[Sample, Array]]:
     """Yield each sample of a unit with its slice of a tensor."""
     if not unit.parts:
         yield unit, value
@@ -219,7 +219,7 @@ def _by_sample(value: Array, unit: Unit) -> Iterator[tuple[Unit, Array]]:
         yield part, value[place : place + 1]
 
 
-def _check_finite(values: Mapping[str, Array], names: Sequence[str], unit: Unit) -> None:
+def _check_finite(values: Mapping[str, Array], names: Sequence[str], unit: Sample) -> None:
     """Raise an error if quantization caused NaN or Inf."""
     for name in names:
         if name in values and values[name].dtype.kind == "f" and not np.isfinite(values[name]).all():

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from sbonnx.calib.engine.segments import Segment
-from sbonnx.calib.quantized.state import Numbers
+from sbonnx.calib.quantized.state import QuantState
 from sbonnx.calib.quantized.stream import quantized
 from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph, Node, Tensor, Variable
@@ -27,7 +27,7 @@ READ: Final = "FakeQuant"
 
 
 @dataclass
-class Read:
+class BlockRead:
     """Fake quantization of one activation, optionally with a learned scale.
 
     Attributes:
@@ -94,7 +94,7 @@ class SoftBlock:
     def __init__(
         self,
         graph: Graph,
-        numbers: Numbers,
+        numbers: QuantState,
         uses: Mapping[Reader, Site],
         segment: Segment,
         weights: Mapping[str, Site],
@@ -105,7 +105,7 @@ class SoftBlock:
         self.device = device
         self.drop = 0.0
         self.generator = self.torch.Generator(device=device)
-        self.reads: dict[str, Read] = {}
+        self.reads: dict[str, BlockRead] = {}
         self._masks: dict[str, Any] = {}
         self._hooks: dict[str, Callable[..., Any]] = {}
         others = {
@@ -149,7 +149,7 @@ class SoftBlock:
                 replace_input(node, index, made[name])
         piece.inputs.extend(made.values())
 
-    def _read(self, piece: Graph, uses: Mapping[Reader, Site], numbers: Numbers, entering: set[str]) -> None:
+    def _read(self, piece: Graph, uses: Mapping[Reader, Site], numbers: QuantState, entering: set[str]) -> None:
         """Insert hooks in `piece` for fake-quantized activations, in place."""
         made: dict[tuple[str, str | None], Tensor] = {}
         front: list[Node] = []
@@ -169,10 +169,10 @@ class SoftBlock:
                 replace_input(node, index, made[key])
         piece.nodes[:] = [*front, *(each for node in piece.nodes for each in (node, *behind.get(id(node), ())))]
 
-    def _node(self, piece: Graph, tensor: Tensor, site: Site | None, numbers: Numbers, entering: bool) -> Node:
+    def _node(self, piece: Graph, tensor: Tensor, site: Site | None, numbers: QuantState, entering: bool) -> Node:
         """Create a node that reads `tensor` as given by the site, and register its hook."""
         label = f"{tensor.name}/read as it is" if site is None else f"{site.key}/read"
-        read = Read(None if site is None else numbers.params(site))
+        read = BlockRead(None if site is None else numbers.params(site))
         if site is not None:
             self.reads[site.key] = read
         inputs = [tensor]
@@ -205,4 +205,4 @@ def given(name: str) -> str:
     return f"{name}/given"
 
 
-__all__ = ["BESIDE", "Read", "SoftBlock", "given"]
+__all__ = ["BESIDE", "BlockRead", "SoftBlock", "given"]

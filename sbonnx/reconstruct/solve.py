@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from sbonnx.calib.calibrator import MeasuredRanges
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.engine.samples import Rows, canonical_units
+from sbonnx.calib.engine.samples import SampleSplitter, canonical_samples
 from sbonnx.calib.qparams.solve import Solve, solution_of
-from sbonnx.calib.quantized.state import Walked
+from sbonnx.calib.quantized.state import StreamResult
 from sbonnx.calib.quantized.stream import QuantizedInputs, walk_quantized
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
@@ -55,7 +55,7 @@ def reconstruct(
         NumericError, DataError, ModelError, DeviceError: see `walk_quantized` and `walk_rounding`.
     """
     options = options or RunOptions()
-    walked = Walked(ranges.bounds, {}, {})
+    walked = StreamResult(ranges.bounds, {}, {})
     if rounding.reconstruction is not None:
         walked = _with_inputs(graph, plan, data, ranges, rounding.reconstruction, rounding.inputs, options)
     elif rounding.inputs is not None and rounding.inputs.moves_ranges:
@@ -64,7 +64,7 @@ def reconstruct(
 
 
 def solution_from(
-    graph: Graph, plan: Plan, ranges: MeasuredRanges, walked: Walked, solve: Solve | None = None
+    graph: Graph, plan: Plan, ranges: MeasuredRanges, walked: StreamResult, solve: Solve | None = None
 ) -> Solution:
     """Compute the solution of the ranges and quantized values of a stream; `solve` rounds the other weights."""
     solution = solution_of(
@@ -93,10 +93,10 @@ def _with_inputs(
     settings: Reconstruction,
     inputs: QuantizedInputs | None,
     options: RunOptions,
-) -> Walked:
+) -> StreamResult:
     """Round layer by layer, then block by block if the plan asks for it."""
-    units = Rows(graph, device=options.device).units(data.items())
-    with canonical_units(units, options.memory_bytes) as sorted_units:
+    units = SampleSplitter(graph, device=options.device).units(data.items())
+    with canonical_samples(units, options.memory_bytes) as sorted_units:
         walked = walk_rounding(graph, plan, sorted_units, ranges, settings, inputs, options)
         if wants_blocks(plan):
             walked = walk_blocks(graph, plan, sorted_units, walked, settings.seed, options)

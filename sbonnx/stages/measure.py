@@ -23,14 +23,14 @@ from sbonnx.plan import make
 from sbonnx.precision.measure import with_magnitudes
 from sbonnx.reconstruct import solve
 from sbonnx.report import Fired, Refusal
-from sbonnx.stages.state import Prepared, State, equalization_of, reconstruction_of, round_by_site, rounding_of
+from sbonnx.stages.state import PipelineState, Prepared, equalization_of, reconstruction_of, round_by_site, rounding_of
 from sbonnx.stages.verify import limits_of
 
 UNSEEN: Final = "no data was given: weights go to the nearest codes, and their rounding did not see what layers meet"
 """Note if input-aware rounding has no data: weights are rounded to nearest."""
 
 
-def read_data(state: State, options: RunOptions) -> State:
+def read_data(state: PipelineState, options: RunOptions) -> PipelineState:
     """Read the calibration feeds and split off the hold-out set.
 
     Raises:
@@ -71,7 +71,7 @@ def divided(data: Any, prepared: Prepared, split: int | None) -> HeldOutSplit | 
     return divide_sequences(steps, calibration.feedback.values(), share, unrolled)
 
 
-def equalize_activations(state: State, options: RunOptions) -> State:
+def equalize_activations(state: PipelineState, options: RunOptions) -> PipelineState:
     """Equalize by measured activations, in place, and plan the changed graph again.
 
     Raises: as `channel_ranges` and `scale_by_activations`.
@@ -99,7 +99,7 @@ def equalize_activations(state: State, options: RunOptions) -> State:
     return _scale_by_activations(replace(state, prepared=prepared, ranges=None), options)
 
 
-def _scale_by_activations(state: State, options: RunOptions) -> State:
+def _scale_by_activations(state: PipelineState, options: RunOptions) -> PipelineState:
     """Scale the inputs of matrix products before their weights are rounded (EQUALIZE.AWQ), in place."""
     prepared = state.prepared
     if not prepared.recipe.equalize.awq:
@@ -123,7 +123,7 @@ def _scale_by_activations(state: State, options: RunOptions) -> State:
     return replace(state, prepared=prepared, ranges=None)
 
 
-def calibrate(state: State, options: RunOptions) -> State:
+def calibrate(state: PipelineState, options: RunOptions) -> PipelineState:
     """Measure the ranges of activations, unless they were measured already or nothing needs data."""
     prepared, data = state.prepared, state.data
     reconstruction = reconstruction_of(prepared)
@@ -134,7 +134,7 @@ def calibrate(state: State, options: RunOptions) -> State:
     return replace(state, ranges=calibrator.calibrate(prepared.graph, prepared.plan, data.fit, options))
 
 
-def reconstruct(state: State, options: RunOptions) -> State:
+def reconstruct(state: PipelineState, options: RunOptions) -> PipelineState:
     """Round the weights, with the input activations of their layers where the recipe says so."""
     prepared = state.prepared
     rounding = state.rounding or rounding_of(prepared)
@@ -147,14 +147,14 @@ def reconstruct(state: State, options: RunOptions) -> State:
     return replace(state, solution=solution)
 
 
-def measure_magnitudes(state: State, options: RunOptions) -> State:
+def measure_magnitudes(state: PipelineState, options: RunOptions) -> PipelineState:
     """Measure the magnitudes of float tensors if the remaining float part is to be in half precision."""
     data = None if state.data is None else state.data.fit
     prepared = state.prepared
     return replace(state, solution=with_magnitudes(state.solution, prepared.graph, prepared.plan, data, options))
 
 
-def correct_biases(state: State, options: RunOptions) -> State:
+def correct_biases(state: PipelineState, options: RunOptions) -> PipelineState:
     """Correct biases by batch-norm statistics if the recipe asks for it (by measured errors: see `reconstruct`)."""
     prepared = state.prepared
     if prepared.recipe.bias_correction != "analytic":
@@ -162,7 +162,7 @@ def correct_biases(state: State, options: RunOptions) -> State:
     return replace(state, solution=correct_analytically(prepared.graph, prepared.plan, state.solution))
 
 
-def tune_batchnorms(state: State, options: RunOptions) -> State:
+def tune_batchnorms(state: PipelineState, options: RunOptions) -> PipelineState:
     """Re-estimate batch-norm statistics in the quantized network if the recipe asks for it."""
     prepared, solution = state.prepared, state.solution
     if not prepared.recipe.schedule.bn_tuning:

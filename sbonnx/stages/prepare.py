@@ -22,13 +22,13 @@ from sbonnx.options import RunOptions
 from sbonnx.plan import Plan, make
 from sbonnx.recipe.node_patterns.torch_modules import Modules, NodeInfo
 from sbonnx.report import Fired, Refusal
-from sbonnx.stages.state import BASE_OPSET, Prepared, State, equalization_of
+from sbonnx.stages.state import BASE_OPSET, PipelineState, Prepared, equalization_of
 
 BATCH_NORM: Final = "fuse_bn"
 """Name prefix of the patterns that apply only if the recipe folds batch norms."""
 
 
-def load(state: State, options: RunOptions) -> State:
+def load(state: PipelineState, options: RunOptions) -> PipelineState:
     """Load the model at `state.opset`, remove its Q/DQ pairs if the recipe requantizes, and resolve names of layers.
 
     Raises:
@@ -53,12 +53,12 @@ def load(state: State, options: RunOptions) -> State:
     return replace(state, prepared=prepared)
 
 
-def simplify(state: State, options: RunOptions) -> State:
+def simplify(state: PipelineState, options: RunOptions) -> PipelineState:
     """Apply the simplifying patterns, in place."""
     return _applied(state, patterns.SIMPLIFY) if state.prepared.recipe.simplify else state
 
 
-def fuse(state: State, options: RunOptions) -> State:
+def fuse(state: PipelineState, options: RunOptions) -> PipelineState:
     """Apply the fusing patterns, in place; record batch norms and add biases where later stages need them."""
     prepared, chosen = state.prepared, state.request.fusions
     graph, recipe = prepared.graph, prepared.recipe
@@ -80,13 +80,13 @@ def fuse(state: State, options: RunOptions) -> State:
     return replace(state, prepared=replace(state.prepared, corrects=corrects))
 
 
-def equalize_weights(state: State, options: RunOptions) -> State:
+def equalize_weights(state: PipelineState, options: RunOptions) -> PipelineState:
     """Equalize by weights alone, in place."""
     done = equalize(state.prepared.graph, equalization_of(state.prepared.recipe))
     return _extended(state, done.fired, done.refusals)
 
 
-def plan(state: State, options: RunOptions) -> State:
+def plan(state: PipelineState, options: RunOptions) -> PipelineState:
     """Decide which tensor is quantized to which integers.
 
     Raises:
@@ -137,13 +137,13 @@ def _check_readable(graph: Graph, needed: int, backend: Backend) -> None:
     )
 
 
-def _applied(state: State, chosen: Any) -> State:
+def _applied(state: PipelineState, chosen: Any) -> PipelineState:
     """Apply patterns to the graph, in place."""
     done = patterns.apply(state.prepared.graph, tuple(chosen))
     return _extended(state, done.fired, done.refusals)
 
 
-def _extended(state: State, fired: Iterable[Fired], refusals: Iterable[Refusal]) -> State:
+def _extended(state: PipelineState, fired: Iterable[Fired], refusals: Iterable[Refusal]) -> PipelineState:
     """Return the state with further applied patterns and refusals."""
     prepared = state.prepared
     return replace(

@@ -1,4 +1,4 @@
-"""Values that the stages pass on: `Request`, `Prepared`, `State`; and the settings that a recipe implies."""
+"""Values that the stages pass on: `Request`, `Prepared`, `PipelineState`; and the settings that a recipe implies."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class State:
+class PipelineState:
     """Values that the stages have produced so far; a field keeps its default until its stage has run.
 
     Attributes:
@@ -140,11 +140,11 @@ class State:
     report: Report = field(default_factory=lambda: Report("", None, ""))
 
     @classmethod
-    def of(cls, request: Request) -> State:
+    def of(cls, request: Request) -> PipelineState:
         """Return the state before the first stage."""
         return cls(request, Prepared(Graph(), Plan(()), request.recipe, request.backend))
 
-    def refused(self, *refusals: Refusal) -> State:
+    def refused(self, *refusals: Refusal) -> PipelineState:
         """Return the state with further refusals of the preparation, each once."""
         known = dict.fromkeys((*self.prepared.refusals, *refusals))
         return replace(self, prepared=replace(self.prepared, refusals=tuple(known)))

@@ -13,7 +13,7 @@ from sbonnx import precision, profile
 from sbonnx import verify as proof
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.recipe import Recipe
-from sbonnx.stages.state import State
+from sbonnx.stages.state import PipelineState
 from sbonnx.verify.ort_options import Judged
 
 OLDEST_OPSET: Final = 7
@@ -48,7 +48,7 @@ def limits_of(recipe: Recipe) -> proof.Limits:
     )
 
 
-def verify(state: State, path: Path) -> State:
+def verify(state: PipelineState, path: Path) -> PipelineState:
     """Compare the file at `path` with the float model, and add the results to the report.
 
     bfloat16 has no onnxruntime kernels: it is compared as float32 rounded to bfloat16.
@@ -69,7 +69,7 @@ def verify(state: State, path: Path) -> State:
 
 
 @contextmanager
-def _reference(state: State) -> Iterator[Path | bytes]:
+def _reference(state: PipelineState) -> Iterator[Path | bytes]:
     """Yield the reference model: the model itself, or with a newer opset if onnxruntime cannot run its own."""
     if state.prepared.graph.info.original_opset >= OLDEST_OPSET:
         yield state.request.source
@@ -81,8 +81,8 @@ def _reference(state: State) -> Iterator[Path | bytes]:
 
 
 def _verified(
-    state: State, reference: Path | bytes, path: Path, *, notes: tuple[str, ...], size: int | None = None
-) -> State:
+    state: PipelineState, reference: Path | bytes, path: Path, *, notes: tuple[str, ...], size: int | None = None
+) -> PipelineState:
     """Add the verification results of the file at `path`. `size`: bytes of the file that it stands in for."""
     prepared, report, samples = state.prepared, state.report, state.data
     recipe, device = prepared.recipe, prepared.recipe.device

@@ -24,11 +24,11 @@ from sbonnx.plan import Plan, Site, Solution
 from sbonnx.recipe.limits import FLOAT
 from sbonnx.report import Report
 from sbonnx.spec import Bounds
-from sbonnx.stages.state import State
+from sbonnx.stages.state import PipelineState
 from sbonnx.stages.verify import verify
 
 
-def check_targets(state: State, options: RunOptions) -> State:
+def check_targets(state: PipelineState, options: RunOptions) -> PipelineState:
     """Check that the outputs can be written, before any work is done.
 
     Raises:
@@ -43,7 +43,7 @@ def check_targets(state: State, options: RunOptions) -> State:
     return state
 
 
-def write_calibration_cache(state: State, options: RunOptions) -> State:
+def write_calibration_cache(state: PipelineState, options: RunOptions) -> PipelineState:
     """Write TensorRT's calibration cache if the request names one."""
     request = state.request
     if request.trt_cache is not None:
@@ -52,14 +52,14 @@ def write_calibration_cache(state: State, options: RunOptions) -> State:
     return state
 
 
-def insert(state: State, options: RunOptions) -> State:
+def insert(state: PipelineState, options: RunOptions) -> PipelineState:
     """Copy the graph and insert the Q/DQ pairs of the solution."""
     graph = graphs.copy(state.prepared.graph)
     qdq.insert(graph, state.prepared.plan, state.solution)
     return replace(state, quantized=graph)
 
 
-def convert_float(state: State, options: RunOptions) -> State:
+def convert_float(state: PipelineState, options: RunOptions) -> PipelineState:
     """Convert the float part of the quantized graph to the type of HIGH_PRECISION, in place."""
     plan, graph = state.prepared.plan, state.quantized
     if plan.float_type == "fp32":
@@ -70,7 +70,7 @@ def convert_float(state: State, options: RunOptions) -> State:
     return replace(state, unwritten=(*state.unwritten, *done.refusals))
 
 
-def legalise(state: State, options: RunOptions) -> State:
+def legalise(state: PipelineState, options: RunOptions) -> PipelineState:
     """Make the quantized graph legal for the runtime, in place, without changing any value."""
     backend, graph = state.prepared.backend, state.quantized
     changes = backend.legalise(graph)
@@ -80,7 +80,7 @@ def legalise(state: State, options: RunOptions) -> State:
     return state
 
 
-def convert_format(state: State, options: RunOptions) -> State:
+def convert_format(state: PipelineState, options: RunOptions) -> PipelineState:
     """Replace Q/DQ pairs by the operators of the recipe's MODE and FORMAT, in place."""
     converted = export.finish(state.quantized, state.prepared.recipe)
     if converted is None:
@@ -89,7 +89,7 @@ def convert_format(state: State, options: RunOptions) -> State:
     return replace(state, unwritten=(*state.unwritten, *converted.refusals))
 
 
-def save(state: State, options: RunOptions) -> State:
+def save(state: PipelineState, options: RunOptions) -> PipelineState:
     """Save the file next to its target, verify it there, and move it into place.
 
     Raises:
@@ -106,7 +106,7 @@ def save(state: State, options: RunOptions) -> State:
 
 
 @contextmanager
-def _place(state: State) -> Iterator[Path]:
+def _place(state: PipelineState) -> Iterator[Path]:
     """Yield the path where the model is verified: staged next to its target, or in a temporary folder."""
     request = state.request
     if request.output is not None:
@@ -130,7 +130,7 @@ def _ranges(plan: Plan, solution: Solution) -> dict[str, Bounds]:
     return found
 
 
-def _report(state: State) -> Report:
+def _report(state: PipelineState) -> Report:
     """Build the report of what was planned, solved and written; verification adds its figures."""
     request, prepared, solution = state.request, state.prepared, state.solution
     plan, recipe = prepared.plan, prepared.recipe

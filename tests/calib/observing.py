@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 
 from sbonnx.calib.data.dataset import read
-from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.observation import Observation
-from sbonnx.calib.engine.sample_runner import Key, Wish
-from sbonnx.calib.engine.samples import Rows
-from sbonnx.calib.engine.schedule import course_of
+from sbonnx.calib.engine.sample_runner import Key, StatsRequest
+from sbonnx.calib.engine.samples import SampleSplitter
+from sbonnx.calib.engine.schedule import schedule_of
 from sbonnx.calib.sketches import Sketch
 from sbonnx.graph import Graph
 from sbonnx.spec import Array
 
 RNG = np.random.default_rng(7)
 IMAGES = RNG.standard_normal((13, 3, 8, 8)).astype(np.float32) * np.arange(1, 14, dtype=np.float32)[:, None, None, None]
-EVERYTHING = Wish("histogram", track=True)
-PLAIN: dict[Key, Wish] = {(name, None): EVERYTHING for name in ("x", "r", "r1", "f")}
+EVERYTHING = StatsRequest("histogram", track=True)
+PLAIN: dict[Key, StatsRequest] = {(name, None): EVERYTHING for name in ("x", "r", "r1", "f")}
 
 
 POISON = """
@@ -29,7 +29,7 @@ agraph (float[N,4] x) => (float[N,4] y) {
     r = Sqrt (x)
     y = MatMul (r, w)
 }"""
-ROOTS: dict[Key, Wish] = {("x", None): EVERYTHING, ("r", None): Wish("histogram")}
+ROOTS: dict[Key, StatsRequest] = {("x", None): EVERYTHING, ("r", None): StatsRequest("histogram")}
 
 
 def batches(size: int, images: Array = IMAGES) -> list[dict[str, Array]]:
@@ -45,15 +45,15 @@ def squares(*bad: int) -> list[dict[str, Array]]:
 
 
 def observation_of(
-    graph: Graph, wishes: Mapping[Key, Wish], data: Any, *, threads: int = 2, **more: Any
-) -> tuple[Observation, Iterator[Unit]]:
+    graph: Graph, wishes: Mapping[Key, StatsRequest], data: Any, *, threads: int = 2, **more: Any
+) -> tuple[Observation, Iterator[Sample]]:
     """What is to run, and the samples."""
     scopes: dict[str, list[str]] = more.pop("scopes", {"": list(dict.fromkeys(name for name, _ in wishes))})
     device, on_device = more.pop("device", "cpu"), more.pop("on_device", None)
-    units = Rows(graph).units(read(data, graph).items())
+    units = SampleSplitter(graph).units(read(data, graph).items())
     first = next(units)
     settings: dict[str, Any] = {"granularity": "whole", "memory": 1 << 30, "kept": (), **more}
-    course = course_of(graph, scopes, wishes, first, count=None, **settings)
+    course = schedule_of(graph, scopes, wishes, first, count=None, **settings)
     made = Observation(
         graph,
         course.segments,
@@ -66,7 +66,7 @@ def observation_of(
     return made, chain([first], units)
 
 
-def alone(graph: Graph, wishes: Mapping[Key, Wish], data: Any, **more: Any) -> dict[Key, Sketch]:
+def alone(graph: Graph, wishes: Mapping[Key, StatsRequest], data: Any, **more: Any) -> dict[Key, Sketch]:
     """What one process sees."""
     observation, units = observation_of(graph, wishes, data, **more)
     for _ in observation.stream(units):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sbonnx import quantize
-from sbonnx.calib.data.feed_buffer import Kept
+from sbonnx.calib.data.feed_buffer import FeedBuffer
 from sbonnx.calib.quantized.stream import QuantizedInputs
 from sbonnx.errors import DataError
 from sbonnx.plan import Solution
@@ -66,12 +66,12 @@ def test_what_was_fed_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     """By calc_qparams, by a new start, by close; not by a calc_qparams that fails."""
     closed: list[int] = []
 
-    class Watched(Kept):
+    class Watched(FeedBuffer):
         def close(self) -> None:
             closed.append(self.count)
             super().close()
 
-    monkeypatch.setattr("sbonnx.quant_model.pipeline_steps.Kept", Watched)
+    monkeypatch.setattr("sbonnx.quant_model.pipeline_steps.FeedBuffer", Watched)
     with QuantModel(residual(opset=21), **FOUR) as one:
         one.prepare_calibration()
         with pytest.raises(DataError):

@@ -18,7 +18,7 @@ from sbonnx.pipeline import INSERT, prepare, run
 from sbonnx.plan import Solution
 from sbonnx.report import Refusal
 from sbonnx.spec import Array
-from sbonnx.stages.state import Prepared, Request, State, read_recipe, round_by_site
+from sbonnx.stages.state import PipelineState, Prepared, Request, read_recipe, round_by_site
 from tests.support import calibration as walk
 
 Model = onnx.ModelProto | str | Path
@@ -39,7 +39,7 @@ def solved(ready: Prepared, data: list[dict[str, Array]] | None) -> Solution:
 
 def written(ready: Prepared, solution: Solution) -> tuple[onnx.ModelProto, tuple[Refusal, ...]]:
     """The file, read back and checked, and what was refused."""
-    state = State(Request(model="", recipe=ready.recipe, backend=ready.backend), ready, solution=solution)
+    state = PipelineState(Request(model="", recipe=ready.recipe, backend=ready.backend), ready, solution=solution)
     state = run(INSERT, state, RunOptions())
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "q.onnx"

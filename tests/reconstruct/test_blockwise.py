@@ -13,8 +13,8 @@ import sbonnx
 from sbonnx import graph as graphs
 from sbonnx.calib.calibrator import calibrate
 from sbonnx.calib.data.dataset import read
-from sbonnx.calib.engine.samples import Rows
-from sbonnx.calib.quantized.state import Numbers, Walked
+from sbonnx.calib.engine.samples import SampleSplitter
+from sbonnx.calib.quantized.state import QuantState, StreamResult
 from sbonnx.calib.quantized.stream import plainly
 from sbonnx.options import RunOptions
 from sbonnx.pipeline import prepare, quantized_graph
@@ -73,17 +73,17 @@ def prepared(proto: onnx.ModelProto, **arguments: Any) -> Prepared:
     return replace(ready, plan=replace(ready.plan, sites=sites))
 
 
-def walked(ready: Prepared, *, memory: int = 1 << 30, seed: int = 0, learn: bool = True) -> Walked:
+def walked(ready: Prepared, *, memory: int = 1 << 30, seed: int = 0, learn: bool = True) -> StreamResult:
     """Ranges in float, then the walk."""
     data = read(images(), ready.graph)
-    first = Walked(calibrate(ready.graph, ready.plan, data).bounds, {}, {})
+    first = StreamResult(calibrate(ready.graph, ready.plan, data).bounds, {}, {})
     if not learn:
         return first
-    units = list(Rows(ready.graph).units(data.items()))
+    units = list(SampleSplitter(ready.graph).units(data.items()))
     return blockwise.walk_blocks(ready.graph, ready.plan, units, first, seed, RunOptions(threads=1, memory=memory))
 
 
-def error(ready: Prepared, found: Walked, proto: onnx.ModelProto) -> float:
+def error(ready: Prepared, found: StreamResult, proto: onnx.ModelProto) -> float:
     """Squared error of the file that these codes give, in onnxruntime, against the float model."""
     ranges = calibrate(ready.graph, ready.plan, read(images(), ready.graph))
     solution = solution_from(ready.graph, ready.plan, ranges, found)
@@ -93,7 +93,7 @@ def error(ready: Prepared, found: Walked, proto: onnx.ModelProto) -> float:
     return float(sum(((run(proto, x)[name] - run(quantized, x)[name]) ** 2).sum() for x in feeds))
 
 
-def without_last(found: Walked, plain: Walked) -> Walked:
+def without_last(found: StreamResult, plain: StreamResult) -> StreamResult:
     """`found` with the nearest codes, and what was measured, in its last block: the first one has w0, b0 and x."""
     codes = {key: codes for key, codes in found.codes.items() if key == "w0"}
     return replace(
@@ -153,7 +153,7 @@ def test_a_block_that_torch_cannot_evaluate_is_refused_by_name() -> None:
     found, plain = walked(ready), walked(ready, learn=False)
     (refusal,) = found.refusals
     assert refusal.what == "round in blocks" and refusal.where == "w2" and "MaxRoiPool" in refusal.why
-    nearest = Numbers(ready.graph, ready.plan, plain.bounds, plainly(None))
+    nearest = QuantState(ready.graph, ready.plan, plain.bounds, plainly(None))
     (site,) = (site for site in ready.plan.of_role("weight") if site.tensor == "w2")
     np.testing.assert_array_equal(found.codes[site.key], nearest.codes_of(site))
     assert found.gains.keys() == {site.key for site in ready.plan.of_role("weight") if site.tensor != "w2"}

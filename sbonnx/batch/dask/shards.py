@@ -15,12 +15,12 @@ from typing import Any
 from sbonnx.calib.cache.forward_count import count
 from sbonnx.calib.cache.resume import EVERYTHING
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.observation import Observation, wishes_of
 from sbonnx.calib.engine.runner import samples_at_once
-from sbonnx.calib.engine.sample_runner import Key, Wish
-from sbonnx.calib.engine.samples import Rows
-from sbonnx.calib.engine.schedule import course_of
+from sbonnx.calib.engine.sample_runner import Key, StatsRequest
+from sbonnx.calib.engine.samples import SampleSplitter
+from sbonnx.calib.engine.schedule import schedule_of
 from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph
@@ -50,7 +50,7 @@ class Shard:
         if not 0 <= self.number < self.of:
             raise ValueError(f"there is no shard {self.number} of {self.of}")
 
-    def mine(self, units: Iterable[Unit]) -> Iterator[Unit]:
+    def mine(self, units: Iterable[Sample]) -> Iterator[Sample]:
         """Return the units of this shard."""
         return (unit for unit in units if unit.index % self.of == self.number)
 
@@ -93,7 +93,7 @@ def observe(
     data: Dataset,
     shard: Shard,
     *,
-    wishes: Mapping[Key, Wish] | None = None,
+    wishes: Mapping[Key, StatsRequest] | None = None,
     options: RunOptions | None = None,
 ) -> Seen:
     """Observe the tensors of `sites` on one shard of the data.
@@ -114,12 +114,12 @@ def observe(
     sites = tuple(sites)
     asked = dict(dict.fromkeys(wishes_of(sites), EVERYTHING) if wishes is None else wishes)
     options = options or RunOptions()
-    units = Rows(graph, device=options.device).units(data.items())
+    units = SampleSplitter(graph, device=options.device).units(data.items())
     first = next(units, None)
     if first is None:
         raise DataError("the data holds no feeds: calibration needs at least one")
     limit = options.memory_bytes
-    course = course_of(
+    course = schedule_of(
         graph,
         _observed(sites, asked),
         asked,
@@ -168,7 +168,7 @@ def merge(parts: Iterable[Seen]) -> tuple[dict[Key, Sketch], int]:
     return merged, samples
 
 
-def _observed(sites: Iterable[Site], wishes: Mapping[Key, Wish]) -> dict[str, list[str]]:
+def _observed(sites: Iterable[Site], wishes: Mapping[Key, StatsRequest]) -> dict[str, list[str]]:
     """Return the tensors to observe, by scope."""
     observed: dict[str, dict[str, None]] = {}
     for site in sites:
@@ -177,7 +177,7 @@ def _observed(sites: Iterable[Site], wishes: Mapping[Key, Wish]) -> dict[str, li
     return {scope: list(names) for scope, names in observed.items()}
 
 
-def _told(units: Iterable[Unit], progress: Progress) -> Iterator[Unit]:
+def _told(units: Iterable[Sample], progress: Progress) -> Iterator[Sample]:
     """Pass units through, and report progress."""
     for unit in units:
         yield unit

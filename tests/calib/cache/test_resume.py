@@ -15,7 +15,7 @@ import pytest
 
 from sbonnx.calib import calibrator as calibrators
 from sbonnx.calib.engine import observation as observe
-from sbonnx.calib.engine.sample_runner import Lane
+from sbonnx.calib.engine.sample_runner import SampleRunner
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph, load
 from sbonnx.plan.types import ObserverChoice, Plan
@@ -88,15 +88,15 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
     monkeypatch.setattr(calibrators, "CHECKPOINT_EVERY", 0.0)
     plan = plan_with(graph, "moving_average")
     ran: list[int] = []
-    step = Lane.step
+    step = SampleRunner.step
 
-    def noting(self: Lane, number: int, piece: Any, run: Any, known: Any, unit: Any, blame: Any) -> None:
+    def noting(self: SampleRunner, number: int, piece: Any, run: Any, known: Any, unit: Any, blame: Any) -> None:
         if len(ran) == stop:
             raise KeyboardInterrupt
         ran.append(unit.index)
         step(self, number, piece, run, known, unit, blame)
 
-    monkeypatch.setattr(Lane, "step", noting)
+    monkeypatch.setattr(SampleRunner, "step", noting)
     stop = 20
     with pytest.raises(KeyboardInterrupt):
         calibrate(graph, plan, FEEDS, cache=tmp_path, threads=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sbonnx.calib.data.feed_buffer import Kept
+from sbonnx.calib.data.feed_buffer import FeedBuffer
 from sbonnx.graph import load
 from tests.support.models import model
 
@@ -15,7 +15,7 @@ ADD = "agraph (float[N,4] x, float[N,4] z) => (float[N,4] y) { y = Add (x, z) }"
 @pytest.mark.parametrize("memory", [1 << 20, 100, 0])
 def test_what_was_fed_comes_back_in_order_and_as_often_as_asked(memory: int) -> None:
     """In memory or on disk; a copy, so that the caller may write over what it gave."""
-    kept = Kept(load(model(ADD)), memory)
+    kept = FeedBuffer(load(model(ADD)), memory)
     buffers = {name: np.zeros((2, 4), np.float32) for name in "xz"}
     for number in range(5):
         for offset, buffer in enumerate(buffers.values()):

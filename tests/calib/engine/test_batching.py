@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from sbonnx import graph as graphs
-from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine import batching as groups
 from sbonnx.calib.engine.batching import grouped, width_for
 from sbonnx.errors import NumericError
@@ -19,8 +19,8 @@ from tests.reconstruct.test_layerwise import images, prepared, solved
 from tests.support.models import model
 
 
-def units(*arrays: Array) -> list[Unit]:
-    return [Unit(index, f"sample {index}", {"x": array}) for index, array in enumerate(arrays)]
+def units(*arrays: Array) -> list[Sample]:
+    return [Sample(index, f"sample {index}", {"x": array}) for index, array in enumerate(arrays)]
 
 
 def test_groups_keep_the_order_and_break_where_sizes_change() -> None:

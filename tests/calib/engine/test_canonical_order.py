@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sbonnx.calib.data import Feed
-from sbonnx.calib.data.sample import Unit
-from sbonnx.calib.engine.samples import CanonicalUnits, canonical_units, content_key
+from sbonnx.calib.data.sample import Sample
+from sbonnx.calib.engine.samples import CanonicalSamples, canonical_samples, content_key
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.spec import Array
 
@@ -20,11 +20,11 @@ FEEDS: tuple[Feed, ...] = (
 )
 
 
-def units(order: list[int]) -> list[Unit]:
-    return [Unit(index, f"sample {index}", FEEDS[place]) for index, place in enumerate(order)]
+def units(order: list[int]) -> list[Sample]:
+    return [Sample(index, f"sample {index}", FEEDS[place]) for index, place in enumerate(order)]
 
 
-def told(found: CanonicalUnits) -> list[tuple[int, list[tuple[str, list[object]]]]]:
+def told(found: CanonicalSamples) -> list[tuple[int, list[tuple[str, list[object]]]]]:
     """Ranks and contents."""
     return [(unit.rank, sorted((name, array.tolist()) for name, array in unit.feed.items())) for unit in found]
 
@@ -33,25 +33,25 @@ def told(found: CanonicalUnits) -> list[tuple[int, list[tuple[str, list[object]]
 def test_the_order_of_the_data_does_not_matter(memory: int) -> None:
     """In memory and, but for texts, on disk; walked twice; places in the data are kept."""
     orders = [list(range(7)), [6, 4, 2, 0, 1, 3, 5], [3, 3, 0, 1, 2, 4, 5, 6]]
-    with canonical_units(units(orders[0]), memory) as first, canonical_units(units(orders[1]), memory) as second:
+    with canonical_samples(units(orders[0]), memory) as first, canonical_samples(units(orders[1]), memory) as second:
         assert told(first) == told(second) == told(first)
         assert [rank for rank, _ in told(first)] == list(range(7))
         assert sorted(unit.index for unit in second) == list(range(7))
-    with canonical_units(units(orders[2]), memory) as twice:  # samples of the same content follow one another
+    with canonical_samples(units(orders[2]), memory) as twice:  # samples of the same content follow one another
         assert [each for _, each in told(twice)].count(told(twice)[0][1]) in (1, 2)
         assert twice.samples == 8
 
 
 def test_samples_of_one_size_lie_together() -> None:
     with TensorStore() as store:
-        sizes = [unit.feed["x"].shape for unit in CanonicalUnits(units([0, 1, 2, 3, 4]), store)]
+        sizes = [unit.feed["x"].shape for unit in CanonicalSamples(units([0, 1, 2, 3, 4]), store)]
     assert sizes == sorted(sizes)
 
 
 def test_what_may_be_written_over_is_copied() -> None:
     """Readers may hand out the same array again."""
     array = np.ones((1, 4), np.float32)
-    with canonical_units([Unit(0, "here", {"x": array})], 1 << 20) as found:
+    with canonical_samples([Sample(0, "here", {"x": array})], 1 << 20) as found:
         array[:] = 2.0
         assert next(iter(found)).feed["x"].tolist() == [[1.0] * 4]
 

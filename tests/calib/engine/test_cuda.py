@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbonnx.calib.data.sample import Unit
+from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.cuda import (
     EXTREMES,
     SIZES,
@@ -24,7 +24,7 @@ from sbonnx.calib.engine.cuda import (
     take_extremes,
     torch_on,
 )
-from sbonnx.calib.engine.sample_runner import Key, Wish
+from sbonnx.calib.engine.sample_runner import Key, StatsRequest
 from sbonnx.calib.engine.segments import cut
 from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.sketches.kernels import Pages
@@ -37,8 +37,8 @@ from tests.calib.observing import IMAGES, PLAIN, POISON, ROOTS, assert_same, bat
 from tests.support.models import model, residual
 
 RNG = np.random.default_rng(11)
-UNIT = Unit(0, "here", {})
-RANGE, TRACKED = Wish(), Wish(track=True)
+UNIT = Sample(0, "here", {})
+RANGE, TRACKED = StatsRequest(), StatsRequest(track=True)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def torch() -> Any:
 
 
 def observed(
-    graph: Graph, wishes: Mapping[Key, Wish], data: Any, *, on_device: bool, device: str = "cpu", **more: Any
+    graph: Graph, wishes: Mapping[Key, StatsRequest], data: Any, *, on_device: bool, device: str = "cpu", **more: Any
 ) -> dict[Key, Sketch]:
     """What a stream leaves."""
     observation, units = observation_of(graph, wishes, data, device=device, on_device=on_device, **more)
@@ -102,7 +102,7 @@ def test_torch_makes_the_sketch_that_the_array_makes(
             shape = (3, *shape[1:])
         x = some_values(shape, kind, dtype, seed + index)
         whole.observe(x, index, shape[0])
-        observe_tensor(torch, parts, torch.from_numpy(x), Unit(index, "", {}, shape[0]))
+        observe_tensor(torch, parts, torch.from_numpy(x), Sample(index, "", {}, shape[0]))
     assert_equal(whole, parts)
 
 
@@ -137,22 +137,24 @@ def test_extremes_of_a_tensor_without_values(axis: int | None, channels: int) ->
 
 @pytest.mark.parametrize("opset", [13, 17, 18, 21])
 @pytest.mark.parametrize(
-    "wish", [RANGE, TRACKED, Wish("histogram"), Wish("histogram", track=True)], ids=["range", "track", "bins", "all"]
+    "wish",
+    [RANGE, TRACKED, StatsRequest("histogram"), StatsRequest("histogram", track=True)],
+    ids=["range", "track", "bins", "all"],
 )
-def test_a_model_is_observed_the_same(opset: int, wish: Wish) -> None:
+def test_a_model_is_observed_the_same(opset: int, wish: StatsRequest) -> None:
     graph = load(residual(opset=opset))
-    wishes: dict[Key, Wish] = {(name, None): wish for name in ("x", "s", "r", "r1", "f")}
+    wishes: dict[Key, StatsRequest] = {(name, None): wish for name in ("x", "s", "r", "r1", "f")}
     found = observed(graph, wishes, batches(5), on_device=False)
     assert_same(found, observed(graph, wishes, batches(3), on_device=True))
 
 
 def test_per_channel_and_mixed() -> None:
     graph = load(residual())
-    wishes: dict[Key, Wish] = {
+    wishes: dict[Key, StatsRequest] = {
         ("r", 1): RANGE,
-        ("r", None): Wish("histogram"),
+        ("r", None): StatsRequest("histogram"),
         ("r1", 1): TRACKED,
-        ("f", 1): Wish("histogram"),
+        ("f", 1): StatsRequest("histogram"),
         ("x", 1): RANGE,
     }
     assert_same(
@@ -166,9 +168,9 @@ def test_other_floats(kind: str) -> None:
     graph = load(model(text))
     dtype = {"float16": np.float16, "double": np.float64}[kind]
     data = [{"x": RNG.standard_normal((2, t, 4)).astype(dtype), "s": np.array(3, dtype)} for t in (1, 3000, 7)]
-    wishes: dict[Key, Wish] = {
+    wishes: dict[Key, StatsRequest] = {
         ("m", None): TRACKED,
-        ("y", None): Wish("histogram"),
+        ("y", None): StatsRequest("histogram"),
         ("y", 2): RANGE,
         ("s", None): RANGE,
     }
@@ -189,7 +191,7 @@ def test_tensors_without_rank_or_values() -> None:
         {"x": np.zeros((2, 4), np.float32), "shape": np.array([2, 2, 2])},
         {"x": np.ones((2, 4), np.float32), "shape": np.array([4, 2])},
     ]
-    wishes: dict[Key, Wish] = {("z", None): RANGE, ("z", 1): RANGE, ("g", None): TRACKED, ("y", None): TRACKED}
+    wishes: dict[Key, StatsRequest] = {("z", None): RANGE, ("z", 1): RANGE, ("g", None): TRACKED, ("y", None): TRACKED}
     found = observed(graph, wishes, data, on_device=True)
     assert_same(observed(graph, wishes, data, on_device=False), found)
     assert found["g", None].elements == 16
@@ -203,7 +205,7 @@ def test_branches_and_values_that_pass_between_pieces() -> None:
     ]
     outer = next(node for node in graph.nodes if node.op == "If")
     scopes = {"": ["r", "m"], f"{outer.name}/else_branch": ["k"]}
-    wishes: dict[Key, Wish] = {("r", None): RANGE, ("m", None): Wish("histogram"), ("k", None): TRACKED}
+    wishes: dict[Key, StatsRequest] = {("r", None): RANGE, ("m", None): StatsRequest("histogram"), ("k", None): TRACKED}
     for granularity in ("whole", "budget"):
         more: dict[str, Any] = {"scopes": scopes, "granularity": granularity, "memory": 64}
         found = observed(graph, wishes, data, on_device=True, **more)
@@ -211,8 +213,8 @@ def test_branches_and_values_that_pass_between_pieces() -> None:
     assert found["k", None].samples == 6
 
 
-@pytest.mark.parametrize("wish", [RANGE, TRACKED, Wish("histogram")])
-def test_nan_is_blamed_in_the_same_words(wish: Wish) -> None:
+@pytest.mark.parametrize("wish", [RANGE, TRACKED, StatsRequest("histogram")])
+def test_nan_is_blamed_in_the_same_words(wish: StatsRequest) -> None:
     graph = load(model(POISON, w=(4, 4)))
     wishes = {key: replace(wish) for key in ROOTS}
     messages = []
@@ -226,7 +228,7 @@ def test_nan_is_blamed_in_the_same_words(wish: Wish) -> None:
 def test_only_a_few_numbers_leave_the_device() -> None:
     graph = load(residual())
     (segment,) = cut(graph, ["s", "r", "f"])
-    wishes: dict[Key, Wish] = {("s", None): RANGE, ("r", 1): RANGE, ("f", None): TRACKED}
+    wishes: dict[Key, StatsRequest] = {("s", None): RANGE, ("r", 1): RANGE, ("f", None): TRACKED}
     with DeviceRun(
         segment.model(graph), segment, frozenset(), wishes, device="cpu", place="cpu", name="the model"
     ) as run:
@@ -264,10 +266,10 @@ def test_places() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("wish", [RANGE, TRACKED, Wish("histogram", track=True)])
-def test_on_a_gpu(wish: Wish) -> None:
+@pytest.mark.parametrize("wish", [RANGE, TRACKED, StatsRequest("histogram", track=True)])
+def test_on_a_gpu(wish: StatsRequest) -> None:
     graph = load(residual())
-    wishes: dict[Key, Wish] = {(name, None): wish for name in ("x", "s", "r", "r1", "f")}
+    wishes: dict[Key, StatsRequest] = {(name, None): wish for name in ("x", "s", "r", "r1", "f")}
     found = observed(graph, wishes, batches(4), on_device=True, device="cuda")
     for key, sketch in observed(graph, wishes, batches(4), on_device=False, device="cuda").items():
         np.testing.assert_allclose(found[key].lo, sketch.lo, rtol=1e-4, atol=1e-5)
@@ -284,5 +286,5 @@ def test_torch_counts_on_a_gpu(torch: Any, axis: int | None) -> None:
     for seed, kind in enumerate(("normal", "relu", "extreme", "nan", "zero")):
         x = some_values((2, 5, 4000), kind, "float32", seed)
         whole.observe(x, seed, 1)
-        observe_tensor(torch, parts, torch.from_numpy(x).cuda(), Unit(seed, "", {}))
+        observe_tensor(torch, parts, torch.from_numpy(x).cuda(), Sample(seed, "", {}))
     assert_equal(whole, parts)

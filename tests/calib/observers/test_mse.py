@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbonnx.calib.observers import Mse, quantization_error
-from sbonnx.calib.observers.base import Target
+from sbonnx.calib.observers.base import ObserverTarget
 from sbonnx.calib.observers.mse import errors_of, least_ends
 from sbonnx.spec import Array, Bounds, QParams, QuantSpec, ScaleRule, params_from_bounds
 from tests.calib.observers.reference import (
@@ -128,7 +128,7 @@ def test_quick_errors_rank_like_the_true_ones(x: Array, spec: QuantSpec, low: fl
     """Both quick ways give `quantization_error`, for one range (running totals) and for two (values or bins)."""
     for rows in (x[None], np.stack([x, x])):
         distribution = sketch_of(rows, axis=0).distribution()
-        target = Target.of(spec)
+        target = ObserverTarget.of(spec)
         lo, hi = (np.full((2, len(rows)), float(end)) for end in (x.min() * low, x.max() * high))
         lo[1], hi[1] = float(x.min()), float(x.max())
         found = errors_of(distribution, target)(lo, hi)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbonnx.calib.observers import Percentile, make_observer
-from sbonnx.calib.observers.base import Target
+from sbonnx.calib.observers.base import ObserverTarget
 from sbonnx.calib.sketches import Distribution
 from sbonnx.errors import RecipeError
 from sbonnx.spec import Array, QuantSpec, ScaleRule
@@ -78,7 +78,7 @@ def test_values_seen_several_times() -> None:
     counts = np.array([[1, 9, 80, 9, 1]])
     lo, hi = np.array([-2.0]), np.array([9.0])
     exact = Distribution(values, values, counts, lo, hi, exact=True)
-    found = Percentile(0.12).solve(exact, Target.of(SPEC))
+    found = Percentile(0.12).solve(exact, ObserverTarget.of(SPEC))
     assert [float(end[0]) for end in found] == [-1.0, 0.0]
 
 
