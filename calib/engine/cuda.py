@@ -226,7 +226,7 @@ class DeviceRun:
 
 
 class DeviceSampleRunner:
-    """Counterpart of `Lane` for `DeviceRun`s."""
+    """Counterpart of `SampleRunner` for `DeviceRun`s."""
 
     def __init__(self, wishes: Mapping[Key, StatsRequest]) -> None:
         self.sketches = {key: wish.sketch(key[1]) for key, wish in wishes.items()}
@@ -234,7 +234,7 @@ class DeviceSampleRunner:
     def step(
         self, number: int, segment: Segment, run: DeviceRun | None, known: dict[str, Any], unit: Sample, blame: Blame
     ) -> None:
-        """Run one sample through one segment; see `Lane.step`.
+        """Run one sample through one segment; see `SampleRunner.step`.
 
         The non-finite tensor may be missing in the `known` argument of `blame`.
         """

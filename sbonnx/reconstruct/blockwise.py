@@ -148,7 +148,7 @@ def walk_blocks(
 
     Args:
         graph, plan: as for `calibrate`; not changed. A block uses the settings of its first weight.
-        units: the samples, sorted by content, see `CanonicalUnits`; iterated once.
+        units: the samples, sorted by content, see `CanonicalSamples`; iterated once.
         walked: ranges, and the initial codes of all weights; weights without codes start with the nearest codes.
         seed: seed of random draws.
         options: see `RunOptions`.
