@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from sbonnx.cli import batch, compare, demo, inspect, lint, plan, profile, qat, quantize, recipe, simplify
+from sbonnx.cli.options import command
 from sbonnx.cli.output.errors import DONE, INTERRUPTED, MENDABLE, guard, report
 from sbonnx.cli.output.streams import standard_streams
 from sbonnx.terminal import LINE_LENGTH, one_line
@@ -61,7 +62,8 @@ def _app() -> typer.Typer:
     app.callback(context_settings={"max_content_width": HELP_WIDTH})(_program)
     for verb in VERBS:
         name = verb.__name__.rpartition(".")[2]
-        app.command(name, help=verb.HELP, context_settings={"max_content_width": HELP_WIDTH})(guard(verb.run))
+        run = guard(command(verb.OPTIONS, verb.run))
+        app.command(name, help=verb.HELP, context_settings={"max_content_width": HELP_WIDTH})(run)
     return app
 
 

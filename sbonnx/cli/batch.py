@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-import typer
+from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
+from sbonnx.cli.options import Arguments
 from sbonnx.cli.output.errors import DONE
 from sbonnx.cli.output.show import Show, megabytes
 from sbonnx.terminal import LINE_LENGTH, one_line
@@ -26,57 +24,35 @@ COLUMNS: Final = ("job", "status", "least sqnr dB", "size", "seconds", "reason")
 REASON_WIDTH: Final = 100
 """Characters of a reason in the table; stderr and the report have the full text."""
 
-JobFile = Annotated[Path, typer.Argument(metavar="JOBS", help="The job file: YAML.", show_default=False)]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        "--workers", metavar="N", help="Jobs at a time; one for every two processors, two at least.", show_default=False
-    ),
-]
-Only = Annotated[
-    str | None, typer.Option("--only", metavar="GLOB", help="Only jobs of such names.", show_default=False)
-]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Show the jobs, what is up to date, and how long it will take.")
-]
-Again = Annotated[bool, typer.Option("--force", help="Do again what is done.")]
-Scheduler = Annotated[
-    str | None,
-    typer.Option(
-        "--scheduler", metavar="ADDRESS", help="Run on the workers of this Dask scheduler.", show_default=False
-    ),
-]
+JOBS: Final = options.argument("jobs", "JOBS", "The job file: YAML.")
+WORKERS: Final = options.option("--workers", int, "N", "Jobs at a time; one for every two processors, two at least.")
+ONLY: Final = options.option("--only", str, "GLOB", "Only jobs of such names.")
+DRY_RUN: Final = options.switch("--dry-run", "Show the jobs, what is up to date, and how long it will take.")
+FORCE: Final = options.switch("--force", "Do again what is done.")
+SCHEDULER: Final = options.option("--scheduler", str, "ADDRESS", "Run on the workers of this Dask scheduler.")
+
+OPTIONS: Final = (JOBS, WORKERS, ONLY, DRY_RUN, FORCE, SCHEDULER, *options.COMMON_WITH_PROGRESS)
 
 
-def run(
-    jobs: JobFile,
-    workers: Workers = None,
-    only: Only = None,
-    dry_run: DryRun = False,
-    force: Again = False,
-    scheduler: Scheduler = None,
-    as_json: options.Json = False,
-    json_progress: options.JsonProgress = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> int:
+def run(given: Arguments) -> int:
     """Run ``sbonnx batch`` and return the exit code."""
     from sbonnx.batch.api import fulfil, plain
     from sbonnx.batch.jobs.plan import wish
     from sbonnx.batch.state import past
     from sbonnx.batch.watch import make_watch
 
-    show = Show(as_json=as_json, quiet=quiet)
-    wished = wish(jobs, only=only)
-    if dry_run:
+    show, workers, force = given.show(), given[WORKERS], given[FORCE]
+    quiet, json_progress = given[options.QUIET], given[options.JSON_PROGRESS]
+    wished = wish(given[JOBS], only=given[ONLY])
+    if given[DRY_RUN]:
         return _preview(show, wished, workers, force=force)
     watch = make_watch(quiet=quiet, as_json=json_progress, expected=past(wished.places))
-    report = fulfil(wished, workers=workers, force=force, scheduler=scheduler, watch=watch)
+    report = fulfil(wished, workers=workers, force=force, scheduler=given[SCHEDULER], watch=watch)
     for row in report.rows:
         # failures of this run were printed by the watch; with --json-progress stderr carries only JSON lines
         if row.outcome.status != "done" and (quiet or row.up_to_date) and not json_progress:
-            said = f"{row.job.name}: {row.outcome.status}: {row.outcome.reason}"
-            print(one_line(said, LINE_LENGTH), file=sys.stderr)
+            line = f"{row.job.name}: {row.outcome.status}: {row.outcome.reason}"
+            print(one_line(line, LINE_LENGTH), file=sys.stderr)
     show.value(plain(report))
     show.table(f"{report.title}", COLUMNS, [_row(row) for row in report.rows])
     show.line(_summary(report))

@@ -3,53 +3,46 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final
-
-import typer
+from typing import Any, Final
 
 from sbonnx.cli import options
+from sbonnx.cli.options import Arguments
 from sbonnx.cli.output.metric_tables import OUTPUT_COLUMNS, measured, output_rows
 from sbonnx.cli.output.show import Show
 
 HELP: Final = "Compare a quantized model with its float one. Error of each output, size, latency, integer kernels."
 
 
-def run(
-    float_model: Annotated[Path, typer.Argument(metavar="FLOAT", help="The float model.", show_default=False)],
-    quant_model: Annotated[Path, typer.Argument(metavar="QUANT", help="The quantized model.", show_default=False)],
-    data: options.Data = None,
-    split: options.Split = None,
-    samples: options.Samples = None,
-    device: options.Device = None,
-    min_sqnr: options.MinSqnr = None,
-    min_cosine: options.MinCosine = None,
-    max_size: options.MaxSize = None,
-    max_latency: options.MaxLatency = None,
-    min_integer: options.MinInteger = None,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> int:
+FLOAT: Final = options.argument("float_model", "FLOAT", "The float model.")
+QUANT: Final = options.argument("quant_model", "QUANT", "The quantized model.")
+
+OPTIONS: Final = (
+    FLOAT,
+    QUANT,
+    options.DATA,
+    options.SPLIT,
+    options.SAMPLES,
+    options.DEVICE,
+    *options.LIMITS,
+    *options.COMMON,
+)
+
+
+def run(given: Arguments) -> int:
     """Run ``sbonnx compare`` and return the exit code."""
     from sbonnx import graph as graphs
     from sbonnx import verify
     from sbonnx.calib.data import dataset as datasets
 
-    show = Show(as_json=as_json, quiet=quiet)
-    limits = verify.Limits(
-        min_sqnr_db=min_sqnr,
-        min_cosine=min_cosine,
-        max_size_ratio=max_size,
-        max_latency_ratio=max_latency,
-        min_integer=min_integer,
-        names=options.LIMITS,
-    )
-    source = options.required(data)
+    show, float_model, quant_model = given.show(), given[FLOAT], given[QUANT]
+    rows = {row.key.removeprefix("VERIFY."): row for row in options.LIMITS}
+    thresholds: dict[str, float | None] = {key.lower(): given[row] for key, row in rows.items()}
+    limits = verify.Limits(**thresholds, names={key: row.flags[0] for key, row in rows.items()})
+    source = given.required_data()
     graphs.load(quant_model)  # validates the file, for a clear error message
-    feeds = datasets.read(source, graphs.load(float_model), split=split, limit=samples)
-    comparison = verify.compare(
-        float_model, quant_model, feeds, device=device or "cpu", depth=verify.Depth(levels=True, kernels=True)
-    )
+    feeds = datasets.read(source, graphs.load(float_model), split=given[options.SPLIT], limit=given[options.SAMPLES])
+    device, depth = given[options.DEVICE] or "cpu", verify.Depth(levels=True, kernels=True)
+    comparison = verify.compare(float_model, quant_model, feeds, device=device, depth=depth)
     metrics = comparison.to_dict()
     problems = (*comparison.problems(), *limits.problems(comparison))
     code = show.problems(problems)

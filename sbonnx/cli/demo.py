@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-import typer
+from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
+from sbonnx.cli.options import Arguments
 from sbonnx.cli.output.metric_tables import percent
 from sbonnx.cli.output.show import Show, megabytes
 
 if TYPE_CHECKING:
     from sbonnx.assets import DigitsPaths
+    from sbonnx.progress import Progress
     from sbonnx.report import Report
 
 HELP: Final = "Quantize the bundled model for every backend. Handwritten digits, each result compared with float."
@@ -27,21 +27,20 @@ WORST: Final = 3
 BATCH: Final = 32
 
 
-def run(
-    out: Annotated[
-        Path,
-        typer.Option("--out", metavar="DIR", help="The folder to write to; files of an earlier demo are replaced."),
-    ] = Path("sbonnx-demo"),
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> int:
+OUT: Final = options.setting(
+    "--out", Path("sbonnx-demo"), "DIR", "The folder to write to; files of an earlier demo are replaced."
+)
+
+OPTIONS: Final = (OUT, *options.COMMON)
+
+
+def run(given: Arguments) -> int:
     """Run ``sbonnx demo`` and return the exit code."""
     from sbonnx.assets import digits
     from sbonnx.backends import BACKENDS
     from sbonnx.graph.storage.files import write_bytes
 
-    show = Show(as_json=as_json, quiet=quiet)
+    show, out = given.show(), given[OUT]
     begin = time.perf_counter()
     paths = digits()
     _make(out)
@@ -49,7 +48,8 @@ def run(
     write_bytes(floats, paths.model.read_bytes())
     rows = [{"model": "float", "accuracy": _accuracy(floats, paths), "bytes": floats.stat().st_size, "file": floats}]
     try:
-        rows += [_quantized(backend, floats, paths, out / f"digits_{backend}.onnx", quiet) for backend in BACKENDS]
+        for backend in BACKENDS:
+            rows.append(_quantized(backend, floats, paths, out / f"digits_{backend}.onnx", given.progress()))
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"the files in '{out}' are whole, but not all are there") from None
     problems = _problems(rows)
@@ -70,13 +70,11 @@ def _make(folder: Path) -> None:
         raise OutputError(f"the folder '{folder}' cannot be made: {error.strerror or error}") from error
 
 
-def _quantized(backend: str, floats: Path, paths: DigitsPaths, target: Path, quiet: bool) -> dict[str, Any]:
+def _quantized(backend: str, floats: Path, paths: DigitsPaths, target: Path, progress: Progress) -> dict[str, Any]:
     """Build one row of the table: quantize, then evaluate on images that were not used for calibration."""
     from sbonnx import verify
     from sbonnx.api import quantize
-    from sbonnx.progress import make_progress
 
-    progress = make_progress(quiet=quiet)
     try:
         report = quantize(
             floats, paths.calib, backend=backend, output=target, force=True, split=BATCH, progress=progress

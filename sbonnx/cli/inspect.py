@@ -6,7 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
-from sbonnx.cli.output.show import Show, megabytes
+from sbonnx.cli.options import Arguments
+from sbonnx.cli.output.show import megabytes
 
 if TYPE_CHECKING:
     from sbonnx.graph import Graph
@@ -14,17 +15,15 @@ if TYPE_CHECKING:
 HELP: Final = "Show what a model is made of. Interface, operators, parameters, Q/DQ pairs, blocks, branches."
 
 
-def run(
-    model: options.Model,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> int:
+OPTIONS: Final = (options.MODEL, *options.COMMON)
+
+
+def run(given: Arguments) -> int:
     """Run ``sbonnx inspect`` and return the exit code."""
     from sbonnx import graph as graphs
     from sbonnx.verify import file_bytes
 
-    show = Show(as_json=as_json, quiet=quiet)
+    show, model = given.show(), given[options.MODEL]
     graph = graphs.load(model, opset=1)  # opset 1: no conversion to a newer opset
     found = _facts(graph) | {"file": model, "bytes": file_bytes(model)}
     show.value(found)

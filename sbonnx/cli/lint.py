@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
-
-import typer
+from typing import TYPE_CHECKING, Final
 
 from sbonnx.cli import options
+from sbonnx.cli.options import Arguments, required_output
 from sbonnx.cli.output.errors import BELOW_QUALITY, DONE
 from sbonnx.cli.output.show import Show, to_json
 from sbonnx.errors import OutputError, RecipeError
@@ -21,50 +21,37 @@ HELP: Final = "Check a Q/DQ model against a runtime's rules. --fix mends what ne
 
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 
+MODEL: Final = options.argument("model", "MODEL", "The ONNX model with Q/DQ, made by any tool.")
+TARGET: Final = options.option(
+    "--target",
+    str,
+    "tensorrt@11|tensorrt@10|tensorrt@8.6|onnxruntime",
+    "The runtime whose rules are checked.",
+)
+SARIF: Final = options.option("--sarif", Path, "FILE", "Write the findings as SARIF 2.1.0, for CI.")
+FIX: Final = options.switch("--fix", "Mend what is mechanical, write it to -o, and check that instead.")
+OUTPUT: Final = replace(options.OUTPUT, help="The mended model to write.")
 
-Sarif = Annotated[
-    Path | None,
-    typer.Option("--sarif", metavar="FILE", help="Write the findings as SARIF 2.1.0, for CI.", show_default=False),
-]
-Fix = Annotated[bool, typer.Option("--fix", help="Mend what is mechanical, write it to -o, and check that instead.")]
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="The mended model to write.", show_default=False)]
+OPTIONS: Final = (MODEL, TARGET, SARIF, FIX, OUTPUT, options.FORCE, *options.COMMON)
 
 
-def run(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="The ONNX model with Q/DQ, made by any tool.", show_default=False)
-    ],
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target",
-            metavar="tensorrt@11|tensorrt@10|tensorrt@8.6|onnxruntime",
-            help="The runtime whose rules are checked.",
-            show_default=False,
-        ),
-    ] = None,
-    sarif: Sarif = None,
-    fix: Fix = False,
-    output: Output = None,
-    force: options.Force = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> int:
+def run(given: Arguments) -> int:
     """Run ``sbonnx lint`` and return the exit code."""
     from sbonnx import graph as graphs
     from sbonnx.lint import TARGETS, lint, rules_for
     from sbonnx.lint.sarif import sarif as to_sarif
 
+    model, target, output = given[MODEL], given[TARGET], given[OUTPUT]
+    sarif, fix, force = given[SARIF], given[FIX], given[options.FORCE]
     if target is None:
         raise RecipeError(f"--target is missing: name the runtime, one of {', '.join(TARGETS)}")
     if output is not None and not fix:
         raise OutputError("-o names the model that --fix writes: add --fix")
-    show = Show(as_json=as_json, quiet=quiet)
+    show = given.show()
     rules = rules_for(target)
     if sarif is not None:
         graphs.check_target(sarif, inputs=[model, *([output] if output else [])], force=force)
-    rows = _mended(model, target, options.output_of(output), force) if fix else ()
+    rows = _mended(model, target, required_output(output), force) if fix else ()
     checked = output if fix and output is not None else model
     findings = sorted(lint(checked, target), key=lambda finding: SEVERITIES.index(finding.severity))
     if sarif is not None:

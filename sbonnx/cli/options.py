@@ -1,248 +1,369 @@
-"""Arguments and options that several commands share."""
+"""Table of the arguments and options of the command line.
+
+One row says everything about an option: flags, type, help, help group, and the recipe key that it sets. The signatures
+for typer, the help groups and the overrides of the recipe are generated from the rows.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
 
 import typer
 
+from sbonnx.cli.output.show import Show
 from sbonnx.errors import DataError, OutputError, RecipeError
 
-DATA: Final = (
+if TYPE_CHECKING:
+    from sbonnx.progress import Progress
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Option(Generic[T]):
+    """One row: an option of the command line, or an argument (without flags). T is the type of its value.
+
+    Attributes:
+        name: name of the parameter.
+        flags: ``--output``, then short forms; none for an argument.
+        type: annotation of the value for typer; bool is a switch.
+        help: help text.
+        metavar: placeholder of the value in the help; None: by type.
+        default: value without the option; `inspect.Parameter.empty`: required.
+        group: panel of the help on a terminal; "": the first one.
+        key: recipe key that the option sets; "": none.
+        convert: value of the recipe key from the value of the option; None: the same.
+    """
+
+    name: str
+    flags: tuple[str, ...]
+    type: Any
+    help: str
+    metavar: str | None = None
+    default: Any = None
+    group: str = ""
+    key: str = ""
+    convert: Callable[[Any], object] | None = None
+
+    def parameter(self) -> inspect.Parameter:
+        """Return the parameter that declares this option to typer."""
+        show_default = self.default is not None and self.default is not inspect.Parameter.empty
+        info = (
+            typer.Option(
+                *self.flags,
+                metavar=self.metavar,
+                help=self.help,
+                show_default=show_default,
+                rich_help_panel=self.group or None,
+            )
+            if self.flags
+            else typer.Argument(metavar=self.metavar, help=self.help, show_default=show_default)
+        )
+        kind = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(self.name, kind, default=self.default, annotation=Annotated[self.type, info])
+
+
+def _row(flags: str, kind: Any, help: str, metavar: str | None, **more: Any) -> Option[Any]:
+    names = tuple(flags.split())
+    return Option(names[0].removeprefix("--").replace("-", "_"), names, kind, help, metavar, **more)
+
+
+def option(flags: str, kind: type[T], metavar: str | None, help: str, **more: Any) -> Option[T | None]:
+    """Declare an option without a default. `more`: further fields of `Option`."""
+    return _row(flags, kind | None, help, metavar, **more)
+
+
+def setting(flags: str, default: T, metavar: str, help: str, **more: Any) -> Option[T]:
+    """Declare an option with a default, which the help shows."""
+    kind = Path if isinstance(default, Path) else type(default)
+    return _row(flags, kind, help, metavar, default=default, **more)
+
+
+def switch(flags: str, help: str, **more: Any) -> Option[bool]:
+    """Declare an option without a value."""
+    return _row(flags, bool, help, None, default=False, **more)
+
+
+def repeated(flags: str, metavar: str, help: str, **more: Any) -> Option[list[str] | None]:
+    """Declare an option that can be given several times."""
+    return _row(flags, list[str] | None, f"{help}; can be repeated.", metavar, **more)
+
+
+def argument(name: str, metavar: str | None, help: str) -> Option[Path]:
+    """Declare a required argument: a path."""
+    return Option(name, (), Path, help, metavar, inspect.Parameter.empty)
+
+
+def optional_argument(name: str, metavar: str | None, help: str) -> Option[Path | None]:
+    """Declare an argument that can be left out: a path."""
+    return Option(name, (), Path | None, help, metavar)
+
+
+DATA_FORMATS: Final = (
     "a folder of .npz files (one feed each: arrays named as the model's inputs, batch axis included), one .npz or "
     ".npy file (--split N cuts it into batches), a folder of .npy files, a folder of ONNX test_data_set_* folders, "
     "or Polygraphy's .json"
 )
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON value on stdout instead of tables.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No tables and no progress, only what is wrong.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+def feedback_pairs(feedback: Sequence[str]) -> dict[str, str]:
+    """Parse ``OUT=IN`` into inputs by output.
+
+    Raises:
+        RecipeError: text that is not OUT=IN, or a duplicate output.
+    """
+    inputs: dict[str, str] = {}
+    for text in feedback:
+        output, equals, name = text.partition("=")
+        if not equals or not output or not name:
+            raise RecipeError(f"--feedback is OUT=IN, an output and the input that takes it, got '{text}'")
+        if output in inputs:
+            raise RecipeError(f"--feedback leads output '{output}' to two inputs, '{inputs[output]}' and '{name}'")
+        inputs[output] = name
+    return inputs
+
+
+def _decibel(text: str) -> str:
+    """Strip the unit from a number of decibel: ``20dB`` -> ``20``."""
+    return text.strip().lower().removesuffix("db").strip() or text
+
+
+QUANTIZATION: Final = "Quantization"
+SAMPLING: Final = "Samples"
+CALIBRATION: Final = "Calibration"
+QUALITY: Final = "Quality"
+FILES: Final = "Further files"
+"""Help groups."""
+
+MODEL: Final = argument("model", "MODEL", "The float ONNX model.")
+DATA: Final = option("--data", Path, None, f"{DATA_FORMATS[0].upper()}{DATA_FORMATS[1:]}.")
+OUTPUT: Final = option("--output -o", Path, None, "The quantized model to write.")
+BACKEND: Final = option(
+    "--backend",
+    str,
+    "onnxruntime|tensorrt[@VERSION]|virtual",
+    "The runtime to quantize for, such as tensorrt@10; the recipe's, or onnxruntime.",
+)
+RECIPE: Final = option("--recipe", str, "FILE|auto", "What to quantize and how: YAML.")
+BITS: Final = option("--bits", str, "w8a8|fp8", "Widths of weights and activations, or fp8 for both.", key="bits")
+BLOCK_SIZE: Final = option(
+    "--block-size",
+    int,
+    "N",
+    "Values along the summed axis of a MatMul's weight that share a scale.",
+    key="block_size",
+    group=QUANTIZATION,
+)
+MODE: Final = option(
+    "--mode",
+    str,
+    "static|dynamic|weight_only",
+    "Scales of activations from data, as the model runs (onnxruntime), or none; only the first needs --data.",
+    key="mode",
+    group=QUANTIZATION,
+)
+FORMAT: Final = option(
+    "--format",
+    str,
+    "qdq|qoperator",
+    "Float ops between Q/DQ pairs, or integer ops (onnxruntime).",
+    key="format",
+    group=QUANTIZATION,
+)
+SET: Final = repeated("--set", "KEY=VALUE", "One key of the recipe", group=QUANTIZATION)
+SPLIT: Final = option("--split", int, "N", "Cut the leading axis into batches of N.", group=SAMPLING)
+SAMPLES: Final = option("--samples", int, "N", "Use at most N feeds (batches).", key="samples", group=SAMPLING)
+DEVICE: Final = option("--device", str, "cpu|cuda|auto", "Where the model runs.", key="device")
+MEMORY: Final = option(
+    "--memory", str, "SIZE", "Memory for activations; past it they go to disk.", key="memory", group=CALIBRATION
+)
+GRANULARITY: Final = option(
+    "--granularity", str, "auto|whole|budget|layer", "What runs at a time.", key="granularity", group=CALIBRATION
+)
+WORKERS: Final = option(
+    "--workers", int, "N", "Calibrate in N processes, to the same result.", key="workers", group=CALIBRATION
+)
+CACHE: Final = option(
+    "--cache",
+    Path,
+    "FOLDER",
+    "Keep what was measured here: for other settings, and to go on after a stop.",
+    key="cache",
+    group=CALIBRATION,
+)
+ASYM: Final = switch("--asym", "Measure with everything upstream quantized already.", key="asym", group=CALIBRATION)
+FEEDBACK: Final = repeated(
+    "--feedback",
+    "OUT=IN",
+    "Recurrent models: input IN takes what output OUT gave at the step before",
+    key="feedback",
+    convert=feedback_pairs,
+    group=SAMPLING,
+)
+CROSS_LAYER: Final = switch(
+    "--cross-layer",
+    "Equal ranges of channels in neighbouring layers, for per-tensor weights.",
+    key="cross_layer",
+    group=QUANTIZATION,
+)
+SMOOTH_QUANT: Final = option(
+    "--smooth-quant",
+    str,
+    "true|0-1",
+    "Move ranges of channels from inputs of layers into weights, by this strength.",
+    key="smooth_quant",
+    group=QUANTIZATION,
+)
+MAX_LOSS: Final = option(
+    "--max-loss",
+    str,
+    "SHARE",
+    "What may be lost on samples held out, such as 0.5%: more bits for some layers until it is kept.",
+    key="max_loss",
+    group=QUALITY,
+)
+TARGET_SQNR: Final = option(
+    "--min-sqnr",
+    str,
+    "DB",
+    "Exit 1 if an output is nearer to noise; with --recipe auto layers get more bits before.",
+    key="min_sqnr",
+    convert=_decibel,
+    group=QUALITY,
+)
+AVERAGE_BITS: Final = option(
+    "--average-bits",
+    float,
+    "N",
+    "Choose a width for each layer's weights, N on average.",
+    key="average_bits",
+    convert=str,
+    group=QUANTIZATION,
+)
+SAVE_RECIPE: Final = option(
+    "--save-recipe", Path, "FILE", "Write the recipe that was run: what was found out, to be run again.", group=FILES
+)
+TRT_CACHE: Final = option(
+    "--trt-cache", Path, "FILE", "Write the ranges as TensorRT's calibration cache too.", group=FILES
+)
+REQUANTIZE: Final = switch(
+    "--requantize",
+    "Take the pairs of a model that is quantized already out first.",
+    key="requantize",
+    group=QUANTIZATION,
+)
+HIGH_PRECISION: Final = option(
+    "--high-precision",
+    str,
+    "fp32|fp16|bf16",
+    "Type of what stays float, strongly typed; not for onnxruntime.",
+    key="high_precision",
+    group=QUANTIZATION,
+)
+NO_KEEP_IO: Final = switch(
+    "--no-keep-io",
+    "With --high-precision: inputs and outputs change type too.",
+    key="keep_io",
+    convert=lambda _: "false",
+    group=QUANTIZATION,
+)
+NO_VERIFY: Final = switch("--no-verify", "Do not compare the result with float.", group=QUALITY)
+MIN_SQNR: Final = option(
+    "--min-sqnr", float, "DB", "Exit 1 if an output is nearer to noise.", key="VERIFY.MIN_SQNR_DB", group=QUALITY
+)
+MIN_COSINE: Final = option(
+    "--min-cosine", float, "C", "Exit 1 if an output's cosine is below.", key="VERIFY.MIN_COSINE", group=QUALITY
+)
+MAX_SIZE: Final = option(
+    "--max-size",
+    float,
+    "RATIO",
+    "Exit 1 if the file is larger, against float.",
+    key="VERIFY.MAX_SIZE_RATIO",
+    group=QUALITY,
+)
+MAX_LATENCY: Final = option(
+    "--max-latency",
+    float,
+    "RATIO",
+    "Exit 1 if a run is slower, against float.",
+    key="VERIFY.MAX_LATENCY_RATIO",
+    group=QUALITY,
+)
+MIN_INTEGER: Final = option(
+    "--min-integer",
+    float,
+    "SHARE",
+    "Exit 1 if fewer of the ops between pairs run in integers.",
+    key="VERIFY.MIN_INTEGER",
+    group=QUALITY,
+)
+REPORT: Final = option(
+    "--report",
+    Path,
+    "FILE.json|FILE.html",
+    "Write the whole report: for programs, or as a page for people.",
+    group=FILES,
+)
+FORCE: Final = switch("--force", "Overwrite what is there.")
+JSON: Final = switch("--json", "One JSON value on stdout instead of tables.")
+JSON_PROGRESS: Final = switch("--json-progress", "Progress as JSON lines on stderr, for scripts.")
+QUIET: Final = switch("--quiet -q", "No tables and no progress, only what is wrong.")
+DEBUG: Final = switch("--debug", "Show the traceback of an error.")
 """Read by `errors.guard`, which runs every command."""
 
-Model = Annotated[Path, typer.Argument(metavar="MODEL", help="The float ONNX model.", show_default=False)]
-Data = Annotated[Path | None, typer.Option("--data", help=f"{DATA[0].upper()}{DATA[1:]}.", show_default=False)]
-Split = Annotated[
-    int | None, typer.Option("--split", metavar="N", help="Cut the leading axis into batches of N.", show_default=False)
-]
-Samples = Annotated[
-    int | None, typer.Option("--samples", metavar="N", help="Use at most N feeds (batches).", show_default=False)
-]
-Device = Annotated[
-    str | None, typer.Option("--device", metavar="cpu|cuda|auto", help="Where the model runs.", show_default=False)
-]
-Backend = Annotated[
-    str | None,
-    typer.Option(
-        "--backend",
-        metavar="onnxruntime|tensorrt[@VERSION]|virtual",
-        help="The runtime to quantize for, such as tensorrt@10; the recipe's, or onnxruntime.",
-        show_default=False,
-    ),
-]
-RecipePath = Annotated[
-    str | None,
-    typer.Option("--recipe", metavar="FILE|auto", help="What to quantize and how: YAML.", show_default=False),
-]
-Bits = Annotated[
-    str | None,
-    typer.Option(
-        "--bits", metavar="w8a8|fp8", help="Widths of weights and activations, or fp8 for both.", show_default=False
-    ),
-]
-Mode = Annotated[
-    str | None,
-    typer.Option(
-        "--mode",
-        metavar="static|dynamic|weight_only",
-        help="Scales of activations from data, as the model runs (onnxruntime), or none; only the first needs --data.",
-        show_default=False,
-    ),
-]
-Format = Annotated[
-    str | None,
-    typer.Option(
-        "--format",
-        metavar="qdq|qoperator",
-        help="Float ops between Q/DQ pairs, or integer ops (onnxruntime).",
-        show_default=False,
-    ),
-]
-BlockSize = Annotated[
-    int | None,
-    typer.Option(
-        "--block-size",
-        metavar="N",
-        help="Values along the summed axis of a MatMul's weight that share a scale.",
-        show_default=False,
-    ),
-]
-Sets = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="One key of the recipe; can be repeated.", show_default=False),
-]
-Memory = Annotated[
-    str | None,
-    typer.Option(
-        "--memory", metavar="SIZE", help="Memory for activations; past it they go to disk.", show_default=False
-    ),
-]
-Granularity = Annotated[
-    str | None,
-    typer.Option("--granularity", metavar="auto|whole|budget|layer", help="What runs at a time.", show_default=False),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option("--workers", metavar="N", help="Calibrate in N processes, to the same result.", show_default=False),
-]
-Cache = Annotated[
-    Path | None,
-    typer.Option(
-        "--cache",
-        metavar="FOLDER",
-        help="Keep what was measured here: for other settings, and to go on after a stop.",
-        show_default=False,
-    ),
-]
-Asym = Annotated[bool, typer.Option("--asym", help="Measure with everything upstream quantized already.")]
-Feedback = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--feedback",
-        metavar="OUT=IN",
-        help="Recurrent models: input IN takes what output OUT gave at the step before; can be repeated.",
-        show_default=False,
-    ),
-]
-CrossLayer = Annotated[
-    bool, typer.Option("--cross-layer", help="Equal ranges of channels in neighbouring layers, for per-tensor weights.")
-]
-SmoothQuant = Annotated[
-    str | None,
-    typer.Option(
-        "--smooth-quant",
-        metavar="true|0-1",
-        help="Move ranges of channels from inputs of layers into weights, by this strength.",
-        show_default=False,
-    ),
-]
-JsonProgress = Annotated[bool, typer.Option("--json-progress", help="Progress as JSON lines on stderr, for scripts.")]
-TrtCache = Annotated[
-    Path | None,
-    typer.Option(
-        "--trt-cache",
-        metavar="FILE",
-        help="Write the ranges as TensorRT's calibration cache too.",
-        show_default=False,
-    ),
-]
-Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="The quantized model to write.", show_default=False)
-]
-NoVerify = Annotated[bool, typer.Option("--no-verify", help="Do not compare the result with float.")]
-ReportFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--report",
-        metavar="FILE.json|FILE.html",
-        help="Write the whole report: for programs, or as a page for people.",
-        show_default=False,
-    ),
-]
-Requantize = Annotated[
-    bool, typer.Option("--requantize", help="Take the pairs of a model that is quantized already out first.")
-]
-HighPrecision = Annotated[
-    str | None,
-    typer.Option(
-        "--high-precision",
-        metavar="fp32|fp16|bf16",
-        help="Type of what stays float, strongly typed; not for onnxruntime.",
-        show_default=False,
-    ),
-]
-NoKeepIo = Annotated[
-    bool, typer.Option("--no-keep-io", help="With --high-precision: inputs and outputs change type too.")
-]
-MinSqnr = Annotated[
-    float | None,
-    typer.Option("--min-sqnr", metavar="DB", help="Exit 1 if an output is nearer to noise.", show_default=False),
-]
-MaxLoss = Annotated[
-    str | None,
-    typer.Option(
-        "--max-loss",
-        metavar="SHARE",
-        help="What may be lost on samples held out, such as 0.5%: more bits for some layers until it is kept.",
-        show_default=False,
-    ),
-]
-LeastSqnr = Annotated[
-    str | None,
-    typer.Option(
-        "--min-sqnr",
-        metavar="DB",
-        help="Exit 1 if an output is nearer to noise; with --recipe auto layers get more bits before.",
-        show_default=False,
-    ),
-]
-AverageBits = Annotated[
-    float | None,
-    typer.Option(
-        "--average-bits", metavar="N", help="Choose a width for each layer's weights, N on average.", show_default=False
-    ),
-]
-SaveRecipe = Annotated[
-    Path | None,
-    typer.Option(
-        "--save-recipe",
-        metavar="FILE",
-        help="Write the recipe that was run: what was found out, to be run again.",
-        show_default=False,
-    ),
-]
-MinCosine = Annotated[
-    float | None,
-    typer.Option("--min-cosine", metavar="C", help="Exit 1 if an output's cosine is below.", show_default=False),
-]
-MaxSize = Annotated[
-    float | None,
-    typer.Option(
-        "--max-size", metavar="RATIO", help="Exit 1 if the file is larger, against float.", show_default=False
-    ),
-]
-MaxLatency = Annotated[
-    float | None,
-    typer.Option(
-        "--max-latency", metavar="RATIO", help="Exit 1 if a run is slower, against float.", show_default=False
-    ),
-]
-MinInteger = Annotated[
-    float | None,
-    typer.Option(
-        "--min-integer",
-        metavar="SHARE",
-        help="Exit 1 if fewer of the ops between pairs run in integers.",
-        show_default=False,
-    ),
-]
-LIMITS: Final = {
-    "MIN_SQNR_DB": "--min-sqnr",
-    "MIN_COSINE": "--min-cosine",
-    "MAX_SIZE_RATIO": "--max-size",
-    "MAX_LATENCY_RATIO": "--max-latency",
-    "MIN_INTEGER": "--min-integer",
-}
-"""Command line options by recipe key."""
+COMMON: Final = (JSON, QUIET, DEBUG)
+COMMON_WITH_PROGRESS: Final = (JSON, JSON_PROGRESS, QUIET, DEBUG)
+"""Last options of every verb."""
 
-Force = Annotated[bool, typer.Option("--force", help="Overwrite what is there.")]
+LIMITS: Final = (MIN_SQNR, MIN_COSINE, MAX_SIZE, MAX_LATENCY, MIN_INTEGER)
+"""Thresholds of a comparison."""
 
 
-def overrides(sets: list[str] | None, **flags: object) -> list[str]:
-    """Merge options and ``--set`` into ``KEY=VALUE`` strings. None and False mean that an option was not given."""
-    given = {key: value for key, value in flags.items() if value is not None and value is not False}
-    return [*(f"{key}={_yaml(value)}" for key, value in given.items()), *(sets or ())]
+@dataclass(frozen=True)
+class Arguments:
+    """Values of one command line, by row of the table."""
+
+    values: Mapping[Option[Any], Any]
+
+    def __getitem__(self, option: Option[T]) -> T:
+        value: T = self.values[option]
+        return value
+
+    def overrides(self, *, without: Collection[Option[Any]] = ()) -> list[str]:
+        """Format the options that set recipe keys, then ``--set``, as ``KEY=VALUE``."""
+        texts = []
+        for row, value in self.values.items():
+            absent = value is None or value is False or value == []
+            if row.key and not absent and row not in without:
+                texts.append(f"{row.key}={_yaml(row.convert(value) if row.convert else value)}")
+        return [*texts, *(self.values.get(SET) or ())]
+
+    def required_data(self) -> Path:
+        """Return the path of the data.
+
+        Raises:
+            DataError: ``--data`` is missing; the error lists the accepted formats.
+        """
+        data = self[DATA]
+        if data is None:
+            raise DataError(f"--data is missing: DATA is {DATA_FORMATS}")
+        return data
+
+    def show(self) -> Show:
+        """Return the printer of results."""
+        return Show(as_json=self[JSON], quiet=self[QUIET])
+
+    def progress(self) -> Progress:
+        """Start the display of progress on stderr."""
+        from sbonnx.progress import make_progress
+
+        return make_progress(quiet=self[QUIET], as_json=self.values.get(JSON_PROGRESS, False))
 
 
 def _yaml(value: object) -> object:
@@ -252,35 +373,7 @@ def _yaml(value: object) -> object:
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
 
 
-def pairs(feedback: list[str] | None) -> dict[str, str] | None:
-    """Parse ``--feedback OUT=IN`` into inputs by output, or None without the option.
-
-    Raises:
-        RecipeError: text that is not OUT=IN, or a duplicate output.
-    """
-    found: dict[str, str] = {}
-    for text in feedback or ():
-        output, equals, name = text.partition("=")
-        if not equals or not output or not name:
-            raise RecipeError(f"--feedback is OUT=IN, an output and the input that takes it, got '{text}'")
-        if output in found:
-            raise RecipeError(f"--feedback leads output '{output}' to two inputs, '{found[output]}' and '{name}'")
-        found[output] = name
-    return found or None
-
-
-def required(data: Path | None) -> Path:
-    """Return the data, or raise an error that lists the accepted formats.
-
-    Raises:
-        DataError: ``--data`` is missing.
-    """
-    if data is None:
-        raise DataError(f"--data is missing: DATA is {DATA}")
-    return data
-
-
-def output_of(output: Path | None) -> Path:
+def required_output(output: Path | None) -> Path:
     """Return the output path, or raise an error that says how to give it.
 
     Raises:
@@ -291,6 +384,12 @@ def output_of(output: Path | None) -> Path:
     return output
 
 
-def decibel(text: str | None) -> str | None:
-    """Strip the unit from a number of decibel: ``20dB`` -> ``20``."""
-    return None if text is None else text.strip().lower().removesuffix("db").strip() or text
+def command(options: Sequence[Option[Any]], run: Callable[[Arguments], int]) -> Callable[..., int]:
+    """Wrap `run` in a function whose signature declares `options` to typer."""
+
+    def verb(**values: Any) -> int:
+        return run(Arguments({row: values[row.name] for row in options}))
+
+    verb.__dict__["__signature__"] = inspect.Signature([row.parameter() for row in options])
+    verb.__annotations__ = {}
+    return verb

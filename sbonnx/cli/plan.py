@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-import typer
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
-from sbonnx.cli.output.show import Show, to_json
+from sbonnx.cli.options import Arguments
+from sbonnx.cli.output.show import to_json
 
 if TYPE_CHECKING:
     from sbonnx.plan import Site
@@ -16,36 +15,36 @@ if TYPE_CHECKING:
 HELP: Final = "Show what would be quantized and why. Every refusal comes with its reason; no data is needed."
 
 
-def run(
-    model: options.Model,
-    backend: options.Backend = None,
-    recipe: options.RecipePath = None,
-    bits: options.Bits = None,
-    block_size: options.BlockSize = None,
-    mode: options.Mode = None,
-    form: options.Format = None,
-    sets: options.Sets = None,
-    requantize: options.Requantize = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the plan to this file, as JSON.", show_default=False)
-    ] = None,
-    force: options.Force = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> int:
+OUTPUT: Final = replace(options.OUTPUT, help="Write the plan to this file, as JSON.")
+
+OPTIONS: Final = (
+    options.MODEL,
+    options.BACKEND,
+    options.RECIPE,
+    options.BITS,
+    options.BLOCK_SIZE,
+    options.MODE,
+    options.FORMAT,
+    options.SET,
+    options.REQUANTIZE,
+    OUTPUT,
+    options.FORCE,
+    *options.COMMON,
+)
+
+
+def run(given: Arguments) -> int:
     """Run ``sbonnx plan`` and return the exit code."""
     from sbonnx import graph as graphs
     from sbonnx.pipeline import prepare
     from sbonnx.plan import to_dict
     from sbonnx.stages.state import read_recipe
 
-    show = Show(as_json=as_json, quiet=quiet)
-    flags = options.overrides(sets, bits=bits, block_size=block_size, requantize=requantize, mode=mode, format=form)
-    wishes, rules = read_recipe(recipe, backend, flags)
+    show, model, output = given.show(), given[options.MODEL], given[OUTPUT]
+    recipe, rules = read_recipe(given[options.RECIPE], given[options.BACKEND], given.overrides())
     if output is not None:
-        graphs.check_target(output, inputs=[model], force=force)
-    prepared = prepare(model, wishes, rules)
+        graphs.check_target(output, inputs=[model], force=given[options.FORCE])
+    prepared = prepare(model, recipe, rules)
     plan = prepared.plan
     value: dict[str, Any] = to_dict(plan)
     if output is not None:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-import typer
+from typing import TYPE_CHECKING, Final
 
 from sbonnx.cli import options
+from sbonnx.cli.options import Arguments
 from sbonnx.cli.output.bars import bar
 from sbonnx.cli.output.show import Show
 from sbonnx.errors import RecipeError
 
 if TYPE_CHECKING:
-    from sbonnx.backends import Backend
     from sbonnx.graph import Graph
     from sbonnx.profile import Column, Profile
-    from sbonnx.recipe import Recipe
 
 HELP: Final = (
     "Show which layers lose the most, and by what. The model is quantized as the recipe says, or a quantized file of "
@@ -31,84 +28,67 @@ GRAPH: Final = "graph"
 TITLES: Final = {"alone": "alone", "weights": "weights", "activations": "inputs", "gathered": "with all before"}
 """Column titles of the table."""
 
-MEMORY: Final = "512 MiB"
-"""Default memory limit for buffered activations."""
+DEFAULT_MEMORY: Final = "512 MiB"
+"""Memory limit for buffered activations if a quantized file is profiled."""
 
-Quantized = Annotated[
-    Path | None,
-    typer.Argument(metavar="QUANT", help="A quantized file of it, instead of quantizing it now.", show_default=False),
-]
-Metric = Annotated[
-    str, typer.Option("--metric", metavar="sqnr|mse|cosine|max|kl", help="What is measured at a layer's outputs.")
-]
-Sort = Annotated[
-    str,
-    typer.Option(
-        "--sort", metavar="graph|alone|weights|activations|gathered", help="Worst first by a column, or as layers run."
-    ),
-]
-Top = Annotated[int | None, typer.Option("--top", metavar="N", help="Show the first N rows.", show_default=False)]
-Mermaid = Annotated[
-    Path | None,
-    typer.Option("--mermaid", metavar="FILE", help="Write the graph, coloured by loss.", show_default=False),
-]
+QUANT: Final = options.optional_argument("quantized", "QUANT", "A quantized file of it, instead of quantizing it now.")
+METRIC: Final = options.setting("--metric", "sqnr", "sqnr|mse|cosine|max|kl", "What is measured at a layer's outputs.")
+SORT: Final = options.setting(
+    "--sort", "alone", "graph|alone|weights|activations|gathered", "Worst first by a column, or as layers run."
+)
+TOP: Final = options.option("--top", int, "N", "Show the first N rows.")
+MERMAID: Final = options.option("--mermaid", Path, "FILE", "Write the graph, coloured by loss.")
+
+OPTIONS: Final = (
+    options.MODEL,
+    QUANT,
+    options.DATA,
+    options.BACKEND,
+    options.RECIPE,
+    options.BITS,
+    options.BLOCK_SIZE,
+    options.MODE,
+    options.SET,
+    options.SPLIT,
+    options.SAMPLES,
+    options.DEVICE,
+    options.MEMORY,
+    options.ASYM,
+    options.FEEDBACK,
+    METRIC,
+    SORT,
+    TOP,
+    MERMAID,
+    options.FORCE,
+    *options.COMMON_WITH_PROGRESS,
+)
 
 
-def run(
-    model: options.Model,
-    quantized: Quantized = None,
-    data: options.Data = None,
-    backend: options.Backend = None,
-    recipe: options.RecipePath = None,
-    bits: options.Bits = None,
-    block_size: options.BlockSize = None,
-    mode: options.Mode = None,
-    sets: options.Sets = None,
-    split: options.Split = None,
-    samples: options.Samples = None,
-    device: options.Device = None,
-    memory: options.Memory = None,
-    asym: options.Asym = False,
-    feedback: options.Feedback = None,
-    metric: Metric = "sqnr",
-    sort: Sort = "alone",
-    top: Top = None,
-    mermaid: Mermaid = None,
-    force: options.Force = False,
-    as_json: options.Json = False,
-    json_progress: options.JsonProgress = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> int:
+def run(given: Arguments) -> int:
     """Run ``sbonnx profile`` and return the exit code."""
     from sbonnx import graph as graphs
-    from sbonnx.mermaid import mermaid as chart
-    from sbonnx.progress import make_progress
-    from sbonnx.stages.state import read_recipe
+    from sbonnx.mermaid import mermaid as to_mermaid
 
-    show = Show(as_json=as_json, quiet=quiet)
-    _check_words(metric, sort, top)
-    source = options.required(data)
-    recipe_flags = options.overrides(sets, bits=bits, block_size=block_size, mode=mode, asym=asym)
-    recipe_flags = options.overrides(recipe_flags, feedback=options.pairs(feedback))
+    model, quantized, mermaid = given[options.MODEL], given[QUANT], given[MERMAID]
+    show, sort, top = given.show(), given[SORT], given[TOP]
+    _check_words(given[METRIC], sort, top)
+    data = given.required_data()
+    recipe_flags = given.overrides(without=(options.DEVICE, options.SAMPLES, options.MEMORY))
     if mermaid is not None:
-        inputs = [model, source, *([quantized] if quantized else [])]
-        graphs.check_target(mermaid, inputs=inputs, force=force)
+        inputs = [model, data, *([quantized] if quantized else [])]
+        graphs.check_target(mermaid, inputs=inputs, force=given[options.FORCE])
     if quantized is None:
-        flags = options.overrides(recipe_flags, device=device, samples=samples, memory=memory)
-        wishes = read_recipe(recipe, backend, flags)
-        graph, found = _planned(model, source, wishes, split, metric, make_progress(quiet=quiet, as_json=json_progress))
-    elif recipe_flags or recipe or backend:
+        graph, profile = _profile_recipe(given)
+    elif any((recipe_flags, given[options.RECIPE], given[options.BACKEND])):
         raise RecipeError(f"{quantized} is quantized already: leave --recipe, --backend, --bits and their kin out")
     else:
-        feeds = {"source": source, "split": split, "samples": samples}
-        graph, found = _read(model, quantized, feeds, metric, device or "cpu", memory or MEMORY)
+        graph, profile = _profile_file(given, quantized)
     if mermaid is not None:
-        graphs.write_text(mermaid, chart(graph, found.losses()))
-    rows = found.layers if sort == GRAPH else found.worst_first(_column(sort))
-    shown = replace(found, layers=rows[:top])
+        graphs.write_text(mermaid, to_mermaid(graph, profile.losses()))
+    rows = profile.layers if sort == GRAPH else profile.worst_first(_column(sort))
+    shown = replace(profile, layers=rows[:top])
     show.value(shown.to_dict())
-    _tables(show, f"{quantized or model}", found, shown, _column(sort))
+    _tables(show, f"{quantized or model}", profile, shown, _column(sort))
     if mermaid is not None:
         show.line(f"written: {mermaid}")
     return 0
@@ -133,46 +113,61 @@ def _column(sort: str) -> Column:
     return next((column for column in COLUMNS if column == sort), COLUMNS[0])
 
 
-def _planned(
-    model: Path, source: Path, wishes: tuple[Recipe, Backend], split: int | None, metric: str, progress: Any
-) -> tuple[Graph, Profile]:
+def _profile_recipe(given: Arguments) -> tuple[Graph, Profile]:
     """Quantize the model with the recipe and profile it on the same data."""
-    from sbonnx.pipeline import solve
+    from sbonnx.api import solve
+    from sbonnx.prepare import read_recipe
     from sbonnx.profile import losses
-    from sbonnx.stages.state import Request
 
-    recipe, rules = wishes
+    recipe, rules = read_recipe(given[options.RECIPE], given[options.BACKEND], given.overrides())
+    progress = given.progress()
     if recipe.mode == "dynamic":
         raise RecipeError("MODE: dynamic cannot be profiled: the scales of activations are computed as the file runs")
     try:
-        state = solve(Request(model, recipe, rules, data=source, split=split), progress)
+        prepared, samples, solution = solve(
+            given[options.MODEL],
+            given.required_data(),
+            recipe,
+            rules,
+            split=given[options.SPLIT],
+            progress=progress,
+        )
     finally:
         progress.close()
-    found = losses(
-        state.prepared.graph,
-        state.prepared.plan,
-        state.solution,
-        () if state.data is None else state.data.every,
-        checker=metric,
+    profile = losses(
+        prepared.graph,
+        prepared.plan,
+        solution,
+        () if samples is None else samples.every,
+        checker=given[METRIC],
         device=recipe.device,
         memory=recipe.calibration.memory,
         threads=recipe.calibration.threads,
     )
-    return state.prepared.graph, found
+    return prepared.graph, profile
 
 
-def _read(
-    model: Path, quantized: Path, given: dict[str, Any], metric: str, device: str, memory: str
-) -> tuple[Graph, Profile]:
+def _profile_file(given: Arguments, quantized: Path) -> tuple[Graph, Profile]:
     """Profile a quantized file against its float model."""
     from sbonnx.calib.data import dataset as datasets
     from sbonnx.profile import losses, same_model, subject_of
 
+    model = given[options.MODEL]
     subject = subject_of(model, quantized)
-    feeds = datasets.read(given["source"], subject.graph, split=given["split"], limit=given["samples"])
+    feeds = datasets.read(
+        given.required_data(), subject.graph, split=given[options.SPLIT], limit=given[options.SAMPLES]
+    )
     notes = (*subject.notes, *same_model(subject, model, feeds))
-    found = losses(subject.graph, subject.plan, subject.solution, feeds, checker=metric, device=device, memory=memory)
-    return subject.graph, replace(found, notes=(*notes, *found.notes))
+    profile = losses(
+        subject.graph,
+        subject.plan,
+        subject.solution,
+        feeds,
+        checker=given[METRIC],
+        device=given[options.DEVICE] or "cpu",
+        memory=given[options.MEMORY] or DEFAULT_MEMORY,
+    )
+    return subject.graph, replace(profile, notes=(*notes, *profile.notes))
 
 
 def _tables(show: Show, title: str, found: Profile, shown: Profile, column: Column) -> None:

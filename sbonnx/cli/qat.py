@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-import typer
+from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
-from sbonnx.cli.output.show import Show
-from sbonnx.cli.quantize import check_report, said
+from sbonnx.cli.options import Arguments, Option, required_output
+from sbonnx.cli.quantize import check_report, show_report
 from sbonnx.errors import RecipeError
 
 if TYPE_CHECKING:
-    from sbonnx.progress import Progress
     from sbonnx.report import Report
 
 HELP: Final = (
@@ -21,153 +18,118 @@ HELP: Final = (
     "data. Needs torch: pip install 'sbonnx[qat]'."
 )
 
-Method = Annotated[
-    str | None,
-    typer.Option(
-        "--method",
-        metavar="lsq|lsq+|pact|dorefa|uniform",
-        help="What learns scales; pact clips activations, and weights get lsq beside it. The recipe's, or lsq.",
-        show_default=False,
-    ),
-]
-Epochs = Annotated[int, typer.Option("--epochs", metavar="N", help="Times that all samples are seen.")]
-Batch = Annotated[int, typer.Option("--batch", metavar="N", help="Samples a step.")]
-Rate = Annotated[float, typer.Option("--lr", metavar="X", help="By how much a step changes a layer, about.")]
-ScaleRate = Annotated[float, typer.Option("--quant-lr", metavar="X", help="That of scales, in parts of their size.")]
-Average = Annotated[float, typer.Option("--ema", metavar="X", help="Decay of the moving average of weights; 0: none.")]
-Augment = Annotated[
-    str | None,
-    typer.Option(
-        "--augment",
-        metavar="flip,shift,cutmix,mixup",
-        help="How images are changed before both networks see them, in this order; none without it.",
-        show_default=False,
-    ),
-]
-Inner = Annotated[
-    float,
-    typer.Option("--inner-weight", metavar="X", help="Weight of tensors inside, beside the outputs; 0: outputs alone."),
-]
-Rank = Annotated[
-    int | None,
-    typer.Option(
-        "--adapters",
-        metavar="RANK",
-        help="Train low-rank adapters in place of the weights; without it the weights themselves.",
-        show_default=False,
-    ),
-]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of the order of samples.")]
-Checkpoint = Annotated[
-    Path | None,
-    typer.Option("--checkpoint", metavar="FILE", help="Written as it goes; goes on from it.", show_default=False),
-]
-TrainData = Annotated[
-    Path | None,
-    typer.Option("--train-data", metavar="DATA", help="To train on; without it: --data.", show_default=False),
-]
+TRAINING: Final = "Training"
+"""Help group."""
+
+TRAIN_DATA: Final = options.option("--train-data", Path, "DATA", "To train on; without it: --data.", group=TRAINING)
+METHOD: Final = options.option(
+    "--method",
+    str,
+    "lsq|lsq+|pact|dorefa|uniform",
+    "What learns scales; pact clips activations, and weights get lsq beside it. The recipe's, or lsq.",
+    group=TRAINING,
+)
+EPOCHS: Final = options.setting("--epochs", 40, "N", "Times that all samples are seen.", group=TRAINING)
+BATCH: Final = options.setting("--batch", 32, "N", "Samples a step.", group=TRAINING)
+RATE: Final = options.setting("--lr", 0.15, "X", "By how much a step changes a layer, about.", group=TRAINING)
+SCALE_RATE: Final = options.setting("--quant-lr", 5e-3, "X", "That of scales, in parts of their size.", group=TRAINING)
+AVERAGE: Final = options.setting("--ema", 0.0, "X", "Decay of the moving average of weights; 0: none.", group=TRAINING)
+AUGMENT: Final = options.option(
+    "--augment",
+    str,
+    "flip,shift,cutmix,mixup",
+    "How images are changed before both networks see them, in this order; none without it.",
+    group=TRAINING,
+)
+INNER_WEIGHT: Final = options.setting(
+    "--inner-weight", 0.3, "X", "Weight of tensors inside, beside the outputs; 0: outputs alone.", group=TRAINING
+)
+ADAPTERS: Final = options.option(
+    "--adapters",
+    int,
+    "RANK",
+    "Train low-rank adapters in place of the weights; without it the weights themselves.",
+    group=TRAINING,
+)
+SEED: Final = options.setting("--seed", 0, "N", "Of the order of samples.", group=TRAINING)
+CHECKPOINT: Final = options.option("--checkpoint", Path, "FILE", "Written as it goes; goes on from it.", group=TRAINING)
+
+SETTINGS: Final[tuple[Option[Any], ...]] = (EPOCHS, BATCH, RATE, SCALE_RATE, AVERAGE, INNER_WEIGHT, SEED)
+"""Fields of `sbonnx.qat.Settings`, with its defaults: the help does not import torch."""
+
+OPTIONS: Final = (
+    options.MODEL,
+    options.DATA,
+    TRAIN_DATA,
+    options.OUTPUT,
+    options.BACKEND,
+    options.RECIPE,
+    options.BITS,
+    METHOD,
+    EPOCHS,
+    BATCH,
+    RATE,
+    SCALE_RATE,
+    AVERAGE,
+    AUGMENT,
+    INNER_WEIGHT,
+    ADAPTERS,
+    SEED,
+    CHECKPOINT,
+    options.SET,
+    options.SPLIT,
+    options.SAMPLES,
+    options.DEVICE,
+    options.NO_VERIFY,
+    options.REPORT,
+    options.FORCE,
+    *options.COMMON_WITH_PROGRESS,
+)
 
 
-def run(
-    model: options.Model,
-    data: options.Data = None,
-    train_data: TrainData = None,
-    output: options.Output = None,
-    backend: options.Backend = None,
-    recipe: options.RecipePath = None,
-    bits: options.Bits = None,
-    method: Method = None,
-    epochs: Epochs = 40,
-    batch: Batch = 32,
-    lr: Rate = 0.15,
-    quant_lr: ScaleRate = 5e-3,
-    ema: Average = 0.0,
-    augment: Augment = None,
-    inner_weight: Inner = 0.3,
-    adapters: Rank = None,
-    seed: Seed = 0,
-    checkpoint: Checkpoint = None,
-    sets: options.Sets = None,
-    split: options.Split = None,
-    samples: options.Samples = None,
-    device: options.Device = None,
-    no_verify: options.NoVerify = False,
-    report_file: options.ReportFile = None,
-    force: options.Force = False,
-    as_json: options.Json = False,
-    json_progress: options.JsonProgress = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> int:
+def run(given: Arguments) -> int:
     """Run ``sbonnx qat`` and return the exit code."""
     from sbonnx import graph as graphs
-    from sbonnx.progress import make_progress
 
-    target, source = options.output_of(output), options.required(data)
-    check_report(report_file, [model, target, source], force=force)
-    graphs.check_target(target, inputs=[model, source], force=force)
+    output, data = required_output(given[options.OUTPUT]), given.required_data()
+    model, checkpoint, force = given[options.MODEL], given[CHECKPOINT], given[options.FORCE]
+    check_report(given[options.REPORT], [model, output, data], force=force)
+    graphs.check_target(output, inputs=[model, data], force=force)
     if checkpoint is not None:
-        graphs.check_target(checkpoint, inputs=[model, source, target], force=True)
-    flags = options.overrides(sets, bits=bits, samples=samples)
-    settings = {"epochs": epochs, "batch": batch, "lr": lr, "quant_lr": quant_lr, "ema": ema, "seed": seed}
-    settings["inner_weight"] = inner_weight
-    report = _made(
-        model,
-        source,
-        train_data or source,
-        target,
-        device=device or "cpu",
-        adapters=adapters,
-        how={"recipe": recipe, "backend": backend, "flags": flags, "split": split, "method": method},
-        settings=settings,
-        augment=augment,
-        checkpoint=checkpoint,
-        told=make_progress(quiet=quiet, as_json=json_progress),
-        write={"force": force, "verify": not no_verify},
-    )
-    return said(Show(as_json=as_json, quiet=quiet), report, report_file)
+        graphs.check_target(checkpoint, inputs=[model, data, output], force=True)
+    return show_report(given, _trained(given, data, output))
 
 
-def _made(
-    model: Path,
-    source: Path,
-    train_data: Path,
-    target: Path,
-    *,
-    how: dict[str, Any],
-    settings: dict[str, Any],
-    device: str,
-    adapters: int | None,
-    augment: str | None,
-    checkpoint: Path | None,
-    told: Progress,
-    write: dict[str, bool],
-) -> Report:
+def _trained(given: Arguments, data: Path, output: Path) -> Report:
     """Calibrate, train and export."""
     from sbonnx import qat
     from sbonnx.qat.training.augment import make_augment
     from sbonnx.stages.state import read_recipe
 
+    model, split, method, names = given[options.MODEL], given[options.SPLIT], given[METHOD], given[AUGMENT]
     try:
-        chosen = qat.Settings(**settings)
+        settings = qat.Settings(**{row.name: given[row] for row in SETTINGS})
     except ValueError as error:
         raise RecipeError(f"--{str(error).replace('_', '-')}") from error
-    changed = None if augment is None else make_augment(augment)
-    wishes, _ = read_recipe(how["recipe"], how["backend"], how["flags"])
-    method, split = how["method"], how["split"]
+    augment = None if names is None else make_augment(names)
+    overrides = given.overrides(without=[options.DEVICE])
+    recipe, _ = read_recipe(given[options.RECIPE], given[options.BACKEND], overrides)
+    progress = given.progress()
     try:
         module = qat.prepare(
             model,
-            source,
-            wishes,
+            data,
+            recipe,
             weights="lsq" if method == "pact" else method,
             activations=method,
-            adapters=adapters,
-            device=device,
+            adapters=given[ADAPTERS],
+            device=given[options.DEVICE] or "cpu",
             split=split,
-            progress=told,
+            progress=progress,
         )
-        qat.train(module, train_data, chosen, augment=changed, checkpoint=checkpoint, split=split, progress=told)
+        train_data, checkpoint = given[TRAIN_DATA] or data, given[CHECKPOINT]
+        qat.train(module, train_data, settings, augment=augment, checkpoint=checkpoint, split=split, progress=progress)
     finally:
-        told.close()
-    return qat.export(module, target, source, split=split, **write)
+        progress.close()
+    verify = not given[options.NO_VERIFY]
+    return qat.export(module, output, data, split=split, force=given[options.FORCE], verify=verify)

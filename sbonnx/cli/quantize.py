@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sbonnx.cli import options
+from sbonnx.cli.options import Arguments, required_output
 from sbonnx.cli.output.metric_tables import OUTPUT_COLUMNS, measured, output_rows
 from sbonnx.cli.output.search_tables import show_search
 from sbonnx.cli.output.show import Show, to_json
@@ -26,63 +27,71 @@ WORST: Final = 5
 """Layers shown in the table; the JSON has all of them."""
 
 
-def run(
-    model: options.Model,
-    data: options.Data = None,
-    output: options.Output = None,
-    backend: options.Backend = None,
-    recipe: options.RecipePath = None,
-    bits: options.Bits = None,
-    block_size: options.BlockSize = None,
-    mode: options.Mode = None,
-    form: options.Format = None,
-    sets: options.Sets = None,
-    split: options.Split = None,
-    samples: options.Samples = None,
-    device: options.Device = None,
-    memory: options.Memory = None,
-    granularity: options.Granularity = None,
-    workers: options.Workers = None,
-    cache: options.Cache = None,
-    asym: options.Asym = False,
-    feedback: options.Feedback = None,
-    cross_layer: options.CrossLayer = False,
-    smooth_quant: options.SmoothQuant = None,
-    max_loss: options.MaxLoss = None,
-    min_sqnr: options.LeastSqnr = None,
-    average_bits: options.AverageBits = None,
-    save_recipe: options.SaveRecipe = None,
-    trt_cache: options.TrtCache = None,
-    requantize: options.Requantize = False,
-    high_precision: options.HighPrecision = None,
-    no_keep_io: options.NoKeepIo = False,
-    no_verify: options.NoVerify = False,
-    report_file: options.ReportFile = None,
-    force: options.Force = False,
-    as_json: options.Json = False,
-    json_progress: options.JsonProgress = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> int:
-    """Run ``sbonnx quantize`` and return the exit code."""
-    from sbonnx.stages.state import read_recipe
+OPTIONS: Final = (
+    options.MODEL,
+    options.DATA,
+    options.OUTPUT,
+    options.BACKEND,
+    options.RECIPE,
+    options.BITS,
+    options.BLOCK_SIZE,
+    options.MODE,
+    options.FORMAT,
+    options.SET,
+    options.SPLIT,
+    options.SAMPLES,
+    options.DEVICE,
+    options.MEMORY,
+    options.GRANULARITY,
+    options.WORKERS,
+    options.CACHE,
+    options.ASYM,
+    options.FEEDBACK,
+    options.CROSS_LAYER,
+    options.SMOOTH_QUANT,
+    options.MAX_LOSS,
+    options.TARGET_SQNR,
+    options.AVERAGE_BITS,
+    options.SAVE_RECIPE,
+    options.TRT_CACHE,
+    options.REQUANTIZE,
+    options.HIGH_PRECISION,
+    options.NO_KEEP_IO,
+    options.NO_VERIFY,
+    options.REPORT,
+    options.FORCE,
+    *options.COMMON_WITH_PROGRESS,
+)
 
-    target = options.output_of(output)
-    flags = options.overrides(sets, bits=bits, device=device, samples=samples, memory=memory, workers=workers)
-    flags = options.overrides(flags, granularity=granularity, cache=cache, asym=asym, feedback=options.pairs(feedback))
-    flags = options.overrides(flags, requantize=requantize, block_size=block_size)
-    flags = options.overrides(flags, high_precision=high_precision, keep_io="false" if no_keep_io else None)
-    flags = options.overrides(flags, mode=mode, format=form, cross_layer=cross_layer, smooth_quant=smooth_quant)
-    flags = options.overrides(flags, max_loss=max_loss, min_sqnr=options.decibel(min_sqnr))
-    flags = options.overrides(flags, average_bits=None if average_bits is None else str(average_bits))
-    wishes, _ = read_recipe(recipe, backend, flags)
-    source = options.required(data) if wishes.mode == "static" else data
-    taken = [path for path in (model, target, source, save_recipe, trt_cache) if path is not None]
-    check_report(report_file, taken, force=force)
-    how = {"output": target, "force": force, "verify": not no_verify, "split": split, "trt_cache": trt_cache}
-    how["save_recipe"] = save_recipe
-    report = _made(model, source, recipe=wishes, quiet=quiet, as_json=json_progress, **how)
-    return said(Show(as_json=as_json, quiet=quiet), report, report_file)
+
+def run(given: Arguments) -> int:
+    """Run ``sbonnx quantize`` and return the exit code."""
+    from sbonnx.api import quantize
+    from sbonnx.prepare import read_recipe
+
+    model, output, force = given[options.MODEL], required_output(given[options.OUTPUT]), given[options.FORCE]
+    trt_cache, save_recipe = given[options.TRT_CACHE], given[options.SAVE_RECIPE]
+    recipe, _ = read_recipe(given[options.RECIPE], given[options.BACKEND], given.overrides())
+    data = given.required_data() if recipe.mode == "static" else given[options.DATA]
+    others = [path for path in (model, output, data, save_recipe, trt_cache) if path is not None]
+    check_report(given[options.REPORT], others, force=force)
+    progress = given.progress()
+    try:
+        report = quantize(
+            model,
+            data,
+            recipe=recipe,
+            output=output,
+            force=force,
+            verify=not given[options.NO_VERIFY],
+            split=given[options.SPLIT],
+            trt_cache=trt_cache,
+            save_recipe=save_recipe,
+            progress=progress,
+        )
+    finally:
+        progress.close()
+    return show_report(given, report)
 
 
 def check_report(file: Path | None, taken: Sequence[Path], *, force: bool) -> None:
@@ -99,22 +108,11 @@ def check_report(file: Path | None, taken: Sequence[Path], *, force: bool) -> No
         graphs.check_target(file, inputs=taken, force=force)
 
 
-def _made(model: Path, source: Path | None, *, quiet: bool, as_json: bool, **how: Any) -> Report:
-    """Call `sbonnx.quantize` with the keyword arguments `how`, with progress on stderr."""
-    from sbonnx.api import quantize
-    from sbonnx.progress import make_progress
-
-    progress = make_progress(quiet=quiet, as_json=as_json)
-    try:
-        return quantize(model, source, progress=progress, **how)
-    finally:
-        progress.close()
-
-
-def said(show: Show, report: Report, file: Path | None) -> int:
-    """Print the report, write it to `file` if given, and return the exit code."""
+def show_report(given: Arguments, report: Report) -> int:
+    """Print the report, write it to the file of ``--report`` if given, and return the exit code."""
     from sbonnx import graph as graphs
 
+    show, file = given.show(), given[options.REPORT]
     if file is not None:
         graphs.write_text(file, _written(report, file))
     code = show.problems(report.problems)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-import typer
+from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
+from sbonnx.cli.options import Arguments, required_output
 from sbonnx.cli.output.metric_tables import OUTPUT_COLUMNS, output_rows
 from sbonnx.cli.output.show import Show
 
@@ -26,36 +26,38 @@ EQUAL_HALF_DB: Final = 40.0
 """Threshold for models that compute in half precision (float16 or bfloat16: 50 to 70 dB)."""
 
 
-def run(
-    model: options.Model,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The model to write.", show_default=False)
-    ] = None,
-    no_fuse: Annotated[bool, typer.Option("--no-fuse", help="Keep batch norms and the like as they are.")] = False,
-    data: options.Data = None,
-    split: options.Split = None,
-    samples: options.Samples = None,
-    force: options.Force = False,
-    as_json: options.Json = False,
-    quiet: options.Quiet = False,
-    debug: options.Debug = False,
-) -> int:
+OUTPUT: Final = replace(options.OUTPUT, help="The model to write.")
+NO_FUSE: Final = options.switch("--no-fuse", "Keep batch norms and the like as they are.")
+
+OPTIONS: Final = (
+    options.MODEL,
+    OUTPUT,
+    NO_FUSE,
+    options.DATA,
+    options.SPLIT,
+    options.SAMPLES,
+    options.FORCE,
+    *options.COMMON,
+)
+
+
+def run(given: Arguments) -> int:
     """Run ``sbonnx simplify`` and return the exit code."""
     from sbonnx import graph as graphs
     from sbonnx import patterns
     from sbonnx.graph.storage.staging import staged
 
-    show = Show(as_json=as_json, quiet=quiet)
-    target = options.output_of(output)
+    show, model, force = given.show(), given[options.MODEL], given[options.FORCE]
+    target = required_output(given[OUTPUT])
     graphs.check_target(target, inputs=[model], force=force)
     graph = graphs.load(model)
     before = _count(graph)
-    steps = (patterns.SIMPLIFY,) if no_fuse else (patterns.SIMPLIFY, patterns.FUSE)
+    steps = (patterns.SIMPLIFY,) if given[NO_FUSE] else (patterns.SIMPLIFY, patterns.FUSE)
     done = [patterns.apply(graph, step) for step in steps]
     graphs.edit.sort(graph)
     with staged(target, graph.info.files, force=force) as path:
         graphs.save(graph, path)
-        comparison, unproved = _prove(model, path, graph, data, split, samples)
+        comparison, unproved = _prove(given, path, graph)
         problems = _problems(comparison, graph) if comparison is not None else [unproved]
     _tell(show, (model, target), (before, _count(graph)), done, comparison, problems)
     for note in graph.info.notes:
@@ -70,21 +72,21 @@ def _count(graph: Graph) -> int:
     return sum(len(body.nodes) for _, body in query.scopes(graph))
 
 
-def _prove(
-    model: Path, simplified: Path, graph: Graph, data: Path | None, split: int | None, samples: int | None
-) -> tuple[Comparison | None, str]:
-    """Compare both files on `data`, or on synthetic feeds. Return None and the reason if neither is possible."""
+def _prove(given: Arguments, simplified: Path, graph: Graph) -> tuple[Comparison | None, str]:
+    """Compare both files on ``--data``, or on synthetic feeds. Return None and the reason if neither is possible."""
     from sbonnx import graph as graphs
     from sbonnx import verify
     from sbonnx.calib.data import dataset as datasets
     from sbonnx.cli.output.feeds import guesses, workable
 
+    model, data = given[options.MODEL], given[options.DATA]
     if data is not None:
-        return verify.check(model, simplified, datasets.read(data, graph, split=split, limit=samples)), ""
-    feeds, why = workable(graphs.load(model), guesses(datasets.input_specs(graph)))
-    if not feeds:
+        feeds = datasets.read(data, graph, split=given[options.SPLIT], limit=given[options.SAMPLES])
+        return verify.check(model, simplified, feeds), ""
+    guessed, why = workable(graphs.load(model), guesses(datasets.input_specs(graph)))
+    if not guessed:
         return None, f"not proved: the model does not run on made-up feeds ({why}): give --data"
-    return verify.check(model, simplified, feeds), ""
+    return verify.check(model, simplified, guessed), ""
 
 
 def _problems(comparison: Comparison, graph: Graph) -> list[str]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import sbonnx
 from sbonnx import native as loops
 from sbonnx.assets import digits
-from sbonnx.cli import VERBS, main
+from sbonnx.cli import VERBS, main, options
 from sbonnx.cli.output.show import Show, megabytes, plain, to_json
 from sbonnx.version import __version__
 
@@ -41,6 +43,13 @@ def test_help_of_each_verb(name: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert f"Usage: sbonnx {name}" in out
     for flag in ("--json", "--quiet", "--debug"):
         assert flag in out
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=NAMES)
+def test_a_verb_reads_options_that_it_declares(verb: Any) -> None:
+    names = re.findall(r"given\[(options\.)?([A-Z_]+)\]", Path(verb.__file__).read_text())
+    assert {getattr(options if shared else verb, name) for shared, name in names} <= set(verb.OPTIONS)
+    assert len({row.name for row in verb.OPTIONS}) == len(verb.OPTIONS)
 
 
 def test_the_grammar_of_quantize(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from onnx import numpy_helper
 
 from sbonnx.cli import main, options
+from sbonnx.cli.options import Arguments
 from sbonnx.recipe import load
 from sbonnx.spec import Array
 from tests.support.models import model, run
@@ -97,15 +98,28 @@ def test_wishes_for_calibration(place: Path, capsys: pytest.CaptureFixture[str])
     assert report["counts"]["samples"] == 12
 
 
-def test_flags_become_overrides() -> None:
-    """As they are laid over the recipe, whatever stands in a path or a name."""
-    given = options.overrides(["SEED=1"], workers=2, cache=Path('a: "b" #c'), asym=True, bits=None, force=False)
-    given += options.overrides(None, feedback=options.pairs(["stateN=state", "h.out=h=in"]), memory="1 GiB")
-    recipe = load(None, overrides=[text.replace("SEED", "CALIBRATION.SEED") for text in given])
+def test_options_become_overrides() -> None:
+    """Whatever characters a path or a name contains. What is not given overrides nothing."""
+    given = Arguments(
+        {
+            options.WORKERS: 2,
+            options.CACHE: Path('a: "b" #c'),
+            options.ASYM: True,
+            options.BITS: None,
+            options.REQUANTIZE: False,
+            options.FEEDBACK: ["stateN=state", "h.out=h=in"],
+            options.MEMORY: "1 GiB",
+            options.NO_KEEP_IO: True,
+            options.OUTPUT: Path("q.onnx"),
+            options.SET: ["CALIBRATION.SEED=1"],
+        }
+    )
+    recipe = load(None, overrides=given.overrides())
     found = recipe.calibration
     assert (found.workers, found.cache, found.asym.enable, found.seed) == (2, 'a: "b" #c', True, 1)
-    assert (found.feedback, found.memory) == ({"stateN": "state", "h.out": "h=in"}, "1 GiB")
-    assert options.pairs(None) is None and options.overrides(None) == []
+    assert (found.feedback, found.memory, recipe.keep_io) == ({"stateN": "state", "h.out": "h=in"}, "1 GiB", False)
+    assert given.overrides(without=[*given.values][:-1]) == ["CALIBRATION.SEED=1"]
+    assert Arguments({options.FEEDBACK: [], options.SET: None}).overrides() == []
 
 
 @pytest.mark.parametrize(
