@@ -14,7 +14,7 @@ import typer
 
 from sbonnx.cli import batch, compare, demo, inspect, lint, plan, profile, qat, quantize, recipe, simplify
 from sbonnx.cli.options import command
-from sbonnx.cli.output.errors import DONE, INTERRUPTED, MENDABLE, guard, report
+from sbonnx.cli.output.error_lines import DONE, FAILED, INTERRUPTED, guard, report
 from sbonnx.cli.output.streams import standard_streams
 from sbonnx.terminal import LINE_LENGTH, one_line
 from sbonnx.version import __version__
@@ -48,10 +48,10 @@ def _run(arguments: list[str], debug: bool) -> int:
         if not hasattr(error, "format_message"):  # not an error in the command line itself
             return report(error, debug=debug)
         print(_usage_line(error), file=sys.stderr)
-        return MENDABLE
+        return FAILED
     if code == INTERRUPT_CODE:
         print(INTERRUPTED, file=sys.stderr)
-        return MENDABLE
+        return FAILED
     return int(code or DONE)
 
 

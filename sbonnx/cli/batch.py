@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
-from sbonnx.cli.output.errors import DONE
-from sbonnx.cli.output.show import Show, megabytes
+from sbonnx.cli.output.error_lines import DONE
+from sbonnx.cli.output.printer import Printer
+from sbonnx.progress import size_text
 from sbonnx.terminal import LINE_LENGTH, one_line
 
 if TYPE_CHECKING:
@@ -41,11 +42,11 @@ def run(given: Arguments) -> int:
     from sbonnx.batch.state import past
     from sbonnx.batch.watch import make_watch
 
-    show, workers, force = given.show(), given[WORKERS], given[FORCE]
+    printer, workers, force = given.printer(), given[WORKERS], given[FORCE]
     quiet, json_progress = given[options.QUIET], given[options.JSON_PROGRESS]
     wished = wish(given[JOBS], only=given[ONLY])
     if given[DRY_RUN]:
-        return _preview(show, wished, workers, force=force)
+        return _preview(printer, wished, workers, force=force)
     watch = make_watch(quiet=quiet, as_json=json_progress, expected=past(wished.places))
     report = fulfil(wished, workers=workers, force=force, scheduler=given[SCHEDULER], watch=watch)
     for row in report.rows:
@@ -53,14 +54,14 @@ def run(given: Arguments) -> int:
         if row.outcome.status != "done" and (quiet or row.up_to_date) and not json_progress:
             line = f"{row.job.name}: {row.outcome.status}: {row.outcome.reason}"
             print(one_line(line, LINE_LENGTH), file=sys.stderr)
-    show.value(plain(report))
-    show.table(f"{report.title}", COLUMNS, [_row(row) for row in report.rows])
-    show.line(_summary(report))
-    show.line(f"report: {wished.places.output / 'report.html'}")
+    printer.value(plain(report))
+    printer.table(f"{report.title}", COLUMNS, [_row(row) for row in report.rows])
+    printer.line(_summary(report))
+    printer.line(f"report: {wished.places.output / 'report.html'}")
     return report.exit_code
 
 
-def _preview(show: Show, wished: Wish, workers: int | None, *, force: bool) -> int:
+def _preview(printer: Printer, wished: Wish, workers: int | None, *, force: bool) -> int:
     """Show the steps that a run would execute (``--dry-run``)."""
     from sbonnx.batch.api import look
     from sbonnx.batch.engine import default_workers
@@ -93,11 +94,11 @@ def _preview(show: Show, wished: Wish, workers: int | None, *, force: bool) -> i
     jobs = [
         {"name": job.name, "model": job.model, "backend": job.backend, "output": job.output} for job in wished.chosen
     ]
-    show.value({"title": wished.title, "jobs": jobs, "steps": steps, "seconds": wall})
+    printer.value({"title": wished.title, "jobs": jobs, "steps": steps, "seconds": wall})
     columns = ("job", "for", "state", "seconds the last time", "output")
-    show.table(f"{wished.title}: {len(wished.chosen)} jobs", columns, rows)
+    printer.table(f"{wished.title}: {len(wished.chosen)} jobs", columns, rows)
     took = "" if wall is None else f", about {clock(wall)} by what such steps took before"
-    show.line(f"{len(run)} steps to be run{took}")
+    printer.line(f"{len(run)} steps to be run{took}")
     return DONE
 
 
@@ -111,7 +112,7 @@ def _row(row: JobResult) -> tuple[object, ...]:
         row.job.name,
         f"{row.outcome.status}{', up to date' if row.up_to_date else ''}",
         min(signals, default=None),
-        megabytes(size) if isinstance(size, int) else None,
+        size_text(size) if isinstance(size, int) else None,
         None if row.up_to_date else round(row.outcome.seconds, 1),
         shorten(row.outcome.reason, REASON_WIDTH, placeholder=" …"),
     )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
-from sbonnx.cli.output.metric_tables import OUTPUT_COLUMNS, measured, output_rows
-from sbonnx.cli.output.show import Show
+from sbonnx.cli.output.tables import OUTPUT_COLUMNS, comparison_facts, output_rows
 
 HELP: Final = "Compare a quantized model with its float one. Error of each output, size, latency, integer kernels."
 
@@ -34,7 +32,7 @@ def run(given: Arguments) -> int:
     from sbonnx import verify
     from sbonnx.calib.data import dataset as datasets
 
-    show, float_model, quant_model = given.show(), given[FLOAT], given[QUANT]
+    printer, float_model, quant_model = given.printer(), given[FLOAT], given[QUANT]
     rows = {row.key.removeprefix("VERIFY."): row for row in options.LIMITS}
     thresholds: dict[str, float | None] = {key.lower(): given[row] for key, row in rows.items()}
     limits = verify.Limits(**thresholds, names={key: row.flags[0] for key, row in rows.items()})
@@ -45,14 +43,10 @@ def run(given: Arguments) -> int:
     comparison = verify.compare(float_model, quant_model, feeds, device=device, depth=depth)
     metrics = comparison.to_dict()
     problems = (*comparison.problems(), *limits.problems(comparison))
-    code = show.problems(problems)
-    show.value({"ok": not problems, "problems": problems, "float": float_model, "quantized": quant_model, **metrics})
-    _tables(show, float_model, quant_model, comparison.kernels, metrics)
+    code = printer.problems(problems)
+    printer.value({"ok": not problems, "problems": problems, "float": float_model, "quantized": quant_model, **metrics})
+    printer.facts(f"{quant_model} against {float_model}", comparison_facts(metrics))
+    printer.table("outputs against float", OUTPUT_COLUMNS, output_rows(metrics["outputs"]))
+    left = () if comparison.kernels is None else comparison.kernels.left_float
+    printer.table("in float between pairs", ("node", "op", "why"), [(node.node, node.op, node.why) for node in left])
     return code
-
-
-def _tables(show: Show, float_model: Path, quant_model: Path, kernels: Any, metrics: dict[str, Any]) -> None:
-    show.facts(f"{quant_model} against {float_model}", measured(metrics))
-    show.table("outputs against float", OUTPUT_COLUMNS, output_rows(metrics["outputs"]))
-    left = () if kernels is None else kernels.left_float
-    show.table("in float between pairs", ("node", "op", "why"), [(one.node, one.op, one.why) for one in left])

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
-from sbonnx.cli.output.metric_tables import percent
-from sbonnx.cli.output.show import Show, megabytes
+from sbonnx.cli.output.printer import Printer
+from sbonnx.cli.output.tables import percent
+from sbonnx.errors import OutputError
+from sbonnx.progress import size_text
 
 if TYPE_CHECKING:
     from sbonnx.assets import DigitsPaths
     from sbonnx.progress import Progress
-    from sbonnx.report import Report
 
 HELP: Final = "Quantize the bundled model for every backend. Handwritten digits, each result compared with float."
 
@@ -40,10 +41,13 @@ def run(given: Arguments) -> int:
     from sbonnx.backends import BACKENDS
     from sbonnx.graph.storage.files import write_bytes
 
-    show, out = given.show(), given[OUT]
+    printer, out = given.printer(), given[OUT]
     begin = time.perf_counter()
     paths = digits()
-    _make(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"the folder '{out}' cannot be made: {error.strerror or error}") from error
     floats = out / "digits_float.onnx"
     write_bytes(floats, paths.model.read_bytes())
     rows = [{"model": "float", "accuracy": _accuracy(floats, paths), "bytes": floats.stat().st_size, "file": floats}]
@@ -53,21 +57,12 @@ def run(given: Arguments) -> int:
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"the files in '{out}' are whole, but not all are there") from None
     problems = _problems(rows)
-    show.value({"models": rows, "problems": problems, "ok": not problems, "seconds": time.perf_counter() - begin})
-    _tables(show, rows)
+    printer.value({"models": rows, "problems": problems, "ok": not problems, "seconds": time.perf_counter() - begin})
+    _tables(printer, rows)
     for row in rows:
-        show.line(f"{row['model']}: {row['file']}")
-    show.line(f"made in {time.perf_counter() - begin:.0f} s")
-    return show.problems(problems)
-
-
-def _make(folder: Path) -> None:
-    from sbonnx.errors import OutputError
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"the folder '{folder}' cannot be made: {error.strerror or error}") from error
+        printer.line(f"{row['model']}: {row['file']}")
+    printer.line(f"made in {time.perf_counter() - begin:.0f} s")
+    return printer.problems(problems)
 
 
 def _quantized(backend: str, floats: Path, paths: DigitsPaths, target: Path, progress: Progress) -> dict[str, Any]:
@@ -82,6 +77,7 @@ def _quantized(backend: str, floats: Path, paths: DigitsPaths, target: Path, pro
     finally:
         progress.close()
     comparison = verify.compare(floats, target, [{"image": _evaluation(paths)[0]}])
+    keys = ("node", "tensor", "label", "alone_db", "sqnr_db")
     return {
         "model": backend,
         "accuracy": _accuracy(target, paths),
@@ -89,16 +85,10 @@ def _quantized(backend: str, floats: Path, paths: DigitsPaths, target: Path, pro
         "sqnr_db": comparison.outputs[0].sqnr_db,
         "bytes": comparison.bytes_quantized,
         "latency_ratio": comparison.latency_ratio,
-        "worst": _worst(report),
+        "worst": [{key: row[key] for key in keys} for row in report.layers[:WORST]],
         "file": target,
         "problems": report.problems,
     }
-
-
-def _worst(report: Report) -> list[dict[str, Any]]:
-    return [
-        {key: row[key] for key in ("node", "tensor", "label", "alone_db", "sqnr_db")} for row in report.layers[:WORST]
-    ]
 
 
 def _evaluation(paths: DigitsPaths) -> tuple[Any, Any]:
@@ -129,9 +119,9 @@ def _problems(rows: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-def _tables(show: Show, rows: list[dict[str, Any]]) -> None:
+def _tables(printer: Printer, rows: list[dict[str, Any]]) -> None:
     size = rows[0]["bytes"]
-    show.table(
+    printer.table(
         "handwritten digits, 8 bits, min-max: 450 images that neither training nor calibration saw",
         ("model", "accuracy", "agrees with float", "SQNR dB", "size", "of float", "latency of float"),
         [
@@ -140,14 +130,14 @@ def _tables(show: Show, rows: list[dict[str, Any]]) -> None:
                 percent(row["accuracy"]),
                 percent(row.get("agreement")),
                 row.get("sqnr_db"),
-                megabytes(row["bytes"]),
+                size_text(row["bytes"]),
                 f"{row['bytes'] / size:.2f}",
                 None if row.get("latency_ratio") is None else f"{row['latency_ratio']:.2f}",
             )
             for row in rows
         ],
     )
-    show.table(
+    printer.table(
         "worst layers (signal to noise, dB)",
         ("model", "node", "tensor", "type", "alone", "with all before it"),
         [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
-from sbonnx.cli.output.show import megabytes
+from sbonnx.progress import size_text
 
 if TYPE_CHECKING:
     from sbonnx.graph import Graph
@@ -23,36 +23,45 @@ def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
     from sbonnx.verify import file_bytes
 
-    show, model = given.show(), given[options.MODEL]
+    printer, model = given.printer(), given[options.MODEL]
     graph = graphs.load(model, opset=1)  # opset 1: no conversion to a newer opset
-    found = _facts(graph) | {"file": model, "bytes": file_bytes(model)}
-    show.value(found)
-    show.facts(
+    facts = _facts(graph) | {"file": model, "bytes": file_bytes(model)}
+    printer.value(facts)
+    printer.facts(
         str(model),
         {
-            "size": megabytes(found["bytes"]),
-            "opset": found["opset"],
-            "other domains": ", ".join(f"{name} {version}" for name, version in found["domains"].items()) or None,
-            "IR version": found["ir_version"],
-            "producer": found["producer"] or None,
-            "nodes": found["nodes"],
-            "parameters": f"{found['parameters']:,} ({megabytes(found['parameter_bytes'])})",
+            "size": size_text(facts["bytes"]),
+            "opset": facts["opset"],
+            "other domains": ", ".join(f"{name} {version}" for name, version in facts["domains"].items()) or None,
+            "IR version": facts["ir_version"],
+            "producer": facts["producer"] or None,
+            "nodes": facts["nodes"],
+            "parameters": f"{facts['parameters']:,} ({size_text(facts['parameter_bytes'])})",
         },
     )
     for side in ("inputs", "outputs"):
-        rows = [(one["name"], one["type"], _dims(one["shape"])) for one in found[side]]
-        show.table(side, ("name", "type", "shape"), rows)
-    show.table("operators", ("op", "nodes"), found["ops"].items())
-    show.table("Q/DQ pairs", ("type", "of", "pairs"), [(one["type"], one["of"], one["pairs"]) for one in found["qdq"]])
-    show.table("blocks", ("kind", "found", "first at"), [(b["kind"], b["count"], b["first"]) for b in found["blocks"]])
-    show.table("branches", ("body", "nodes"), found["branches"].items())
-    for note in found["notes"]:
-        show.note(note)
+        rows = []
+        for tensor in facts[side]:
+            shape = "unknown" if tensor["shape"] is None else f"({', '.join(map(str, tensor['shape']))})"
+            rows.append((tensor["name"], tensor["type"], shape))
+        printer.table(side, ("name", "type", "shape"), rows)
+    printer.table("operators", ("op", "nodes"), facts["ops"].items())
+    printer.table(
+        "Q/DQ pairs", ("type", "of", "pairs"), [(one["type"], one["of"], one["pairs"]) for one in facts["qdq"]]
+    )
+    printer.table(
+        "blocks", ("kind", "found", "first at"), [(b["kind"], b["count"], b["first"]) for b in facts["blocks"]]
+    )
+    printer.table("branches", ("body", "nodes"), facts["branches"].items())
+    for note in facts["notes"]:
+        printer.note(note)
     return 0
 
 
 def _facts(graph: Graph) -> dict[str, Any]:
+    from sbonnx import qdq
     from sbonnx.graph import query
+    from sbonnx.patterns import find_blocks
 
     info = graph.info
     nodes = list(query.all_nodes(graph))
@@ -61,6 +70,12 @@ def _facts(graph: Graph) -> dict[str, Any]:
         entry.domain: entry.version for entry in graph.import_domains or () if entry.domain not in ("", "ai.onnx")
     }
     parameters, size = _parameters(graph)
+    pairs = Counter(
+        (pair.qparams.spec.label(), "constants" if pair.constant else "activations") for pair in qdq.read(graph)
+    )
+    blocks = find_blocks(graph)
+    kinds = Counter(block.kind for block in blocks)
+    first = {block.kind: block.nodes[0] for block in reversed(blocks)}
     producer = f"{info.model.producer_name} {info.model.producer_version}".strip()
     return {
         "opset": info.original_opset,
@@ -73,8 +88,8 @@ def _facts(graph: Graph) -> dict[str, Any]:
         "ops": dict(sorted(ops.items(), key=lambda item: (-item[1], item[0]))),
         "parameters": parameters,
         "parameter_bytes": size,
-        "qdq": _pairs(graph),
-        "blocks": _blocks(graph),
+        "qdq": [{"type": label, "of": what, "pairs": count} for (label, what), count in pairs.most_common()],
+        "blocks": [{"kind": kind, "count": count, "first": first[kind]} for kind, count in kinds.most_common()],
         "branches": {path: len(body.nodes) for path, body in query.scopes(graph) if path},
         "notes": list(info.notes),
     }
@@ -91,10 +106,6 @@ def _interface(tensor: Any) -> dict[str, Any]:
     }
 
 
-def _dims(shape: list[Any] | None) -> str:
-    return "unknown" if shape is None else f"({', '.join(map(str, shape))})"
-
-
 def _parameters(graph: Graph) -> tuple[int, int]:
     """Return the number of values in all constants, and their bytes in memory."""
     from sbonnx.graph import Constant, query
@@ -109,23 +120,3 @@ def _parameters(graph: Graph) -> tuple[int, int]:
             count += values
             size += values * dtype.itemsize
     return count, size
-
-
-def _pairs(graph: Graph) -> list[dict[str, Any]]:
-    """Count Q/DQ pairs by type and by what they quantize."""
-    from sbonnx import qdq
-
-    kinds = Counter(
-        (pair.qparams.spec.label(), "constants" if pair.constant else "activations") for pair in qdq.read(graph)
-    )
-    return [{"type": label, "of": what, "pairs": count} for (label, what), count in kinds.most_common()]
-
-
-def _blocks(graph: Graph) -> list[dict[str, Any]]:
-    """Count recognised blocks by kind."""
-    from sbonnx.patterns import find_blocks
-
-    blocks = find_blocks(graph)
-    kinds = Counter(block.kind for block in blocks)
-    first = {block.kind: block.nodes[0] for block in reversed(blocks)}
-    return [{"kind": kind, "count": count, "first": first[kind]} for kind, count in kinds.most_common()]

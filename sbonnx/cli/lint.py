@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments, required_output
-from sbonnx.cli.output.errors import BELOW_QUALITY, DONE
-from sbonnx.cli.output.show import Show, to_json
+from sbonnx.cli.output.error_lines import BELOW_QUALITY, DONE
+from sbonnx.cli.output.printer import Printer, to_json
 from sbonnx.errors import OutputError, RecipeError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def run(given: Arguments) -> int:
         raise RecipeError(f"--target is missing: name the runtime, one of {', '.join(TARGETS)}")
     if output is not None and not fix:
         raise OutputError("-o names the model that --fix writes: add --fix")
-    show = given.show()
+    printer = given.printer()
     rules = rules_for(target)
     if sarif is not None:
         graphs.check_target(sarif, inputs=[model, *([output] if output else [])], force=force)
@@ -64,13 +64,13 @@ def run(given: Arguments) -> int:
         "counts": {severity: counts[severity] for severity in SEVERITIES},
         "findings": [finding.to_dict() for finding in findings],
     }
-    show.value({**value, "output": output, "fixed": [row.to_dict() for row in rows]} if fix else value)
-    _mends(show, rows)
-    _tables(show, findings)
+    printer.value({**value, "output": output, "fixed": [row.to_dict() for row in rows]} if fix else value)
+    _mends(printer, rows)
+    _tables(printer, findings)
     told = ", ".join(_counted(counts[severity], severity) for severity in SEVERITIES)
-    show.line(f"{checked} for {target}: {len(rules)} rules, {told}")
+    printer.line(f"{checked} for {target}: {len(rules)} rules, {told}")
     for path in filter(None, (output, sarif)):
-        show.line(f"written: {path}")
+        printer.line(f"written: {path}")
     return BELOW_QUALITY if counts["error"] else DONE
 
 
@@ -85,11 +85,11 @@ def _mended(model: Path, target: str, output: Path, force: bool) -> tuple[Fixed,
     return done.rows
 
 
-def _mends(show: Show, rows: tuple[Fixed, ...]) -> None:
+def _mends(printer: Printer, rows: tuple[Fixed, ...]) -> None:
     """Show applied fixes, one row per rule with the first node (the JSON has all), and failed ones, one per reason."""
     done = [row for row in rows if row.done]
     first = {row.rule: row for row in reversed(done)}
-    show.table(
+    printer.table(
         f"mended: {len(done)}",
         ("rule", "times", "with equal values", "first at", "there"),
         [
@@ -99,7 +99,7 @@ def _mends(show: Show, rows: tuple[Fixed, ...]) -> None:
     )
     left = [row for row in rows if not row.done]
     places = {(row.rule, row.what): row.node for row in reversed(left)}
-    show.table(
+    printer.table(
         "not mended",
         ("rule", "times", "first at", "why"),
         [
@@ -109,7 +109,7 @@ def _mends(show: Show, rows: tuple[Fixed, ...]) -> None:
     )
 
 
-def _tables(show: Show, findings: list[Finding]) -> None:
+def _tables(printer: Printer, findings: list[Finding]) -> None:
     """Show one table per severity, the most severe first."""
     for severity in SEVERITIES:
         rows = [
@@ -117,7 +117,7 @@ def _tables(show: Show, findings: list[Finding]) -> None:
             for one in findings
             if one.severity == severity
         ]
-        show.table(_counted(len(rows), severity), ("rule", "node", "tensor", "why", "mend"), rows)
+        printer.table(_counted(len(rows), severity), ("rule", "node", "tensor", "why", "mend"), rows)
 
 
 def _counted(count: int, severity: Severity) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
 
 import typer
 
-from sbonnx.cli.output.show import Show
+from sbonnx.cli.output.printer import Printer
 from sbonnx.errors import DataError, OutputError, RecipeError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class Option(Generic[T]):
+class CommandOption(Generic[T]):
     """One row: an option of the command line, or an argument (without flags). T is the type of its value.
 
     Attributes:
@@ -68,40 +68,40 @@ class Option(Generic[T]):
         return inspect.Parameter(self.name, kind, default=self.default, annotation=Annotated[self.type, info])
 
 
-def _row(flags: str, kind: Any, help: str, metavar: str | None, **more: Any) -> Option[Any]:
+def _row(flags: str, kind: Any, help: str, metavar: str | None, **more: Any) -> CommandOption[Any]:
     names = tuple(flags.split())
-    return Option(names[0].removeprefix("--").replace("-", "_"), names, kind, help, metavar, **more)
+    return CommandOption(names[0].removeprefix("--").replace("-", "_"), names, kind, help, metavar, **more)
 
 
-def option(flags: str, kind: type[T], metavar: str | None, help: str, **more: Any) -> Option[T | None]:
-    """Declare an option without a default. `more`: further fields of `Option`."""
+def option(flags: str, kind: type[T], metavar: str | None, help: str, **more: Any) -> CommandOption[T | None]:
+    """Declare an option without a default. `more`: further fields of `CommandOption`."""
     return _row(flags, kind | None, help, metavar, **more)
 
 
-def setting(flags: str, default: T, metavar: str, help: str, **more: Any) -> Option[T]:
+def setting(flags: str, default: T, metavar: str, help: str, **more: Any) -> CommandOption[T]:
     """Declare an option with a default, which the help shows."""
     kind = Path if isinstance(default, Path) else type(default)
     return _row(flags, kind, help, metavar, default=default, **more)
 
 
-def switch(flags: str, help: str, **more: Any) -> Option[bool]:
+def switch(flags: str, help: str, **more: Any) -> CommandOption[bool]:
     """Declare an option without a value."""
     return _row(flags, bool, help, None, default=False, **more)
 
 
-def repeated(flags: str, metavar: str, help: str, **more: Any) -> Option[list[str] | None]:
+def repeated(flags: str, metavar: str, help: str, **more: Any) -> CommandOption[list[str] | None]:
     """Declare an option that can be given several times."""
     return _row(flags, list[str] | None, f"{help}; can be repeated.", metavar, **more)
 
 
-def argument(name: str, metavar: str | None, help: str) -> Option[Path]:
+def argument(name: str, metavar: str | None, help: str) -> CommandOption[Path]:
     """Declare a required argument: a path."""
-    return Option(name, (), Path, help, metavar, inspect.Parameter.empty)
+    return CommandOption(name, (), Path, help, metavar, inspect.Parameter.empty)
 
 
-def optional_argument(name: str, metavar: str | None, help: str) -> Option[Path | None]:
+def optional_argument(name: str, metavar: str | None, help: str) -> CommandOption[Path | None]:
     """Declare an argument that can be left out: a path."""
-    return Option(name, (), Path | None, help, metavar)
+    return CommandOption(name, (), Path | None, help, metavar)
 
 
 DATA_FORMATS: Final = (
@@ -128,7 +128,7 @@ def feedback_pairs(feedback: Sequence[str]) -> dict[str, str]:
     return inputs
 
 
-def _decibel(text: str) -> str:
+def decibel(text: str) -> str:
     """Strip the unit from a number of decibel: ``20dB`` -> ``20``."""
     return text.strip().lower().removesuffix("db").strip() or text
 
@@ -233,7 +233,7 @@ TARGET_SQNR: Final = option(
     "DB",
     "Exit 1 if an output is nearer to noise; with --recipe auto layers get more bits before.",
     key="min_sqnr",
-    convert=_decibel,
+    convert=decibel,
     group=QUALITY,
 )
 AVERAGE_BITS: Final = option(
@@ -315,7 +315,7 @@ JSON: Final = switch("--json", "One JSON value on stdout instead of tables.")
 JSON_PROGRESS: Final = switch("--json-progress", "Progress as JSON lines on stderr, for scripts.")
 QUIET: Final = switch("--quiet -q", "No tables and no progress, only what is wrong.")
 DEBUG: Final = switch("--debug", "Show the traceback of an error.")
-"""Read by `errors.guard`, which runs every command."""
+"""Read by `error_lines.guard`, which runs every command."""
 
 COMMON: Final = (JSON, QUIET, DEBUG)
 COMMON_WITH_PROGRESS: Final = (JSON, JSON_PROGRESS, QUIET, DEBUG)
@@ -329,13 +329,13 @@ LIMITS: Final = (MIN_SQNR, MIN_COSINE, MAX_SIZE, MAX_LATENCY, MIN_INTEGER)
 class Arguments:
     """Values of one command line, by row of the table."""
 
-    values: Mapping[Option[Any], Any]
+    values: Mapping[CommandOption[Any], Any]
 
-    def __getitem__(self, option: Option[T]) -> T:
+    def __getitem__(self, option: CommandOption[T]) -> T:
         value: T = self.values[option]
         return value
 
-    def overrides(self, *, without: Collection[Option[Any]] = ()) -> list[str]:
+    def overrides(self, *, without: Collection[CommandOption[Any]] = ()) -> list[str]:
         """Format the options that set recipe keys, then ``--set``, as ``KEY=VALUE``."""
         texts = []
         for row, value in self.values.items():
@@ -355,9 +355,9 @@ class Arguments:
             raise DataError(f"--data is missing: DATA is {DATA_FORMATS}")
         return data
 
-    def show(self) -> Show:
+    def printer(self) -> Printer:
         """Return the printer of results."""
-        return Show(as_json=self[JSON], quiet=self[QUIET])
+        return Printer(as_json=self[JSON], quiet=self[QUIET])
 
     def progress(self) -> Progress:
         """Start the display of progress on stderr."""
@@ -384,7 +384,7 @@ def required_output(output: Path | None) -> Path:
     return output
 
 
-def command(options: Sequence[Option[Any]], run: Callable[[Arguments], int]) -> Callable[..., int]:
+def command(options: Sequence[CommandOption[Any]], run: Callable[[Arguments], int]) -> Callable[..., int]:
     """Wrap `run` in a function whose signature declares `options` to typer."""
 
     def verb(**values: Any) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
-from sbonnx.cli.output.show import to_json
+from sbonnx.cli.output.printer import to_json
 
 if TYPE_CHECKING:
     from sbonnx.plan import Site
@@ -40,7 +40,7 @@ def run(given: Arguments) -> int:
     from sbonnx.plan import to_dict
     from sbonnx.stages.state import read_recipe
 
-    show, model, output = given.show(), given[options.MODEL], given[OUTPUT]
+    printer, model, output = given.printer(), given[options.MODEL], given[OUTPUT]
     recipe, rules = read_recipe(given[options.RECIPE], given[options.BACKEND], given.overrides())
     if output is not None:
         graphs.check_target(output, inputs=[model], force=given[options.FORCE])
@@ -49,36 +49,35 @@ def run(given: Arguments) -> int:
     value: dict[str, Any] = to_dict(plan)
     if output is not None:
         graphs.write_text(output, to_json(value) + "\n")
-    show.value(value)
-    groups = _shared(plan.sites)
-    show.table(
+    printer.value(value)
+    groups = _groups(plan.sites)
+    printer.table(
         f"{model} for {plan.backend}: {len(plan.sites)} tensors to quantize",
         ("tensor", "role", "type", "shares scale with", "read by", "rule", "why"),
         [
-            (site.tensor, site.role, _type(site), groups.get(site.key), _readers(site), site.rule, site.why)
+            (
+                site.tensor,
+                site.role,
+                "int32" if site.role == "bias" else site.spec.label(),  # a bias has the type of the accumulator
+                groups.get(site.key),
+                ", ".join(f"{reader.node}[{reader.index}]" for reader in site.readers),
+                site.rule,
+                site.why,
+            )
             for site in plan.sites
         ],
     )
     refusals = [(refusal.what, refusal.where, refusal.why) for refusal in prepared.refusals]
-    show.table("not done", ("what", "where", "why"), refusals)
+    printer.table("not done", ("what", "where", "why"), refusals)
     if output is not None:
-        show.line(f"written: {output}")
+        printer.line(f"written: {output}")
     return 0
 
 
-def _shared(sites: tuple[Site, ...]) -> dict[str, str]:
+def _groups(sites: tuple[Site, ...]) -> dict[str, str]:
     """Map site keys to the tensor that names their group, for groups with more than one site."""
     counts: dict[str, int] = {}
     for site in sites:
         counts[site.group] = counts.get(site.group, 0) + 1
     tensors = {site.key: site.tensor for site in sites}
     return {site.key: tensors.get(site.group, site.group) for site in sites if counts[site.group] > 1}
-
-
-def _type(site: Site) -> str:
-    """Return the integer type in the exported file; a bias is int32, the type of the accumulator."""
-    return "int32" if site.role == "bias" else site.spec.label()
-
-
-def _readers(site: Site) -> str:
-    return ", ".join(f"{reader.node}[{reader.index}]" for reader in site.readers)

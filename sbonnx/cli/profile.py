@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
-from sbonnx.cli.output.bars import bar
-from sbonnx.cli.output.show import Show
+from sbonnx.cli.output.printer import Printer
+from sbonnx.cli.output.tables import bar
 from sbonnx.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def run(given: Arguments) -> int:
     from sbonnx.mermaid import mermaid as to_mermaid
 
     model, quantized, mermaid = given[options.MODEL], given[QUANT], given[MERMAID]
-    show, sort, top = given.show(), given[SORT], given[TOP]
+    printer, sort, top = given.printer(), given[SORT], given[TOP]
     _check_words(given[METRIC], sort, top)
     data = given.required_data()
     recipe_flags = given.overrides(without=(options.DEVICE, options.SAMPLES, options.MEMORY))
@@ -87,10 +87,10 @@ def run(given: Arguments) -> int:
         graphs.write_text(mermaid, to_mermaid(graph, profile.losses()))
     rows = profile.layers if sort == GRAPH else profile.worst_first(_column(sort))
     shown = replace(profile, layers=rows[:top])
-    show.value(shown.to_dict())
-    _tables(show, f"{quantized or model}", profile, shown, _column(sort))
+    printer.value(shown.to_dict())
+    _tables(printer, f"{quantized or model}", profile, shown, _column(sort))
     if mermaid is not None:
-        show.line(f"written: {mermaid}")
+        printer.line(f"written: {mermaid}")
     return 0
 
 
@@ -170,14 +170,14 @@ def _profile_file(given: Arguments, quantized: Path) -> tuple[Graph, Profile]:
     return subject.graph, replace(profile, notes=(*notes, *profile.notes))
 
 
-def _tables(show: Show, title: str, found: Profile, shown: Profile, column: Column) -> None:
+def _tables(printer: Printer, title: str, found: Profile, shown: Profile, column: Column) -> None:
     """Show the measurements: outputs, layers with a bar each, and notes."""
     from sbonnx.profile import COLUMNS
 
     plain = found.to_dict()
     unit = f" {plain['unit']}" if plain["unit"] else ""
     better = "more is better" if plain["higher_is_better"] else "less is better"
-    show.table(
+    printer.table(
         f"outputs of {title}, quantized as a whole ({plain['measure']}{unit}, {better}; {found.feeds} feeds)",
         ("output", plain["measure"]),
         list(found.outputs.items()),
@@ -190,10 +190,10 @@ def _tables(show: Show, title: str, found: Profile, shown: Profile, column: Colu
         rows.append((row.node, row.op, row.label, *(row.value(one) for one in COLUMNS), bar(share)))
     names = [TITLES[one] for one in COLUMNS]
     counted = f"{len(shown.layers)} of {len(found.layers)} layers"
-    show.table(
+    printer.table(
         f"{counted}: {plain['measure']}{unit} of what each gives, against float; bars: loss {TITLES[column]}",
         ("layer", "op", "reads", *names, "loss"),
         rows,
     )
     for note in found.notes:
-        show.note(note)
+        printer.note(note)

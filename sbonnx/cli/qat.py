@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
-from sbonnx.cli.options import Arguments, Option, required_output
+from sbonnx.cli.options import Arguments, CommandOption, required_output
 from sbonnx.cli.quantize import check_report, show_report
 from sbonnx.errors import RecipeError
 
@@ -54,7 +54,7 @@ ADAPTERS: Final = options.option(
 SEED: Final = options.setting("--seed", 0, "N", "Of the order of samples.", group=TRAINING)
 CHECKPOINT: Final = options.option("--checkpoint", Path, "FILE", "Written as it goes; goes on from it.", group=TRAINING)
 
-SETTINGS: Final[tuple[Option[Any], ...]] = (EPOCHS, BATCH, RATE, SCALE_RATE, AVERAGE, INNER_WEIGHT, SEED)
+SETTINGS: Final[tuple[CommandOption[Any], ...]] = (EPOCHS, BATCH, RATE, SCALE_RATE, AVERAGE, INNER_WEIGHT, SEED)
 """Fields of `sbonnx.qat.Settings`, with its defaults: the help does not import torch."""
 
 OPTIONS: Final = (

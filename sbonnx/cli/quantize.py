@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments, required_output
-from sbonnx.cli.output.metric_tables import OUTPUT_COLUMNS, measured, output_rows
-from sbonnx.cli.output.search_tables import show_search
-from sbonnx.cli.output.show import Show, to_json
+from sbonnx.cli.output.printer import Printer, to_json
+from sbonnx.cli.output.tables import OUTPUT_COLUMNS, comparison_facts, output_rows, show_search
 from sbonnx.errors import OutputError
 
 if TYPE_CHECKING:
@@ -112,52 +111,49 @@ def show_report(given: Arguments, report: Report) -> int:
     """Print the report, write it to the file of ``--report`` if given, and return the exit code."""
     from sbonnx import graph as graphs
 
-    show, file = given.show(), given[options.REPORT]
+    printer, file = given.printer(), given[options.REPORT]
     if file is not None:
-        graphs.write_text(file, _written(report, file))
-    code = show.problems(report.problems)
-    show.value(report.to_dict())
-    _tables(show, report)
+        if file.suffix.lower() == JSON:
+            text = to_json(report.to_dict()) + "\n"
+        else:
+            from sbonnx.html_report import single_page
+
+            text = single_page(report.to_dict())
+        graphs.write_text(file, text)
+    code = printer.problems(report.problems)
+    printer.value(report.to_dict())
+    _tables(printer, report)
     return code
 
 
-def _written(report: Report, file: Path) -> str:
-    """Render the report in the format given by the file's suffix."""
-    if file.suffix.lower() == JSON:
-        return to_json(report.to_dict()) + "\n"
-    from sbonnx.html_report import single_page
-
-    return single_page(report.to_dict())
-
-
-def _tables(show: Show, report: Report) -> None:
+def _tables(printer: Printer, report: Report) -> None:
     counts = report.counts
     metrics = report.metrics
-    show.facts(
+    printer.facts(
         f"{report.model} for {report.backend}",
         {
             "nodes": f"{counts['nodes before']} in the file, {counts['nodes float']} simplified and fused, "
             f"{counts['nodes quantized']} with Q/DQ",
             "quantized": f"{counts['activations']} activations, {counts['weights']} weights, {counts['biases']} biases",
             "calibrated on": f"{counts['samples']} samples" if counts["samples"] else "nothing: no range was needed",
-            **measured(metrics, calibrated=bool(counts["samples"])),
+            **comparison_facts(metrics, calibrated=bool(counts["samples"])),
         },
     )
-    show.table("outputs against float", OUTPUT_COLUMNS, output_rows(metrics.get("outputs", ())))
+    printer.table("outputs against float", OUTPUT_COLUMNS, output_rows(metrics.get("outputs", ())))
     worst = report.layers[:WORST]
-    show.table(
+    printer.table(
         "worst layers (signal to noise, dB)",
         ("node", "tensor", "type", "alone", "with all before it"),
         [(row["node"], row["tensor"], row["label"], row["alone_db"], row["sqnr_db"]) for row in worst],
     )
     reasons = Counter((refusal.what, refusal.why) for refusal in report.refusals)
     first = {(refusal.what, refusal.why): refusal.where for refusal in reversed(report.refusals)}
-    show.table(
+    printer.table(
         "not done",
         ("times", "what", "why", "first at"),
         [(count, what, why, first[what, why]) for (what, why), count in reasons.most_common()],
     )
-    show_search(show, report.search)
+    show_search(printer, report.search)
     for note in report.notes:
-        show.note(note)
-    show.line(f"written: {report.output}")
+        printer.note(note)
+    printer.line(f"written: {report.output}")

@@ -6,7 +6,7 @@ from typing import Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
-from sbonnx.cli.output.show import Show
+from sbonnx.cli.output.printer import Printer
 from sbonnx.errors import RecipeError
 
 HELP: Final = "Print the default recipe, explained. With FILE, check that recipe and print what it resolves to."
@@ -23,17 +23,17 @@ def run(given: Arguments) -> int:
     from sbonnx import recipe as recipes
     from sbonnx.stages.state import read_recipe
 
-    show, file = given.show(), given[FILE]
+    printer, file = given.printer(), given[FILE]
     if given[SCHEMA]:
         if file is not None:
             raise RecipeError("the schema is the same for every recipe: leave FILE or --schema out")
-        Show(as_json=True).value(recipes.json_schema())
+        Printer(as_json=True).value(recipes.json_schema())
         return 0
     overrides = given.overrides()
     recipe, _ = read_recipe(file, given[options.BACKEND], overrides)
-    show.value(recipe.to_dict())
+    printer.value(recipe.to_dict())
     if file is None and not overrides:
-        show.text(recipes.annotated_default(recipe.backend).rstrip())
+        printer.text(recipes.annotated_default(recipe.backend).rstrip())
     else:
-        show.text(recipes.as_yaml(recipe).rstrip())
+        printer.text(recipes.as_yaml(recipe).rstrip())
     return 0

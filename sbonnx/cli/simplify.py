@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments, required_output
-from sbonnx.cli.output.metric_tables import OUTPUT_COLUMNS, output_rows
-from sbonnx.cli.output.show import Show
+from sbonnx.cli.output.printer import Printer
+from sbonnx.cli.output.tables import OUTPUT_COLUMNS, output_rows
+from sbonnx.errors import DataError
 
 if TYPE_CHECKING:
+    from sbonnx.calib.data import InputSpec
     from sbonnx.graph import Graph
     from sbonnx.patterns import Applied
+    from sbonnx.spec import Array
     from sbonnx.verify import Comparison
 
 HELP: Final = "Simplify and fuse a float model. The outputs stay the same, proved in onnxruntime."
@@ -25,6 +30,17 @@ EQUAL_DB: Final = 80.0
 EQUAL_HALF_DB: Final = 40.0
 """Threshold for models that compute in half precision (float16 or bfloat16: 50 to 70 dB)."""
 
+BATCH: Final = 2
+"""Size of a dynamic first axis."""
+
+LENGTHS: Final = (8, 32, 64, 224, 1)
+"""Sizes to try for the other dynamic axes: short texts and small images first."""
+
+LARGEST: Final = 1 << 26
+"""Maximum number of elements of one synthetic input."""
+
+SEEDS: Final = (0, 1)
+"""Seeds, one feed each: feeds may take different branches of the model."""
 
 OUTPUT: Final = replace(options.OUTPUT, help="The model to write.")
 NO_FUSE: Final = options.switch("--no-fuse", "Keep batch norms and the like as they are.")
@@ -47,7 +63,7 @@ def run(given: Arguments) -> int:
     from sbonnx import patterns
     from sbonnx.graph.storage.staging import staged
 
-    show, model, force = given.show(), given[options.MODEL], given[options.FORCE]
+    printer, model, force = given.printer(), given[options.MODEL], given[options.FORCE]
     target = required_output(given[OUTPUT])
     graphs.check_target(target, inputs=[model], force=force)
     graph = graphs.load(model)
@@ -59,11 +75,11 @@ def run(given: Arguments) -> int:
         graphs.save(graph, path)
         comparison, unproved = _prove(given, path, graph)
         problems = _problems(comparison, graph) if comparison is not None else [unproved]
-    _tell(show, (model, target), (before, _count(graph)), done, comparison, problems)
+    _tell(printer, (model, target), (before, _count(graph)), done, comparison, problems)
     for note in graph.info.notes:
-        show.note(note)
-    show.line(f"written: {target}")
-    return show.problems(problems)
+        printer.note(note)
+    printer.line(f"written: {target}")
+    return printer.problems(problems)
 
 
 def _count(graph: Graph) -> int:
@@ -77,16 +93,70 @@ def _prove(given: Arguments, simplified: Path, graph: Graph) -> tuple[Comparison
     from sbonnx import graph as graphs
     from sbonnx import verify
     from sbonnx.calib.data import dataset as datasets
-    from sbonnx.cli.output.feeds import guesses, workable
 
     model, data = given[options.MODEL], given[options.DATA]
     if data is not None:
         feeds = datasets.read(data, graph, split=given[options.SPLIT], limit=given[options.SAMPLES])
         return verify.check(model, simplified, feeds), ""
-    guessed, why = workable(graphs.load(model), guesses(datasets.input_specs(graph)))
+    guessed, why = _first_accepted(graphs.load(model), _synthetic_feeds(datasets.input_specs(graph)))
     if not guessed:
         return None, f"not proved: the model does not run on made-up feeds ({why}): give --data"
     return verify.check(model, simplified, guessed), ""
+
+
+def _synthetic_feeds(specs: Sequence[InputSpec]) -> Iterator[list[dict[str, Array]]]:
+    """Yield feeds for each guess of the dynamic axes: normal floats, integers 0 or 1, deterministic.
+
+    Raises:
+        DataError: an input is too large.
+    """
+    batches = (BATCH, 1) if any(spec.shape and not isinstance(spec.shape[0], int) for spec in specs) else (BATCH,)
+    fixed = all(isinstance(dim, int) for spec in specs for dim in (spec.shape or ())[1:])
+    for length in LENGTHS[:1] if fixed else LENGTHS:
+        for batch in batches:
+            yield [_feed(specs, batch, length, seed) for seed in SEEDS]
+
+
+def _feed(specs: Sequence[InputSpec], batch: int, length: int, seed: int) -> dict[str, Array]:
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    named: dict[str, int] = {}
+    feed: dict[str, Array] = {}
+    for spec in specs:
+        shape = []
+        for axis, dim in enumerate(spec.shape or ()):
+            guess = batch if axis == 0 else length
+            shape.append(named.setdefault(dim, guess) if isinstance(dim, str) else guess if dim is None else dim)
+        if prod(shape) > LARGEST:
+            raise DataError(f"input '{spec.name}' of shape {shape} is too large to be made up: give --data")
+        if spec.dtype is None or spec.dtype.kind == "O":
+            feed[spec.name] = np.full(shape, "a", dtype=object)
+        elif spec.dtype.kind in "iub":
+            feed[spec.name] = np.asarray(rng.integers(0, 2, shape)).astype(spec.dtype)
+        else:
+            feed[spec.name] = np.asarray(rng.standard_normal(shape)).astype(spec.dtype)
+    return feed
+
+
+def _first_accepted(graph: Graph, guessed: Iterable[list[dict[str, Array]]]) -> tuple[list[dict[str, Array]], str]:
+    """Return the first guess that the model runs on; else an empty list and the reason of the last failure."""
+    from sbonnx.calib.engine.runner import LayerRunner
+
+    why = "it has no inputs to guess"
+    with LayerRunner(graph) as run:
+        try:
+            for feeds in guessed:
+                try:
+                    for feed in feeds:
+                        run(feed)
+                except DataError as error:
+                    why = str(error)
+                    continue
+                return feeds, ""
+        except DataError as error:  # raised by `_synthetic_feeds`
+            why = str(error)
+    return [], why
 
 
 def _problems(comparison: Comparison, graph: Graph) -> list[str]:
@@ -102,7 +172,7 @@ def _problems(comparison: Comparison, graph: Graph) -> list[str]:
 
 
 def _tell(
-    show: Show,
+    printer: Printer,
     paths: tuple[Path, Path],
     nodes: tuple[int, int],
     done: list[Applied],
@@ -112,7 +182,7 @@ def _tell(
     fired = [one for applied in done for one in applied.fired]
     refusals = [one for applied in done for one in applied.refusals]
     outputs: Any = comparison.to_dict()["outputs"] if comparison is not None else []
-    show.value(
+    printer.value(
         {
             "model": paths[0],
             "output": paths[1],
@@ -125,9 +195,11 @@ def _tell(
             "ok": not problems,
         }
     )
-    show.facts(str(paths[0]), {"nodes": f"{nodes[0]} -> {nodes[1]}"})
+    printer.facts(str(paths[0]), {"nodes": f"{nodes[0]} -> {nodes[1]}"})
     first = {one.pattern: one.node for one in reversed(fired)}
     counts = Counter(one.pattern for one in fired)
-    show.table("done", ("pattern", "times", "first at"), [(name, n, first[name]) for name, n in counts.most_common()])
-    show.table("not done", ("what", "where", "why"), [(one.what, one.where, one.why) for one in refusals])
-    show.table("outputs against the original", OUTPUT_COLUMNS, output_rows(outputs))
+    printer.table(
+        "done", ("pattern", "times", "first at"), [(name, n, first[name]) for name, n in counts.most_common()]
+    )
+    printer.table("not done", ("what", "where", "why"), [(one.what, one.where, one.why) for one in refusals])
+    printer.table("outputs against the original", OUTPUT_COLUMNS, output_rows(outputs))

@@ -117,7 +117,7 @@ def test_what_nobody_asks_for_any_more_goes_in_time(tmp_path: Path) -> None:
 INTERRUPTED = """
 import sys
 from pathlib import Path
-from sbonnx.cli.output.errors import guard
+from sbonnx.cli.output.error_lines import guard
 from tests.batch import works
 from tests.batch.test_fulfil import play, wished
 

@@ -14,7 +14,7 @@ from sbonnx.calib import held_out
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.held_out import FEWEST, FEWEST_SEQUENCES, MOST, HeldOutSplit, divide, divide_sequences
 from sbonnx.calib.recurrent import unroll
-from sbonnx.cli.output.metric_tables import measured
+from sbonnx.cli.output.tables import comparison_facts
 from tests.calib.recurrent import BACK, step
 from tests.support.models import model
 
@@ -98,7 +98,7 @@ def test_a_file_that_does_not_generalize_is_a_problem(loudness: float, fair: boo
     assert report.metrics["held_out"] == 8 and report.counts["samples"] == 56
     assert calibrated > 30 and (found > 30) == fair
     shown = f"8 samples held out of calibration, in 1 feed (on as many that were calibrated on: {calibrated:.1f} dB)"
-    assert measured(report.metrics, calibrated=True)["compared on"] == shown
+    assert comparison_facts(report.metrics, calibrated=True)["compared on"] == shown
     assert report.ok == fair
     if not fair:
         assert f"{found:.1f} dB on samples held out, {calibrated:.1f} dB on those calibrated on" in report.problems[0]

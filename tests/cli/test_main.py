@@ -15,7 +15,7 @@ import sbonnx
 from sbonnx import native as loops
 from sbonnx.assets import digits
 from sbonnx.cli import VERBS, main, options
-from sbonnx.cli.output.show import Show, megabytes, plain, to_json
+from sbonnx.cli.output.printer import Printer, json_value, to_json
 from sbonnx.version import __version__
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,7 +117,7 @@ def test_a_reader_that_has_seen_enough() -> None:
 
 def test_piped_tables_are_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
     long = "layer/" * 100
-    Show().table("title", ("name", "value"), [(long, 0.5), ("short [red]", None)])
+    Printer().table("title", ("name", "value"), [(long, 0.5), ("short [red]", None)])
     title, head, first, second, _ = capsys.readouterr().out.split("\n", 4)
     assert title == "title"
     assert head.split() == ["name", "value"]
@@ -127,15 +127,5 @@ def test_piped_tables_are_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_json_of_what_json_cannot_hold() -> None:
     values = {"a": float("inf"), "b": (float("nan"), -float("inf")), "c": Path("x"), 4: {1}, "f": 1.5}
-    assert plain(values) == {"a": "inf", "b": ["nan", "-inf"], "c": "x", "4": [1], "f": 1.5}
-    assert json.loads(to_json(values)) == plain(values)
-
-
-def test_sizes() -> None:
-    assert [megabytes(n) for n in (12, 1234, 74_315, 2_500_000, 3_210_000_000)] == [
-        "12 B",
-        "1.23 kB",
-        "74.3 kB",
-        "2.5 MB",
-        "3.21 GB",
-    ]
+    assert json_value(values) == {"a": "inf", "b": ["nan", "-inf"], "c": "x", "4": [1], "f": 1.5}
+    assert json.loads(to_json(values)) == json_value(values)

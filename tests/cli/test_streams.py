@@ -16,7 +16,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from sbonnx.assets import digits
-from sbonnx.cli.output.errors import line_of
+from sbonnx.cli.output.error_lines import line_of
 from sbonnx.errors import DataError, DeviceError, ModelError
 from tests.support.bad_place import good_place
 
@@ -136,10 +136,10 @@ def test_native_messages_are_shown_after_a_crash(end: str, shown: str, code: int
 
 
 def test_an_error_of_nobody_quotes_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sbonnx.cli.output import errors as faults
+    from sbonnx.cli.output import error_lines
 
-    monkeypatch.setattr(faults, "last_native_message", lambda: "double free")
-    assert "(native code said: double free)" in faults.line_of(RuntimeError("x"))
+    monkeypatch.setattr(error_lines, "last_native_message", lambda: "double free")
+    assert "(native code said: double free)" in error_lines.line_of(RuntimeError("x"))
 
 
 def caused(error: Exception, cause: Exception) -> Exception:

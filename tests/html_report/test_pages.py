@@ -13,7 +13,7 @@ from typing import Any, get_args
 import pytest
 
 from sbonnx.batch.jobs.job import BatchReport, Job, JobResult, Outcome, Status
-from sbonnx.cli.output.show import to_json
+from sbonnx.cli.output.printer import to_json
 from sbonnx.html_report import batch_page, chart, figures, single_page
 from sbonnx.html_report.overview import STATUSES, overview_of
 from tests.html_report.markup import Page

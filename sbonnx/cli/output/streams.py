@@ -51,7 +51,7 @@ def standard_streams(*, capture: bool) -> Iterator[None]:
 def _flush(streams: tuple[TextIO | None, ...]) -> None:
     for stream in streams:
         if stream is not None:
-            with suppress(OSError, ValueError):  # `errors.guard` has reported it
+            with suppress(OSError, ValueError):  # `error_lines.guard` has reported it
                 stream.flush()
 
 

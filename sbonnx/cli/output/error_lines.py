@@ -16,7 +16,7 @@ from sbonnx.terminal import LINE_LENGTH, escaped, one_line
 
 DONE: Final = 0
 BELOW_QUALITY: Final = 1
-MENDABLE: Final = 2
+FAILED: Final = 2
 """Exit codes. 2 also covers internal errors, whose message says so."""
 
 INTERRUPTED: Final = "interrupted; nothing was written"
@@ -81,7 +81,7 @@ def report(error: BaseException, *, debug: bool) -> int:
     if debug:
         print(escaped("".join(traceback.format_exception(error)), keep="\n"), end="", file=sys.stderr)
     print(line_of(error), file=sys.stderr, flush=True)
-    return MENDABLE
+    return FAILED
 
 
 def guard(run: Callable[..., int]) -> Callable[..., int]:

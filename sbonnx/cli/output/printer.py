@@ -11,35 +11,36 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, final
 
-from sbonnx.cli.output.errors import BELOW_QUALITY, DONE
+from sbonnx.cli.output.error_lines import BELOW_QUALITY, DONE
 from sbonnx.terminal import LINE_LENGTH, escaped, json_escaped, one_line
 
-NUMBER: Final = re.compile(r"[-+]?(\d[\d.,]*(e[-+]?\d+)?|inf|nan)( (%|[kMG]?B))?")
+NUMBER: Final = re.compile(r"[-+]?(\d[\d.,]*(e[-+]?\d+)?|inf|nan)( (%|[kMGT]?B))?")
+"""A number, optionally with a unit: ``0.99``, ``-inf``, ``74.3 kB``, ``99.1 %``."""
 
 PIPE_WIDTH: Final = 100_000
 """Table width when stdout is not a terminal, so that nothing is truncated or wrapped."""
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """Convert `value` to JSON types; non-finite numbers become the strings "inf", "-inf" or "nan"."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [plain(item) for item in value]
+        return [json_value(item) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return plain(dataclasses.asdict(value))
+        return json_value(dataclasses.asdict(value))
     if isinstance(value, Path):
         return str(value)
     if hasattr(value, "tolist"):  # NumPy value, without importing NumPy
-        return plain(value.tolist())
+        return json_value(value.tolist())
     return value
 
 
 def to_json(value: Any) -> str:
     """Format `value` as indented JSON without a trailing newline and without terminal control characters."""
-    return json_escaped(json.dumps(plain(value), indent=2, ensure_ascii=False, allow_nan=False))
+    return json_escaped(json.dumps(json_value(value), indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def cell(value: object) -> str:
@@ -53,15 +54,8 @@ def cell(value: object) -> str:
     return one_line(value)
 
 
-def megabytes(count: int) -> str:
-    """Format a number of bytes: ``237 kB``, ``1.4 MB``."""
-    if count < 1_000_000:
-        return f"{count / 1000:.3g} kB" if count >= 1000 else f"{count} B"
-    return f"{count / 1e6:.3g} MB" if count < 1_000_000_000 else f"{count / 1e9:.3g} GB"
-
-
 @final
-class Show:
+class Printer:
     """Prints tables unless `as_json` or `quiet`; JSON if `as_json`, and then nothing else on stdout."""
 
     def __init__(self, *, as_json: bool = False, quiet: bool = False) -> None:
@@ -83,7 +77,7 @@ class Show:
         terminal = sys.stdout.isatty()
         table = Table(box=box.SIMPLE_HEAD if terminal else None, pad_edge=False, show_header=headed)
         for index, column in enumerate(columns):
-            numeric = all(_is_number(row[index]) for row in texts)
+            numeric = all(not row[index] or NUMBER.fullmatch(row[index]) for row in texts)
             table.add_column(Text(column), justify="right" if numeric else "left", overflow="fold")
         for row in texts:
             table.add_row(*map(Text, row))
@@ -127,8 +121,3 @@ class Show:
         for problem in problems:
             print(f"below quality: {one_line(problem, LINE_LENGTH)}", file=sys.stderr)
         return BELOW_QUALITY if problems else DONE
-
-
-def _is_number(text: str) -> bool:
-    """Return whether a cell is a number, optionally with a unit: ``0.99``, ``-inf``, ``74.3 kB``, ``99.1 %``."""
-    return not text or bool(NUMBER.fullmatch(text))

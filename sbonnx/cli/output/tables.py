@@ -1,17 +1,28 @@
-"""Metrics of a comparison as table rows."""
+"""Rows and columns of tables: comparisons with float, search results, text bars."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Final
 
-from sbonnx.cli.output.show import megabytes
+from sbonnx.cli.output.printer import Printer
+from sbonnx.progress import size_text
 
 MOST_KERNELS: Final = 4
 """Kinds of integer kernels in the table; the JSON has all of them."""
 
 MOST_OUTPUTS: Final = 4
 """Outputs whose SQNR on calibration samples is shown; the JSON has all of them."""
+
+FRONT_POINTS: Final = 8
+"""Rows of the Pareto front in the table; the JSON has all of them."""
+
+BAR_WIDTH: Final = 24
+"""Width of the longest bar in characters."""
+
+EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
+"""Block characters, filled from the left by 0 to 8 eighths."""
 
 OUTPUT_COLUMNS: Final = ("output", "mse", "max error", "SQNR dB", "cosine", "agreement")
 
@@ -27,7 +38,20 @@ def percent(share: float | None) -> str | None:
     return None if share is None else f"{100 * share:.2f} %"
 
 
-def measured(metrics: dict[str, Any], *, calibrated: bool = False) -> dict[str, object]:
+def bar(share: float, width: int = BAR_WIDTH) -> str:
+    """Draw a bar of `share` (0 to 1; NaN: full) of `width` characters, with a resolution of 1/8 character.
+
+    A share above 0 is never drawn empty.
+    """
+    share = 1.0 if share != share else min(max(share, 0.0), 1.0)
+    eighths = round(share * width * 8)
+    if share > 0:
+        eighths = max(eighths, 1)
+    whole, part = divmod(eighths, 8)
+    return "█" * whole + (EIGHTHS[part] if part else "")
+
+
+def comparison_facts(metrics: dict[str, Any], *, calibrated: bool = False) -> dict[str, object]:
     """Format size, latency, kernels and samples of a comparison as table rows.
 
     Args:
@@ -37,7 +61,7 @@ def measured(metrics: dict[str, Any], *, calibrated: bool = False) -> dict[str, 
         return {}
     facts: dict[str, object] = {}
     if metrics["size_ratio"] is not None:
-        before, after = megabytes(metrics["bytes_float"]), megabytes(metrics["bytes_quantized"])
+        before, after = size_text(metrics["bytes_float"]), size_text(metrics["bytes_quantized"])
         facts["size"] = f"{before} -> {after} ({metrics['size_ratio']:.2f} of float)"
     if metrics["latency_ratio"] is not None:
         times = f"{metrics['median_ms_float']:.3g} ms -> {metrics['median_ms_quantized']:.3g} ms"
@@ -85,3 +109,43 @@ def _levels(metrics: dict[str, Any]) -> str | None:
     products = "adds 8-bit products exactly" if metrics["dot_product"] else "has no VNNI: 8-bit products saturate"
     feeds = rows[0]["feeds"]
     return f"{agree} ({feeds} feed{'s' * (feeds != 1)}; this CPU {products})"
+
+
+def show_search(printer: Printer, search: Mapping[str, Any]) -> None:
+    """Show the steps, the measured choices of widths and the Pareto front; nothing without a search."""
+    if not search:
+        return
+    rows = [("plain recipe", search["plain"], None, "")] if search["plain"] else []
+    rows += [
+        (one["what"], one, one["gain_db"], "kept" if one["kept"] else one["why"] or "off") for one in search["steps"]
+    ]
+    printer.table(
+        f"tried, judged on {search['judged_on']} feeds{' held out' if search['held_out'] else ''}",
+        ("step", "SQNR dB", "classes changed", "gain dB", ""),
+        [(what, one.get("sqnr_db"), percent(one.get("changed")), gain, said) for what, one, gain, said in rows],
+    )
+    mixed = search["mixed"]
+    if mixed is None:
+        return
+    printer.table(
+        f"widths, cost in {mixed['unit']} for {mixed['target']}",
+        ("choice", "cost", "widths", "SQNR dB", "loss", ""),
+        [
+            (
+                one["what"],
+                one["cost"],
+                ", ".join(f"{count} x {name}" for name, count in one["widths"].items()),
+                one["sqnr_db"],
+                one["loss"],
+                "kept" if one["kept"] else "",
+            )
+            for one in mixed["tried"]
+        ],
+    )
+    front = mixed["front"]
+    step = max(1, -(-len(front) // FRONT_POINTS))
+    printer.table(
+        "Pareto front: cost, and the error energy that the layers lose one by one",
+        (mixed["unit"], "predicted loss"),
+        [tuple(point) for point in front[::step]],
+    )
