@@ -1,8 +1,83 @@
-"""HTML reports and JUnit XML, rendered from the plain values of a report."""
+"""HTML reports and JUnit XML, rendered from the plain values of a report.
+
+Pages are self-contained: inline style and script, no external resources.
+"""
 
 from __future__ import annotations
 
-from sbonnx.html_report.cases import junit
-from sbonnx.html_report.render import batch_page, single_page
+import base64
+import hashlib
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from sbonnx.html_report import formatting
+from sbonnx.html_report.junit_xml import junit
+from sbonnx.html_report.network import network_of
+from sbonnx.html_report.overview import COLUMNS, RESULT_COLUMNS, overview_of
+from sbonnx.version import __version__
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def single_page(report: Mapping[str, Any]) -> str:
+    """Render the page of one quantized model.
+
+    Args:
+        report: `sbonnx.report.Report.to_dict`, also after a round trip through JSON.
+
+    Returns:
+        The text of an HTML file. The page is readable without JavaScript.
+    """
+    network = network_of(report)
+    return _environment().get_template("single.html.j2").render(network=network, version=__version__)
+
+
+def batch_page(report: Mapping[str, Any]) -> str:
+    """Render the page of a batch: an overview, and one section per job.
+
+    Args:
+        report: `dataclasses.asdict` of a `sbonnx.batch.jobs.job.BatchReport`, also after a round trip through JSON.
+
+    Returns:
+        The text of an HTML file, as for `single_page`.
+    """
+    view = overview_of(report)
+    template = _environment().get_template("batch.html.j2")
+    return template.render(
+        batch=view, columns=COLUMNS, result_columns=RESULT_COLUMNS, version=view.version or __version__
+    )
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    """Create the Jinja environment: autoescape is on, and undefined names are errors."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FunctionLoader(_read_file),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: formatting.text(value) if type(value) is str else value,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    for name in ("plain", "decibel", "ratio", "percent", "count", "size", "seconds", "raw"):
+        environment.filters[name] = getattr(formatting, name)
+    for name in ("style", "script"):
+        content = _read_file(f"page.{'css' if name == 'style' else 'js'}").strip()
+        environment.globals[name] = content
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        environment.globals[f"{name}_hash"] = f"sha256-{digest}"  # hash source of the Content-Security-Policy
+    return environment
+
+
+def _read_file(name: str) -> str:
+    """Read a file of this package, which may be zipped."""
+    return resources.files("sbonnx.html_report").joinpath(name).read_text(encoding="utf-8")
+
 
 __all__ = ["batch_page", "junit", "single_page"]

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sbonnx.html_report import figures
-from sbonnx.html_report.figures import number, text
-from sbonnx.html_report.layers import Layers, layers_of
+from sbonnx.html_report import formatting
+from sbonnx.html_report.formatting import number, text
+from sbonnx.html_report.layer_views import Layers, layers_of
 
 PLACES: Final = 1500
 """Maximum number of node names listed for all refusals, and for all patterns; the rest are counted."""
@@ -31,7 +31,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Pair:
+class PropertyRow:
     """One property of the float and the quantized model, as texts."""
 
     name: str
@@ -41,7 +41,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Group:
+class PlaceGroup:
     """Occurrences of one action or refusal with the same reason: count, and the first places."""
 
     what: str
@@ -56,10 +56,10 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Groups:
+class PlaceGroups:
     """The most frequent groups, the total number of groups, and the total number of occurrences."""
 
-    rows: tuple[Group, ...]
+    rows: tuple[PlaceGroup, ...]
     total: int
     times: int
 
@@ -90,13 +90,13 @@ class Network:
     problems: tuple[str, ...]
     notes: tuple[str, ...]
     headline: tuple[Figure, ...]
-    pairs: tuple[Pair, ...]
+    pairs: tuple[PropertyRow, ...]
     outputs: tuple[Mapping[str, Any], ...]
     levels: tuple[Mapping[str, Any], ...]
     kernels: tuple[tuple[str, str], ...]
     layers: Layers
-    refused: Groups
-    applied: Groups
+    refused: PlaceGroups
+    applied: PlaceGroups
     settings: tuple[tuple[str, str], ...]
     search: Mapping[str, Any]
     counts: tuple[tuple[str, str], ...]
@@ -122,8 +122,8 @@ def network_of(
     ]
     applied = [(text(one.get("pattern")), "", text(one.get("node"))) for one in _all(report, "applied")]
     return Network(
-        model=figures.address(report.get("model")),
-        output=figures.address(report.get("output")),
+        model=formatting.address(report.get("model")),
+        output=formatting.address(report.get("output")),
         backend=text(report.get("backend")),
         bits=bits_of(report),
         ok=bool(report.get("ok", not report.get("problems"))),
@@ -137,9 +137,9 @@ def network_of(
         layers=layers_of(report, rows),
         refused=_grouped(refusals, places),
         applied=_grouped(applied, places),
-        settings=tuple(pair for pair in figures.flat(report.get("settings") or {}) if pair not in without),
+        settings=tuple(pair for pair in formatting.flat(report.get("settings") or {}) if pair not in without),
         search=report.get("search") or {},
-        counts=tuple((text(name), figures.count(value)) for name, value in (report.get("counts") or {}).items()),
+        counts=tuple((text(name), formatting.count(value)) for name, value in (report.get("counts") or {}).items()),
     )
 
 
@@ -185,42 +185,45 @@ def _headline(report: Mapping[str, Any], metrics: Mapping[str, Any]) -> Iterable
     sqnr, agreement = least(outputs, "sqnr_db"), least(outputs, "agreement")
     several = f"worst of {len(outputs)} outputs" if len(outputs) > 1 else "signal to noise of the output"
     if sqnr is not None:
-        yield Figure("SQNR", f"{figures.decibel(sqnr)} dB", several)
+        yield Figure("SQNR", f"{formatting.decibel(sqnr)} dB", several)
     if agreement is not None:
-        yield Figure("Agreement", figures.percent(agreement), "same best class as float")
+        yield Figure("Agreement", formatting.percent(agreement), "same best class as float")
     if metrics.get("size_ratio") is not None:
-        sizes = f"{figures.size(metrics.get('bytes_float'))} → {figures.size(metrics.get('bytes_quantized'))}"
-        yield Figure("Size", f"{figures.ratio(metrics['size_ratio'])} ×", sizes)
+        sizes = f"{formatting.size(metrics.get('bytes_float'))} → {formatting.size(metrics.get('bytes_quantized'))}"
+        yield Figure("Size", f"{formatting.ratio(metrics['size_ratio'])} ×", sizes)
     if metrics.get("latency_ratio") is not None:
-        times = " → ".join(figures.plain(metrics.get(f"median_ms_{side}"), 3) for side in ("float", "quantized"))
+        times = " → ".join(formatting.plain(metrics.get(f"median_ms_{side}"), 3) for side in ("float", "quantized"))
         where = "Latency" if report.get("backend") == "onnxruntime" else "Latency in onnxruntime"
-        yield Figure(where, f"{figures.ratio(metrics['latency_ratio'])} ×", f"{times} ms")
+        yield Figure(where, f"{formatting.ratio(metrics['latency_ratio'])} ×", f"{times} ms")
     counts = report.get("counts") or {}
     if "weights" in counts:
         tensors = sum(int(counts.get(role, 0)) for role in ("activations", "weights", "biases"))
-        named = ", ".join(f"{figures.count(counts.get(role, 0))} {role}" for role in ("activations", "weights"))
-        yield Figure("Quantized", f"{figures.count(tensors)} tensors", named)
+        named = ", ".join(f"{formatting.count(counts.get(role, 0))} {role}" for role in ("activations", "weights"))
+        yield Figure("Quantized", f"{formatting.count(tensors)} tensors", named)
 
 
-def _pairs(report: Mapping[str, Any], metrics: Mapping[str, Any]) -> Iterable[Pair]:
+def _pairs(report: Mapping[str, Any], metrics: Mapping[str, Any]) -> Iterable[PropertyRow]:
     counts = report.get("counts") or {}
     if counts.get("nodes before") is not None:
         before, after = counts["nodes before"], counts.get("nodes quantized")
-        yield Pair("nodes", figures.count(before), figures.count(after), "")
+        yield PropertyRow("nodes", formatting.count(before), formatting.count(after), "")
     if metrics.get("bytes_float") is not None:
-        sizes = (figures.size(metrics.get(f"bytes_{side}")) for side in ("float", "quantized"))
-        yield Pair("size of the file", next(sizes), next(sizes), figures.ratio(metrics.get("size_ratio")))
+        sizes = (formatting.size(metrics.get(f"bytes_{side}")) for side in ("float", "quantized"))
+        yield PropertyRow("size of the file", next(sizes), next(sizes), formatting.ratio(metrics.get("size_ratio")))
     for name, key in (("time of a run, median", "median_ms"), ("time of a run, best", "ms")):
         pair = [number(metrics.get(f"{key}_{side}")) for side in ("float", "quantized")]
         if pair[0] is not None and pair[1] is not None:
             share = metrics.get("latency_ratio") if key == "median_ms" else pair[1] / pair[0] if pair[0] else None
-            texts = [f"{figures.plain(value, 3)} ms" for value in pair]
-            yield Pair(name, texts[0], texts[1], figures.ratio(share))
+            texts = [f"{formatting.plain(value, 3)} ms" for value in pair]
+            yield PropertyRow(name, texts[0], texts[1], formatting.ratio(share))
     for own in metrics.get("own") or ():
         float_, quantized = number(own.get("float")), number(own.get("quantized"))
         share = quantized / float_ if quantized is not None and float_ else None
-        yield Pair(
-            f"metric {text(own.get('name'))}", figures.plain(float_), figures.plain(quantized), figures.fixed(share, 3)
+        yield PropertyRow(
+            f"metric {text(own.get('name'))}",
+            formatting.plain(float_),
+            formatting.plain(quantized),
+            formatting.fixed(share, 3),
         )
 
 
@@ -231,17 +234,17 @@ def _kernels(kernels: Mapping[str, Any] | None) -> Iterable[tuple[str, str]]:
         yield "not counted", text(kernels["skipped"])
         return
     planned = (number(kernels.get("planned")) or 0) - (number(kernels.get("folded")) or 0)
-    yield "planned ops in integers", f"{figures.count(kernels.get('in_integers'))} of {figures.count(planned)}"
+    yield "planned ops in integers", f"{formatting.count(kernels.get('in_integers'))} of {formatting.count(planned)}"
     if kernels.get("weights_in_integers") is not None:
-        yield "weights in integers", figures.percent(kernels["weights_in_integers"])
+        yield "weights in integers", formatting.percent(kernels["weights_in_integers"])
     for name, key in (("integer kernels", "integer"), ("float kernels", "floating")):
         most = sorted((kernels.get(key) or {}).items(), key=lambda pair: -pair[1])
         if most:
             yield name, ", ".join(f"{text(op)} {times}" for op, times in most)
 
 
-def _grouped(rows: Sequence[tuple[str, str, str]], places: int) -> Groups:
-    """Group rows (what, why, where) by what and why, most frequent first, with at most `places` places in total.
+def _grouped(rows: Sequence[tuple[str, str, str]], places: int) -> PlaceGroups:
+    """PlaceGroup rows (what, why, where) by what and why, most frequent first, with at most `places` places in total.
 
     Each group lists at least one place.
     """
@@ -252,5 +255,5 @@ def _grouped(rows: Sequence[tuple[str, str, str]], places: int) -> Groups:
     for what, why, place in rows:
         if (what, why) in where and len(where[what, why]) < each:
             where[what, why].append(place)
-    groups = (Group(what, why, times, tuple(where[what, why])) for (what, why), times in most)
-    return Groups(tuple(groups), len(counts), len(rows))
+    groups = (PlaceGroup(what, why, times, tuple(where[what, why])) for (what, why), times in most)
+    return PlaceGroups(tuple(groups), len(counts), len(rows))

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sbonnx.html_report import figures
-from sbonnx.html_report.accepted import Held, held_of
-from sbonnx.html_report.figures import number, text
+from sbonnx.html_report import formatting
+from sbonnx.html_report.formatting import number, text
 from sbonnx.html_report.network import Network, bits_of, least, network_of
 
 STATUSES: Final = {
@@ -35,12 +34,52 @@ MOST_PLACES: Final = 6000
 FEWEST: Final = 12
 """Minimum number of rows per job, however many jobs there are."""
 
+AT_MOST: Final = "max_"
+"""Prefix of the keys with an upper limit; all others have a lower limit."""
+
+OWN: Final = "min_metric."
+"""Prefix of the keys of a job's own metrics."""
+
+NAMES: Final = {
+    "min_sqnr": "SQNR",
+    "min_agreement": "agreement",
+    "max_size_ratio": "size ratio",
+    "max_latency_ratio": "latency ratio",
+}
+"""Display names of the keys of a job file."""
+
+COLUMN_OF: Final = {"SQNR": "sqnr", "size ratio": "size", "latency ratio": "latency", "agreement": "agreement"}
+
+ABSENT: Final = "not measured"
+
+
+@dataclass(frozen=True)
+class AcceptanceRow:
+    """One value compared with its threshold.
+
+    Attributes:
+        what, found, wanted: display texts.
+        met: whether the threshold is met.
+        value: value to sort by; None if it could not be measured.
+        column: column of the overview: sqnr, agreement, size, latency, or metric.
+    """
+
+    what: str
+    found: str
+    wanted: str
+    met: bool
+    value: float | None
+    column: str
+
+    def __str__(self) -> str:
+        return f"{self.what} {self.found}, wanted {self.wanted}"
+
 
 @dataclass(frozen=True)
 class Cell:
     """A cell of the overview: text, value to sort by, threshold, and whether it is met (None: no threshold)."""
 
-    said: str
+    text: str
     value: float | None
     wanted: str = ""
     met: bool | None = None
@@ -68,9 +107,15 @@ class JobRow:
     reason: str
     up_to_date: bool
     cells: tuple[Cell, ...]
-    held: tuple[Held, ...]
+    acceptance: tuple[AcceptanceRow, ...]
     facts: tuple[tuple[str, str], ...]
     network: Network | None
+
+    @property
+    def accepted(self) -> str:
+        """Number of met thresholds: ``2 of 3 met``."""
+        met = sum(row.met for row in self.acceptance)
+        return f"{formatting.count(met)} of {formatting.count(len(self.acceptance))} met"
 
 
 COLUMNS: Final = (
@@ -83,7 +128,7 @@ COLUMNS: Final = (
     "peak memory",
 )
 
-FIGURES: Final = 5
+RESULT_COLUMNS: Final = 5
 """Number of columns that describe the result; without a result, the reason is shown there."""
 
 
@@ -144,81 +189,105 @@ def overview_of(report: Mapping[str, Any]) -> Overview:
 def _job(row: Mapping[str, Any], anchor: str, common: frozenset[tuple[str, str]], room: tuple[int, int]) -> JobRow:
     job, outcome = row["job"], row["outcome"]
     report = outcome.get("report") or {}
-    held = held_of(outcome)
+    acceptance = acceptance_of(outcome)
     status = text(outcome.get("status"))
+    requested = {text(key).lower(): text(value) for key, value in job.get("overrides") or ()}
     network = network_of(report, rows=room[0], places=room[1], without=common) if report else None
     return JobRow(
         anchor=anchor,
         name=text(job.get("name")),
-        model=figures.address(job.get("model")).rstrip("/").rpartition("/")[2].removesuffix(".onnx"),
+        model=formatting.address(job.get("model")).rstrip("/").rpartition("/")[2].removesuffix(".onnx"),
         target=text(job.get("backend")),
-        bits=_bits(job, report),
+        bits=bits_of(report) or requested.get("bits", ""),
         status=status,
         tone=STATUSES.get(status, "bad"),
-        reason=figures.address(outcome.get("reason")),
+        reason=formatting.address(outcome.get("reason")),
         up_to_date=bool(row.get("up_to_date")),
-        cells=tuple(_cells(outcome, report.get("metrics") or {}, held)),
-        held=held,
-        facts=tuple((name, said) for name, said in _facts(job, outcome) if said),
+        cells=tuple(_cells(outcome, report.get("metrics") or {}, acceptance)),
+        acceptance=acceptance,
+        facts=tuple((name, value) for name, value in _facts(job, outcome) if value),
         network=network,
     )
 
 
-def _bits(job: Mapping[str, Any], report: Mapping[str, Any]) -> str:
-    """Return the bit widths of the report, or the requested ones if there is no report."""
-    asked = {text(key).lower(): text(value) for key, value in job.get("overrides") or ()}
-    return bits_of(report) or asked.get("bits", "")
+def acceptance_of(outcome: Mapping[str, Any]) -> tuple[AcceptanceRow, ...]:
+    """Read the acceptance rows (what, found, wanted, met) of an outcome. Values that were not measured are None."""
+    reason = text(outcome.get("reason"))
+    return tuple(_acceptance_row(*row, reason=reason) for row in outcome.get("accepted") or ())
 
 
-def _cells(outcome: Mapping[str, Any], metrics: Mapping[str, Any], held: Sequence[Held]) -> Iterable[Cell]:
-    wanted: dict[str, Held] = {}
-    for one in held:
+def _acceptance_row(what: object, found: object, wanted: object, met: object, *, reason: str) -> AcceptanceRow:
+    key = text(what)
+    name = NAMES.get(key, key.removeprefix(OWN))
+    column = "metric" if key.startswith(OWN) else COLUMN_OF.get(name, "metric")
+    value = None if f"accept.{key} cannot be judged" in reason else number(found)
+    sign = "≤" if key.startswith(AT_MOST) else "≥"
+    display = ABSENT if value is None else _display(column, value)
+    return AcceptanceRow(name, display, f"{sign} {_display(column, number(wanted))}", bool(met), value, column)
+
+
+def _display(column: str, value: float | None) -> str:
+    if column == "metric":
+        return formatting.plain(value)
+    if column == "sqnr":
+        return f"{formatting.decibel(value)} dB"
+    return formatting.percent(value) if column == "agreement" else formatting.ratio(value)
+
+
+def _cells(
+    outcome: Mapping[str, Any], metrics: Mapping[str, Any], acceptance: Sequence[AcceptanceRow]
+) -> Iterable[Cell]:
+    wanted: dict[str, AcceptanceRow] = {}
+    for one in acceptance:
         if one.column not in wanted or not one.met:  # an unmet threshold takes precedence
             wanted[one.column] = one
     outputs = metrics.get("outputs") or ()
     own: Mapping[str, Any] = next(iter(metrics.get("own") or ()), {})
     measured = {
-        "sqnr": (least(outputs, "sqnr_db"), figures.decibel),
-        "agreement": (least(outputs, "agreement"), figures.percent),
-        "metric": (number(own.get("quantized")) if "metric" not in wanted else None, figures.plain),
-        "size": (number(metrics.get("size_ratio")), figures.ratio),
-        "latency": (number(metrics.get("latency_ratio")), figures.ratio),
+        "sqnr": (least(outputs, "sqnr_db"), formatting.decibel),
+        "agreement": (least(outputs, "agreement"), formatting.percent),
+        "metric": (number(own.get("quantized")) if "metric" not in wanted else None, formatting.plain),
+        "size": (number(metrics.get("size_ratio")), formatting.ratio),
+        "latency": (number(metrics.get("latency_ratio")), formatting.ratio),
     }
-    for column, (value, said) in measured.items():
+    for column, (value, display) in measured.items():
         judged = wanted.get(column)
         value = judged.value if judged is not None and (value is None or not judged.met) else value
         if judged is not None:
             yield Cell(
-                said(value),
+                display(value),
                 value,
                 f"{judged.what} {judged.wanted}" if column == "metric" else judged.wanted,
                 judged.met,
             )
         else:
-            yield Cell(said(value), value, text(own.get("name")) if column == "metric" else "")
+            yield Cell(display(value), value, text(own.get("name")) if column == "metric" else "")
     yield from _costs(outcome)
 
 
 def _costs(outcome: Mapping[str, Any]) -> Iterable[Cell]:
     took, peak = number(outcome.get("seconds")), number(outcome.get("peak_bytes"))
-    yield Cell(figures.seconds(took or None), took)
-    yield Cell(figures.size(peak or None), peak or None)
+    yield Cell(formatting.seconds(took or None), took)
+    yield Cell(formatting.size(peak or None), peak or None)
 
 
 def _facts(job: Mapping[str, Any], outcome: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     limits = job.get("limits") or {}
-    yield "model", figures.address(job.get("model"))
-    yield "data", figures.address(job.get("data"))
+    yield "model", formatting.address(job.get("model"))
+    yield "data", formatting.address(job.get("data"))
     yield "split", text(job.get("split"))
     yield "target", text(job.get("backend"))
-    yield "recipe", figures.address(job.get("recipe"))
-    yield "overrides", ", ".join(f"{text(key)}={figures.address(value)}" for key, value in job.get("overrides") or ())
-    yield "output", figures.address(job.get("output"))
-    yield "took", figures.seconds(outcome.get("seconds") or None) if outcome.get("seconds") else ""
-    yield "peak memory", figures.size(outcome["peak_bytes"]) if outcome.get("peak_bytes") else ""
-    yield "memory limit", figures.size(limits["memory"]) if limits.get("memory") else ""
-    yield "time limit", figures.seconds(limits["seconds"]) if limits.get("seconds") else ""
-    yield "attempts", figures.count(outcome.get("attempts")) if (outcome.get("attempts") or 1) > 1 else ""
+    yield "recipe", formatting.address(job.get("recipe"))
+    yield (
+        "overrides",
+        ", ".join(f"{text(key)}={formatting.address(value)}" for key, value in job.get("overrides") or ()),
+    )
+    yield "output", formatting.address(job.get("output"))
+    yield "took", formatting.seconds(outcome.get("seconds") or None) if outcome.get("seconds") else ""
+    yield "peak memory", formatting.size(outcome["peak_bytes"]) if outcome.get("peak_bytes") else ""
+    yield "memory limit", formatting.size(limits["memory"]) if limits.get("memory") else ""
+    yield "time limit", formatting.seconds(limits["seconds"]) if limits.get("seconds") else ""
+    yield "attempts", formatting.count(outcome.get("attempts")) if (outcome.get("attempts") or 1) > 1 else ""
     yield "finished", _moment(outcome.get("finished"))
 
 
@@ -231,12 +300,12 @@ def _steps(report: Mapping[str, Any]) -> Iterable[StepRow]:
             title=text(titles.get(key) or key),
             status=status,
             tone=STATUSES.get(status, "bad"),
-            reason=figures.address(outcome.get("reason")),
+            reason=formatting.address(outcome.get("reason")),
             took=took,
             peak=peak,
-            attempts=figures.count(outcome.get("attempts")),
+            attempts=formatting.count(outcome.get("attempts")),
             counters=", ".join(
-                f"{text(name)} {figures.count(n)}" for name, n in (outcome.get("counters") or {}).items()
+                f"{text(name)} {formatting.count(n)}" for name, n in (outcome.get("counters") or {}).items()
             ),
         )
 
@@ -245,7 +314,7 @@ def _common(reports: Sequence[Mapping[str, Any]]) -> frozenset[tuple[str, str]]:
     """Return the settings that all jobs share, to be shown once; empty for a single job."""
     if len(reports) < 2:  # a single report has nothing to share
         return frozenset()
-    each = [frozenset(figures.flat(report.get("settings") or {})) for report in reports]
+    each = [frozenset(formatting.flat(report.get("settings") or {})) for report in reports]
     return frozenset.intersection(*each)
 
 
@@ -281,4 +350,4 @@ def _between(start: object, end: object) -> str:
     began, ended = _when(start), _when(end)
     if began is None or ended is None or (began.tzinfo is None) != (ended.tzinfo is None):
         return ""
-    return figures.seconds((ended - began).total_seconds())
+    return formatting.seconds((ended - began).total_seconds())

@@ -14,7 +14,7 @@ import pytest
 
 from sbonnx.batch.jobs.job import BatchReport, Job, JobResult, Outcome, Status
 from sbonnx.cli.output.printer import to_json
-from sbonnx.html_report import batch_page, chart, figures, single_page
+from sbonnx.html_report import batch_page, formatting, layer_views, single_page
 from sbonnx.html_report.overview import STATUSES, overview_of
 from tests.html_report.markup import Page
 from tests.html_report.reports import EVIL, batch, job, layer, network, one_of_each, sites_of
@@ -75,16 +75,16 @@ def test_names_do_not_become_markup() -> None:
         page = Page(PAGES[name])
         assert not {"img", "i"} & {tag for tag, _ in page.elements}
         for given in EVIL:
-            assert figures.text(given) in page.words
+            assert formatting.text(given) in page.words
 
 
 def test_charts_have_words_and_a_table() -> None:
-    """Each chart has a title and a description, and the table has all its figures."""
+    """Each chart has a title and a description, and the table has all its formatting."""
     page = Page(PAGES["many layers"])
     drawings = [attrs for tag, attrs in page.elements if tag == "svg" and attrs.get("role") == "img"]
     assert len(drawings) == 2 and all("aria-labelledby" in attrs for attrs in drawings)
     for index in range(60):
-        assert f"{50.0 - index:.1f}".replace("-", figures.MINUS) in page.words and f"n{index}" in page.words
+        assert f"{50.0 - index:.1f}".replace("-", formatting.MINUS) in page.words and f"n{index}" in page.words
 
 
 def test_layers_stand_in_the_order_of_the_network_where_it_is_known() -> None:
@@ -132,19 +132,19 @@ def test_the_types_of_a_batch_make_a_page() -> None:
 def test_acceptance_in_the_overview() -> None:
     (row,) = [one for one in overview_of(one_of_each()).jobs if one.status == "unaccepted"]
     sqnr, agreement, metric, size, latency, took, peak = row.cells
-    assert (sqnr.said, sqnr.wanted, sqnr.met) == ("31.2", "≥ 20.0 dB", True)
-    assert (agreement.said, agreement.wanted, agreement.met) == ("97.50 %", "≥ 98.00 %", False)
-    assert (metric.said, metric.wanted, metric.met) == ("0.71", "size of faces ≥ 0.7", True)
-    assert (size.said, size.met, latency.said) == ("0.26", None, "0.60")
-    assert (took.said, peak.said) == ("2.50 s", "300 MB")
+    assert (sqnr.text, sqnr.wanted, sqnr.met) == ("31.2", "≥ 20.0 dB", True)
+    assert (agreement.text, agreement.wanted, agreement.met) == ("97.50 %", "≥ 98.00 %", False)
+    assert (metric.text, metric.wanted, metric.met) == ("0.71", "size of faces ≥ 0.7", True)
+    assert (size.text, size.met, latency.text) == ("0.26", None, "0.60")
+    assert (took.text, peak.text) == ("2.50 s", "300 MB")
 
 
 def test_what_could_not_be_measured_has_no_figure() -> None:
     reason = "accept.max_latency_ratio cannot be judged: the latency was not measured"
     row = job("a", "unaccepted", reason=reason, accepted=(("max_latency_ratio", 0.0, 0.9, False),))
     (found,) = overview_of(batch([row])).jobs
-    assert (found.cells[4].said, found.cells[4].value, found.cells[4].met) == ("–", None, False)
-    assert (found.held[0].found, found.held[0].wanted) == ("not measured", "≤ 0.90")
+    assert (found.cells[4].text, found.cells[4].value, found.cells[4].met) == ("–", None, False)
+    assert (found.acceptance[0].found, found.acceptance[0].wanted) == ("not measured", "≤ 0.90")
 
 
 def test_metrics_of_a_job_stand_beside_those_of_float() -> None:
@@ -154,7 +154,7 @@ def test_metrics_of_a_job_stand_beside_those_of_float() -> None:
     start = words.index("metric top1")
     assert words[start : start + 4] == ["metric top1", "0.8", "0.78", "0.975"]
     (found,) = overview_of(batch([job("a", report=report)])).jobs
-    assert (found.cells[2].said, found.cells[2].wanted, found.cells[2].met) == ("0.78", "top1", None)
+    assert (found.cells[2].text, found.cells[2].wanted, found.cells[2].met) == ("0.78", "top1", None)
 
 
 def test_settings_that_all_jobs_share_are_said_once() -> None:
@@ -190,38 +190,38 @@ def test_many_jobs_stay_small(jobs: int, layers: int, most: int) -> None:
 
 def test_a_figure_in_few_characters() -> None:
     said = {
-        figures.plain(0.000161): "0.000161",
-        figures.plain(12): "12",
-        figures.plain(-2.5): "−2.5",
-        figures.plain("inf"): "∞",
-        figures.plain(-math.inf): "−∞",
-        figures.plain("nan"): "not a number",
-        figures.plain(None): "–",
-        figures.plain(True): "–",
-        figures.percent(1.0): "100 %",
-        figures.percent(0.99999): "99.99 %",
-        figures.percent(0.5): "50.00 %",
-        figures.size(0): "0 B",
-        figures.size(84_818): "84.8 kB",
-        figures.size(2.5e12): "2.5 TB",
-        figures.seconds(0.5): "0.50 s",
-        figures.seconds(59.6): "1 min 00 s",
-        figures.seconds(3725): "1 h 02 min",
-        figures.count(1234567): "1\u202f234\u202f567",
-        figures.shortened("abcdefghij", 7): "abc…hij",
-        figures.shortened("abc", 7): "abc",
+        formatting.plain(0.000161): "0.000161",
+        formatting.plain(12): "12",
+        formatting.plain(-2.5): "−2.5",
+        formatting.plain("inf"): "∞",
+        formatting.plain(-math.inf): "−∞",
+        formatting.plain("nan"): "not a number",
+        formatting.plain(None): "–",
+        formatting.plain(True): "–",
+        formatting.percent(1.0): "100 %",
+        formatting.percent(0.99999): "99.99 %",
+        formatting.percent(0.5): "50.00 %",
+        formatting.size(0): "0 B",
+        formatting.size(84_818): "84.8 kB",
+        formatting.size(2.5e12): "2.5 TB",
+        formatting.seconds(0.5): "0.50 s",
+        formatting.seconds(59.6): "1 min 00 s",
+        formatting.seconds(3725): "1 h 02 min",
+        formatting.count(1234567): "1\u202f234\u202f567",
+        formatting.shortened("abcdefghij", 7): "abc…hij",
+        formatting.shortened("abc", 7): "abc",
     }
     assert list(said) == list(said.values())
 
 
 def test_an_axis_holds_any_figure() -> None:
     odd: list[Any] = [None, math.nan, math.inf, -math.inf, 1e9, -1e9, 0.0]
-    drawn = chart.bars([chart.Layer("n", value, value) for value in odd])
+    drawn = layer_views.bar_chart([layer_views.LayerSqnr("n", value, value) for value in odd])
     for row in drawn.rows:
-        for bar in (row.alone, row.gathered):
-            assert bar is None or chart.NAMES <= bar.x <= bar.x + bar.width <= chart.WIDTH
-    assert [row.alone is None for row in drawn.rows] == [True, True, *[False] * 5]
-    strip = chart.strip([chart.Layer("n", value, value) for value in odd], hovered=10)
+        for bar in (row.isolated, row.accumulated):
+            assert bar is None or layer_views.NAMES_WIDTH <= bar.x <= bar.x + bar.width <= layer_views.WIDTH
+    assert [row.isolated is None for row in drawn.rows] == [True, True, *[False] * 5]
+    strip = layer_views.strip_chart([layer_views.LayerSqnr("n", value, value) for value in odd], hovered=10)
     heights = [float(value) for value in re.findall(r"V(-?[\d.]+)", strip.columns)]
     assert len(heights) == 5 and all(0 <= value <= strip.height for value in heights)
-    assert chart.bars([]).rows == () and chart.strip([], hovered=1).columns == ""
+    assert layer_views.bar_chart([]).rows == () and layer_views.strip_chart([], hovered=1).columns == ""

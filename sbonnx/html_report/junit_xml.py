@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from xml.etree import ElementTree
 
-from sbonnx.html_report.accepted import held_of
-from sbonnx.html_report.figures import address, number, text
+from sbonnx.html_report.formatting import address, number, text
+from sbonnx.html_report.overview import acceptance_of
 
 WRONG: Final = {"unaccepted": "failure", "refused": "failure", "skipped": "skipped"}
 """JUnit element by status; any other status except "done" is an error.
@@ -55,10 +55,12 @@ def junit(report: Mapping[str, Any]) -> str:
 def _jobs(report: Mapping[str, Any], suite: str) -> Iterable[ElementTree.Element]:
     for row in report.get("rows") or ():
         job, outcome = row["job"], row["outcome"]
-        case = _case(text(job.get("name")), f"{suite}.{_stem(job.get('model'))}", outcome)
+        model = address(job.get("model")).rstrip("/").rpartition("/")[2].partition("?")[0]
+        group = model.removesuffix(".onnx").replace(".", "_") or "model"  # dots would separate packages
+        case = _case(text(job.get("name")), f"{suite}.{group}", outcome)
         if row.get("up_to_date"):
             case.set("time", "0.000")  # an up-to-date job took no time in this run
-        case.append(_said(job, outcome, bool(row.get("up_to_date"))))
+        case.append(_system_out(job, outcome, bool(row.get("up_to_date"))))
         yield case
 
 
@@ -76,27 +78,21 @@ def _case(name: str, group: str, outcome: Mapping[str, Any]) -> ElementTree.Elem
     case = ElementTree.Element("testcase", {"name": name or "unnamed", "classname": group, "time": f"{took:.3f}"})
     status = text(outcome.get("status"))
     if status != "done":
-        held = [str(one) for one in held_of(outcome) if not one.met]
-        reason = address(outcome.get("reason")) or "; ".join(held) or status
+        missed = [str(one) for one in acceptance_of(outcome) if not one.met]
+        reason = address(outcome.get("reason")) or "; ".join(missed) or status
         kind = WRONG.get(status, "error")
         wrong = ElementTree.SubElement(case, kind, {"message": reason, "type": status or "unknown"})
-        wrong.text = "\n".join([f"{status}: {reason}", *held])
+        wrong.text = "\n".join([f"{status}: {reason}", *missed])
     return case
 
 
-def _said(job: Mapping[str, Any], outcome: Mapping[str, Any], up_to_date: bool) -> ElementTree.Element:
+def _system_out(job: Mapping[str, Any], outcome: Mapping[str, Any], up_to_date: bool) -> ElementTree.Element:
     """Build the system-out element with model, target, output and acceptance."""
     lines = [f"model: {address(job.get('model'))}", f"target: {text(job.get('backend'))}"]
     lines.append(f"output: {address(job.get('output'))}")
-    lines += [f"{one}: {'met' if one.met else 'not met'}" for one in held_of(outcome)]
+    lines += [f"{one}: {'met' if one.met else 'not met'}" for one in acceptance_of(outcome)]
     if up_to_date:
         lines.append("up to date: nothing was to be done")
     out = ElementTree.Element("system-out")
     out.text = "\n".join(lines)
     return out
-
-
-def _stem(path: object) -> str:
-    """Return a model's name for a class name, without dots, which would separate packages."""
-    name = address(path).rstrip("/").rpartition("/")[2].partition("?")[0]
-    return name.removesuffix(".onnx").replace(".", "_") or "model"
