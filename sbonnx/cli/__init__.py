@@ -23,7 +23,7 @@ VERBS: Final = (quantize, batch, qat, simplify, inspect, plan, lint, recipe, com
 
 NAME: Final = "sbonnx"
 HELP: Final = "Any float ONNX model in, a verified quantized ONNX model out."
-EPILOG: Final = "Exit codes: 0 done; 1 done, but below the asked quality; 2 something to mend, said in one line."
+EPILOG: Final = "Exit codes: 0 done; 1 done, but below the requested quality; 2 error, described in one line."
 
 HELP_WIDTH: Final = 110
 

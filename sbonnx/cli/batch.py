@@ -18,18 +18,20 @@ if TYPE_CHECKING:
     from sbonnx.batch.jobs.job import BatchReport, JobResult
     from sbonnx.batch.jobs.plan import Wish
 
-HELP: Final = "Quantize many models for many targets. What is done is not done again; what crashes costs only itself."
+HELP: Final = "Quantize many models for many targets. Finished jobs are not repeated; a crash affects a single job."
 
-COLUMNS: Final = ("job", "status", "least sqnr dB", "size", "seconds", "reason")
+COLUMNS: Final = ("job", "status", "lowest SQNR, dB", "size", "seconds", "reason")
 
 REASON_WIDTH: Final = 100
 """Characters of a reason in the table; stderr and the report have the full text."""
 
 JOBS: Final = options.argument("jobs", "JOBS", "The job file: YAML.")
-WORKERS: Final = options.option("--workers", int, "N", "Jobs at a time; one for every two processors, two at least.")
-ONLY: Final = options.option("--only", str, "GLOB", "Only jobs of such names.")
-DRY_RUN: Final = options.switch("--dry-run", "Show the jobs, what is up to date, and how long it will take.")
-FORCE: Final = options.switch("--force", "Do again what is done.")
+WORKERS: Final = options.option(
+    "--workers", int, "N", "Number of parallel jobs; default: one for every two processors, at least two."
+)
+ONLY: Final = options.option("--only", str, "GLOB", "Run only the jobs whose names match.")
+DRY_RUN: Final = options.switch("--dry-run", "Show the jobs, which of them are up to date, and the expected time.")
+FORCE: Final = options.switch("--force", "Repeat finished jobs.")
 SCHEDULER: Final = options.option("--scheduler", str, "ADDRESS", "Run on the workers of this Dask scheduler.")
 
 OPTIONS: Final = (JOBS, WORKERS, ONLY, DRY_RUN, FORCE, SCHEDULER, *options.COMMON_WITH_PROGRESS)
@@ -95,9 +97,9 @@ def _preview(printer: Printer, wished: Wish, workers: int | None, *, force: bool
         {"name": job.name, "model": job.model, "backend": job.backend, "output": job.output} for job in wished.chosen
     ]
     printer.value({"title": wished.title, "jobs": jobs, "steps": steps, "seconds": wall})
-    columns = ("job", "for", "state", "seconds the last time", "output")
+    columns = ("job", "for", "state", "seconds last time", "output")
     printer.table(f"{wished.title}: {len(wished.chosen)} jobs", columns, rows)
-    took = "" if wall is None else f", about {clock(wall)} by what such steps took before"
+    took = "" if wall is None else f", about {clock(wall)} judging by earlier runs"
     printer.line(f"{len(run)} steps to be run{took}")
     return DONE
 
@@ -106,7 +108,7 @@ def _row(row: JobResult) -> tuple[object, ...]:
     report: dict[str, Any] = row.outcome.report or {}
     metrics: dict[str, Any] = report.get("metrics") or {}
     outputs = metrics.get("outputs") or ()
-    signals = [one["sqnr_db"] for one in outputs if isinstance(one.get("sqnr_db"), float)]
+    signals = [output["sqnr_db"] for output in outputs if isinstance(output.get("sqnr_db"), float)]
     size = metrics.get("bytes_quantized")
     return (
         row.job.name,

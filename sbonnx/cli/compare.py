@@ -8,7 +8,7 @@ from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
 from sbonnx.cli.output.tables import OUTPUT_COLUMNS, comparison_facts, output_rows
 
-HELP: Final = "Compare a quantized model with its float one. Error of each output, size, latency, integer kernels."
+HELP: Final = "Compare a quantized model with its float model. Error of each output, size, latency, integer kernels."
 
 
 FLOAT: Final = options.argument("float_model", "FLOAT", "The float model.")
@@ -48,5 +48,7 @@ def run(given: Arguments) -> int:
     printer.facts(f"{quant_model} against {float_model}", comparison_facts(metrics))
     printer.table("outputs against float", OUTPUT_COLUMNS, output_rows(metrics["outputs"]))
     left = () if comparison.kernels is None else comparison.kernels.left_float
-    printer.table("in float between pairs", ("node", "op", "why"), [(node.node, node.op, node.why) for node in left])
+    printer.table(
+        "in float between Q/DQ pairs", ("node", "op", "why"), [(node.node, node.op, node.why) for node in left]
+    )
     return code

@@ -29,7 +29,7 @@ BATCH: Final = 32
 
 
 OUT: Final = options.setting(
-    "--out", Path("sbonnx-demo"), "DIR", "The folder to write to; files of an earlier demo are replaced."
+    "--out", Path("sbonnx-demo"), "DIR", "Output folder; files of an earlier demo are replaced."
 )
 
 OPTIONS: Final = (OUT, *options.COMMON)
@@ -47,7 +47,7 @@ def run(given: Arguments) -> int:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"the folder '{out}' cannot be made: {error.strerror or error}") from error
+        raise OutputError(f"the folder '{out}' cannot be created: {error.strerror or error}") from error
     floats = out / "digits_float.onnx"
     write_bytes(floats, paths.model.read_bytes())
     rows = [{"model": "float", "accuracy": _accuracy(floats, paths), "bytes": floats.stat().st_size, "file": floats}]
@@ -55,13 +55,13 @@ def run(given: Arguments) -> int:
         for backend in BACKENDS:
             rows.append(_quantized(backend, floats, paths, out / f"digits_{backend}.onnx", given.progress()))
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"the files in '{out}' are whole, but not all are there") from None
+        raise KeyboardInterrupt(f"the files in '{out}' are complete, but some are missing") from None
     problems = _problems(rows)
     printer.value({"models": rows, "problems": problems, "ok": not problems, "seconds": time.perf_counter() - begin})
     _tables(printer, rows)
     for row in rows:
         printer.line(f"{row['model']}: {row['file']}")
-    printer.line(f"made in {time.perf_counter() - begin:.0f} s")
+    printer.line(f"finished in {time.perf_counter() - begin:.0f} s")
     return printer.problems(problems)
 
 
@@ -110,20 +110,20 @@ def _accuracy(model: Path, paths: DigitsPaths) -> float:
 
 
 def _problems(rows: list[dict[str, Any]]) -> list[str]:
-    found = [f"{row['model']}: {problem}" for row in rows for problem in row.get("problems", ())]
+    problems = [f"{row['model']}: {problem}" for row in rows for problem in row.get("problems", ())]
     reference = rows[0]["accuracy"]
     for row in rows[1:]:
         lost = reference - row["accuracy"]
         if lost > MOST_LOST:
-            found.append(f"{row['model']} loses {100 * lost:.1f} points of accuracy against float")
-    return found
+            problems.append(f"{row['model']} loses {100 * lost:.1f} percentage points of accuracy against float")
+    return problems
 
 
 def _tables(printer: Printer, rows: list[dict[str, Any]]) -> None:
     size = rows[0]["bytes"]
     printer.table(
-        "handwritten digits, 8 bits, min-max: 450 images that neither training nor calibration saw",
-        ("model", "accuracy", "agrees with float", "SQNR dB", "size", "of float", "latency of float"),
+        "handwritten digits, 8 bits, min-max: 450 images that were not used for training or calibration",
+        ("model", "accuracy", "agreement with float", "SQNR, dB", "size", "size ratio", "latency ratio"),
         [
             (
                 row["model"],
@@ -138,8 +138,8 @@ def _tables(printer: Printer, rows: list[dict[str, Any]]) -> None:
         ],
     )
     printer.table(
-        "worst layers (signal to noise, dB)",
-        ("model", "node", "tensor", "type", "alone", "with all before it"),
+        "worst layers (SQNR, dB)",
+        ("model", "node", "tensor", "type", "isolated", "accumulated"),
         [
             (row["model"], worst["node"], worst["tensor"], worst["label"], worst["alone_db"], worst["sqnr_db"])
             for row in rows[1:]

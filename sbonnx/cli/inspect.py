@@ -12,7 +12,7 @@ from sbonnx.progress import size_text
 if TYPE_CHECKING:
     from sbonnx.graph import Graph
 
-HELP: Final = "Show what a model is made of. Interface, operators, parameters, Q/DQ pairs, blocks, branches."
+HELP: Final = "Show the contents of a model. Interface, operators, parameters, Q/DQ pairs, blocks, branches."
 
 
 OPTIONS: Final = (options.MODEL, *options.COMMON)
@@ -47,10 +47,10 @@ def run(given: Arguments) -> int:
         printer.table(side, ("name", "type", "shape"), rows)
     printer.table("operators", ("op", "nodes"), facts["ops"].items())
     printer.table(
-        "Q/DQ pairs", ("type", "of", "pairs"), [(one["type"], one["of"], one["pairs"]) for one in facts["qdq"]]
+        "Q/DQ pairs", ("type", "of", "pairs"), [(row["type"], row["of"], row["pairs"]) for row in facts["qdq"]]
     )
     printer.table(
-        "blocks", ("kind", "found", "first at"), [(b["kind"], b["count"], b["first"]) for b in facts["blocks"]]
+        "blocks", ("kind", "count", "first at"), [(row["kind"], row["count"], row["first"]) for row in facts["blocks"]]
     )
     printer.table("branches", ("body", "nodes"), facts["branches"].items())
     for note in facts["notes"]:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from sbonnx.lint import Finding, Severity
     from sbonnx.lint.fix import Fixed
 
-HELP: Final = "Check a Q/DQ model against a runtime's rules. --fix mends what needs no data; exit code 1 on errors."
+HELP: Final = (
+    "Check a Q/DQ model against the rules of a runtime. --fix repairs what needs no data; exit code 1 on errors."
+)
 
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 
@@ -29,8 +31,8 @@ TARGET: Final = options.option(
     "The runtime whose rules are checked.",
 )
 SARIF: Final = options.option("--sarif", Path, "FILE", "Write the findings as SARIF 2.1.0, for CI.")
-FIX: Final = options.switch("--fix", "Mend what is mechanical, write it to -o, and check that instead.")
-OUTPUT: Final = replace(options.OUTPUT, help="The mended model to write.")
+FIX: Final = options.switch("--fix", "Fix what needs no data, write the model to -o, and check that file instead.")
+OUTPUT: Final = replace(options.OUTPUT, help="The fixed model to write.")
 
 OPTIONS: Final = (MODEL, TARGET, SARIF, FIX, OUTPUT, options.FORCE, *options.COMMON)
 
@@ -51,7 +53,7 @@ def run(given: Arguments) -> int:
     rules = rules_for(target)
     if sarif is not None:
         graphs.check_target(sarif, inputs=[model, *([output] if output else [])], force=force)
-    rows = _mended(model, target, required_output(output), force) if fix else ()
+    rows = _write_fixed(model, target, required_output(output), force) if fix else ()
     checked = output if fix and output is not None else model
     findings = sorted(lint(checked, target), key=lambda finding: SEVERITIES.index(finding.severity))
     if sarif is not None:
@@ -65,16 +67,16 @@ def run(given: Arguments) -> int:
         "findings": [finding.to_dict() for finding in findings],
     }
     printer.value({**value, "output": output, "fixed": [row.to_dict() for row in rows]} if fix else value)
-    _mends(printer, rows)
+    _fix_tables(printer, rows)
     _tables(printer, findings)
-    told = ", ".join(_counted(counts[severity], severity) for severity in SEVERITIES)
-    printer.line(f"{checked} for {target}: {len(rules)} rules, {told}")
+    summary = ", ".join(_counted(counts[severity], severity) for severity in SEVERITIES)
+    printer.line(f"{checked} for {target}: {len(rules)} rules, {summary}")
     for path in filter(None, (output, sarif)):
         printer.line(f"written: {path}")
     return BELOW_QUALITY if counts["error"] else DONE
 
 
-def _mended(model: Path, target: str, output: Path, force: bool) -> tuple[Fixed, ...]:
+def _write_fixed(model: Path, target: str, output: Path, force: bool) -> tuple[Fixed, ...]:
     """Write the fixed model; return the applied and the failed fixes."""
     from sbonnx import graph as graphs
     from sbonnx.lint.fix import fix
@@ -85,26 +87,26 @@ def _mended(model: Path, target: str, output: Path, force: bool) -> tuple[Fixed,
     return done.rows
 
 
-def _mends(printer: Printer, rows: tuple[Fixed, ...]) -> None:
+def _fix_tables(printer: Printer, rows: tuple[Fixed, ...]) -> None:
     """Show applied fixes, one row per rule with the first node (the JSON has all), and failed ones, one per reason."""
     done = [row for row in rows if row.done]
     first = {row.rule: row for row in reversed(done)}
     printer.table(
-        f"mended: {len(done)}",
-        ("rule", "times", "with equal values", "first at", "there"),
+        f"fixed: {len(done)}",
+        ("rule", "times", "with equal values", "first at", "change"),
         [
             (rule, count, sum(row.exact for row in done if row.rule == rule), first[rule].node, first[rule].what)
             for rule, count in Counter(row.rule for row in done).items()
         ],
     )
-    left = [row for row in rows if not row.done]
-    places = {(row.rule, row.what): row.node for row in reversed(left)}
+    failed = [row for row in rows if not row.done]
+    places = {(row.rule, row.what): row.node for row in reversed(failed)}
     printer.table(
-        "not mended",
+        "not fixed",
         ("rule", "times", "first at", "why"),
         [
             (*key[:1], count, places[key], key[1])
-            for key, count in Counter((row.rule, row.what) for row in left).items()
+            for key, count in Counter((row.rule, row.what) for row in failed).items()
         ],
     )
 
@@ -113,11 +115,11 @@ def _tables(printer: Printer, findings: list[Finding]) -> None:
     """Show one table per severity, the most severe first."""
     for severity in SEVERITIES:
         rows = [
-            (one.rule, one.node or None, one.tensor or None, one.why, one.mend)
-            for one in findings
-            if one.severity == severity
+            (finding.rule, finding.node or None, finding.tensor or None, finding.why, finding.mend)
+            for finding in findings
+            if finding.severity == severity
         ]
-        printer.table(_counted(len(rows), severity), ("rule", "node", "tensor", "why", "mend"), rows)
+        printer.table(_counted(len(rows), severity), ("rule", "node", "tensor", "why", "fix"), rows)
 
 
 def _counted(count: int, severity: Severity) -> str:

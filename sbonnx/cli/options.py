@@ -123,7 +123,7 @@ def feedback_pairs(feedback: Sequence[str]) -> dict[str, str]:
         if not equals or not output or not name:
             raise RecipeError(f"--feedback is OUT=IN, an output and the input that takes it, got '{text}'")
         if output in inputs:
-            raise RecipeError(f"--feedback leads output '{output}' to two inputs, '{inputs[output]}' and '{name}'")
+            raise RecipeError(f"--feedback maps output '{output}' to two inputs, '{inputs[output]}' and '{name}'")
         inputs[output] = name
     return inputs
 
@@ -147,15 +147,15 @@ BACKEND: Final = option(
     "--backend",
     str,
     "onnxruntime|tensorrt[@VERSION]|virtual",
-    "The runtime to quantize for, such as tensorrt@10; the recipe's, or onnxruntime.",
+    "Target runtime, such as tensorrt@10; default: the recipe's, or onnxruntime.",
 )
-RECIPE: Final = option("--recipe", str, "FILE|auto", "What to quantize and how: YAML.")
-BITS: Final = option("--bits", str, "w8a8|fp8", "Widths of weights and activations, or fp8 for both.", key="bits")
+RECIPE: Final = option("--recipe", str, "FILE|auto", "The recipe, YAML: what to quantize and how.")
+BITS: Final = option("--bits", str, "w8a8|fp8", "Bit widths of weights and activations, or fp8 for both.", key="bits")
 BLOCK_SIZE: Final = option(
     "--block-size",
     int,
     "N",
-    "Values along the summed axis of a MatMul's weight that share a scale.",
+    "Number of values along the summed axis of a MatMul weight that share a scale.",
     key="block_size",
     group=QUANTIZATION,
 )
@@ -163,7 +163,7 @@ MODE: Final = option(
     "--mode",
     str,
     "static|dynamic|weight_only",
-    "Scales of activations from data, as the model runs (onnxruntime), or none; only the first needs --data.",
+    "Scales of activations: from data, computed at run time (onnxruntime), or none; only static needs --data.",
     key="mode",
     group=QUANTIZATION,
 )
@@ -175,39 +175,54 @@ FORMAT: Final = option(
     key="format",
     group=QUANTIZATION,
 )
-SET: Final = repeated("--set", "KEY=VALUE", "One key of the recipe", group=QUANTIZATION)
-SPLIT: Final = option("--split", int, "N", "Cut the leading axis into batches of N.", group=SAMPLING)
+SET: Final = repeated("--set", "KEY=VALUE", "Set one key of the recipe", group=QUANTIZATION)
+SPLIT: Final = option("--split", int, "N", "Split the leading axis into batches of N.", group=SAMPLING)
 SAMPLES: Final = option("--samples", int, "N", "Use at most N feeds (batches).", key="samples", group=SAMPLING)
-DEVICE: Final = option("--device", str, "cpu|cuda|auto", "Where the model runs.", key="device")
+DEVICE: Final = option("--device", str, "cpu|cuda|auto", "Device that runs the model.", key="device")
 MEMORY: Final = option(
-    "--memory", str, "SIZE", "Memory for activations; past it they go to disk.", key="memory", group=CALIBRATION
+    "--memory",
+    str,
+    "SIZE",
+    "Memory limit of activations; the rest is written to disk.",
+    key="memory",
+    group=CALIBRATION,
 )
 GRANULARITY: Final = option(
-    "--granularity", str, "auto|whole|budget|layer", "What runs at a time.", key="granularity", group=CALIBRATION
+    "--granularity",
+    str,
+    "auto|whole|budget|layer",
+    "How much of the model runs at a time.",
+    key="granularity",
+    group=CALIBRATION,
 )
 WORKERS: Final = option(
-    "--workers", int, "N", "Calibrate in N processes, to the same result.", key="workers", group=CALIBRATION
+    "--workers", int, "N", "Calibrate in N processes, with the same result.", key="workers", group=CALIBRATION
 )
 CACHE: Final = option(
     "--cache",
     Path,
     "FOLDER",
-    "Keep what was measured here: for other settings, and to go on after a stop.",
+    "Cache of calibration statistics: for runs with other settings, and to resume interrupted runs.",
     key="cache",
     group=CALIBRATION,
 )
-ASYM: Final = switch("--asym", "Measure with everything upstream quantized already.", key="asym", group=CALIBRATION)
+ASYM: Final = switch(
+    "--asym",
+    "Measure each layer with quantized inputs: everything before it is quantized.",
+    key="asym",
+    group=CALIBRATION,
+)
 FEEDBACK: Final = repeated(
     "--feedback",
     "OUT=IN",
-    "Recurrent models: input IN takes what output OUT gave at the step before",
+    "Recurrent models: input IN takes the value of output OUT of the previous step",
     key="feedback",
     convert=feedback_pairs,
     group=SAMPLING,
 )
 CROSS_LAYER: Final = switch(
     "--cross-layer",
-    "Equal ranges of channels in neighbouring layers, for per-tensor weights.",
+    "Cross-layer equalization: equal channel ranges in consecutive layers, for per-tensor weights.",
     key="cross_layer",
     group=QUANTIZATION,
 )
@@ -215,7 +230,7 @@ SMOOTH_QUANT: Final = option(
     "--smooth-quant",
     str,
     "true|0-1",
-    "Move ranges of channels from inputs of layers into weights, by this strength.",
+    "SmoothQuant: move channel ranges from layer inputs into weights, with this strength.",
     key="smooth_quant",
     group=QUANTIZATION,
 )
@@ -223,7 +238,7 @@ MAX_LOSS: Final = option(
     "--max-loss",
     str,
     "SHARE",
-    "What may be lost on samples held out, such as 0.5%: more bits for some layers until it is kept.",
+    "Maximum loss on held-out samples, such as 0.5%; layers get more bits until it is met.",
     key="max_loss",
     group=QUALITY,
 )
@@ -231,7 +246,7 @@ TARGET_SQNR: Final = option(
     "--min-sqnr",
     str,
     "DB",
-    "Exit 1 if an output is nearer to noise; with --recipe auto layers get more bits before.",
+    "Exit 1 if the SQNR of an output is lower; with --recipe auto, layers get more bits first.",
     key="min_sqnr",
     convert=decibel,
     group=QUALITY,
@@ -240,20 +255,24 @@ AVERAGE_BITS: Final = option(
     "--average-bits",
     float,
     "N",
-    "Choose a width for each layer's weights, N on average.",
+    "Choose the weight width of each layer, N bits on average.",
     key="average_bits",
     convert=str,
     group=QUANTIZATION,
 )
 SAVE_RECIPE: Final = option(
-    "--save-recipe", Path, "FILE", "Write the recipe that was run: what was found out, to be run again.", group=FILES
+    "--save-recipe",
+    Path,
+    "FILE",
+    "Write the resolved recipe, including the results of searches, for further runs.",
+    group=FILES,
 )
 TRT_CACHE: Final = option(
-    "--trt-cache", Path, "FILE", "Write the ranges as TensorRT's calibration cache too.", group=FILES
+    "--trt-cache", Path, "FILE", "Also write the ranges as a calibration cache of TensorRT.", group=FILES
 )
 REQUANTIZE: Final = switch(
     "--requantize",
-    "Take the pairs of a model that is quantized already out first.",
+    "Remove the Q/DQ pairs of an already quantized model first.",
     key="requantize",
     group=QUANTIZATION,
 )
@@ -261,29 +280,34 @@ HIGH_PRECISION: Final = option(
     "--high-precision",
     str,
     "fp32|fp16|bf16",
-    "Type of what stays float, strongly typed; not for onnxruntime.",
+    "Type of tensors that are not quantized, strongly typed; not for onnxruntime.",
     key="high_precision",
     group=QUANTIZATION,
 )
 NO_KEEP_IO: Final = switch(
     "--no-keep-io",
-    "With --high-precision: inputs and outputs change type too.",
+    "With --high-precision: convert the inputs and outputs of the model too.",
     key="keep_io",
     convert=lambda _: "false",
     group=QUANTIZATION,
 )
-NO_VERIFY: Final = switch("--no-verify", "Do not compare the result with float.", group=QUALITY)
+NO_VERIFY: Final = switch("--no-verify", "Do not compare the result with the float model.", group=QUALITY)
 MIN_SQNR: Final = option(
-    "--min-sqnr", float, "DB", "Exit 1 if an output is nearer to noise.", key="VERIFY.MIN_SQNR_DB", group=QUALITY
+    "--min-sqnr", float, "DB", "Exit 1 if the SQNR of an output is lower.", key="VERIFY.MIN_SQNR_DB", group=QUALITY
 )
 MIN_COSINE: Final = option(
-    "--min-cosine", float, "C", "Exit 1 if an output's cosine is below.", key="VERIFY.MIN_COSINE", group=QUALITY
+    "--min-cosine",
+    float,
+    "C",
+    "Exit 1 if the cosine similarity of an output is lower.",
+    key="VERIFY.MIN_COSINE",
+    group=QUALITY,
 )
 MAX_SIZE: Final = option(
     "--max-size",
     float,
     "RATIO",
-    "Exit 1 if the file is larger, against float.",
+    "Exit 1 if the file is larger, relative to float.",
     key="VERIFY.MAX_SIZE_RATIO",
     group=QUALITY,
 )
@@ -291,7 +315,7 @@ MAX_LATENCY: Final = option(
     "--max-latency",
     float,
     "RATIO",
-    "Exit 1 if a run is slower, against float.",
+    "Exit 1 if the latency is higher, relative to float.",
     key="VERIFY.MAX_LATENCY_RATIO",
     group=QUALITY,
 )
@@ -299,7 +323,7 @@ MIN_INTEGER: Final = option(
     "--min-integer",
     float,
     "SHARE",
-    "Exit 1 if fewer of the ops between pairs run in integers.",
+    "Exit 1 if fewer of the planned ops run in integer kernels.",
     key="VERIFY.MIN_INTEGER",
     group=QUALITY,
 )
@@ -307,13 +331,13 @@ REPORT: Final = option(
     "--report",
     Path,
     "FILE.json|FILE.html",
-    "Write the whole report: for programs, or as a page for people.",
+    "Write the whole report, as JSON or as an HTML page.",
     group=FILES,
 )
-FORCE: Final = switch("--force", "Overwrite what is there.")
+FORCE: Final = switch("--force", "Overwrite existing files.")
 JSON: Final = switch("--json", "One JSON value on stdout instead of tables.")
 JSON_PROGRESS: Final = switch("--json-progress", "Progress as JSON lines on stderr, for scripts.")
-QUIET: Final = switch("--quiet -q", "No tables and no progress, only what is wrong.")
+QUIET: Final = switch("--quiet -q", "No tables and no progress, only problems and errors.")
 DEBUG: Final = switch("--debug", "Show the traceback of an error.")
 """Read by `error_lines.guard`, which runs every command."""
 

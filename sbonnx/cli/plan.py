@@ -12,7 +12,7 @@ from sbonnx.cli.output.printer import to_json
 if TYPE_CHECKING:
     from sbonnx.plan import Site
 
-HELP: Final = "Show what would be quantized and why. Every refusal comes with its reason; no data is needed."
+HELP: Final = "Show what would be quantized and why. Refusals are listed with their reasons; no data is needed."
 
 
 OUTPUT: Final = replace(options.OUTPUT, help="Write the plan to this file, as JSON.")
@@ -53,7 +53,7 @@ def run(given: Arguments) -> int:
     groups = _groups(plan.sites)
     printer.table(
         f"{model} for {plan.backend}: {len(plan.sites)} tensors to quantize",
-        ("tensor", "role", "type", "shares scale with", "read by", "rule", "why"),
+        ("tensor", "role", "type", "shares its scale with", "read by", "rule", "why"),
         [
             (
                 site.tensor,

@@ -18,26 +18,33 @@ if TYPE_CHECKING:
     from sbonnx.profile import Column, Profile
 
 HELP: Final = (
-    "Show which layers lose the most, and by what. The model is quantized as the recipe says, or a quantized file of "
+    "Show the quantization error of each layer. The model is quantized by the recipe, or a quantized file of "
     "any tool is read."
 )
 
 GRAPH: Final = "graph"
 """Sort key: graph order."""
 
-TITLES: Final = {"alone": "alone", "weights": "weights", "activations": "inputs", "gathered": "with all before"}
+TITLES: Final = {"alone": "isolated", "weights": "weights", "activations": "inputs", "gathered": "accumulated"}
 """Column titles of the table."""
 
 DEFAULT_MEMORY: Final = "512 MiB"
 """Memory limit for buffered activations if a quantized file is profiled."""
 
-QUANT: Final = options.optional_argument("quantized", "QUANT", "A quantized file of it, instead of quantizing it now.")
-METRIC: Final = options.setting("--metric", "sqnr", "sqnr|mse|cosine|max|kl", "What is measured at a layer's outputs.")
-SORT: Final = options.setting(
-    "--sort", "alone", "graph|alone|weights|activations|gathered", "Worst first by a column, or as layers run."
+QUANT: Final = options.optional_argument(
+    "quantized", "QUANT", "A quantized file of that model; without it, the model is quantized by the recipe."
 )
-TOP: Final = options.option("--top", int, "N", "Show the first N rows.")
-MERMAID: Final = options.option("--mermaid", Path, "FILE", "Write the graph, coloured by loss.")
+METRIC: Final = options.setting(
+    "--metric", "sqnr", "sqnr|mse|cosine|max|kl", "Error measure at the outputs of each layer."
+)
+SORT: Final = options.setting(
+    "--sort",
+    "alone",
+    "graph|alone|weights|activations|gathered",
+    "Worst first by a column (alone: isolated, gathered: accumulated error), or in graph order.",
+)
+TOP: Final = options.option("--top", int, "N", "Show only the first N rows.")
+MERMAID: Final = options.option("--mermaid", Path, "FILE", "Write the graph, coloured by loss, as a Mermaid chart.")
 
 OPTIONS: Final = (
     options.MODEL,
@@ -80,7 +87,9 @@ def run(given: Arguments) -> int:
     if quantized is None:
         graph, profile = _profile_recipe(given)
     elif any((recipe_flags, given[options.RECIPE], given[options.BACKEND])):
-        raise RecipeError(f"{quantized} is quantized already: leave --recipe, --backend, --bits and their kin out")
+        raise RecipeError(
+            f"{quantized} is quantized already: leave --recipe, --backend, --bits and other options of the recipe out"
+        )
     else:
         graph, profile = _profile_file(given, quantized)
     if mermaid is not None:
@@ -170,30 +179,30 @@ def _profile_file(given: Arguments, quantized: Path) -> tuple[Graph, Profile]:
     return subject.graph, replace(profile, notes=(*notes, *profile.notes))
 
 
-def _tables(printer: Printer, title: str, found: Profile, shown: Profile, column: Column) -> None:
+def _tables(printer: Printer, title: str, profile: Profile, shown: Profile, column: Column) -> None:
     """Show the measurements: outputs, layers with a bar each, and notes."""
     from sbonnx.profile import COLUMNS
 
-    plain = found.to_dict()
-    unit = f" {plain['unit']}" if plain["unit"] else ""
-    better = "more is better" if plain["higher_is_better"] else "less is better"
+    values = profile.to_dict()
+    unit = f" {values['unit']}" if values["unit"] else ""
+    better = "more is better" if values["higher_is_better"] else "less is better"
     printer.table(
-        f"outputs of {title}, quantized as a whole ({plain['measure']}{unit}, {better}; {found.feeds} feeds)",
-        ("output", plain["measure"]),
-        list(found.outputs.items()),
+        f"outputs of {title}, quantized as a whole ({values['measure']}{unit}, {better}; {profile.feeds} feeds)",
+        ("output", values["measure"]),
+        list(profile.outputs.items()),
     )
-    losses = found.losses(column)
+    losses = profile.losses(column)
     most = max((loss for loss in losses.values() if math.isfinite(loss)), default=0.0)
     rows = []
     for row in shown.layers:
         share = losses.get(row.node, 0.0) / most if most else 0.0
-        rows.append((row.node, row.op, row.label, *(row.value(one) for one in COLUMNS), bar(share)))
-    names = [TITLES[one] for one in COLUMNS]
-    counted = f"{len(shown.layers)} of {len(found.layers)} layers"
+        rows.append((row.node, row.op, row.label, *(row.value(name) for name in COLUMNS), bar(share)))
+    titles = [TITLES[name] for name in COLUMNS]
+    counted = f"{len(shown.layers)} of {len(profile.layers)} layers"
     printer.table(
-        f"{counted}: {plain['measure']}{unit} of what each gives, against float; bars: loss {TITLES[column]}",
-        ("layer", "op", "reads", *names, "loss"),
+        f"{counted}: {values['measure']}{unit} of the outputs of each, against float; bars: {TITLES[column]} loss",
+        ("layer", "op", "reads", *titles, "loss"),
         rows,
     )
-    for note in found.notes:
+    for note in profile.notes:
         printer.note(note)

@@ -14,45 +14,57 @@ if TYPE_CHECKING:
     from sbonnx.report import Report
 
 HELP: Final = (
-    "Quantize a float model, and train it without labels. It learns to give what the float model gives on the same "
-    "data. Needs torch: pip install 'sbonnx[qat]'."
+    "Quantize a float model and train it without labels. It is distilled from the float model on the same data. "
+    "Needs torch: pip install 'sbonnx[qat]'."
 )
 
 TRAINING: Final = "Training"
 """Help group."""
 
-TRAIN_DATA: Final = options.option("--train-data", Path, "DATA", "To train on; without it: --data.", group=TRAINING)
+TRAIN_DATA: Final = options.option(
+    "--train-data", Path, "DATA", "Samples to train on; default: --data.", group=TRAINING
+)
 METHOD: Final = options.option(
     "--method",
     str,
     "lsq|lsq+|pact|dorefa|uniform",
-    "What learns scales; pact clips activations, and weights get lsq beside it. The recipe's, or lsq.",
+    "How scales are learned; pact applies to activations, with lsq for weights. Default: the recipe's, or lsq.",
     group=TRAINING,
 )
-EPOCHS: Final = options.setting("--epochs", 40, "N", "Times that all samples are seen.", group=TRAINING)
-BATCH: Final = options.setting("--batch", 32, "N", "Samples a step.", group=TRAINING)
-RATE: Final = options.setting("--lr", 0.15, "X", "By how much a step changes a layer, about.", group=TRAINING)
-SCALE_RATE: Final = options.setting("--quant-lr", 5e-3, "X", "That of scales, in parts of their size.", group=TRAINING)
+EPOCHS: Final = options.setting("--epochs", 40, "N", "Number of passes over the samples.", group=TRAINING)
+BATCH: Final = options.setting("--batch", 32, "N", "Samples per step.", group=TRAINING)
+RATE: Final = options.setting(
+    "--lr", 0.15, "X", "Learning rate: approximate relative change of a layer per step.", group=TRAINING
+)
+SCALE_RATE: Final = options.setting(
+    "--quant-lr", 5e-3, "X", "Learning rate of scales, relative to their size.", group=TRAINING
+)
 AVERAGE: Final = options.setting("--ema", 0.0, "X", "Decay of the moving average of weights; 0: none.", group=TRAINING)
 AUGMENT: Final = options.option(
     "--augment",
     str,
     "flip,shift,cutmix,mixup",
-    "How images are changed before both networks see them, in this order; none without it.",
+    "Augmentations of images, applied in this order; default: none.",
     group=TRAINING,
 )
 INNER_WEIGHT: Final = options.setting(
-    "--inner-weight", 0.3, "X", "Weight of tensors inside, beside the outputs; 0: outputs alone.", group=TRAINING
+    "--inner-weight",
+    0.3,
+    "X",
+    "Weight of the loss of inner tensors against that of outputs; 0: outputs only.",
+    group=TRAINING,
 )
 ADAPTERS: Final = options.option(
     "--adapters",
     int,
     "RANK",
-    "Train low-rank adapters in place of the weights; without it the weights themselves.",
+    "Train low-rank adapters (LoRA) of this rank instead of the weights.",
     group=TRAINING,
 )
-SEED: Final = options.setting("--seed", 0, "N", "Of the order of samples.", group=TRAINING)
-CHECKPOINT: Final = options.option("--checkpoint", Path, "FILE", "Written as it goes; goes on from it.", group=TRAINING)
+SEED: Final = options.setting("--seed", 0, "N", "Random seed of the order of samples.", group=TRAINING)
+CHECKPOINT: Final = options.option(
+    "--checkpoint", Path, "FILE", "Checkpoint: written during training, resumed from if it exists.", group=TRAINING
+)
 
 SETTINGS: Final[tuple[CommandOption[Any], ...]] = (EPOCHS, BATCH, RATE, SCALE_RATE, AVERAGE, INNER_WEIGHT, SEED)
 """Fields of `sbonnx.qat.Settings`, with its defaults: the help does not import torch."""

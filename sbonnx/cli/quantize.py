@@ -16,7 +16,7 @@ from sbonnx.errors import OutputError
 if TYPE_CHECKING:
     from sbonnx.report import Report
 
-HELP: Final = "Quantize a float model and prove the result. It is compared with float in onnxruntime."
+HELP: Final = "Quantize a float model and verify the result. Outputs are compared with float in onnxruntime."
 
 JSON: Final = ".json"
 PAGES: Final = (".html", ".htm")
@@ -103,7 +103,7 @@ def check_report(file: Path | None, taken: Sequence[Path], *, force: bool) -> No
 
     if file is not None:
         if file.suffix.lower() not in (JSON, *PAGES):
-            raise OutputError(f"--report {file}: its name says what is written: end it in .json or .html")
+            raise OutputError(f"--report {file}: the suffix selects the format: use .json or .html")
         graphs.check_target(file, inputs=taken, force=force)
 
 
@@ -135,15 +135,15 @@ def _tables(printer: Printer, report: Report) -> None:
             "nodes": f"{counts['nodes before']} in the file, {counts['nodes float']} simplified and fused, "
             f"{counts['nodes quantized']} with Q/DQ",
             "quantized": f"{counts['activations']} activations, {counts['weights']} weights, {counts['biases']} biases",
-            "calibrated on": f"{counts['samples']} samples" if counts["samples"] else "nothing: no range was needed",
+            "calibrated on": f"{counts['samples']} samples" if counts["samples"] else "no samples: no range was needed",
             **comparison_facts(metrics, calibrated=bool(counts["samples"])),
         },
     )
     printer.table("outputs against float", OUTPUT_COLUMNS, output_rows(metrics.get("outputs", ())))
     worst = report.layers[:WORST]
     printer.table(
-        "worst layers (signal to noise, dB)",
-        ("node", "tensor", "type", "alone", "with all before it"),
+        "worst layers (SQNR, dB)",
+        ("node", "tensor", "type", "isolated", "accumulated"),
         [(row["node"], row["tensor"], row["label"], row["alone_db"], row["sqnr_db"]) for row in worst],
     )
     reasons = Counter((refusal.what, refusal.why) for refusal in report.refusals)

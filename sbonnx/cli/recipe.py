@@ -9,7 +9,7 @@ from sbonnx.cli.options import Arguments
 from sbonnx.cli.output.printer import Printer
 from sbonnx.errors import RecipeError
 
-HELP: Final = "Print the default recipe, explained. With FILE, check that recipe and print what it resolves to."
+HELP: Final = "Print the default recipe with comments. With FILE, check that recipe and print it resolved."
 
 
 FILE: Final = options.optional_argument("file", None, "A recipe to check.")

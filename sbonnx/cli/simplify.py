@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sbonnx.spec import Array
     from sbonnx.verify import Comparison
 
-HELP: Final = "Simplify and fuse a float model. The outputs stay the same, proved in onnxruntime."
+HELP: Final = "Simplify and fuse a float model. Equal outputs are verified in onnxruntime."
 
 EQUAL_DB: Final = 80.0
 """SQNR from which outputs count as equal: float32 rounding alone gives about 140 dB, fusions reduce it slightly."""
@@ -43,7 +43,7 @@ SEEDS: Final = (0, 1)
 """Seeds, one feed each: feeds may take different branches of the model."""
 
 OUTPUT: Final = replace(options.OUTPUT, help="The model to write.")
-NO_FUSE: Final = options.switch("--no-fuse", "Keep batch norms and the like as they are.")
+NO_FUSE: Final = options.switch("--no-fuse", "Do not fuse batch norms and other operators.")
 
 OPTIONS: Final = (
     options.MODEL,
@@ -73,9 +73,9 @@ def run(given: Arguments) -> int:
     graphs.edit.sort(graph)
     with staged(target, graph.info.files, force=force) as path:
         graphs.save(graph, path)
-        comparison, unproved = _prove(given, path, graph)
-        problems = _problems(comparison, graph) if comparison is not None else [unproved]
-    _tell(printer, (model, target), (before, _count(graph)), done, comparison, problems)
+        comparison, reason = _verify(given, path, graph)
+        problems = _problems(comparison, graph) if comparison is not None else [reason]
+    _print_result(printer, (model, target), (before, _count(graph)), done, comparison, problems)
     for note in graph.info.notes:
         printer.note(note)
     printer.line(f"written: {target}")
@@ -88,7 +88,7 @@ def _count(graph: Graph) -> int:
     return sum(len(body.nodes) for _, body in query.scopes(graph))
 
 
-def _prove(given: Arguments, simplified: Path, graph: Graph) -> tuple[Comparison | None, str]:
+def _verify(given: Arguments, simplified: Path, graph: Graph) -> tuple[Comparison | None, str]:
     """Compare both files on ``--data``, or on synthetic feeds. Return None and the reason if neither is possible."""
     from sbonnx import graph as graphs
     from sbonnx import verify
@@ -100,7 +100,7 @@ def _prove(given: Arguments, simplified: Path, graph: Graph) -> tuple[Comparison
         return verify.check(model, simplified, feeds), ""
     guessed, why = _first_accepted(graphs.load(model), _synthetic_feeds(datasets.input_specs(graph)))
     if not guessed:
-        return None, f"not proved: the model does not run on made-up feeds ({why}): give --data"
+        return None, f"not verified: the model does not run on synthetic feeds ({why}): give --data"
     return verify.check(model, simplified, guessed), ""
 
 
@@ -129,7 +129,7 @@ def _feed(specs: Sequence[InputSpec], batch: int, length: int, seed: int) -> dic
             guess = batch if axis == 0 else length
             shape.append(named.setdefault(dim, guess) if isinstance(dim, str) else guess if dim is None else dim)
         if prod(shape) > LARGEST:
-            raise DataError(f"input '{spec.name}' of shape {shape} is too large to be made up: give --data")
+            raise DataError(f"input '{spec.name}' of shape {shape} is too large for a synthetic feed: give --data")
         if spec.dtype is None or spec.dtype.kind == "O":
             feed[spec.name] = np.full(shape, "a", dtype=object)
         elif spec.dtype.kind in "iub":
@@ -165,13 +165,13 @@ def _problems(comparison: Comparison, graph: Graph) -> list[str]:
     half = any(str(query.dtype(tensor)) in ("float16", "bfloat16") for tensor in query.all_tensors(graph))
     least = EQUAL_HALF_DB if half else EQUAL_DB
     return [
-        f"output '{error.name}' is not the same: {error.sqnr_db:.1f} dB signal to error, {error.not_finite} not finite"
+        f"output '{error.name}' differs: {error.sqnr_db:.1f} dB signal to error, {error.not_finite} not finite"
         for error in comparison.outputs
         if error.sqnr_db < least or error.not_finite or error.mismatched
     ]
 
 
-def _tell(
+def _print_result(
     printer: Printer,
     paths: tuple[Path, Path],
     nodes: tuple[int, int],
@@ -179,8 +179,8 @@ def _tell(
     comparison: Comparison | None,
     problems: list[str],
 ) -> None:
-    fired = [one for applied in done for one in applied.fired]
-    refusals = [one for applied in done for one in applied.refusals]
+    fired = [match for applied in done for match in applied.fired]
+    refusals = [refusal for applied in done for refusal in applied.refusals]
     outputs: Any = comparison.to_dict()["outputs"] if comparison is not None else []
     printer.value(
         {
@@ -196,10 +196,12 @@ def _tell(
         }
     )
     printer.facts(str(paths[0]), {"nodes": f"{nodes[0]} -> {nodes[1]}"})
-    first = {one.pattern: one.node for one in reversed(fired)}
-    counts = Counter(one.pattern for one in fired)
+    first = {match.pattern: match.node for match in reversed(fired)}
+    counts = Counter(match.pattern for match in fired)
     printer.table(
-        "done", ("pattern", "times", "first at"), [(name, n, first[name]) for name, n in counts.most_common()]
+        "applied", ("pattern", "times", "first at"), [(name, n, first[name]) for name, n in counts.most_common()]
     )
-    printer.table("not done", ("what", "where", "why"), [(one.what, one.where, one.why) for one in refusals])
+    printer.table(
+        "not done", ("what", "where", "why"), [(refusal.what, refusal.where, refusal.why) for refusal in refusals]
+    )
     printer.table("outputs against the original", OUTPUT_COLUMNS, output_rows(outputs))

@@ -142,5 +142,5 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{path}.")
         else:
-            said = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-            yield text(path), address(said)
+            shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+            yield text(path), address(shown)

@@ -346,7 +346,7 @@ def strip_chart(layers: Sequence[LayerSqnr], *, hovered: int) -> Strip:
         if layer.isolated is not None and not math.isnan(layer.isolated):
             marks.append(f"M{_short(x)} {_short(axis.at(layer.isolated))}h{wide}")
         if len(layers) <= hovered:
-            tooltip = f"{layer.name}: {decibel(layer.accumulated)} dB, alone {decibel(layer.isolated)} dB"
+            tooltip = f"{layer.name}: {decibel(layer.accumulated)} dB, isolated {decibel(layer.isolated)} dB"
             hits.append(Hit(round(x - gap / 2, 1), round(pitch, 1), tooltip))
     return Strip(WIDTH, STRIP_HEIGHT, STRIP_LEFT, bottom, axis.ticks(), "".join(columns), "".join(marks), tuple(hits))
 

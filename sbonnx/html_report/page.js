@@ -1,6 +1,6 @@
 "use strict";
 (function () {
-  const FEW = 8; // rows that one finds one's way in without a filter
+  const FEW = 8; // tables with fewer rows have no filter
 
   function value(row, column) {
     let cell = null;
@@ -16,7 +16,7 @@
     return Number.isNaN(number) ? null : number;
   }
 
-  // Rows without a figure stand last, whichever way the others go.
+  // Rows without a figure sort last in both directions.
   function compare(a, b, way) {
     if (a === null || b === null) return (a === null) - (b === null);
     return way * (typeof a === "number" && typeof b === "number" ? a - b || 0 : String(a).localeCompare(String(b), "en", { numeric: true }));
@@ -74,21 +74,21 @@
   }
 
   function chips(names, choose) {
-    const made = names.map((name) => {
+    const buttons = names.map((name) => {
       const button = document.createElement("button");
       button.type = "button";
       button.textContent = name || "all";
       button.setAttribute("aria-pressed", String(!name));
       button.addEventListener("click", () => {
-        made.forEach((other) => other.setAttribute("aria-pressed", String(other === button)));
+        buttons.forEach((other) => other.setAttribute("aria-pressed", String(other === button)));
         choose(name);
       });
       return button;
     });
-    return made;
+    return buttons;
   }
 
-  // Browsers that do not open a folded section for a link into it.
+  // Open the section that contains the link target: not every browser does.
   function unfold() {
     const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
     if (!target) return;

@@ -97,7 +97,7 @@ def test_a_file_that_does_not_generalize_is_a_problem(loudness: float, fair: boo
     calibrated, found = report.metrics["calibration"][0]["sqnr_db"], report.metrics["outputs"][0]["sqnr_db"]
     assert report.metrics["held_out"] == 8 and report.counts["samples"] == 56
     assert calibrated > 30 and (found > 30) == fair
-    shown = f"8 samples held out of calibration, in 1 feed (on as many that were calibrated on: {calibrated:.1f} dB)"
+    shown = f"8 samples held out of calibration, in 1 feed (on as many calibration samples: {calibrated:.1f} dB)"
     assert comparison_facts(report.metrics, calibrated=True)["compared on"] == shown
     assert report.ok == fair
     if not fair:

@@ -1,4 +1,4 @@
-"""``batch``: tables, JSON, exit codes, and what is said where."""
+"""``sbonnx batch``: tables, JSON, exit codes, messages on stderr."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_tables(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """What will be done, what is done, and that there is nothing left to do."""
+    """Of a dry run, of a run, and of a second run in which all is up to date."""
     assert main(["batch", "jobs.yaml", "--dry-run"]) == 0
     seen = capfd.readouterr()
     assert "nightly: 2 jobs" in seen.out
@@ -92,8 +92,8 @@ def test_json(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert [one["name"] for one in plan["jobs"]] == ["m-onnxruntime", "m-tensorrt"]
 
 
-def test_one_that_is_refused(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Exit code 1, and the reason once; the other is done."""
+def test_refused_job(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Exit code 1, and the reason printed once; the other job is done."""
     (place / "bad.onnx").write_bytes(b"no model")
     (place / "jobs.yaml").write_text(JOBS.replace("[onnxruntime, tensorrt]", "onnxruntime") + "  - model: bad.onnx\n")
     for flags in ([], ["--quiet"], []):
@@ -106,7 +106,7 @@ def test_one_that_is_refused(place: Path, capfd: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("output: out\njobs: []\n", "jobs"),
         ("output: out\njob: [{model: m.onnx}]\n", "Did you mean jobs?"),
@@ -114,28 +114,28 @@ def test_one_that_is_refused(place: Path, capfd: pytest.CaptureFixture[str]) -> 
         ("output: [\n", "jobs.yaml"),
     ],
 )
-def test_a_job_file_that_cannot_be_used(text: str, said: str, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_invalid_job_files(text: str, message: str, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (place / "jobs.yaml").write_text(text)
     assert main(["batch", "jobs.yaml"]) == 2
     seen = capfd.readouterr()
     assert seen.out == ""
     assert len(seen.err.splitlines()) == 1
-    assert said in seen.err
+    assert message in seen.err
     assert not (place / "out" / "report.json").exists()
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--only", "nothing*"], "no job's name matches 'nothing*'"),
         (["--workers", "0"], "at least one worker"),
     ],
 )
-def test_flags_that_cannot_be_used(flags: list[str], said: str, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_invalid_flags(flags: list[str], message: str, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["batch", "jobs.yaml", *flags]) == 2
-    assert said in capfd.readouterr().err
+    assert message in capfd.readouterr().err
 
 
-def test_no_such_job_file(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_missing_job_file(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["batch", "none.yaml"]) == 2
     assert "none.yaml" in capfd.readouterr().err

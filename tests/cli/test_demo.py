@@ -1,4 +1,4 @@
-"""``sbonnx demo``: its figures are those of onnxruntime, and it needs nothing that trained the model."""
+"""``sbonnx demo``: its figures equal those of onnxruntime, and it runs without the packages that trained the model."""
 
 from __future__ import annotations
 
@@ -56,24 +56,24 @@ def test_demo(tmp_path: Path) -> None:
         assert rows[backend]["worst"]
 
 
-def test_demo_prints_the_table_and_can_be_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_and_second_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         assert main(["demo", "--out", str(tmp_path)]) == 0
         out = capsys.readouterr().out
-    for word in ("accuracy", "agrees with float", "worst layers", *BACKENDS, str(tmp_path / "digits_tensorrt.onnx")):
+    for word in ("accuracy", "agreement with float", "worst layers", *BACKENDS, str(tmp_path / "digits_tensorrt.onnx")):
         assert word in out
 
 
-def test_a_backend_that_loses_is_told() -> None:
+def test_loss_of_accuracy_is_a_problem() -> None:
     rows = [
         {"model": "float", "accuracy": 0.99},
         {"model": "good", "accuracy": 0.975},
         {"model": "bad", "accuracy": 0.9},
     ]
-    assert _problems(rows) == ["bad loses 9.0 points of accuracy against float"]
+    assert _problems(rows) == ["bad loses 9.0 percentage points of accuracy against float"]
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folder_that_cannot_be_created(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert main(["demo", "--out", str(tmp_path / "file" / "demo")]) == 2
     err = capsys.readouterr().err
@@ -87,4 +87,4 @@ def test_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
     monkeypatch.setattr("sbonnx.cli.demo._quantized", interrupt)
     assert main(["demo", "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"interrupted; the files in '{tmp_path}' are whole, but not all are there\n"
+    assert capsys.readouterr().err == f"interrupted; the files in '{tmp_path}' are complete, but some are missing\n"

@@ -48,7 +48,7 @@ def lint(path: Path, *arguments: str, target: str = "onnxruntime") -> int:
     return main(["lint", str(path), "--target", target, *arguments])
 
 
-def test_a_clean_model(clean: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_clean_model(clean: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lint(clean) == 0
     count = len(rules_for("onnxruntime"))
     assert capsys.readouterr().out == f"{clean} for onnxruntime: {count} rules, 0 errors, 0 warnings, 0 info\n"
@@ -62,7 +62,7 @@ def test_warnings_do_not_fail(slow: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "0 errors, 1 warning, 0 info" in out
 
 
-def test_errors_do(wrong: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_fail(wrong: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lint(wrong) == 1
     out = capsys.readouterr().out
     assert out.startswith("1 error\n")
@@ -82,31 +82,31 @@ def test_json(wrong: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_target_takes_a_float_model(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_float_model_for_every_target(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert lint(digits().model, "--json", target=target) == 0
     assert json.loads(capsys.readouterr().out)["counts"]["error"] == 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--target", "tensorflow"], "choose one of tensorrt@11"),
         ([], "--target is missing"),
         (["--target", "onnxruntime", "--sarif", "nowhere/x.sarif"], "there is no folder"),
     ],
 )
-def test_what_can_be_mended(
-    arguments: list[str], said: str, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+def test_mistakes(
+    arguments: list[str], message: str, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["lint", str(clean), *arguments]) == 2
     captured = capsys.readouterr()
-    assert said in captured.err
+    assert message in captured.err
     assert len(captured.err.splitlines()) == 1
     assert captured.out == ""
 
 
-def test_a_file_that_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_file_that_is_not_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"not a model")
     for path in (tmp_path / "bad.onnx", tmp_path / "absent.onnx"):
         assert lint(path) == 2
@@ -117,7 +117,7 @@ def test_a_file_that_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def check_sarif(value: dict[str, Any], target: str) -> list[dict[str, Any]]:
-    """What SARIF 2.1.0 asks of a log, as far as we write it; its results."""
+    """Check the rules of SARIF 2.1.0 for the parts that are written; return the results."""
     assert value["version"] == "2.1.0"
     assert value["$schema"].endswith("sarif-2.1.0.json")
     (run,) = value["runs"]
@@ -161,7 +161,7 @@ def test_sarif_of_each_target(target: str, slow: Path, tmp_path: Path) -> None:
     assert code == any(result["level"] == "error" for result in results)
 
 
-def test_sarif_is_not_written_over_without_force(
+def test_sarif_is_not_overwritten_without_force(
     slow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -179,17 +179,17 @@ def test_sarif_is_not_written_over_without_force(
 
 
 def signed() -> onnx.ModelProto:
-    """int8 activations, which onnxruntime runs slowly: mended by a shift."""
+    """int8 activations, which onnxruntime runs slowly: fixed by a shift."""
     made = Net()
     return made.done(made.pair(made.conv(made.pair("x", kind="int8", zero=-128))))
 
 
-def test_fix_writes_and_checks_the_mended_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fix_writes_and_checks_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given, made = saved(tmp_path / "signed.onnx", signed()), tmp_path / "made.onnx"
     before = given.read_bytes()
     assert lint(given, "--fix", "-o", str(made)) == 0
     out = capsys.readouterr().out
-    assert out.startswith("mended: 1\n")
+    assert out.startswith("fixed: 1\n")
     assert "O11" in out
     assert f"{made} for onnxruntime" in out
     assert f"written: {made}" in out
@@ -198,7 +198,7 @@ def test_fix_writes_and_checks_the_mended_model(tmp_path: Path, capsys: pytest.C
     assert "O11" not in capsys.readouterr().out
 
 
-def test_the_json_of_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_of_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given, made = saved(tmp_path / "signed.onnx", signed()), tmp_path / "made.onnx"
     assert lint(given, "--fix", "-o", str(made), "--json") == 0
     value = json.loads(capsys.readouterr().out)
@@ -209,18 +209,18 @@ def test_the_json_of_fix(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert (row["rule"], row["done"], row["exact"]) == ("O11", True, True)
 
 
-def test_what_is_left_decides_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A scale that float16 rounds to 0: only calibration can mend that."""
+def test_exit_code_by_remaining_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A scale that float16 rounds to 0: only calibration can fix that."""
     wrong, made = saved(tmp_path / "wrong.onnx", CASES["T05"][0].model()), tmp_path / "made.onnx"
     assert lint(wrong, "--fix", "-o", str(made), target="tensorrt@11") == 1
     out = capsys.readouterr().out
-    assert "not mended" in out
+    assert "not fixed" in out
     assert "calibration" in out
     assert made.exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--fix"], "-o is missing"),
         (["-o", "made.onnx"], "add --fix"),
@@ -229,15 +229,15 @@ def test_what_is_left_decides_the_exit_code(tmp_path: Path, capsys: pytest.Captu
         (["--fix", "-o", "nowhere/made.onnx"], "there is no folder"),
     ],
 )
-def test_where_fix_may_write(
-    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+def test_outputs_of_fix(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     saved(Path("signed.onnx"), signed())
     Path("there.onnx").write_bytes(b"kept")
     assert lint(Path("signed.onnx"), *arguments) == 2
     captured = capsys.readouterr()
-    assert said in captured.err
+    assert message in captured.err
     assert len(captured.err.splitlines()) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["signed.onnx", "there.onnx"]
     assert Path("there.onnx").read_bytes() == b"kept"
@@ -247,6 +247,6 @@ def test_where_fix_may_write(
 
 
 @pytest.mark.parametrize("family", RULES)
-def test_the_document_has_the_rules_and_their_mends(family: str) -> None:
+def test_document_lists_the_rules(family: str) -> None:
     """When this fails: replace the table in docs/lint.md by the text of sbonnx.lint.document.table(family)."""
     assert table(family) in (Path(__file__).resolve().parents[2] / "docs" / "lint.md").read_text()

@@ -1,4 +1,4 @@
-"""The program around the verbs: help, exit codes, where what is printed."""
+"""The program around the verbs: help, exit codes, stdout and stderr."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NAMES = [verb.__name__.rpartition(".")[2] for verb in VERBS]
 
 
-def test_the_verbs() -> None:
+def test_verbs() -> None:
     rest = ["simplify", "inspect", "plan", "lint", "recipe", "compare", "profile", "demo"]
     assert NAMES == ["quantize", "batch", "qat", *rest]
 
@@ -52,7 +52,7 @@ def test_a_verb_reads_options_that_it_declares(verb: Any) -> None:
     assert len({row.name for row in verb.OPTIONS}) == len(verb.OPTIONS)
 
 
-def test_the_grammar_of_quantize(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_of_quantize(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quantize", "--help"]) == 0
     out = capsys.readouterr().out
     flags = "--data --output --backend --recipe --bits --set --force --split --samples --device --no-verify --report"
@@ -63,18 +63,19 @@ def test_the_grammar_of_quantize(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("missing", "said"), [([], "yes"), (loops.MODULES, "no"), (loops.MODULES[1:2], "all but sbonnx.moments._lags")]
+    ("missing", "loops_text"),
+    [([], "yes"), (loops.MODULES, "no"), (loops.MODULES[1:2], "all but sbonnx.moments._lags")],
 )
 def test_version(
-    missing: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    missing: list[str], loops_text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loops, "missing", lambda: list(missing))
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"sbonnx {__version__} (compiled loops: {said})\n"
+    assert capsys.readouterr().out == f"sbonnx {__version__} (compiled loops: {loops_text})\n"
 
 
 def test_compiled_loops_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the report says so."""
+    """The report has a note about it."""
     monkeypatch.setenv(loops.SWITCH, "0")
     assert loops.missing() == list(loops.MODULES)
     report = sbonnx.quantize(digits().model, None, mode="weight_only", backend="virtual", verify=False)
@@ -82,7 +83,7 @@ def test_compiled_loops_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_help_is_light() -> None:
-    """Nothing heavy is loaded to print the help, or to say that a verb does not exist."""
+    """Printing the help imports no heavy package."""
     heavy = "{'numpy', 'onnx', 'onnxruntime', 'onnx_graphsurgeon', 'pydantic', 'yaml'}"
     code = f"import sys; from sbonnx.cli import main; main(['--help']); print(sorted({heavy} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -90,7 +91,7 @@ def test_help_is_light() -> None:
 
 
 @pytest.mark.parametrize("command", ["inspect", "plan"])
-def test_json_is_all_there_is_on_stdout(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stdout_is_json_only(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, str(digits().model), "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)
@@ -98,13 +99,13 @@ def test_json_is_all_there_is_on_stdout(command: str, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("command", ["inspect", "plan"])
-def test_quiet_says_nothing(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quiet_prints_nothing(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, str(digits().model), "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_reader_that_has_seen_enough() -> None:
-    """``sbonnx plan ... | head -1`` ends well."""
+def test_reader_closes_the_pipe() -> None:
+    """``sbonnx plan ... | head -1`` exits with 0."""
     command = [sys.executable, "-m", "sbonnx", "plan", str(digits().model), "--json"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
@@ -115,7 +116,7 @@ def test_a_reader_that_has_seen_enough() -> None:
     process.stderr.close()
 
 
-def test_piped_tables_are_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+def test_piped_tables_are_not_truncated(capsys: pytest.CaptureFixture[str]) -> None:
     long = "layer/" * 100
     Printer().table("title", ("name", "value"), [(long, 0.5), ("short [red]", None)])
     title, head, first, second, _ = capsys.readouterr().out.split("\n", 4)
@@ -125,7 +126,7 @@ def test_piped_tables_are_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
     assert second == "short [red]"
 
 
-def test_json_of_what_json_cannot_hold() -> None:
+def test_json_of_other_types() -> None:
     values = {"a": float("inf"), "b": (float("nan"), -float("inf")), "c": Path("x"), 4: {1}, "f": 1.5}
     assert json_value(values) == {"a": "inf", "b": ["nan", "-inf"], "c": "x", "4": [1], "f": 1.5}
     assert json.loads(to_json(values)) == json_value(values)

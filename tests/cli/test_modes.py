@@ -1,4 +1,4 @@
-"""``--mode`` and ``--format``: what `plan` shows and `quantize` writes, with data and without."""
+"""``--mode`` and ``--format``: tables of `plan` and files of `quantize`, with and without data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ X = np.random.default_rng(3).standard_normal((4, 256)).astype(np.float32)
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A product and a network with convolutions, and data for both; the working directory."""
+    """A folder with a MatMul, a convolutional network and data for both; the working directory."""
     text = "agraph (float[N,256] x) => (float[N,256] y) { y = MatMul (x, w) }"
     onnx.save(model(text, w=(256, 256)), str(tmp_path / "m.onnx"))
     onnx.save(residual(), str(tmp_path / "r.onnx"))
@@ -38,7 +38,7 @@ def ops(path: str) -> list[str]:
         (["--mode", "weight_only", "--backend", "virtual"], ["DequantizeLinear", "MatMul"]),
     ],
 )
-def test_modes_that_need_no_data(
+def test_modes_without_data(
     flags: list[str], expected: list[str], place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["quantize", "m.onnx", "-o", "q.onnx", *flags, "--json"]) == 0
@@ -49,7 +49,7 @@ def test_modes_that_need_no_data(
     assert np.abs(reference - value).max() < 0.2 * np.abs(reference).max()
 
 
-def test_the_plan_shows_the_rule(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_shows_the_rule(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "r.onnx", "--mode", "dynamic"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "ConvInteger" in shown and "weight of Conv" not in shown
@@ -57,14 +57,14 @@ def test_the_plan_shows_the_rule(place: Path, capsys: pytest.CaptureFixture[str]
     assert "the scale of the input is computed as the model runs" in " ".join(capsys.readouterr().out.split())
 
 
-def test_integer_ops_of_a_file(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_integer_ops(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["quantize", "r.onnx", "--data", "d.npz", "--split", "2", "-o", "q.onnx", "--format", "qoperator"]
     assert main([*command, "--quiet"]) == 0
     assert ops("q.onnx").count("QLinearConv") == 3 and "DequantizeLinear" not in ops("q.onnx")
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         ([], "--data is missing"),
         (["--format", "qoperator"], "--data is missing"),
@@ -73,7 +73,7 @@ def test_integer_ops_of_a_file(place: Path, capsys: pytest.CaptureFixture[str]) 
         (["--mode", "weight_only", "--backend", "tensorrt", "--high-precision", "fp16"], "HIGH_PRECISION wants ranges"),
     ],
 )
-def test_what_is_refused(flags: list[str], said: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refusals(flags: list[str], message: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quantize", "m.onnx", "-o", "q.onnx", *flags]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not Path("q.onnx").exists()

@@ -1,4 +1,4 @@
-"""Every file that a verb writes for the user: only in place of a regular file, checked before the work begins."""
+"""Output files of all verbs: they replace regular files only, which is checked before the work begins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make_socket(path: Path) -> None:
-    """A name of a socket: its path must be short, so it is made from within the folder."""
+    """Bind a socket. Its path must be short, so it is bound from within the folder."""
     with socket.socket(socket.AF_UNIX) as one:
         before = Path.cwd()
         os.chdir(path.parent)
@@ -36,7 +36,7 @@ def make_socket(path: Path) -> None:
 
 
 def make_device(path: Path) -> None:
-    """A node of our own, like /dev/null."""
+    """Create a device node like /dev/null."""
     try:
         os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 3))
     except PermissionError:
@@ -44,7 +44,7 @@ def make_device(path: Path) -> None:
 
 
 def linked(make: Make) -> Make:
-    """A symlink to it."""
+    """A symlink to the other file."""
 
     def both(path: Path) -> None:
         make(path.with_name("far"))
@@ -82,10 +82,10 @@ LINES: dict[str, tuple[str, ...]] = {
     ("command", "kind"),
     [*((command, "fifo") for command in LINES), *(("quantize -o", kind) for kind in KINDS if kind != "fifo")],
 )
-def test_what_is_no_regular_file_stays(
+def test_other_files_are_not_replaced(
     command: str, kind: str, place: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Refused in a line, before anything is loaded."""
+    """One error line, before anything is loaded."""
     arguments = LINES[command]
     target = next(Path(word) for word in arguments if word.startswith("out/t."))
     make, words = KINDS[kind]
@@ -105,7 +105,7 @@ WRITERS = {
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_what_comes_there_during_the_work_stays(writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_created_during_the_work_stay(writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checked again at the rename."""
     target = tmp_path / "t"
     monkeypatch.setattr(files, "check_target", lambda *_, **__: os.mkfifo(target))
@@ -117,8 +117,8 @@ def test_what_comes_there_during_the_work_stays(writer: str, tmp_path: Path, mon
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
 
 
-def test_a_symlink_is_replaced_and_its_file_stays(tmp_path: Path) -> None:
-    """One that leads nowhere is there, too: it is replaced with force only."""
+def test_symlink_is_replaced_and_its_file_stays(tmp_path: Path) -> None:
+    """A dangling symlink counts as existing: it is replaced with force only."""
     (tmp_path / "file").write_text("mine")
     for name, leads in (("link", "file"), ("nowhere", "gone")):
         link = tmp_path / name
@@ -138,26 +138,24 @@ def test_a_symlink_is_replaced_and_its_file_stays(tmp_path: Path) -> None:
         ("m.onnx/q.onnx", ("OutputError", "there is no folder 'm.onnx'")),
     ],
 )
-def test_names_that_no_file_can_have(
-    out: str, words: tuple[str, ...], place: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_file_names(out: str, words: tuple[str, ...], place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = state(place)
     check_line(main(line(out=out)), *capfd.readouterr(), words)
     assert state(place) == before
 
 
 def test_the_longest_name(place: Path) -> None:
-    """Temporary names beside it repeat only the begin of it."""
+    """Temporary names repeat only the beginning of it."""
     name = "é" * 125 + ".onnx"
     assert len(name.encode()) == 255
     assert main(line("--no-verify", "--quiet", out=f"out/{name}")) == 0
     assert [path.name for path in (place / "out").iterdir()] == [name]
 
 
-def test_a_folder_that_is_removed_during_the_run(
+def test_folder_removed_during_the_run(
     place: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the file is written, or while it is proved."""
+    """While the file is written, or while it is verified."""
     import shutil
 
     for module, name in (("sbonnx.graph.storage.files", "_write"), ("sbonnx.verify.proof", "compare")):

@@ -1,4 +1,4 @@
-"""``profile``: the table, the bars, the JSON, a recipe, a file, and what is refused."""
+"""``sbonnx profile``: table, bars, JSON, with a recipe or a quantized file, and errors."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_table(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Worst first by default, every layer once, its bar the longest at the top and shorter below."""
+def test_table(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Worst first by default, every layer once, with the longest bar first."""
     assert main([*COMMAND, *PLAIN]) == 0
     out = capfd.readouterr().out
     assert "sqnr dB, more is better; 1 feeds" in out
@@ -40,7 +40,7 @@ def test_the_table(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert bars[0] == 24
 
 
-def test_json_says_the_same(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_json(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, *PLAIN, "--json", "--sort", "graph"]) == 0
     found = json.loads(capfd.readouterr().out)
     assert (found["measure"], found["unit"], found["higher_is_better"]) == ("sqnr", "dB", True)
@@ -53,7 +53,7 @@ def test_json_says_the_same(place: Path, capfd: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize("sort", ["alone", "weights", "activations", "gathered"])
-def test_sorted_and_cut(sort: str, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_sorted_and_truncated(sort: str, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, *PLAIN, "--json", "--sort", sort, "--metric", "mse"]) == 0
     rows = json.loads(capfd.readouterr().out)["layers"]
     values = [row[sort] for row in rows if row[sort] is not None]
@@ -63,7 +63,7 @@ def test_sorted_and_cut(sort: str, place: Path, capfd: pytest.CaptureFixture[str
 
 
 def test_a_quantized_file(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """The file that the recipe makes has the profile of the recipe."""
+    """The profile of the quantized file equals that of the recipe."""
     assert main(["quantize", "m.onnx", "--data", "d.npz", *PLAIN, "-o", "q.onnx", "--quiet", "--no-verify"]) == 0
     assert main([*COMMAND, *PLAIN, "--json"]) == 0
     expected = json.loads(capfd.readouterr().out)
@@ -76,7 +76,7 @@ def test_a_quantized_file(place: Path, capfd: pytest.CaptureFixture[str]) -> Non
         assert row["alone"] == pytest.approx(known[row["node"]]["alone"], abs=0.1)
 
 
-def test_the_graph_in_colours(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_coloured_graph(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, *PLAIN, "--mermaid", "loss.md", "--metric", "mse"]) == 0
     assert "written: loss.md" in capfd.readouterr().out
     chart = (place / "loss.md").read_text()
@@ -95,13 +95,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("flags", WRONG)
-def test_what_is_refused(flags: str, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(flags: str, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, *flags.split()]) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"RecipeError: {WRONG[flags]}")
 
 
-def test_a_file_takes_no_recipe(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_quantized_file_with_a_recipe(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["profile", "m.onnx", "m.onnx", "--data", "d.npz", "--bits", "w4a8"]) == 2
     assert "RecipeError: m.onnx is quantized already: leave --recipe" in capfd.readouterr().err
     assert main(["profile", "m.onnx", "m.onnx", "--data", "d.npz"]) == 2

@@ -1,4 +1,4 @@
-"""`sbonnx qat`: one line from a float model and unlabelled data to a trained file."""
+"""`sbonnx qat`: from a float model and unlabelled data to a trained file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_trains_and_writes(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Interrupted or not: a checkpoint that is complete goes straight to the file."""
+    """A complete checkpoint is exported without further training."""
     line = ["qat", MODEL, "--data", "data.npz", "--split", "16", "-o", "q.onnx", "--bits", "w4a8"]
     line += ["--epochs", "2", "--batch", "16", "--lr", "0.01", "--checkpoint", "run.pt", "--json", "--quiet"]
     assert main(line) == 0
@@ -37,7 +37,7 @@ def test_trains_and_writes(place: Path, capfd: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["--method", "best"], "there are: uniform, lsq"),
         (["--epochs", "0"], "--epochs must be 1 or more, got 0"),
@@ -46,10 +46,10 @@ def test_trains_and_writes(place: Path, capfd: pytest.CaptureFixture[str]) -> No
         (["--set", "mode=dynamic"], "MODE: dynamic has no ranges of activations to train"),
     ],
 )
-def test_mistakes_are_one_line(flags: list[str], said: str, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(flags: list[str], message: str, place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["qat", MODEL, "--data", "data.npz", "--split", "16", "-o", "q.onnx", *flags]) == 2
     error = capfd.readouterr().err
-    assert said in error and "Traceback" not in error
+    assert message in error and "Traceback" not in error
     assert sorted(path.name for path in place.iterdir()) == ["data.npz"]
 
 

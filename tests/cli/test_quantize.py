@@ -1,4 +1,4 @@
-"""``sbonnx quantize`` and ``compare``: what they write and say, checked against onnxruntime itself."""
+"""``sbonnx quantize`` and ``compare``: files and messages, checked against onnxruntime."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def outputs(path: str) -> Array:
 
 
 def sqnr(reference: Array, value: Array) -> float:
-    """By hand, to have another source than `sbonnx.metrics`."""
+    """Computed independently of `sbonnx.metrics`."""
     return float(10 * np.log10((reference**2).sum() / ((reference - value) ** 2).sum()))
 
 
@@ -64,7 +64,7 @@ def test_a_backend(backend: str, place: Path, capsys: pytest.CaptureFixture[str]
     assert "QuantizeLinear" in {node.op_type for node in onnx.load("q.onnx").graph.node}
 
 
-def test_the_table(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(COMMAND) == 0
     out = capsys.readouterr().out
     for word in ("m.onnx for onnxruntime", "calibrated on", "16 samples", "SQNR dB", "worst layers", "written: q.onnx"):
@@ -73,8 +73,8 @@ def test_the_table(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
 
 
-def test_wishes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Bits, single keys, splitting and limits reach the pipeline."""
+def test_recipe_options(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Bits, single keys and splitting reach the pipeline."""
     flags = ["--backend", "virtual", "--bits", "w4a8", "--set", "EXCLUDE=[op:Gemm]", "--split", "4", "--samples", "2"]
     assert main([*COMMAND, *flags, "--device", "cpu", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -89,7 +89,7 @@ def test_wishes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert kinds == {("int4 axis 0", "constants"), ("uint8", "activations")}
 
 
-def test_wishes_for_calibration(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_calibration_options(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--memory", "1 MiB", "--granularity", "budget", "--set", "CALIBRATION.PICK=random"]
     assert main([*COMMAND, *flags, "--split", "4", "--samples", "3", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -127,14 +127,12 @@ def test_options_become_overrides() -> None:
     [
         (["state"], "--feedback is OUT=IN, an output and the input that takes it, got 'state'"),
         (["=x"], "--feedback is OUT=IN"),
-        (["y=x", "y=z"], "--feedback leads output 'y' to two inputs, 'x' and 'z'"),
+        (["y=x", "y=z"], "--feedback maps output 'y' to two inputs, 'x' and 'z'"),
         (["g=x"], "CALIBRATION.FEEDBACK: the model has no output 'g': there are 'y'"),
         (["y=x"], "CALIBRATION.FEEDBACK: input 'x' wants float32 (N, 3, 8, 8) and output 'y' is float32 (N, 16)"),
     ],
 )
-def test_feedback_that_cannot_be(
-    feedback: list[str], says: str, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_feedback(feedback: list[str], says: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = [flag for pair in feedback for flag in ("--feedback", pair)]
     assert main([*COMMAND, *flags]) == 2
     out, err = capsys.readouterr()
@@ -144,7 +142,7 @@ def test_feedback_that_cannot_be(
 
 
 def test_feedback_from_the_command_line(place: Path) -> None:
-    """A running sum: the state's range is that of the sums, not of the steps."""
+    """A running sum: the range of the state is that of the sums."""
     text = (
         "agraph (float[N,3] x, float[N,3] h) => (float[N,3] s, float[N,2] y) {\n s = Add (x, h)\n y = MatMul (s, w)\n}"
     )
@@ -165,7 +163,7 @@ def test_json_progress(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert last["memory_bytes"] is None or last["memory_bytes"] > 10_000_000
 
 
-def test_the_calibration_cache_of_tensorrt(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_calibration_cache_of_tensorrt(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """absmax / 127 of the input, as big-endian float32 in hexadecimal."""
     assert main([*COMMAND, "--trt-cache", "m.cache", "--set", "observer=minmax", "--quiet"]) == 0
     lines = dict(line.split(": ") for line in (place / "m.cache").read_text().splitlines()[1:])
@@ -185,18 +183,18 @@ def test_a_recipe(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["backend"] == "onnxruntime"
 
 
-def test_the_report_file(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_file(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "--report", "r.json", "--json"]) == 0
     assert json.loads((place / "r.json").read_text()) == json.loads(capsys.readouterr().out)
 
 
-def test_without_proof(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_verification(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "--no-verify", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["metrics"] == {}
     assert outputs("q.onnx").shape == (16, 16)
 
 
-def test_the_same_bytes_twice(place: Path) -> None:
+def test_deterministic_bytes(place: Path) -> None:
     assert main([*COMMAND, "--quiet"]) == 0
     first = (place / "q.onnx").read_bytes()
     assert main([*COMMAND, "--quiet", "--force", "--split", "3"]) == 0
@@ -204,7 +202,7 @@ def test_the_same_bytes_twice(place: Path) -> None:
 
 
 def test_below_quality(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A model with nothing to quantize is written, and exit code 1 says that it is not what was asked for."""
+    """A model with nothing to quantize is written, with exit code 1."""
     onnx.save(model("agraph (float[N,3,8,8] x) => (float[N,3,8,8] y) { y = Abs(x) }"), str(place / "m.onnx"))
     assert main([*COMMAND, "--quiet"]) == 1
     out, err = capsys.readouterr()
@@ -231,7 +229,7 @@ def test_compare(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "latency" in out
 
 
-def test_compare_a_lost_model(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_with_a_broken_model(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lost = onnx.load("m.onnx")
     for tensor in lost.graph.initializer:
         tensor.raw_data = bytes(len(tensor.raw_data))

@@ -1,4 +1,4 @@
-"""``--report``: JSON for programs, a page for people, by the name of the file."""
+"""``--report``: JSON or an HTML page, by the suffix of the file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def command(verb: str = "quantize") -> list[str]:
 
 @pytest.mark.parametrize("name", ["r.html", "R.HTM"])
 def test_a_page(name: str, place: Path) -> None:
-    """With the layers of the model, which the JSON of the same run names."""
+    """The page has the layers of the JSON report of the same run."""
     assert main([*command(), *LIGHT, "--report", name]) == 0
     page = (place / name).read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
@@ -37,7 +37,7 @@ def test_a_page(name: str, place: Path) -> None:
     assert sorted(path.name for path in place.iterdir()) == sorted(["q.onnx", "r.json", name])
 
 
-def test_a_page_of_names_that_look_like_markup(place: Path) -> None:
+def test_names_that_look_like_markup(place: Path) -> None:
     model = onnx.load(str(digits().model))
     for node in model.graph.node:
         node.name = f"<script>alert('{node.name}')</script>"
@@ -51,16 +51,16 @@ def test_a_page_of_names_that_look_like_markup(place: Path) -> None:
 
 @pytest.mark.parametrize("verb", ["quantize", "qat"])
 @pytest.mark.parametrize("name", ["report", "r.txt", "r.json.gz"])
-def test_a_name_that_says_neither(verb: str, name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Before the work begins: nothing is written."""
+def test_other_suffix(verb: str, name: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An error before the work begins: nothing is written."""
     assert main([*command(verb), "--report", name]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and f"--report {name}: its name says what is written: end it in .json or .html" in err
+    assert out == "" and f"--report {name}: the suffix selects the format: use .json or .html" in err
     assert len(err.splitlines()) == 1
     assert list(place.iterdir()) == []
 
 
-def test_a_page_that_is_there_already(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_page(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "r.html").write_text("mine")
     assert main([*command(), "--report", "r.html"]) == 2
     assert "'r.html' exists: give --force" in capsys.readouterr().err

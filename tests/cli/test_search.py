@@ -1,4 +1,4 @@
-"""The search from the command line."""
+"""Recipe search (AUTO, MIXED) from the command line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_auto(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["-o", "q.onnx", "--recipe", "auto", "--bits", "w4a8", "--save-recipe", "r.yaml", "--set", "observer=mse"]
     assert main([*COMMAND, *flags]) == 0
     out = capsys.readouterr().out
-    assert "tried, judged on 4 feeds held out" in out and "plain recipe" in out
+    assert "search steps, evaluated on 4 feeds held out" in out and "plain recipe" in out
     assert main(["quantize", "m.onnx", "--data", "d.npz", "--split", "2", "-o", "q2.onnx", "--recipe", "r.yaml"]) == 0
     assert (place / "q.onnx").read_bytes() == (place / "q2.onnx").read_bytes()
 
@@ -42,7 +42,7 @@ def test_widths(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert mixed["weights"].keys() == {"stem", "conv1", "conv2", "fc"} and mixed["front"]
 
 
-def test_below_what_was_asked(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_below_the_requested_quality(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     keys = ["--set", "MIXED.WEIGHTS=[4]", "--set", "MIXED.ACTIVATIONS=[8, 16]", "--set", "MIXED.LOSS=relative"]
     assert main([*COMMAND, "-o", "q.onnx", "--bits", "w4a8", "--max-loss", "0.001%", *keys]) == 1
     assert "is not reached" in capsys.readouterr().err

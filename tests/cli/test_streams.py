@@ -1,4 +1,4 @@
-"""The streams of a real process: closed ones, readers that leave, native messages, crashes, little memory."""
+"""Standard streams of a process: closed streams and pipes, native messages, crashes, little memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def sbonnx(*arguments: str, redirections: str = "", **limits: int) -> subprocess.CompletedProcess[str]:
-    """A process, in the working directory."""
+    """Run a process in the working directory."""
 
     def limit() -> None:
         for name, value in limits.items():
@@ -49,7 +49,7 @@ def sbonnx(*arguments: str, redirections: str = "", **limits: int) -> subprocess
 
 @pytest.mark.parametrize("redirections", [">&-", ">&- 2>&- <&-"])
 def test_closed_streams(redirections: str, place: Path) -> None:
-    """The job is done; the file that is written does not become a stream."""
+    """The command succeeds; the written file does not become a stream."""
     done = sbonnx("simplify", "m.onnx", "-o", "out/q.onnx", redirections=redirections)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     onnx.checker.check_model("out/q.onnx")
@@ -63,7 +63,7 @@ with standard_streams(capture=False):
 """
 
 
-def test_children_have_the_streams_as_well() -> None:
+def test_children_inherit_the_streams() -> None:
     command = ["sh", "-c", 'exec "$@" >&- 2>&- <&-', "sh", sys.executable, "-c", CHILD]
     assert subprocess.run(command, cwd=ROOT, timeout=60, check=False).returncode == 0
 
@@ -73,8 +73,8 @@ def test_an_error_with_stdout_closed(place: Path) -> None:
     assert done.returncode == 2 and done.stderr.startswith("ModelError: 'none.onnx' does not exist")
 
 
-def test_the_reader_of_both_streams_leaves(place: Path) -> None:
-    """``2>&1 | head -1`` in the middle of the work, which is done all the same."""
+def test_reader_closes_both_streams(place: Path) -> None:
+    """``2>&1 | head -1`` during the work, which is finished anyway."""
     source, sink = os.pipe()
     command = [sys.executable, "-m", "sbonnx", "quantize", "m.onnx", "--data", "d.npz", "-o", "out/q.onnx"]
     process = subprocess.Popen([*command, "--json-progress"], stdout=sink, stderr=sink, env={**os.environ})
@@ -86,15 +86,15 @@ def test_the_reader_of_both_streams_leaves(place: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("plan", "m.onnx"), ("--help",)], ids=["a verb", "help"])
-def test_stdout_that_cannot_be_written(arguments: tuple[str, ...], place: Path) -> None:
-    """Said once, and not at exit again."""
+def test_unwritable_stdout(arguments: tuple[str, ...], place: Path) -> None:
+    """Reported once, and not again at exit."""
     done = sbonnx(*arguments, redirections="> full", file_size=0)
     assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("OSError: a file would be larger than allowed (ulimit -f)")
 
 
 def test_messages_of_native_code_need_debug(place: Path) -> None:
-    """RE2 in onnxruntime prints two lines of its own before the exception is raised."""
+    """RE2 in onnxruntime prints two lines before the exception is raised."""
     node = helper.make_node("RegexFullMatch", ["s"], ["y"], pattern="(unclosed")
     inputs = [helper.make_tensor_value_info("s", TensorProto.STRING, [2])]
     outputs = [helper.make_tensor_value_info("y", TensorProto.BOOL, [2])]
@@ -129,17 +129,17 @@ assert os.fstat(2).st_ino == before
     ids=["a proper end", "a crash"],
 )
 def test_native_messages_are_shown_after_a_crash(end: str, shown: str, code: int) -> None:
-    """A forked child that ends properly changes nothing."""
+    """A forked child that exits normally has no effect."""
     command = [sys.executable, "-c", STREAMS.format(end=end)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", shown)
 
 
-def test_an_error_of_nobody_quotes_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_quotes_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
     from sbonnx.cli.output import error_lines
 
     monkeypatch.setattr(error_lines, "last_native_message", lambda: "double free")
-    assert "(native code said: double free)" in error_lines.line_of(RuntimeError("x"))
+    assert "(native message: double free)" in error_lines.line_of(RuntimeError("x"))
 
 
 def caused(error: Exception, cause: Exception) -> Exception:
@@ -160,13 +160,13 @@ REASONS: list[tuple[Exception, str]] = [
 
 
 @pytest.mark.parametrize(("error", "line"), REASONS)
-def test_what_says_that_memory_is_used_up(error: Exception, line: str) -> None:
+def test_messages_of_memory_errors(error: Exception, line: str) -> None:
     assert line_of(error).startswith(line)
 
 
 @pytest.mark.parametrize("megabytes", [120, 200])
 def test_little_memory(megabytes: int, place: Path) -> None:
-    """Threads, libraries, arrays: whatever does not fit first, there is one line. Native code may end the process."""
+    """One line, whatever fails first: threads, libraries or arrays. Native code may end the process."""
     done = sbonnx("quantize", "m.onnx", "--data", "d.npz", "-o", "out/q.onnx", memory=megabytes << 20)
     assert done.returncode
     assert done.stderr.startswith("MemoryError: there is not enough memory") and "--memory" in done.stderr
@@ -175,7 +175,7 @@ def test_little_memory(megabytes: int, place: Path) -> None:
 
 
 def named(name: str) -> onnx.ModelProto:
-    """The bundled model with such a name everywhere."""
+    """The bundled model with such a name for all its parts."""
     model = onnx.load(digits().model)
     model.graph.name = model.producer_name = name
     for node in model.graph.node:
@@ -200,7 +200,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("what", LINES)
-def test_no_name_acts_on_the_terminal(
+def test_names_with_control_characters(
     what: str, place: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sbonnx.cli import main
@@ -214,8 +214,8 @@ def test_no_name_acts_on_the_terminal(
         assert json.dumps(NAME)[1:-1] in json.dumps(json.loads(out))
 
 
-def test_a_file_name_that_is_not_text(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Bytes that are no UTF-8, in tables, JSON and a report."""
+def test_file_name_that_is_not_utf8(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """In tables, JSON and a report."""
     from sbonnx.cli import main
 
     name = os.fsdecode(b"\xff.onnx")

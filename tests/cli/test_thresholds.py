@@ -1,4 +1,4 @@
-"""Below what was asked for: exit 1, the reason first, the file kept."""
+"""Below the requested quality: exit code 1, the reason first, and the file is kept."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def test_ops_that_stay_float(place: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert "integer kernel" in out and "planned ops" in out and "optimisation levels" in out
 
 
-def test_the_reason_stands_before_the_tables(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Both streams in one file, as a log has them."""
+def test_reason_before_the_tables(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Both streams in one file, as in a log."""
     command = [sys.executable, "-m", "sbonnx", *COMMAND, "--set", "min_sqnr=90"]
     home = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env=home)
@@ -69,7 +69,7 @@ def test_the_reason_stands_before_the_tables(place: Path, capfd: pytest.CaptureF
     assert any(line.startswith("below quality: output 'y'") for line in lines[:first])
 
 
-def test_an_output_that_is_not_there_is_said_before_any_work(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_unknown_output_is_reported_before_any_work(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, "--set", "min_sqnr={z: 20}"]) == 2
     out, err = capfd.readouterr()
     assert out == "" and "the model has no output 'z': there are 'y'" in err
@@ -81,7 +81,7 @@ def test_compare(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     verb = ["compare", "m.onnx", "q.onnx", "--data", "d.npz"]
     assert main([*verb, "--min-sqnr", "10", "--min-integer", "1", "--max-size", "100"]) == 0
     assert "planned ops" in capfd.readouterr().out
-    for flags, said in (
+    for flags, message in (
         (["--min-sqnr", "90"], "--min-sqnr asks for 90"),
         (["--min-cosine", "1"], "--min-cosine asks for 1"),
         (["--max-size", "0.001"], "--max-size allows 0.001"),
@@ -90,6 +90,6 @@ def test_compare(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
         assert main([*verb, *flags, "--json"]) == 1
         out, err = capfd.readouterr()
         value = json.loads(out)
-        assert said in value["problems"][0] and said in err
+        assert message in value["problems"][0] and message in err
         assert list(value)[:2] == ["ok", "problems"]
         assert value["kernels"]["share"] == 1.0 and value["levels"]

@@ -146,7 +146,7 @@ def test_simplify(flags: list[str], left: list[str], tmp_path: Path, capsys: pyt
     np.testing.assert_allclose(after, before, rtol=1e-4, atol=1e-5)
 
 
-def test_simplify_tells_what_fired(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simplify_prints_applied_patterns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source, target = tmp_path / "m.onnx", tmp_path / "s.onnx"
     onnx.save(with_bn(), str(source))
     np.savez(tmp_path / "d.npz", x=np.ones((2, 3, 8, 8), np.float32))
@@ -156,15 +156,15 @@ def test_simplify_tells_what_fired(tmp_path: Path, capsys: pytest.CaptureFixture
         assert word in out
 
 
-def test_simplify_says_when_it_could_not_prove(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No guess of a dynamic axis fits: with the data it does."""
+def test_simplify_without_usable_feeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No guess of a dynamic axis is accepted by the model, but the data are."""
     source, target = tmp_path / "m.onnx", tmp_path / "s.onnx"
     text = "agraph (float[N,L] x) => (float[N,3] y) { i = Identity(x) y = MatMul(i, w) }"
     onnx.save(model(text, w=(7, 3)), str(source))
     command = ["simplify", str(source), "-o", str(target), "--quiet"]
     assert main(command) == 1
     err = capsys.readouterr().err
-    assert "not proved" in err
+    assert "not verified" in err
     assert "--data" in err
     assert len(err.splitlines()) == 1
     np.savez(tmp_path / "d.npz", x=np.ones((2, 7), np.float32))

@@ -1,4 +1,4 @@
-"""A headless Chromium, spoken to over its DevTools pipe with nothing but the standard library."""
+"""A headless Chromium, controlled over its DevTools pipe with the standard library only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE = 60.0
-"""Seconds for an answer; a busy machine takes a few."""
+"""Timeout of an answer in s; a busy machine takes a few."""
 
 # The browser reads commands from descriptor 3 and answers on 4.
 _START = (
@@ -27,12 +27,12 @@ _START = (
 
 
 def found() -> str | None:
-    """The browser's program, or None."""
+    """Path of the browser, or None."""
     return next((path for path in map(shutil.which, NAMES) if path), None)
 
 
 class Browser:
-    """One page of a browser. `wrong` and `fetched` are about what was opened last."""
+    """One page of a browser. `wrong` and `fetched` refer to the document that was opened last."""
 
     def __init__(self, commands: int, answers: int) -> None:
         self._commands, self._answers = commands, answers
@@ -47,7 +47,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """The answer to one command of the protocol."""
+        """Send one command of the protocol; return the answer."""
         self._last += 1
         number = self._last
         message: dict[str, Any] = {"id": number, "method": method, "params": params}
@@ -70,7 +70,7 @@ class Browser:
         self._until(lambda said: said.get("method") == "Page.loadEventFired")
 
     def run(self, script: str) -> Any:
-        """The JSON value of an expression in the page; what it logs until then is read too."""
+        """Evaluate an expression in the page; return its JSON value. Log messages are read as well."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
@@ -104,7 +104,7 @@ class Browser:
 
 @contextmanager
 def browser(program: str) -> Iterator[Browser]:
-    """A browser with a profile of its own, gone with all its processes at the end."""
+    """Start a browser with a temporary profile; end all its processes at the end."""
     with tempfile.TemporaryDirectory(prefix="sbonnx-browser-", ignore_cleanup_errors=True) as profile:
         theirs_in, ours_out = os.pipe()
         ours_in, theirs_out = os.pipe()

@@ -1,4 +1,4 @@
-"""A browser for the tests of pages, or the reason why there is none; one real report."""
+"""Fixtures: a browser (skip without one), and the report of a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def chromium() -> Iterator[browsers.Browser]:
 
 @pytest.fixture(scope="session")
 def digits_report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The report of the bundled model, as it comes."""
+    """The report of the bundled model."""
     from sbonnx.api import quantize
 
     where = tmp_path_factory.mktemp("digits")

@@ -1,4 +1,4 @@
-"""What an HTML file holds, read by the parser of the standard library."""
+"""Contents of an HTML file, read by the parser of the standard library."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from html.parser import HTMLParser
 
 VOID = {"meta", "link", "input", "br", "img", "hr"}
 CLOSED = {"rect", "line", "path"}
-"""Elements of SVG that end in themselves."""
+"""Self-closing elements of SVG."""
 
 
 class Page(HTMLParser):
-    """Elements with their attributes, texts by element, and what is not well nested."""
+    """Elements with their attributes, texts by element, and nesting errors."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -49,5 +49,5 @@ class Page(HTMLParser):
 
     @property
     def words(self) -> str:
-        """All that is to be read, without style and script."""
+        """All visible text, without style and script."""
         return "\n".join(data for tag, data in self.texts if tag not in ("style", "script"))

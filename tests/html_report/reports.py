@@ -1,4 +1,4 @@
-"""Reports to make pages of: small ones by hand, large ones by rule."""
+"""Reports for the tests of pages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EVIL = (
     "名前/ÄÖ/🙂",
     "a" * 300,
 )
-"""Names that a node may have."""
+"""Names of nodes that must be escaped, replaced or shortened."""
 
 
 def layer(name: str, alone: Any = 40.0, gathered: Any = 30.0) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def layer(name: str, alone: Any = 40.0, gathered: Any = 30.0) -> dict[str, Any]:
 
 
 def sites_of(layers: list[dict[str, Any]], label: str = "int4 axis 0") -> list[dict[str, Any]]:
-    """An activation and a weight a layer, in the order given."""
+    """Sites of one activation and one weight per layer, in the given order."""
     found = []
     for row in layers:
         found.append(
@@ -42,7 +42,7 @@ def sites_of(layers: list[dict[str, Any]], label: str = "int4 axis 0") -> list[d
 
 
 def network(layers: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    """A report as `Report.to_dict` gives it."""
+    """A report in the form of `Report.to_dict`."""
     output = {"name": "y", "mse": 1e-4, "max_abs": 0.1, "sqnr_db": 31.25, "cosine": 0.9999, "agreement": 0.975}
     metrics = {
         "outputs": [{**output, "low": -2.0, "high": 5.0}],
@@ -107,7 +107,7 @@ def job(name: str, status: str = "done", *, up_to_date: bool = False, **outcome:
 
 
 def batch(rows: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
-    """A report as `asdict` gives it of a `BatchReport`; steps are those of the rows."""
+    """A report in the form of `asdict` of a `BatchReport`; the steps are those of the rows."""
     steps = {row["outcome"]["key"]: row["outcome"] for row in rows}
     return {
         "title": "nightly",
@@ -122,7 +122,7 @@ def batch(rows: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
 
 
 def one_of_each() -> dict[str, Any]:
-    """A batch in which everything happens."""
+    """A batch with a job of every status."""
     layers = [layer("conv1", 50.0, float("inf")), layer("conv2", 40.0, 25.5)]
     accepted = (
         ("min_sqnr", 31.25, 20.0, True),

@@ -1,4 +1,4 @@
-"""The pages in a real browser: what is to be seen, in light and dark, with and without scripts."""
+"""Pages in a browser: contents and layout, light and dark, with and without scripts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TYPE = (
     " box.dispatchEvent(new Event('input')); }})()"
 )
 
-# The least contrast (WCAG 2) of any text with what is behind it, and of bars with the page.
+# The lowest contrast (WCAG 2) of texts against their background, and of bars against the page.
 CONTRAST = """(() => {
   function parts(colour) { return (colour.match(/[\\d.]+/g) || []).map(Number); }
   function light(c) {
@@ -59,7 +59,7 @@ CONTRAST = """(() => {
 
 
 def shown(chromium: Browser, page: str, where: Path, **how: Any) -> Browser:
-    """The page opened from a file, and nothing said against it."""
+    """Open the page from a file; check that there are no errors and no requests."""
     path = where / "page.html"
     path.write_text(page, encoding="utf-8")
     chromium.open(path, **how)
@@ -69,8 +69,8 @@ def shown(chromium: Browser, page: str, where: Path, **how: Any) -> Browser:
     return chromium
 
 
-def test_errors_are_heard(chromium: Browser, tmp_path: Path) -> None:
-    """Otherwise the other tests could not fail."""
+def test_errors_are_detected(chromium: Browser, tmp_path: Path) -> None:
+    """A check of the harness itself."""
     path = tmp_path / "bad.html"
     path.write_text(
         "<!doctype html><link rel=stylesheet href='none.css'><script>console.error('no'); nowhere()</script>"
@@ -100,7 +100,7 @@ def test_the_page_of_a_real_model(chromium: Browser, tmp_path: Path, digits_repo
     assert bars == len(digits_report["layers"])
 
 
-def test_bars_are_as_long_as_their_figures(chromium: Browser, tmp_path: Path) -> None:
+def test_lengths_of_bars(chromium: Browser, tmp_path: Path) -> None:
     figures = [(40.0, 30.0), (20.0, 10.0), (35.0, -5.0), (50.0, float("inf"))]
     layers = [layer(f"n{index}", *pair) for index, pair in enumerate(figures)]
     shown(chromium, single_page(network(layers, sites=sites_of(layers))), tmp_path)
@@ -114,8 +114,8 @@ def test_bars_are_as_long_as_their_figures(chromium: Browser, tmp_path: Path) ->
     zero = alone[0]
     assert below[0] + below[1] == pytest.approx(zero, abs=0.2) and below[1] == pytest.approx(5 * unit, abs=0.2)
     assert all_there[1] == pytest.approx(50 * unit, abs=0.2)
-    said = chromium.run("[...document.querySelectorAll('svg.chart text.value')].map(e => e.textContent)")
-    assert said == ["30.0", "40.0", "10.0", "20.0", "−5.0", "35.0", "∞", "50.0"]
+    labels = chromium.run("[...document.querySelectorAll('svg.chart text.value')].map(e => e.textContent)")
+    assert labels == ["30.0", "40.0", "10.0", "20.0", "−5.0", "35.0", "∞", "50.0"]
 
 
 @pytest.mark.parametrize("width", [1280, 400])
@@ -154,7 +154,7 @@ def test_sorting_and_filtering(chromium: Browser, tmp_path: Path) -> None:
     chromium.run(PRESS.format(heads.index("SQNR, dB")))
     assert chromium.run(NAMES)[:2] == ["worse", "better"]
     chromium.run(PRESS.format(heads.index("SQNR, dB")))
-    assert chromium.run(NAMES)[:2] == ["better", "worse"], "rows without a figure stand last either way"
+    assert chromium.run(NAMES)[:2] == ["better", "worse"], "rows without a figure sort last in both directions"
     assert chromium.run("[...document.querySelectorAll('th[aria-sort]')].map(e => e.getAttribute('aria-sort'))") == [
         "descending"
     ]
@@ -178,14 +178,14 @@ def test_a_link_opens_its_section(chromium: Browser, tmp_path: Path) -> None:
 
 
 def test_without_scripts(chromium: Browser, tmp_path: Path) -> None:
-    """Where a CI's policy stops scripts, all is there to be read and unfolded."""
+    """If a policy of a CI server blocks scripts, everything can still be read and unfolded."""
     report = one_of_each()
     path = tmp_path / "page.html"
     path.write_text(batch_page(report), encoding="utf-8")
     chromium.open(path, scripts=False)
     tree = json.dumps(chromium.call("DOM.getDocument", depth=-1), ensure_ascii=False)
     assert all(f'"nodeValue": "{row["job"]["name"]}"' in tree for row in report["rows"])
-    assert '"nodeName": "BUTTON"' not in tree, "what only scripts can do is not there"
+    assert '"nodeName": "BUTTON"' not in tree, "controls that need scripts are absent"
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -202,7 +202,7 @@ def test_readable_in_light_and_dark(page: str, dark: bool, chromium: Browser, tm
 
 
 def test_names_are_only_text(chromium: Browser, tmp_path: Path) -> None:
-    """Whatever stands in a model comes out as text, in tables, charts and their titles."""
+    """Any name in a model appears as text, in tables, charts and their titles."""
     layers = [layer(name) for name in EVIL]
     refusals = [{"what": name, "where": name, "why": name} for name in EVIL]
     report = network(layers, refusals=refusals, notes=EVIL, problems=EVIL, model=EVIL[0], settings={EVIL[0]: EVIL[1]})

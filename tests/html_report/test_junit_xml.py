@@ -1,4 +1,4 @@
-"""JUnit XML by the rules of the schemas of Jenkins (xunit plugin) and Maven (surefire), stated here by hand."""
+"""JUnit XML by the rules of the schemas of Jenkins (xunit plugin) and Maven (surefire)."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ RULES: dict[str, tuple[set[str], set[str], set[str]]] = {
     "system-out": (set(), set(), set()),
 }
 ORDER = ["skipped", "error", "failure", "system-out", "system-err"]
-"""Maven's testcase is a sequence: what went wrong, then what was printed."""
+"""Children of a testcase, in Maven's order."""
 TIME = re.compile(r"\d+\.\d{3}")
 KINDS = {"failure": "failures", "error": "errors", "skipped": "skipped"}
 
 
 def read(report: dict[str, Any]) -> ElementTree.Element:
-    """The root, after all rules."""
+    """Check all rules; return the root."""
     text = junit(report)
     assert text.startswith('<?xml version="1.0" encoding="UTF-8"?>\n')
     root = ElementTree.fromstring(text.encode("utf-8"))
@@ -69,7 +69,7 @@ def read(report: dict[str, Any]) -> ElementTree.Element:
 
 
 def kinds(root: ElementTree.Element) -> dict[str, str]:
-    """What became of each case by name: failure, error, skipped, or passed."""
+    """Result of each case by name: failure, error, skipped, or passed."""
     return {
         case.get("name", ""): next((child.tag for child in case if child.tag in KINDS), "passed")
         for case in root.iter("testcase")
@@ -101,7 +101,7 @@ def test_one_of_each() -> None:
 
 
 @pytest.mark.parametrize("status", get_args(Status))
-def test_no_status_but_done_is_green(status: str) -> None:
+def test_only_done_passes(status: str) -> None:
     (kind,) = kinds(read(batch([job("a", status, reason="because")]))).values()
     assert (kind == "passed") is (status == "done")
 
@@ -110,8 +110,8 @@ def test_a_status_of_another_version_is_an_error() -> None:
     assert kinds(read(batch([job("a", "vanished")]))) == {"a": "error"}
 
 
-def test_a_shared_step_that_failed_is_red_once() -> None:
-    """Where all jobs are only skipped for it, or it is what became of them."""
+def test_failed_shared_step_is_one_case() -> None:
+    """If all its jobs are skipped, or if it is the outcome of a job."""
     lost = job("calibrate", "crashed", reason="SIGKILL")["outcome"]
     whole = batch([job("a", "skipped", reason="its calibration crashed")])
     whole["steps"]["c"] = {**lost, "key": "c"}
@@ -121,14 +121,14 @@ def test_a_shared_step_that_failed_is_red_once() -> None:
     assert kinds(read(whole)) == {"a": "skipped", "b": "error"}
 
 
-def test_names_that_xml_cannot_write() -> None:
+def test_characters_that_xml_does_not_allow() -> None:
     rows = [job(name, "failed", reason=name, report=network([])) for name in EVIL]
     root = read(batch(rows, title=EVIL[6]))
     assert len(kinds(root)) == len(EVIL)
     assert EVIL[0] in kinds(root) and EVIL[7] in kinds(root)
 
 
-def test_logins_stay_out() -> None:
+def test_logins_are_removed() -> None:
     row = job("a", "failed", reason="https://me:hunter2@host/x is not there")
     row["job"]["model"] = "s3://me:hunter2@bucket/m.onnx"
     assert "hunter2" not in junit(batch([row]))

@@ -1,4 +1,4 @@
-"""What the pages say and how they are made, without a browser."""
+"""Contents and markup of the pages, without a browser."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.html_report.reports import EVIL, batch, job, layer, network, one_of_e
 
 
 def pages() -> dict[str, str]:
-    """Pages of all that tests know, and of nothing."""
+    """Pages of all reports of these tests, and of an empty one."""
     evil = network(
         [layer(name) for name in EVIL], notes=EVIL, refusals=[{"what": n, "where": n, "why": n} for n in EVIL]
     )
@@ -44,8 +44,8 @@ PAGES = pages()
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_markup_is_sound(name: str) -> None:
-    """Well nested, ids unique, every reference has a target, and nothing that a strict policy stops."""
+def test_valid_markup(name: str) -> None:
+    """Well nested, unique ids, targets of all references, and nothing that a strict policy blocks."""
     text = PAGES[name]
     page = Page(text)
     assert page.wrong == []
@@ -60,7 +60,7 @@ def test_the_markup_is_sound(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["one", "batch"])
-def test_the_policy_allows_what_is_inside_and_no_more(name: str) -> None:
+def test_policy_allows_inline_content_only(name: str) -> None:
     (policy,) = (attrs["content"] for _, attrs in Page(PAGES[name]).elements if "http-equiv" in attrs)
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert rules["default-src"] == "'none'" and rules["base-uri"] == "'none'"
@@ -78,8 +78,8 @@ def test_names_do_not_become_markup() -> None:
             assert formatting.text(given) in page.words
 
 
-def test_charts_have_words_and_a_table() -> None:
-    """Each chart has a title and a description, and the table has all its formatting."""
+def test_charts_have_texts_and_a_table() -> None:
+    """Each chart has a title and a description, and the table has all its figures."""
     page = Page(PAGES["many layers"])
     drawings = [attrs for tag, attrs in page.elements if tag == "svg" and attrs.get("role") == "img"]
     assert len(drawings) == 2 and all("aria-labelledby" in attrs for attrs in drawings)
@@ -87,7 +87,7 @@ def test_charts_have_words_and_a_table() -> None:
         assert f"{50.0 - index:.1f}".replace("-", formatting.MINUS) in page.words and f"n{index}" in page.words
 
 
-def test_layers_stand_in_the_order_of_the_network_where_it_is_known() -> None:
+def test_layers_in_network_order_if_known() -> None:
     layers = [layer("third", 40.0, 10.0), layer("first", 40.0, 30.0), layer("second", 40.0, 20.0)]
     in_order = sorted(layers, key=lambda row: ("first", "second", "third").index(row["node"]))
     drawn = re.findall(r'class="name"[^>]*>(\w+)<', single_page(network(layers, sites=sites_of(in_order))))
@@ -107,7 +107,7 @@ def test_bits_of_layers() -> None:
     assert "of activations" in Page(single_page(network(layers))).words
 
 
-def test_json_and_the_report_itself_give_the_same_page() -> None:
+def test_same_page_from_json() -> None:
     """A report read back has texts where numbers are not finite, and lists for tuples."""
     report = network([layer("n", 12.5, math.inf), layer("m", math.nan, -math.inf)])
     assert single_page(json.loads(to_json(report))) == single_page(report)
@@ -115,12 +115,12 @@ def test_json_and_the_report_itself_give_the_same_page() -> None:
     assert batch_page(json.loads(to_json(whole))) == batch_page(whole)
 
 
-def test_every_status_has_a_look() -> None:
+def test_every_status_has_a_class() -> None:
     assert tuple(STATUSES) == get_args(Status)
 
 
-def test_the_types_of_a_batch_make_a_page() -> None:
-    """`asdict` of the real dataclasses, not of what these tests think they are."""
+def test_page_of_batch_dataclasses() -> None:
+    """`asdict` of the dataclasses of a batch."""
     asked = Job("one", "m.onnx", None, "onnxruntime", "q.onnx", overrides=(("bits", "w8a8"),))
     outcome = Outcome("k", "unaccepted", "too far off", 1.5, 10, accepted=(("max_size_ratio", 0.5, 0.3, False),))
     report = BatchReport("b", "9.9", "2026-01-01T00:00:00Z", "2026-01-01T01:02:03Z", (JobResult(asked, outcome),))
@@ -139,7 +139,7 @@ def test_acceptance_in_the_overview() -> None:
     assert (took.text, peak.text) == ("2.50 s", "300 MB")
 
 
-def test_what_could_not_be_measured_has_no_figure() -> None:
+def test_unmeasured_values_have_no_figure() -> None:
     reason = "accept.max_latency_ratio cannot be judged: the latency was not measured"
     row = job("a", "unaccepted", reason=reason, accepted=(("max_latency_ratio", 0.0, 0.9, False),))
     (found,) = overview_of(batch([row])).jobs
@@ -147,7 +147,7 @@ def test_what_could_not_be_measured_has_no_figure() -> None:
     assert (found.acceptance[0].found, found.acceptance[0].wanted) == ("not measured", "≤ 0.90")
 
 
-def test_metrics_of_a_job_stand_beside_those_of_float() -> None:
+def test_metrics_of_a_job_and_of_float() -> None:
     report = network([])
     report["metrics"]["own"] = [{"name": "top1", "float": 0.8, "quantized": 0.78}]
     words = Page(single_page(report)).words.split("\n")
@@ -157,7 +157,7 @@ def test_metrics_of_a_job_stand_beside_those_of_float() -> None:
     assert (found.cells[2].text, found.cells[2].wanted, found.cells[2].met) == ("0.78", "top1", None)
 
 
-def test_settings_that_all_jobs_share_are_said_once() -> None:
+def test_shared_settings_are_listed_once() -> None:
     rows = [job(name, report=network([], settings={"SAME": 1, "OTHER": name})) for name in ("x", "y")]
     page = batch_page(batch(rows))
     assert page.count("SAME=1") == 1 and page.count("OTHER=x") == page.count("OTHER=y") == 1
@@ -172,7 +172,7 @@ def test_logins_and_keys_of_urls_are_not_shown() -> None:
     assert "s3://***@bucket/m.onnx" in page and "v=2" in page
 
 
-def test_jobs_of_one_name_have_sections_of_their_own() -> None:
+def test_jobs_of_one_name_have_different_sections() -> None:
     found = overview_of(batch([job("a b"), job("a/b"), job("名前"), job("a-b-2"), job("")]))
     anchors = [row.anchor for row in found.jobs]
     assert len(set(anchors)) == 5 and all(re.fullmatch(r"[A-Za-z0-9._-]+", anchor) for anchor in anchors)
@@ -180,7 +180,7 @@ def test_jobs_of_one_name_have_sections_of_their_own() -> None:
 
 @pytest.mark.parametrize(("jobs", "layers", "most"), [(28, 1000, 4_000_000), (200, 60, 8_000_000)])
 def test_many_jobs_stay_small(jobs: int, layers: int, most: int) -> None:
-    """Each job shows fewer layers, the worst, and says that there are more."""
+    """Each job lists only its worst layers, with a note that there are more."""
     rows = [layer(f"/model/blocks.{index // 10}/attention/projection_{index}/MatMul") for index in range(layers)]
     report = network(rows, sites=sites_of(rows))
     page = batch_page(batch([job(f"job-{index}", report=report) for index in range(jobs)]))
@@ -188,8 +188,8 @@ def test_many_jobs_stay_small(jobs: int, layers: int, most: int) -> None:
     assert "are in the JSON report" in page
 
 
-def test_a_figure_in_few_characters() -> None:
-    said = {
+def test_number_formats() -> None:
+    texts = {
         formatting.plain(0.000161): "0.000161",
         formatting.plain(12): "12",
         formatting.plain(-2.5): "−2.5",
@@ -211,10 +211,10 @@ def test_a_figure_in_few_characters() -> None:
         formatting.shortened("abcdefghij", 7): "abc…hij",
         formatting.shortened("abc", 7): "abc",
     }
-    assert list(said) == list(said.values())
+    assert list(texts) == list(texts.values())
 
 
-def test_an_axis_holds_any_figure() -> None:
+def test_axis_with_any_values() -> None:
     odd: list[Any] = [None, math.nan, math.inf, -math.inf, 1e9, -1e9, 0.0]
     drawn = layer_views.bar_chart([layer_views.LayerSqnr("n", value, value) for value in odd])
     for row in drawn.rows:

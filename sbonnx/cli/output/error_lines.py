@@ -61,11 +61,11 @@ def _text_of(error: BaseException) -> str:
         return "OSError: too many files are open: raise the limit (ulimit -n), or use fewer --workers"
     if isinstance(error, OSError) and error.errno in OS_CAUSES:
         where = f" at '{error.filename}'" if error.filename else ""
-        return f"OSError: {OS_CAUSES[error.errno]}{where}: make room or give another place"
+        return f"OSError: {OS_CAUSES[error.errno]}{where}: free space or choose another location"
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({os.path.basename(frames[-1].filename)} line {frames[-1].lineno})" if frames else ""
     kind = type(error).__name__
-    return f"internal error: {kind}: {error}{where}{_native(error)}; this is a fault of sbonnx: run again with --debug"
+    return f"internal error: {kind}: {error}{where}{_native(error)}; this is a bug in sbonnx: run again with --debug"
 
 
 def _native(error: BaseException) -> str:
@@ -73,7 +73,7 @@ def _native(error: BaseException) -> str:
     if isinstance(error, SbonnxError) and not isinstance(error, DeviceError):
         return ""
     message = one_line(last_native_message(), REASON_LENGTH)
-    return f" (native code said: {message})" if message else ""
+    return f" (native message: {message})" if message else ""
 
 
 def report(error: BaseException, *, debug: bool) -> int:

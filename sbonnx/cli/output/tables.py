@@ -77,12 +77,12 @@ def _compared(metrics: dict[str, Any], calibrated: bool) -> str:
     """Describe the samples that outputs were compared on, with the SQNR on calibration samples if known."""
     feeds = f"{metrics['feeds']} feed{'s' * (metrics['feeds'] != 1)}"
     if not metrics["held_out"]:
-        return f"{feeds} of the data calibrated on: none was held out" if calibrated and metrics["feeds"] else feeds
+        return f"{feeds} of the calibration data: none was held out" if calibrated and metrics["feeds"] else feeds
     known = ", ".join(f"{row['sqnr_db']:.1f}" for row in metrics["calibration"][:MOST_OUTPUTS])
     more = ", ..." if len(metrics["calibration"]) > MOST_OUTPUTS else ""
     return (
         f"{metrics['held_out']} samples held out of calibration, in {feeds} "
-        f"(on as many that were calibrated on: {known}{more} dB)"
+        f"(on as many calibration samples: {known}{more} dB)"
     )
 
 
@@ -117,12 +117,16 @@ def show_search(printer: Printer, search: Mapping[str, Any]) -> None:
         return
     rows = [("plain recipe", search["plain"], None, "")] if search["plain"] else []
     rows += [
-        (one["what"], one, one["gain_db"], "kept" if one["kept"] else one["why"] or "off") for one in search["steps"]
+        (step["what"], step, step["gain_db"], "kept" if step["kept"] else step["why"] or "off")
+        for step in search["steps"]
     ]
     printer.table(
-        f"tried, judged on {search['judged_on']} feeds{' held out' if search['held_out'] else ''}",
+        f"search steps, evaluated on {search['judged_on']} feeds{' held out' if search['held_out'] else ''}",
         ("step", "SQNR dB", "classes changed", "gain dB", ""),
-        [(what, one.get("sqnr_db"), percent(one.get("changed")), gain, said) for what, one, gain, said in rows],
+        [
+            (what, figures.get("sqnr_db"), percent(figures.get("changed")), gain, result)
+            for what, figures, gain, result in rows
+        ],
     )
     mixed = search["mixed"]
     if mixed is None:
@@ -132,20 +136,20 @@ def show_search(printer: Printer, search: Mapping[str, Any]) -> None:
         ("choice", "cost", "widths", "SQNR dB", "loss", ""),
         [
             (
-                one["what"],
-                one["cost"],
-                ", ".join(f"{count} x {name}" for name, count in one["widths"].items()),
-                one["sqnr_db"],
-                one["loss"],
-                "kept" if one["kept"] else "",
+                choice["what"],
+                choice["cost"],
+                ", ".join(f"{count} x {name}" for name, count in choice["widths"].items()),
+                choice["sqnr_db"],
+                choice["loss"],
+                "kept" if choice["kept"] else "",
             )
-            for one in mixed["tried"]
+            for choice in mixed["tried"]
         ],
     )
     front = mixed["front"]
-    step = max(1, -(-len(front) // FRONT_POINTS))
+    stride = max(1, -(-len(front) // FRONT_POINTS))
     printer.table(
-        "Pareto front: cost, and the error energy that the layers lose one by one",
+        "Pareto front: cost, and the sum of the isolated errors of the layers (energy)",
         (mixed["unit"], "predicted loss"),
-        [tuple(point) for point in front[::step]],
+        [tuple(point) for point in front[::stride]],
     )
