@@ -27,12 +27,12 @@ REASON_WIDTH: Final = 100
 
 JOBS: Final = options.argument("jobs", "JOBS", "The job file: YAML.")
 WORKERS: Final = options.option(
-    "--workers", int, "N", "Number of parallel jobs; default: one for every two processors, at least two."
+    "--workers N", int, "Number of parallel jobs; default: one for every two processors, at least two."
 )
-ONLY: Final = options.option("--only", str, "GLOB", "Run only the jobs whose names match.")
+ONLY: Final = options.option("--only GLOB", str, "Run only the jobs whose names match.")
 DRY_RUN: Final = options.switch("--dry-run", "Show the jobs, which of them are up to date, and the expected time.")
 FORCE: Final = options.switch("--force", "Repeat finished jobs.")
-SCHEDULER: Final = options.option("--scheduler", str, "ADDRESS", "Run on the workers of this Dask scheduler.")
+SCHEDULER: Final = options.option("--scheduler ADDRESS", str, "Run on the workers of this Dask scheduler.")
 
 OPTIONS: Final = (JOBS, WORKERS, ONLY, DRY_RUN, FORCE, SCHEDULER, *options.COMMON_WITH_PROGRESS)
 

@@ -28,9 +28,7 @@ WORST: Final = 3
 BATCH: Final = 32
 
 
-OUT: Final = options.setting(
-    "--out", Path("sbonnx-demo"), "DIR", "Output folder; files of an earlier demo are replaced."
-)
+OUT: Final = options.setting("--out DIR", Path("sbonnx-demo"), "Output folder; files of an earlier demo are replaced.")
 
 OPTIONS: Final = (OUT, *options.COMMON)
 

@@ -25,12 +25,9 @@ SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 
 MODEL: Final = options.argument("model", "MODEL", "The ONNX model with Q/DQ, made by any tool.")
 TARGET: Final = options.option(
-    "--target",
-    str,
-    "tensorrt@11|tensorrt@10|tensorrt@8.6|onnxruntime",
-    "The runtime whose rules are checked.",
+    "--target tensorrt@11|tensorrt@10|tensorrt@8.6|onnxruntime", str, "The runtime whose rules are checked."
 )
-SARIF: Final = options.option("--sarif", Path, "FILE", "Write the findings as SARIF 2.1.0, for CI.")
+SARIF: Final = options.option("--sarif FILE", Path, "Write the findings as SARIF 2.1.0, for CI.")
 FIX: Final = options.switch("--fix", "Fix what needs no data, write the model to -o, and check that file instead.")
 OUTPUT: Final = replace(options.OUTPUT, help="The fixed model to write.")
 

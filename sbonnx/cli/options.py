@@ -68,30 +68,50 @@ class CommandOption(Generic[T]):
         return inspect.Parameter(self.name, kind, default=self.default, annotation=Annotated[self.type, info])
 
 
-def _row(flags: str, kind: Any, help: str, metavar: str | None, **more: Any) -> CommandOption[Any]:
-    names = tuple(flags.split())
-    return CommandOption(names[0].removeprefix("--").replace("-", "_"), names, kind, help, metavar, **more)
+def option(usage: str, kind: type[T], help: str, group: str = "", **more: Any) -> CommandOption[T | None]:
+    """Declare an option without a default.
+
+    Args:
+        usage: flags, then the placeholder of the value if it has one: ``--output -o``, ``--bits w8a8|fp8``.
+        more: further fields of `CommandOption`.
+    """
+    return _row(usage, kind | None, help, group, **more)
 
 
-def option(flags: str, kind: type[T], metavar: str | None, help: str, **more: Any) -> CommandOption[T | None]:
-    """Declare an option without a default. `more`: further fields of `CommandOption`."""
-    return _row(flags, kind | None, help, metavar, **more)
+def recipe_option(usage: str, kind: type[T], help: str, group: str = "", **more: Any) -> CommandOption[T | None]:
+    """Declare an option that sets the recipe key of the same name."""
+    return _row(usage, kind | None, help, group, key=_name(usage), **more)
 
 
-def setting(flags: str, default: T, metavar: str, help: str, **more: Any) -> CommandOption[T]:
+def setting(usage: str, default: T, help: str, group: str = "") -> CommandOption[T]:
     """Declare an option with a default, which the help shows."""
-    kind = Path if isinstance(default, Path) else type(default)
-    return _row(flags, kind, help, metavar, default=default, **more)
+    return _row(usage, Path if isinstance(default, Path) else type(default), help, group, default=default)
 
 
-def switch(flags: str, help: str, **more: Any) -> CommandOption[bool]:
+def switch(usage: str, help: str, group: str = "", **more: Any) -> CommandOption[bool]:
     """Declare an option without a value."""
-    return _row(flags, bool, help, None, default=False, **more)
+    return _row(usage, bool, help, group, default=False, **more)
 
 
-def repeated(flags: str, metavar: str, help: str, **more: Any) -> CommandOption[list[str] | None]:
+def recipe_switch(usage: str, help: str, group: str = "") -> CommandOption[bool]:
+    """Declare an option without a value that sets the recipe key of the same name."""
+    return switch(usage, help, group, key=_name(usage))
+
+
+def repeated(usage: str, help: str, group: str = "", **more: Any) -> CommandOption[list[str] | None]:
     """Declare an option that can be given several times."""
-    return _row(flags, list[str] | None, f"{help}; can be repeated.", metavar, **more)
+    return _row(usage, list[str] | None, f"{help}; can be repeated.", group, **more)
+
+
+def _row(usage: str, kind: Any, help: str, group: str, **more: Any) -> CommandOption[Any]:
+    words = usage.split()
+    flags = tuple(word for word in words if word.startswith("-"))
+    metavar = words[-1] if len(words) > len(flags) else None
+    return CommandOption(_name(usage), flags, kind, help, metavar=metavar, group=group, **more)
+
+
+def _name(usage: str) -> str:
+    return usage.split()[0].removeprefix("--").replace("-", "_")
 
 
 def argument(name: str, metavar: str | None, help: str) -> CommandOption[Path]:
@@ -141,198 +161,127 @@ FILES: Final = "Further files"
 """Help groups."""
 
 MODEL: Final = argument("model", "MODEL", "The float ONNX model.")
-DATA: Final = option("--data", Path, None, f"{DATA_FORMATS[0].upper()}{DATA_FORMATS[1:]}.")
-OUTPUT: Final = option("--output -o", Path, None, "The quantized model to write.")
+DATA: Final = option("--data", Path, f"{DATA_FORMATS[0].upper()}{DATA_FORMATS[1:]}.")
+OUTPUT: Final = option("--output -o", Path, "The quantized model to write.")
 BACKEND: Final = option(
-    "--backend",
+    "--backend onnxruntime|tensorrt[@VERSION]|virtual",
     str,
-    "onnxruntime|tensorrt[@VERSION]|virtual",
     "Target runtime, such as tensorrt@10; default: the recipe's, or onnxruntime.",
 )
-RECIPE: Final = option("--recipe", str, "FILE|auto", "The recipe, YAML: what to quantize and how.")
-BITS: Final = option("--bits", str, "w8a8|fp8", "Bit widths of weights and activations, or fp8 for both.", key="bits")
-BLOCK_SIZE: Final = option(
-    "--block-size",
-    int,
-    "N",
-    "Number of values along the summed axis of a MatMul weight that share a scale.",
-    key="block_size",
-    group=QUANTIZATION,
+RECIPE: Final = option("--recipe FILE|auto", str, "The recipe, YAML: what to quantize and how.")
+BITS: Final = recipe_option("--bits w8a8|fp8", str, "Bit widths of weights and activations, or fp8 for both.")
+BLOCK_SIZE: Final = recipe_option(
+    "--block-size N", int, "Number of values along the summed axis of a MatMul weight that share a scale.", QUANTIZATION
 )
-MODE: Final = option(
-    "--mode",
+MODE: Final = recipe_option(
+    "--mode static|dynamic|weight_only",
     str,
-    "static|dynamic|weight_only",
     "Scales of activations: from data, computed at run time (onnxruntime), or none; only static needs --data.",
-    key="mode",
-    group=QUANTIZATION,
+    QUANTIZATION,
 )
-FORMAT: Final = option(
-    "--format",
-    str,
-    "qdq|qoperator",
-    "Float ops between Q/DQ pairs, or integer ops (onnxruntime).",
-    key="format",
-    group=QUANTIZATION,
+FORMAT: Final = recipe_option(
+    "--format qdq|qoperator", str, "Float ops between Q/DQ pairs, or integer ops (onnxruntime).", QUANTIZATION
 )
-SET: Final = repeated("--set", "KEY=VALUE", "Set one key of the recipe", group=QUANTIZATION)
-SPLIT: Final = option("--split", int, "N", "Split the leading axis into batches of N.", group=SAMPLING)
-SAMPLES: Final = option("--samples", int, "N", "Use at most N feeds (batches).", key="samples", group=SAMPLING)
-DEVICE: Final = option("--device", str, "cpu|cuda|auto", "Device that runs the model.", key="device")
-MEMORY: Final = option(
-    "--memory",
-    str,
-    "SIZE",
-    "Memory limit of activations; the rest is written to disk.",
-    key="memory",
-    group=CALIBRATION,
+SET: Final = repeated("--set KEY=VALUE", "Set one key of the recipe", QUANTIZATION)
+SPLIT: Final = option("--split N", int, "Split the leading axis into batches of N.", SAMPLING)
+SAMPLES: Final = recipe_option("--samples N", int, "Use at most N feeds (batches).", SAMPLING)
+DEVICE: Final = recipe_option("--device cpu|cuda|auto", str, "Device that runs the model.")
+MEMORY: Final = recipe_option(
+    "--memory SIZE", str, "Memory limit of activations; the rest is written to disk.", CALIBRATION
 )
-GRANULARITY: Final = option(
-    "--granularity",
-    str,
-    "auto|whole|budget|layer",
-    "How much of the model runs at a time.",
-    key="granularity",
-    group=CALIBRATION,
+GRANULARITY: Final = recipe_option(
+    "--granularity auto|whole|budget|layer", str, "How much of the model runs at a time.", CALIBRATION
 )
-WORKERS: Final = option(
-    "--workers", int, "N", "Calibrate in N processes, with the same result.", key="workers", group=CALIBRATION
-)
-CACHE: Final = option(
-    "--cache",
+WORKERS: Final = recipe_option("--workers N", int, "Calibrate in N processes, with the same result.", CALIBRATION)
+CACHE: Final = recipe_option(
+    "--cache FOLDER",
     Path,
-    "FOLDER",
     "Cache of calibration statistics: for runs with other settings, and to resume interrupted runs.",
-    key="cache",
-    group=CALIBRATION,
+    CALIBRATION,
 )
-ASYM: Final = switch(
-    "--asym",
-    "Measure each layer with quantized inputs: everything before it is quantized.",
-    key="asym",
-    group=CALIBRATION,
+ASYM: Final = recipe_switch(
+    "--asym", "Measure each layer with quantized inputs: everything before it is quantized.", CALIBRATION
 )
 FEEDBACK: Final = repeated(
-    "--feedback",
-    "OUT=IN",
+    "--feedback OUT=IN",
     "Recurrent models: input IN takes the value of output OUT of the previous step",
+    SAMPLING,
     key="feedback",
     convert=feedback_pairs,
-    group=SAMPLING,
 )
-CROSS_LAYER: Final = switch(
+CROSS_LAYER: Final = recipe_switch(
     "--cross-layer",
     "Cross-layer equalization: equal channel ranges in consecutive layers, for per-tensor weights.",
-    key="cross_layer",
-    group=QUANTIZATION,
+    QUANTIZATION,
 )
-SMOOTH_QUANT: Final = option(
-    "--smooth-quant",
+SMOOTH_QUANT: Final = recipe_option(
+    "--smooth-quant true|0-1",
     str,
-    "true|0-1",
     "SmoothQuant: move channel ranges from layer inputs into weights, with this strength.",
-    key="smooth_quant",
-    group=QUANTIZATION,
+    QUANTIZATION,
 )
-MAX_LOSS: Final = option(
-    "--max-loss",
+MAX_LOSS: Final = recipe_option(
+    "--max-loss SHARE",
     str,
-    "SHARE",
     "Maximum loss on held-out samples, such as 0.5%; layers get more bits until it is met.",
-    key="max_loss",
-    group=QUALITY,
+    QUALITY,
 )
-TARGET_SQNR: Final = option(
-    "--min-sqnr",
+TARGET_SQNR: Final = recipe_option(
+    "--min-sqnr DB",
     str,
-    "DB",
     "Exit 1 if the SQNR of an output is lower; with --recipe auto, layers get more bits first.",
-    key="min_sqnr",
+    QUALITY,
     convert=decibel,
-    group=QUALITY,
 )
-AVERAGE_BITS: Final = option(
-    "--average-bits",
-    float,
-    "N",
-    "Choose the weight width of each layer, N bits on average.",
-    key="average_bits",
-    convert=str,
-    group=QUANTIZATION,
+AVERAGE_BITS: Final = recipe_option(
+    "--average-bits N", float, "Choose the weight width of each layer, N bits on average.", QUANTIZATION, convert=str
 )
 SAVE_RECIPE: Final = option(
-    "--save-recipe",
-    Path,
-    "FILE",
-    "Write the resolved recipe, including the results of searches, for further runs.",
-    group=FILES,
+    "--save-recipe FILE", Path, "Write the resolved recipe, including the results of searches, for further runs.", FILES
 )
-TRT_CACHE: Final = option(
-    "--trt-cache", Path, "FILE", "Also write the ranges as a calibration cache of TensorRT.", group=FILES
+TRT_CACHE: Final = option("--trt-cache FILE", Path, "Also write the ranges as a calibration cache of TensorRT.", FILES)
+REQUANTIZE: Final = recipe_switch(
+    "--requantize", "Remove the Q/DQ pairs of an already quantized model first.", QUANTIZATION
 )
-REQUANTIZE: Final = switch(
-    "--requantize",
-    "Remove the Q/DQ pairs of an already quantized model first.",
-    key="requantize",
-    group=QUANTIZATION,
-)
-HIGH_PRECISION: Final = option(
-    "--high-precision",
+HIGH_PRECISION: Final = recipe_option(
+    "--high-precision fp32|fp16|bf16",
     str,
-    "fp32|fp16|bf16",
     "Type of tensors that are not quantized, strongly typed; not for onnxruntime.",
-    key="high_precision",
-    group=QUANTIZATION,
+    QUANTIZATION,
 )
 NO_KEEP_IO: Final = switch(
     "--no-keep-io",
     "With --high-precision: convert the inputs and outputs of the model too.",
+    QUANTIZATION,
     key="keep_io",
     convert=lambda _: "false",
-    group=QUANTIZATION,
 )
-NO_VERIFY: Final = switch("--no-verify", "Do not compare the result with the float model.", group=QUALITY)
+NO_VERIFY: Final = switch("--no-verify", "Do not compare the result with the float model.", QUALITY)
 MIN_SQNR: Final = option(
-    "--min-sqnr", float, "DB", "Exit 1 if the SQNR of an output is lower.", key="VERIFY.MIN_SQNR_DB", group=QUALITY
+    "--min-sqnr DB", float, "Exit 1 if the SQNR of an output is lower.", QUALITY, key="VERIFY.MIN_SQNR_DB"
 )
 MIN_COSINE: Final = option(
-    "--min-cosine",
-    float,
-    "C",
-    "Exit 1 if the cosine similarity of an output is lower.",
-    key="VERIFY.MIN_COSINE",
-    group=QUALITY,
+    "--min-cosine C", float, "Exit 1 if the cosine similarity of an output is lower.", QUALITY, key="VERIFY.MIN_COSINE"
 )
 MAX_SIZE: Final = option(
-    "--max-size",
-    float,
-    "RATIO",
-    "Exit 1 if the file is larger, relative to float.",
-    key="VERIFY.MAX_SIZE_RATIO",
-    group=QUALITY,
+    "--max-size RATIO", float, "Exit 1 if the file is larger, relative to float.", QUALITY, key="VERIFY.MAX_SIZE_RATIO"
 )
 MAX_LATENCY: Final = option(
-    "--max-latency",
+    "--max-latency RATIO",
     float,
-    "RATIO",
     "Exit 1 if the latency is higher, relative to float.",
+    QUALITY,
     key="VERIFY.MAX_LATENCY_RATIO",
-    group=QUALITY,
 )
 MIN_INTEGER: Final = option(
-    "--min-integer",
+    "--min-integer SHARE",
     float,
-    "SHARE",
     "Exit 1 if fewer of the planned ops run in integer kernels.",
+    QUALITY,
     key="VERIFY.MIN_INTEGER",
-    group=QUALITY,
 )
 REPORT: Final = option(
-    "--report",
-    Path,
-    "FILE.json|FILE.html",
-    "Write the whole report, as JSON or as an HTML page.",
-    group=FILES,
+    "--report FILE.json|FILE.html", Path, "Write the whole report, as JSON or as an HTML page.", FILES
 )
 FORCE: Final = switch("--force", "Overwrite existing files.")
 JSON: Final = switch("--json", "One JSON value on stdout instead of tables.")

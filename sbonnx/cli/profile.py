@@ -35,16 +35,15 @@ QUANT: Final = options.optional_argument(
     "quantized", "QUANT", "A quantized file of that model; without it, the model is quantized by the recipe."
 )
 METRIC: Final = options.setting(
-    "--metric", "sqnr", "sqnr|mse|cosine|max|kl", "Error measure at the outputs of each layer."
+    "--metric sqnr|mse|cosine|max|kl", "sqnr", "Error measure at the outputs of each layer."
 )
 SORT: Final = options.setting(
-    "--sort",
+    "--sort graph|alone|weights|activations|gathered",
     "alone",
-    "graph|alone|weights|activations|gathered",
     "Worst first by a column (alone: isolated, gathered: accumulated error), or in graph order.",
 )
-TOP: Final = options.option("--top", int, "N", "Show only the first N rows.")
-MERMAID: Final = options.option("--mermaid", Path, "FILE", "Write the graph, coloured by loss, as a Mermaid chart.")
+TOP: Final = options.option("--top N", int, "Show only the first N rows.")
+MERMAID: Final = options.option("--mermaid FILE", Path, "Write the graph, coloured by loss, as a Mermaid chart.")
 
 OPTIONS: Final = (
     options.MODEL,

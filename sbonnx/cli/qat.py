@@ -21,49 +21,32 @@ HELP: Final = (
 TRAINING: Final = "Training"
 """Help group."""
 
-TRAIN_DATA: Final = options.option(
-    "--train-data", Path, "DATA", "Samples to train on; default: --data.", group=TRAINING
-)
+TRAIN_DATA: Final = options.option("--train-data DATA", Path, "Samples to train on; default: --data.", TRAINING)
 METHOD: Final = options.option(
-    "--method",
+    "--method lsq|lsq+|pact|dorefa|uniform",
     str,
-    "lsq|lsq+|pact|dorefa|uniform",
     "How scales are learned; pact applies to activations, with lsq for weights. Default: the recipe's, or lsq.",
-    group=TRAINING,
+    TRAINING,
 )
-EPOCHS: Final = options.setting("--epochs", 40, "N", "Number of passes over the samples.", group=TRAINING)
-BATCH: Final = options.setting("--batch", 32, "N", "Samples per step.", group=TRAINING)
+EPOCHS: Final = options.setting("--epochs N", 40, "Number of passes over the samples.", TRAINING)
+BATCH: Final = options.setting("--batch N", 32, "Samples per step.", TRAINING)
 RATE: Final = options.setting(
-    "--lr", 0.15, "X", "Learning rate: approximate relative change of a layer per step.", group=TRAINING
+    "--lr X", 0.15, "Learning rate: approximate relative change of a layer per step.", TRAINING
 )
-SCALE_RATE: Final = options.setting(
-    "--quant-lr", 5e-3, "X", "Learning rate of scales, relative to their size.", group=TRAINING
-)
-AVERAGE: Final = options.setting("--ema", 0.0, "X", "Decay of the moving average of weights; 0: none.", group=TRAINING)
+SCALE_RATE: Final = options.setting("--quant-lr X", 0.005, "Learning rate of scales, relative to their size.", TRAINING)
+AVERAGE: Final = options.setting("--ema X", 0.0, "Decay of the moving average of weights; 0: none.", TRAINING)
 AUGMENT: Final = options.option(
-    "--augment",
-    str,
-    "flip,shift,cutmix,mixup",
-    "Augmentations of images, applied in this order; default: none.",
-    group=TRAINING,
+    "--augment flip,shift,cutmix,mixup", str, "Augmentations of images, applied in this order; default: none.", TRAINING
 )
 INNER_WEIGHT: Final = options.setting(
-    "--inner-weight",
-    0.3,
-    "X",
-    "Weight of the loss of inner tensors against that of outputs; 0: outputs only.",
-    group=TRAINING,
+    "--inner-weight X", 0.3, "Weight of the loss of inner tensors against that of outputs; 0: outputs only.", TRAINING
 )
 ADAPTERS: Final = options.option(
-    "--adapters",
-    int,
-    "RANK",
-    "Train low-rank adapters (LoRA) of this rank instead of the weights.",
-    group=TRAINING,
+    "--adapters RANK", int, "Train low-rank adapters (LoRA) of this rank instead of the weights.", TRAINING
 )
-SEED: Final = options.setting("--seed", 0, "N", "Random seed of the order of samples.", group=TRAINING)
+SEED: Final = options.setting("--seed N", 0, "Random seed of the order of samples.", TRAINING)
 CHECKPOINT: Final = options.option(
-    "--checkpoint", Path, "FILE", "Checkpoint: written during training, resumed from if it exists.", group=TRAINING
+    "--checkpoint FILE", Path, "Checkpoint: written during training, resumed from if it exists.", TRAINING
 )
 
 SETTINGS: Final[tuple[CommandOption[Any], ...]] = (EPOCHS, BATCH, RATE, SCALE_RATE, AVERAGE, INNER_WEIGHT, SEED)
