@@ -11,7 +11,6 @@ from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
 from sbonnx.cli.output.error_lines import DONE
 from sbonnx.cli.output.printer import Printer
-from sbonnx.progress import size_text
 from sbonnx.terminal import LINE_LENGTH, one_line
 
 if TYPE_CHECKING:
@@ -105,6 +104,8 @@ def _preview(printer: Printer, wished: Wish, workers: int | None, *, force: bool
 
 
 def _row(row: JobResult) -> tuple[object, ...]:
+    from sbonnx.progress import size_text
+
     report: dict[str, Any] = row.outcome.report or {}
     metrics: dict[str, Any] = report.get("metrics") or {}
     outputs = metrics.get("outputs") or ()

@@ -11,7 +11,6 @@ from sbonnx.cli.options import Arguments
 from sbonnx.cli.output.printer import Printer
 from sbonnx.cli.output.tables import percent
 from sbonnx.errors import OutputError
-from sbonnx.progress import size_text
 
 if TYPE_CHECKING:
     from sbonnx.assets import DigitsPaths
@@ -118,6 +117,8 @@ def _problems(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _tables(printer: Printer, rows: list[dict[str, Any]]) -> None:
+    from sbonnx.progress import size_text
+
     size = rows[0]["bytes"]
     printer.table(
         "handwritten digits, 8 bits, min-max: 450 images that were not used for training or calibration",

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
-from sbonnx.progress import size_text
 
 if TYPE_CHECKING:
     from sbonnx.graph import Graph
@@ -21,6 +20,7 @@ OPTIONS: Final = (options.MODEL, *options.COMMON)
 def run(given: Arguments) -> int:
     """Run ``sbonnx inspect`` and return the exit code."""
     from sbonnx import graph as graphs
+    from sbonnx.progress import size_text
     from sbonnx.verify import file_bytes
 
     printer, model = given.printer(), given[options.MODEL]

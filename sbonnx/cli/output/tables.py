@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sbonnx.cli.output.printer import Printer
-from sbonnx.progress import size_text
 
 MOST_KERNELS: Final = 4
 """Kinds of integer kernels in the table; the JSON has all of them."""
@@ -57,6 +56,8 @@ def comparison_facts(metrics: dict[str, Any], *, calibrated: bool = False) -> di
     Args:
         calibrated: the model was calibrated on the compared feeds, unless samples were held out.
     """
+    from sbonnx.progress import size_text
+
     if not metrics:
         return {}
     facts: dict[str, object] = {}
