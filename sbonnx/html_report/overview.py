@@ -58,21 +58,21 @@ class AcceptanceRow:
     """One value compared with its threshold.
 
     Attributes:
-        what, found, wanted: display texts.
+        name, measured, threshold: display texts.
         met: whether the threshold is met.
         value: value to sort by; None if it could not be measured.
         column: column of the overview: sqnr, agreement, size, latency, or metric.
     """
 
-    what: str
-    found: str
-    wanted: str
+    name: str
+    measured: str
+    threshold: str
     met: bool
     value: float | None
     column: str
 
     def __str__(self) -> str:
-        return f"{self.what} {self.found}, wanted {self.wanted}"
+        return f"{self.name} {self.measured}, required {self.threshold}"
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Cell:
 
     text: str
     value: float | None
-    wanted: str = ""
+    threshold: str = ""
     met: bool | None = None
 
 
@@ -211,19 +211,18 @@ def _job(row: Mapping[str, Any], anchor: str, common: frozenset[tuple[str, str]]
 
 
 def acceptance_of(outcome: Mapping[str, Any]) -> tuple[AcceptanceRow, ...]:
-    """Read the acceptance rows (what, found, wanted, met) of an outcome. Values that were not measured are None."""
+    """Read the acceptance rows (key, value, threshold, met) of an outcome. Values that were not measured are None."""
     reason = text(outcome.get("reason"))
-    return tuple(_acceptance_row(*row, reason=reason) for row in outcome.get("accepted") or ())
+    return tuple(_acceptance_row(text(key), *row, reason=reason) for key, *row in outcome.get("accepted") or ())
 
 
-def _acceptance_row(what: object, found: object, wanted: object, met: object, *, reason: str) -> AcceptanceRow:
-    key = text(what)
+def _acceptance_row(key: str, measured: object, threshold: object, met: object, *, reason: str) -> AcceptanceRow:
     name = NAMES.get(key, key.removeprefix(OWN))
     column = "metric" if key.startswith(OWN) else COLUMN_OF.get(name, "metric")
-    value = None if f"accept.{key} cannot be judged" in reason else number(found)
+    value = None if f"accept.{key} cannot be judged" in reason else number(measured)
     sign = "≤" if key.startswith(AT_MOST) else "≥"
     display = ABSENT if value is None else _display(column, value)
-    return AcceptanceRow(name, display, f"{sign} {_display(column, number(wanted))}", bool(met), value, column)
+    return AcceptanceRow(name, display, f"{sign} {_display(column, number(threshold))}", bool(met), value, column)
 
 
 def _display(column: str, value: float | None) -> str:
@@ -237,27 +236,27 @@ def _display(column: str, value: float | None) -> str:
 def _cells(
     outcome: Mapping[str, Any], metrics: Mapping[str, Any], acceptance: Sequence[AcceptanceRow]
 ) -> Iterable[Cell]:
-    wanted: dict[str, AcceptanceRow] = {}
-    for one in acceptance:
-        if one.column not in wanted or not one.met:  # an unmet threshold takes precedence
-            wanted[one.column] = one
+    thresholds: dict[str, AcceptanceRow] = {}
+    for row in acceptance:
+        if row.column not in thresholds or not row.met:  # an unmet threshold takes precedence
+            thresholds[row.column] = row
     outputs = metrics.get("outputs") or ()
     own: Mapping[str, Any] = next(iter(metrics.get("own") or ()), {})
     measured = {
         "sqnr": (least(outputs, "sqnr_db"), formatting.decibel),
         "agreement": (least(outputs, "agreement"), formatting.percent),
-        "metric": (number(own.get("quantized")) if "metric" not in wanted else None, formatting.plain),
+        "metric": (number(own.get("quantized")) if "metric" not in thresholds else None, formatting.plain),
         "size": (number(metrics.get("size_ratio")), formatting.ratio),
         "latency": (number(metrics.get("latency_ratio")), formatting.ratio),
     }
     for column, (value, display) in measured.items():
-        judged = wanted.get(column)
+        judged = thresholds.get(column)
         value = judged.value if judged is not None and (value is None or not judged.met) else value
         if judged is not None:
             yield Cell(
                 display(value),
                 value,
-                f"{judged.what} {judged.wanted}" if column == "metric" else judged.wanted,
+                f"{judged.name} {judged.threshold}" if column == "metric" else judged.threshold,
                 judged.met,
             )
         else:

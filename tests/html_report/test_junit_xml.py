@@ -93,7 +93,7 @@ def test_one_of_each() -> None:
     below, died = cases["c-below"].find("failure"), cases["f-crashed"].find("error")
     assert below is not None and died is not None
     assert below.get("message") == "agreement 97.5 % is below 98 %" and below.get("type") == "unaccepted"
-    assert "agreement 97.50 %, wanted ≥ 98.00 %" in (below.text or "") and "SQNR" not in (below.text or "")
+    assert "agreement 97.50 %, required ≥ 98.00 %" in (below.text or "") and "SQNR" not in (below.text or "")
     assert died.get("message") == "it died by SIGSEGV" and died.get("type") == "crashed"
     assert cases["a-done"].get("classname") == "nightly.mobilenet_v2" and cases["a-done"].get("time") == "2.500"
     assert cases["b-fresh"].get("time") == "0.000"

@@ -132,9 +132,9 @@ def test_page_of_batch_dataclasses() -> None:
 def test_acceptance_in_the_overview() -> None:
     (row,) = [one for one in overview_of(one_of_each()).jobs if one.status == "unaccepted"]
     sqnr, agreement, metric, size, latency, took, peak = row.cells
-    assert (sqnr.text, sqnr.wanted, sqnr.met) == ("31.2", "≥ 20.0 dB", True)
-    assert (agreement.text, agreement.wanted, agreement.met) == ("97.50 %", "≥ 98.00 %", False)
-    assert (metric.text, metric.wanted, metric.met) == ("0.71", "size of faces ≥ 0.7", True)
+    assert (sqnr.text, sqnr.threshold, sqnr.met) == ("31.2", "≥ 20.0 dB", True)
+    assert (agreement.text, agreement.threshold, agreement.met) == ("97.50 %", "≥ 98.00 %", False)
+    assert (metric.text, metric.threshold, metric.met) == ("0.71", "size of faces ≥ 0.7", True)
     assert (size.text, size.met, latency.text) == ("0.26", None, "0.60")
     assert (took.text, peak.text) == ("2.50 s", "300 MB")
 
@@ -144,7 +144,7 @@ def test_unmeasured_values_have_no_figure() -> None:
     row = job("a", "unaccepted", reason=reason, accepted=(("max_latency_ratio", 0.0, 0.9, False),))
     (found,) = overview_of(batch([row])).jobs
     assert (found.cells[4].text, found.cells[4].value, found.cells[4].met) == ("–", None, False)
-    assert (found.acceptance[0].found, found.acceptance[0].wanted) == ("not measured", "≤ 0.90")
+    assert (found.acceptance[0].measured, found.acceptance[0].threshold) == ("not measured", "≤ 0.90")
 
 
 def test_metrics_of_a_job_and_of_float() -> None:
@@ -154,7 +154,7 @@ def test_metrics_of_a_job_and_of_float() -> None:
     start = words.index("metric top1")
     assert words[start : start + 4] == ["metric top1", "0.8", "0.78", "0.975"]
     (found,) = overview_of(batch([job("a", report=report)])).jobs
-    assert (found.cells[2].text, found.cells[2].wanted, found.cells[2].met) == ("0.78", "top1", None)
+    assert (found.cells[2].text, found.cells[2].threshold, found.cells[2].met) == ("0.78", "top1", None)
 
 
 def test_shared_settings_are_listed_once() -> None:
