@@ -14,16 +14,7 @@ HELP: Final = "Compare a quantized model with its float model. Error of each out
 FLOAT: Final = options.argument("float_model", "FLOAT", "The float model.")
 QUANT: Final = options.argument("quant_model", "QUANT", "The quantized model.")
 
-OPTIONS: Final = (
-    FLOAT,
-    QUANT,
-    options.DATA,
-    options.SPLIT,
-    options.SAMPLES,
-    options.DEVICE,
-    *options.LIMITS,
-    *options.COMMON,
-)
+OPTIONS: Final = (FLOAT, QUANT, options.DATA, *options.FEEDS, *options.LIMITS, *options.COMMON)
 
 
 def run(given: Arguments) -> int:

@@ -290,6 +290,12 @@ QUIET: Final = switch("--quiet -q", "No tables and no progress, only problems an
 DEBUG: Final = switch("--debug", "Show the traceback of an error.")
 """Read by `error_lines.guard`, which runs every command."""
 
+BASIC: Final = (BACKEND, RECIPE, BITS)
+"""First options of a recipe."""
+
+FEEDS: Final = (SPLIT, SAMPLES, DEVICE)
+"""Batches of the data, and the device that runs them."""
+
 COMMON: Final = (JSON, QUIET, DEBUG)
 COMMON_WITH_PROGRESS: Final = (JSON, JSON_PROGRESS, QUIET, DEBUG)
 """Last options of every verb."""

@@ -19,9 +19,7 @@ OUTPUT: Final = replace(options.OUTPUT, help="Write the plan to this file, as JS
 
 OPTIONS: Final = (
     options.MODEL,
-    options.BACKEND,
-    options.RECIPE,
-    options.BITS,
+    *options.BASIC,
     options.BLOCK_SIZE,
     options.MODE,
     options.FORMAT,
