@@ -119,36 +119,26 @@ def _column(sort: str) -> Column:
 
 def _profile_recipe(given: Arguments) -> tuple[Graph, Profile]:
     """Quantize the model with the recipe and profile it on the same data."""
-    from sbonnx.api import solve
-    from sbonnx.prepare import read_recipe
+    from sbonnx.pipeline import solve
     from sbonnx.profile import losses
+    from sbonnx.stages.state import Request, read_recipe
 
     recipe, rules = read_recipe(given[options.RECIPE], given[options.BACKEND], given.overrides())
-    progress = given.progress()
     if recipe.mode == "dynamic":
         raise RecipeError("MODE: dynamic cannot be profiled: the scales of activations are computed as the file runs")
-    try:
-        prepared, samples, solution = solve(
-            given[options.MODEL],
-            given.required_data(),
-            recipe,
-            rules,
-            split=given[options.SPLIT],
-            progress=progress,
-        )
-    finally:
-        progress.close()
+    request = Request(given[options.MODEL], recipe, rules, data=given.required_data(), split=given[options.SPLIT])
+    state = solve(request, given.progress())
     profile = losses(
-        prepared.graph,
-        prepared.plan,
-        solution,
-        () if samples is None else samples.every,
+        state.prepared.graph,
+        state.prepared.plan,
+        state.solution,
+        () if state.data is None else state.data.every,
         checker=given[METRIC],
         device=recipe.device,
         memory=recipe.calibration.memory,
         threads=recipe.calibration.threads,
     )
-    return prepared.graph, profile
+    return state.prepared.graph, profile
 
 
 def _profile_file(given: Arguments, quantized: Path) -> tuple[Graph, Profile]:

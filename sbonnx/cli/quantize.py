@@ -62,7 +62,7 @@ OPTIONS: Final = (
 def run(given: Arguments) -> int:
     """Run ``sbonnx quantize`` and return the exit code."""
     from sbonnx.api import quantize
-    from sbonnx.prepare import read_recipe
+    from sbonnx.stages.state import read_recipe
 
     model, output, force = given[options.MODEL], required_output(given[options.OUTPUT]), given[options.FORCE]
     trt_cache, save_recipe = given[options.TRT_CACHE], given[options.SAVE_RECIPE]

@@ -79,7 +79,7 @@ class QuantModel(LayerControls):
             None: all. "fuse_bn" runs only if SCHEDULE.FUSE_BN is set.
 
     Raises:
-        ModelError, RecipeError: see `sbonnx.prepare.prepare`; MODE: dynamic cannot be simulated.
+        ModelError, RecipeError: see `sbonnx.pipeline.prepare`; MODE: dynamic cannot be simulated.
     """
 
     def __init__(
