@@ -112,7 +112,7 @@ class SampleSplitter:
         self._graph = graph
         self._device = device
         shapes = [shape(tensor) for tensor in graph.inputs]
-        self._apart: bool | None = None  # None: not tried yet
+        self._apart = graph.info.rows_apart
         if not shapes or any(not dims or isinstance(dims[0], int) for dims in shapes):
             self._apart = False
 
@@ -136,7 +136,7 @@ class SampleSplitter:
         if len(lengths) != 1 or (rows := lengths.pop()) < 2:
             return 1
         if self._apart is None:
-            self._apart = self._try(feed)
+            self._apart = self._graph.info.rows_apart = self._try(feed)
         return rows if self._apart else 1
 
     def _try(self, feed: Feed) -> bool:

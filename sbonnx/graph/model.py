@@ -68,6 +68,7 @@ class ModelInfo:
         defaults: their values by name, in memory or in the file (`Weights`).
         normals: batch-norm statistics by tensor name; kept when batch norms are folded. Code that scales a tensor must
             update them (`Normal.through`).
+        rows_apart: the model treats the rows of a batch independently; None: not tested yet.
     """
 
     path: Path | None = None
@@ -85,6 +86,7 @@ class ModelInfo:
     overridable: tuple[str, ...] = ()
     defaults: dict[str, Any] = field(default_factory=dict)
     normals: dict[str, Normal] = field(default_factory=dict)
+    rows_apart: bool | None = None
 
 
 class Graph(gs.Graph):  # type: ignore[misc]
