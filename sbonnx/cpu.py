@@ -1,4 +1,4 @@
-"""CPU features of this machine."""
+"""CPU features of this machine, and onnxruntime's names of execution providers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import os
 import platform
 from pathlib import Path
 from typing import Final
+
+CPU: Final = "CPUExecutionProvider"
+CUDA: Final = "CUDAExecutionProvider"
 
 CPU_FLAGS: Final = Path("/proc/cpuinfo")
 

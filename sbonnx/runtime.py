@@ -16,13 +16,11 @@ from functools import cache
 from types import ModuleType
 from typing import Any, Final
 
+from sbonnx.cpu import CPU, CUDA
 from sbonnx.errors import NO_RUNTIME, DeviceError
 
 TELEMETRY_SWITCH: Final = "ORT_DISABLE_TELEMETRY"
 """Environment variable that turns onnxruntime's telemetry off. A value set by the user is respected, "0" included."""
-
-CPU: Final = "CPUExecutionProvider"
-CUDA: Final = "CUDAExecutionProvider"
 
 LEVELS: Final[dict[str, str]] = {
     "off": "ORT_DISABLE_ALL",

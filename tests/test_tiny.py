@@ -22,7 +22,6 @@ MAX_FUNCTION, LONG_FUNCTION = 120, 60
 MAX_MODULES = 15
 LARGE_FOLDERS = {
     "sbonnx": 18,  # entry points and what every package uses: errors, report, spec, terminal
-    "calib/engine": 17,  # one subject: execution and observation; `cuda` and `io_binding` are parts of `session`
 }
 """Folders with more modules. The numbers only get smaller."""
 

@@ -14,12 +14,12 @@ import numpy as np
 import onnx
 
 from sbonnx.calib.engine.session import Session, SessionModel, opened, options_for, ort_values
-from sbonnx.cpu import cores
+from sbonnx.cpu import CPU, CUDA, cores
 from sbonnx.errors import DeviceError, ModelError
 from sbonnx.graph import Graph, serialize
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.options import RunOptions
-from sbonnx.runtime import CPU, CUDA, onnxruntime
+from sbonnx.runtime import onnxruntime
 from sbonnx.spec import Array
 
 REORDER: Final = "ReorderOutput"

@@ -13,8 +13,9 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from sbonnx.calib.data import InputSpec
+from sbonnx.cpu import CPU
 from sbonnx.errors import DataError, ModelError
-from sbonnx.runtime import CPU, onnxruntime, open_session, reason, session_options
+from sbonnx.runtime import onnxruntime, open_session, reason, session_options
 from sbonnx.spec import Array
 
 S = TypeVar("S", bound="Session")

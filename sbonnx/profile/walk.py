@@ -14,7 +14,7 @@ import numpy as np
 
 from sbonnx.calib.engine.runner import providers
 from sbonnx.calib.storage.tensor_store import TensorStore
-from sbonnx.cpu import cores
+from sbonnx.cpu import CPU, cores
 from sbonnx.errors import DataError
 from sbonnx.graph import Constant, Graph, Node, Tensor
 from sbonnx.graph.query import constant, node_by_name, tensors_by_name
@@ -22,7 +22,6 @@ from sbonnx.plan.types import Reader
 from sbonnx.profile.numbers import Numbers
 from sbonnx.profile.pieces import Piece
 from sbonnx.profile.steps import Step, steps_of
-from sbonnx.runtime import CPU
 from sbonnx.spec import Array
 
 T = TypeVar("T")

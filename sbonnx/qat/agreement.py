@@ -15,6 +15,7 @@ from torch import fx, nn
 from sbonnx import graph as graphs
 from sbonnx import qdq
 from sbonnx.calib.engine.session import Session, SessionModel
+from sbonnx.cpu import CPU
 from sbonnx.graph import Graph
 from sbonnx.graph.query import node_by_name
 from sbonnx.plan import Site, Solution
@@ -22,7 +23,6 @@ from sbonnx.precision import emulated
 from sbonnx.qat.fakequant import FakeQuant
 from sbonnx.qat.module import Origin, unwrapped
 from sbonnx.qat.onnx_to_torch.reimport import site_of
-from sbonnx.runtime import CPU
 from sbonnx.spec import Array
 
 PLACEHOLDER: Final = "placeholder"

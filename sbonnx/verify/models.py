@@ -10,8 +10,8 @@ from typing import Any, Final
 import onnx
 
 from sbonnx.calib.engine.runner import providers
+from sbonnx.cpu import CPU
 from sbonnx.errors import ModelError
-from sbonnx.runtime import CPU
 from sbonnx.verify.kernels import Kernels, count
 from sbonnx.verify.sessions import session
 

@@ -296,10 +296,10 @@ def test_int8_pairs_are_named_where_the_types_split() -> None:
 
 
 def test_without_onnxruntime_nothing_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> Any:
+    def missing(level: str) -> Any:
         raise DeviceError("onnxruntime is not installed")
 
-    monkeypatch.setattr(kernels, "onnxruntime", missing)
+    monkeypatch.setattr(kernels, "session_options", missing)
     (one,) = found(conv())
     assert (one.rule, one.severity) == ("O33", "info")
     assert "not installed" in one.why

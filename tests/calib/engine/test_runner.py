@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from sbonnx.calib.engine.runner import LayerRunner, providers
+from sbonnx.cpu import CPU, CUDA
 from sbonnx.errors import DataError, DeviceError, ModelError
 from sbonnx.graph import load
-from sbonnx.runtime import CPU, CUDA, onnxruntime, reason
+from sbonnx.runtime import onnxruntime, reason
 from sbonnx.spec import Array
 from tests.support.models import model, residual, run
 
