@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sbonnx.torchnet.call import Call, Function, Unfit, compute, torch_module
 from sbonnx.torchnet.net import Hook, TorchNet, as_tensor, lacking
-from sbonnx.torchnet.table import FUNCTIONS, NUMBERS
+from sbonnx.torchnet.ops import FUNCTIONS, NUMBERS
 
 __all__ = [
     "FUNCTIONS",

@@ -29,7 +29,7 @@ def torch_module() -> ModuleType:
         if error.name != "torch":
             raise
         raise DeviceError(
-            "torch is not installed: pip install 'sbonnx[qat]' (rounding by moments needs none)"
+            "torch is not installed: pip install 'sbonnx[qat]' (rounding by moments does not need it)"
         ) from error
     except (ImportError, OSError) as error:  # OSError: its shared libraries do not load
         raise DeviceError(f"torch is installed but does not load: {str(error).splitlines()[0]}") from error
@@ -92,7 +92,7 @@ def _unpacked(name: str, op: str, attributes: Mapping[str, Any], opset: int, out
 Function = Callable[..., Any]
 """(call, each input or None) → a tensor, or a tuple of tensors for a node with several outputs.
 
-Inputs that are sizes, axes, counts or limits (`table.NUMBERS`) may be Python numbers or tuples of numbers."""
+Inputs that are sizes, axes, counts or limits (`ops.NUMBERS`) may be Python numbers or tuples of numbers."""
 
 
 def compute(function: Function, call: Call, given: Sequence[Any]) -> Any:

@@ -14,7 +14,7 @@ from sbonnx.graph.query import attribute, bodies, constant
 from sbonnx.ops import STANDARD_DOMAINS
 from sbonnx.spec import Array
 from sbonnx.torchnet.call import Call, Function, Tensor, Unfit, compute, torch_module
-from sbonnx.torchnet.table import FUNCTIONS
+from sbonnx.torchnet.ops import FUNCTIONS
 
 Hook = Callable[..., Any]
 """Replacement for the function of a node: (each input) → output."""
@@ -28,7 +28,7 @@ def lacking(nodes: Iterable[Node]) -> str | None:
     for node in nodes:
         known = node.op in FUNCTIONS and (node.domain or "") in STANDARD_DOMAINS
         if bodies(node) or not known:
-            return f"torch here has no {node.op} (node '{node.name}')"
+            return f"op {node.op} of node '{node.name}' is not supported in torch"
     return None
 
 
@@ -66,16 +66,20 @@ class _Step:
 
     Attributes:
         call: attributes of the node.
-        function: function of its op; None if the node has a hook.
+        function: function of its op, or its hook.
         inputs, outputs: tensor names; "" for an omitted one.
         last: tensors that can be freed after this step: not read by a later node, and not outputs of the net.
     """
 
     call: Call
-    function: Function | None
+    function: Function
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     last: tuple[str, ...]
+
+
+def _ignoring_call(hook: Hook) -> Function:
+    return lambda call, *inputs: hook(*inputs)
 
 
 class TorchNet:
@@ -113,18 +117,11 @@ class TorchNet:
         """
         known = {**self._constants, **feeds}
         for step in self._steps:
-            given = [known[name] if name else None for name in step.inputs]
-            made = self._compute(step, given)
-            known.update(zip(step.outputs, made if isinstance(made, tuple) else (made,), strict=False))
+            result = compute(step.function, step.call, [known[name] if name else None for name in step.inputs])
+            known.update(zip(step.outputs, result if isinstance(result, tuple) else (result,), strict=False))
             for name in step.last:
                 known.pop(name, None)
         return {name: known[name] for name in self.outputs}
-
-    def _compute(self, step: _Step, given: list[Tensor | None]) -> Any:
-        if step.function is None:
-            hook = self.hooks[step.call.name]
-            return compute(lambda _, *inputs: hook(*inputs), step.call, given)
-        return compute(step.function, step.call, given)
 
     def _prepare(self, graph: Graph) -> list[_Step]:
         """Convert the nodes to steps and copy the constants to the device."""
@@ -140,20 +137,17 @@ class TorchNet:
         for number, node in enumerate(graph.nodes):
             for tensor in node.inputs:
                 if isinstance(tensor, Constant) and tensor.name not in self._constants:
-                    self._constants[tensor.name] = self._constant(node, tensor)
+                    try:
+                        self._constants[tensor.name] = as_tensor(self.torch, np.asarray(constant(tensor)), self.device)
+                    except Unfit as error:
+                        where = f"'{tensor.name}', which node '{node.name}' ({node.op}) reads"
+                        raise ModelError(f"{where}: {error}") from error
             outputs = tuple(tensor.name for tensor in node.outputs)
             attributes = {name: attribute(node, name) for name in node.attrs}
             used = sum(1 for name in outputs if name)
             call = Call(self.torch, node.name, node.op, attributes, graph.opset, used)
-            function = None if node.name in self.hooks else FUNCTIONS[node.op]
+            hook = self.hooks.get(node.name)
+            function = FUNCTIONS[node.op] if hook is None else _ignoring_call(hook)
             inputs = tuple(tensor.name for tensor in node.inputs)
             steps.append(_Step(call, function, inputs, outputs, tuple(ending.get(number, ()))))
         return steps
-
-    def _constant(self, node: Node, tensor: Constant) -> Tensor:
-        """Copy a constant to the device."""
-        values = constant(tensor)
-        try:
-            return as_tensor(self.torch, np.asarray(values), self.device)
-        except Unfit as error:
-            raise ModelError(f"'{tensor.name}', which node '{node.name}' ({node.op}) reads: {error}") from error

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sbonnx.torchnet.call import Call, Tensor, Unfit, axis_of, number
-
-
-def _counted(call: Call, indices: Tensor, x: Tensor, size: Any) -> Tensor:
-    """Return non-negative indices on the device of x."""
-    picks = indices.to(x.device).to(call.torch.int64)
-    return call.torch.where(picks < 0, picks + size, picks)
+from sbonnx.torchnet.call import Call, Function, Tensor, Unfit, axis_of, number
+from sbonnx.torchnet.ops.movement import nonnegative
+from sbonnx.torchnet.ops.pointwise import torch_type
 
 
 def gather_nd(call: Call, x: Tensor, indices: Tensor) -> Tensor:
@@ -29,7 +25,7 @@ def gather_nd(call: Call, x: Tensor, indices: Tensor) -> Tensor:
 def scatter_elements(call: Call, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
     """ONNX ScatterElements, formerly Scatter."""
     axis = axis_of(call.integer("axis", 0), x.dim())
-    picks = _counted(call, indices, x, x.shape[axis])
+    picks = nonnegative(call, indices, x, x.shape[axis])
     how = call.text("reduction", "none")
     if how == "none":
         return x.scatter(axis, picks, updates)
@@ -47,7 +43,7 @@ def scatter_nd(call: Call, x: Tensor, indices: Tensor, updates: Tensor) -> Tenso
         return x.index_put(tuple(picks.unbind(-1)), updates, accumulate=how == "add")
     place = torch.zeros(picks.shape[:-1], dtype=torch.int64, device=x.device)
     for axis in range(depth):
-        place = place * x.shape[axis] + _counted(call, picks[..., axis], x, x.shape[axis])
+        place = place * x.shape[axis] + nonnegative(call, picks[..., axis], x, x.shape[axis])
     rows = x.reshape(-1, *x.shape[depth:]) if depth else x[None]
     wide = place.reshape([-1] + [1] * (x.dim() - depth)).expand(-1, *x.shape[depth:])
     made = rows.scatter_reduce(0, wide, updates.reshape(wide.shape), _REDUCTIONS[how], include_self=True)
@@ -104,7 +100,7 @@ def unique(call: Call, x: Tensor) -> tuple[Tensor, ...]:
         Unfit: the attribute axis is set.
     """
     if call.attributes.get("axis") is not None:
-        raise Unfit("Unique works along an axis")
+        raise Unfit("Unique along an axis is not supported")
     torch, flat = call.torch, x.reshape(-1)
     values, inverse, counts = torch.unique(flat, sorted=True, return_inverse=True, return_counts=True)
     at = torch.arange(flat.numel(), device=x.device)
@@ -135,31 +131,23 @@ def trilu(call: Call, x: Tensor, k: Any = None) -> Tensor:
     return (call.torch.triu if call.integer("upper", 1) else call.torch.tril)(x, diagonal)
 
 
-def cum_sum(call: Call, x: Tensor, axis: Any) -> Tensor:
-    """ONNX CumSum."""
-    return _cumulated(call, x, axis, call.torch.cumsum, 0)
+def cumulative(name: str, start: int) -> Function:
+    """Return the function of CumSum or CumProd; an exclusive one starts with `start` and omits the last value."""
 
+    def function(call: Call, x: Tensor, axis: Any) -> Tensor:
+        dim = axis_of(int(number(axis)), x.dim())
+        x = x.flip(dim) if call.integer("reverse", 0) else x
+        if call.integer("exclusive", 0):
+            first = call.torch.full_like(x.narrow(dim, 0, 1), start)
+            x = call.torch.cat([first, x.narrow(dim, 0, x.shape[dim] - 1)], dim=dim)
+        y = getattr(call.torch, name)(x, dim, dtype=x.dtype)
+        return y.flip(dim) if call.integer("reverse", 0) else y
 
-def cum_prod(call: Call, x: Tensor, axis: Any) -> Tensor:
-    """ONNX CumProd."""
-    return _cumulated(call, x, axis, call.torch.cumprod, 1)
-
-
-def _cumulated(call: Call, x: Tensor, axis: Any, function: Any, start: int) -> Tensor:
-    """Compute a cumulative sum or product; an exclusive one starts with `start` and omits the last value."""
-    dim = axis_of(int(number(axis)), x.dim())
-    x = x.flip(dim) if call.integer("reverse", 0) else x
-    if call.integer("exclusive", 0):
-        first = call.torch.full_like(x.narrow(dim, 0, 1), start)
-        x = call.torch.cat([first, x.narrow(dim, 0, x.shape[dim] - 1)], dim=dim)
-    made = function(x, dim, dtype=x.dtype)
-    return made.flip(dim) if call.integer("reverse", 0) else made
+    return function
 
 
 def eye_like(call: Call, x: Tensor) -> Tensor:
     """ONNX EyeLike."""
-    from sbonnx.torchnet.ops.pointwise import torch_type
-
     kind = call.attributes.get("dtype")
     ones = call.torch.ones_like(x, dtype=x.dtype if kind is None else torch_type(call.torch, kind))
     k = call.integer("k", 0)

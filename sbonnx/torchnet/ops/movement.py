@@ -1,8 +1,9 @@
-"""Data movement: reshape, transpose, concatenate, split, slice, gather, pad; and ops that return shapes."""
+"""Data movement, ops that return shapes, and sequences of tensors."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -19,8 +20,7 @@ def reshape(call: Call, x: Tensor, shape: Tensor | None = None) -> Tensor:
 
 def flatten(call: Call, x: Tensor) -> Tensor:
     """ONNX Flatten to a matrix: axes before `axis` by the other axes."""
-    axis = call.integer("axis", 1)
-    axis = axis + x.dim() if axis < 0 else axis
+    axis = axis_of(call.integer("axis", 1), x.dim())
     return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
@@ -77,7 +77,8 @@ def slice_(
     strides = [1] * len(begins) if steps is None else ints(steps)
     for axis, begin, stop, step in zip(along, begins, stops, strides, strict=True):
         axis = axis_of(axis, x.dim())
-        picked = range(x.shape[axis])[slice(begin, _stop(stop, x.shape[axis], step), step)]
+        end = None if step < 0 and stop < -x.shape[axis] else stop  # a negative step may run past the first value
+        picked = range(x.shape[axis])[slice(begin, end, step)]
         if step == 1:
             x = x.narrow(axis, picked.start, len(picked))
         else:
@@ -85,16 +86,16 @@ def slice_(
     return x
 
 
-def _stop(stop: int, size: int, step: int) -> int | None:
-    """Return the end of a Python slice: None if a negative step runs past the first value."""
-    return None if step < 0 and stop < -size else stop
+def nonnegative(call: Call, indices: Tensor, x: Tensor, size: Any) -> Tensor:
+    """Return non-negative indices on the device of x."""
+    picks = indices.to(x.device).to(call.torch.int64)
+    return call.torch.where(picks < 0, picks + size, picks)
 
 
 def gather(call: Call, x: Tensor, indices: Tensor) -> Tensor:
     """ONNX Gather: negative indices count from the end."""
     axis = axis_of(call.integer("axis", 0), x.dim())
-    picks = indices.to(x.device).to(call.torch.int64)
-    picks = call.torch.where(picks < 0, picks + x.shape[axis], picks)
+    picks = nonnegative(call, indices, x, x.shape[axis])
     found = x.index_select(axis, picks.reshape(-1))
     return found.reshape([*x.shape[:axis], *picks.shape, *x.shape[axis + 1 :]])
 
@@ -102,8 +103,7 @@ def gather(call: Call, x: Tensor, indices: Tensor) -> Tensor:
 def gather_elements(call: Call, x: Tensor, indices: Tensor) -> Tensor:
     """ONNX GatherElements."""
     axis = axis_of(call.integer("axis", 0), x.dim())
-    picks = indices.to(x.device).to(call.torch.int64)
-    picks = call.torch.where(picks < 0, picks + x.shape[axis], picks)
+    picks = nonnegative(call, indices, x, x.shape[axis])
     if any(n != m for at, (n, m) in enumerate(zip(picks.shape, x.shape, strict=True)) if at != axis):
         for at, n in enumerate(picks.shape):
             x = x if at == axis else x.narrow(at, 0, n)
@@ -182,7 +182,7 @@ def _outside(mode: str, before: int, size: int, after: int) -> list[int]:
     elif mode == "wrap":
         found = wide % size
     else:
-        raise Unfit(f"Pad has mode '{mode}'")
+        raise Unfit(f"Pad mode '{mode}' is not supported")
     return [int(at) for at in found]
 
 
@@ -209,3 +209,54 @@ def range_(call: Call, start: Tensor, limit: Tensor, step: Tensor) -> Tensor:
     kind = call.attributes.get("dtype") or (start.dtype if hasattr(start, "dtype") else None)
     kind = getattr(call.torch, kind) if isinstance(kind, str) else kind
     return call.torch.arange(number(start), number(limit), number(step), dtype=kind)
+
+
+Sequence = list[Tensor]
+"""ONNX sequence: exporters use it for chunk, unbind and stack with a dynamic count."""
+
+
+def sequence_construct(call: Call, *parts: Tensor) -> Sequence:
+    """ONNX SequenceConstruct."""
+    return list(parts)
+
+
+def sequence_empty(call: Call) -> Sequence:
+    """ONNX SequenceEmpty."""
+    return []
+
+
+def sequence_at(call: Call, parts: Sequence, position: Any) -> Tensor:
+    """ONNX SequenceAt."""
+    return parts[int(number(position))]
+
+
+def sequence_insert(call: Call, parts: Sequence, part: Tensor, position: Any = None) -> Sequence:
+    """ONNX SequenceInsert; default: at the end."""
+    place = len(parts) if position is None else axis_of(int(number(position)), len(parts))
+    return [*parts[:place], part, *parts[place:]]
+
+
+def sequence_erase(call: Call, parts: Sequence, position: Any = None) -> Sequence:
+    """ONNX SequenceErase; default: the last tensor."""
+    place = axis_of(-1 if position is None else int(number(position)), len(parts))
+    return [*parts[:place], *parts[place + 1 :]]
+
+
+def sequence_length(call: Call, parts: Sequence) -> Tensor:
+    """ONNX SequenceLength."""
+    return call.torch.tensor(len(parts))
+
+
+def split_to_sequence(call: Call, x: Tensor, sizes: Any = None) -> Sequence:
+    """ONNX SplitToSequence into parts of equal size, of given sizes, or of length 1."""
+    axis = axis_of(call.integer("axis", 0), x.dim())
+    if sizes is None:
+        return list(x.unbind(axis) if not call.integer("keepdims", 1) else x.split(1, axis))
+    one = sizes.dim() == 0 if hasattr(sizes, "dim") else not isinstance(sizes, (tuple, list))
+    return list(x.split(int(number(sizes)) if one else ints(sizes), axis))
+
+
+def concat_from_sequence(call: Call, parts: Sequence) -> Tensor:
+    """ONNX ConcatFromSequence along an existing or a new axis."""
+    join = call.torch.stack if call.integer("new_axis", 0) else call.torch.cat
+    return join(parts, dim=call.integer("axis", 0))

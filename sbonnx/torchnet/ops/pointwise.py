@@ -31,6 +31,16 @@ def folded(name: str) -> Function:
     return function
 
 
+def activation(name: str, alpha: float | None = None) -> Function:
+    """Return the function of an op in torch.nn.functional; `alpha` is the default of its attribute, if it has one."""
+
+    def function(call: Call, x: Tensor) -> Tensor:
+        options = () if alpha is None else (call.number("alpha", alpha),)
+        return getattr(call.torch.nn.functional, name)(x, *options)
+
+    return function
+
+
 def mean(call: Call, *inputs: Tensor) -> Tensor:
     """ONNX Mean of any number of tensors."""
     return folded("add")(call, *inputs) / len(inputs)
@@ -55,11 +65,6 @@ def power(call: Call, a: Tensor, b: Tensor) -> Tensor:
     return call.torch.pow(a, b).to(a.dtype)
 
 
-def relu(call: Call, x: Tensor) -> Tensor:
-    """ONNX Relu."""
-    return call.torch.relu(x)
-
-
 def clip(call: Call, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
     """ONNX Clip, with limits as attributes before opset 11."""
     least = call.attributes.get("min") if low is None else low
@@ -70,24 +75,9 @@ def clip(call: Call, x: Tensor, low: Tensor | None = None, high: Tensor | None =
     return x
 
 
-def leaky_relu(call: Call, x: Tensor) -> Tensor:
-    """ONNX LeakyRelu."""
-    return call.torch.nn.functional.leaky_relu(x, call.number("alpha", 0.01))
-
-
 def prelu(call: Call, x: Tensor, slope: Tensor) -> Tensor:
     """ONNX PRelu: the slope is broadcast to x."""
     return call.torch.where(x < 0, x * slope, x)
-
-
-def elu(call: Call, x: Tensor) -> Tensor:
-    """ONNX Elu."""
-    return call.torch.nn.functional.elu(x, call.number("alpha", 1.0))
-
-
-def celu(call: Call, x: Tensor) -> Tensor:
-    """ONNX Celu."""
-    return call.torch.nn.functional.celu(x, call.number("alpha", 1.0))
 
 
 def selu(call: Call, x: Tensor) -> Tensor:
@@ -116,11 +106,6 @@ def gelu(call: Call, x: Tensor) -> Tensor:
     return call.torch.nn.functional.gelu(x, approximate=call.text("approximate", "none"))
 
 
-def mish(call: Call, x: Tensor) -> Tensor:
-    """ONNX Mish."""
-    return call.torch.nn.functional.mish(x)
-
-
 def swish(call: Call, x: Tensor) -> Tensor:
     """ONNX Swish: x sigmoid(alpha x)."""
     return x * call.torch.sigmoid(call.number("alpha", 1.0) * x)
@@ -131,11 +116,6 @@ def softplus(call: Call, x: Tensor) -> Tensor:
     return call.torch.nn.functional.softplus(x, threshold=math.inf if x.dtype.itemsize > 4 else 20.0)
 
 
-def softsign(call: Call, x: Tensor) -> Tensor:
-    """ONNX Softsign."""
-    return call.torch.nn.functional.softsign(x)
-
-
 def identity(call: Call, x: Tensor, *others: Tensor) -> Any:
     """ONNX Identity, and Dropout at inference, with a mask of all true.
 
@@ -143,7 +123,7 @@ def identity(call: Call, x: Tensor, *others: Tensor) -> Any:
         Unfit: a Dropout in training mode.
     """
     if len(others) > 1 and others[1] is not None and bool(number(others[1])):
-        raise Unfit(f"{call.op} drops values")
+        raise Unfit(f"{call.op} is in training mode")
     return (x, call.torch.ones_like(x, dtype=call.torch.bool)) if call.outputs > 1 else x
 
 
@@ -176,11 +156,6 @@ def cast(call: Call, x: Tensor) -> Tensor:
 def cast_like(call: Call, x: Tensor, like: Tensor) -> Tensor:
     """ONNX CastLike."""
     return x.to(like.dtype)
-
-
-def where(call: Call, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """ONNX Where."""
-    return call.torch.where(condition, a, b)
 
 
 def torch_type(torch: Any, kind: Any) -> Any:

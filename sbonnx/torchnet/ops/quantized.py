@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sbonnx.torchnet.call import Call, Tensor, Unfit, axis_of
+from sbonnx.torchnet.ops.convolution import conv
 from sbonnx.torchnet.ops.pointwise import torch_type
-from sbonnx.torchnet.ops.windows import conv
 
 RANGES: Final = {
     "int8": (-128, 127), "uint8": (0, 255), "int16": (-32768, 32767), "uint16": (0, 65535),
@@ -62,21 +62,19 @@ def conv_integer(call: Call, x: Tensor, w: Tensor, zx: Tensor | None = None, zw:
     return conv(call, left, right).to(call.torch.int32)
 
 
-def qlinear_matmul(
-    call: Call, a: Tensor, sa: Tensor, za: Tensor, b: Tensor, sb: Tensor, zb: Tensor, sy: Tensor, zy: Tensor
-) -> Tensor:
-    """ONNX QLinearMatMul."""
+def qlinear_matmul(call: Call, *inputs: Tensor) -> Tensor:
+    """ONNX QLinearMatMul of a and b, each followed by its scale and zero point; then those of the output."""
+    a, sa, za, b, sb, zb, sy, zy = inputs
     wide = call.torch.float64
     sums = matmul_integer(call, a, b, za, zb).to(wide)
     row = sa[..., None] if sa.dim() == 1 and sa.numel() > 1 else sa
     return _codes(call, sums * row.to(wide) * sb.to(wide) / sy.to(wide), zy.to(wide), zy.dtype)
 
 
-def qlinear_conv(
-    call: Call, x: Tensor, sx: Tensor, zx: Tensor, w: Tensor, sw: Tensor, zw: Tensor, sy: Tensor, zy: Tensor,
-    b: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """ONNX QLinearConv; the scale of the bias is sx * sw."""
+def qlinear_conv(call: Call, *inputs: Tensor) -> Tensor:
+    """ONNX QLinearConv of x and w, each followed by its scale and zero point; those of the output; the bias."""
+    x, sx, zx, w, sw, zw, sy, zy, *bias = inputs
+    b = bias[0] if bias else None
     wide = call.torch.float64
     sums = conv(call, x.to(wide) - zx.to(wide), w.to(wide) - _first(zw, w).to(wide))
     line = [1, -1] + [1] * (sums.dim() - 2)
@@ -94,7 +92,7 @@ def _codes(call: Call, x: Tensor, shift: Any, kind: Any) -> Tensor:
     """Quantize x, given in quantization steps: round, add the zero point, saturate and cast."""
     name = str(kind).removeprefix("torch.")
     if name not in RANGES:
-        raise Unfit(f"codes of type {name} are not rounded here")
+        raise Unfit(f"quantized values of type {name} are not supported")
     low, high = RANGES[name]
     return (x.round().to(call.torch.float64) + shift).clamp(low, high).to(kind)
 

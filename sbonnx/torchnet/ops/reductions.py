@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sbonnx.torchnet.call import Call, Function, Tensor, Unfit, axis_of
@@ -17,19 +18,19 @@ def reduce(name: str) -> Function:
     return function
 
 
-def reduce_l1(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
-    """ONNX ReduceL1."""
-    return reduce("sum")(call, x.abs(), axes)
+def square(x: Tensor) -> Tensor:
+    """Compute x², as a product."""
+    return x * x
 
 
-def reduce_l2(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
-    """ONNX ReduceL2."""
-    return reduce("sum")(call, x * x, axes).sqrt()
+def reduce_sum(before: Callable[[Tensor], Tensor] | None = None, after: str = "") -> Function:
+    """Return the function of an op that sums `before(x)` and applies the tensor method `after` to the sums."""
 
+    def function(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
+        y = reduce("sum")(call, x if before is None else before(x), axes)
+        return getattr(y, after)() if after else y
 
-def reduce_sum_square(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
-    """ONNX ReduceSumSquare."""
-    return reduce("sum")(call, x * x, axes)
+    return function
 
 
 def reduce_prod(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
@@ -40,31 +41,29 @@ def reduce_prod(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
     return x
 
 
-def arg_max(call: Call, x: Tensor) -> Tensor:
-    """ONNX ArgMax: index of the maximum; of equal values the first or last."""
-    return _best(call, x, "argmax")
+def extreme_index(name: str) -> Function:
+    """Return the function of ArgMax or ArgMin: index of the extreme; of equal values the first or last."""
+
+    def function(call: Call, x: Tensor) -> Tensor:
+        axis, last = axis_of(call.integer("axis", 0), x.dim()), bool(call.integer("select_last_index", 0))
+        keep = bool(call.integer("keepdims", 1))
+        index = getattr(call.torch, name)(x.flip(axis) if last else x, dim=axis, keepdim=keep)
+        return x.shape[axis] - 1 - index if last else index
+
+    return function
 
 
-def arg_min(call: Call, x: Tensor) -> Tensor:
-    """ONNX ArgMin: index of the minimum; of equal values the first or last."""
-    return _best(call, x, "argmin")
+def softmax(name: str) -> Function:
+    """Return the function of Softmax or LogSoftmax; before opset 13 over all axes starting at `axis`."""
 
+    def function(call: Call, x: Tensor) -> Tensor:
+        functional = getattr(call.torch.nn.functional, name)
+        if call.opset >= 13:
+            return functional(x, dim=call.integer("axis", -1))
+        axis = axis_of(call.integer("axis", 1), x.dim())
+        return functional(x.reshape(*x.shape[:axis], -1), dim=-1).reshape(x.shape)
 
-def _best(call: Call, x: Tensor, name: str) -> Tensor:
-    """Compute the index of the largest or smallest value along the axis."""
-    axis, last = axis_of(call.integer("axis", 0), x.dim()), bool(call.integer("select_last_index", 0))
-    found = getattr(call.torch, name)(x.flip(axis) if last else x, dim=axis, keepdim=bool(call.integer("keepdims", 1)))
-    return x.shape[axis] - 1 - found if last else found
-
-
-def softmax(call: Call, x: Tensor) -> Tensor:
-    """ONNX Softmax; before opset 13 over all axes starting at `axis`."""
-    return _rows(call, x, "softmax")
-
-
-def log_softmax(call: Call, x: Tensor) -> Tensor:
-    """ONNX LogSoftmax; before opset 13 over all axes starting at `axis`."""
-    return _rows(call, x, "log_softmax")
+    return function
 
 
 def batch_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
@@ -125,10 +124,29 @@ def _axes(call: Call, x: Tensor, axes: Tensor | None) -> tuple[list[int], bool]:
     return chosen, bool(call.integer("keepdims", 1))
 
 
-def _rows(call: Call, x: Tensor, name: str) -> Tensor:
-    """Compute softmax or log-softmax by torch's function name."""
-    function = getattr(call.torch.nn.functional, name)
-    if call.opset >= 13:
-        return function(x, dim=call.integer("axis", -1))
-    axis = axis_of(call.integer("axis", 1), x.dim())
-    return function(x.reshape(*x.shape[:axis], -1), dim=-1).reshape(x.shape)
+def hardmax(call: Call, x: Tensor) -> Tensor:
+    """ONNX Hardmax: 1 at the first maximum, else 0; before opset 13 over all axes starting at `axis`."""
+    torch, axis = call.torch, axis_of(call.integer("axis", -1 if call.opset >= 13 else 1), x.dim())
+    rows = x if call.opset >= 13 else x.reshape(*x.shape[:axis], -1)
+    axis = axis if call.opset >= 13 else rows.dim() - 1
+    best = torch.argmax(rows, dim=axis, keepdim=True)
+    return torch.zeros_like(rows).scatter(axis, best, 1).reshape(x.shape)
+
+
+def lrn(call: Call, x: Tensor) -> Tensor:
+    """ONNX LRN: x / (bias + alpha / size * sum of squares over a window of channels)^beta."""
+    size, channels = call.integer("size", 1), x.shape[1]
+    squares = call.torch.nn.functional.pad(
+        (x * x).reshape(x.shape[0], 1, channels, -1), [0, 0, (size - 1) // 2, size - 1 - (size - 1) // 2]
+    )
+    total = call.torch.nn.functional.avg_pool2d(squares, (size, 1), stride=1).reshape(x.shape) * size
+    base = call.number("bias", 1.0) + call.number("alpha", 1e-4) / size * total
+    return x / base ** call.number("beta", 0.75)
+
+
+def mean_variance(call: Call, x: Tensor) -> Tensor:
+    """ONNX MeanVarianceNormalization with epsilon 1e-9. Source: function body in the ONNX specification."""
+    axes = call.integers("axes", (0, 2, 3))
+    mean = x.mean(dim=axes, keepdim=True)
+    variance = (x * x).mean(dim=axes, keepdim=True) - mean * mean
+    return (x - mean) / (variance.clamp(min=0).sqrt() + 1e-9)
