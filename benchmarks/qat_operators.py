@@ -1,10 +1,11 @@
 """Table of the ONNX operators that can be reimported, from the schemas of the installed onnx.
 
-python -m sbonnx.qat.onnx_to_torch.coverage > docs/qat_operators.md
+python -m benchmarks.qat_operators > docs/qat_operators.md
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -27,37 +28,37 @@ MARKS: Final = {"supported": "+", "inlined": "o", "missing": "-"}
 
 INLINED: Final = {
     "Constant": "a constant of the graph",
-    "If": "where its condition is constant, given inputs fixed to values and shapes; else refused by name",
+    "If": "inlined if its condition is constant, given the values and shapes of fixed inputs; else an error",
 }
 """Ops that are removed before modules are created."""
 
 LIMITS: Final = {
     "AveragePool": "over one to three axes",
-    "Cast": "between types that torch has; no strings, no 4-bit types",
-    "CastLike": "between types that torch has; no strings, no 4-bit types",
+    "Cast": "between types of torch; no strings, no 4-bit types",
+    "CastLike": "between types of torch; no strings, no 4-bit types",
     "Col2Im": "over two axes",
     "Conv": "over one to three axes",
     "ConvTranspose": "over one to three axes",
     "DequantizeLinear": "of integers",
     "DeformConv": "over two axes",
-    "Dropout": "does nothing, as at inference; a training_mode that is set is refused",
+    "Dropout": "no-op, as in inference; not with training_mode=1",
     "GridSample": "cubic over two axes only",
     "LpPool": "over one to three axes",
-    "MaxPool": "over one to three axes; with indices where both sides are padded alike",
+    "MaxPool": "over one to three axes; with indices only if the padding is symmetric",
     "NonMaxSuppression": "without gradient",
     "QuantizeLinear": "to integers of 8, 16 and 32 bits, without gradient",
-    "RoiAlign": "a sampling ratio of 0 for regions of the shape of their cells only",
+    "RoiAlign": "sampling_ratio=0 only for regions whose cells are square",
     "Unique": "not along an axis",
-    "BatchNormalization": "trained by the mode of the module; its batch statistics cannot be read as outputs",
+    "BatchNormalization": "train or eval mode follows the module; batch statistics cannot be outputs",
 }
 """Limitations of supported ops."""
 
-_BODY = "repeats a body: unroll it in the export, or leave it out of the model to train"
-_RANDOM = "draws random numbers: training would not compute what the model does"
-_TEXT = "works on text, which torch has no tensors of"
-_LIST = "may be nothing at all, which torch has no value for"
-_LOSS = "is a loss: training brings its own"
-_SIGNAL = "makes a constant of its arguments: export it as one"
+_BODY = "is a loop: unroll it in the export, or remove it from the model to train"
+_RANDOM = "draws random numbers: training would not compute the same as the model"
+_TEXT = "operates on strings, which torch tensors do not support"
+_LIST = "uses the optional type, which torch does not have"
+_LOSS = "is a loss: training uses its own"
+_SIGNAL = "computes a constant from its arguments: export it as a constant"
 WHY: Final = {
     **dict.fromkeys(sorted(REPEATED), _BODY),
     **dict.fromkeys(sorted(RANDOM - {"Dropout"}), _RANDOM),
@@ -65,13 +66,13 @@ WHY: Final = {
     **dict.fromkeys(sorted(LISTS - FUNCTIONS.keys() - {"SequenceMap"}), _LIST),
     **dict.fromkeys(("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss"), _LOSS),
     **dict.fromkeys(sorted(SIGNALS - FUNCTIONS.keys()), _SIGNAL),
-    "ImageDecoder": "decodes files: do it before the model",
-    "MaxRoiPool": "has no use in models of today: RoiAlign takes its place",
-    "Scatter": "is deprecated: ScatterElements takes its place",
+    "ImageDecoder": "decodes image files: decode before the model",
+    "MaxRoiPool": "is obsolete: use RoiAlign",
+    "Scatter": "is deprecated: use ScatterElements",
 }  # fmt: skip
 """Reasons why ops are missing."""
 
-UNWRITTEN: Final = "is new or rare, and not written yet"
+UNWRITTEN: Final = "is new or rare; not implemented yet"
 
 
 @dataclass(frozen=True)
@@ -107,19 +108,13 @@ def coverage(opsets: Sequence[int] | None = None) -> tuple[Coverage, ...]:
         state: State = "inlined" if op in INLINED else "supported" if op in FUNCTIONS else "missing"
         why = INLINED.get(op, "") or (LIMITS.get(op, "") if state == "supported" else WHY.get(op, UNWRITTEN))
         for opset in chosen:
-            since = _since(op, opset)
-            if since is not None:
-                rows.append(Coverage(op, opset, since, state, why))
+            try:
+                schema = onnx.defs.get_schema(op, opset, "")
+            except onnx.defs.SchemaError:  # the opset does not have the op
+                continue
+            if not schema.deprecated:
+                rows.append(Coverage(op, opset, int(schema.since_version), state, why))
     return tuple(rows)
-
-
-def _since(op: str, opset: int) -> int | None:
-    """Return the opset that introduced the op's version in `opset`; None if there is none or it is deprecated."""
-    try:
-        schema = onnx.defs.get_schema(op, opset, "")
-    except onnx.defs.SchemaError:
-        return None
-    return None if schema.deprecated else int(schema.since_version)
 
 
 def page() -> str:
@@ -132,15 +127,17 @@ def page() -> str:
     lines = [
         "# Operators that can be trained",
         "",
-        f"Written by `python -m sbonnx.qat.onnx_to_torch.coverage` from the schemas of onnx {onnx.__version__}.",
+        f"Generated by `python -m benchmarks.qat_operators` from the schemas of onnx {onnx.__version__}.",
         "",
-        f"Of {len(rows)} operators of opsets {FIRST} to {LAST}, {states.count('supported')} are computed by a module "
-        f"of their own (+), {states.count('inlined')}",
-        f"are gone before there are modules (o), {states.count('missing')} are missing (-). Empty: the opset does not "
-        "have it. A missing operator is one",
-        f"error that names the node. Older models are lifted to opset {FIRST} when they are read.",
+        textwrap.fill(
+            f"Of {len(rows)} operators of opsets {FIRST} to {LAST}, {states.count('supported')} are supported (+), "
+            f"{states.count('inlined')} are removed before modules are created (o), and {states.count('missing')} are "
+            "not supported (-). Empty: the opset does not have the operator. A model with an unsupported operator is "
+            f"refused with an error that names the node. Models of older opsets are converted to opset {FIRST}.",
+            120,
+        ),
         "",
-        f"| operator | {' | '.join(map(str, opsets))} | what is not done, or why it is missing |",
+        f"| operator | {' | '.join(map(str, opsets))} | limitations, or why it is not supported |",
         f"|---{'|---' * len(opsets)}|---|",
     ]
     for op, found in rows.items():

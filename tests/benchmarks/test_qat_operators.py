@@ -11,8 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from benchmarks.qat_operators import INLINED, LIMITS, UNWRITTEN, WHY, coverage, page  # noqa: E402
 from sbonnx.graph.convert.opset_rules import newest  # noqa: E402
-from sbonnx.qat.onnx_to_torch.coverage import INLINED, LIMITS, UNWRITTEN, WHY, coverage, page  # noqa: E402
 from sbonnx.qat.onnx_to_torch.shape_arith import SIZES  # noqa: E402
 from sbonnx.torchnet import FUNCTIONS, NUMBERS  # noqa: E402
 
@@ -59,11 +59,9 @@ def test_the_page_is_what_is_written() -> None:
     found = (ROOT / "docs" / "qat_operators.md").read_text()
     if f" onnx {onnx.__version__}." not in found:
         pytest.skip(f"the page is of another onnx than {onnx.__version__}")
-    command = [sys.executable, "-m", "sbonnx.qat.onnx_to_torch.coverage"]
+    command = [sys.executable, "-m", "benchmarks.qat_operators"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == page() == found, (
-        "write it again: python -m sbonnx.qat.onnx_to_torch.coverage > docs/qat_operators.md"
-    )
+    assert done.stdout == page() == found, "write it again: python -m benchmarks.qat_operators > docs/qat_operators.md"
 
 
 def test_the_page_has_every_op_and_every_gap() -> None:
