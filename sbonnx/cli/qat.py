@@ -94,7 +94,7 @@ def run(given: Arguments) -> int:
 def _trained(given: Arguments, data: Path, output: Path) -> Report:
     """Calibrate, train and export."""
     from sbonnx import qat
-    from sbonnx.qat.training.augment import make_augment
+    from sbonnx.qat.training.batches import make_augment
     from sbonnx.stages.state import read_recipe
 
     model, split, method, names = given[options.MODEL], given[options.SPLIT], given[METHOD], given[AUGMENT]

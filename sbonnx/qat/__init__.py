@@ -11,16 +11,15 @@ from sbonnx.torchnet import torch_module
 
 torch_module()  # raises a short error if torch is missing, before the imports below fail with a long traceback
 
-from sbonnx.qat.adapters.adapters import Adapters, adapter_parameters, adapter_state, add_adapters, load_adapters  # noqa: E402
-from sbonnx.qat.adapters.merging import Merged, merge  # noqa: E402
-from sbonnx.qat.api import export, prepare, train  # noqa: E402
+from sbonnx.qat.adapters import Adapters, adapter_parameters, adapter_state, add_adapters, load_adapters  # noqa: E402
 from sbonnx.qat.fakequant import METHODS, quant_parameters  # noqa: E402
+from sbonnx.qat.lora import Merged, merge  # noqa: E402
 from sbonnx.qat.module import float_twin, trainable  # noqa: E402
 from sbonnx.qat.onnx_to_torch.reimport import parameter_name, reimport, site_of  # noqa: E402
-from sbonnx.qat.training.augment import make_augment  # noqa: E402
-from sbonnx.qat.training.loop import Trained  # noqa: E402
-from sbonnx.qat.training.losses import distillation, with_divergence  # noqa: E402
-from sbonnx.qat.training.settings import Settings  # noqa: E402
+from sbonnx.qat.training.batches import make_augment  # noqa: E402
+from sbonnx.qat.training.distillation import distillation, with_divergence  # noqa: E402
+from sbonnx.qat.training.loop import Settings, Trained  # noqa: E402
+from sbonnx.qat.workflow import export, prepare, train  # noqa: E402
 
 __all__ = [
     "METHODS",

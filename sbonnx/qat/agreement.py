@@ -21,7 +21,7 @@ from sbonnx.graph.query import node_by_name
 from sbonnx.plan import Site, Solution
 from sbonnx.precision import emulated
 from sbonnx.qat.fakequant import FakeQuant
-from sbonnx.qat.module import Origin, unwrapped
+from sbonnx.qat.module import ModuleOrigin, unwrapped
 from sbonnx.qat.onnx_to_torch.reimport import site_of
 from sbonnx.spec import Array
 
@@ -54,7 +54,7 @@ ALL_FLOAT: Final = 1e-3
 
 
 @dataclass(frozen=True)
-class _Read:
+class _FakeQuantCall:
     """A call of a fake-quant module, and the tensor of the file that corresponds to its output.
 
     Attributes:
@@ -69,7 +69,7 @@ class _Read:
 
 
 @dataclass
-class _Found:
+class _Deviation:
     """Deviation of a tensor: largest excess over the tolerance, number of values above it, number of values."""
 
     excess: float = 0.0
@@ -86,9 +86,16 @@ class _Found:
         self.times += int((beyond > 0).sum())
         self.values += beyond.size
 
+    def problem(self, name: str) -> str:
+        """Describe the deviation of tensor `name` in a sentence."""
+        return (
+            f"'{name}' has other quantized values in the file than in the module on the same inputs: {self.times} of "
+            f"{self.values} values, by up to {self.excess:.3g} steps more than float error explains"
+        )
+
 
 def disagreements(
-    module: nn.Module, origin: Origin, solution: Solution, path: Path, feeds: Sequence[Mapping[str, Array]]
+    module: nn.Module, origin: ModuleOrigin, solution: Solution, path: Path, feeds: Sequence[Mapping[str, Array]]
 ) -> list[str]:
     """Compare an exported file with its module, and return one sentence for each tensor and output that differs.
 
@@ -114,10 +121,10 @@ def disagreements(
     qdq.unfold(graph)
     if origin.prepared.plan.float_type == "bf16":
         graph = emulated(graph)
-    reads = _reads(inner, origin, graph)
-    tensors: dict[str, _Found] = {}
-    apart: dict[str, list[Array]] = {}
-    rooms: dict[str, float] = {}
+    reads = _fake_quant_calls(inner, origin, graph)
+    tensors: dict[str, _Deviation] = {}
+    differences: dict[str, list[Array]] = {}
+    tolerances: dict[str, float] = {}
     modes = {part: part.training for part in inner.modules()}
     session = _session(graph, [read.tensor for read in reads.values() if read.tensor is not None], path)
     try:
@@ -126,28 +133,33 @@ def disagreements(
             typed = {spec.name: np.asarray(feed[spec.name], spec.dtype) for spec in session.input_specs}
             values = session.run(typed)
             kind = origin.prepared.plan.float_type
-            for name, expected in _Led(inner, reads, values, kind, tensors).outputs(origin.feed(feed)).items():
+            for name, expected in _Comparison(inner, reads, values, kind, tensors).outputs(origin.feed(feed)).items():
                 if name in values and expected.is_floating_point():
                     wanted = expected.float().cpu().numpy()
-                    apart.setdefault(name, []).append(np.abs(np.asarray(values[name], np.float32) - wanted).ravel())
-                    room = FLOAT[NARROW.get(expected.dtype, kind)] * float(np.abs(wanted).max(initial=0.0))
-                    rooms[name] = max(rooms.get(name, 0.0), room)
+                    difference = np.abs(np.asarray(values[name], np.float32) - wanted).ravel()
+                    differences.setdefault(name, []).append(difference)
+                    tolerance = FLOAT[NARROW.get(expected.dtype, kind)] * float(np.abs(wanted).max(initial=0.0))
+                    tolerances[name] = max(tolerances.get(name, 0.0), tolerance)
     finally:
         session.close()
         for part, mode in modes.items():
             part.training = mode
-    led = all(read.tensor is not None or call.args[0].op == PLACEHOLDER for call, read in reads.items())
-    said = [_said_of_tensor(name, found) for name, found in tensors.items()]
-    quantum = 0.0 if led else _largest_quantum(origin, solution)
-    said += [_said(name, np.concatenate(parts), rooms[name], quantum) for name, parts in apart.items()]
-    return [sentence for sentence in said if sentence is not None]
+    isolated = all(read.tensor is not None or call.args[0].op == PLACEHOLDER for call, read in reads.items())
+    quantum = 0.0
+    if not isolated:
+        sites = origin.prepared.plan.of_role("activation")
+        scales = (float(solution.qparams[site.key].scale.max()) for site in sites if site.key in solution.qparams)
+        quantum = max(scales, default=ALL_FLOAT)
+    problems = [deviation.problem(name) for name, deviation in tensors.items() if deviation.times]
+    outputs = [_problem(name, np.concatenate(parts), tolerances[name], quantum) for name, parts in differences.items()]
+    return problems + [problem for problem in outputs if problem is not None]
 
 
-def _reads(inner: fx.GraphModule, origin: Origin, graph: Graph) -> dict[fx.Node, _Read]:
+def _fake_quant_calls(inner: fx.GraphModule, origin: ModuleOrigin, graph: Graph) -> dict[fx.Node, _FakeQuantCall]:
     """Return every call of a fake-quant module; the tensor in the file is found by the first reader of the call."""
     nodes = node_by_name(graph)
     main = {id(node) for node in graph.nodes}
-    found: dict[fx.Node, _Read] = {}
+    calls: dict[fx.Node, _FakeQuantCall] = {}
     for name, sites in origin.sites.items():
         for site in sites:
             for reader in site.readers:
@@ -156,13 +168,13 @@ def _reads(inner: fx.GraphModule, origin: Origin, graph: Graph) -> dict[fx.Node,
                 read = site_of(inner, reader.node, reader.index)
                 call = read.node.args[read.position]
                 node = nodes.get(reader.node)
-                there = node is not None and id(node) in main and reader.index < len(node.inputs)
                 fake_quant = inner.get_submodule(name)
                 assert isinstance(call, fx.Node) and isinstance(fake_quant, FakeQuant)
                 if call.target == name:
-                    tensor = node.inputs[reader.index].name if there and node is not None else None
-                    found.setdefault(call, _Read(site, fake_quant, tensor))
-    return found
+                    in_file = node is not None and id(node) in main and reader.index < len(node.inputs)
+                    tensor = node.inputs[reader.index].name if in_file and node is not None else None
+                    calls.setdefault(call, _FakeQuantCall(site, fake_quant, tensor))
+    return calls
 
 
 def _session(graph: Graph, tensors: Sequence[str], path: Path) -> Session:
@@ -176,7 +188,7 @@ def _session(graph: Graph, tensors: Sequence[str], path: Path) -> Session:
 
 
 @dataclass
-class _Led(fx.Interpreter):  # type: ignore[misc]
+class _Comparison(fx.Interpreter):  # type: ignore[misc]
     """Interpreter that compares each fake-quant output with the file's tensor, and continues with the file's tensor.
 
     Attributes:
@@ -188,10 +200,10 @@ class _Led(fx.Interpreter):  # type: ignore[misc]
     """
 
     inner: fx.GraphModule
-    reads: Mapping[fx.Node, _Read]
+    reads: Mapping[fx.Node, _FakeQuantCall]
     values: Mapping[str, Any]
     kind: str
-    tensors: dict[str, _Found] = field(default_factory=dict)
+    tensors: dict[str, _Deviation] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__init__(self.inner)
@@ -199,9 +211,13 @@ class _Led(fx.Interpreter):  # type: ignore[misc]
     def outputs(self, feed: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Run the module on a feed and return its outputs by name."""
         like = next(iter(self.inner.parameters()))
-        given = [_placed(feed[str(node.target)], like) for node in self.inner.graph.nodes if node.op == PLACEHOLDER]
-        found: dict[str, torch.Tensor] = self.run(*given)
-        return found
+        inputs = []
+        for node in self.inner.graph.nodes:
+            if node.op == PLACEHOLDER:
+                value = torch.from_numpy(np.array(feed[str(node.target)])).to(like.device)
+                inputs.append(value.to(like.dtype) if value.dtype == torch.float32 else value)
+        outputs: dict[str, torch.Tensor] = self.run(*inputs)
+        return outputs
 
     def run_node(self, node: fx.Node) -> Any:
         """Run one node; at a fake-quant module, compare the result with the file's tensor and return the latter."""
@@ -211,17 +227,17 @@ class _Led(fx.Interpreter):  # type: ignore[misc]
             return result
         source = node.args[0]
         value = None if not isinstance(source, fx.Node) else self.env[source]
-        given = _fitted(np.asarray(self.values[read.tensor], np.float32), tuple(result.shape))
-        if given is None or value is None:
+        in_file = _without_padding(np.asarray(self.values[read.tensor], np.float32), tuple(result.shape))
+        if in_file is None or value is None:
             return result
         weight = read.site.role == "weight"
         before = (result if weight else value).detach().float().cpu().numpy()
-        beyond = self._beyond(read, before, given, exact=weight, kind=NARROW.get(result.dtype, self.kind))
-        self.tensors.setdefault(read.site.tensor, _Found()).add(beyond)
-        return torch.from_numpy(given.copy()).to(result)
+        beyond = self._beyond(read, before, in_file, exact=weight, kind=NARROW.get(result.dtype, self.kind))
+        self.tensors.setdefault(read.site.tensor, _Deviation()).add(beyond)
+        return torch.from_numpy(in_file.copy()).to(result)
 
     @staticmethod
-    def _beyond(read: _Read, value: Array, given: Array, *, exact: bool, kind: str) -> Array:
+    def _beyond(read: _FakeQuantCall, value: Array, given: Array, *, exact: bool, kind: str) -> Array:
         """Compute, in quantization steps, how far each value of the file is outside the tolerance."""
         qparams = read.module.qparams()
         scale = qparams.along(qparams.scale, value.shape).astype(np.float64)
@@ -231,16 +247,18 @@ class _Led(fx.Interpreter):  # type: ignore[misc]
             return beyond
         spec = qparams.spec
         zero = qparams.along(qparams.zero_point, value.shape).astype(np.float64)
-        held = np.clip(np.nan_to_num(value.astype(np.float64)), (spec.qmin - zero) * scale, (spec.qmax - zero) * scale)
-        room = FLOAT[kind] * float(np.abs(value).max(initial=0.0))
-        far = (np.abs(given - held) - room) / scale - 0.5
-        codes = given / scale
-        off = np.abs(codes - np.rint(codes)) if kind == "fp32" else np.zeros_like(codes)  # half floats round the codes
+        clipped = np.clip(
+            np.nan_to_num(value.astype(np.float64)), (spec.qmin - zero) * scale, (spec.qmax - zero) * scale
+        )
+        tolerance = FLOAT[kind] * float(np.abs(value).max(initial=0.0))
+        far = (np.abs(given - clipped) - tolerance) / scale - 0.5
+        steps = given / scale
+        off = np.abs(steps - np.rint(steps)) if kind == "fp32" else np.zeros_like(steps)  # half floats are not exact
         beyond = np.maximum(far, off) - SAME_CODE
         return beyond
 
 
-def _fitted(value: Array, shape: tuple[int, ...]) -> Array | None:
+def _without_padding(value: Array, shape: tuple[int, ...]) -> Array | None:
     """Remove channels that were appended to `value` for a kernel; None if its layout is different."""
     if value.ndim != len(shape) or any(have < want for have, want in zip(value.shape, shape, strict=True)):
         return None
@@ -249,44 +267,22 @@ def _fitted(value: Array, shape: tuple[int, ...]) -> Array | None:
     return value[tuple(slice(size) for size in shape)]
 
 
-def _placed(value: Array, like: torch.Tensor) -> torch.Tensor:
-    """Return an input on the device of the module; float32 inputs are cast to the module's dtype."""
-    made = torch.from_numpy(np.array(value)).to(like.device)
-    return made.to(like.dtype) if made.dtype == torch.float32 else made
-
-
-def _largest_quantum(origin: Origin, solution: Solution) -> float:
-    """Return the largest quantization step of any activation."""
-    sites = origin.prepared.plan.of_role("activation")
-    found = (float(solution.qparams[site.key].scale.max()) for site in sites if site.key in solution.qparams)
-    return max(found, default=ALL_FLOAT)
-
-
-def _said_of_tensor(name: str, found: _Found) -> str | None:
-    if not found.times:
-        return None
-    return (
-        f"'{name}' in the file has other codes than in the module on the same inputs: {found.times} of {found.values} "
-        f"values, by up to {found.excess:.3g} steps more than float error explains"
-    )
-
-
-def _said(name: str, away: Array, room: float, quantum: float) -> str | None:
+def _problem(name: str, difference: Array, tolerance: float, quantum: float) -> str | None:
     """Describe the difference of an output in a sentence; None if it is within the tolerance.
 
     Args:
         name: name of the output.
-        away: absolute differences.
-        room: float error.
+        difference: absolute differences.
+        tolerance: float error.
         quantum: quantization step by which values may differ; 0 if each layer was compared on the same inputs.
     """
-    most = float(away.max(initial=0.0))
-    allowed = max(room, quantum)
-    often = float((away > SMALL * allowed).mean()) if quantum and away.size else 0.0
-    beyond = float((away > 1.001 * allowed).mean()) if away.size else 0.0
+    most = float(difference.max(initial=0.0))
+    allowed = max(tolerance, quantum)
+    often = float((difference > SMALL * allowed).mean()) if quantum and difference.size else 0.0
+    beyond = float((difference > 1.001 * allowed).mean()) if difference.size else 0.0
     if often <= SMALL_SHARE and (beyond == 0.0 or (quantum and beyond <= LARGE_SHARE and most <= 2.0 * allowed)):
         return None
     return (
-        f"output '{name}' of the file is up to {most:.3g} away from the module's ({beyond:.1%} of its values by more "
-        f"than the {allowed:.3g} that rounding explains)"
+        f"output '{name}' of the file differs from that of the module by up to {most:.3g} ({beyond:.1%} of its values "
+        f"by more than the {allowed:.3g} that rounding explains)"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import onnx
@@ -15,20 +15,23 @@ from sbonnx import graph as graphs
 from sbonnx.calib.qparams.safe_scales import limits_for
 from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import Constant, Graph
-from sbonnx.graph.query import constant, tensors_by_name
+from sbonnx.graph.query import constant, node_by_name, tensors_by_name
 from sbonnx.ops import STANDARD_DOMAINS
 from sbonnx.plan import Site, Solution
-from sbonnx.qat.biases import BiasCodes
-from sbonnx.qat.fakequant import FakeQuant, Role, make_fake_quant
-from sbonnx.qat.fakequant.pact import Pact
-from sbonnx.qat.methods import LearningMethod, Methods
-from sbonnx.qat.onnx_to_torch.operators import Op
-from sbonnx.qat.onnx_to_torch.reimport import parameter_name, reimport, site_of
+from sbonnx.plan.make import LEARNS
+from sbonnx.qat.fakequant import METHODS, BiasCodes, FakeQuant, Role, make_fake_quant
+from sbonnx.qat.fakequant.methods import ParameterizedClipping
+from sbonnx.qat.onnx_to_torch.operators import NodeModule
+from sbonnx.qat.onnx_to_torch.reimport import META, parameter_name, reimport, site_of
+from sbonnx.recipe import Settings
+from sbonnx.recipe.names import LEARNED, SideName
+from sbonnx.recipe.schemes import UNIFORM
+from sbonnx.report import Refusal
 from sbonnx.spec import Array, QParams, ScaleLimits
 from sbonnx.stages.state import Prepared, Source
 
-KEPT: Final = "sbonnx"
-"""Key of ``module.meta`` for the data of this package."""
+DEFAULT: Final = "lsq"
+"""Default method, if neither the call nor the recipe names one."""
 
 ORIGIN: Final = "origin"
 SOURCE: Final = "source"
@@ -43,7 +46,7 @@ weight rounding (GPTQ, AdaRound)."""
 
 
 @dataclass(frozen=True)
-class Origin:
+class ModuleOrigin:
     """Calibration that a module was made from, needed for the export. Copies of the module share it.
 
     Attributes:
@@ -51,14 +54,14 @@ class Origin:
         solution: result of the calibration.
         sites: sites by the name of their fake-quant module; several if they share a scale.
         inputs: name in the module of each input of the graph, without fixed inputs.
-        settled: arguments `fixed` and `shapes` of `reimport`.
+        specialization: arguments `fixed` and `shapes` of `reimport`.
     """
 
     prepared: Prepared
     solution: Solution
     sites: Mapping[str, tuple[Site, ...]]
     inputs: Mapping[str, str]
-    settled: Mapping[str, Any] = field(default_factory=dict)
+    specialization: Mapping[str, Any] = field(default_factory=dict)
 
     def feed(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Convert a feed of the model to arguments of the module: renamed, without fixed inputs.
@@ -66,26 +69,90 @@ class Origin:
         Raises:
             DataError: the feed has another value for a fixed input.
         """
-        for name, value in (self.settled.get("fixed") or {}).items():
+        for name, value in (self.specialization.get("fixed") or {}).items():
             if name in values and not np.array_equal(np.asarray(values[name]), np.asarray(value)):
-                raise DataError(f"'{name}' is fixed to {value}, and a feed has {values[name]}: leave such feeds out")
+                raise DataError(f"'{name}' is fixed to {value}, but a feed has {values[name]}: leave such feeds out")
         return {self.inputs[name]: value for name, value in values.items() if name in self.inputs}
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Origin:
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModuleOrigin:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the graph as bytes, because its weights may be memory-mapped from a file."""
         model = graphs.to_proto(self.prepared.graph).SerializeToString()
         rest = {each.name: getattr(self.prepared, each.name) for each in fields(Prepared) if each.name != "graph"}
-        return _unpacked, (model, rest, self.solution, self.sites, self.inputs, self.settled)
+        return _unpacked, (model, rest, self.solution, self.sites, self.inputs, self.specialization)
 
 
-def _unpacked(model: bytes, rest: Mapping[str, Any], *others: Any) -> Origin:
+def _unpacked(model: bytes, rest: Mapping[str, Any], *others: Any) -> ModuleOrigin:
     """Restore a pickled origin."""
     proto = onnx.ModelProto.FromString(model)
     own = next(entry.version for entry in proto.opset_import if entry.domain in STANDARD_DOMAINS)
-    return Origin(Prepared(graph=graphs.load(proto, opset=own), **rest), *others)
+    return ModuleOrigin(Prepared(graph=graphs.load(proto, opset=own), **rest), *others)
+
+
+@dataclass(frozen=True)
+class LearningMethod:
+    """A key of `METHODS`, and the initial clipping level of PACT (None: from the calibration)."""
+
+    name: str
+    alpha: float | None = None
+
+
+@dataclass
+class Methods:
+    """Selects the method of each site and creates its fake-quant module.
+
+    Attributes:
+        prepared: graph, plan and recipe.
+        weights, activations: method of every site of that role; None: from the recipe.
+        options: options of methods, by method name.
+        refusals: methods that were not used because layers that share a fake-quant module ask for different ones.
+    """
+
+    prepared: Prepared
+    weights: str | None = None
+    activations: str | None = None
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    refusals: list[Refusal] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._nodes = node_by_name(self.prepared.graph)
+
+    def make(self, site: Site, qparams: QParams, limits: ScaleLimits) -> FakeQuant:
+        """Create the fake-quant module of a site, initialized with the calibrated `qparams`."""
+        method, role = self.of(site), cast("Role", site.role)
+        options = self.options.get(method.name, {})
+        fake_quant = make_fake_quant(method.name, qparams, name=site.key, role=role, limits=limits, **options)
+        if method.alpha is not None and isinstance(fake_quant, ParameterizedClipping):
+            fake_quant.clip_at(method.alpha)
+        return fake_quant
+
+    def of(self, site: Site) -> LearningMethod:
+        """Return the method of one site; if the recipe has different ones for its readers, that of the first reader."""
+        side: SideName = "w" if site.role == "weight" else "a"
+        given = self.weights if side == "w" else self.activations
+        if given is not None:
+            return LearningMethod(given)
+        asked: dict[LearningMethod, str] = {}
+        for reader in site.readers:
+            node = self._nodes[reader.node]
+            settings = self.prepared.recipe.settings(side, node=node.name, op=node.op, tensor=site.tensor)
+            asked.setdefault(self._named(side, settings), node.name)
+        first, *others = asked or {LearningMethod(DEFAULT): ""}
+        for other in others:
+            why = f"'{asked[other]}' reads the same tensor as '{asked[first]}', which asks for {first.name}"
+            self.refusals.append(Refusal(f"train with {other.name}", site.tensor, why))
+        return first
+
+    def _named(self, side: SideName, settings: Settings) -> LearningMethod:
+        """Return the method of these settings; `uniform` only if the recipe's type for this side is a learned one."""
+        recipe = self.prepared.recipe
+        learned = (recipe.w if side == "w" else recipe.a).quantizer.type in LEARNED
+        if settings.quantizer not in METHODS or (settings.quantizer == UNIFORM and not learned):
+            return LearningMethod(DEFAULT)
+        alpha = settings.quantizer_arguments.get("alpha")
+        return LearningMethod(settings.quantizer, None if alpha is None else float(alpha))
 
 
 def trainable(
@@ -109,23 +176,24 @@ def trainable(
         weights, activations: one key of `sbonnx.qat.fakequant.METHODS` each, for all layers; None: QUANTIZER.TYPE of
             the recipe, including its SPECIFIC entries, or "lsq" if that is not a learning method.
         options: options of methods, by method name.
-        device: torch device.
-        fixed, shapes: values and shapes of inputs, which make the conditions of branches constant; see `settle`. Sites
-            in branches that are not taken stay as calibrated.
+        device: torch device; "auto": "cuda" if available, else "cpu".
+        fixed, shapes: values and shapes of inputs, which make the conditions of branches constant; see `specialize`.
+            Sites in branches that are not taken stay as calibrated.
 
     Raises:
         ModelError: an op is not supported in torch, the condition of a branch is not constant, or the plan quantizes
             an input that the imported graph does not have; the message names it.
         RecipeError: an unknown method, or a method that does not support the tensor.
     """
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     graph = graphs.copy(prepared.graph)
-    begin_at(graph, prepared, solution)
-    settled = {"fixed": fixed, "shapes": shapes}
-    module = reimport(graph, device=device, **settled)
-    planned = _still_read(prepared.plan.sites, module) if fixed or shapes else prepared.plan.sites
+    _set_initial_values(graph, prepared, solution)
+    specialization = {"fixed": fixed, "shapes": shapes}
+    module = reimport(graph, device=device, **specialization)
+    planned = _without_missing_readers(prepared.plan.sites, module) if fixed or shapes else prepared.plan.sites
     tensors = tensors_by_name(prepared.graph)
     module.add_submodule(QUANTIZERS, nn.ModuleDict())
-    methods = Methods(prepared, weights, activations)
+    methods = Methods(prepared, weights, activations, options or {})
     shared: dict[tuple[str, str], str] = {}
     sites: dict[str, tuple[Site, ...]] = {}
     for site in planned:
@@ -134,37 +202,25 @@ def trainable(
             continue
         key = (site.group, qparams.spec.label())
         if key not in shared:
-            shared[key] = f"{QUANTIZERS}.{_plain(site.key, len(shared))}"
+            shared[key] = f"{QUANTIZERS}.{_submodule_name(site.key, len(shared))}"
             limits = limits_for(prepared.plan, tensors[site.tensor])
-            made = _made(site, qparams, methods.of(site), limits, options or {})
-            module.add_submodule(shared[key], made.to(device))
+            module.add_submodule(shared[key], methods.make(site, qparams, limits).to(device))
         sites[shared[key]] = (*sites.get(shared[key], ()), site)
-        _read_through(module, site, shared[key], solution)
-    _with_biases(module, [site for site in planned if site.role == "bias"], solution, sites)
+        _insert_call(module, site, shared[key], solution)
+    _quantize_biases(module, planned, solution, sites)
     module.graph.lint()
     module.recompile()
-    _begin_latent(module, sites)
-    inputs = {source: name for name, source in module.meta[KEPT]["inputs"].items()}
-    told = replace(prepared, refusals=(*prepared.refusals, *methods.refusals))
-    module.meta[KEPT][ORIGIN] = Origin(told, solution, sites, inputs, settled)
+    _set_latent_weights(module, sites)
+    inputs = {source: name for name, source in module.meta[META]["inputs"].items()}
+    refusals = [refusal for refusal in prepared.refusals if refusal.what != LEARNS]
+    calibrated = replace(prepared, refusals=(*refusals, *methods.refusals))
+    module.meta[META][ORIGIN] = ModuleOrigin(calibrated, solution, sites, inputs, specialization)
     return module.eval()
-
-
-def _made(
-    site: Site, qparams: QParams, method: LearningMethod, limits: ScaleLimits, options: Mapping[str, Mapping[str, Any]]
-) -> FakeQuant:
-    """Create the fake-quant module of a site, initialized from the calibration."""
-    role: Role = "weight" if site.role == "weight" else "activation"
-    chosen = options.get(method.name, {})
-    made = make_fake_quant(method.name, qparams.spec, qparams, name=site.key, role=role, limits=limits, **chosen)
-    if method.alpha is not None and isinstance(made, Pact):
-        made.clip_at(method.alpha)
-    return made
 
 
 def keep_source(module: fx.GraphModule, model: Source) -> None:
     """Store the float model that the exported file is compared with."""
-    module.meta[KEPT][SOURCE] = model
+    module.meta[META][SOURCE] = model
 
 
 def source_of(module: nn.Module) -> Source:
@@ -173,11 +229,11 @@ def source_of(module: nn.Module) -> Source:
     Raises:
         ModelError: no model was stored, or the module was not made by `trainable`.
     """
-    held = unwrapped(module).meta[KEPT]
-    if SOURCE not in held:
-        raise ModelError("the module does not know its float model: make it with sbonnx.qat.prepare, or keep_source")
-    found: Source = held[SOURCE]
-    return found
+    stored = unwrapped(module).meta[META]
+    if SOURCE not in stored:
+        raise ModelError("the module has no float model: make it with sbonnx.qat.prepare, or call keep_source")
+    source: Source = stored[SOURCE]
+    return source
 
 
 def unwrapped(module: nn.Module) -> fx.GraphModule:
@@ -187,49 +243,49 @@ def unwrapped(module: nn.Module) -> fx.GraphModule:
         ModelError: there is no such module inside.
     """
     inner = module
-    while hasattr(inner, "_orig_mod") or ORIGIN not in getattr(inner, "meta", {}).get(KEPT, {}):
+    while hasattr(inner, "_orig_mod") or ORIGIN not in getattr(inner, "meta", {}).get(META, {}):
         inner = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)  # a compiled module forwards `meta`
         if inner is None:
-            raise ModelError("this module was not made by sbonnx.qat: there is no graph to write it back into")
+            raise ModelError("this module was not made by sbonnx.qat: it has no ONNX graph to export to")
     return inner
 
 
-def origin_of(module: nn.Module) -> Origin:
+def origin_of(module: nn.Module) -> ModuleOrigin:
     """Return the origin of a module, wrapped or not.
 
     Raises:
         ModelError: the module was not made by `trainable`.
     """
-    found: Origin = unwrapped(module).meta[KEPT][ORIGIN]
-    return found
+    origin: ModuleOrigin = unwrapped(module).meta[META][ORIGIN]
+    return origin
 
 
 def float_twin(module: nn.Module, *, device: str = "cpu") -> fx.GraphModule:
     """Return the float network of `module`, frozen and in eval mode, as teacher for distillation."""
     origin = origin_of(module)
-    twin = reimport(origin.prepared.graph, device=device, **origin.settled).eval()
+    twin = reimport(origin.prepared.graph, device=device, **origin.specialization).eval()
     return twin.requires_grad_(False)
 
 
 def weight_parameter(module: fx.GraphModule, site: Site) -> torch.Tensor:
     """Return the parameter of the weight of `site`."""
-    found: torch.Tensor = module.get_parameter(parameter_name(module, site.tensor))
-    return found
+    weight: torch.Tensor = module.get_parameter(parameter_name(module, site.tensor))
+    return weight
 
 
-def _plain(key: str, number: int) -> str:
+def _submodule_name(key: str, number: int) -> str:
     """Return a valid submodule name, made unique by the number."""
     return f"{''.join(letter if letter.isalnum() else '_' for letter in key)}_{number}"
 
 
-def _still_read(sites: Sequence[Site], module: fx.GraphModule) -> list[Site]:
+def _without_missing_readers(sites: Sequence[Site], module: fx.GraphModule) -> list[Site]:
     """Return the sites with only those readers that exist in the module; branches that are not taken have none."""
-    here = {part.call.name for part in module.modules() if isinstance(part, Op)}
-    left = [replace(site, readers=tuple(reader for reader in site.readers if reader.node in here)) for site in sites]
+    nodes = {part.call.name for part in module.modules() if isinstance(part, NodeModule)}
+    left = [replace(site, readers=tuple(reader for reader in site.readers if reader.node in nodes)) for site in sites]
     return [site for site in left if site.readers]
 
 
-def _read_through(module: fx.GraphModule, site: Site, name: str, solution: Solution) -> None:
+def _insert_call(module: fx.GraphModule, site: Site, name: str, solution: Solution) -> None:
     """Insert a call of the fake-quant module `name` between the tensor of `site` and its readers."""
     reads: list[tuple[fx.Node, int]] = [
         site_of(module, reader.node, reader.index) for reader in site.readers if reader not in solution.unread
@@ -238,7 +294,7 @@ def _read_through(module: fx.GraphModule, site: Site, name: str, solution: Solut
     for node, place in reads:
         source = node.args[place]
         if not isinstance(source, fx.Node):
-            raise ModelError(f"'{site.tensor}' is quantized where torch has a number in its place: exclude that node")
+            raise ModelError(f"'{site.tensor}' is quantized, but a Python number in torch: exclude its reader")
         sources.setdefault(source, []).append((node, place))
     order = {node: number for number, node in enumerate(module.graph.nodes)}
     for source, uses in sources.items():
@@ -249,22 +305,22 @@ def _read_through(module: fx.GraphModule, site: Site, name: str, solution: Solut
             node.update_arg(place, call)
 
 
-def _with_biases(
-    module: fx.GraphModule, biases: Sequence[Site], solution: Solution, sites: Mapping[str, Sequence[Site]]
+def _quantize_biases(
+    module: fx.GraphModule, planned: Sequence[Site], solution: Solution, sites: Mapping[str, Sequence[Site]]
 ) -> None:
     """Add `BiasCodes` modules for the biases that are quantized in the file."""
     names = {site.key: name for name, some in sites.items() for site in some}
-    for number, site in enumerate(biases):
+    for number, site in enumerate(site for site in planned if site.role == "bias"):
         if site.key not in solution.bias_scales or site.follows is None:
             continue
         activation, weight = (module.get_submodule(names[key]) for key in site.follows)
         assert isinstance(activation, FakeQuant) and isinstance(weight, FakeQuant)
-        name = f"{QUANTIZERS}.{_plain(site.key, len(sites) + number)}"
+        name = f"{QUANTIZERS}.{_submodule_name(site.key, len(sites) + number)}"
         module.add_submodule(name, BiasCodes(activation, weight))
-        _read_through(module, site, name, solution)
+        _insert_call(module, site, name, solution)
 
 
-def _begin_latent(module: fx.GraphModule, sites: Mapping[str, Sequence[Site]]) -> None:
+def _set_latent_weights(module: fx.GraphModule, sites: Mapping[str, Sequence[Site]]) -> None:
     """Initialize the latent weights of methods that reshape weights so that the reshaped weights are the float ones."""
     with torch.no_grad():
         for name, some in sites.items():
@@ -276,7 +332,7 @@ def _begin_latent(module: fx.GraphModule, sites: Mapping[str, Sequence[Site]]) -
                     weight.copy_(fake_quant.latent_weight(weight))
 
 
-def begin_at(graph: Graph, prepared: Prepared, solution: Solution) -> None:
+def _set_initial_values(graph: Graph, prepared: Prepared, solution: Solution) -> None:
     """Set the constants of `graph` to the initial values of training, in place."""
     tensors = tensors_by_name(graph)
     for name, values in solution.constants.items():
@@ -307,19 +363,6 @@ def within_codes(weight: Array, codes: Array, qparams: QParams) -> Array:
 def set_values(tensor: Any, values: Array) -> None:
     """Set the values of a constant in place; its dtype and shape are kept."""
     if not isinstance(tensor, Constant):
-        raise ModelError(f"'{getattr(tensor, 'name', tensor)}' is no constant of the graph: nothing to write into")
+        raise ModelError(f"'{getattr(tensor, 'name', tensor)}' is not a constant of the graph: it has no values to set")
     known = np.asarray(constant(tensor))
     tensor.values = np.asarray(values, known.dtype).reshape(known.shape)
-
-
-__all__ = [
-    "Origin",
-    "float_twin",
-    "keep_source",
-    "origin_of",
-    "source_of",
-    "trainable",
-    "unwrapped",
-    "weight_parameter",
-    "within_codes",
-]

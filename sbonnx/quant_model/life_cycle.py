@@ -114,7 +114,7 @@ class QuantModel(LayerControls):
         tensors = bool(given) and all(map(is_tensor, given))
         feeds = self._named(args, inputs)
         if self._trained is not None:
-            from sbonnx.qat.training.run import run_module
+            from sbonnx.qat.workflow import run_module
 
             outputs = run_module(self._trained, feeds, gradients=tensors)
             return as_tensors(outputs) if tensors else as_arrays(outputs)
@@ -197,16 +197,15 @@ class QuantModel(LayerControls):
             LifeCycleError: there are no scales, and no feeds to compute them from.
             ModelError, RecipeError, DeviceError: see `sbonnx.qat.prepare`.
         """
-        from sbonnx.qat.api import from_calibration
+        from sbonnx.qat.module import keep_source, trainable
 
         if self.solution is None and self._fed is not None and self._fed.count:
             self.calc_qparams()
         solution = self._solved("init_QAT")
         self.set_quant(w_quant=True, a_quant=True)
         place = device or self.prepared.recipe.device
-        self._trained = from_calibration(
-            self.prepared, solution, self._model, weights=weights, activations=activations, device=place
-        )
+        self._trained = trainable(self.prepared, solution, weights=weights, activations=activations, device=place)
+        keep_source(self._trained, self._model)
         return self._trained
 
     def prepare_calibration(self) -> None:

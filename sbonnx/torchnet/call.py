@@ -71,8 +71,8 @@ class Call:
 
     def integers(self, key: str, default: Sequence[int] | None = None) -> list[int] | None:
         """Return an attribute as a list of integers, or `default`."""
-        found = self.attributes.get(key, default)
-        return None if found is None else [int(value) for value in found]
+        numbers = self.attributes.get(key, default)
+        return None if numbers is None else [int(value) for value in numbers]
 
     def text(self, key: str, default: str) -> str:
         """Return an attribute as a string."""

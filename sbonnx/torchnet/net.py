@@ -46,12 +46,12 @@ def as_tensor(torch: Any, values: Array, device: str) -> Tensor:
     try:
         if name in OF_TORCH:  # in numpy these are types of ml_dtypes, which torch does not accept
             plain = np.array(values, order="C").view(np.dtype(f"int{8 * values.dtype.itemsize}"))
-            made = torch.from_numpy(plain).view(getattr(torch, name))
+            tensor = torch.from_numpy(plain).view(getattr(torch, name))
         else:
-            made = torch.from_numpy(np.array(values, order="C"))
+            tensor = torch.from_numpy(np.array(values, order="C"))
     except TypeError as error:
         raise Unfit(f"torch has no type {values.dtype}") from error
-    return made.to(device) if made.dtype.is_floating_point or made.numel() > 1024 else made
+    return tensor.to(device) if tensor.dtype.is_floating_point or tensor.numel() > 1024 else tensor
 
 
 PACKED: Final = {"int4": "int8", "uint4": "uint8", "int2": "int8", "uint2": "uint8"}

@@ -39,7 +39,7 @@ def test_trains_and_writes(place: Path, capfd: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--method", "best"], "there are: uniform, lsq"),
+        (["--method", "best"], "methods: uniform, lsq"),
         (["--epochs", "0"], "--epochs must be 1 or more, got 0"),
         (["--augment", "shift,rotate"], "augment: there is no 'rotate'; there are: flip, shift, cutmix, mixup"),
         (["--quant-lr", "-1"], "--quant-lr must be 0 or more"),

@@ -36,7 +36,7 @@ def module_of(method: str, spec: QuantSpec, shape: tuple[int, ...], role: Role =
     if not spec.symmetric:
         zero = np.asarray(rng.integers(spec.qmin, spec.qmax + 1, shape), spec.dtype)
     start = QParams(np.asarray(rng.uniform(0.1, 0.3, shape), np.float32), zero, spec)
-    return make_fake_quant(method, spec, start, name="t", role=role)
+    return make_fake_quant(method, start, name="t", role=role)
 
 
 class Net(nn.Module):  # type: ignore[misc]
@@ -48,10 +48,10 @@ class Net(nn.Module):  # type: ignore[misc]
         self.first, self.second = torch.nn.Linear(6, 12), torch.nn.Linear(12, 1)
         rows = self.first.weight.detach().abs().amax(1).numpy() * np.float32(excess / 3)
         self.weight = make_fake_quant(
-            weights, W3, QParams(rows, np.zeros(12, np.int8), W3), name="first.weight", role="weight"
+            weights, QParams(rows, np.zeros(12, np.int8), W3), name="first.weight", role="weight"
         )
         top = QParams(np.float32(excess / 15).reshape(()), np.zeros((), np.uint8), A4)
-        self.hidden = make_fake_quant(activations, A4, top, name="hidden", role="activation")
+        self.hidden = make_fake_quant(activations, top, name="hidden", role="activation")
 
     def forward(self, x: Any) -> Any:
         hidden = torch.nn.functional.linear(x, self.weight(self.first.weight), self.first.bias).relu()
@@ -100,7 +100,7 @@ def test_training_lowers_the_error(weights: str, activations: str) -> None:
 def learned_error(method: str, spec: QuantSpec, x: Any, scale: float, zero: int) -> tuple[FakeQuant, float]:
     """A module that has learned to give back `x`, and its mean squared error on it."""
     start = QParams(np.float32(scale).reshape(()), np.asarray(zero, spec.dtype), spec)
-    module = make_fake_quant(method, spec, start, name="x", role="activation")
+    module = make_fake_quant(method, start, name="x", role="activation")
     groups = [
         {"params": [parameter], "lr": 0.2 if name == "zero_point" else 0.02}
         for name, parameter in quant_parameters(module)

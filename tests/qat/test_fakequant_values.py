@@ -70,7 +70,7 @@ def cases(draw: Any) -> tuple[QParams, Array]:
 @given(case=cases())
 def test_evaluation_is_the_files_arithmetic(method: str, case: tuple[QParams, Array]) -> None:
     qparams, x = case
-    module = make_fake_quant(method, qparams.spec, qparams, name="x", role="activation").eval()
+    module = make_fake_quant(method, qparams, name="x", role="activation").eval()
     found = module.qparams()
     assert found.spec == qparams.spec and found.zero_point.dtype == qparams.spec.dtype
     assert np.array_equal(found.zero_point, qparams.zero_point)
@@ -90,7 +90,7 @@ def test_exported_weights_are_the_trained_ones(method: str, case: tuple[QParams,
     """`export_weight`, `qparams` and `codes` say the same as the forward pass."""
     qparams, x = case
     assume(np.isfinite(x).all() and np.abs(x).max(initial=0.0) < 1e30)
-    module = make_fake_quant(method, qparams.spec, qparams, name="w", role="weight").eval()
+    module = make_fake_quant(method, qparams, name="w", role="weight").eval()
     got = module(torch.from_numpy(x.copy())).detach().numpy()
     weight = module.export_weight(torch.from_numpy(x.copy()))
     assert np.array_equal(bits_of(got), bits_of(module.qparams().fake_quant(weight)))
@@ -105,7 +105,7 @@ def test_training_computes_the_same_values(method: str) -> None:
     """The mode changes what NaN becomes, nothing else."""
     spec = QuantSpec(bits=4, signed=False, symmetric=False, axis=1)
     qparams = QParams(np.array([0.1, 0.3, 2.0], np.float32), np.array([0, 3, 15], np.uint8), spec)
-    module = make_fake_quant(method, spec, qparams, name="x", role="activation")
+    module = make_fake_quant(method, qparams, name="x", role="activation")
     x = torch.linspace(-9, 9, 120).reshape(8, 3, 5)
     assert torch.equal(module.train()(x), module.eval()(x))
     x[0, 0, 0] = torch.nan
@@ -129,7 +129,7 @@ def test_torch_agrees_away_from_ties() -> None:
 def test_switched_off(method: str) -> None:
     spec = QuantSpec(bits=2)
     qparams = QParams(np.float32(0.5).reshape(()), np.zeros((), np.int8), spec)
-    module = make_fake_quant(method, spec, qparams, name="x", role="activation")
+    module = make_fake_quant(method, qparams, name="x", role="activation")
     x = torch.linspace(-3, 3, 50)
     assert not torch.equal(module(x), x)
     module.enabled = False
@@ -143,7 +143,7 @@ def test_export_keeps_scales_in_their_limits() -> None:
     qparams = QParams(np.ones(5, np.float32), np.full(5, 7, np.uint8), spec)
     limits = ScaleLimits(2.0**-14, 65504.0)
     for method in ("lsq", "lsq+", "pact"):
-        module = make_fake_quant(method, spec, qparams, name="x", role="activation", limits=limits).eval()
+        module = make_fake_quant(method, qparams, name="x", role="activation", limits=limits).eval()
         with torch.no_grad():
             parameter = module.alpha if method == "pact" else module.scale
             parameter.copy_(torch.tensor([-2.0, 0.0, -1e-9, 1e9, float("inf")]))
@@ -162,7 +162,7 @@ def test_the_start_is_a_copy() -> None:
     """Training must not change the solution it began from."""
     spec = QuantSpec(axis=0)
     qparams = QParams(np.ones(3, np.float32), np.zeros(3, np.int8), spec)
-    module = make_fake_quant("lsq", spec, qparams, name="w", role="weight")
+    module = make_fake_quant("lsq", qparams, name="w", role="weight")
     with torch.no_grad():
         module.scale.mul_(3)
     assert qparams.scale.tolist() == [1, 1, 1]
@@ -183,7 +183,7 @@ def test_a_gpu_computes_the_same(method: str, block: int | None) -> None:
     x = rng.normal(size=(64, 6, 50)).astype(np.float32)
     ends = []
     for device in ("cpu", "cuda", "cuda"):
-        module = make_fake_quant(method, spec, qparams, name="x", role="activation").to(device)
+        module = make_fake_quant(method, qparams, name="x", role="activation").to(device)
         fed = torch.from_numpy(x).to(device).requires_grad_()
         y = module(fed)
         (y * y.detach().sin()).sum().backward()

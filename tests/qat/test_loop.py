@@ -19,11 +19,10 @@ import torch
 from torch import nn
 
 from sbonnx.errors import DataError, NumericError, OutputError
-from sbonnx.qat.training.batches import Batches
-from sbonnx.qat.training.ema import Average
-from sbonnx.qat.training.loop import freeze_norms, train
-from sbonnx.qat.training.losses import distillation, divergence, relative_error, with_divergence
-from sbonnx.qat.training.settings import Settings
+from sbonnx.qat.training.batches import ShuffledBatches
+from sbonnx.qat.training.checkpoint import Average
+from sbonnx.qat.training.distillation import distillation, divergence, relative_error, with_divergence
+from sbonnx.qat.training.loop import Objective, Settings, freeze_norms, train
 
 SHORT = Settings(epochs=4, batch=8, lr=0.1, check_every=3)
 
@@ -61,7 +60,7 @@ def test_losses_fall_and_the_seed_decides() -> None:
     found = []
     for seed in (0, 0, 1):
         module = copy.deepcopy(start)
-        done = train(module, DATA, teacher(), replace(SHORT, epochs=12, seed=seed), quant=[module.scale])
+        done = train(module, DATA, Objective(teacher()), replace(SHORT, epochs=12, seed=seed), quant=[module.scale])
         assert done.steps == 12 * 4 and len(done.losses) == 12
         assert done.losses[-1] < 0.5 * done.losses[0]
         assert not module.training
@@ -74,7 +73,7 @@ def test_losses_fall_and_the_seed_decides() -> None:
 def test_an_interrupted_run_ends_as_an_uninterrupted_one(settings: Settings, stop: int, tmp_path: Path) -> None:
     """Killed at any step: what lies in the file goes on to the very same parameters."""
     whole, cut = Net(0), Net(0)
-    train(whole, DATA, teacher(), settings, quant=[whole.scale])
+    train(whole, DATA, Objective(teacher()), settings, quant=[whole.scale])
 
     class Killed(Exception):
         pass
@@ -90,9 +89,9 @@ def test_an_interrupted_run_ends_as_an_uninterrupted_one(settings: Settings, sto
 
     path = tmp_path / "run.pt"
     with pytest.raises(Killed):
-        train(cut, DATA, teacher(), settings, quant=[cut.scale], checkpoint=path, augment=dies)
+        train(cut, DATA, Objective(teacher(), augment=dies), settings, quant=[cut.scale], checkpoint=path)
     again = Net(0)
-    done = train(again, DATA, teacher(), settings, quant=[again.scale], checkpoint=path)
+    done = train(again, DATA, Objective(teacher()), settings, quant=[again.scale], checkpoint=path)
     written = [step for step in range(1, stop + 1) if step % settings.check_every == 0 or step % 4 == 0]
     assert done.resumed == max(written, default=0)
     assert same(parameters(whole), parameters(again))
@@ -102,15 +101,27 @@ def test_an_interrupted_run_ends_as_an_uninterrupted_one(settings: Settings, sto
 def test_a_checkpoint_of_another_run(tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
     module = Net(0)
-    train(module, DATA, teacher(), SHORT, checkpoint=path)
+    train(module, DATA, Objective(teacher()), SHORT, checkpoint=path)
     with pytest.raises(DataError, match=r"checkpoint of other settings \(lr: 0.1, not 0.2\)"):
-        train(Net(0), DATA, teacher(), replace(SHORT, lr=0.2), checkpoint=path)
+        train(Net(0), DATA, Objective(teacher()), replace(SHORT, lr=0.2), checkpoint=path)
     with pytest.raises(DataError, match=r"checkpoint of other samples \(30, not 25\)"):
-        train(Net(0), DATA[:5], teacher(), SHORT, checkpoint=path)
+        train(Net(0), DATA[:5], Objective(teacher()), SHORT, checkpoint=path)
 
 
 @pytest.mark.parametrize(
-    "other", [torch.zeros(3), [1, 2], {"a": 1}, {"identity": 3}, {"identity": {}}, (), None, b"text"]
+    "other",
+    [
+        torch.zeros(3),
+        [1, 2],
+        {"a": 1},
+        {"identity": 3},
+        {"identity": {}},
+        (),
+        None,
+        b"text",
+        Settings(),
+        nn.Linear(2, 2),
+    ],
 )
 def test_a_file_that_is_no_checkpoint(other: Any, tmp_path: Path) -> None:
     path = tmp_path / "run.pt"
@@ -118,33 +129,39 @@ def test_a_file_that_is_no_checkpoint(other: Any, tmp_path: Path) -> None:
         path.write_bytes(other)
     else:
         torch.save(other, path)
-    with pytest.raises(DataError, match="is no checkpoint of a training"):
-        train(Net(0), DATA, teacher(), SHORT, checkpoint=path)
+    with pytest.raises(DataError, match="is not a training checkpoint"):
+        train(Net(0), DATA, Objective(teacher()), SHORT, checkpoint=path)
 
 
 def test_a_fifo_is_no_checkpoint(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "run.pt")
     with pytest.raises(OutputError, match="is a FIFO"):
-        train(Net(0), DATA, teacher(), SHORT, checkpoint=tmp_path / "run.pt")
+        train(Net(0), DATA, Objective(teacher()), SHORT, checkpoint=tmp_path / "run.pt")
     with pytest.raises(OutputError, match="there is no folder"):
-        train(Net(0), DATA, teacher(), SHORT, checkpoint=tmp_path / "none" / "run.pt")
+        train(Net(0), DATA, Objective(teacher()), SHORT, checkpoint=tmp_path / "none" / "run.pt")
 
 
 def test_the_learning_rate_of_a_scale_is_relative() -> None:
     """A scale of 0.01 moves by parts of itself, however large the learning rate of weights is."""
     module = Net(0)
     before = float(module.scale.detach())
-    train(module, DATA, teacher(), replace(SHORT, epochs=1, lr=0.0, quant_lr=1e-2, warmup=0.0), quant=[module.scale])
+    train(
+        module,
+        DATA,
+        Objective(teacher()),
+        replace(SHORT, epochs=1, lr=0.0, quant_lr=1e-2, warmup=0.0),
+        quant=[module.scale],
+    )
     assert 0 < abs(float(module.scale.detach()) / before - 1) <= 4 * 1e-2 * 1.01
     assert torch.equal(module.first.weight, Net(0).first.weight)
 
 
 def test_norms_are_frozen_after_their_share_of_steps() -> None:
     module, other = Net(0), Net(0)
-    train(module, DATA, teacher(), replace(SHORT, freeze_norms=0.0))
+    train(module, DATA, Objective(teacher()), replace(SHORT, freeze_norms=0.0))
     assert torch.equal(module.norm.running_mean, Net(0).norm.running_mean)
     assert module.norm.num_batches_tracked == 0
-    train(other, DATA, teacher(), replace(SHORT, freeze_norms=0.5))
+    train(other, DATA, Objective(teacher()), replace(SHORT, freeze_norms=0.5))
     assert other.norm.num_batches_tracked == 8
     other.train()
     freeze_norms(other)
@@ -189,14 +206,14 @@ def test_settings_that_make_no_sense(wishes: dict[str, object], said: str) -> No
 def test_a_loss_that_is_no_number() -> None:
     module = Net(0)
     with pytest.raises(NumericError, match="the loss is nan at step 1: train with a smaller lr"):
-        train(module, DATA, teacher(), SHORT, loss=lambda outputs, targets: outputs["y"].sum() * float("nan"))
+        train(module, DATA, Objective(teacher(), lambda outputs, targets: outputs["y"].sum() * float("nan")), SHORT)
 
 
 def test_batches_hold_every_sample_once_an_epoch() -> None:
     """Samples of two lengths never meet; feeds that cannot be cut stay whole."""
     short = [{"ids": np.arange(3 * at, 3 * at + 3).reshape(1, 3)} for at in range(5)]
     long = [{"ids": np.arange(100, 108).reshape(2, 4)}]
-    batches = Batches([*short, *long], 2, seed=0)
+    batches = ShuffledBatches([*short, *long], 2, seed=0)
     assert (batches.samples, len(batches)) == (7, 4)
     epochs = [[batch["ids"] for batch in batches.epoch(number)] for number in (0, 0, 1)]
     for epoch in epochs:
@@ -206,10 +223,10 @@ def test_batches_hold_every_sample_once_an_epoch() -> None:
     assert all(torch.equal(one, other) for one, other in zip(epochs[0], epochs[1], strict=True))
     assert any(not torch.equal(one, other) for one, other in zip(epochs[0], epochs[2], strict=True))
     state = [{"x": np.zeros((4, 2), np.float32), "state": np.zeros((1, 2), np.float32)}]
-    (whole,) = list(Batches(state, 2, 0).epoch(0))
-    assert whole["x"].shape == (4, 2) and Batches(state, 2, 0).samples == 1
-    with pytest.raises(DataError, match="no data to train on"):
-        Batches([], 2, 0)
+    (whole,) = list(ShuffledBatches(state, 2, 0).epoch(0))
+    assert whole["x"].shape == (4, 2) and ShuffledBatches(state, 2, 0).samples == 1
+    with pytest.raises(DataError, match="no samples to train on"):
+        ShuffledBatches([], 2, 0)
 
 
 def test_distillation() -> None:

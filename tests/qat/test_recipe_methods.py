@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch")
 from sbonnx import qat  # noqa: E402
 from sbonnx.graph.query import node_by_name  # noqa: E402
 from sbonnx.qat.fakequant import METHODS, FakeQuant  # noqa: E402
-from sbonnx.qat.fakequant.pact import Pact  # noqa: E402
+from sbonnx.qat.fakequant.methods import ParameterizedClipping  # noqa: E402
 from sbonnx.qat.module import origin_of  # noqa: E402
 
 MODEL = digits().model
@@ -51,7 +51,7 @@ def test_the_names_are_those_of_the_training_methods() -> None:
         ("lsq", "lsq", {"Lsq"}),
         ("lsq", "lsq+", {"Lsq", "LsqPlus"}),
         ("LSQ_plus", "lsq_plus", {"LsqPlus"}),
-        ("DoReFa", "pact", {"DoReFa", "Pact"}),
+        ("DoReFa", "pact", {"DoReFa", "ParameterizedClipping"}),
         ("dorefa", "dorefa", {"DoReFa"}),
         ("adaround", "lsq", {"Lsq"}),
     ],
@@ -83,8 +83,8 @@ def test_layers_have_types_of_their_own() -> None:
             others = "Uniform" if site.readers[0].node == first else "Lsq"
             assert found[site.key] == ("DoReFa" if gemm else others)
         elif site.role == "activation":
-            assert found[site.key] == ("Pact" if gemm else "LsqPlus")
-    (pact,) = [part for part in module.modules() if isinstance(part, Pact)]
+            assert found[site.key] == ("ParameterizedClipping" if gemm else "LsqPlus")
+    (pact,) = [part for part in module.modules() if isinstance(part, ParameterizedClipping)]
     assert float(pact.alpha.detach()) == 3.0
     overruled = methods(qat.prepare(MODEL, IMAGES, wishes, weights="lsq", activations="lsq", rounding="nearest"))
     assert set(overruled.values()) == {"Lsq"}

@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 from sbonnx import graph as graphs  # noqa: E402
 from sbonnx.errors import ModelError  # noqa: E402
-from sbonnx.qat.onnx_to_torch.operators import Op  # noqa: E402
+from sbonnx.qat.onnx_to_torch.operators import NodeModule  # noqa: E402
 from sbonnx.qat.onnx_to_torch.reimport import parameter_name, reimport, site_of  # noqa: E402
 from sbonnx.spec import Array  # noqa: E402
 from tests.support import models  # noqa: E402
@@ -79,7 +79,7 @@ def test_names_of_parameters_nodes_and_outputs() -> None:
     module = reimport(graphs.load(residual()))
     assert dict(module.named_parameters()).keys() == {"ws", "bs", "w1", "b1", "w2", "b2", "wf", "bf"}
     assert [name for name, _ in module.named_children()][:3] == ["stem", "stem_relu", "conv1"]
-    assert all(isinstance(child, Op) for child in module.children())
+    assert all(isinstance(child, NodeModule) for child in module.children())
     assert module.meta["sbonnx"]["parameters"]["ws"] == "ws"
     assert module.meta["sbonnx"]["inputs"] == {"x": "x"}
     x = torch.from_numpy(batch(2, 3, 8, 8))
@@ -189,7 +189,9 @@ def test_norms_that_share_statistics_in_the_file_have_their_own() -> None:
 def test_one_value_a_channel_cannot_be_normalized() -> None:
     text = "g (float[N,4] x) => (float[N,4] y) { y = BatchNormalization (x, n_gamma, n_beta, n_mean, n_var) }"
     module = reimport(graphs.load(model(text, **batchnorm("n", 4)))).train()
-    with pytest.raises(ModelError, match=r"node 'BatchNormalization_0' .*more than one value a channel in train mode"):
+    with pytest.raises(
+        ModelError, match=r"node 'BatchNormalization_0' .*more than one value per channel in train mode"
+    ):
         module(torch.zeros(1, 4))
 
 
@@ -218,9 +220,11 @@ def test_what_is_a_parameter_and_what_a_buffer() -> None:
     assert dict(module.named_buffers(recurse=False)).keys() == {"epsilon", "flags", "walls", "mask", "one"}
     x = batch(2, 3)
     assert_close(module(torch.from_numpy(x))["y"], run(proto, {"x": x})["y"])
-    with pytest.raises(ModelError, match="'epsilon' is no parameter of the module: it is a buffer"):
+    with pytest.raises(ModelError, match="'epsilon' is not a parameter of the module: it is a buffer"):
         parameter_name(module, "epsilon")
-    with pytest.raises(ModelError, match="'low' is no parameter of the module: it is not read by a node as a tensor"):
+    with pytest.raises(
+        ModelError, match="'low' is not a parameter of the module: it is not read by a node as a tensor"
+    ):
         parameter_name(module, "low")
 
 
@@ -293,9 +297,9 @@ def test_sites_that_are_not_there() -> None:
     module = reimport(graphs.load(residual()))
     with pytest.raises(ModelError, match="the module has no node 'conv9'"):
         site_of(module, "conv9", 0)
-    with pytest.raises(ModelError, match=r"input 5 of node 'conv1' \(Conv\) is no tensor"):
+    with pytest.raises(ModelError, match=r"input 5 of node 'conv1' \(Conv\) is not a tensor"):
         site_of(module, "conv1", 5)
-    with pytest.raises(ModelError, match=r"does not come from sbonnx.qat.onnx_to_torch.reimport"):
+    with pytest.raises(ModelError, match=r"not made by sbonnx.qat.reimport"):
         parameter_name(torch.fx.GraphModule({}, torch.fx.Graph()), "w")
 
 
@@ -306,7 +310,8 @@ def test_an_unknown_op_is_named_with_opset_and_node() -> None:
     }"""
     proto = models.model(text, opset=16)
     with pytest.raises(
-        ModelError, match=r"no RandomNormalLike \(opset 16, node 'RandomNormalLike_0'\).* Nor are there MaxRoiPool"
+        ModelError,
+        match=r"op RandomNormalLike \(opset 16, node 'RandomNormalLike_0'\) is not supported.* nor are MaxRoiPool",
     ):
         reimport(graphs.load(proto, opset=16))
 

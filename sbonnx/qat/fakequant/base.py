@@ -1,9 +1,10 @@
-"""`FakeQuant`: base class of the modules that correspond to Q/DQ pairs of the exported file."""
+"""`FakeQuant`: base class of the modules that correspond to Q/DQ pairs of the exported file; `BiasCodes`."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sbonnx.errors import DataError, NumericError, RecipeError
-from sbonnx.qat.fakequant.groups import extremes, mean_magnitude, shape_of_scale, spread
+from sbonnx.qat.fakequant.scale_groups import extremes, mean_magnitude, shape_of_scale, spread
 from sbonnx.spec import (
     ANY_SCALE,
     UNUSED_SCALE,
@@ -30,6 +31,27 @@ MAX_BITS: Final = 16
 """Largest bit width; the arithmetic on integer codes is exact in float32 up to it."""
 
 
+LARGEST_BIAS: Final = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class CalibratedTensor:
+    """Tensor to fake-quantize, as calibrated.
+
+    Attributes:
+        qparams: initial scale and zero point, and the integer type to train for: 2 to 16 bits, any scheme, per tensor,
+            channel or block.
+        name: key of the site or name of the tensor, for messages.
+        role: "activation" or "weight".
+        limits: smallest and largest learned scale, as in ``Plan.scales``.
+    """
+
+    qparams: QParams
+    name: str
+    role: Role
+    limits: ScaleLimits = ANY_SCALE
+
+
 class FakeQuant(nn.Module, ABC):  # type: ignore[misc]
     """Quantizes and dequantizes one tensor, with straight-through gradients.
 
@@ -38,40 +60,42 @@ class FakeQuant(nn.Module, ABC):  # type: ignore[misc]
     float32 and the result is cast back; scales stay in float32 when a model is cast to half. In train mode NaN stays
     NaN, so that diverging training is visible; in eval mode it becomes 0, as in the file.
 
-    Args:
-        spec: integer type to train for: 2 to 16 bits, any scheme, per tensor, channel or block.
-        qparams: initial scale and zero point from the calibration, with the same spec.
-        name: key of the site or name of the tensor, for messages.
-        role: "activation" or "weight".
-        limits: smallest and largest learned scale, as in ``Plan.scales``.
-
     Attributes:
-        spec, name, role, limits: as given.
+        spec, name, role, limits: those of the tensor.
         enabled: if False, ``forward`` returns its input unchanged.
 
     Raises:
-        RecipeError: the spec is fp8, is wider than 16 bits, or differs from the spec of `qparams`.
+        RecipeError: the spec is fp8, or is wider than 16 bits.
     """
 
-    def __init__(
-        self,
-        spec: QuantSpec,
-        qparams: QParams,
-        *,
-        name: str,
-        role: Role = "activation",
-        limits: ScaleLimits = ANY_SCALE,
-    ) -> None:
+    def __init__(self, tensor: CalibratedTensor) -> None:
         super().__init__()
-        _check(spec, qparams, name)
+        spec = tensor.qparams.spec
+        if spec.is_fp8:
+            raise RecipeError(
+                f"'{tensor.name}' is planned as fp8, which cannot be trained: use integers of 2 to 16 bits"
+            )
+        if spec.bits > MAX_BITS:
+            raise RecipeError(
+                f"'{tensor.name}' is planned with {spec.bits} bits; at most {MAX_BITS} can be trained: lower 'bits'"
+            )
         self.spec = spec
-        self.name = name
-        self.role = role
-        self.limits = limits
+        self.name = tensor.name
+        self.role = tensor.role
+        self.limits = tensor.limits
         self.enabled = True
         # As plain numbers, so that torch.compile does not have to trace the spec.
         self._qmin, self._qmax = spec.qmin, spec.qmax
         self._steps = positive_steps(spec)
+        scale = np.array(tensor.qparams.scale, np.float32)
+        zero_point = np.broadcast_to(np.asarray(tensor.qparams.zero_point, np.float32), scale.shape).copy()
+        shape = () if spec.axis is None else scale.shape
+        self.register_grid(torch.from_numpy(scale).reshape(shape), torch.from_numpy(zero_point).reshape(shape))
+
+    def register_grid(self, scale: Tensor, zero_point: Tensor) -> None:
+        """Register the calibrated scale and zero point (float32, of the same shape): as buffers, unless learned."""
+        self.register_buffer("scale", scale)
+        self.register_buffer("zero_point", zero_point)
 
     @abstractmethod
     def quantized(self, x: Tensor) -> Tensor:
@@ -164,17 +188,17 @@ class FakeQuant(nn.Module, ABC):  # type: ignore[misc]
         fits = self.spec.axis is None or x.ndim > self.spec.axis
         if not fits or shape_of_scale(self.spec, tuple(x.shape)) != scale:
             raise DataError(
-                f"'{self.name}' has a scale of shape {scale} for {self.spec.label()}, which values of shape "
-                f"{tuple(x.shape)} do not fit: give it values of the tensor that was calibrated"
+                f"values of shape {tuple(x.shape)} do not match the scale of '{self.name}', of shape {scale} for "
+                f"{self.spec.label()}: use values of the calibrated tensor"
             )
         if not bool(torch.isfinite(x).all()):
-            raise NumericError(f"the values given for '{self.name}' hold NaN or Inf: leave those samples out")
+            raise NumericError(f"the values for '{self.name}' contain NaN or Inf: leave those samples out")
         return x
 
     def covering(self, low: Tensor, high: Tensor, rule: ScaleRule = "exact") -> tuple[Tensor, Tensor]:
         """Compute scale and zero point of a range, by `sbonnx.spec.params_from_bounds`."""
-        made = params_from_bounds(Bounds(_numpy(low), _numpy(high)), self.spec, rule=rule, least=self.limits.least)
-        return torch.from_numpy(made.scale), torch.from_numpy(made.zero_point.astype(np.float32))
+        qparams = params_from_bounds(Bounds(_numpy(low), _numpy(high)), self.spec, rule=rule, least=self.limits.least)
+        return torch.from_numpy(qparams.scale), torch.from_numpy(qparams.zero_point.astype(np.float32))
 
     def covering_all(self, x: Tensor, rule: ScaleRule = "exact") -> tuple[Tensor, Tensor]:
         """Compute scale and zero point of the min-max range of `x` (already validated)."""
@@ -189,7 +213,7 @@ class FakeQuant(nn.Module, ABC):  # type: ignore[misc]
         Source: Esser et al. 2020, section 2.1.
         """
         zero_point = self.covering_all(x)[1]
-        codes = codes_beside(zero_point, self.spec).double()
+        codes = codes_to_clip(zero_point, self.spec).double()
         return self.usable(2.0 * mean_magnitude(x, self.spec).cpu() / codes.sqrt()), zero_point
 
     def usable(self, scale: Tensor) -> Tensor:
@@ -220,7 +244,7 @@ def positive_steps(spec: QuantSpec) -> int:
     return spec.qmax - (spec.centre if spec.symmetric else spec.qmin)
 
 
-def codes_beside(zero_point: Tensor, spec: QuantSpec) -> Tensor:
+def codes_to_clip(zero_point: Tensor, spec: QuantSpec) -> Tensor:
     """Count the codes between zero and the farther end of an affine range, or above zero of a symmetric range.
 
     Float, shape of `zero_point`, at least 1.
@@ -230,12 +254,30 @@ def codes_beside(zero_point: Tensor, spec: QuantSpec) -> Tensor:
     return torch.maximum(spec.qmax - zero_point, zero_point - spec.qmin)
 
 
-def start_tensors(qparams: QParams) -> tuple[Tensor, Tensor]:
-    """Copy scale and zero point to float32 tensors of the same shape; () for per-tensor quantization."""
-    scale = np.array(qparams.scale, np.float32)
-    zero_point = np.broadcast_to(np.asarray(qparams.zero_point, np.float32), scale.shape).copy()
-    shape = () if qparams.spec.axis is None else scale.shape
-    return torch.from_numpy(scale).reshape(shape), torch.from_numpy(zero_point).reshape(shape)
+class BiasCodes(nn.Module):  # type: ignore[misc]
+    """Fake quantization of a bias to int32, in eval mode only; a no-op in train mode or if the bias does not fit int32.
+
+    The scale is the product of two other scales, so nothing is learned here. Training can skip the rounding, because a
+    bias step is far smaller than an activation step.
+
+    Args:
+        activation, weight: fake-quant modules whose scales are multiplied; they do not become submodules.
+    """
+
+    def __init__(self, activation: FakeQuant, weight: FakeQuant) -> None:
+        super().__init__()
+        self._follows = (activation, weight)  # in a tuple they do not become submodules, so no parameter has two names
+
+    def forward(self, bias: Tensor) -> Tensor:
+        """Fake-quantize a bias of shape (C,); shape and type are preserved."""
+        activation, weight = self._follows
+        if self.training or not (activation.enabled and weight.enabled):
+            return bias
+        scale = activation.grid()[0].float() * weight.grid()[0].float()
+        codes = torch.round(bias.double() / scale.double())
+        if not bool((codes.abs() <= LARGEST_BIAS).all()):
+            return bias
+        return (codes.float() * scale).to(bias.dtype)
 
 
 def quant_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
@@ -254,16 +296,3 @@ def quant_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 def _numpy(tensor: Tensor) -> Array:
     return np.array(tensor.detach().float().cpu().numpy(), np.float32)
-
-
-def _check(spec: QuantSpec, qparams: QParams, name: str) -> None:
-    """Raise RecipeError if `FakeQuant` does not support the spec."""
-    if spec.is_fp8:
-        raise RecipeError(f"'{name}' is to become fp8, which cannot be trained: give it integers, of 2 to 16 bits")
-    if spec.bits > MAX_BITS:
-        raise RecipeError(f"'{name}' is to have {spec.bits} bits, and at most {MAX_BITS} can be trained: lower 'bits'")
-    if spec != qparams.spec:
-        raise RecipeError(
-            f"'{name}' is to become {spec.label()}, but its scale was made for {qparams.spec.label()}: "
-            f"calibrate with the spec that is to be trained"
-        )

@@ -5,8 +5,8 @@ The values are those of `sbonnx.spec.QParams.fake_quant`, operation for operatio
     q = clamp(round_half_even(x / scale) + zero_point, qmin, qmax),   y = (q - zero_point) * scale
 
 The three ``fake_quantize`` functions differ only in their gradients. Scales and zero points must broadcast against
-``x`` (see `sbonnx.qat.fakequant.groups.spread`) and be on its device. Half and bfloat16 are computed in float32, and
-only the result is rounded to the type of ``x``. Gradients of a scale are summed in float32 or wider, in a fixed order.
+``x`` (see `scale_groups.spread`) and be on its device. Half and bfloat16 are computed in float32, and only the result
+is rounded to the type of ``x``. Gradients of a scale are summed in float32 or wider, in a fixed order.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def fake_quantize_learned(x: Tensor, scale: Tensor, zero_point: Tensor, qmin: in
 
 
 def fake_quantize_clipped(
-    x: Tensor, alpha: Tensor, scale: Tensor, zero_point: Tensor, reach: Tensor, qmin: int, qmax: int
+    x: Tensor, alpha: Tensor, scale: Tensor, zero_point: Tensor, reach: Tensor, ends: tuple[int, int]
 ) -> Tensor:
     """Compute `fake_quantize` with a gradient for the clipping level alpha that the scale is derived from.
 
@@ -66,13 +66,14 @@ def fake_quantize_clipped(
     For unsigned codes with zero point 0 this is the gradient of the paper: 1 where x >= alpha, else 0.
 
     Args:
-        x, scale, zero_point, qmin, qmax: see `fake_quantize`.
+        x, scale, zero_point: see `fake_quantize`.
         alpha: ``scale * reach``, broadcasts against `x`; used in the gradient only.
         reach: number of codes between 0 and alpha, broadcasts against `x`.
+        ends: lowest and highest code, qmin and qmax.
 
     Source: Choi et al. 2018, "PACT: Parameterized Clipping Activation", equations 1 to 3.
     """
-    return _Clipped.apply(x, alpha, scale, zero_point, reach, qmin, qmax)
+    return _Clipped.apply(x, alpha, scale, zero_point, reach, ends)
 
 
 def positive(value: Tensor, least: float, most: float, factor: float = 1.0) -> Tensor:
@@ -150,10 +151,9 @@ class _Clipped(Function):  # type: ignore[misc]
         scale: Tensor,
         zero_point: Tensor,
         reach: Tensor,
-        qmin: int,
-        qmax: int,
+        ends: tuple[int, int],
     ) -> Tensor:
-        wide = widened(x)
+        wide, (qmin, qmax) = widened(x), ends
         up, down = qmax - zero_point, qmin - zero_point
         side = (wide >= up * scale).to(torch.int8) - (wide < down * scale).to(torch.int8)
         ctx.save_for_backward(side, alpha, up / reach, down / reach)
@@ -167,7 +167,7 @@ class _Clipped(Function):  # type: ignore[misc]
         if ctx.needs_input_grad[1]:
             slope = torch.where(side > 0, up, torch.where(side < 0, down, 0.0))
             d_alpha = (widened(grad) * slope).sum_to_size(alpha.shape).to(alpha.dtype)
-        return torch.where(side == 0, grad, 0.0), d_alpha, None, None, None, None, None
+        return torch.where(side == 0, grad, 0.0), d_alpha, None, None, None, None
 
 
 class _Positive(Function):  # type: ignore[misc]

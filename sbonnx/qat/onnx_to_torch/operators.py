@@ -6,12 +6,13 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from sbonnx.qat.onnx_to_torch.shape_arith import SIZES
-from sbonnx.torchnet import FUNCTIONS, Call, compute
+from sbonnx.torchnet import FUNCTIONS, Call, Unfit, compute
 
 
-class Op(nn.Module):  # type: ignore[misc]
+class NodeModule(nn.Module):  # type: ignore[misc]
     """One node, computed by the function of its op in `sbonnx.torchnet.FUNCTIONS`.
 
     The inputs are those of the node, in order: tensors, None for an omitted input, or Python numbers (and tuples of
@@ -32,8 +33,8 @@ class Op(nn.Module):  # type: ignore[misc]
 
     def forward(self, *inputs: Any) -> Any:
         """Compute the output of the node, or a tuple of its outputs."""
-        made = compute(FUNCTIONS[self.call.op], self.call, inputs)
-        return made[0] if self.single and isinstance(made, tuple) else made
+        result = compute(FUNCTIONS[self.call.op], self.call, inputs)
+        return result[0] if self.single and isinstance(result, tuple) else result
 
     def extra_repr(self) -> str:
         """Return the text for `print(model)`: op, name and attributes."""
@@ -42,7 +43,54 @@ class Op(nn.Module):  # type: ignore[misc]
         return ", ".join(shown)
 
 
-class Placed(Op):
+class BatchNorm(NodeModule):
+    """ONNX BatchNormalization with the train and eval modes of torch's BatchNorm.
+
+        train():  y = (x - mean(x)) / sqrt(var(x) + epsilon) * scale + bias,  moments over all axes except channels,
+                  running = momentum * running + (1 - momentum) * moment
+        eval():   the same formula with the running mean and variance
+
+    The running variance is updated with the unbiased variance of the batch, as in torch's BatchNorm. Statistics that
+    are not constants of the graph are used in eval mode, and not updated.
+
+    Attributes:
+        frozen: use the running statistics in train mode too, without updating them.
+
+    Args:
+        call: the node.
+        kept: mean and variance are buffers of the parent module, to be updated in train mode.
+    """
+
+    def __init__(self, call: Call, *, kept: bool) -> None:
+        super().__init__(call)
+        self.kept = kept
+        self.frozen = False
+
+    def forward(self, *inputs: Any) -> Any:
+        """Normalize x, given (x, scale, bias, mean, variance); the shape (N, C, ...) is preserved."""
+        return compute(self._normalize, self.call, inputs)
+
+    def _normalize(
+        self,
+        call: Call,
+        x: torch.Tensor,
+        scale: torch.Tensor,
+        bias: torch.Tensor,
+        mean: torch.Tensor,
+        variance: torch.Tensor,
+    ) -> torch.Tensor:
+        if call.outputs > 1:
+            raise Unfit("the batch statistics are outputs that other nodes read")
+        batch = self.training and not self.frozen
+        if batch and x.numel() == x.shape[1]:
+            raise Unfit("it needs more than one value per channel in train mode: use larger batches, or call eval()")
+        if batch and not self.kept:
+            mean = variance = None
+        share = 1.0 - call.number("momentum", 0.9)
+        return functional.batch_norm(x, mean, variance, scale, bias, batch, share, call.number("epsilon", 1e-5))
+
+
+class TensorCreation(NodeModule):
     """A node that creates tensors from numbers, or has a type as attribute.
 
     The outputs are on the device of the module. A float32 output has the module's dtype if the module was converted
@@ -57,14 +105,14 @@ class Placed(Op):
 
     def forward(self, *inputs: Any) -> Any:
         """Compute the output of the node, on the device of the module."""
-        made = super().forward(*inputs)
-        return tuple(self._settled(one) for one in made) if isinstance(made, tuple) else self._settled(made)
+        result = super().forward(*inputs)
+        return tuple(self._moved(each) for each in result) if isinstance(result, tuple) else self._moved(result)
 
-    def _settled(self, made: torch.Tensor) -> torch.Tensor:
-        return made.to(self.place.device, self.place.dtype if made.dtype == torch.float32 else made.dtype)
+    def _moved(self, value: torch.Tensor) -> torch.Tensor:
+        return value.to(self.place.device, self.place.dtype if value.dtype == torch.float32 else value.dtype)
 
 
-class Sizes(Op):
+class ShapeArithmetic(NodeModule):
     """A node of shape arithmetic, on Python integers, so that shapes stay symbolic under torch.compile."""
 
     def forward(self, *inputs: Any) -> Any:
@@ -72,7 +120,7 @@ class Sizes(Op):
         return compute(SIZES[self.call.op], self.call, inputs)
 
 
-class AsTensor(nn.Module):  # type: ignore[misc]
+class SizesToTensor(nn.Module):  # type: ignore[misc]
     """Conversion of sizes to a tensor, on the device of the module.
 
     Args:

@@ -29,55 +29,55 @@ def tuple_of(x: Value) -> tuple[Any, ...]:
     return x if isinstance(x, tuple) else (x,)
 
 
-def _shape(call: Call, x: Value) -> Value:
+def shape(call: Call, x: Value) -> Value:
     """ONNX Shape of a tensor or of sizes."""
-    found = tuple(x.shape) if hasattr(x, "shape") else ((len(x),) if isinstance(x, tuple) else ())
-    return found[call.integer("start", 0) : call.attributes.get("end")]
+    sizes = tuple(x.shape) if hasattr(x, "shape") else ((len(x),) if isinstance(x, tuple) else ())
+    return sizes[call.integer("start", 0) : call.attributes.get("end")]
 
 
-def _size(call: Call, x: Value) -> Value:
+def size(call: Call, x: Value) -> Value:
     """ONNX Size of a tensor or of sizes."""
     return math.prod(x.shape) if hasattr(x, "shape") else len(tuple_of(x))
 
 
-def _gather(call: Call, x: Value, picks: Value) -> Value:
+def gather(call: Call, x: Value, picks: Value) -> Value:
     """ONNX Gather of a vector."""
     return tuple(x[pick] for pick in picks) if isinstance(picks, tuple) else x[picks]
 
 
-def _slice(call: Call, x: Value, begin: Value, end: Value, axes: Value = None, steps: Value = None) -> Value:
+def slice_(call: Call, x: Value, begin: Value, end: Value, axes: Value = None, steps: Value = None) -> Value:
     """ONNX Slice of a vector; with a negative step, an end before the start of the vector includes its first value."""
     step = 1 if steps is None else tuple_of(steps)[0]
     start, stop = tuple_of(begin)[0], tuple_of(end)[0]
     return x[slice(start, None if step < 0 and stop < -len(x) else stop, step)]
 
 
-def _concat(call: Call, *parts: Value) -> Value:
+def concat(call: Call, *parts: Value) -> Value:
     """ONNX Concat of vectors."""
     return tuple(value for part in parts for value in part)
 
 
-def _squeeze(call: Call, x: Value, axes: Value = None) -> Value:
+def squeeze(call: Call, x: Value, axes: Value = None) -> Value:
     """ONNX Squeeze: a vector of length 1 becomes a number."""
     return x[0] if isinstance(x, tuple) and len(x) == 1 else x
 
 
-def _unsqueeze(call: Call, x: Value, axes: Value = None) -> Value:
+def unsqueeze(call: Call, x: Value, axes: Value = None) -> Value:
     """ONNX Unsqueeze of a number."""
     return (x,)
 
 
-def _reshape(call: Call, x: Value, shape: Value) -> Value:
+def reshape(call: Call, x: Value, shape: Value) -> Value:
     """ONNX Reshape to a vector or a number."""
     return tuple_of(x) if len(shape) else tuple_of(x)[0]
 
 
-def _identity(call: Call, x: Value) -> Value:
+def identity(call: Call, x: Value) -> Value:
     """ONNX Identity."""
     return x
 
 
-def _cast(call: Call, x: Value) -> Value:
+def cast(call: Call, x: Value) -> Value:
     """ONNX Cast between integers and bools."""
     if int(call.attributes["to"]) == onnx.TensorProto.BOOL:
         return _each(lambda value: value != 0, x)
@@ -121,18 +121,14 @@ def _div(a: Any, b: Any) -> Any:
     return a // b if (a >= 0) == (b > 0) else -(-a // b)
 
 
-def _mod(call: Call, a: Value, b: Value) -> Value:
+def mod(call: Call, a: Value, b: Value) -> Value:
     """ONNX Mod: the result has the sign of the divisor, or of the dividend if fmod is set."""
     if call.integer("fmod", 0):
         return _each(lambda x, y: x - _div(x, y) * y, a, b)
     return _each(operator.mod, a, b)
 
 
-def _where(condition: Any, a: Any, b: Any) -> Any:
-    return a if condition else b
-
-
-def _constant_of_shape(call: Call, shape: Value) -> Value:
+def constant_of_shape(call: Call, shape: Value) -> Value:
     """ONNX ConstantOfShape with a result of rank 0 or 1."""
     value = call.attributes.get("value")
     filled = np.zeros(1) if value is None else np.asarray(value)
@@ -144,28 +140,28 @@ def _reduced(function: Callable[[Any], Any]) -> Callable[..., Value]:
     """Return the table entry that reduces a vector to one number."""
 
     def row(call: Call, x: Value, axes: Value = None) -> Value:
-        found = function(tuple_of(x))
-        return (found,) if isinstance(x, tuple) and call.integer("keepdims", 1) else found
+        result = function(tuple_of(x))
+        return (result,) if isinstance(x, tuple) and call.integer("keepdims", 1) else result
 
     return row
 
 
 SIZES: Final[dict[str, Callable[..., Value]]] = {
-    "Shape": _shape,
-    "Size": _size,
-    "Gather": _gather,
-    "Slice": _slice,
-    "Concat": _concat,
-    "Squeeze": _squeeze,
-    "Unsqueeze": _unsqueeze,
-    "Reshape": _reshape,
-    "Identity": _identity,
-    "Cast": _cast,
+    "Shape": shape,
+    "Size": size,
+    "Gather": gather,
+    "Slice": slice_,
+    "Concat": concat,
+    "Squeeze": squeeze,
+    "Unsqueeze": unsqueeze,
+    "Reshape": reshape,
+    "Identity": identity,
+    "Cast": cast,
     "Add": _elementwise(operator.add),
     "Sub": _elementwise(operator.sub),
     "Mul": _elementwise(operator.mul),
     "Div": _elementwise(_div),
-    "Mod": _mod,
+    "Mod": mod,
     "Neg": _elementwise(operator.neg),
     "Abs": _elementwise(abs),
     "Max": _folded(max),
@@ -179,8 +175,8 @@ SIZES: Final[dict[str, Callable[..., Value]]] = {
     "Not": _elementwise(operator.not_),
     "And": _elementwise(lambda a, b: a and b),
     "Or": _elementwise(lambda a, b: a or b),
-    "Where": _elementwise(_where),
-    "ConstantOfShape": _constant_of_shape,
+    "Where": _elementwise(lambda condition, a, b: a if condition else b),
+    "ConstantOfShape": constant_of_shape,
     "ReduceProd": _reduced(math.prod),
     "ReduceSum": _reduced(sum),
     "ReduceMax": _reduced(max),

@@ -17,7 +17,7 @@ from sbonnx.patterns import SIMPLIFY, apply
 BRANCH: Final = "If"
 
 
-def settle(
+def specialize(
     graph: Graph,
     *,
     fixed: Mapping[str, Any] | None = None,
@@ -39,21 +39,29 @@ def settle(
     values, wanted = dict(fixed or {}), dict(shapes or {})
     if not values and not wanted and not any(_branches(graph)):
         return graph
-    made = copy(graph)
-    inputs = {tensor.name: tensor for tensor in made.inputs}
+    specialized = copy(graph)
+    inputs = {tensor.name: tensor for tensor in specialized.inputs}
     for name in [*values, *wanted]:
         if name not in inputs:
-            raise ModelError(f"the model has no input '{name}' to settle; its inputs are {', '.join(inputs)}")
+            raise ModelError(f"the model has no input '{name}' to fix; its inputs are {', '.join(inputs)}")
     for name, dims in wanted.items():
         _check(name, shape(inputs[name]), tuple(dims))
         inputs[name].shape = tuple(dims)
     for name, value in values.items():
-        _fix(made, inputs[name], value)
-    apply(made, SIMPLIFY)
-    return made
+        tensor = inputs[name]
+        array = np.asarray(value, dtype(tensor))
+        _check(name, shape(tensor), array.shape)
+        if any(output is tensor for output in specialized.outputs):
+            raise ModelError(f"input '{name}' is also an output of the model and cannot be fixed")
+        fixed_value = Constant(name, array)
+        for node, index in readers(tensor):
+            replace_input(node, index, fixed_value)
+        specialized.inputs = [other for other in specialized.inputs if other is not tensor]
+    apply(specialized, SIMPLIFY)
+    return specialized
 
 
-def require_settled(graph: Graph) -> None:
+def require_no_branches(graph: Graph) -> None:
     """Check that the graph has no If left.
 
     Raises:
@@ -61,8 +69,8 @@ def require_settled(graph: Graph) -> None:
     """
     for node in _branches(graph):
         raise ModelError(
-            f"the condition '{node.inputs[0].name}' of node '{node.name}' (If) is not constant: torch cannot be told "
-            "which branch to train. Fix the inputs that it depends on (fixed={'name': value}, or shapes=...)"
+            f"the condition '{node.inputs[0].name}' of node '{node.name}' (If) is not constant, so the "
+            "branch to train is not known. Fix the inputs that it depends on (fixed={'name': value}, or shapes=...)"
         )
 
 
@@ -79,17 +87,4 @@ def _check(name: str, known: tuple[Any, ...] | None, dims: tuple[Any, ...]) -> N
     sizes = zip(known or dims, dims, strict=False)
     clash = any(isinstance(size, int) and isinstance(dim, int) and size != dim for size, dim in sizes)
     if clash or (known is not None and len(known) != len(dims)):
-        raise ModelError(f"input '{name}' has the shape {list(known or ())}: it cannot be {list(dims)}")
-
-
-def _fix(graph: Graph, tensor: Any, value: Any) -> None:
-    """Replace an input by a constant, in place."""
-    kind = dtype(tensor)
-    array = np.asarray(value, kind)
-    _check(tensor.name, shape(tensor), array.shape)
-    if any(output is tensor for output in graph.outputs):
-        raise ModelError(f"input '{tensor.name}' is an output of the model as well: it cannot be fixed")
-    held = Constant(tensor.name, array)
-    for node, index in readers(tensor):
-        replace_input(node, index, held)
-    graph.inputs = [one for one in graph.inputs if one is not tensor]
+        raise ModelError(f"input '{name}' has shape {list(known or ())}, which does not match {list(dims)}")

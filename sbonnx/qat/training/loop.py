@@ -5,11 +5,12 @@ The module is an ordinary `torch.nn.Module`, so that you can also use your own t
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +18,90 @@ from torch import Tensor, nn
 from sbonnx.errors import DataError, NumericError
 from sbonnx.graph import check_target
 from sbonnx.progress import Progress, Silent
-from sbonnx.qat.onnx_to_torch.norms import BatchNorm
-from sbonnx.qat.training.augment import Augment
-from sbonnx.qat.training.batches import Batches
-from sbonnx.qat.training.checkpoint import read_checkpoint, write_checkpoint
-from sbonnx.qat.training.ema import Average
-from sbonnx.qat.training.losses import Loss, distillation
-from sbonnx.qat.training.settings import MOMENTUM, Settings
+from sbonnx.qat.onnx_to_torch.operators import BatchNorm
+from sbonnx.qat.training.batches import Augment, ShuffledBatches
+from sbonnx.qat.training.checkpoint import Average, read_checkpoint, write_checkpoint
+from sbonnx.qat.training.distillation import Loss, distillation
 from sbonnx.spec import Array
+
+Optimizer = Literal["adam", "sgd"]
+
+MOMENTUM: Final = 0.9
+"""Nesterov momentum of "sgd"."""
+
+LEAST_SIZE: Final = 1e-3
+"""Lower bound of the mean magnitude by which the learning rate is scaled, because all biases may be 0 initially."""
+
+OF_BIASES: Final = 0.1
+"""Factor of the learning rate of biases and norms with "adam". A step of a bias or norm changes its output in full,
+while the steps of an output's weights partly cancel each other."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of `train`.
+
+    Attributes:
+        epochs: number of passes over all samples.
+        batch: samples per step.
+        optimizer: "adam" (Adam, or AdamW with weight decay) or "sgd" (momentum 0.9, Nesterov).
+        lr: peak learning rate of weights, biases and norms. With "adam" it is roughly the largest relative change of a
+            layer's output in one step: a weight moves by ``lr * mean|w| / sqrt(inputs of an output)``, because the
+            steps of all inputs of an output may have the same direction, and Adam's step size does not depend on the
+            magnitude of the weights. Biases and norms move by ``0.1 * lr * mean|b|``.
+        quant_lr: learning rate of scales, zero points and clipping levels, relative to their mean magnitude.
+        warmup: fraction of the steps with linear warmup to the peak learning rate; cosine decay follows.
+        last_lr: final learning rate, as a fraction of the peak.
+        weight_decay: weight decay of weights with two or more axes; biases, norms, scales and zero points have none.
+        inner_weight: weight of the mean relative squared error of inner tensors, if there are any, in the loss; 0: only
+            the loss of the outputs.
+        freeze_norms: fraction of the steps after which the statistics of batch norms are frozen.
+        ema: decay of the exponential moving average (EMA) of all parameters, which replaces them at the end; 0: no EMA.
+        clip: maximum norm for gradient clipping; 0: no clipping.
+        seed: seed of the order of samples and of augmentations.
+        check_every: steps between two checkpoints, if a file is given; there is also one at the end of each epoch.
+
+    Raises:
+        ValueError: an invalid value; the message names the setting.
+    """
+
+    epochs: int = 40
+    batch: int = 32
+    optimizer: Optimizer = "adam"
+    lr: float = 0.15
+    quant_lr: float = 5e-3
+    warmup: float = 0.1
+    last_lr: float = 0.0
+    weight_decay: float = 0.0
+    inner_weight: float = 0.3
+    freeze_norms: float = 0.5
+    ema: float = 0.0
+    clip: float = 0.0
+    seed: int = 0
+    check_every: int = 200
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", "check_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        for name in ("lr", "quant_lr", "weight_decay", "inner_weight", "clip"):
+            if not getattr(self, name) >= 0 or math.isinf(getattr(self, name)):
+                raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)}")
+        for name in ("warmup", "last_lr", "freeze_norms"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be within 0 and 1, got {getattr(self, name)}")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"ema must be within 0 and 1, and below 1, got {self.ema}")
+        if self.optimizer not in ("adam", "sgd"):
+            raise ValueError(f"optimizer must be adam or sgd, got {self.optimizer}")
+
+    def pace(self, step: int, steps: int) -> float:
+        """Compute the factor of the learning rates at `step` (from 0) of `steps`."""
+        rising = round(self.warmup * steps)
+        if step < rising:
+            return (step + 1) / (rising + 1)
+        way = (step - rising) / max(steps - rising, 1)
+        return self.last_lr + (1.0 - self.last_lr) * (1.0 + math.cos(math.pi * way)) / 2.0
 
 
 @dataclass
@@ -42,18 +119,35 @@ class Trained:
     resumed: int = 0
 
 
+@dataclass(frozen=True)
+class Objective:
+    """Objective of a training step: loss, teacher and augmentation.
+
+    Attributes:
+        teacher: the float network: takes the inputs of the model by name, returns its outputs by name.
+        loss: loss of the outputs against those of the teacher.
+        forward: called instead of the trained module, for a loss that needs more than its outputs; see
+            `distillation.Taps`.
+        augment: augmentation of each batch, applied before both networks.
+        agree: further values that must be equal in a checkpoint, besides settings, data and network; plain values by
+            their description.
+    """
+
+    teacher: Callable[..., Mapping[str, Tensor]]
+    loss: Loss = distillation
+    forward: Callable[..., Mapping[str, Tensor]] | None = None
+    augment: Augment | None = None
+    agree: Mapping[str, Any] = field(default_factory=dict)
+
+
 def train(
     module: nn.Module,
     data: Iterable[Mapping[str, Array]],
-    teacher: Callable[..., Mapping[str, Tensor]],
+    objective: Objective,
     settings: Settings | None = None,
     *,
     quant: Iterable[Tensor] = (),
-    loss: Loss = distillation,
-    forward: Callable[..., Mapping[str, Tensor]] | None = None,
-    augment: Augment | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
-    agree: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Trained:
     """Train `module` in place, on its device, and set it to eval mode afterwards.
@@ -63,15 +157,10 @@ def train(
     Args:
         module: takes the inputs of the model by name, returns its outputs by name.
         data: feeds of float or integer arrays, held in memory.
-        teacher: the float network, called like `module`, without gradients.
+        objective: float network, loss and augmentation.
         settings: see `Settings`.
         quant: parameters of `module` that are scales, zero points or clipping levels.
-        loss: loss of the outputs against those of the teacher.
-        forward: called instead of `module`, for a loss that needs more than its outputs; see `feature_taps.Taps`.
-        augment: augmentation of each batch, applied before both networks.
         checkpoint: file that is written during training; if it exists, the run resumes from it.
-        agree: further values that must be equal in a checkpoint, besides settings, data and network; plain values by
-            their description.
         progress: progress display, advanced at each step.
 
     Raises:
@@ -83,9 +172,8 @@ def train(
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None:
         check_target(path, (), force=True)
-    device = next(iter(module.parameters())).device
-    ways = _Ways(forward or module, teacher, loss, augment, dict(agree or {}))
-    run = _Run(module, Batches(data, settings.batch, settings.seed), settings, tuple(quant), ways, device)
+    batches = ShuffledBatches(data, settings.batch, settings.seed)
+    run = _TrainingRun(module, batches, settings, tuple(quant), objective)
     if path is not None and path.exists():
         run.restore(read_checkpoint(path, run.identity))
     progress.start("training", run.steps)
@@ -103,52 +191,32 @@ def train(
     return run.done
 
 
-LEAST_SIZE: Final = 1e-3
-"""Lower bound of the mean magnitude by which the learning rate is scaled, because all biases may be 0 initially."""
-
-
-OF_BIASES: Final = 0.1
-"""Factor of the learning rate of biases and norms with "adam". A step of a bias or norm changes its output in full,
-while the steps of an output's weights partly cancel each other."""
-
-
-@dataclass(frozen=True)
-class _Ways:
-    """Networks, loss and augmentation of a training step; see `train` for the attributes."""
-
-    forward: Callable[..., Mapping[str, Tensor]]
-    teacher: Callable[..., Mapping[str, Tensor]]
-    loss: Loss
-    augment: Augment | None
-    agree: Mapping[str, Any]
-
-
-class _Run:
+class _TrainingRun:
     """State of a training run, which a checkpoint saves and restores."""
 
     def __init__(
         self,
         module: nn.Module,
-        batches: Batches,
+        batches: ShuffledBatches,
         settings: Settings,
         quant: tuple[Tensor, ...],
-        ways: _Ways,
-        device: torch.device,
+        objective: Objective,
     ) -> None:
-        self.module, self.batches, self.settings = module, batches, settings
-        self.ways, self.device = ways, device
+        self.module, self.batches, self.settings, self.objective = module, batches, settings, objective
+        self.device = next(iter(module.parameters())).device
         self.steps = settings.epochs * len(batches)
         self.done = Trained()
-        self._optimizer = _optimizer(module, settings, {id(one) for one in quant})
+        self._optimizer = _optimizer(module, settings, {id(parameter) for parameter in quant})
         self._average = Average(module, settings.ema) if settings.ema else None
         self._sum = 0.0  # sum of the losses in the current epoch
 
     @property
     def identity(self) -> dict[str, Any]:
         """Values that must be equal in a checkpoint."""
-        shapes = {name: tuple(value.shape) for name, value in self.module.state_dict().items() if _is_tensor(value)}
+        state = self.module.state_dict()
+        shapes = {name: tuple(value.shape) for name, value in state.items() if isinstance(value, Tensor)}
         known = {"settings": asdict(self.settings), "samples": self.batches.samples, "shapes": shapes}
-        return {**known, **self.ways.agree}
+        return {**known, **self.objective.agree}
 
     @property
     def is_due(self) -> bool:
@@ -164,36 +232,34 @@ class _Run:
                 yield batch
 
     def step(self, batch: dict[str, Tensor]) -> None:
-        """Train on one batch."""
+        """Train on one batch.
+
+        Raises:
+            NumericError: the loss is NaN or infinite.
+        """
         number = self.done.steps
         pace = self.settings.pace(number, self.steps)
         for group in self._optimizer.param_groups:
             group["lr"] = group["highest"] * pace
         self.module.train()
         freeze_norms(self.module, frozen=number >= self.settings.freeze_norms * self.steps)
-        if self.ways.augment is not None:
+        goal = self.objective
+        if goal.augment is not None:
             chance = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + number)
-            batch = self.ways.augment(batch, chance)
+            batch = goal.augment(batch, chance)
         with torch.no_grad():
-            targets = self.ways.teacher(**batch)
+            targets = goal.teacher(**batch)
         self._optimizer.zero_grad(set_to_none=True)
-        value = self.ways.loss(self.ways.forward(**batch), targets)
-        value.backward()
+        loss = goal.loss((goal.forward or self.module)(**batch), targets)
+        loss.backward()
         if self.settings.clip:
             nn.utils.clip_grad_norm_(self.module.parameters(), self.settings.clip)
         self._optimizer.step()
         if self._average is not None:
             self._average.add(self.module)
-        self._told(float(value.detach()))
-
-    def _told(self, value: float) -> None:
-        """Record the loss of a step.
-
-        Raises:
-            NumericError: the loss is NaN or infinite.
-        """
         self.done.steps += 1
-        if value != value or value in (float("inf"), float("-inf")):
+        value = float(loss.detach())
+        if not math.isfinite(value):
             raise NumericError(
                 f"the loss is {value} at step {self.done.steps}: train with a smaller lr, or with clip=1"
             )
@@ -232,10 +298,6 @@ class _Run:
         torch.set_rng_state(state["chance"])
 
 
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, Tensor)
-
-
 def freeze_norms(module: nn.Module, *, frozen: bool = True) -> None:
     """Freeze the running statistics of batch norms, which then normalize with them in train mode too; or unfreeze them.
 
@@ -269,7 +331,7 @@ def _optimizer(module: nn.Module, settings: Settings, quant: set[int]) -> torch.
         decay = settings.weight_decay if parameter.dim() > 1 and not learns_codes else 0.0
         groups.append({"params": [parameter], "highest": rate, "weight_decay": decay})
     if not groups:
-        raise DataError("the module has no parameter that is to be learned")
+        raise DataError("the module has no trainable parameter")
     if adam:
         return torch.optim.AdamW(groups, lr=settings.lr)
     return torch.optim.SGD(groups, lr=settings.lr, momentum=MOMENTUM, nesterov=True)

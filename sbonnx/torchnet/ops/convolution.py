@@ -56,15 +56,15 @@ def _transposed_pads(
         pads = call.integers("pads") or [0] * (2 * len(lengths))
         pads = [0] * len(pads) if auto == "VALID" else pads
         return list(zip(pads[: len(lengths)], pads[len(lengths) :], strict=True))
-    found = []
+    crops = []
     for length, target in zip(lengths, wanted[-len(lengths) :], strict=True):
         total = length - target
         if total < 0:  # output_shape exceeds the full output: zeros at the end
-            found.append((0, total))
+            crops.append((0, total))
             continue
         small = total // 2
-        found.append((small, total - small) if auto == "SAME_UPPER" else (total - small, small))
-    return found
+        crops.append((small, total - small) if auto == "SAME_UPPER" else (total - small, small))
+    return crops
 
 
 def gemm(call: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
@@ -82,8 +82,8 @@ def max_pool(call: Call, x: Tensor) -> Any:
     strides, dilations, pads = _window_pads(call, x.shape[2:], kernel)
     function = getattr(call.torch.nn.functional, f"max_pool{FUNCTIONAL[rank]}")
     if all(begin == end and 2 * begin <= k for (begin, end), k in zip(pads, kernel, strict=True)):
-        made = function(x, kernel, strides, [begin for begin, _ in pads], dilations, return_indices=call.outputs > 1)
-        return (made[0], _flat_places(call, x, made[1])) if call.outputs > 1 else made
+        result = function(x, kernel, strides, [begin for begin, _ in pads], dilations, return_indices=call.outputs > 1)
+        return (result[0], _flat_places(call, x, result[1])) if call.outputs > 1 else result
     if call.outputs > 1:
         raise Unfit("MaxPool returns indices and has asymmetric padding")
     if not x.dtype.is_floating_point:
@@ -167,12 +167,12 @@ def _pads(
     if auto == "NOTSET":
         pads = call.integers("pads") or [0] * (2 * rank)
         return list(zip(pads[:rank], pads[rank:], strict=True))
-    found = []
+    padding = []
     for size, k, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
         total = max((-(-size // stride) - 1) * stride + (k - 1) * dilation + 1 - size, 0)
         small = total // 2
-        found.append((small, total - small) if auto == "SAME_UPPER" else (total - small, small))
-    return found
+        padding.append((small, total - small) if auto == "SAME_UPPER" else (total - small, small))
+    return padding
 
 
 def _ceiled(
@@ -183,14 +183,14 @@ def _ceiled(
     pads: Sequence[tuple[int, int]],
 ) -> list[tuple[int, int]]:
     """Extend pads for ceil_mode so that the last window fits; a window that would start past the end is omitted."""
-    found = []
+    extended = []
     for size, k, stride, dilation, (begin, end) in zip(sizes, kernel, strides, dilations, pads, strict=True):
         reach = (k - 1) * dilation + 1
         count = -(-(size + begin + end - reach) // stride) + 1
         if (count - 1) * stride >= size + begin:
             count -= 1
-        found.append((begin, max(end, (count - 1) * stride + reach - size - begin)))
-    return found
+        extended.append((begin, max(end, (count - 1) * stride + reach - size - begin)))
+    return extended
 
 
 def _window_pads(

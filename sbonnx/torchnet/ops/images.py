@@ -94,17 +94,17 @@ def _along(call: Call, x: Tensor, axis: int, at: Tensor, mode: str, scale: float
             places = getattr(at, rounding)()
         else:
             places = (at - 0.5).ceil() if rounding == "round_prefer_floor" else (at + 0.5).floor()
-        made = x.index_select(axis, places.clamp(0, size - 1).to(call.torch.int64))
+        y = x.index_select(axis, places.clamp(0, size - 1).to(call.torch.int64))
     elif mode not in RADIUS:
         raise Unfit(f"Resize mode '{mode}' is not supported")
     elif call.integer("antialias", 0) and scale < 1.0:
-        made = _smoothed(call, x, axis, at, mode, scale)
+        y = _smoothed(call, x, axis, at, mode, scale)
     else:
-        made = _between(call, x, axis, at, mode)
+        y = _between(call, x, axis, at, mode)
     if not outside:
-        return made
+        return y
     inside = ((at >= 0) & (at <= size - 1)).reshape(_line(x, axis))
-    return call.torch.where(inside, made, call.number("extrapolation_value", 0.0))
+    return call.torch.where(inside, y, call.number("extrapolation_value", 0.0))
 
 
 def _between(call: Call, x: Tensor, axis: int, at: Tensor, mode: str) -> Tensor:
@@ -190,8 +190,8 @@ def col2im(call: Call, x: Tensor, image: Tensor, block: Tensor) -> Tensor:
     before, after = pads[:2], pads[2:]
     wide = [length + one + other for length, one, other in zip(size, before, after, strict=True)]
     dilations, strides = call.integers("dilations") or [1, 1], call.integers("strides") or [1, 1]
-    made = call.torch.nn.functional.fold(x, wide, kernel, dilations, 0, strides)
-    return made[:, :, before[0] : before[0] + size[0], before[1] : before[1] + size[1]]
+    y = call.torch.nn.functional.fold(x, wide, kernel, dilations, 0, strides)
+    return y[:, :, before[0] : before[0] + size[0], before[1] : before[1] + size[1]]
 
 
 def center_crop_pad(call: Call, x: Tensor, shape: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ def gather_nd(call: Call, x: Tensor, indices: Tensor) -> Tensor:
     picks = indices.to(x.device).to(call.torch.int64).reshape(flat.shape[0], -1, depth)
     rows = call.torch.arange(flat.shape[0], device=x.device)[:, None].expand(picks.shape[:2])
     places = (rows, *picks.unbind(-1))
-    found = flat[places]
-    return found.reshape(*lead, *indices.shape[batch:-1], *x.shape[batch + depth :])
+    values = flat[places]
+    return values.reshape(*lead, *indices.shape[batch:-1], *x.shape[batch + depth :])
 
 
 def scatter_elements(call: Call, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
@@ -46,8 +46,8 @@ def scatter_nd(call: Call, x: Tensor, indices: Tensor, updates: Tensor) -> Tenso
         place = place * x.shape[axis] + nonnegative(call, picks[..., axis], x, x.shape[axis])
     rows = x.reshape(-1, *x.shape[depth:]) if depth else x[None]
     wide = place.reshape([-1] + [1] * (x.dim() - depth)).expand(-1, *x.shape[depth:])
-    made = rows.scatter_reduce(0, wide, updates.reshape(wide.shape), _REDUCTIONS[how], include_self=True)
-    return made.reshape(x.shape)
+    y = rows.scatter_reduce(0, wide, updates.reshape(wide.shape), _REDUCTIONS[how], include_self=True)
+    return y.reshape(x.shape)
 
 
 def tensor_scatter(call: Call, past: Tensor, update: Tensor, start: Tensor | None = None) -> Tensor:

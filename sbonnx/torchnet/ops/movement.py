@@ -96,8 +96,8 @@ def gather(call: Call, x: Tensor, indices: Tensor) -> Tensor:
     """ONNX Gather: negative indices count from the end."""
     axis = axis_of(call.integer("axis", 0), x.dim())
     picks = nonnegative(call, indices, x, x.shape[axis])
-    found = x.index_select(axis, picks.reshape(-1))
-    return found.reshape([*x.shape[:axis], *picks.shape, *x.shape[axis + 1 :]])
+    y = x.index_select(axis, picks.reshape(-1))
+    return y.reshape([*x.shape[:axis], *picks.shape, *x.shape[axis + 1 :]])
 
 
 def gather_elements(call: Call, x: Tensor, indices: Tensor) -> Tensor:
@@ -175,15 +175,15 @@ def _outside(mode: str, before: int, size: int, after: int) -> list[int]:
     """
     wide = np.arange(-before, size + after)
     if mode == "edge":
-        found = np.clip(wide, 0, size - 1)
+        sources = np.clip(wide, 0, size - 1)
     elif mode == "reflect":
         period = max(2 * (size - 1), 1)
-        found = np.abs((wide + size - 1) % period - (size - 1))
+        sources = np.abs((wide + size - 1) % period - (size - 1))
     elif mode == "wrap":
-        found = wide % size
+        sources = wide % size
     else:
         raise Unfit(f"Pad mode '{mode}' is not supported")
-    return [int(at) for at in found]
+    return [int(at) for at in sources]
 
 
 def shape(call: Call, x: Tensor) -> Tensor:
@@ -252,8 +252,8 @@ def split_to_sequence(call: Call, x: Tensor, sizes: Any = None) -> Sequence:
     axis = axis_of(call.integer("axis", 0), x.dim())
     if sizes is None:
         return list(x.unbind(axis) if not call.integer("keepdims", 1) else x.split(1, axis))
-    one = sizes.dim() == 0 if hasattr(sizes, "dim") else not isinstance(sizes, (tuple, list))
-    return list(x.split(int(number(sizes)) if one else ints(sizes), axis))
+    equal = sizes.dim() == 0 if hasattr(sizes, "dim") else not isinstance(sizes, (tuple, list))
+    return list(x.split(int(number(sizes)) if equal else ints(sizes), axis))
 
 
 def concat_from_sequence(call: Call, parts: Sequence) -> Tensor:

@@ -165,10 +165,10 @@ def torch_type(torch: Any, kind: Any) -> Any:
         Unfit: torch does not have the type.
     """
     name = TYPES.get(int(kind), f"number {kind} of ONNX") if isinstance(kind, int) else np.dtype(kind).name
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    torch_dtype = getattr(torch, name, None)
+    if not isinstance(torch_dtype, torch.dtype):
         raise Unfit(f"torch has no type {name}")
-    return found
+    return torch_dtype
 
 
 TYPES: Final = {

@@ -102,12 +102,12 @@ def rotary_embedding(call: Call, x: Tensor, cos: Tensor, sin: Tensor, positions:
     cos, sin = (part[..., : size // 2].unsqueeze(2) for part in (cos, sin))
     if call.integer("interleaved", 0):
         a, b = turned[..., 0::2], turned[..., 1::2]
-        made = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).reshape(turned.shape)
+        y = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).reshape(turned.shape)
     else:
         a, b = turned.chunk(2, dim=-1)
-        made = torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
-    made = torch.cat([made, rest], dim=-1)
-    return made.reshape(x.shape[0], x.shape[1], -1) if flat else made.transpose(1, 2)
+        y = torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+    y = torch.cat([y, rest], dim=-1)
+    return y.reshape(x.shape[0], x.shape[1], -1) if flat else y.transpose(1, 2)
 
 
 Activation = Callable[[Tensor], Tensor]
@@ -186,8 +186,8 @@ def _fused(call: Call, x: Tensor, weights: Sequence[_Weights], h: Tensor, c: Ten
     torch, order, hidden = call.torch, FUSED_ORDER[call.op], h.shape[2]
     flat = [
         torch.cat([part[gate * hidden : (gate + 1) * hidden] for gate in order])
-        for one in weights
-        for part in (one.w, one.r, one.wb, one.rb)
+        for direction in weights
+        for part in (direction.w, direction.r, direction.wb, direction.rb)
     ]
     both = len(weights) == 2
     if call.op == "LSTM":
@@ -210,17 +210,17 @@ def _stepped(
     valid = (at < ends).expand(steps, x.shape[1])
     backwards = torch.where(valid, ends - 1 - at, at.expand_as(valid))[..., None]
     results = []
-    for d, one in enumerate(weights):
+    for d, part in enumerate(weights):
         reverse = d == 1 or call.text("direction", "forward") == "reverse"
         seen = x.gather(0, backwards.expand(*valid.shape, x.shape[2])) if reverse else x
-        projected = seen @ one.w.transpose(0, 1) + one.wb
-        state, cell, made = h[d], c[d], []
+        projected = seen @ part.w.transpose(0, 1) + part.wb
+        state, cell, outputs = h[d], c[d], []
         for step in range(steps):
-            new, new_cell = _step(call, projected[step], state, cell, one, activations[d])
+            new, new_cell = _step(call, projected[step], state, cell, part, activations[d])
             keep = valid[step][:, None]
             state, cell = torch.where(keep, new, state), torch.where(keep, new_cell, cell)
-            made.append(torch.where(keep, new, torch.zeros_like(new)))
-        y = torch.stack(made) if made else x.new_zeros(0, *h[d].shape)
+            outputs.append(torch.where(keep, new, torch.zeros_like(new)))
+        y = torch.stack(outputs) if outputs else x.new_zeros(0, *h[d].shape)
         y = y.gather(0, backwards.expand(*valid.shape, h.shape[2])) if reverse else y
         results.append((y, state, cell))
     ys, states, cells = zip(*results, strict=True)
@@ -271,16 +271,16 @@ def _activations(call: Call, directions: int) -> list[list[Activation]]:
     """Return the activations of each direction; alphas and betas are assigned in order to those that have them."""
     alphas = list(call.attributes.get("activation_alpha") or ())
     betas = list(call.attributes.get("activation_beta") or ())
-    made = []
+    functions = []
     for name in _named(call, directions):
         if name not in _ACTIVATIONS:
             raise Unfit(f"activation '{name}' is not supported")
         default_alpha, default_beta, make = _ACTIVATIONS[name]
         alpha = alphas.pop(0) if default_alpha is not None and alphas else default_alpha
         beta = betas.pop(0) if default_beta is not None and betas else default_beta
-        made.append(make(call.torch, alpha, beta))
+        functions.append(make(call.torch, alpha, beta))
     each = len(DEFAULTS[call.op])
-    return [made[d * each : (d + 1) * each] for d in range(directions)]
+    return [functions[d * each : (d + 1) * each] for d in range(directions)]
 
 
 _Row = tuple[float | None, float | None, Callable[[Any, Any, Any], Activation]]

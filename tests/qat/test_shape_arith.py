@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 from sbonnx import graph as graphs  # noqa: E402
-from sbonnx.qat.onnx_to_torch.operators import Sizes  # noqa: E402
+from sbonnx.qat.onnx_to_torch.operators import ShapeArithmetic  # noqa: E402
 from sbonnx.qat.onnx_to_torch.reimport import reimport  # noqa: E402
 from sbonnx.qat.onnx_to_torch.shape_arith import SIZES  # noqa: E402
 from sbonnx.torchnet import Call  # noqa: E402
@@ -97,7 +97,7 @@ def test_a_graph_of_sizes(shape: tuple[int, ...]) -> None:
     values |= {"first": np.array(0), "seven": np.array(7), "flags": np.array([True, False, True])}
     proto = model(WAYS, **values, threes=np.array([3, 3, 3]))
     module = reimport(graphs.load(proto))
-    assert sum(isinstance(child, Sizes) for child in module.children()) == 11
+    assert sum(isinstance(child, ShapeArithmetic) for child in module.children()) == 11
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     made = module(torch.from_numpy(x))
     for name, want in run(proto, {"x": x}).items():

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -13,20 +13,22 @@ from torch import Tensor, fx, nn
 from sbonnx.errors import ModelError, RecipeError
 from sbonnx.ops import CONVOLUTIONS, LINEAR
 from sbonnx.plan import Site
-from sbonnx.qat.adapters.lora import Inside, LowRank, Outside, low_ranks
 from sbonnx.qat.fakequant import FakeQuant, quant_parameters
+from sbonnx.qat.lora import ADAPTERS, Inside, LowRank, Outside, low_ranks
 from sbonnx.qat.module import QUANTIZERS, origin_of, weight_parameter
-from sbonnx.qat.onnx_to_torch.operators import Op
-from sbonnx.qat.onnx_to_torch.reimport import HELD, Read, parameter_name, site_of
+from sbonnx.qat.onnx_to_torch.importer import GET_ATTR
+from sbonnx.qat.onnx_to_torch.operators import NodeModule
+from sbonnx.qat.onnx_to_torch.reimport import NodeInput, parameter_name, site_of
+from sbonnx.torchnet import Call
 
 Mode = Literal["inside", "outside"]
 
 MODES: Final = ("inside", "outside")
 
-ADAPTERS: Final = "adapters"
-"""Name of the submodule that holds the adapters."""
-
 FEWEST_AXES: Final = 2
+
+SHOWN: Final = 4
+"""Maximum number of differences that an error message lists."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Adapters:
         return (self.targets,) if isinstance(self.targets, str) else self.targets
 
 
-class Target(NamedTuple):
+class AdapterTarget(NamedTuple):
     """A weight that can have an adapter.
 
     Attributes:
@@ -89,7 +91,7 @@ class Target(NamedTuple):
     initializer: str
     weight: Tensor
     axis: int
-    reads: tuple[Read, ...]
+    reads: tuple[NodeInput, ...]
 
 
 def add_adapters(module: fx.GraphModule, adapters: Adapters | int) -> tuple[str, ...]:
@@ -105,84 +107,53 @@ def add_adapters(module: fx.GraphModule, adapters: Adapters | int) -> tuple[str,
         RecipeError: a glob matches no weight that can have an adapter (with the reasons), or no weight can have one.
         ModelError: the module was not made by `sbonnx.qat`, or already has adapters.
     """
-    wishes = Adapters(rank=adapters) if isinstance(adapters, int) else adapters
+    config = Adapters(rank=adapters) if isinstance(adapters, int) else adapters
     origin_of(module)
     if low_ranks(module):
-        raise ModelError("the module has adapters already: merge them with sbonnx.qat.merge, or prepare it anew")
-    chosen = _chosen(module, wishes)
+        raise ModelError("the module has adapters already: merge them with sbonnx.qat.merge, or prepare it again")
+    targets = _targets(module, config)
     module.requires_grad_(False)
-    chance = torch.Generator().manual_seed(wishes.seed)
-    for target in chosen:
-        (_add_inside if wishes.mode == "inside" else _add_outside)(module, target, wishes, chance)
+    chance = torch.Generator().manual_seed(config.seed)
+    for target in targets:
+        _add(module, target, config, chance)
     module.graph.lint()
     module.recompile()
-    for parameter in _trained_beside(module, wishes):
+    for parameter in _trained_parameters(module, config):
         parameter.requires_grad_(True)
-    return tuple(target.initializer for target in chosen)
+    return tuple(target.initializer for target in targets)
 
 
-def _add_inside(module: fx.GraphModule, target: Target, wishes: Adapters, chance: torch.Generator) -> None:
-    """Insert the adapter between a weight and all its readers, in place."""
-    name = _placed(
-        module,
-        target,
-        Inside(target.weight, target.initializer, axis=target.axis, chance=chance, rank=wishes.rank, alpha=wishes.gain),
-    )
-    held = next(node for node in module.graph.nodes if node.op == HELD and node.target == _plain(module, target))
-    with module.graph.inserting_after(held):
-        call = module.graph.call_module(name, (held,))
-    held.replace_all_uses_with(call, delete_user_cb=_other_than(call))
-
-
-def _add_outside(module: fx.GraphModule, target: Target, wishes: Adapters, chance: torch.Generator) -> None:
-    """Add the adapter as a branch parallel to the layer that reads the weight, in place."""
-    node = target.reads[0].node
-    operator = module.get_submodule(str(node.target))
-    assert isinstance(operator, Op)
-    made = Outside(
-        target.weight,
-        target.initializer,
-        call=operator.call,
-        axis=target.axis,
-        chance=chance,
-        rank=wishes.rank,
-        alpha=wishes.gain,
-    )
-    name = _placed(module, target, made)
-    with module.graph.inserting_after(node):
-        call = module.graph.call_module(name, (node, node.args[0]))
-    node.replace_all_uses_with(call, delete_user_cb=_other_than(call))
-
-
-def _other_than(call: fx.Node) -> Callable[[fx.Node], bool]:
-    """Return a predicate that is true for every reader except `call`."""
-    return lambda reader: reader is not call
-
-
-def _plain(module: fx.GraphModule, target: Target) -> str:
-    return parameter_name(module, target.initializer)
-
-
-def _placed(module: fx.GraphModule, target: Target, made: LowRank) -> str:
-    """Register the adapter as a submodule, in place, and return its name."""
-    made.train(module.training)
-    name = f"{ADAPTERS}.{_plain(module, target)}"
+def _add(module: fx.GraphModule, target: AdapterTarget, config: Adapters, chance: torch.Generator) -> None:
+    """Add an adapter, in place: between the weight and all its readers, or as a branch parallel to the layer."""
+    name = parameter_name(module, target.initializer)
+    shared = {"axis": target.axis, "chance": chance, "rank": config.rank, "alpha": config.gain}
+    if config.mode == "inside":
+        adapter: LowRank = Inside(target.weight, target.initializer, **shared)
+        source = next(node for node in module.graph.nodes if node.op == GET_ATTR and node.target == name)
+        arguments: tuple[fx.Node, ...] = (source,)
+    else:
+        source = target.reads[0].node
+        adapter = Outside(target.weight, target.initializer, call=_call(module, target.reads[0]), **shared)
+        arguments = (source, source.args[0])
+    adapter.train(module.training)
     if not hasattr(module, ADAPTERS):
         module.add_submodule(ADAPTERS, nn.ModuleDict())
-    module.add_submodule(name, made)
-    return name
+    module.add_submodule(f"{ADAPTERS}.{name}", adapter)
+    with module.graph.inserting_after(source):
+        call = module.graph.call_module(f"{ADAPTERS}.{name}", arguments)
+    source.replace_all_uses_with(call, delete_user_cb=lambda reader: reader is not call)
 
 
-def _trained_beside(module: fx.GraphModule, wishes: Adapters) -> Iterator[nn.Parameter]:
+def _trained_parameters(module: fx.GraphModule, config: Adapters) -> Iterator[nn.Parameter]:
     """Yield the trained parameters: the adapters and, if enabled, scales, biases and norms."""
     for _, parameter in adapter_parameters(module):
         yield parameter
-    if wishes.scales:
+    if config.scales:
         for name, parameter in quant_parameters(module):
             quantizer = module.get_submodule(name.rpartition(".")[0])
-            if wishes.mode == "inside" or (isinstance(quantizer, FakeQuant) and quantizer.role == "activation"):
+            if config.mode == "inside" or (isinstance(quantizer, FakeQuant) and quantizer.role == "activation"):
                 yield parameter
-    if wishes.norms:
+    if config.norms:
         matrices = {parameter_name(module, initializer) for initializer in _quantized_weights(module)}
         for name, parameter in module.named_parameters():
             ours = name.startswith((f"{QUANTIZERS}.", f"{ADAPTERS}.")) or name in matrices
@@ -190,84 +161,84 @@ def _trained_beside(module: fx.GraphModule, wishes: Adapters) -> Iterator[nn.Par
                 yield parameter
 
 
-def _chosen(module: fx.GraphModule, wishes: Adapters) -> list[Target]:
+def _targets(module: fx.GraphModule, config: Adapters) -> list[AdapterTarget]:
     """Return the weights that get an adapter, in the order of the layers."""
-    found: list[Target] = []
+    targets: list[AdapterTarget] = []
     refused: dict[str, str] = {}
     for initializer, sites in _quantized_weights(module).items():
-        if wishes.globs is not None and not any(fnmatchcase(initializer, glob) for glob in wishes.globs):
+        if config.globs is not None and not any(fnmatchcase(initializer, glob) for glob in config.globs):
             continue
         target = _target(module, initializer, sites)
-        reason = target if isinstance(target, str) else _unfit(module, target, wishes)
+        reason = target if isinstance(target, str) else _unfit(module, target, config)
         if reason is not None:
             refused[initializer] = reason
-        elif isinstance(target, Target):
-            found.append(target)
-    for glob in wishes.globs or ("*",):
-        if any(fnmatchcase(target.initializer, glob) for target in found):
+        elif isinstance(target, AdapterTarget):
+            targets.append(target)
+    for glob in config.globs or ("*",):
+        if any(fnmatchcase(target.initializer, glob) for target in targets):
             continue
-        why = [f"'{name}' {reason}" for name, reason in refused.items() if fnmatchcase(name, glob)]
-        said = "; ".join(why[:3]) if why else "no quantized weight has such a name"
+        reasons = [f"'{name}' {reason}" for name, reason in refused.items() if fnmatchcase(name, glob)]
+        why = "; ".join(reasons[:3]) if reasons else "no quantized weight has such a name"
         raise RecipeError(
-            f"adapters of rank {wishes.rank} find no weight that can have one for '{glob}': {said}. Give other "
-            f"targets, or a lower rank"
+            f"no weight that matches '{glob}' can have an adapter of rank {config.rank}: {why}. Use other targets, or "
+            f"a lower rank"
         )
-    return found
+    return targets
 
 
 def _quantized_weights(module: fx.GraphModule) -> dict[str, list[Site]]:
     """Return the sites of weights, by initializer."""
-    found: dict[str, list[Site]] = {}
+    weights: dict[str, list[Site]] = {}
     for sites in origin_of(module).sites.values():
         for site in sites:
             if site.role == "weight":
-                found.setdefault(site.tensor, []).append(site)
-    return found
+                weights.setdefault(site.tensor, []).append(site)
+    return weights
 
 
-def _target(module: fx.GraphModule, initializer: str, sites: list[Site]) -> Target | str:
+def _target(module: fx.GraphModule, initializer: str, sites: list[Site]) -> AdapterTarget | str:
     """Return the weight as a target, or the reason why it cannot be one."""
     weight = weight_parameter(module, sites[0])
     unread, reads, axes = origin_of(module).solution.unread, [], set()
-    for reader in (one for site in sites for one in site.readers if one not in unread):
+    for reader in (reader for site in sites for reader in site.readers if reader not in unread):
         read = site_of(module, reader.node, reader.index)
         call = _call(module, read)
         if call.op not in LINEAR or reader.index != LINEAR[call.op].weight or weight.dim() < FEWEST_AXES:
-            return f"is no matrix of a linear layer: node '{reader.node}' ({call.op}) reads it"
+            return f"is not a matrix of a linear layer: node '{reader.node}' ({call.op}) reads it"
         axis = LINEAR[call.op].out_axis
         if call.op == "Gemm" and call.integer("transB", 0):
             axis = 0
         if call.op == "ConvTranspose" and call.integer("group", 1) > 1:
-            return f"belongs to a ConvTranspose of several groups ('{reader.node}')"
+            return f"is of a grouped ConvTranspose ('{reader.node}')"
         reads.append(read)
         axes.add(axis % weight.dim())
     if len(axes) != 1:
-        return "has its outputs along another axis for each of its readers"
-    return Target(initializer, weight, axes.pop(), tuple(reads))
+        return "has readers with different output axes"
+    return AdapterTarget(initializer, weight, axes.pop(), tuple(reads))
 
 
-def _call(module: fx.GraphModule, read: Read) -> Any:
+def _call(module: fx.GraphModule, read: NodeInput) -> Call:
     operator = module.get_submodule(str(read.node.target))
-    assert isinstance(operator, Op)
+    assert isinstance(operator, NodeModule)
     return operator.call
 
 
-def _unfit(module: fx.GraphModule, target: Target, wishes: Adapters) -> str | None:
+def _unfit(module: fx.GraphModule, target: AdapterTarget, config: Adapters) -> str | None:
     """Return the reason why a weight cannot have an adapter of this rank and mode, or None."""
     outputs = target.weight.shape[target.axis]
     inputs = target.weight.numel() // max(outputs, 1)
-    if wishes.rank * (outputs + inputs) >= outputs * inputs:
-        return f"has {outputs} x {inputs} numbers, no more than the two factors"
-    if wishes.mode == "inside":
+    if config.rank * (outputs + inputs) >= outputs * inputs:
+        return f"has {outputs} x {inputs} elements, no more than the two factors"
+    if config.mode == "inside":
         return None
     if len(target.reads) > 1:
-        return f"is read by {len(target.reads)} layers, and a branch outside belongs to one"
+        return f"is read by {len(target.reads)} layers, and mode 'outside' supports one"
     call = _call(module, target.reads[0])
     grouped = call.op in CONVOLUTIONS and call.integer("group", 1) > 1
     if grouped or call.op == "ConvTranspose":
-        return f"belongs to a {call.op} of {call.integer('group', 1)} groups, which only mode 'inside' takes"
+        return f"is of a {call.op} with {call.integer('group', 1)} groups, which only mode 'inside' supports"
     if call.op == "MatMul" and target.weight.dim() != FEWEST_AXES:
-        return f"is a stack of matrices of shape {tuple(target.weight.shape)}, which only mode 'inside' takes"
+        return f"is a stack of matrices of shape {tuple(target.weight.shape)}, which only mode 'inside' supports"
     return None
 
 
@@ -284,7 +255,7 @@ def adapter_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 def adapter_state(module: nn.Module, *, beside: bool = True) -> dict[str, Tensor]:
     """Return the trained tensors as a small dict on the CPU, for `torch.save` and `load_adapters`.
 
-        adapters.<weight>.A, .B, .unit    of each adapter (see `sbonnx.qat.adapters.lora.LowRank`)
+        adapters.<weight>.A, .B, .unit    of each adapter (see `sbonnx.qat.lora.LowRank`)
         <name of the parameter>           other trained parameters: scales, biases, norms
 
     Args:
@@ -318,16 +289,12 @@ def load_adapters(module: nn.Module, state: Mapping[str, Tensor]) -> None:
     if wrong:
         more = f", and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
         raise ModelError(
-            f"these adapters are of another module: {'; '.join(wrong[:SHOWN])}{more}. Prepare it from the same "
-            f"model with the same targets, rank and methods"
+            f"these adapters are of another module: {'; '.join(wrong[:SHOWN])}{more}. Prepare the module from the "
+            f"same model with the same targets, rank and methods"
         )
     with torch.no_grad():
         for name, value in wanted.items():
             value.copy_(state[name])
-
-
-SHOWN: Final = 4
-"""Maximum number of differences that an error message lists."""
 
 
 def _state(module: nn.Module, *, beside: bool) -> dict[str, Tensor]:
@@ -336,12 +303,8 @@ def _state(module: nn.Module, *, beside: bool) -> dict[str, Tensor]:
     parts = {path: part for path, part in inner.named_modules() if isinstance(part, LowRank)}
     if not parts:
         raise ModelError("the module has no adapters: make it with sbonnx.qat.prepare(..., adapters=8)")
-    found = {f"{path}.{name}": value for path, part in parts.items() for name, value in part.state_dict().items()}
     state = inner.state_dict(keep_vars=True)
-    found = {name: state[name] for name in found}
+    tensors = {f"{path}.{name}": state[f"{path}.{name}"] for path, part in parts.items() for name in part.state_dict()}
     if beside:
-        found |= {name: value for name, value in inner.named_parameters() if value.requires_grad}
-    return found
-
-
-__all__ = ["Adapters", "adapter_parameters", "adapter_state", "add_adapters", "load_adapters"]
+        tensors |= {name: value for name, value in inner.named_parameters() if value.requires_grad}
+    return tensors

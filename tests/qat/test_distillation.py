@@ -15,14 +15,13 @@ import onnxruntime as ort
 import torch
 
 from sbonnx import graph as graphs
+from sbonnx import qat
 from sbonnx.assets import digits
 from sbonnx.errors import DataError, RecipeError
-from sbonnx.qat import api
 from sbonnx.qat.module import float_twin, origin_of
-from sbonnx.qat.onnx_to_torch.feature_taps import Taps, inner_tensors, with_inner
 from sbonnx.qat.onnx_to_torch.reimport import reimport
-from sbonnx.qat.training.losses import distillation, relative_error
-from sbonnx.qat.training.settings import Settings
+from sbonnx.qat.training.distillation import Taps, distillation, inner_tensors, relative_error, with_inner
+from sbonnx.qat.training.loop import Settings
 
 RNG = np.random.default_rng(0)
 
@@ -91,8 +90,8 @@ def test_without_blocks_the_layers() -> None:
 @pytest.mark.parametrize(
     ("wanted", "said"),
     [
-        ("everything", "inner: 'everything' is no choice of tensors: write 'blocks'"),
-        (["s", "none"], "inner: 'none' is no tensor of the graph"),
+        ("everything", "inner: 'everything' is not supported: use 'blocks'"),
+        (["s", "none"], "inner: 'none' is not a tensor of the graph"),
         (["x"], "inner: 'x' is not computed in floating point"),
     ],
 )
@@ -145,13 +144,13 @@ def test_training_brings_inner_tensors_nearer(tmp_path: Path) -> None:
     """With their loss more than without; a checkpoint of the one is refused by the other."""
     found, path, settings = {}, tmp_path / "run.pt", Settings(epochs=60, batch=32)
     for weight in (0.0, 1.0):
-        module = api.prepare(str(digits().model), feeds(), backend="virtual", bits="w3a3")
+        module = qat.prepare(str(digits().model), feeds(), backend="virtual", bits="w3a3")
         names = inner_tensors(origin_of(module).prepared.graph, "blocks")
         before = apart(module, names)
-        api.train(module, feeds(), settings, inner_weight=weight, checkpoint=path if weight else None)
+        qat.train(module, feeds(), settings, inner_weight=weight, checkpoint=path if weight else None)
         found[weight] = apart(module, names)
     assert found[1.0] < 0.9 * before and found[1.0] < found[0.0]
     with pytest.raises(DataError, match="checkpoint of other inner tensors"):
-        api.train(module, feeds(), settings, inner=(), inner_weight=1.0, checkpoint=path)
+        qat.train(module, feeds(), settings, inner=(), inner_weight=1.0, checkpoint=path)
     with pytest.raises(DataError, match="checkpoint of other augmentations"):
-        api.train(module, feeds(), settings, inner_weight=1.0, augment="shift", checkpoint=path)
+        qat.train(module, feeds(), settings, inner_weight=1.0, augment="shift", checkpoint=path)

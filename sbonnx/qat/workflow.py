@@ -17,22 +17,26 @@ from sbonnx import graph as graphs
 from sbonnx import pipeline
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.held_out import HeldOutSplit
-from sbonnx.errors import RecipeError
+from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph.query import shape
-from sbonnx.plan import Solution
-from sbonnx.plan.make import LEARNS
 from sbonnx.progress import Progress
-from sbonnx.qat.adapters.adapters import Adapters, add_adapters
+from sbonnx.qat.adapters import Adapters, add_adapters
 from sbonnx.qat.agreement import disagreements
 from sbonnx.qat.export import learned
 from sbonnx.qat.fakequant import quant_parameters
 from sbonnx.qat.module import float_twin, keep_source, origin_of, source_of, trainable
-from sbonnx.qat.onnx_to_torch.feature_taps import BLOCKS, Taps, inner_tensors, with_inner
 from sbonnx.qat.training import loop
-from sbonnx.qat.training.augment import Augment, make_augment, names_of
-from sbonnx.qat.training.loop import Trained
-from sbonnx.qat.training.losses import Loss, distillation, with_divergence
-from sbonnx.qat.training.settings import Settings
+from sbonnx.qat.training.batches import Augment, make_augment, names_of
+from sbonnx.qat.training.distillation import (
+    BLOCKS,
+    Loss,
+    Taps,
+    distillation,
+    inner_tensors,
+    with_divergence,
+    with_inner,
+)
+from sbonnx.qat.training.loop import Objective, Settings, Trained
 from sbonnx.recipe.names import BY_WIDTH
 from sbonnx.report import Report
 from sbonnx.stages.state import Prepared, Request, Source, read_recipe
@@ -77,73 +81,31 @@ def prepare(
         progress: progress display of the calibration.
 
     Raises:
-        SbonnxError: a subclass; see `sbonnx.quantize`, `trainable` and `add_adapters`.
+        SbonnxError: see `sbonnx.quantize`, `trainable` and `add_adapters`.
     """
-    wishes, rules = read_recipe(recipe, backend, overrides)
-    if wishes.w.qscheme == BY_WIDTH:  # in training, weights with scheme "auto" are symmetric at any width
-        wishes, rules = read_recipe(wishes, None, {"w_qscheme": "per-channel-symmetric"})
-    if wishes.mode != "static":
+    resolved, rules = read_recipe(recipe, backend, overrides)
+    if resolved.w.qscheme == BY_WIDTH:  # in training, weights with scheme "auto" are symmetric at any width
+        resolved, rules = read_recipe(resolved, None, {"w_qscheme": "per-channel-symmetric"})
+    if resolved.mode != "static":
         raise RecipeError(
-            f"MODE: {wishes.mode} has no ranges of activations to train: leave MODE out, and say bits: w4a0 for "
-            "weights alone"
+            f"MODE: {resolved.mode} has no ranges of activations to train: leave MODE out; to train weights only, use "
+            "bits: w4a0"
         )
-    state = pipeline.solve(Request(model, wishes, rules, data=data, split=split), progress)
-    return from_calibration(
+    state = pipeline.solve(Request(model, resolved, rules, data=data, split=split), progress)
+    module = trainable(
         state.prepared,
         state.solution,
-        model,
         weights=weights,
         activations=activations,
         options=options,
-        adapters=adapters,
-        fixed=fixed,
-        shapes=shapes,
         device=device,
-    )
-
-
-def from_calibration(
-    prepared: Prepared,
-    solution: Solution,
-    model: Source,
-    *,
-    weights: str | None = None,
-    activations: str | None = None,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
-    adapters: Adapters | int | None = None,
-    fixed: Mapping[str, Any] | None = None,
-    shapes: Mapping[str, Sequence[int | str | None]] | None = None,
-    device: str = "cpu",
-) -> fx.GraphModule:
-    """Return the trainable module of an existing calibration; used by `QuantModel.init_QAT`.
-
-    Args:
-        prepared, solution: result of one calibration.
-        model: the float model that the exported file will be compared with.
-        weights, activations, options, adapters, fixed, shapes, device: see `prepare`.
-    """
-    done = tuple(refusal for refusal in prepared.refusals if refusal.what != LEARNS)
-    module = trainable(
-        replace(prepared, refusals=done),
-        solution,
-        weights=weights,
-        activations=activations,
-        options=options,
         fixed=fixed,
         shapes=shapes,
-        device=_placed(device),
     )
     keep_source(module, model)
     if adapters is not None:
         add_adapters(module, adapters)
     return module
-
-
-def _placed(device: str) -> str:
-    """Return the torch device name; resolves "auto"."""
-    if device != "auto":
-        return device
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def train(
@@ -157,7 +119,7 @@ def train(
     checkpoint: str | os.PathLike[str] | None = None,
     split: int | None = None,
     progress: Progress | None = None,
-    **wishes: Any,
+    **overrides: Any,
 ) -> Trained:
     """Train `module` in place by distillation from its float network on `data`; see `sbonnx.qat.training.loop.train`.
 
@@ -168,38 +130,42 @@ def train(
         loss, checkpoint, progress: see `sbonnx.qat.training.loop.train`.
         inner: intermediate tensors whose error is added to the loss with weight ``settings.inner_weight``: their names
             in the graph, or "blocks" for the outputs of its residual blocks (see
-            `sbonnx.qat.onnx_to_torch.feature_taps.inner_tensors`). None: "blocks" with a loss of this package, no
+            `sbonnx.qat.training.distillation.inner_tensors`). None: "blocks" with a loss of this package, no
             tensors with a user-defined loss. (): no tensors.
         augment: augmentation of each batch, applied before both networks: a function, or names of
-            `sbonnx.qat.training.augment.AUGMENTATIONS`, such as "flip,shift".
+            `sbonnx.qat.training.batches.AUGMENTATIONS`, such as "flip,shift".
         split: number of samples per piece into which each feed is split.
-        wishes: single settings, such as ``epochs=20``, that override `settings`.
+        overrides: single settings, such as ``epochs=20``, that override `settings`.
 
     Raises:
         SbonnxError: a subclass.
     """
-    chosen = replace(settings or Settings(), **wishes)
-    prepared = origin_of(module).prepared
+    chosen = replace(settings or Settings(), **overrides)
+    origin = origin_of(module)
+    prepared = origin.prepared
     if fixed_batch(prepared) is not None:
         chosen = replace(chosen, batch=1)
     twin = float_twin(module, device=str(next(iter(module.parameters())).device))
     if inner is None:
         inner = BLOCKS if loss in (distillation, with_divergence) else ()
     names = inner_tensors(prepared.graph, inner) if chosen.inner_weight else ()
-    changed = augment if augment is None or callable(augment) else make_augment(augment)
+    augmentation = augment if augment is None or callable(augment) else make_augment(augment)
     feeds = datasets.read(data, prepared.graph, split=split)
     with Taps(module, prepared.graph, names) as tapped, Taps(twin, prepared.graph, names) as teacher:
-        return loop.train(
-            module,
-            _by_python_names(module, feeds),
+        objective = Objective(
             teacher,
-            chosen,
-            quant=[parameter for _, parameter in quant_parameters(module)],
             loss=with_inner(loss, names, chosen.inner_weight) if names else loss,
             forward=tapped,
-            augment=changed,
+            augment=augmentation,
+            agree={"inner tensors": list(names), "augmentations": names_of(augmentation)},
+        )
+        return loop.train(
+            module,
+            [origin.feed(feed) for feed in feeds],
+            objective,
+            chosen,
+            quant=[parameter for _, parameter in quant_parameters(module)],
             checkpoint=checkpoint,
-            agree={"inner tensors": list(names), "augmentations": names_of(changed)},
             progress=progress,
         )
 
@@ -213,10 +179,32 @@ def fixed_batch(prepared: Prepared) -> int | None:
     return None
 
 
-def _by_python_names(module: nn.Module, feeds: datasets.Dataset) -> list[dict[str, Any]]:
-    """Return the feeds by the input names of the module."""
+def run_module(module: nn.Module, feeds: Any, *, gradients: bool) -> dict[str, torch.Tensor]:
+    """Run the module and return its outputs by name, on its device.
+
+    Args:
+        module: result of `sbonnx.qat.prepare` or `QuantModel.init_QAT`.
+        feeds: tensors or arrays by input name, or the only input.
+        gradients: record the graph for the backward pass.
+
+    Raises:
+        DataError: an input is missing or unknown.
+    """
     origin = origin_of(module)
-    return [origin.feed(feed) for feed in feeds]
+    names = list(origin.inputs)
+    values = dict(feeds) if isinstance(feeds, Mapping) else {names[0]: feeds}
+    missing = [name for name in names if name not in values] if isinstance(feeds, Mapping) else names[1:]
+    unknown = [name for name in values if name not in names and name not in (origin.specialization.get("fixed") or {})]
+    if missing or unknown:
+        raise DataError(f"the inputs of the network are {', '.join(names)}: missing {missing}, unknown {unknown}")
+    place = getattr(next(module.parameters(), None), "device", "cpu")
+    inputs = {
+        name: (value if isinstance(value, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(value))).to(place)
+        for name, value in origin.feed(values).items()
+    }
+    with torch.set_grad_enabled(gradients and torch.is_grad_enabled()):
+        outputs: dict[str, torch.Tensor] = module(**inputs)
+    return outputs
 
 
 def export(
@@ -245,8 +233,7 @@ def export(
         SbonnxError: a subclass. No partial file is left behind.
     """
     target, origin, model = Path(path), origin_of(module), source_of(module)
-    taken = [Path(model)] if isinstance(model, (str, os.PathLike)) else []
-    graphs.check_target(target, inputs=taken, force=force)
+    graphs.check_target(target, inputs=[Path(model)] if isinstance(model, (str, os.PathLike)) else [], force=force)
     prepared, solution = learned(module)
     samples = None if data is None else datasets.read(data, prepared.graph, split=split)
     division = None if samples is None else HeldOutSplit(samples, samples)
@@ -256,5 +243,5 @@ def export(
         return report
     feeds: Sequence[Mapping[str, np.ndarray[Any, Any]]] = list(islice(samples, COMPARED))
     with torch.no_grad():
-        found = disagreements(module, origin, solution, target, feeds)
-    return replace(report, problems=(*report.problems, *found))
+        problems = disagreements(module, origin, solution, target, feeds)
+    return replace(report, problems=(*report.problems, *problems))

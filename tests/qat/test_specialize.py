@@ -1,4 +1,4 @@
-"""Branches: decided by values and shapes of inputs, trained where the data goes, as calibrated elsewhere."""
+"""Branches: decided by values and shapes of inputs and trained where they are taken, else refused by name."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import sbonnx  # noqa: E402
+from sbonnx import graph as graphs  # noqa: E402
 from sbonnx import pipeline, qat  # noqa: E402
 from sbonnx.errors import DataError, ModelError  # noqa: E402
 from sbonnx.qat.module import keep_source, origin_of, trainable  # noqa: E402
+from sbonnx.qat.onnx_to_torch.reimport import reimport  # noqa: E402
+from sbonnx.qat.onnx_to_torch.specialize import specialize  # noqa: E402
 from sbonnx.stages.state import Request, read_recipe  # noqa: E402
 from tests.qat.sent_back import assert_same_file, constants  # noqa: E402
-from tests.support.models import model  # noqa: E402
+from tests.support.models import model, residual, run  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -104,10 +108,10 @@ def test_what_is_not_decided_or_decided_otherwise(branches: Any, tmp_path: Path)
     feeds = feeds_with(True, False)
     with pytest.raises(ModelError, match=r"the condition 'flag' of node 'If_0' \(If\) is not constant.*fixed="):
         module_of(branches, feeds)
-    with pytest.raises(ModelError, match="the model has no input 'mode' to settle; its inputs are x, flag"):
+    with pytest.raises(ModelError, match="the model has no input 'mode' to fix; its inputs are x, flag"):
         module_of(branches, feeds, fixed={"mode": True})
     module = module_of(branches, feeds, fixed={"flag": True})
-    with pytest.raises(DataError, match="'flag' is fixed to True, and a feed has False: leave such feeds out"):
+    with pytest.raises(DataError, match="'flag' is fixed to True, but a feed has False: leave such feeds out"):
         qat.export(module, tmp_path / "trained.onnx", feeds)
 
 
@@ -129,3 +133,55 @@ def test_a_voice_detector(pack: Path, tmp_path: Path) -> None:
     before, after = constants(tmp_path / "calibrated.onnx"), constants(tmp_path / "trained.onnx")
     assert before.keys() == after.keys()
     assert sum(not np.array_equal(value, before[name]) for name, value in after.items()) > 10
+
+
+NESTED = """g (float[N,T] x, int64 rate) => (float[N,T] y) {
+    fast = Equal (rate, limit)
+    y = If (fast) <
+        then_branch = t () => (float[N,T] a) {
+            s = Shape (x)
+            t = Gather (s, one)
+            long = Equal (t, four)
+            a = If (long) <
+                then_branch = tt () => (float[N,T] b) { b = Mul (x, w) },
+                else_branch = te () => (float[N,T] c) { c = Neg (x) }
+            >
+        },
+        else_branch = e () => (float[N,T] d) { d = Add (x, v) }
+    >
+}"""
+
+
+def nested() -> onnx.ModelProto:
+    values: dict[str, Any] = {"limit": np.array(16000), "one": np.array(1), "four": np.array(4), "w": 4}
+    return model(NESTED, v=np.array([0.5, 1, 2, 3], np.float32), **values)
+
+
+@pytest.mark.parametrize(("rate", "weights"), [(16000, ["w"]), (8000, ["v"])])
+def test_branches_are_decided_by_fixed_inputs(rate: int, weights: list[str]) -> None:
+    proto, x = nested(), np.random.default_rng(5).standard_normal((3, 4)).astype(np.float32)
+    graph = graphs.load(proto)
+    module = reimport(graph, fixed={"rate": rate}, shapes={"x": ("N", 4)})
+    assert list(dict(module.named_parameters())) == weights
+    assert list(module.meta["sbonnx"]["inputs"].values()) == ["x"]
+    want = run(proto, {"x": x, "rate": np.array(rate)})["y"]
+    np.testing.assert_allclose(module(torch.from_numpy(x))["y"].detach().numpy(), want, rtol=1e-6)
+    assert [tensor.name for tensor in graph.inputs] == ["x", "rate"]  # the graph is as it was
+
+
+def test_a_branch_that_is_not_decided_is_named() -> None:
+    graph = graphs.load(nested())
+    with pytest.raises(ModelError, match=r"the condition 'fast' of node 'If_\d' \(If\) is not constant"):
+        reimport(graph)
+    with pytest.raises(ModelError, match=r"the condition 'long' of node 'If_\d' \(If\) is not constant"):
+        reimport(graph, fixed={"rate": 16000})
+
+
+def test_what_cannot_be_settled() -> None:
+    graph = graphs.load(nested())
+    with pytest.raises(ModelError, match="the model has no input 'speed' to fix; its inputs are x, rate"):
+        specialize(graph, fixed={"speed": 1})
+    with pytest.raises(ModelError, match=r"input 'rate' has shape \[\], which does not match \[2\]"):
+        specialize(graph, fixed={"rate": [1, 2]})
+    plain = graphs.load(residual())
+    assert specialize(plain) is plain

@@ -1,4 +1,4 @@
-"""Feature distillation: intermediate tensors that training compares with those of the float network."""
+"""Distillation losses: distance of outputs and intermediate tensors from those of the float network, without labels."""
 
 from __future__ import annotations
 
@@ -8,13 +8,74 @@ from typing import Any, Final, final
 import torch
 from torch import Tensor, nn
 
-from sbonnx.errors import RecipeError
-from sbonnx.graph import Constant, Graph, Node
+from sbonnx.errors import DataError, RecipeError
+from sbonnx.graph import Constant, Graph
 from sbonnx.graph import Tensor as GraphTensor
 from sbonnx.graph.query import constant, dtype, ordered, output_names, producer, readers, tensors_by_name
 from sbonnx.ops import ENDS_BLOCKS, LINEAR
-from sbonnx.qat.onnx_to_torch.operators import Op
-from sbonnx.qat.training.losses import Loss, Outputs, relative_error
+from sbonnx.qat.onnx_to_torch.operators import NodeModule
+
+Outputs = Mapping[str, Tensor]
+Loss = Callable[[Outputs, Outputs], Tensor]
+"""(outputs of the trained network, outputs of the float network on the same feed), by name → scalar loss."""
+
+
+def distillation(outputs: Outputs, targets: Outputs) -> Tensor:
+    """Compute the mean over float outputs of the relative squared error; see `relative_error`.
+
+    Class scores (logits) are treated the same way. With few samples on which the float network is confident, the
+    divergence of the probabilities contains little information on most classes, and matching the logits learns more
+    (Kim et al. 2021, "Comparing Kullback-Leibler divergence and mean squared error loss in knowledge distillation").
+
+    Raises:
+        DataError: there is no float output to compare.
+    """
+    return torch.stack([relative_error(*pair) for pair in _compared(outputs, targets)]).mean()
+
+
+def with_divergence(outputs: Outputs, targets: Outputs) -> Tensor:
+    """Compute the distillation loss with the Kullback-Leibler divergence for class scores, (N, C) with C > 1.
+
+    The loss of such an output is the divergence of its softmax from that of the target (Hinton et al. 2015, equation 2
+    at temperature 1) plus half its relative squared error. Without the latter, a constant shift of the scores, which
+    softmax ignores, could drift. The loss of any other output is that of `distillation`.
+
+    Raises:
+        DataError: there is no float output to compare.
+    """
+    terms = []
+    for output, target in _compared(outputs, targets):
+        error = relative_error(output, target)
+        if target.dim() == 2 and target.shape[1] > 1:
+            error = 0.5 * error + divergence(output, target)
+        terms.append(error)
+    return torch.stack(terms).mean()
+
+
+def _compared(outputs: Outputs, targets: Outputs) -> list[tuple[Tensor, Tensor]]:
+    """Return pairs of float outputs and their targets, in float32.
+
+    Raises:
+        DataError: there is no float output.
+    """
+    pairs = [(outputs[name].float(), target.float()) for name, target in targets.items() if target.is_floating_point()]
+    if not pairs:
+        raise DataError("the model has no float output to distill from: pass a custom loss to train()")
+    return pairs
+
+
+def relative_error(output: Tensor, target: Tensor) -> Tensor:
+    """Compute the squared error over the squared deviation of the target from its mean (1 for the mean as output)."""
+    spread = (target - target.mean()).square().sum()
+    return (output - target).square().sum() / spread.clamp_min(torch.finfo(torch.float32).tiny)
+
+
+def divergence(output: Tensor, target: Tensor) -> Tensor:
+    """Compute the Kullback-Leibler divergence of softmax(output) from softmax(target), (N, C), mean over N, in nats."""
+    return torch.nn.functional.kl_div(
+        torch.log_softmax(output, dim=1), torch.log_softmax(target, dim=1), reduction="batchmean", log_target=True
+    )
+
 
 BLOCKS: Final = "blocks"
 """Keyword for the automatic selection of tensors."""
@@ -37,7 +98,7 @@ def inner_tensors(graph: Graph, wanted: str | Sequence[str]) -> tuple[str, ...]:
     """
     if isinstance(wanted, str):
         if wanted != BLOCKS:
-            raise RecipeError(f"inner: '{wanted}' is no choice of tensors: write 'blocks', or a list of their names")
+            raise RecipeError(f"inner: '{wanted}' is not supported: use 'blocks', or a list of tensor names")
         return _blocks(graph)
     tensors = tensors_by_name(graph)
     for name in wanted:
@@ -45,8 +106,8 @@ def inner_tensors(graph: Graph, wanted: str | Sequence[str]) -> tuple[str, ...]:
         maker = None if found is None else producer(found)
         kind = None if found is None else dtype(found)
         if maker is None or (kind is not None and kind.kind != "f"):
-            what = "is no tensor of the graph" if found is None else "is not computed in floating point"
-            raise RecipeError(f"inner: '{name}' {what}: name outputs of nodes, such as those of its convolutions")
+            what = "is not a tensor of the graph" if found is None else "is not computed in floating point"
+            raise RecipeError(f"inner: '{name}' {what}: use outputs of nodes, such as convolutions")
     place = {id(node): number for number, node in enumerate(ordered(graph.nodes))}
     return tuple(sorted(dict.fromkeys(wanted), key=lambda name: place[id(producer(tensors[name]))]))
 
@@ -54,25 +115,22 @@ def inner_tensors(graph: Graph, wanted: str | Sequence[str]) -> tuple[str, ...]:
 def _blocks(graph: Graph) -> tuple[str, ...]:
     """Select the tensors of "blocks"; see `inner_tensors`."""
     outputs, nodes = output_names(graph), ordered(graph.nodes)
-    sums = [node for node in nodes if node.op == "Add" and _joins(node)]
-    ends = dict.fromkeys(_end(node.outputs[0]).name for node in sums)
-    found = [name for name in ends if name not in outputs]
-    if found:
-        return tuple(found)
+    sums = [  # of two computed inputs, i.e. no constant and no graph input
+        node.outputs[0]
+        for node in nodes
+        if node.op == "Add" and all(not isinstance(x, Constant) and producer(x) is not None for x in node.inputs)
+    ]
+    blocks = [name for name in dict.fromkeys(_end(tensor).name for tensor in sums) if name not in outputs]
+    if blocks:
+        return tuple(blocks)
     layers = [
-        node.outputs[0].name
+        node.outputs[0]
         for node in nodes
         if node.op in LINEAR and any(constant(tensor) is not None for tensor in node.inputs[1:2])
     ]
-    inside = [_end(tensors_by_name(graph)[name]).name for name in layers]
-    inside = [name for name in dict.fromkeys(inside) if name not in outputs]
+    inside = [name for name in dict.fromkeys(_end(tensor).name for tensor in layers) if name not in outputs]
     count = min(LAYERS, len(inside))
     return tuple(inside[(at + 1) * len(inside) // count - 1] for at in range(count))
-
-
-def _joins(node: Node) -> bool:
-    """Return whether an Add has two computed inputs, i.e. no constant and no graph input."""
-    return all(not isinstance(tensor, Constant) and producer(tensor) is not None for tensor in node.inputs)
 
 
 def _end(tensor: GraphTensor) -> GraphTensor:
@@ -111,8 +169,8 @@ class Taps:
     def __enter__(self) -> Taps:
         inner = getattr(self._module, "module", self._module)
         for part in inner.modules():
-            if isinstance(part, Op) and part.call.name in self._wanted:
-                self._hooks.append(part.register_forward_hook(self._kept(self._wanted[part.call.name])))
+            if isinstance(part, NodeModule) and part.call.name in self._wanted:
+                self._hooks.append(part.register_forward_hook(self._storing(self._wanted[part.call.name])))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -123,18 +181,18 @@ class Taps:
         """Run the network and return its outputs and the intermediate tensors by name."""
         self._seen.clear()
         outputs = self._module(**batch)
-        found = {**self._seen, **outputs}
+        values = {**self._seen, **outputs}
         self._seen.clear()
-        return found
+        return values
 
-    def _kept(self, wanted: Sequence[tuple[str, int]]) -> Callable[..., None]:
+    def _storing(self, wanted: Sequence[tuple[str, int]]) -> Callable[..., None]:
         """Return a hook that stores the outputs of a node."""
 
-        def keep(_module: nn.Module, _inputs: object, made: Tensor | tuple[Tensor, ...]) -> None:
+        def store(_module: nn.Module, _inputs: object, result: Tensor | tuple[Tensor, ...]) -> None:
             for name, place in wanted:
-                self._seen[name] = made[place] if isinstance(made, tuple) else made
+                self._seen[name] = result[place] if isinstance(result, tuple) else result
 
-        return keep
+        return store
 
 
 def with_inner(loss: Loss, names: Sequence[str], weight: float) -> Loss:
