@@ -52,29 +52,14 @@ def slice_(call: Call, x: Value, begin: Value, end: Value, axes: Value = None, s
     return x[slice(start, None if step < 0 and stop < -len(x) else stop, step)]
 
 
-def concat(call: Call, *parts: Value) -> Value:
-    """ONNX Concat of vectors."""
-    return tuple(value for part in parts for value in part)
-
-
 def squeeze(call: Call, x: Value, axes: Value = None) -> Value:
     """ONNX Squeeze: a vector of length 1 becomes a number."""
     return x[0] if isinstance(x, tuple) and len(x) == 1 else x
 
 
-def unsqueeze(call: Call, x: Value, axes: Value = None) -> Value:
-    """ONNX Unsqueeze of a number."""
-    return (x,)
-
-
 def reshape(call: Call, x: Value, shape: Value) -> Value:
     """ONNX Reshape to a vector or a number."""
     return tuple_of(x) if len(shape) else tuple_of(x)[0]
-
-
-def identity(call: Call, x: Value) -> Value:
-    """ONNX Identity."""
-    return x
 
 
 def cast(call: Call, x: Value) -> Value:
@@ -151,11 +136,11 @@ SIZES: Final[dict[str, Callable[..., Value]]] = {
     "Size": size,
     "Gather": gather,
     "Slice": slice_,
-    "Concat": concat,
+    "Concat": lambda call, *parts: tuple(value for part in parts for value in part),
     "Squeeze": squeeze,
-    "Unsqueeze": unsqueeze,
+    "Unsqueeze": lambda call, x, axes=None: (x,),
     "Reshape": reshape,
-    "Identity": identity,
+    "Identity": lambda call, x: x,
     "Cast": cast,
     "Add": _elementwise(operator.add),
     "Sub": _elementwise(operator.sub),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sbonnx.torchnet.call import Call, Tensor, Unfit, axis_of, ints, number
+from sbonnx.torchnet.call import Call, Function, Tensor, Unfit, axis_of, ints, number
 
 FUNCTIONAL = ("", "1d", "2d", "3d")
 """Suffixes of torch function names by the number of spatial axes."""
@@ -130,14 +130,9 @@ def average_pool(call: Call, x: Tensor) -> Tensor:
     return y / function(functional.pad(ones, _flat_pads(beyond)), kernel, strides)
 
 
-def global_average_pool(call: Call, x: Tensor) -> Tensor:
-    """ONNX GlobalAveragePool."""
-    return x.mean(dim=list(range(2, x.dim())), keepdim=True)
-
-
-def global_max_pool(call: Call, x: Tensor) -> Tensor:
-    """ONNX GlobalMaxPool."""
-    return x.amax(dim=list(range(2, x.dim())), keepdim=True)
+def global_pool(name: str) -> Function:
+    """Return the function of GlobalAveragePool or GlobalMaxPool, by the name of the tensor method."""
+    return lambda call, x: getattr(x, name)(dim=list(range(2, x.dim())), keepdim=True)
 
 
 def _spatial_axes(x: Tensor) -> int:
