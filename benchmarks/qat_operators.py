@@ -47,7 +47,7 @@ LIMITS: Final = {
     "MaxPool": "over one to three axes; with indices only if the padding is symmetric",
     "NonMaxSuppression": "without gradient",
     "QuantizeLinear": "to integers of 8, 16 and 32 bits, without gradient",
-    "RoiAlign": "sampling_ratio=0 only for regions whose cells are square",
+    "RoiAlign": "sampling_ratio=0 only for regions with equal sample counts in height and width",
     "Unique": "not along an axis",
     "BatchNormalization": "train or eval mode follows the module; batch statistics cannot be outputs",
 }

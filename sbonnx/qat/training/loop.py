@@ -91,7 +91,7 @@ class Settings:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be within 0 and 1, got {getattr(self, name)}")
         if not 0 <= self.ema < 1:
-            raise ValueError(f"ema must be within 0 and 1, and below 1, got {self.ema}")
+            raise ValueError(f"ema must be at least 0 and below 1, got {self.ema}")
         if self.optimizer not in ("adam", "sgd"):
             raise ValueError(f"optimizer must be adam or sgd, got {self.optimizer}")
 

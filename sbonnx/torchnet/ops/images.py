@@ -242,7 +242,7 @@ def _region(call: Call, x: Tensor, roi: Tensor, at: Tensor, half: bool) -> Tenso
         high, wide = max(high, 1.0), max(wide, 1.0)
     counts = [math.ceil(high / call.integer("output_height", 1)), math.ceil(wide / call.integer("output_width", 1))]
     if counts[0] != counts[1]:
-        raise Unfit("RoiAlign has sampling ratio 0, and the cells of a region are not square")
+        raise Unfit("RoiAlign has sampling ratio 0, and a region needs other sample counts in height and width")
     again = Call(call.torch, call.name, call.op, {**call.attributes, "sampling_ratio": max(counts[0], 1)}, call.opset)
     return roi_align(again, x, roi[None], at.reshape(1))
 
