@@ -123,7 +123,7 @@ def test_one_version() -> None:
         if f'"{version.__version__}"' in path.read_text() and path.name != "version.py"
     ]
     assert not elsewhere
-    assert f"## {version.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"## [{version.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_the_console_script_exists() -> None:
