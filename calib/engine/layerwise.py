@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import numpy as np
@@ -25,6 +25,9 @@ from sbonnx.progress import Progress
 from sbonnx.spec import Array
 
 R = TypeVar("R")
+
+Step = Callable[[LayerRunner | None, dict[str, Any], Sample], None]
+"""Runs one sample through a segment in one stream: session, known tensors, sample. Outputs are added to the tensors."""
 
 
 class LayerVisitor(Generic[R]):
@@ -44,12 +47,20 @@ class LayerVisitor(Generic[R]):
         """Open the session of each stream for a segment, closed by `stack`; None: there is nothing to run."""
         raise NotImplementedError
 
-    def step(self, number: int, segment: Segment, run: LayerRunner | None, known: dict[str, Any], unit: Sample) -> None:
-        """Run one sample through a segment in one stream, and add its outputs to `known`. Thread-safe."""
-        if run is not None:
-            known.update(run.run(known, segment.outputs, where=unit.where))
+    def reserve(self, number: int, segment: Segment) -> AbstractContextManager[Step]:
+        """Reserve what one thread needs to run the samples of a chunk, and return the function that runs one.
 
-    def visit(self, segment: Segment, unit: Sample, streams: Sequence[dict[str, Any]]) -> R:
+        The function runs a sample through the segment in one stream and adds the outputs to its known tensors. They
+        may be in buffers that its next call overwrites: no other thread may get those before the context ends.
+        """
+
+        def step(run: LayerRunner | None, known: dict[str, Any], unit: Sample) -> None:
+            if run is not None:
+                known.update(run.run(known, segment.outputs, where=unit.where))
+
+        return nullcontext(step)
+
+    def visit(self, number: int, unit: Sample, streams: Sequence[dict[str, Any]]) -> R:
         """Compute the result of a sample from the known tensors of each stream. Thread-safe."""
         raise NotImplementedError
 
@@ -96,7 +107,8 @@ def run_layerwise(
                     segment: Segment = segment,
                     runs: Sequence[LayerRunner | None] = runs,
                 ) -> list[R]:
-                    return [_one_sample(number, segment, unit, caches, runs, visitor) for unit in some]
+                    with visitor.reserve(number, segment) as step:
+                        return [_one_sample(step, number, unit, caches, runs, visitor) for unit in some]
 
                 source = chunks(iter(units if number == 0 else places), visitor.chunk)
                 for some, results in in_order(work, source, threads, least=visitor.least * visitor.chunk):
@@ -112,8 +124,8 @@ def run_layerwise(
 
 
 def _one_sample(
+    step: Step,
     number: int,
-    segment: Segment,
     unit: Sample,
     caches: Sequence[ActivationCache],
     runs: Sequence[LayerRunner | None],
@@ -124,11 +136,11 @@ def _one_sample(
     for cache, run in zip(caches, runs, strict=True):
         known = cache.fetch(number, unit)
         began = time.perf_counter()
-        visitor.step(number, segment, run, known, unit)
+        step(run, known, unit)
         seconds = time.perf_counter() - began
         cache.keep(number, unit, run if visitor.recompute else None, known, seconds)
         streams.append(known)
-    return visitor.visit(segment, unit, streams)
+    return visitor.visit(number, unit, streams)
 
 
 def run_float(

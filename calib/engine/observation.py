@@ -11,7 +11,7 @@ import numpy as np
 
 from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.cuda import DeviceRun, DeviceSampleRunner, fetched, place_on
-from sbonnx.calib.engine.layerwise import LayerVisitor, run_layerwise
+from sbonnx.calib.engine.layerwise import LayerVisitor, Step, run_layerwise
 from sbonnx.calib.engine.runner import LayerRunner, providers
 from sbonnx.calib.engine.sample_runner import Key, SampleRunner, StatsRequest, last_reads, run_sample
 from sbonnx.calib.engine.segments import Segment, needed
@@ -273,11 +273,16 @@ class _Observing(LayerVisitor[None]):
         self._observation.watch(segment)
         return [self._observation.open(stack, segment, None, self._model)]
 
-    def step(self, number: int, segment: Segment, run: Any, known: dict[str, Any], unit: Sample) -> None:
+    @contextmanager
+    def reserve(self, number: int, segment: Segment) -> Iterator[Step]:
         with self._observation.lane() as lane:
-            lane.step(number, segment, run, known, unit, self._observation.blame)
 
-    def visit(self, segment: Segment, unit: Sample, streams: Sequence[dict[str, Any]]) -> None:
+            def step(run: Any, known: dict[str, Any], unit: Sample) -> None:
+                lane.step(number, segment, run, known, unit, self._observation.blame)
+
+            yield step
+
+    def visit(self, number: int, unit: Sample, streams: Sequence[dict[str, Any]]) -> None:
         """Nothing is left to do: `step` updated the sketches."""
 
     def take(self, number: int, unit: Sample, result: None) -> None:

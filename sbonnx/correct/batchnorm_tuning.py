@@ -170,6 +170,7 @@ class _BatchNormTuning(LayerVisitor[dict[str, RunningVariance]]):
         names = list(self.tunables)
         stages = staged(self.graph, names, frozenset(Reader(n.name, i) for name in names for n, i in self._reads(name)))
         self.options.progress.start("batch norms, quantized", units.feeds)
+        self.stages = stages
         threads = samples_at_once(self.options)
         for stage in run_layerwise(stages, units, [store], self, threads, self.options.progress):
             seen = self._merged()
@@ -182,9 +183,9 @@ class _BatchNormTuning(LayerVisitor[dict[str, RunningVariance]]):
         piece, device = self._quantized(segment, self.tuned), self.options.device
         return [stack.enter_context(LayerRunner(piece, device=device, threads=1, name="the quantized model"))]
 
-    def visit(self, segment: Segment, unit: Sample, streams: Sequence[dict[str, Any]]) -> dict[str, RunningVariance]:
+    def visit(self, number: int, unit: Sample, streams: Sequence[dict[str, Any]]) -> dict[str, RunningVariance]:
         """Compute the statistics of one sample."""
-        return self._spreads(streams[0], segment.observed, unit, " with everything before it quantized")
+        return self._spreads(streams[0], self.stages[number].observed, unit, " with everything before it quantized")
 
     def take(self, number: int, unit: Sample, result: dict[str, RunningVariance]) -> None:
         """Merge the statistics of a sample."""

@@ -183,7 +183,7 @@ class _Stages(LayerVisitor[list[dict[str, Array]]]):
         device = walk.options.device
         return [stack.enter_context(LayerRunner(piece, device=device, threads=1, name="a layer")) for piece in pieces]
 
-    def visit(self, segment: Segment, unit: Sample, streams: Sequence[dict[str, Any]]) -> list[dict[str, Array]]:
+    def visit(self, number: int, unit: Sample, streams: Sequence[dict[str, Any]]) -> list[dict[str, Array]]:
         """Return the wanted tensors of both streams, and the inputs of the layers as the file quantizes them."""
         plain, rounded = ({name: np.asarray(known[name]) for name in self.wanted if name in known} for known in streams)
         fed = {

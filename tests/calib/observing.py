@@ -16,6 +16,7 @@ from sbonnx.calib.engine.samples import SampleSplitter
 from sbonnx.calib.engine.schedule import schedule_of
 from sbonnx.calib.sketches import Sketch
 from sbonnx.graph import Graph
+from sbonnx.options import RunOptions
 from sbonnx.spec import Array
 
 RNG = np.random.default_rng(7)
@@ -52,8 +53,9 @@ def observation_of(
     device, on_device = more.pop("device", "cpu"), more.pop("on_device", None)
     units = SampleSplitter(graph).units(read(data, graph).items())
     first = next(units)
-    settings: dict[str, Any] = {"granularity": "whole", "memory": 1 << 30, "kept": (), **more}
-    course = schedule_of(graph, scopes, wishes, first, count=None, **settings)
+    kept = more.pop("kept", ())
+    settings: dict[str, Any] = {"granularity": "whole", "memory": 1 << 30, **more}
+    course = schedule_of(graph, scopes, wishes, first, kept=kept, options=RunOptions(**settings), count=None)
     made = Observation(
         graph,
         course.segments,

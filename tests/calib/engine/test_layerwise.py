@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from sbonnx.calib.engine import layerwise
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.graph import load
 from sbonnx.options import RunOptions
+from sbonnx.plan.types import ObserverChoice
 from sbonnx.reconstruct.solve import WeightRounding, reconstruct
 from tests.calib.naive import plan_linear
 from tests.calib.test_calibrate import same
@@ -77,3 +79,18 @@ def _with_a_second(keep: Any) -> Any:
         keep(self, number, unit, run, known, 1.0)
 
     return timed
+
+
+def test_buffers_of_a_thread_are_not_written_before_they_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs lie in buffers that the next sample overwrites, here with a pause before they are copied."""
+    keep = layerwise.ActivationCache.keep
+
+    def slowly(self: layerwise.ActivationCache, *arguments: Any) -> None:
+        time.sleep(0.002)
+        keep(self, *arguments)
+
+    graph = load(residual())
+    plan = plan_linear(graph, observer=ObserverChoice("moving_average"))
+    alone = calibrate(graph, plan, FEEDS * 4, granularity="layer", threads=1)
+    monkeypatch.setattr(layerwise.ActivationCache, "keep", slowly)
+    assert same(alone, calibrate(graph, plan, FEEDS * 4, granularity="layer", threads=3))
