@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from sbonnx.batch.jobs.job import Job, Outcome, Places, Step, Tell
-from sbonnx.batch.jobs.plan import Wish
+from sbonnx.batch.jobs.plan import BatchRequest
 from sbonnx.batch.outcomes import FILE, now, to_json
 
 
@@ -24,8 +24,8 @@ def nowhere(step: Step, places: Places) -> None:
     """Publish nothing."""
 
 
-def wish_of(count: int, folder: Path) -> Wish:
+def wish_of(count: int, folder: Path) -> BatchRequest:
     """Create a batch request of `count` independent no-op steps."""
     jobs = tuple(Job(f"n{n}", "m.onnx", None, "onnxruntime", str(folder / f"n{n}.onnx")) for n in range(count))
     steps = tuple(Step(f"key-{job.name}", "quantize", job.name, (job,)) for job in jobs)
-    return Wish("no-op", Places(folder), jobs, jobs, steps)
+    return BatchRequest("no-op", Places(folder), jobs, jobs, steps)

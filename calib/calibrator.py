@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sbonnx.calib.cache.forward_count import count as counted
-from sbonnx.calib.cache.resume import CHECKPOINT_EVERY, EVERYTHING, Recall
+from sbonnx.calib.cache.sketch_cache import CHECKPOINT_EVERY, EVERYTHING, CalibrationCache
 from sbonnx.calib.data import Feed
 from sbonnx.calib.data.dataset import Dataset, read
 from sbonnx.calib.data.sample import Sample
@@ -103,13 +102,13 @@ class Calibrator:
             observation, units = self._begin(data.items(), data.count, self._wishes)
             self._run(observation, units)
             return
-        recall = Recall(self.options.cache, self.graph, data, settings(self.options.device))
-        self._known = recall.known(self._wishes)
+        cache = CalibrationCache(self.options.cache, self.graph, data, settings(self.options.device))
+        self._known = cache.load(self._wishes)
         missing = {key: wish for key, wish in self._wishes.items() if key not in self._known}
         if missing:
             observation, units = self._begin(data.items(), data.count, missing)
-            self._run_remembered(observation, units, missing, recall)
-        self._notes += recall.notes
+            self._run_remembered(observation, units, missing, cache)
+        self._notes += cache.notes
 
     def _run(self, observation: Observation, units: Iterator[Sample]) -> None:
         """Run all samples through all segments."""
@@ -117,37 +116,41 @@ class Calibrator:
             with TensorStore(self._memory) as store:
                 for _ in observation.layerwise(units, store, self.options.progress):
                     pass
-            counted(observation.samples)
+            self.options.progress.count_samples(observation.samples)
             return
         for unit, _ in observation.stream(units):
             self._count(unit)
 
     def _count(self, unit: Sample) -> None:
         """Count a sample that ran."""
-        counted(unit.samples)
+        self.options.progress.count_samples(unit.samples)
         self.options.progress.advance(int(unit.closes))
 
     def _run_remembered(
-        self, observation: Observation, units: Iterator[Sample], wishes: Mapping[Key, StatsRequest], recall: Recall
+        self,
+        observation: Observation,
+        units: Iterator[Sample],
+        wishes: Mapping[Key, StatsRequest],
+        cache: CalibrationCache,
     ) -> None:
         """Run all samples as `_run` does; cache each sketch when it is complete, and the progress in between."""
         if self.options.granularity == "layer":
             with TensorStore(self._memory) as store:
                 for done in observation.layerwise(units, store, self.options.progress):
-                    recall.keep({key: sketch for key, sketch in observation.found().items() if key[0] in done})
-            counted(observation.samples)
+                    cache.save({key: sketch for key, sketch in observation.found().items() if key[0] in done})
+            self.options.progress.count_samples(observation.samples)
         else:
-            first, sketches = recall.resume(wishes)
+            first, sketches = cache.resume(wishes)
             observation.add(sketches)
             for unit in units:
                 if unit.index >= first:
-                    self._run_with_checkpoints(observation, chain([unit], units), recall)
+                    self._run_with_checkpoints(observation, chain([unit], units), cache)
                     break
                 self.options.progress.advance(int(unit.closes))
-        recall.keep(observation.found())
-        recall.done()
+        cache.save(observation.found())
+        cache.finish()
 
-    def _run_with_checkpoints(self, observation: Observation, units: Iterator[Sample], recall: Recall) -> None:
+    def _run_with_checkpoints(self, observation: Observation, units: Iterator[Sample], cache: CalibrationCache) -> None:
         """Run samples for `CHECKPOINT_EVERY` seconds, write a checkpoint, and repeat."""
         while True:
             last = None
@@ -156,7 +159,7 @@ class Calibrator:
             following = None if last is None else next(units, None)
             if last is None or following is None:
                 return
-            recall.checkpoint(last.index + 1, observation.found())
+            cache.save_checkpoint(last.index + 1, observation.found())
             units = chain([following], units)
 
     def sketches(self) -> dict[Key, Sketch]:

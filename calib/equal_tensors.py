@@ -28,7 +28,7 @@ TRIED: Final = 2
 
 
 @dataclass(frozen=True)
-class Alike:
+class EqualTensors:
     """Result of a comparison of two graphs.
 
     Attributes:
@@ -40,7 +40,9 @@ class Alike:
     unseen: frozenset[str] = field(default=frozenset())
 
 
-def alike(one: Graph, other: Graph, names: Sequence[str], data: Dataset, *, device: str, budget: int) -> Alike:
+def equal_tensors(
+    one: Graph, other: Graph, names: Sequence[str], data: Dataset, *, device: str, budget: int
+) -> EqualTensors:
     """Find those of `names` that have the same values in both graphs.
 
     Tensors with equal digests have the same values. The others are computed in both graphs on the first `TRIED`
@@ -55,13 +57,13 @@ def alike(one: Graph, other: Graph, names: Sequence[str], data: Dataset, *, devi
     Raises:
         DataError, ModelError, DeviceError: see `LayerRunner`.
     """
-    here, there = places(one), places(other)
+    here, there = tensor_scopes(one), tensor_scopes(other)
     known = [name for name in names if name in here and here[name] == there.get(name)]
     ours, theirs = tensor_digests(one), tensor_digests(other)
     same = {name for name in known if ours[name] == theirs[name]}
     unsure = [name for name in known if name not in same]
     if not unsure or not _fed_alike(one, other):
-        return Alike(frozenset(same))
+        return EqualTensors(frozenset(same))
     units = list(islice(SampleSplitter(one, device=device).units(data.items()), TRIED))
     unseen: set[str] = set()
     for some in _within(unsure, bytes_of(one, _dims(one, units[0])) if units else {}, budget):
@@ -72,10 +74,10 @@ def alike(one: Graph, other: Graph, names: Sequence[str], data: Dataset, *, devi
                 unseen.add(name)
             elif all(_equal(a, b) for a, b in pairs):
                 same.add(name)
-    return Alike(frozenset(same), frozenset(unseen) if units else frozenset())
+    return EqualTensors(frozenset(same), frozenset(unseen) if units else frozenset())
 
 
-def places(graph: Graph) -> dict[str, str]:
+def tensor_scopes(graph: Graph) -> dict[str, str]:
     """Return the scope of each tensor that is an input or computed, by name."""
     found = {tensor.name: "" for tensor in graph.inputs}
     for scope, body in scopes(graph):
@@ -149,4 +151,4 @@ def _equal(one: Any, other: Any) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
-__all__ = ["Alike", "alike", "places"]
+__all__ = ["EqualTensors", "equal_tensors", "tensor_scopes"]

@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, Protocol, final
+from typing import IO, Any, Final, final
 
 from sbonnx.terminal import LINE_LENGTH, escaped, one_line
 
@@ -19,8 +19,8 @@ JSON_EVERY: Final = 0.25
 """Seconds between two JSON lines, and between two updates of the figures next to the bar."""
 
 
-class Progress(Protocol):
-    """Receiver of progress updates. `start` begins a stage; `advance` counts its items."""
+class Progress:
+    """Receiver of progress updates; its methods do nothing. `start` begins a stage; `advance` counts its items."""
 
     def start(self, what: str, total: int | None) -> None:
         """Begin the stage `what`: a pass over `total` items (None: unknown), or one such pass for each segment."""
@@ -30,6 +30,12 @@ class Progress(Protocol):
 
     def advance(self, pieces: int = 1) -> None:
         """Count more items as done."""
+
+    def count_samples(self, samples: int) -> None:
+        """Count samples that were run through the float model to observe its activations.
+
+        Samples of an interrupted run, or with cached statistics, do not count.
+        """
 
     def close(self) -> None:
         """End the display. Idempotent."""
@@ -156,24 +162,12 @@ class _Tally:
 
 
 @final
-class Silent:
+class Silent(Progress):
     """Progress without output."""
-
-    def start(self, what: str, total: int | None) -> None:
-        """Do nothing."""
-
-    def state(self, *, segment: tuple[int, int] | None = None, spilled: int = 0) -> None:
-        """Do nothing."""
-
-    def advance(self, pieces: int = 1) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 @final
-class Lines:
+class Lines(Progress):
     """Progress as one line a minute (`Figures.line`). Work of less than a minute prints nothing."""
 
     def __init__(self, stream: IO[str] | None = None, *, every: float = LINE_EVERY) -> None:
@@ -199,12 +193,9 @@ class Lines:
             self._said = now
             print(one_line(self._tally.figures().line(), LINE_LENGTH), file=self._stream, flush=True)
 
-    def close(self) -> None:
-        """Do nothing: every line is complete."""
-
 
 @final
-class JsonLines:
+class JsonLines(Progress):
     """Progress as JSON: `Figures`, one object per line, at most four a second, and always the last of each stage.
 
     The keys are those of `Figures`: stage, segment, segments, done, total, per_second, memory_bytes, spilled_bytes,
@@ -246,7 +237,7 @@ class JsonLines:
 
 
 @final
-class Bar:
+class Bar(Progress):
     """Progress bar on a terminal, with the figures next to it."""
 
     def __init__(self, stream: IO[str] | None = None) -> None:

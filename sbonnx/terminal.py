@@ -6,9 +6,12 @@ bidirectional overrides could make one name look like another.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 import re
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 LINE_LENGTH: Final = 500
 """Maximum number of characters of an error or note."""
@@ -74,4 +77,30 @@ def _without_middle(text: str, length: int) -> str:
     return f"{text[:head]}{ELLIPSIS}{text[-tail:]}"
 
 
-__all__ = ["LINE_LENGTH", "escaped", "json_escaped", "one_line"]
+def json_values(value: Any) -> Any:
+    """Convert a value to JSON types; non-finite numbers become the strings "inf", "-inf" or "nan"."""
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): json_values(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [json_values(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return json_values(dataclasses.asdict(value))
+    return json_values(value.tolist()) if hasattr(value, "tolist") else str(value)  # NumPy, without importing it
+
+
+def map_strings(change: Callable[[str], str], value: Any) -> Any:
+    """Apply a function to all strings in nested JSON values, including keys."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {map_strings(change, key): map_strings(change, item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map_strings(change, item) for item in value)
+    return value
+
+
+__all__ = ["LINE_LENGTH", "escaped", "json_escaped", "json_values", "map_strings", "one_line"]

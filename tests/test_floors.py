@@ -66,11 +66,11 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     "pydantic": frozenset({"recipe", "batch.jobs.jobfile"}),
     "yaml": frozenset({"recipe", "cli", "batch.jobs.jobfile"}),
     "typer": frozenset({"cli"}),
-    "rich": frozenset({"cli", "progress", "batch.watch"}),
+    "rich": frozenset({"cli", "progress", "batch.step_progress"}),
     "jinja2": frozenset({"html_report"}),
     "psutil": frozenset({"batch"}),
     "distributed": frozenset({"batch.dask.cluster", "batch.dask.cluster_check", "batch.dask.cluster_tasks"}),
-    "fsspec": frozenset({"batch.storage.remote", "batch.storage.urls"}),
+    "fsspec": frozenset({"batch.remote"}),
     # protobuf, which onnx brings: the errors that it raises on a bad or too large model
     "google": frozenset({"graph", "patterns.simplify.infer"}),
 }

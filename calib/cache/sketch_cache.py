@@ -1,71 +1,74 @@
-"""`SketchCache`: calibration cache, a folder with the statistics of one model on one data set."""
+"""Calibration cache: statistics of one model on one data set, and the progress of an interrupted run."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from sbonnx.calib.cache.sketch_files import Packed, load_packed, read_whole, save_packed, sweep, write_whole
-from sbonnx.calib.sketches import Detail, Sketch
+from sbonnx.calib.cache.data_digest import data_digest
+from sbonnx.calib.cache.sketch_database import (
+    DATABASE,
+    FORMAT,
+    DamagedError,
+    SketchRow,
+    get_identity,
+    get_rows,
+    put_identity,
+    put_rows,
+    reading,
+    remove_database,
+    writing,
+)
+from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.engine.sample_runner import Key, StatsRequest
+from sbonnx.calib.sketches import Sketch
 from sbonnx.calib.sketches.sketch import FORMAT as SKETCH_FORMAT
-from sbonnx.errors import DataError, OutputError
-from sbonnx.graph.digests import combined, text
+from sbonnx.errors import DataError, OutputError, SbonnxError
+from sbonnx.graph import Graph
+from sbonnx.graph.digests import combined, outputs_digest, tensor_digests, text
+from sbonnx.input_files import read_regular
 
-FORMAT: Final = 1
-"""Version of the folder's layout."""
+CHECKPOINT_EVERY: Final = 30.0
+"""Seconds between checkpoints: the most work that a killed run loses."""
 
-HEADER: Final = "cache.json"
-MAX_HEADER: Final = 1 << 20
-KIND: Final = "sbonnx calibration cache"
-NOTE: Final = "statistics of activations, to be measured once only; this folder can be deleted at any time"
-DONE: Final = "sketches"
-PARTIAL: Final = "partial"
+EVERYTHING: Final = StatsRequest("histogram", track=True)
+"""Statistics that are measured for the cache: sufficient for any observer."""
 
-MERGE_AT: Final = 8
-"""Number of files of complete sketches at which they are merged into one."""
-
-ATTEMPTS: Final = 20
-"""Attempts to list the folder, because a file may be merged into another between listing and reading."""
+OLD_HEADER: Final = "cache.json"
+OLD_KIND: Final = b"sbonnx calibration cache"
+MAX_OLD_HEADER: Final = 1 << 20
 
 
 class SketchKey(NamedTuple):
-    """Key of statistics: the tensor's digest (see `tensor_digests`), the channel axis and the level of detail."""
+    """Key of a sketch: the tensor's digest (see `tensor_digests`), and the channel axis."""
 
     tensor: str
     axis: int | None = None
-    detail: Detail = "histogram"
-    track: bool = False
 
 
-def plan_key(keys: Iterable[SketchKey], *more: str) -> str:
-    """Compute the name of a run from the sketches that it makes.
-
-    `more`: further values that must match, for example a shard of the data.
-    """
-    rows = sorted(repr(tuple(key)) for key in keys)
-    return text(combined("plan", *(row.encode() for row in rows), b"", *(one.encode() for one in more)))
+def run_key(keys: Iterable[SketchKey]) -> str:
+    """Compute the name of a run from the sketches that it makes."""
+    return text(combined("plan", *(row.encode() for row in sorted({repr(tuple(key)) for key in keys}))))
 
 
 class SketchCache:
-    """Sketches of one model's tensors on one data set, stored in a folder.
+    """Sketches of one model's tensors on one data set, in a database in a folder.
 
         cache = SketchCache(folder, model="m.onnx", model_digest=..., data="folder 'calib'", data_digest=...,
                             settings={"onnxruntime": "1.31.1", "device": "cpu", "optimisation": "all"})
-        sketch = cache.get(SketchKey(digests["conv1"]))     # None: to be measured
-        cache.put(SketchKey(digests["conv1"]), sketch)
-        cache.flush()
+        sketches = cache.load(keys)     # those that are not in it have to be measured
+        cache.save({SketchKey(digests["conv1"]): sketch})
 
-    `cache.json` names the model and the data of the folder; the cache of another model or of other data is an error.
-    Other settings (a newer onnxruntime, another device) change the last bits: their sketches are stored in the same
-    folder, and each run reads only those of its own settings; `notes` says so if there are none yet. Sketches that no
-    run needs any more are not removed until the folder is deleted.
+    The cache of another model or of other data is an error. Other settings (a newer onnxruntime, another device) change
+    the last bits: their sketches are in the same database, and each run reads only those of its own settings; `notes`
+    says so if there are none yet. Sketches that no run needs any more are not removed until the folder is deleted.
 
-    Every file is written atomically under a name that contains its sha256, is never changed, and is bound to model,
-    data and settings. So a process may be killed at any moment, several processes may use the folder at once, and a
-    damaged or truncated file is skipped, noted, and measured again. Not thread-safe.
+    A process may be killed at any moment, and several processes may use the folder at once. Each row has a checksum and
+    is bound to model, data and settings: damaged rows are skipped, noted, and measured again. Not thread-safe.
 
     Args:
         folder: created if missing (its parent is not).
@@ -77,7 +80,7 @@ class SketchCache:
         notes: problems and unused contents, one sentence each.
 
     Raises:
-        DataError: the folder is the cache of another model or other data, of another version of sbonnx, or not a cache.
+        DataError: the folder is the cache of another model or other data, of a later version of sbonnx, or not a cache.
         OutputError: it cannot be created or written to.
     """
 
@@ -92,105 +95,105 @@ class SketchCache:
         settings: Mapping[str, str],
     ) -> None:
         self.folder = folder
+        self.path = folder / DATABASE
         self.notes: list[str] = []
-        self._settings = {**dict(sorted(settings.items())), "sketches": str(SKETCH_FORMAT)}
-        self._identity = {
+        self._identity: dict[str, Any] = {
             "model": {"name": model, "digest": model_digest},
             "data": {"name": data, "digest": data_digest},
+            "settings": {**dict(sorted(settings.items())), "sketches": str(SKETCH_FORMAT)},
         }
-        bound = [str(FORMAT), model_digest, data_digest, json.dumps(self._settings, sort_keys=True)]
+        bound = [str(FORMAT), model_digest, data_digest, json.dumps(self._identity["settings"], sort_keys=True)]
         self._binding = text(combined("binding", *(part.encode() for part in bound)))
-        self._entries: dict[SketchKey, Packed] = {}
-        self._fresh: set[SketchKey] = set()
-        self._read: set[str] = set()  # names of files whose sketches are in `_entries`
-        self._damaged: set[str] = set()
+        self._stored: set[SketchKey] = set()  # complete sketches that are known to be in the database
         self._begin()
-        sweep(folder, (HEADER, f"{DONE}-", f"{PARTIAL}-"))
-        self._absorb()
 
-    def __len__(self) -> int:
-        return len(self._entries)
+    def load(self, keys: Iterable[SketchKey]) -> dict[SketchKey, Sketch]:
+        """Return new copies of those sketches that are in the cache."""
+        found: dict[SketchKey, Sketch] = {}
+        damaged = 0
+        try:
+            with reading(self.path) as db:
+                for key in keys:
+                    where = "binding = ? AND run = '' AND samples = 0 AND key = ?"
+                    for row in get_rows(db, where, (self._binding, json.dumps(key))):
+                        sketch = _unpacked(row)
+                        if sketch is None:
+                            damaged += 1
+                        else:
+                            found[key] = sketch
+        except FileNotFoundError:
+            return {}
+        except DamagedError:
+            self._discard()
+            return {}
+        if damaged:
+            self._note_damage(damaged)
+        self._stored.update(found)
+        return found
 
-    def get(self, key: SketchKey) -> Sketch | None:
-        """Return a new sketch with at least the detail that `key` requests, or None."""
-        details: tuple[Detail, ...] = ("range", "histogram") if key.detail == "range" else ("histogram",)
-        for track in (True,) if key.track else (False, True):
-            for detail in details:
-                packed = self._entries.get(key._replace(detail=detail, track=track))
-                if packed is not None:
-                    return Sketch.from_arrays(packed.arrays())
-        return None
-
-    def put(self, key: SketchKey, sketch: Sketch) -> None:
-        """Store a copy of a complete sketch; `flush` writes it.
+    def save(self, sketches: Mapping[SketchKey, Sketch]) -> None:
+        """Store complete sketches.
 
         Raises:
-            ValueError: the sketch does not match the key.
+            ValueError: a sketch does not match its key, or is not of `EVERYTHING`.
+            OutputError: the folder cannot be written to.
         """
-        _check(key, sketch)
-        self._entries[key] = Packed.of(sketch.to_arrays())
-        self._fresh.add(key)
+        rows = [self._row(key, sketch) for key, sketch in sketches.items() if key not in self._stored]
+        if rows:
+            self._write(rows)
+            self._stored.update(sketches)
 
-    def flush(self) -> None:
-        """Write the sketches stored since the last call.
-
-        Raises:
-            OutputError: the folder cannot be written to (any more).
-        """
-        if not self._fresh:
-            return
-        keys = sorted(self._fresh, key=repr)
-        old: set[str] = set()
-        if len(self._files(DONE)) >= MERGE_AT:
-            self._absorb()
-            keys, old = sorted(self._entries, key=repr), set(self._read)
-        made = save_packed(self.folder, self._stem(DONE), self._head(), {key: self._entries[key] for key in keys})
-        self._fresh.clear()
-        self._read = self._read - old | {made}
-        self._remove(old | self._damaged, made)
-        self._damaged.clear()
-
-    def save_partial(self, units_done: int, sketches: Mapping[SketchKey, Sketch], plan_key: str) -> None:
-        """Write a checkpoint: the sketches after the first `units_done` samples. Replaces the previous checkpoint.
+    def load_checkpoint(self, run: str) -> tuple[int, dict[SketchKey, Sketch]] | None:
+        """Return (samples done, sketches to continue with) of the checkpoint with the most samples, or None.
 
         Args:
-            sketches: all sketches of the run; must not change during the call.
-            plan_key: see the function of that name; only a run of the same key reads it.
+            run: see `run_key`.
+        """
+        where, values = "binding = ? AND run = ?", (self._binding, run)
+        try:
+            with reading(self.path) as db:
+                query = f"SELECT DISTINCT samples FROM sketches WHERE {where} ORDER BY samples DESC"
+                for samples in [samples for (samples,) in db.execute(query, values)]:
+                    rows = list(get_rows(db, f"{where} AND samples = ?", (*values, samples)))
+                    unpacked = [(row, _unpacked(row)) for row in rows]
+                    found = {_key(row): sketch for row, sketch in unpacked if row is not None and sketch is not None}
+                    if rows[0] is not None and len(found) == len(rows) == rows[0].row_count:
+                        return samples, found
+                    self._note_damage(len(rows))
+        except FileNotFoundError:
+            pass
+        except DamagedError:
+            self._discard()
+        return None
+
+    def save_checkpoint(self, samples: int, sketches: Mapping[SketchKey, Sketch], run: str) -> None:
+        """Store the sketches after the first `samples` samples. Replaces the previous checkpoint.
+
+        Args:
+            sketches: all sketches of the run.
+            run: see `run_key`; only the same run reads it.
+
+        Raises:
+            ValueError: as in `save`.
+            OutputError: the folder cannot be written to.
+        """
+        rows = [self._row(key, sketch, run, samples, len(sketches)) for key, sketch in sketches.items()]
+        self._write(rows, delete=("binding = ? AND run = ? AND samples <= ?", (self._binding, run, samples)))
+
+    def clear_checkpoint(self, run: str) -> None:
+        """Remove the checkpoints of a run.
 
         Raises:
             OutputError: the folder cannot be written to.
         """
-        for key, sketch in sketches.items():
-            _check(key, sketch)
-        stem = self._stem(PARTIAL, plan_key)
-        packed = {key: Packed.of(sketch.to_arrays()) for key, sketch in sketches.items()}
-        head = self._head(plan=plan_key, units=int(units_done))
-        made = save_packed(self.folder, f"{stem}-{units_done:09d}", head, packed)
-        older = {path.name for path in self._partials(stem) if _units(path) <= units_done}
-        self._remove(older, made)
-
-    def load_partial(self, plan_key: str) -> tuple[int, dict[SketchKey, Sketch]] | None:
-        """Return (samples done, sketches to continue with) of the checkpoint with the most samples, or None."""
-        for path in sorted(self._partials(self._stem(PARTIAL, plan_key)), key=_units, reverse=True):
-            try:
-                found = load_packed(path)
-            except FileNotFoundError:  # another process has written a later checkpoint or has finished
-                continue
-            if found is None:
-                self._note_damage(path)
-                continue
-            head, entries = found
-            if head == self._head(plan=plan_key, units=_units(path)):
-                return _units(path), {_key(key): Sketch.from_arrays(packed.arrays()) for key, packed in entries}
-        return None
-
-    def clear_partial(self, plan_key: str | None = None) -> None:
-        """Remove checkpoints: those of that key, or all with these settings.
-
-        Raises:
-            OutputError: a file cannot be removed.
-        """
-        self._remove({path.name for path in self._partials(self._stem(PARTIAL, plan_key))})
+        where, values = "binding = ? AND run = ?", (self._binding, run)
+        try:
+            with reading(self.path) as db:
+                if db.execute(f"SELECT 1 FROM sketches WHERE {where} LIMIT 1", values).fetchone() is None:
+                    return
+        except (FileNotFoundError, DamagedError):
+            return
+        self._write([], delete=(where, values))
 
     # --- the folder -------------------------------------------------------------------------------
 
@@ -203,150 +206,204 @@ class SketchCache:
         except OSError as error:
             raise OutputError(
                 f"'{self.folder}' cannot be the folder of the calibration cache ({error.strerror or error}): "
-                "name one that can be written to, in a folder that is there"
+                "name one that can be written to, in a folder that exists"
             ) from error
-        header = self._header() if HEADER in names else None
-        if header is None:
-            foreign = [name for name in names if name != HEADER and not name.startswith((f"{DONE}-", f"{PARTIAL}-"))]
-            if foreign:
-                raise DataError(
-                    f"folder '{self.folder}' holds '{foreign[0]}' and is no calibration cache: "
-                    "name an empty or a new folder"
-                )
-            header = {"kind": KIND, "note": NOTE, "format": FORMAT, **self._identity, "settings": self._settings}
-            try:
-                write_whole(self.folder / HEADER, [json.dumps(header, indent=1).encode() + b"\n"])
-            except BaseException:
-                if new:
-                    with suppress(OSError):  # another process has written into it meanwhile
-                        self.folder.rmdir()
-                raise
-        self._check_header(header)
-
-    def _header(self) -> dict[str, Any] | None:
-        """Read cache.json; None if it is damaged.
-
-        Raises:
-            DataError: it is not of a cache, or of another version.
-        """
-        path = self.folder / HEADER
         try:
-            header = json.loads(read_whole(path, MAX_HEADER))
-        except (ValueError, RecursionError):  # truncated; the sketch files have their own checks
-            self.notes.append(f"'{path}' was damaged and is made anew")
-            return None
-        if not isinstance(header, dict) or header.get("kind") != KIND:
-            raise DataError(f"'{path}' is not of a calibration cache: name an empty or a new folder")
-        version = header.get("format")
-        if version != FORMAT:
-            raise DataError(
-                f"the calibration cache '{self.folder}' is of another version of sbonnx (format {version}, this one "
-                f"has {FORMAT}): name another folder, or delete it"
-            )
-        return header
+            with reading(self.path) as db:
+                content = get_identity(db)
+                measured = any(True for _ in get_rows(db, "binding = ? AND run = '' LIMIT 1", (self._binding,)))
+        except FileNotFoundError:
+            self._create(names, new=new)
+            return
+        except DamagedError:
+            self._discard()
+            return
+        if content is None:
+            self.notes.append(f"the header of the calibration cache '{self.path}' was damaged and is written again")
+            with writing(self.path, self._content) as db:
+                put_identity(db, self._content)
+        else:
+            self._check_identity(json.loads(content), measured=measured)
 
-    def _check_header(self, header: Mapping[str, Any]) -> None:
+    def _create(self, names: list[str], *, new: bool) -> None:
+        """Create the database in a folder without one.
+
+        Args:
+            names: files in the folder.
+            new: whether to remove the folder if that fails.
+        """
+        old = OLD_HEADER in names and self._is_old()
+        foreign = [name for name in names if not (old and (name == OLD_HEADER or name.endswith(".bin")))]
+        if any(not name.startswith(DATABASE) for name in foreign):  # another process may have created it meanwhile
+            raise DataError(
+                f"folder '{self.folder}' contains '{foreign[0]}' and is not a calibration cache: "
+                "name an empty or a new folder"
+            )
+        if old:
+            self.notes.append(
+                f"the calibration cache '{self.folder}' was written by an earlier version of sbonnx: it is measured "
+                f"again, and its files {OLD_HEADER} and *.bin can be deleted"
+            )
+        try:
+            self._write([])
+        except BaseException:
+            with suppress(OSError, SbonnxError, DamagedError):
+                try:
+                    with reading(self.path):
+                        pass  # another process has created it meanwhile
+                except FileNotFoundError:
+                    self.path.unlink(missing_ok=True)
+                    if new:
+                        self.folder.rmdir()
+            raise
+
+    def _is_old(self) -> bool:
+        """Return whether the folder is a cache of binary files of an earlier version."""
+        try:
+            return OLD_KIND in read_regular(self.folder / OLD_HEADER, MAX_OLD_HEADER)
+        except OSError:
+            return False
+
+    def _check_identity(self, found: dict[str, Any], *, measured: bool) -> None:
         """Raise DataError if the folder belongs to another model or other data."""
-        found = {part: header.get(part) for part in self._identity}
-        other = [part for part, own in self._identity.items() if _digest(found[part]) != own["digest"]]
+        other = [part for part in ("model", "data") if found[part]["digest"] != self._identity[part]["digest"]]
         if other:
             raise DataError(
                 f"the calibration cache '{self.folder}' was made from {_describe(found)}, not from "
                 f"{_describe(self._identity)}, which differs in {' and '.join(other)}: "
                 "name another folder, or delete it"
             )
-        theirs = header.get("settings")
-        if theirs != self._settings and isinstance(theirs, dict) and not self._files(DONE):
+        theirs, ours = found["settings"], self._identity["settings"]
+        if theirs != ours and not measured:
             changes = [
-                f"{name} {self._settings.get(name, 'none')} (there: {theirs.get(name, 'none')})"
-                for name in sorted({*theirs, *self._settings})
-                if theirs.get(name) != self._settings.get(name)
+                f"{name} {ours.get(name, 'none')} (there: {theirs.get(name, 'none')})"
+                for name in sorted({*theirs, *ours})
+                if theirs.get(name) != ours.get(name)
             ]
-            self.notes.append(f"the calibration cache '{self.folder}' holds nothing yet of {', '.join(changes)}")
+            self.notes.append(f"the calibration cache '{self.folder}' has no sketches yet of {', '.join(changes)}")
 
-    def _absorb(self) -> None:
-        """Read the complete sketches that were not read yet."""
-        for _ in range(ATTEMPTS):
+    @property
+    def _content(self) -> str:
+        return json.dumps(self._identity, indent=1)
+
+    def _write(self, rows: Iterable[SketchRow], delete: tuple[str, tuple[Any, ...]] | None = None) -> None:
+        """Delete and store rows in one transaction; a damaged database is replaced."""
+        for attempt in range(2):
             try:
-                for path in self._files(DONE):
-                    if path.name not in self._read:
-                        self._absorb_file(path)
+                with writing(self.path, self._content) as db:
+                    if delete is not None:
+                        db.execute(f"DELETE FROM sketches WHERE {delete[0]}", delete[1])
+                    put_rows(db, rows)
                 return
-            except FileNotFoundError:  # merged into another file by a concurrent process
-                continue
+            except DamagedError as error:
+                if attempt:
+                    raise OutputError(f"'{self.path}' cannot be written: {error}") from error
+                self._discard()
 
-    def _absorb_file(self, path: Path) -> None:
-        if path.name in self._damaged:
-            return
-        found = load_packed(path)
-        if found is None:
-            self._note_damage(path)
-            return
-        head, entries = found
-        if head == self._head():
-            for key, packed in entries:
-                self._entries.setdefault(_key(key), packed)
-            self._read.add(path.name)
+    def _row(self, key: SketchKey, sketch: Sketch, run: str = "", samples: int = 0, count: int = 1) -> SketchRow:
+        """Convert a sketch to a row, after a check that it matches its key."""
+        found, wanted = (sketch.axis, sketch.detail, sketch.tracks), (key.axis, EVERYTHING.detail, EVERYTHING.track)
+        if found != wanted:
+            raise ValueError(f"a sketch of (axis, detail, track) {found} under the key {tuple(key)}, not {wanted}")
+        return SketchRow.of(self._binding, json.dumps(key), sketch, run, samples, count)
 
-    def _note_damage(self, path: Path) -> None:
-        self._damaged.add(path.name)
-        self.notes.append(f"'{path}' of the calibration cache was damaged: what it held is measured anew")
-
-    def _stem(self, kind: str, plan: str | None = None) -> str:
-        """Return the start of the names of files of this model, data and settings."""
-        return f"{kind}-{self._binding[:12]}" + (
-            "" if plan is None else f"-{text(combined('plan', plan.encode()))[:12]}"
+    def _note_damage(self, count: int) -> None:
+        self.notes.append(
+            f"the calibration cache '{self.path}' has {count} damaged entries, which are skipped and measured again"
         )
 
-    def _head(self, **more: Any) -> dict[str, Any]:
-        return {"binding": self._binding, "settings": self._settings, **more}
-
-    def _files(self, kind: str) -> list[Path]:
-        return sorted(self.folder.glob(f"{self._stem(kind)}-*.bin"))
-
-    def _partials(self, stem: str) -> list[Path]:
-        return [path for path in sorted(self.folder.glob(f"{stem}-*.bin")) if _units(path) >= 0]
-
-    def _remove(self, names: Iterable[str], kept: str = "") -> None:
-        """Remove superseded files."""
-        for name in names:
-            if name != kept:
-                try:
-                    (self.folder / name).unlink(missing_ok=True)
-                except OSError as error:
-                    raise OutputError(f"'{self.folder / name}' cannot be removed: {error.strerror or error}") from error
+    def _discard(self) -> None:
+        """Remove a damaged database."""
+        self.notes.append(f"the calibration cache '{self.path}' was damaged: its contents are measured again")
+        self._stored.clear()
+        remove_database(self.path)
 
 
-def _check(key: SketchKey, sketch: Sketch) -> None:
-    """Raise ValueError if a sketch does not match its key."""
-    found = (sketch.axis, sketch.detail, sketch.tracks)
-    if found != key[1:]:
-        raise ValueError(f"a sketch of (axis, detail, track) {found} under the key {tuple(key)}")
+def _unpacked(row: SketchRow | None) -> Sketch | None:
+    """Return the sketch of a row; None if it is damaged."""
+    try:
+        return None if row is None else row.sketch()
+    except ValueError:
+        return None
 
 
-def _key(row: Any) -> SketchKey:
-    """Convert a key read from JSON."""
-    return SketchKey(*row)
-
-
-def _units(path: Path) -> int:
-    """Return the number of samples done, from the name of a partial file; -1 for other files."""
-    number = path.stem.split("-")[-2]
-    return int(number) if number.isdecimal() else -1
-
-
-def _digest(part: Any) -> Any:
-    return part.get("digest") if isinstance(part, dict) else None
+def _key(row: SketchRow) -> SketchKey:
+    return SketchKey(*json.loads(row.key))
 
 
 def _describe(identity: Mapping[str, Any]) -> str:
     """Format an identity as "model 'a.onnx' (digest 1234...) and data 'b' (digest ...)"."""
     texts = []
-    for part, said in identity.items():
-        name, digest = (said.get("name"), said.get("digest")) if isinstance(said, dict) else (None, None)
-        quoted = name if "'" in str(name) else f"'{name}'"  # names of data include their kind: folder 'calib'
-        texts.append(f"{part} {quoted} (digest {str(digest)[:12]})")
+    for part in ("model", "data"):
+        name, digest = identity[part]["name"], identity[part]["digest"]
+        quoted = name if "'" in name else f"'{name}'"  # names of data include their kind: folder 'calib'
+        texts.append(f"{part} {quoted} (digest {digest[:12]})")
     return " and ".join(texts)
 
 
-__all__ = ["SketchCache", "SketchKey", "plan_key"]
+class CalibrationCache:
+    """Calibration cache by the tensors of one graph; see `SketchCache`.
+
+    Args:
+        folder: of the cache.
+        graph: simplified and fused.
+        data: calibration data; read once for its digest.
+        settings: other settings that the results depend on.
+
+    Raises: see `SketchCache`.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], graph: Graph, data: Dataset, settings: Mapping[str, str]
+    ) -> None:
+        self._digests = tensor_digests(graph)
+        self._cache = SketchCache(
+            Path(folder),
+            model=str(graph.info.path or "a model in memory"),
+            model_digest=outputs_digest(graph, self._digests),
+            data=data.name,
+            data_digest=data_digest(data),
+            settings=settings,
+        )
+        self._run = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Problems found in the cache."""
+        return tuple(self._cache.notes)
+
+    def load(self, wishes: Iterable[Key]) -> dict[Key, Sketch]:
+        """Return the cached sketches of the requested tensors. Tensors of equal digests share a sketch."""
+        keys = {key: self._key(key) for key in wishes}
+        found = self._cache.load(dict.fromkeys(keys.values()))
+        return {key: found[stored] for key, stored in keys.items() if stored in found}
+
+    def save(self, sketches: Mapping[Key, Sketch]) -> None:
+        """Store complete sketches."""
+        self._cache.save({self._key(key): sketch for key, sketch in sketches.items()})
+
+    def resume(self, wishes: Iterable[Key]) -> tuple[int, dict[Key, Sketch]]:
+        """Return (samples done, their sketches) of an interrupted run for exactly these tensors."""
+        keys = {key: self._key(key) for key in wishes}
+        self._run = run_key(keys.values())
+        checkpoint = self._cache.load_checkpoint(self._run)
+        if checkpoint is None:
+            return 0, {}
+        samples, sketches = checkpoint
+        return samples, {key: sketches[stored] for key, stored in keys.items()}
+
+    def save_checkpoint(self, done: int, sketches: Mapping[Key, Sketch]) -> None:
+        """Store a checkpoint of the run that `resume` began."""
+        self._cache.save_checkpoint(done, {self._key(key): sketch for key, sketch in sketches.items()}, self._run)
+
+    def finish(self) -> None:
+        """Remove the checkpoint of the run that `resume` began, if any."""
+        if self._run:
+            self._cache.clear_checkpoint(self._run)
+
+    def _key(self, key: Key) -> SketchKey:
+        tensor, axis = key
+        return SketchKey(self._digests[tensor], axis)
+
+
+__all__ = ["CHECKPOINT_EVERY", "EVERYTHING", "CalibrationCache", "SketchCache", "SketchKey", "run_key"]

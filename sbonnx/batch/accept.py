@@ -14,7 +14,7 @@ from sbonnx.batch.digests import Digests
 from sbonnx.batch.jobs.job import Acceptance, Places
 from sbonnx.batch.metric import Rows, digest_of, loaded, sources_of
 from sbonnx.batch.process.cleanup import used
-from sbonnx.batch.redaction import Hider, revealed
+from sbonnx.batch.redaction import Redactor, revealed
 from sbonnx.errors import DataError, ModelError, RecipeError
 from sbonnx.graph.digests import combined, text
 from sbonnx.graph.storage.files import write_text
@@ -30,7 +30,7 @@ UNKNOWN: Final = 0.0
 
 
 @dataclass(frozen=True)
-class Judged:
+class AcceptanceResult:
     """Result of the acceptance check.
 
     Attributes:
@@ -46,7 +46,7 @@ class Judged:
 
 def judge(
     accept: Acceptance, metrics: Mapping[str, Any], own: Mapping[str, Mapping[str, float]] | None = None
-) -> Judged:
+) -> AcceptanceResult:
     """Check a result against the acceptance thresholds of its job.
 
     Args:
@@ -58,14 +58,14 @@ def judge(
     for what, found, wanted, least in _figures(accept, metrics, own or {}):
         if found is None or math.isnan(found):
             rows.append((what, UNKNOWN, wanted, False))
-            reasons.append(f"accept.{what} cannot be judged: {_absent(what)}")
+            reasons.append(f"accept.{what} cannot be judged: {_missing_reason(what)}")
             continue
         met = found >= wanted if least else found <= wanted
         rows.append((what, found, wanted, met))
         if not met:
             reasons.append(f"{what}: {found:.6g}, and {'at least' if least else 'at most'} {wanted:.6g} is accepted")
     named = tuple({"name": name, **values} for name, values in (own or {}).items())
-    return Judged(tuple(rows), tuple(reasons), named)
+    return AcceptanceResult(tuple(rows), tuple(reasons), named)
 
 
 def _figures(
@@ -95,14 +95,14 @@ def _positive(value: Any) -> float | None:
     return float(value) if value is not None and float(value) > 0 else None
 
 
-def _absent(what: str) -> str:
+def _missing_reason(what: str) -> str:
     """Return the reason why a value is missing."""
     return {
-        "min_sqnr": "the outputs were not compared with float, which wants calibration data",
+        "min_sqnr": "the outputs were not compared with float, which requires calibration data",
         "min_agreement": "no output has two classes or more, or nothing was compared with float",
         "max_size_ratio": "there is no size to compare with",
-        "max_latency_ratio": "the latency was not measured, which wants calibration data and VERIFY.LATENCY",
-    }.get(what, "the metric gives no value of that name")
+        "max_latency_ratio": "the latency was not measured, which requires calibration data and VERIFY.LATENCY",
+    }.get(what, "the metric returns no value of that name")
 
 
 def run_metric(named: str, model: Path) -> dict[str, float]:
@@ -114,15 +114,15 @@ def run_metric(named: str, model: Path) -> dict[str, float]:
         return metric.values(model)
 
 
-def both(
-    named: str, model: Path, quantized: Path, places: Places, hider: Hider | None = None
+def metric_values(
+    named: str, model: Path, quantized: Path, places: Places, redactor: Redactor | None = None
 ) -> tuple[dict[str, dict[str, float]], tuple[str, ...]]:
     """Compute the metric for the float and the quantized model: {name: {"float": value, "quantized": value}}.
 
     The values of the float model are computed once and cached in the state folder.
 
     Args:
-        hider: replaces secret values of environment variables in what is written.
+        redactor: replaces secret values of environment variables in what is written.
 
     Returns:
         The values, and the names of the lists of files that they depend on (see `unchanged`).
@@ -134,20 +134,20 @@ def both(
     digests = Digests(places.state)
     with loaded(named, places.state) as metric:
         ours = metric.values(quantized)
-        known = _kept(named, model, places, digests)
+        known = _cached_metric(named, model, places, digests)
         theirs = metric.values(model) if known is None else known[0]
-        own = _remember(metric.reads(digests), places, hider or Hider(()))
+        own = _write_reads(metric.reads(digests), places, redactor or Redactor(()))
     if known is None:
         _write(_float_file(named, model, places, digests), json.dumps({"values": theirs, "reads": own}))
     digests.save()
     found = {name: {"float": theirs[name], "quantized": value} for name, value in ours.items() if name in theirs}
     if not found:
-        raise DataError(f"accept.metric: '{named}' gives no name for both the float and the quantized model")
+        raise DataError(f"accept.metric: '{named}' returns no name for both the float and the quantized model")
     return found, tuple(sorted({own, own if known is None else known[1]}))
 
 
 def unchanged(reads: str, places: Places, digests: Digests) -> bool:
-    """Return whether the files of a list of `both` are unchanged since a metric read them."""
+    """Return whether the files of a list of `metric_values` are unchanged since a metric read them."""
     try:
         file = places.metrics / f"{READS}{reads}.json"
         rows = json.loads(file.read_bytes())
@@ -171,7 +171,7 @@ def _float_file(named: str, model: Path, places: Places, digests: Digests) -> Pa
     return places.metrics / f"{key}.json"
 
 
-def _kept(named: str, model: Path, places: Places, digests: Digests) -> tuple[dict[str, float], str] | None:
+def _cached_metric(named: str, model: Path, places: Places, digests: Digests) -> tuple[dict[str, float], str] | None:
     """Return the cached metric of the float model and its list of read files; None if not cached or outdated."""
     try:
         file = _float_file(named, model, places, digests)
@@ -183,9 +183,9 @@ def _kept(named: str, model: Path, places: Places, digests: Digests) -> tuple[di
     return (values, reads) if unchanged(reads, places, digests) else None
 
 
-def _remember(rows: Rows, places: Places, hider: Hider) -> str:
+def _write_reads(rows: Rows, places: Places, redactor: Redactor) -> str:
     """Write a list of files and return its name."""
-    content = json.dumps(hider.plain(rows))
+    content = json.dumps(redactor.values(rows))
     name = text(combined("reads", content.encode()))
     _write(places.metrics / f"{READS}{name}.json", content)
     return name
@@ -197,4 +197,4 @@ def _write(file: Path, content: str) -> None:
     write_text(file, content)
 
 
-__all__ = ["Judged", "both", "code_digest", "judge", "run_metric", "unchanged"]
+__all__ = ["AcceptanceResult", "code_digest", "judge", "metric_values", "run_metric", "unchanged"]

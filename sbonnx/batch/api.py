@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, Protocol, final
 
 from sbonnx.batch.accept import READS
 from sbonnx.batch.digests import Digests
 from sbonnx.batch.engine import LocalEngine
 from sbonnx.batch.jobs.job import FINE, BatchReport, Job, JobResult, Outcome, Places, Step, Watch, encodable
-from sbonnx.batch.jobs.plan import Todo, Wish, todo, wish
+from sbonnx.batch.jobs.plan import BatchRequest, Todo, todo, wish
 from sbonnx.batch.outcomes import now
 from sbonnx.batch.process.cleanup import prune, remove, sweep, unmake, used
-from sbonnx.batch.process.sockets import claim_socket_folder
+from sbonnx.batch.process.starting import claim_socket_folder
 from sbonnx.batch.process.step_main import Publish, own_publish
 from sbonnx.batch.redaction import revealed
+from sbonnx.batch.remote import local_path
 from sbonnx.batch.state import State, past, peek
-from sbonnx.batch.storage.urls import local_path
-from sbonnx.batch.watch import Quiet
+from sbonnx.batch.step_progress import Quiet
 from sbonnx.errors import RecipeError, SbonnxError
+from sbonnx.terminal import json_values
 from sbonnx.version import __version__
 
 REPORTS: Final = ("report.json", "report.html", "report.xml")
@@ -88,7 +86,7 @@ def batch(
 
 
 def fulfil(
-    wished: Wish,
+    wished: BatchRequest,
     *,
     workers: int | None = None,
     force: bool = False,
@@ -140,7 +138,7 @@ def guess(step: Step) -> float | None:
         return None
 
 
-def look(wished: Wish, *, force: bool = False) -> Todo:
+def look(wished: BatchRequest, *, force: bool = False) -> Todo:
     """Determine the remaining steps without running any. Safe while another batch runs in the folder."""
     settled: dict[str, Outcome] = {}
     if wished.places.database.is_file() and not force:
@@ -169,13 +167,12 @@ def write_reports(report: BatchReport, places: Places) -> None:
 
 def plain(report: BatchReport) -> dict[str, Any]:
     """Convert a report to JSON values, with "ok" and "exit_code" first; non-finite numbers become strings."""
-    values = {"ok": report.ok, "exit_code": report.exit_code, **dataclasses.asdict(report)}
-    found: dict[str, Any] = _plain(values)
-    return found
+    values: dict[str, Any] = encodable(json_values(report))
+    return {"ok": report.ok, "exit_code": report.exit_code, **values}
 
 
 @final
-class Recorder:
+class Recorder(Watch):
     """Watch that updates the state of the batch and forwards all events.
 
     Attributes:
@@ -212,7 +209,7 @@ class Recorder:
         self._watch.close()
 
 
-def _left(wished: Wish, state: State, publish: Publish | None, *, force: bool) -> Todo:
+def _left(wished: BatchRequest, state: State, publish: Publish | None, *, force: bool) -> Todo:
     """Determine the remaining steps, after results of finished steps are published to their outputs."""
     places = wished.places
     sweep(places, wished.steps)  # all steps: one killed while publishing is settled, and would not be swept later
@@ -241,7 +238,7 @@ def _left(wished: Wish, state: State, publish: Publish | None, *, force: bool) -
     return todo(wished, settled, past(places))
 
 
-def _run(engine: Engine, wished: Wish, left: Todo, recorder: Recorder) -> dict[str, Outcome]:
+def _run(engine: Engine, wished: BatchRequest, left: Todo, recorder: Recorder) -> dict[str, Outcome]:
     """Run the remaining steps; always closes the watch."""
     settled = {step.key: left.settled[step.key] for step in wished.steps if step.key in left.settled}
     known = {step.key for step in left.steps} | settled.keys()
@@ -251,19 +248,19 @@ def _run(engine: Engine, wished: Wish, left: Todo, recorder: Recorder) -> dict[s
     except KeyboardInterrupt as error:
         done = _jobs_of(wished, recorder.finished | {k for k, one in settled.items() if one.status in FINE})
         raise KeyboardInterrupt(
-            f"{done} of {len(wished.chosen)} jobs are done, and the same command goes on from there"
+            f"{done} of {len(wished.chosen)} jobs are done; the same command continues from there"
         ) from error
     finally:
         recorder.close()
 
 
-def _jobs_of(wished: Wish, keys: Iterable[str]) -> int:
+def _jobs_of(wished: BatchRequest, keys: Iterable[str]) -> int:
     """Count the chosen jobs of these steps."""
     held = set(keys)
     return sum(len(step.jobs) for step in wished.steps if step.kind == "quantize" and step.key in held)
 
 
-def _report(wished: Wish, left: Todo, outcomes: Mapping[str, Outcome], began: str) -> BatchReport:
+def _report(wished: BatchRequest, left: Todo, outcomes: Mapping[str, Outcome], began: str) -> BatchReport:
     """Build the report, in the order of the jobs."""
     steps = {job.name: step for step in wished.steps if step.kind == "quantize" for job in step.jobs}
     all_outcomes = {**left.settled, **outcomes}
@@ -287,19 +284,6 @@ def _report(wished: Wish, left: Todo, outcomes: Mapping[str, Outcome], began: st
         steps=known,
         titles={step.key: step.title for step in wished.steps if step.key in known},
     )
-
-
-def _plain(value: Any) -> Any:
-    """Convert to JSON values."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, (str, Path)):
-        return encodable(str(value))
-    if isinstance(value, Mapping):
-        return {encodable(str(key)): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
-    return _plain(value.tolist()) if hasattr(value, "tolist") else value
 
 
 __all__ = ["REPORTS", "WOULD", "Engine", "Recorder", "batch", "fulfil", "look", "plain", "write_reports"]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import multiprocessing.connection
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, final
 
-from sbonnx.batch.jobs.job import AGAIN, FINE, Outcome, Places, Step, Watch
-from sbonnx.batch.outcomes import now
+from sbonnx.batch.jobs.job import AGAIN, Outcome, Places, Step, Watch
+from sbonnx.batch.outcomes import now, skipped_steps
 from sbonnx.batch.process.cleanup import sweep
 from sbonnx.batch.process.step_main import Publish, Work
-from sbonnx.batch.process.step_process import LOOK_EVERY, Isolated
+from sbonnx.batch.process.step_process import LOOK_EVERY, StepProcess
 from sbonnx.cpu import cores
 from sbonnx.errors import DeviceError
 
@@ -52,7 +52,7 @@ class LocalEngine:
         self.workers = default_workers() if workers is None else workers
         if self.workers < 1:
             raise DeviceError(f"a batch needs at least one worker, got {self.workers}")
-        self._start = partial(Isolated, work=work, publish=publish, method=method)
+        self._start = partial(StepProcess, work=work, publish=publish, method=method)
         self._expected = expected
 
     def run(self, steps: Sequence[Step], places: Places, watch: Watch) -> dict[str, Outcome]:
@@ -70,7 +70,7 @@ class LocalEngine:
         unique = {step.key: step for step in steps}
         (places.state / "steps").mkdir(parents=True, exist_ok=True)
         sweep(places, unique.values())
-        run = _Run(unique, places, watch, self.workers, self._start, self._priorities(unique))
+        run = _LocalRun(unique, places, watch, self.workers, self._start, self._priorities(unique))
         try:
             run.go()
         finally:
@@ -111,7 +111,7 @@ def _ordered(steps: dict[str, Step]) -> list[str]:
     while left:
         free = [key for key, needs in left.items() if not needs]
         if not free:
-            raise ValueError(f"steps wait for each other: {sorted(left)}")
+            raise ValueError(f"steps depend on each other: {sorted(left)}")
         found += free
         for key in free:
             del left[key]
@@ -120,7 +120,7 @@ def _ordered(steps: dict[str, Step]) -> list[str]:
     return found
 
 
-class _Run:
+class _LocalRun:
     """One run of an engine.
 
     Attributes:
@@ -133,7 +133,7 @@ class _Run:
         places: Places,
         watch: Watch,
         workers: int,
-        start: Callable[..., Isolated],
+        start: Callable[..., StepProcess],
         priorities: dict[str, float],
     ) -> None:
         self.outcomes: dict[str, Outcome] = {}
@@ -145,7 +145,7 @@ class _Run:
         self._priorities = priorities
         self._waiting = dict(steps)
         self._attempts = dict.fromkeys(steps, 0)
-        self._running: dict[str, Isolated] = {}
+        self._running: dict[str, StepProcess] = {}
         self._load = dict.fromkeys(_processors(), 0)
 
     def go(self) -> None:
@@ -168,7 +168,7 @@ class _Run:
             one.end()
         self._running.clear()
 
-    def _look(self, key: str, one: Isolated) -> None:
+    def _look(self, key: str, one: StepProcess) -> None:
         """Process the messages of a process, and its end."""
         step, watch = one.step, self._watch
         said: list[tuple[str, int, int | None]] = []
@@ -190,20 +190,10 @@ class _Run:
 
     def _skip(self) -> None:
         """Skip steps whose dependencies failed, transitively."""
-        while lost := list(self._lost()):
-            for key, why in lost:
-                step = self._waiting.pop(key)
-                outcome = Outcome(key, "skipped", reason=why, attempts=0, finished=now())
+        while skipped := skipped_steps(self._steps, self._waiting, self.outcomes):
+            for key, outcome in skipped:
                 self.outcomes[key] = outcome
-                self._watch.ended(step, outcome, again=False)
-
-    def _lost(self) -> Iterator[tuple[str, str]]:
-        for key, step in self._waiting.items():
-            for need in step.after:
-                ended = self.outcomes.get(need)
-                if ended is not None and ended.status not in FINE:
-                    yield key, f"'{self._steps[need].title}' did not end well ({ended.status}): {ended.reason}"
-                    break
+                self._watch.ended(self._waiting.pop(key), outcome, again=False)
 
     def _fill(self) -> None:
         """Start ready steps while workers are free."""

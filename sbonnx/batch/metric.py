@@ -48,13 +48,13 @@ class Metric:
         found = self._function(str(model))
         if not isinstance(found, Mapping) or not found:
             kind = type(found).__name__
-            raise RecipeError(f"accept.metric: {self._name} of '{self._file}' must give {{name: number}}, got {kind}")
+            raise RecipeError(f"accept.metric: {self._name} of '{self._file}' must return {{name: number}}, got {kind}")
         values: dict[str, float] = {}
         for key, value in found.items():
             try:
                 values[str(key)] = float(value)
             except (TypeError, ValueError, OverflowError):
-                raise RecipeError(f"accept.metric: '{key}' of {self._name} in '{self._file}' is no number") from None
+                raise RecipeError(f"accept.metric: '{key}' of {self._name} in '{self._file}' is not a number") from None
         return values
 
     def reads(self, digests: Digests) -> Rows:
@@ -83,7 +83,7 @@ def loaded(named: str, state: Path | None = None) -> Iterator[Metric]:
             f"sbonnx_metric_{place.stem}", place, loader=_SourceLoader(f"sbonnx_metric_{place.stem}", str(place))
         )
         if spec is None or spec.loader is None:
-            raise RecipeError(f"accept.metric: '{file}' is no Python file")
+            raise RecipeError(f"accept.metric: '{file}' is not a Python file")
         module = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(module)

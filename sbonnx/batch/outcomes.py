@@ -1,19 +1,26 @@
-"""JSON serialization of outcomes, for the pipe of a step's process and for the step's output folder."""
+"""Outcomes of steps: JSON for pipes and output folders, and integrity checks of output folders."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from datetime import datetime, timezone
 from typing import Any, Final, get_args
 
-from sbonnx.batch.jobs.job import Outcome, Places, Status
+from sbonnx.batch.accept import unchanged
+from sbonnx.batch.digests import Digests
+from sbonnx.batch.jobs.job import FINE, Outcome, Places, Status, Step
+from sbonnx.terminal import json_values
 
 FILE: Final = "outcome.json"
 """File name in the folder of a step's output."""
 
 JUDGED_ALONE: Final = "judged_alone"
 """Counter of a step of which only the acceptance ran; its duration is not used for estimates."""
+
+FILES: Final = "files"
+"""Subfolder of a step's output with the model and its data files."""
 
 STATUSES: Final = frozenset(get_args(Status))
 
@@ -33,7 +40,9 @@ _NAMES: Final = frozenset(one.name for one in fields(Outcome))
 
 def to_json(outcome: Outcome) -> str:
     """Serialize `outcome` to one line."""
-    return json.dumps({name: getattr(outcome, name) for name in sorted(_NAMES)}, separators=(",", ":"), default=_plain)
+    return json.dumps(
+        {name: getattr(outcome, name) for name in sorted(_NAMES)}, separators=(",", ":"), default=json_values
+    )
 
 
 def from_json(text: str | bytes) -> Outcome:
@@ -61,13 +70,66 @@ def read_made(places: Places, key: str) -> Outcome | None:
         return None
 
 
+def skipped_steps(
+    steps: Mapping[str, Step], waiting: Iterable[str], outcomes: Mapping[str, Outcome]
+) -> list[tuple[str, Outcome]]:
+    """Return (key, outcome) of the waiting steps that have a dependency which did not succeed."""
+    skipped = []
+    for key in waiting:
+        failed = [need for need in steps[key].after if need in outcomes and outcomes[need].status not in FINE]
+        if failed:
+            ended = outcomes[failed[0]]
+            reason = f"'{steps[failed[0]].title}' did not succeed ({ended.status}): {ended.reason}"
+            skipped.append((key, Outcome(key, "skipped", reason=reason, attempts=0, finished=now())))
+    return skipped
+
+
 def now() -> str:
     """Return the current time, UTC, ISO 8601."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
-def _plain(value: Any) -> Any:
-    """Convert NumPy values to Python numbers, other values to strings."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    return str(value)
+class Intact:
+    """Checks the outputs of steps. Files with unchanged stamps are not read again.
+
+    intact = Intact(places)
+    outcomes = [intact.outcome(step) for step in steps]
+    intact.save()
+    """
+
+    def __init__(self, places: Places) -> None:
+        self.digests = Digests(places.state)
+        self._places = places
+        self._reads: dict[str, bool] = {}
+
+    def outcome(self, step: Step) -> Outcome | None:
+        """Return the outcome of a step; None if it has no output, its files are damaged, or the files that its metric
+        read have changed."""
+        found = self.files(step.key, step.work)
+        return found if found is not None and all(self._unchanged(reads) for reads in found.reads) else None
+
+    def files(self, key: str, work: str) -> Outcome | None:
+        """Return the outcome under `key`, with files under `work`; None if one of them is missing or damaged."""
+        found = read_made(self._places, key)
+        if found is None:
+            return None
+        folder = self._places.made(work) / FILES
+        intact = all(self.digests.of(folder / name) == digest for name, digest in found.files.items())
+        return found if intact else None
+
+    def save(self) -> None:
+        """Write the digest cache."""
+        self.digests.save()
+
+    def _unchanged(self, reads: str) -> bool:
+        if reads not in self._reads:
+            self._reads[reads] = unchanged(reads, self._places, self.digests)
+        return self._reads[reads]
+
+
+def made_before(step: Step, places: Places) -> Outcome | None:
+    """Return the outcome of one step, as `Intact.outcome`."""
+    intact = Intact(places)
+    found = intact.outcome(step)
+    intact.save()
+    return found

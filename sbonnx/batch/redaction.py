@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
-from sbonnx.batch.jobs.job import Job
+from sbonnx.batch.jobs.job import Job, Outcome
 from sbonnx.errors import RecipeError
+from sbonnx.terminal import map_strings
 
 SHORTEST: Final = 4
 """Minimum length of a value. Shorter values would match unrelated text when they are redacted."""
@@ -52,13 +55,13 @@ def _value(name: str) -> str:
         raise RecipeError(f"the job file refers to ${{{name}}}, and the environment has no {name}: set it")
     if len(value) < SHORTEST:
         raise RecipeError(
-            f"the value of ${{{name}}} has fewer than {SHORTEST} characters and could not be kept out of logs and "
+            f"the value of ${{{name}}} has fewer than {SHORTEST} characters and could not be redacted in logs and "
             "reports: write it out in the job file"
         )
     return value
 
 
-class Hider:
+class Redactor:
     """Redacts the values of environment variables: replaces them by ${NAME}.
 
     Args:
@@ -71,8 +74,8 @@ class Hider:
         self._pairs = sorted(found, key=lambda pair: -len(pair[0]))
 
     @classmethod
-    def of(cls, jobs: Iterable[Job]) -> Hider:
-        """Create a hider for all variables that these jobs refer to."""
+    def of(cls, jobs: Iterable[Job]) -> Redactor:
+        """Create a redactor for all variables that these jobs refer to."""
         return cls(names_in(list(jobs)))
 
     def __bool__(self) -> bool:
@@ -84,17 +87,23 @@ class Hider:
             text = text.replace(value, name)
         return text
 
-    def plain(self, value: Any) -> Any:
-        """Redact plain JSON values, including keys."""
-        if not self._pairs:
-            return value
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, Mapping):
-            return {self.plain(key): self.plain(inner) for key, inner in value.items()}
-        if isinstance(value, (list, tuple)):
-            return type(value)(self.plain(inner) for inner in value)
-        return value
+    def values(self, value: Any) -> Any:
+        """Redact JSON values, including keys."""
+        return map_strings(self.text, value) if self._pairs else value
+
+    def outcome(self, outcome: Outcome) -> Outcome:
+        """Redact the reason and the report of an outcome."""
+        return replace(outcome, reason=self.text(outcome.reason), report=self.values(outcome.report))
+
+    def log(self, path: Path) -> None:
+        """Redact a log, for the output of libraries."""
+        sys.stderr.flush()
+        if not self or not path.is_file():
+            return
+        found = path.read_bytes()
+        clean = self.text(found.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+        if clean != found:
+            path.write_bytes(clean)
 
 
 def reveal_job(job: Job) -> Job:
@@ -117,4 +126,4 @@ def reveal_job(job: Job) -> Job:
     )
 
 
-__all__ = ["SHORTEST", "Hider", "names_in", "reveal_job", "revealed"]
+__all__ = ["SHORTEST", "Redactor", "names_in", "reveal_job", "revealed"]

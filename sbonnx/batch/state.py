@@ -15,10 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from sbonnx.batch.intact import Intact
 from sbonnx.batch.jobs.job import Outcome, Places, Step
-from sbonnx.batch.outcomes import JUDGED_ALONE, from_json, now, to_json
-from sbonnx.batch.process.locks import sole
+from sbonnx.batch.outcomes import JUDGED_ALONE, Intact, from_json, now, to_json
+from sbonnx.batch.process.locks import batch_lock
 from sbonnx.errors import OutputError
 
 VERSION: Final = 1
@@ -73,7 +72,7 @@ class State:
             self.places.log("").parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(f"'{self.places.output}' cannot be written to: {error.strerror or error}") from error
-        self._stack.enter_context(sole(self.places))
+        self._stack.enter_context(batch_lock(self.places))
         try:
             self._open = _opened(self.places.database)
             self._open.execute(

@@ -16,50 +16,48 @@ from typing import Any, Final
 
 from sbonnx.api import quantize
 from sbonnx.backends import backend_for
-from sbonnx.batch.accept import both, judge
+from sbonnx.batch.accept import judge, metric_values
 from sbonnx.batch.digests import Digests
-from sbonnx.batch.intact import FILES, Intact, made_before
 from sbonnx.batch.jobs.job import Job, Outcome, Places, Step, Tell
+from sbonnx.batch.jobs.outputs import file_name, publish
 from sbonnx.batch.jobs.steps import (
-    Given,
+    JobInputs,
     calibrate_key,
-    file_name,
-    look_at,
+    job_inputs,
     quantize_key,
     recipe_of,
     sketches_digest,
     work_key,
 )
-from sbonnx.batch.outcomes import FILE, JUDGED_ALONE, now, to_json
+from sbonnx.batch.outcomes import FILE, FILES, JUDGED_ALONE, Intact, made_before, now, to_json
 from sbonnx.batch.process.cleanup import clear, used
 from sbonnx.batch.process.locks import lock_path, take
-from sbonnx.batch.redaction import Hider, reveal_job
-from sbonnx.batch.step_progress import StepProgress, clean_log, hidden, plain
-from sbonnx.batch.storage.publish import publish
-from sbonnx.batch.storage.remote import localized
-from sbonnx.calib.cache.forward_count import counting
+from sbonnx.batch.redaction import Redactor, reveal_job
+from sbonnx.batch.remote import localized
+from sbonnx.batch.step_progress import StepProgress
 from sbonnx.calib.data.dataset import Dataset
-from sbonnx.calib.shared_calibration import Course, Courses, observe_courses
+from sbonnx.calib.shared_calibration import CalibrationTask, CalibrationTasks, Walk, observe_courses
 from sbonnx.errors import DataError, SbonnxError
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import combined, file_digest, text
 from sbonnx.graph.storage.files import write_bytes
 from sbonnx.pipeline import prepare
+from sbonnx.progress import Progress
 from sbonnx.recipe import Recipe, load
 from sbonnx.report import Report
 from sbonnx.stages.measure import divided
 from sbonnx.stages.state import Prepared, run_options
-from sbonnx.terminal import escaped
+from sbonnx.terminal import escaped, json_values, map_strings
 from sbonnx.version import __version__
 
 PLANS: Final = "plans"
 """Subfolder of a model's statistics: one file per measured plan, with the name of its graph's cache folder."""
 
-SAYS_SO: Final = "was changed while the batch ran: run the batch again"
+CHANGED: Final = "was changed while the batch ran: run the batch again"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ResolvedJob:
     """A job as seen by its step's process.
 
     Attributes:
@@ -72,7 +70,7 @@ class Wanted:
 
     job: Job
     real: Job
-    given: Given
+    given: JobInputs
     key: str
     work: str
     shared: str | None
@@ -83,7 +81,7 @@ class Wanted:
         return text(combined("plan", __version__.encode(), self.job.backend.encode(), self.given.wishes.encode()))
 
 
-def run_step(step: Step, places: Places, tell: Tell, threads: int = 1) -> Outcome:
+def run_step(step: Step, places: Places, tell: Tell, threads: int = 1, *, walk: Walk | None = None) -> Outcome:
     """Run a step in this process. Its output appears as `places.made(step.key)`, its file at the jobs' outputs.
 
     A refused step leaves no output. An exception other than `SbonnxError` gives the outcome "failed", with the
@@ -93,25 +91,28 @@ def run_step(step: Step, places: Places, tell: Tell, threads: int = 1) -> Outcom
         step: a step of `steps_of`.
         tell: receives progress.
         threads: number of samples to run concurrently, unless the recipe sets it.
+        walk: of a calibrate step, see `observe_courses`.
     """
     began = time.monotonic()
-    hider = Hider.of(step.jobs)
+    redactor = Redactor.of(step.jobs)
     try:
         outcome = _done_before(step, places)
         if outcome is None:
-            work = _calibrate if step.kind == "calibrate" else _quantize
-            outcome = work(step, places, tell, threads, partial(_kept, step=step, places=places, hider=hider))
+            work = partial(_calibrate, walk=walk) if step.kind == "calibrate" else _quantize
+            outcome = work(
+                step, places, tell, threads, partial(_create_output, step=step, places=places, redactor=redactor)
+            )
             publish(step, places)
     except SbonnxError as error:
         outcome = Outcome(step.key, "refused", str(error), error=type(error).__name__)
     except Exception as error:
-        print(escaped(hider.text(traceback.format_exc()), keep="\n"), file=sys.stderr)
+        print(escaped(redactor.text(traceback.format_exc()), keep="\n"), file=sys.stderr)
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         outcome = Outcome(step.key, "failed", reason, error=type(error).__name__)
     if not outcome.finished:
         outcome = replace(outcome, seconds=time.monotonic() - began, finished=now())
-    clean_log(places.log(step.key), hider)
-    return hidden(outcome, hider)
+    redactor.log(places.log(step.key))
+    return redactor.outcome(outcome)
 
 
 def _done_before(step: Step, places: Places) -> Outcome | None:
@@ -123,10 +124,12 @@ def _done_before(step: Step, places: Places) -> Outcome | None:
 
 
 Keep = Callable[[str, Callable[[Path], Outcome]], Outcome]
-"""Creates an output under a key in the state folder, see `_kept`."""
+"""Creates an output under a key in the state folder, see `_create_output`."""
 
 
-def _kept(key: str, make: Callable[[Path], Outcome], *, step: Step, places: Places, hider: Hider) -> Outcome:
+def _create_output(
+    key: str, make: Callable[[Path], Outcome], *, step: Step, places: Places, redactor: Redactor
+) -> Outcome:
     """Create an output in a hidden folder, and publish it with its outcome by an atomic rename.
 
     An exception leaves nothing. If another process was faster, its output is returned.
@@ -139,7 +142,8 @@ def _kept(key: str, make: Callable[[Path], Outcome], *, step: Step, places: Plac
     folder.mkdir()
     try:
         outcome = make(folder)
-        outcome = hidden(replace(outcome, key=key, seconds=time.monotonic() - began, finished=now()), hider)
+        outcome = replace(outcome, key=key, seconds=time.monotonic() - began, finished=now())
+        outcome = redactor.outcome(outcome)
         (folder / FILE).write_text(to_json(outcome))
         try:
             os.rename(folder, made)
@@ -153,31 +157,33 @@ def _kept(key: str, make: Callable[[Path], Outcome], *, step: Step, places: Plac
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _wanted(job: Job, places: Places) -> Wanted:
+def _resolve(job: Job, places: Places) -> ResolvedJob:
     """Read a job's files in their current state."""
     digests = Digests(places.state)
     real = localized(reveal_job(job), places.state / "remote")
-    given = look_at(job, digests, places.state)
+    given = job_inputs(job, digests, places.state)
     key = quantize_key(job, given, digests)
-    return Wanted(job, real, given, key, work_key(job, given), sketches_digest(job, given))
+    return ResolvedJob(job, real, given, key, work_key(job, given), sketches_digest(job, given))
 
 
 # --- calibrate ----------------------------------------------------------------------------------------
 
 
-def _calibrate(step: Step, places: Places, tell: Tell, threads: int, keep: Keep) -> Outcome:
+def _calibrate(
+    step: Step, places: Places, tell: Tell, threads: int, keep: Keep, *, walk: Walk | None = None
+) -> Outcome:
     """Measure all statistics that the plans of the step's jobs require.
 
     A job that cannot be prepared or measured is skipped; its own step reports the reason.
     """
-    rows = [_wanted(job, places) for job in step.jobs]
+    rows = [_resolve(job, places) for job in step.jobs]
     shared = rows[0].shared
     if shared is None or calibrate_key(shared, [(row.job, row.given) for row in rows]) != step.key:
-        raise DataError(f"the model, the data or a recipe of '{rows[0].job.name}' {SAYS_SO}")
+        raise DataError(f"the model, the data or a recipe of '{rows[0].job.name}' {CHANGED}")
     root = places.sketches(shared)
     root.mkdir(parents=True, exist_ok=True)
     used(root)
-    courses = Courses()
+    courses = CalibrationTasks()
     by_graph: dict[int, Prepared] = {}
     names: dict[str, str] = {}
     for number, row in enumerate(rows):
@@ -188,17 +194,18 @@ def _calibrate(step: Step, places: Places, tell: Tell, threads: int, keep: Keep)
         if prepared is not None:
             names[row.plan] = courses.add(prepared.graph, prepared.plan)
             by_graph.setdefault(id(courses.found[names[row.plan]].graph), prepared)
-    with counting() as runs:
-        lost = _observed(list(courses.found.values()), by_graph, rows[0].real, root, threads, tell) if names else {}
+    progress = StepProgress(tell)
+    found, real = list(courses.found.values()), rows[0].real
+    lost = _fill_caches(found, by_graph, real, root, threads=threads, progress=progress, walk=walk) if names else {}
     (root / PLANS).mkdir(exist_ok=True)
     for plan, name in names.items():
         if name not in lost:
             write_bytes(root / PLANS / plan, name.encode())
-    counters = {"runs": runs.samples, "graphs": len(courses.found) - len(lost)}
+    counters = {"runs": progress.samples, "graphs": len(courses.found) - len(lost)}
     return keep(step.key, lambda _: Outcome(step.key, "done", counters=counters))
 
 
-def _prepared(row: Wanted) -> Prepared | None:
+def _prepared(row: ResolvedJob) -> Prepared | None:
     """Prepare the graph and plan of a job; None if there is nothing to measure or the preparation fails."""
     try:
         recipe = recipe_of(row.real)
@@ -208,8 +215,15 @@ def _prepared(row: Wanted) -> Prepared | None:
     return prepared if prepared.plan.of_role("activation") else None
 
 
-def _observed(
-    courses: list[Course], by_graph: Mapping[int, Prepared], real: Job, root: Path, threads: int, tell: Tell
+def _fill_caches(
+    courses: list[CalibrationTask],
+    by_graph: Mapping[int, Prepared],
+    real: Job,
+    root: Path,
+    *,
+    threads: int,
+    progress: Progress,
+    walk: Walk | None,
 ) -> dict[str, SbonnxError]:
     """Fill the calibration caches; return the errors of those that failed, by name."""
     sets: dict[int, Dataset] = {}
@@ -223,9 +237,9 @@ def _observed(
             sets[id(graph)] = found.fit
         return sets[id(graph)]
 
-    def observe(some: list[Course]) -> None:
-        options = run_options(by_graph[id(some[0].graph)].recipe, StepProgress(tell))
-        observe_courses(some, data, root, replace(options, threads=options.threads or threads))
+    def observe(some: list[CalibrationTask]) -> None:
+        options = run_options(by_graph[id(some[0].graph)].recipe, progress)
+        observe_courses(some, data, root, replace(options, threads=options.threads or threads), walk)
 
     try:
         observe(courses)
@@ -250,58 +264,59 @@ def _quantize(step: Step, places: Places, tell: Tell, threads: int, keep: Keep) 
 
     Files and metrics are stored separately from the verdict, so that they are reused if only the acceptance changed.
     """
-    row = _wanted(step.jobs[0], places)
+    row = _resolve(step.jobs[0], places)
     if (row.key, row.work) != (step.key, step.work):
-        raise DataError(f"the model, the data, the recipe or the metric of '{row.job.name}' {SAYS_SO}")
+        raise DataError(f"the model, the data, the recipe or the metric of '{row.job.name}' {CHANGED}")
 
     def make(folder: Path) -> Outcome:
-        return _made(row, places, folder, tell, threads)
+        return _quantize_into(row, places, folder, tell, threads)
 
     if step.work == step.key:
         return keep(step.key, make)
-    with _alone_at(step.work, places, tell):
+    with _work_lock(step.work, places, tell):
         work = Intact(places).files(step.work, step.work)
         adopted = work is not None
         if work is None:
             clear(places, step.work)
             work = keep(step.work, make)
-    return keep(step.key, lambda _: _judged(row, work, places, tell, adopted=adopted))
+    return keep(step.key, lambda _: _check_acceptance(row, work, places, tell, adopted=adopted))
 
 
-def _made(row: Wanted, places: Places, folder: Path, tell: Tell, threads: int) -> Outcome:
+def _quantize_into(row: ResolvedJob, places: Places, folder: Path, tell: Tell, threads: int) -> Outcome:
     """Quantize a job's model into a folder and collect its metrics."""
     real = row.real
     wishes = recipe_of(real)
     target = folder / FILES / file_name(row.job)
     target.parent.mkdir()
-    with counting() as runs, _in_words_of(target, row.job):
+    progress = StepProgress(tell)
+    with _reporting_as_output(target, row.job):
         report = quantize(
             real.model,
             real.data,
             recipe=_with(wishes, real, _sketches(row, places), threads),
             output=target,
             split=real.split,
-            progress=StepProgress(tell),
+            progress=progress,
         )
     return Outcome(
         row.work,
         "unaccepted" if report.problems else "done",
         reason=_renamed("; ".join(report.problems), target, row.job),
-        report=_plain_report(report, row.job, wishes, target),
-        counters={"runs": runs.samples},
+        report=_report_values(report, row.job, wishes, target),
+        counters={"runs": progress.samples},
         files={path.name: file_digest(path).hex() for path in sorted(target.parent.iterdir())},
     )
 
 
-def _judged(row: Wanted, work: Outcome, places: Places, tell: Tell, *, adopted: bool) -> Outcome:
+def _check_acceptance(row: ResolvedJob, work: Outcome, places: Places, tell: Tell, *, adopted: bool) -> Outcome:
     """Check the acceptance of a quantized file and return the outcome of the job."""
     tell("judge")
     accept, target = row.real.accept, places.made(row.work) / FILES / file_name(row.job)
     own: dict[str, dict[str, float]] | None = None
     reads: tuple[str, ...] = ()
     if accept.metric:
-        with _in_words_of(target, row.job):
-            own, reads = both(accept.metric, Path(row.real.model), target, places, Hider.of([row.job]))
+        with _reporting_as_output(target, row.job):
+            own, reads = metric_values(accept.metric, Path(row.real.model), target, places, Redactor.of([row.job]))
     report = dict(work.report or {})
     judged = judge(accept, report["metrics"], own)
     metrics = {**report["metrics"], "own": [dict(one) for one in judged.metrics]}
@@ -310,7 +325,7 @@ def _judged(row: Wanted, work: Outcome, places: Places, tell: Tell, *, adopted: 
         work,
         status="unaccepted" if reasons else "done",
         reason="; ".join(reasons),
-        report=plain({**report, "model": row.job.model, "output": row.job.output, "metrics": metrics}, ("", "")),
+        report=json_values({**report, "model": row.job.model, "output": row.job.output, "metrics": metrics}),
         accepted=judged.rows,
         counters={"runs": 0, JUDGED_ALONE: 1} if adopted else work.counters,
         reads=reads,
@@ -318,12 +333,12 @@ def _judged(row: Wanted, work: Outcome, places: Places, tell: Tell, *, adopted: 
 
 
 @contextmanager
-def _alone_at(key: str, places: Places, tell: Tell) -> Iterator[None]:
+def _work_lock(key: str, places: Places, tell: Tell) -> Iterator[None]:
     """Lock the work that steps with different acceptance share, so that only one of them runs it."""
     path = lock_path(places, key)
     lock = take(path)
     if lock is None:
-        tell("waiting for another process at the same work")
+        tell("waiting for another process at the same step")
         lock = take(path, wait=True)
     try:
         yield
@@ -332,7 +347,7 @@ def _alone_at(key: str, places: Places, tell: Tell) -> Iterator[None]:
             os.close(lock)
 
 
-def _sketches(row: Wanted, places: Places) -> Path | None:
+def _sketches(row: ResolvedJob, places: Places) -> Path | None:
     """Return the calibration cache of a plan; None if it was not measured: the step then measures it, with the same
     result."""
     if row.shared is None:
@@ -359,7 +374,7 @@ def _with(wishes: Recipe, job: Job, cache: Path | None, threads: int) -> Recipe:
 
 
 @contextmanager
-def _in_words_of(target: Path, job: Job) -> Iterator[None]:
+def _reporting_as_output(target: Path, job: Job) -> Iterator[None]:
     """Replace the temporary path of the file by its output path in error messages."""
     try:
         yield
@@ -371,12 +386,12 @@ def _renamed(text: str, target: Path, job: Job) -> str:
     return text.replace(str(target), job.output)
 
 
-def _plain_report(report: Report, job: Job, wishes: Recipe, target: Path) -> dict[str, Any]:
+def _report_values(report: Report, job: Job, wishes: Recipe, target: Path) -> dict[str, Any]:
     """Convert the report to JSON values, with the output path and recipe of the job."""
     told = replace(report, model=job.model, output=job.output, settings=wishes.to_dict())
     values = told.to_dict()
     values["metrics"] = {**values["metrics"], "own": []}
-    found: dict[str, Any] = plain(values, (str(target), job.output))
+    found: dict[str, Any] = map_strings(partial(_renamed, target=target, job=job), json_values(values))
     return found
 
 

@@ -15,7 +15,7 @@ from sbonnx.terminal import LINE_LENGTH, one_line
 
 if TYPE_CHECKING:
     from sbonnx.batch.jobs.job import BatchReport, JobResult
-    from sbonnx.batch.jobs.plan import Wish
+    from sbonnx.batch.jobs.plan import BatchRequest
 
 HELP: Final = "Quantize many models for many targets. Finished jobs are not repeated; a crash affects a single job."
 
@@ -41,7 +41,7 @@ def run(given: Arguments) -> int:
     from sbonnx.batch.api import fulfil, plain
     from sbonnx.batch.jobs.plan import wish
     from sbonnx.batch.state import past
-    from sbonnx.batch.watch import make_watch
+    from sbonnx.batch.step_progress import make_watch
 
     printer, workers, force = given.printer(), given[WORKERS], given[FORCE]
     quiet, json_progress = given[options.QUIET], given[options.JSON_PROGRESS]
@@ -62,11 +62,11 @@ def run(given: Arguments) -> int:
     return report.exit_code
 
 
-def _preview(printer: Printer, wished: Wish, workers: int | None, *, force: bool) -> int:
+def _preview(printer: Printer, wished: BatchRequest, workers: int | None, *, force: bool) -> int:
     """Show the steps that a run would execute (``--dry-run``)."""
     from sbonnx.batch.api import look
     from sbonnx.batch.engine import default_workers
-    from sbonnx.batch.watch import clock
+    from sbonnx.batch.step_progress import clock
 
     left = look(wished, force=force)
     run = {step.key for step in left.steps}

@@ -45,7 +45,7 @@ def changed(recipe: Recipe, overrides: dict[str, Any]) -> Recipe:
 
 
 @final
-class Told:
+class Told(Progress):
     """Progress adapter that prefixes the name of the current trial. Closing it does not close the `Progress`."""
 
     def __init__(self, progress: Progress) -> None:
@@ -63,6 +63,10 @@ class Told:
     def advance(self, pieces: int = 1) -> None:
         """Implement `Progress.advance`."""
         self._progress.advance(pieces)
+
+    def count_samples(self, samples: int) -> None:
+        """Implement `Progress.count_samples`."""
+        self._progress.count_samples(samples)
 
     def close(self) -> None:
         """No-op: the next trial uses the same `Progress`."""

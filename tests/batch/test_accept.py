@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sbonnx.batch.accept import both, judge, run_metric
+from sbonnx.batch.accept import judge, metric_values, run_metric
 from sbonnx.batch.jobs.job import Acceptance, Places
 from sbonnx.errors import DataError, RecipeError
 
@@ -93,25 +93,25 @@ def test_a_metric_of_ones_own(tmp_path: Path) -> None:
     quantized.write_bytes(b"12")
     places = Places(tmp_path / "out")
     wanted = {"size": {"float": 8.0, "quantized": 4.0}}
-    assert both(named, model, quantized, places)[0] == wanted
-    assert both(named, model, quantized, places)[0] == wanted
+    assert metric_values(named, model, quantized, places)[0] == wanted
+    assert metric_values(named, model, quantized, places)[0] == wanted
     assert (tmp_path / "calls").read_text().split() == ["q.onnx", "m.onnx", "q.onnx"]
     model.write_bytes(b"123456")
-    own, _ = both(named, model, quantized, places)
+    own, _ = metric_values(named, model, quantized, places)
     assert own["size"]["float"] == 12.0
     accept = Acceptance(min_metric=(("size", 4.0), ("top1", 0.5)), metric=named)
     judged = judge(accept, METRICS, own)
     assert judged.rows == (("min_metric.size", 4.0, 4.0, True), ("min_metric.top1", 0.0, 0.5, False))
     assert judged.metrics == ({"name": "size", "float": 12.0, "quantized": 4.0},)
-    assert "gives no value of that name" in judged.reasons[0]
+    assert "returns no value of that name" in judged.reasons[0]
 
 
 @pytest.mark.parametrize(
     "body, said",
     [
-        ("return 3", "must give {name: number}"),
-        ("return {}", "must give {name: number}"),
-        ("return {'a': 'good'}", "'a' of score in .* is no number"),
+        ("return 3", "must return {name: number}"),
+        ("return {}", "must return {name: number}"),
+        ("return {'a': 'good'}", "'a' of score in .* is not a number"),
     ],
 )
 def test_a_metric_that_gives_no_numbers(tmp_path: Path, body: str, said: str) -> None:
@@ -138,5 +138,5 @@ def test_names_that_change_with_the_model(tmp_path: Path) -> None:
     named = metric_file(tmp_path, "return {Path(path).stem: 1.0}")
     for name in ("m.onnx", "q.onnx"):
         (tmp_path / name).write_bytes(name.encode())
-    with pytest.raises(DataError, match="gives no name for both"):
-        both(named, tmp_path / "m.onnx", tmp_path / "q.onnx", Places(tmp_path / "out"))
+    with pytest.raises(DataError, match="returns no name for both"):
+        metric_values(named, tmp_path / "m.onnx", tmp_path / "q.onnx", Places(tmp_path / "out"))

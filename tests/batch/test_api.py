@@ -210,7 +210,7 @@ def test_a_dry_run_does_nothing(place: Path) -> None:
 
 
 def test_jobs_that_cannot_be_a_batch(place: Path) -> None:
-    with pytest.raises(RecipeError, match="has no folder: give output="):
+    with pytest.raises(RecipeError, match="has no folder: pass output="):
         batch([job(place, "a")])
     with pytest.raises(RecipeError, match="has no jobs"):
         batch([], output=place / "out")
@@ -224,7 +224,7 @@ def test_jobs_that_cannot_be_a_batch(place: Path) -> None:
 
 def test_a_batch_beside_another(place: Path) -> None:
     with State(Places(place / "out")):
-        with pytest.raises(OutputError, match="a batch is at work in"):
+        with pytest.raises(OutputError, match="a batch is running in"):
             batch([job(place, "a")], output=place / "out")
         assert batch([job(place, "a")], output=place / "out", dry_run=True).rows[0].outcome.status == "skipped"
 
@@ -243,8 +243,8 @@ def test_large_models_begin_first(place: Path) -> None:
     "output, said",
     [
         ("../x.onnx", "is outside the output folder"),
-        (".sbonnx/x.onnx", "is what the batch itself writes"),
-        ("../m.onnx", "would write over .* the model of 'one'"),
+        (".sbonnx/x.onnx", "is a file that the batch itself writes"),
+        ("../m.onnx", "would overwrite .* the model of 'one'"),
         (f"{'n' * 300}.onnx", "has a name of 305 bytes"),
     ],
 )

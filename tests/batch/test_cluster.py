@@ -35,6 +35,7 @@ from tests.batch.clusters import (
     until,
 )
 from tests.batch.test_remote import Server
+from tests.calib.cache.caching import complete
 
 
 @pytest.mark.parametrize("shards", [1, 2, pytest.param(5, marks=pytest.mark.slow)])
@@ -108,12 +109,12 @@ def test_a_second_run_measures_nothing(both: Cluster, tmp_path: Path) -> None:
     """Statistics that are known are no shard's to measure again, though another target wants more of them."""
     first, other = jobs_in(tmp_path)
     DaskEngine(both.client, shards=2).run(steps_of([first], tmp_path / ".sbonnx"), Places(tmp_path), Seen())
-    before = bytes_in(tmp_path / ".sbonnx" / "sketches", "sketches-*.bin")
+    before = complete(tmp_path / ".sbonnx" / "sketches")
     steps = steps_of([first, replace(first, name="again", output=str(tmp_path / "again.onnx"))], tmp_path / ".sbonnx")
     again = [step for step in steps if step.kind == "calibrate"]
     found = DaskEngine(both.client, shards=2).run(again, Places(tmp_path), Seen())
     assert all(one.counters["runs"] in (0, CALIBRATED) for one in found.values())
-    assert bytes_in(tmp_path / ".sbonnx" / "sketches", "sketches-*.bin") == before
+    assert complete(tmp_path / ".sbonnx" / "sketches") == before
     wider = [step for step in steps_of([first, other], tmp_path / ".sbonnx") if step.kind == "calibrate"]
     more = DaskEngine(both.client, shards=2).run(wider, Places(tmp_path), Seen())
     assert [one.status for one in more.values()] == ["done"]
@@ -143,7 +144,7 @@ def test_a_step_that_crashes_costs_itself_alone(both: Cluster, tmp_path: Path) -
     crashed = found["k-segfault-a"]
     assert "SIGSEGV" in crashed.reason and crashed.attempts == 2
     assert [end[3] for end in seen.ends if end[0] == "segfault-a"] == [True, False]
-    assert found["k-needs"].reason.startswith("'segfault-a' did not end well (crashed)")
+    assert found["k-needs"].reason.startswith("'segfault-a' did not succeed (crashed)")
     assert found["k-refuse-b"].reason == "'refuse-b' is no model: give another"
     assert (tmp_path / "good.onnx").read_bytes() == works.content(steps[3])
     assert both.client.run(os.getpid) == before

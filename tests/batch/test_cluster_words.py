@@ -13,17 +13,17 @@ import pytest
 
 from sbonnx.batch.dask import cluster, cluster_check, cluster_tasks, sharding
 from sbonnx.batch.jobs.job import Job, Limits, Places, Step
-from sbonnx.calib.cache.sketch_files import save_packed
+from sbonnx.calib.cache.sketch_database import DATABASE
 from sbonnx.errors import DeviceError
 from tests.batch import works
 from tests.batch.clusters import (
     GIB,
     Cluster,
     Seen,
-    bytes_in,
     distributed,
     engine,
 )
+from tests.calib.cache.caching import KEYS, opened, seen
 
 
 def test_steps_go_where_their_resources_are(both: Cluster, tmp_path: Path) -> None:
@@ -45,9 +45,9 @@ def test_steps_go_where_their_resources_are(both: Cluster, tmp_path: Path) -> No
 def test_no_worker_with_a_gpu_is_said() -> None:
     job = Job("j", "m.onnx", None, "onnxruntime", "q.onnx", overrides=(("device", "cuda"),))
     step = Step("k", "quantize", "j", (job,), limits=Limits(memory=5))
-    wanted, why = cluster_check.needed(step, cluster_check.Offer({"h": 1}, False, None), Path())
+    wanted, why = cluster_check.needed(step, cluster_check.ClusterResources({"h": 1}, False, None), Path())
     assert wanted == {"GPU": 1} and "start one with --resources 'GPU=1'" in str(why)
-    wanted, why = cluster_check.needed(step, cluster_check.Offer({"h": 1}, True, None), Path())
+    wanted, why = cluster_check.needed(step, cluster_check.ClusterResources({"h": 1}, True, None), Path())
     assert (wanted, why) == ({"GPU": 1}, None)  # nobody says what memory there is: nobody is asked for it
 
 
@@ -58,7 +58,7 @@ def test_a_worker_of_another_version_is_refused(both: Cluster, tmp_path: Path, m
         engine(both.client).run([works.step_of("good", tmp_path)], Places(tmp_path), Seen())
     assert str(caught.value) == (
         f"worker {min(both.client.run(os.getpid))} has onnxruntime {found['onnxruntime']} (here: 0.1): install "
-        "the same versions on all workers and here (1 more workers are unfit)"
+        "the same versions on all workers and here (1 more workers have such a problem)"
     )
     monkeypatch.undo()
     monkeypatch.setattr(cluster, "installed", lambda: {**found, "sbonnx": "9"})  # of a worker that joins later
@@ -78,7 +78,7 @@ def test_a_file_that_workers_do_not_see_is_said(tmp_path: Path) -> None:
             asked.append(paths)
             return {"tcp://a:1": function(paths), "tcp://b:1": [str(model)]}
 
-    with pytest.raises(DeviceError, match=r"worker tcp://b:1 does not see '.*m.onnx': put what jobs read"):
+    with pytest.raises(DeviceError, match=r"worker tcp://b:1 does not see '.*m.onnx': put the inputs of jobs"):
         cluster_check.check_paths(Client(), [job, replace(job, recipe=str(tmp_path / "none.yaml"))], shared=True)
     assert asked == [[str(model)]]
 
@@ -112,7 +112,7 @@ def test_no_cluster_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for wrong in ("tcp://127.0.0.1:9", 3):
         with pytest.raises(DeviceError, match=f"there is no scheduler at {wrong!r}"):
             engine(wrong, patience=1.0).run(steps, Places(tmp_path), Seen())
-    with pytest.raises(DeviceError, match="at least one piece, got shards=0"):
+    with pytest.raises(DeviceError, match="at least one shard, got shards=0"):
         engine("tcp://127.0.0.1:9", shards=0)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(DeviceError, match=r"distributed, which is not installed: pip install 'sbonnx\[cluster\]'"):
@@ -144,24 +144,26 @@ def test_a_cluster_object_will_do(tmp_path: Path) -> None:
     assert found["k-good"].status == "done" and (tmp_path / "good.onnx").exists()
 
 
-def test_what_only_one_part_has_is_left_out(alone: Path, tmp_path: Path) -> None:
-    """It is measured by who looks it up; what the cache knows already stays as it is."""
-    root = alone / ".sbonnx" / "sketches"
-    header = min(root.rglob("cache.json"))
-    place = header.parent.relative_to(root)
-    parts = [tmp_path / "a", tmp_path / "b"]
-    stem, (head, entries) = next(iter(sharding._entries(header.parent).items()))
-    keys = list(entries)
-    for part, kept in zip(parts, (keys, keys[1:]), strict=True):
-        (part / place).mkdir(parents=True)
-        (part / place / "cache.json").write_bytes(header.read_bytes())
-        save_packed(part / place, stem, head, {key: entries[key] for key in kept})
+def test_caches_of_parts_are_merged(tmp_path: Path) -> None:
+    """Below any folder; a sketch that a part lacks is left out."""
+    parts, place = [tmp_path / "a", tmp_path / "b"], Path("model") / "course"
+    for part, keys in zip(parts, (KEYS, KEYS[1:]), strict=True):
+        (part / place.parent).mkdir(parents=True)
+        opened(part / place).save({key: seen(key) for key in keys})
     sharding.merge_caches(parts, tmp_path / "whole")
-    (found,) = sharding._entries(tmp_path / "whole" / place).values()
-    assert set(found[1]) == set(keys[1:])
-    before = bytes_in(tmp_path / "whole")
-    sharding.merge_caches(parts, tmp_path / "whole")
-    assert bytes_in(tmp_path / "whole") == before
+    assert set(opened(tmp_path / "whole" / place).load(KEYS)) == set(KEYS[1:])
+
+
+def test_a_database_of_a_worker_adds_to_that_of_the_batch(tmp_path: Path) -> None:
+    places = Places(tmp_path / "out")
+    (places.state / "sketches").mkdir(parents=True)
+    opened(places.state / "sketches" / "m").save({KEYS[0]: seen(KEYS[0])})
+    opened(tmp_path / "worker").save({KEYS[1]: seen(KEYS[1])})
+    content = (tmp_path / "worker" / DATABASE).read_bytes()
+    cluster_tasks.unpack([(f"sketches/m/{DATABASE}", content), (f"sketches/n/{DATABASE}", content)], places)
+    assert set(opened(places.state / "sketches" / "m").load(KEYS)) == set(KEYS[:2])
+    assert set(opened(places.state / "sketches" / "n").load(KEYS)) == {KEYS[1]}
+    assert {name for name, _ in cluster_tasks._packed(places)} == {f"sketches/{name}/{DATABASE}" for name in "mn"}
 
 
 @pytest.mark.parametrize(
@@ -188,7 +190,7 @@ def test_files_of_a_worker_stay_in_the_state(name: str, tmp_path: Path) -> None:
     (places.state / "logs").mkdir(parents=True)
     (places.state / "logs" / "link").symlink_to(tmp_path)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(DeviceError, match="has no place in the state of the batch"):
+    with pytest.raises(DeviceError, match="does not belong to the state of the batch"):
         cluster_tasks.unpack([("logs/good.log", b"x"), (name, b"x")], places)
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from sbonnx.batch.engine import LocalEngine, default_workers
-from sbonnx.batch.jobs.job import Outcome, Places, Step
+from sbonnx.batch.jobs.job import Outcome, Places, Step, Watch
 from sbonnx.batch.process.cleanup import scratch_of
-from sbonnx.batch.process.step_process import Isolated
+from sbonnx.batch.process.step_process import StepProcess
 from sbonnx.cpu import cores
 from sbonnx.errors import DeviceError
 from tests.batch import works
@@ -26,7 +26,7 @@ from tests.batch import works
 ROOT = Path(__file__).resolve().parents[2]
 
 
-class Seen:
+class Seen(Watch):
     """A watch that keeps what it is told."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ def test_needs_come_first_and_a_lost_one_is_named(places: Places) -> None:
     assert [outcomes[f"k-{name}"].status for name in ("a", "b", "c")] == ["done"] * 3
     assert [outcomes[f"k-{name}"].status for name in ("middle", "last")] == ["skipped"] * 2
     assert outcomes["k-middle"].reason == (
-        "'segfault' did not end well (crashed): its process was killed by signal 11 (SIGSEGV)"
+        "'segfault' did not succeed (crashed): its process was killed by signal 11 (SIGSEGV)"
     )
     assert outcomes["k-middle"].attempts == 0
     begun = [title for title, _ in seen.begun]
@@ -130,7 +130,7 @@ def test_needs_come_first_and_a_lost_one_is_named(places: Places) -> None:
 
 def test_a_ring_is_no_batch(places: Places) -> None:
     steps = [works.step_of("a", places.output, after=("k-b",)), works.step_of("b", places.output, after=("k-a",))]
-    with pytest.raises(ValueError, match="wait for each other"):
+    with pytest.raises(ValueError, match="depend on each other"):
         run(steps, places)
 
 
@@ -175,11 +175,11 @@ def test_a_process_that_cannot_be_started(places: Places, monkeypatch: pytest.Mo
     """The first time only: it is tried again; every time: said, and the batch goes on to its end."""
     tries = []
 
-    def none_at_first(*args: object, **more: object) -> Isolated:
+    def none_at_first(*args: object, **more: object) -> StepProcess:
         tries.append(more["attempt"])
         if len(tries) < 2:
             raise OSError("Resource temporarily unavailable")
-        return Isolated(*args, **more, work=works.work, publish=works.publish)  # type: ignore[arg-type]
+        return StepProcess(*args, **more, work=works.work, publish=works.publish)  # type: ignore[arg-type]
 
     engine = LocalEngine(1)
     monkeypatch.setattr(engine, "_start", none_at_first)
@@ -260,12 +260,12 @@ import json, sys
 from pathlib import Path
 from sbonnx.batch.engine import LocalEngine
 from sbonnx.batch.jobs.job import Places
-from sbonnx.batch.watch import JsonLines
+from sbonnx.batch.step_progress import BatchJsonLines
 from tests.batch import works
 
 output = Path(sys.argv[1])
 steps = [works.step_of(name, output, seconds=60) for name in sys.argv[2:]]
-LocalEngine(2, work=works.work, publish=works.publish).run(steps, Places(output), JsonLines(sys.stdout))
+LocalEngine(2, work=works.work, publish=works.publish).run(steps, Places(output), BatchJsonLines(sys.stdout))
 """
 
 

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from sbonnx.batch.jobs.globs import matches
 from sbonnx.batch.jobs.job import Job
 from sbonnx.batch.jobs.jobfile import read_jobs
-from sbonnx.batch.jobs.matrix import selected
-from sbonnx.batch.redaction import Hider, names_in, reveal_job
+from sbonnx.batch.jobs.matrix import glob_files, selected
+from sbonnx.batch.redaction import Redactor, names_in, reveal_job
 from sbonnx.errors import RecipeError
 
 
@@ -87,7 +86,7 @@ exclude: [{backend: tensorrt*, bits: w4*}, {}]
 jobs: [{model: models/a.onnx, exclude: [{bits: w8a8, backend: onnx*}]}]
 """
     assert [job.name for job in jobs_of(models, text)] == ["a-onnxruntime-w4a8", "a-tensorrt-w8a8"]
-    with pytest.raises(RecipeError, match="makes no job"):
+    with pytest.raises(RecipeError, match="creates no job"):
         jobs_of(models, "output: o\nexclude: [{model: a}]\njobs: [{model: models/a.onnx}]")
 
 
@@ -101,14 +100,14 @@ def test_a_model_that_is_not_there_costs_its_own_job(models: Path) -> None:
 GLOBS = ("models/**/*.onnx", "**/*.onnx", "models/**", "**", "*/*", "m*/../models/?.onnx", "models/[a-z].onnx", "no*/x")
 
 REFUSED = {
-    "two of a name": ("jobs: [{model: models/a.onnx}, {model: models/a.onnx}]", "second job of the name"),
+    "two of a name": ("jobs: [{model: models/a.onnx}, {model: models/a.onnx}]", "second job named"),
     "two outputs": (
         "jobs: [{model: models/a.onnx, backend: [virtual, tensorrt], output: x.onnx}]",
-        "two jobs write",
+        "two jobs that write",
     ),
     "one output in two spellings": (
         "jobs: [{model: models/a.onnx, output: x.onnx}, {model: models/b.onnx, output: d/../x.onnx}]",
-        "two jobs write",
+        "two jobs that write",
     ),
     "over an input": (
         "jobs: [{model: models/a.onnx, output: ../models/b.onnx}, {model: models/b.onnx}]",
@@ -147,8 +146,11 @@ REFUSED = {
     "into the state": ("jobs: [{model: models/a.onnx, output: .sbonnx/x.onnx}]", "the batch itself writes"),
     "an unknown field": ("naming: '{modle}'\njobs: [{model: models/a.onnx}]", "Did you mean {model}"),
     "a field without a value": ("naming: '{model}{bits}'\njobs: [{model: models/a.onnx}]", "the job has no bits"),
-    "a name with a NUL": ('jobs: [{model: models/a.onnx, output: "a\\0b"}]', "holds a character that no name can hold"),
-    "half a surrogate pair": ('jobs: [{model: "\\ud800.onnx"}]', "holds a character that no name can hold"),
+    "a name with a NUL": (
+        'jobs: [{model: models/a.onnx, output: "a\\0b"}]',
+        "has a character that file names cannot have",
+    ),
+    "half a surrogate pair": ('jobs: [{model: "\\ud800.onnx"}]', "has a character that file names cannot have"),
     "a folder as output": ("jobs: [{model: models/a.onnx, output: x/}]", "must name a file"),
 }
 
@@ -185,9 +187,9 @@ def test_globs_do_not_follow_links_to_themselves(models: Path) -> None:
     os.mkfifo(models / "models" / "pipe.onnx")
     for pattern, paths in wanted.items():
         files = [os.path.abspath(path) for path in paths if Path(path).is_file()]
-        found = list(matches(pattern, models))
+        found = list(glob_files(pattern, models))
         assert len(found) == len(set(found)) and set(found) == set(files), pattern
-    assert set(matches("models/deep/[xy]/*.onnx", models)) == {
+    assert set(glob_files("models/deep/[xy]/*.onnx", models)) == {
         str(models / "models" / "deep" / name / f"{model}.onnx") for name in "xy" for model in "ab"
     }
 
@@ -197,7 +199,7 @@ def test_globs_have_an_end(models: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(RecipeError, match="matches more than 1 files"):
         jobs_of(models, "output: o\njobs: [{model: 'models/*.onnx'}]")
     monkeypatch.setattr("sbonnx.batch.jobs.matrix.MOST_JOBS", 3)
-    with pytest.raises(RecipeError, match="makes more than 3 jobs"):
+    with pytest.raises(RecipeError, match="creates more than 3 jobs"):
         jobs_of(models, "output: o\njobs: [{model: models/a.onnx, bits: [w8a8, w4a8, w8a16, w4a4]}]")
 
 
@@ -251,9 +253,9 @@ jobs:
     [
         ("output: o\njobs: [{model: '${NO_SUCH_NAME}/a.onnx'}]", "no NO_SUCH_NAME: set it"),
         ("output: o\njobs: [{model: '${SHORT}/a.onnx'}]", "fewer than 4 characters"),
-        ("output: '${TOKEN}'\njobs: [{model: models/a.onnx}]", "'output' .*write it out"),
-        ("output: o\nnaming: '${TOKEN}'\njobs: [{model: models/a.onnx}]", "'naming' .*write it out"),
-        ("output: o\njobs: [{model: models/a.onnx, output: '${TOKEN}.onnx'}]", "'jobs.0.output' .*write it out"),
+        ("output: '${TOKEN}'\njobs: [{model: models/a.onnx}]", "'output' .*write the value"),
+        ("output: o\nnaming: '${TOKEN}'\njobs: [{model: models/a.onnx}]", "'naming' .*write the value"),
+        ("output: o\njobs: [{model: models/a.onnx, output: '${TOKEN}.onnx'}]", "'jobs.0.output' .*write the value"),
     ],
 )
 def test_secrets_that_cannot_be_kept(models: Path, monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
@@ -278,5 +280,5 @@ def test_the_hider_takes_the_longest_first(monkeypatch: pytest.MonkeyPatch) -> N
     """A value within another, in keys and lists as well."""
     monkeypatch.setenv("ONE", "alpha")
     monkeypatch.setenv("TWO", "alphabet")
-    found: Any = Hider(["ONE", "TWO"]).plain({"alphabet": ["x alpha", ("alphabets", 3)]})
+    found: Any = Redactor(["ONE", "TWO"]).values({"alphabet": ["x alpha", ("alphabets", 3)]})
     assert found == {"${TWO}": ["x ${ONE}", ("${TWO}s", 3)]}

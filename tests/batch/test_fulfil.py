@@ -16,7 +16,7 @@ import pytest
 from sbonnx.batch.api import fulfil
 from sbonnx.batch.engine import LocalEngine
 from sbonnx.batch.jobs.job import BatchReport, Places, Step
-from sbonnx.batch.jobs.plan import Wish
+from sbonnx.batch.jobs.plan import BatchRequest
 from sbonnx.batch.state import State
 from tests.batch import works
 from tests.batch.works import Begun, statuses
@@ -25,13 +25,13 @@ ROOT = Path(__file__).resolve().parents[2]
 FAST = (("ROUNDING", "nearest"), ("BIAS_CORRECTION", "none"))
 
 
-def wished(output: Path, *steps: Step) -> Wish:
+def wished(output: Path, *steps: Step) -> BatchRequest:
     """A wish for all of them."""
     jobs = tuple(one.jobs[0] for one in steps if one.kind == "quantize")
-    return Wish("tests", Places(output), jobs, jobs, steps)
+    return BatchRequest("tests", Places(output), jobs, jobs, steps)
 
 
-def play(one: Wish, watch: Begun | None = None, workers: int = 2) -> BatchReport:
+def play(one: BatchRequest, watch: Begun | None = None, workers: int = 2) -> BatchReport:
     """The batch of those steps."""
     engine = LocalEngine(workers, work=works.work, publish=works.publish)
     return fulfil(one, engine=engine, publish=works.publish, watch=watch)
@@ -146,7 +146,7 @@ def test_a_polite_end(number: int, tmp_path: Path) -> None:
     parent.send_signal(number)
     _, said = parent.communicate(timeout=20)
     assert parent.returncode == 2
-    assert said.decode() == "interrupted; 1 of 3 jobs are done, and the same command goes on from there\n"
+    assert said.decode() == "interrupted; 1 of 3 jobs are done; the same command continues from there\n"
     pid = int((tmp_path / "hang.pid").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from sbonnx.batch.jobs.job import Places
-from sbonnx.batch.jobs.plan import Wish
+from sbonnx.batch.jobs.plan import BatchRequest
 from sbonnx.batch.process.cleanup import scratch_of
 from tests.batch import works
 
@@ -58,14 +58,14 @@ RECIPES = {
 }
 
 
-def small(output: Path) -> Wish:
+def small(output: Path) -> BatchRequest:
     """Steps that take moments: 6 of a kind that others wait for, 24 that wait."""
     first = [works.step_of(f"sleep-0.05-c{n}", output, kind="calibrate", retries=99) for n in range(6)]
     rest = [
         works.step_of(f"sleep-0.0{n % 5 + 1}-q{n}", output, after=(first[n % 6].key,), retries=99) for n in range(24)
     ]
     jobs = tuple(step.jobs[0] for step in rest)
-    return Wish("kills", Places(output), jobs, jobs, (*first, *rest))
+    return BatchRequest("kills", Places(output), jobs, jobs, (*first, *rest))
 
 
 @dataclass

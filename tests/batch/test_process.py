@@ -20,7 +20,7 @@ from sbonnx.batch.jobs.job import Outcome, Places
 from sbonnx.batch.outcomes import from_json, read_made, to_json
 from sbonnx.batch.process.cleanup import scratch_of, scratch_root, sweep
 from sbonnx.batch.process.locks import lock_path, take
-from sbonnx.batch.process.step_process import Isolated, run_isolated
+from sbonnx.batch.process.step_process import StepProcess, run_isolated
 from tests.batch import works
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,7 +39,7 @@ def run(name: str, places: Places, told: list[tuple[str, int, int | None]] | Non
             told.append((stage, done, total))
 
     step = works.step_of(name, places.output, **limits)
-    return run_isolated(step, places, 1, tell, work=works.work, publish=works.publish)
+    return run_isolated(StepProcess(step, places, work=works.work, publish=works.publish), tell)
 
 
 def until(true: Callable[[], object], seconds: float = 60.0) -> None:
@@ -50,7 +50,7 @@ def until(true: Callable[[], object], seconds: float = 60.0) -> None:
         time.sleep(0.01)
 
 
-def ended(one: Isolated) -> Outcome:
+def ended(one: StepProcess) -> Outcome:
     """What becomes of it."""
     until(lambda: (one.look(), one.outcome)[1])  # type: ignore[func-returns-value]
     assert one.outcome is not None
@@ -96,7 +96,7 @@ def test_a_step_that_is_done(places: Places) -> None:
         ("segfault", {}, "crashed", "its process was killed by signal 11 (SIGSEGV)"),
         ("suicide", {}, "crashed", "its process was killed by signal 9 (SIGKILL)"),
         ("leave", {}, "crashed", "its process ended without a result (exit code 3)"),
-        ("eat", {"memory": 200_000_000}, "out of memory", "over its limit of 200 MB"),
+        ("eat", {"memory": 200_000_000}, "out of memory", "more than its limit of 200 MB"),
         ("hang", {"seconds": 0.5}, "timed out", "it ran longer than its limit of 0.5 s"),
         ("hang_deaf", {"seconds": 0.5}, "timed out", "it ran longer than its limit of 0.5 s"),
         ("flood", {"seconds": 20}, "crashed", "it wrote more than 67.1 MB without a line break"),
@@ -140,13 +140,13 @@ SCRIPT = """
 import sys, select, threading, multiprocessing, queue, json
 from pathlib import Path
 from sbonnx.batch.jobs.job import Places
-from sbonnx.batch.process.step_process import run_isolated
+from sbonnx.batch.process.step_process import StepProcess, run_isolated
 from tests.batch import works
 
 sys.path.insert(0, "")  # as in an interactive session
 places = Places(Path("out"))
 step = works.step_of("import", places.output)
-print(run_isolated(step, places, 1, lambda *_: None, work=works.work, method=sys.argv[1]).status)
+print(run_isolated(StepProcess(step, places, work=works.work, method=sys.argv[1]), lambda *_: None).status)
 """
 
 
@@ -220,7 +220,7 @@ def test_what_a_step_finds_around_itself(places: Places, monkeypatch: pytest.Mon
     monkeypatch.setenv("MARK_OF_THE_TEST", "here")
     step = works.step_of("look", places.output)
     cpus = sorted(os.sched_getaffinity(0))[:1]
-    one = Isolated(step, places, threads=1, cpus=cpus, work=works.work, publish=works.publish)
+    one = StepProcess(step, places, threads=1, cpus=cpus, work=works.work, publish=works.publish)
     found = ended(one).report
     assert found is not None
     assert (found["threads"], found["cores"], found["omp"]) == (1, 1, "1")
@@ -271,7 +271,7 @@ def test_another_process_at_the_step_is_waited_for(places: Places) -> None:
 
 
 def test_the_lock_is_held_for_as_long_as_the_process_lives(places: Places) -> None:
-    one = Isolated(works.step_of("hang", places.output), places, work=works.work, publish=works.publish)
+    one = StepProcess(works.step_of("hang", places.output), places, work=works.work, publish=works.publish)
     until((places.output / "hang.pid").exists)
     assert take(lock_path(places, "k-hang")) is None
     left = places.made("k-hang").with_name(f".k-hang.{one.pid}")
@@ -318,11 +318,12 @@ PARENT = """
 import sys
 from pathlib import Path
 from sbonnx.batch.jobs.job import Places
-from sbonnx.batch.process.step_process import run_isolated
+from sbonnx.batch.process.step_process import StepProcess, run_isolated
 from tests.batch import works
 output = Path(sys.argv[1])
 step = works.step_of(sys.argv[2], output)
-run_isolated(step, Places(output), 1, lambda *a: None, work=works.work, publish=works.publish, method=sys.argv[3])
+process = StepProcess(step, Places(output), work=works.work, publish=works.publish, method=sys.argv[3])
+run_isolated(process, lambda *a: None)
 """
 """Without a guard, as people write scripts: the processes do not run it again."""
 
@@ -350,7 +351,7 @@ def test_it_dies_with_its_parent(name: str, method: str, places: Places) -> None
 def test_the_server_of_forks_is_killed(places: Places) -> None:
     """It takes its processes with it, and the next step has another."""
     assert run("simple", places).status == "done"
-    one = Isolated(works.step_of("hang", places.output), places, work=works.work, publish=works.publish)
+    one = StepProcess(works.step_of("hang", places.output), places, work=works.work, publish=works.publish)
     until((places.output / "hang.pid").exists)
     server = psutil.Process(one.pid).ppid()
     assert server != os.getpid()
@@ -363,9 +364,8 @@ def test_the_server_of_forks_is_killed(places: Places) -> None:
 def test_stopped_from_outside(places: Places) -> None:
     step = works.step_of("hang", places.output)
     began = time.monotonic()
-    outcome = run_isolated(
-        step, places, 1, lambda *_: None, work=works.work, publish=works.publish, stopped=lambda: True
-    )
+    process = StepProcess(step, places, work=works.work, publish=works.publish)
+    outcome = run_isolated(process, lambda *_: None, stopped=lambda: True)
     assert outcome.status == "crashed"
     assert time.monotonic() - began < 10
 
@@ -378,5 +378,5 @@ def test_an_interrupt_ends_the_process(places: Places) -> None:
 
     step = works.step_of("hang", places.output)
     with pytest.raises(KeyboardInterrupt):
-        run_isolated(step, places, 1, lambda *_: None, work=works.work, stopped=interrupted)
+        run_isolated(StepProcess(step, places, work=works.work), lambda *_: None, stopped=interrupted)
     assert gone(int((places.output / "hang.pid").read_text()))

@@ -16,9 +16,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from sbonnx.batch import remote
 from sbonnx.batch.jobs.job import Job
-from sbonnx.batch.storage import remote, urls
-from sbonnx.errors import DataError, DeviceError, ModelError, OutputError
+from sbonnx.errors import DeviceError, ModelError, OutputError
 
 fsspec = pytest.importorskip("fsspec", reason="URLs are read through fsspec")
 
@@ -105,7 +105,7 @@ def with_data_file(folder: Path, value: float) -> Path:
     ],
 )
 def test_what_is_a_url_and_how_it_is_printed(name: str, url: bool, printed: str) -> None:
-    assert (urls.is_url(name), urls.shown(name)) == (url, printed)
+    assert (remote.is_url(name), remote.shown(name)) == (url, printed)
 
 
 def test_paths_and_file_urls_pass_through(tmp_path: Path) -> None:
@@ -125,16 +125,7 @@ def test_downloaded_once_until_it_changes(memory: Any, tmp_path: Path) -> None:
     memory.pipe("/lake/a.npz", b"other")
     three = remote.fetch("memory://lake/a.npz", tmp_path, what="data")
     assert three.fresh and three.path.read_bytes() == b"other" and one.path.read_bytes() == b"first"
-    assert remote.fetch("memory://lake/a.npz", tmp_path, what="data", version=one.version).path == one.path
     assert sorted(path.name for path in three.path.parents[2].glob(".*")) == []
-
-
-def test_a_version_that_is_gone_is_refused(memory: Any, tmp_path: Path) -> None:
-    memory.pipe("/lake/a.npz", b"first")
-    wanted = remote.fetch("memory://lake/a.npz", tmp_path / "here", what="data").version
-    memory.pipe("/lake/a.npz", b"other")
-    with pytest.raises(DataError, match=r"'memory://lake/a.npz' changed while the batch ran: run the batch again"):
-        remote.fetch("memory://lake/a.npz", tmp_path / "there", what="data", version=wanted)
 
 
 def test_a_folder_comes_with_all_that_is_in_it(memory: Any, tmp_path: Path) -> None:
@@ -243,9 +234,7 @@ def test_a_job_with_local_names(memory: Any, tmp_path: Path) -> None:
     for part in ("m.onnx", "m.weights"):
         memory.pipe(f"/lake/{part}", (tmp_path / part).read_bytes())
     job = Job("j", "memory://lake/m.onnx", str(tmp_path / "calib.npz"), "onnxruntime", "memory://out/q.onnx")
-    versions = remote.versions_of([job, job], tmp_path / "state")
-    assert list(versions) == [job.model]
-    near = remote.localized(job, tmp_path / "state", versions)
+    near = remote.localized(job, tmp_path / "state")
     assert Path(near.model).read_bytes() == (tmp_path / "m.onnx").read_bytes()
     assert (near.data, near.output, near.name) == (job.data, job.output, job.name)
     plain = Job("j", "m.onnx", None, "onnxruntime", "q.onnx")
@@ -282,7 +271,7 @@ def _full(*_: Any, **__: Any) -> None:
 
 def test_nothing_is_written_over_http(served: tuple[Path, Server], tmp_path: Path) -> None:
     (tmp_path / "q.onnx").write_bytes(b"model")
-    with pytest.raises(OutputError, match="a web server only gives files"):
+    with pytest.raises(OutputError, match="web servers are read-only"):
         remote.upload([tmp_path / "q.onnx"], f"{served[1].url}/q.onnx")
     assert served[1].asked == []
 

@@ -143,7 +143,7 @@ def test_one_batch_at_a_time(places: Places) -> None:
         assert first.stdout is not None
         assert first.stdout.readline() == "at work\n"
         with (
-            pytest.raises(OutputError, match=f"a batch is at work in .* \\(process {first.pid}\\): wait"),
+            pytest.raises(OutputError, match=f"a batch is running in .* \\(process {first.pid}\\): wait"),
             State(places),
         ):
             pass
@@ -160,7 +160,7 @@ def test_one_batch_at_a_time(places: Places) -> None:
 
 def test_the_same_process_can_not_either(places: Places) -> None:
     with State(places) as state:
-        with pytest.raises(OutputError, match="a batch is at work"), State(places):
+        with pytest.raises(OutputError, match="a batch is running in"), State(places):
             pass
         state.close()
         with State(places):

@@ -20,9 +20,9 @@ from sbonnx.assets import digits
 from sbonnx.batch.accept import unchanged
 from sbonnx.batch.digests import Digests
 from sbonnx.batch.jobs.job import Acceptance, Job, Outcome, Places, Step
+from sbonnx.batch.jobs.outputs import publish
 from sbonnx.batch.jobs.steps import steps_of
 from sbonnx.batch.outcomes import from_json, read_made
-from sbonnx.batch.storage.publish import publish
 from sbonnx.batch.work import run_step
 from sbonnx.errors import OutputError
 

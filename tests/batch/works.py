@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sbonnx.batch.jobs.job import BatchReport, Job, Limits, Outcome, Places, Step, Tell
+from sbonnx.batch.jobs.job import BatchReport, Job, Limits, Outcome, Places, Step, Tell, Watch
 from sbonnx.batch.outcomes import now, to_json
 from sbonnx.errors import ModelError
 
@@ -246,7 +246,7 @@ DO: dict[str, Any] = {
 }
 
 
-class Begun:
+class Begun(Watch):
     """A watch that keeps the titles of what was begun."""
 
     def __init__(self) -> None:

@@ -16,6 +16,7 @@ from sbonnx.calib.data.dataset import read
 from sbonnx.errors import DataError, NumericError, RecipeError
 from sbonnx.graph import Graph, load
 from sbonnx.plan.types import ObserverChoice, Plan, Solution
+from sbonnx.progress import Progress
 from sbonnx.reconstruct.solve import WeightRounding, reconstruct
 from sbonnx.spec import Array, QParams, QuantSpec, params_from_bounds
 from tests.calib.naive import plan_linear
@@ -318,7 +319,7 @@ def test_batch_by_batch_is_the_same(graph: Graph) -> None:
         )
 
 
-class Counting:
+class Counting(Progress):
     def __init__(self) -> None:
         self.total: int | None = None
         self.done = 0

@@ -10,16 +10,17 @@ import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from sbonnx import graph as graphs
-from sbonnx.calib.cache.forward_count import counting
 from sbonnx.calib.data.dataset import Dataset, read
-from sbonnx.calib.equal_tensors import Alike, alike
-from sbonnx.calib.shared_calibration import Courses, observe_courses
+from sbonnx.calib.equal_tensors import EqualTensors, equal_tensors
+from sbonnx.calib.shared_calibration import CalibrationTasks, observe_courses
 from sbonnx.equalize.channel_ranges import channel_ranges
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
+from sbonnx.options import RunOptions
 from sbonnx.plan import Plan, Site
 from sbonnx.spec import QuantSpec
 from tests.support.calibration import calibrate
+from tests.support.sample_count import SampleCount
 
 SAMPLES = 6
 DATA = [{"x": x} for x in np.random.default_rng(5).normal(size=(SAMPLES, 1, 4, 5)).astype(np.float32)]
@@ -72,8 +73,8 @@ def branched(opset: int = 13) -> Graph:
 
 def plan_of(*tensors: str, scope: Mapping[str, str] | None = None) -> Plan:
     """A plan that observes some tensors."""
-    places = scope or {}
-    return Plan(tuple(Site(t, t, "activation", QuantSpec(), (), "a test", t, scope=places.get(t, "")) for t in tensors))
+    scopes = scope or {}
+    return Plan(tuple(Site(t, t, "activation", QuantSpec(), (), "a test", t, scope=scopes.get(t, "")) for t in tensors))
 
 
 def data(graph: Graph) -> Dataset:
@@ -83,8 +84,8 @@ def data(graph: Graph) -> Dataset:
 
 def cached(graph: Graph, plan: Plan, folder: Path) -> int:
     """Samples that a calibration behind a cache runs."""
-    with counting() as runs:
-        behind = calibrate(graph, plan, data(graph), cache=folder)
+    runs = SampleCount()
+    behind = calibrate(graph, plan, data(graph), cache=folder, progress=runs)
     alone = calibrate(graph, plan, data(graph))
     assert {key: (float(one.lo), float(one.hi)) for key, one in behind.bounds.items()} == {
         key: (float(one.lo), float(one.hi)) for key, one in alone.bounds.items()
@@ -94,12 +95,12 @@ def cached(graph: Graph, plan: Plan, folder: Path) -> int:
 
 def test_plans_of_one_graph(tmp_path: Path) -> None:
     """One folder, one walk; both plans look everything up."""
-    courses = Courses()
+    courses = CalibrationTasks()
     first, second = plan_of("x", "a"), plan_of("a", "b")
     names = [courses.add(chain(), first), courses.add(chain(), second)]
     assert names[0] == names[1]
-    with counting() as runs:
-        observe_courses(courses.found.values(), data, tmp_path)
+    runs = SampleCount()
+    observe_courses(courses.found.values(), data, tmp_path, RunOptions(progress=runs))
     assert runs.samples == SAMPLES
     assert cached(chain(), first, tmp_path / names[0]) == 0
     assert cached(chain(), second, tmp_path / names[1]) == 0
@@ -107,12 +108,12 @@ def test_plans_of_one_graph(tmp_path: Path) -> None:
 
 def test_graphs_of_two_opsets(tmp_path: Path) -> None:
     """Two folders, one walk, since the numbers are the same."""
-    courses = Courses()
+    courses = CalibrationTasks()
     old, new = chain(13), chain(17)
     names = [courses.add(old, plan_of("x", "a")), courses.add(new, plan_of("x", "a", "b"))]
     assert names[0] != names[1]
-    with counting() as runs:
-        observe_courses(courses.found.values(), data, tmp_path)
+    runs = SampleCount()
+    observe_courses(courses.found.values(), data, tmp_path, RunOptions(progress=runs))
     assert runs.samples == SAMPLES
     assert [cached(old, plan_of("x", "a"), tmp_path / names[0]), cached(new, plan_of("b"), tmp_path / names[1])] == [
         0,
@@ -122,11 +123,11 @@ def test_graphs_of_two_opsets(tmp_path: Path) -> None:
 
 def test_numbers_that_differ_are_measured_apart(tmp_path: Path) -> None:
     """Tensors of one name that hold something else: never taken for one another."""
-    courses = Courses()
+    courses = CalibrationTasks()
     one, other = chain(slope=-1.0), chain(slope=0.5)
     names = [courses.add(one, plan_of("x", "a", "b")), courses.add(other, plan_of("b", "y"))]
-    with counting() as runs:
-        observe_courses(courses.found.values(), data, tmp_path)
+    runs = SampleCount()
+    observe_courses(courses.found.values(), data, tmp_path, RunOptions(progress=runs))
     assert cached(one, plan_of("x", "a", "b"), tmp_path / names[0]) == 0
     assert cached(other, plan_of("b", "y"), tmp_path / names[1]) == 0
     assert runs.samples == 2 * SAMPLES
@@ -135,10 +136,10 @@ def test_numbers_that_differ_are_measured_apart(tmp_path: Path) -> None:
 def test_a_second_time_nothing_runs(tmp_path: Path) -> None:
     """And of a further plan, only if it asks for more tensors."""
     for wanted, expected in ((("x", "a"), SAMPLES), (("x", "a"), 0), (("a",), 0), (("b",), SAMPLES)):
-        courses = Courses()
+        courses = CalibrationTasks()
         courses.add(chain(), plan_of(*wanted))
-        with counting() as runs:
-            observe_courses(courses.found.values(), data, tmp_path)
+        runs = SampleCount()
+        observe_courses(courses.found.values(), data, tmp_path, RunOptions(progress=runs))
         assert runs.samples == expected
 
 
@@ -147,12 +148,12 @@ def test_branches(tmp_path: Path) -> None:
     scopes = {"yes_r": "if/then_branch", "no_r": "if/else_branch"}
     plan = plan_of("yes_r", "no_r", scope=scopes)
     old, new = branched(13), branched(17)
-    found = alike(old, new, ["yes_r", "no_r", "x", "nothing"], data(old), device="cpu", budget=1 << 20)
-    assert found == Alike(frozenset({"no_r", "x"}), frozenset({"yes_r"}))
-    courses = Courses()
+    found = equal_tensors(old, new, ["yes_r", "no_r", "x", "nothing"], data(old), device="cpu", budget=1 << 20)
+    assert found == EqualTensors(frozenset({"no_r", "x"}), frozenset({"yes_r"}))
+    courses = CalibrationTasks()
     names = [courses.add(graph, plan) for graph in (old, new)]
-    with counting() as runs:
-        observe_courses(courses.found.values(), data, tmp_path)
+    runs = SampleCount()
+    observe_courses(courses.found.values(), data, tmp_path, RunOptions(progress=runs))
     assert runs.samples == SAMPLES
     assert [cached(old, plan, tmp_path / names[0]), cached(new, plan, tmp_path / names[1])] == [0, 0]
 
@@ -162,32 +163,31 @@ def test_little_memory_compares_piece_by_piece() -> None:
     old, new = chain(13), chain(17)
     names = ["x", "a", "b", "y"]
     for budget in (1, 1 << 30):
-        assert alike(old, new, names, data(old), device="cpu", budget=budget).same == set(names)
+        assert equal_tensors(old, new, names, data(old), device="cpu", budget=budget).same == set(names)
 
 
 def test_counting() -> None:
-    """Whoever counts sees what runs meanwhile, within one another; ranges of channels count as well."""
-    graph = chain()
-    with counting() as outer:
-        channel_ranges(graph, {"b": 1}, data(graph))
-        with counting() as inner:
-            calibrate(graph, plan_of("x"), data(graph))
+    """Ranges of channels count as well."""
+    graph, runs = chain(), SampleCount()
+    channel_ranges(graph, {"b": 1}, data(graph), RunOptions(progress=runs))
+    calibrate(graph, plan_of("x"), data(graph), progress=runs)
     calibrate(graph, plan_of("x"), data(graph))
-    assert (inner.samples, outer.samples) == (SAMPLES, 2 * SAMPLES)
+    assert runs.samples == 2 * SAMPLES
 
 
 @pytest.mark.parametrize("granularity", ["whole", "layer"])
 def test_any_granularity_counts(granularity: str) -> None:
     """Layer by layer a sample is one sample."""
-    with counting() as runs:
-        calibrate(chain(), plan_of("a", "b", "y"), data(chain()), granularity=granularity)
+    runs = SampleCount()
+    plan = plan_of("a", "b", "y")
+    calibrate(chain(), plan, data(chain()), granularity=granularity, progress=runs)
     assert runs.samples == SAMPLES
 
 
 def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
     """As by a calibration of its own."""
     nodes = [helper.make_node("Log", ["x"], ["a"], "log"), helper.make_node("Relu", ["a"], ["y"], "relu")]
-    courses = Courses()
+    courses = CalibrationTasks()
     courses.add(model_of(nodes, 13), plan_of("a"))
     with pytest.raises(NumericError, match="'log'"):
         observe_courses(courses.found.values(), data, tmp_path)

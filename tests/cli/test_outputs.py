@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from sbonnx.calib.cache.sketch_files import write_whole
 from sbonnx.cli import main
 from sbonnx.errors import OutputError
 from sbonnx.graph.storage import files
@@ -98,21 +97,12 @@ def test_other_files_are_not_replaced(
     assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
 
 
-WRITERS = {
-    "replacing": lambda path: files.write_text(path, "text"),
-    "cache": lambda path: write_whole(path, [b"text"]),
-}
-
-
-@pytest.mark.parametrize("writer", WRITERS)
-def test_files_created_during_the_work_stay(writer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_created_during_the_work_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checked again at the rename."""
     target = tmp_path / "t"
     monkeypatch.setattr(files, "check_target", lambda *_, **__: os.mkfifo(target))
-    if writer == "cache":
-        os.mkfifo(target)
     with pytest.raises(OutputError, match="FIFO"):
-        WRITERS[writer](target)
+        files.write_text(target, "text")
     assert stat.S_ISFIFO(os.lstat(target).st_mode)
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
 

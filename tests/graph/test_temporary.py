@@ -106,7 +106,7 @@ def test_what_a_child_still_uses_stays(place: Path, writing: Start) -> None:
 
 FORK_SERVER = """
 import multiprocessing, time
-from sbonnx.batch.process.sockets import claim_socket_folder
+from sbonnx.batch.process.starting import claim_socket_folder
 claim_socket_folder()
 claim_socket_folder()
 context = multiprocessing.get_context("forkserver")

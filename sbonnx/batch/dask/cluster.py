@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,21 +14,20 @@ from typing import Any, Final, final
 from uuid import uuid4
 
 from sbonnx.batch.dask.cluster_check import (
-    Offer,
+    ClusterResources,
     absolute,
-    can_be_cut,
+    can_be_sharded,
     check_paths,
+    cluster_resources,
     connected,
     is_shared,
     needed,
-    offer_of,
     size_of,
 )
-from sbonnx.batch.dask.cluster_tasks import Errand, Parcel, StepDied, carry_out, installed, unpack
-from sbonnx.batch.dask.sharding import part_keys, run_part
-from sbonnx.batch.dask.shards import Shard
-from sbonnx.batch.jobs.job import FINE, Outcome, Places, Step, Watch
-from sbonnx.batch.outcomes import from_json, now, read_made
+from sbonnx.batch.dask.cluster_tasks import ClusterErrand, Parcel, StepDied, carry_out, installed, unpack
+from sbonnx.batch.dask.sharding import Shard, part_keys, run_part
+from sbonnx.batch.jobs.job import Outcome, Places, Step, Watch
+from sbonnx.batch.outcomes import from_json, now, read_made, skipped_steps
 from sbonnx.batch.process.cleanup import remove, sweep
 from sbonnx.batch.process.step_main import Publish, Work, own_publish
 from sbonnx.errors import DeviceError, SbonnxError
@@ -79,7 +78,7 @@ class DaskEngine:
         publish: Publish | None = None,
     ) -> None:
         if shards is not None and shards < 1:
-            raise DeviceError(f"a calibration is cut into at least one piece, got shards={shards}")
+            raise DeviceError(f"a calibration has at least one shard, got shards={shards}")
         self._scheduler = scheduler
         self._shards = shards
         self._patience = patience
@@ -100,31 +99,33 @@ class DaskEngine:
         sweep(places, unique.values())
         with ExitStack() as stack:
             client = stack.enter_context(connected(self._scheduler, self._patience))
-            offer = offer_of(client, self._patience)
+            resources = cluster_resources(client, self._patience)
             shared = is_shared(client, places)
             check_paths(client, (job for step in unique.values() for job in step.jobs), shared=shared)
             topic = f"sbonnx-{uuid4().hex}"
             errand = partial(
-                Errand,
+                ClusterErrand,
                 places=places,
                 topic=topic,
                 shared=shared,
-                slots=dict(offer.slots),
+                slots=dict(resources.slots),
                 versions=installed(),
             )
-            run = _Run(unique, places, watch, client, topic, shared, self._publish)
+            run = _ClusterRun(unique, places, watch, client, topic, shared, self._publish)
             stack.callback(sweep, places, unique.values())
             stack.callback(run.end)
             for step in unique.values():
-                run.submit(step, self._errands(step, errand, offer, places, unique), needed(step, offer, places.state))
+                run.submit(
+                    step, self._errands(step, errand, resources, places, unique), needed(step, resources, places.state)
+                )
             run.go()
         return run.outcomes
 
     def _errands(
-        self, step: Step, errand: Any, offer: Offer, places: Places, steps: Mapping[str, Step]
-    ) -> tuple[Errand, ...]:
+        self, step: Step, errand: Any, resources: ClusterResources, places: Places, steps: Mapping[str, Step]
+    ) -> tuple[ClusterErrand, ...]:
         """Return the tasks of a step: its shards, if any, and finally the step itself."""
-        parts = self._parts(step, offer, places, steps)
+        parts = self._parts(step, resources, places, steps)
         pieces = tuple(
             errand(
                 step=replace(step, key=key, title=f"{step.title} ({number + 1}/{len(parts)})"),
@@ -135,15 +136,17 @@ class DaskEngine:
         )
         return (*pieces, errand(step=step, parts=parts, work=self._work, publish=self._publish))
 
-    def _parts(self, step: Step, offer: Offer, places: Places, steps: Mapping[str, Step]) -> tuple[str, ...]:
+    def _parts(
+        self, step: Step, resources: ClusterResources, places: Places, steps: Mapping[str, Step]
+    ) -> tuple[str, ...]:
         """Return the keys of the shards of a step; empty if it is not sharded."""
         if step.kind != "calibrate" or read_made(places, step.key) is not None:
             return ()
         count = self._shards
         if count is None:
             alike = sum(one.kind == "calibrate" for one in steps.values())
-            count = offer.total // alike if size_of(step.jobs[0]) > SMALL else 1
-        return part_keys(step.key, count) if count > 1 and can_be_cut(step, places.state) else ()
+            count = resources.total // alike if size_of(step.jobs[0]) > SMALL else 1
+        return part_keys(step.key, count) if count > 1 and can_be_sharded(step, places.state) else ()
 
 
 @dataclass
@@ -166,7 +169,7 @@ class _Task:
     parts: list[str] = field(default_factory=list)
 
 
-class _Run:
+class _ClusterRun:
     """One run of an engine.
 
     Attributes:
@@ -196,7 +199,7 @@ class _Run:
         self._refused: dict[str, str] = {}
         client.subscribe_topic(topic, lambda event: self._heard.put(("said", event[1])))
 
-    def submit(self, step: Step, errands: Sequence[Errand], need: tuple[dict[str, float], str | None]) -> None:
+    def submit(self, step: Step, errands: Sequence[ClusterErrand], need: tuple[dict[str, float], str | None]) -> None:
         """Submit the tasks of a step to the scheduler. Its dependencies must have been submitted before."""
         resources, refusal = need
         if refusal is not None:
@@ -346,19 +349,11 @@ class _Run:
 
     def _skip(self) -> None:
         """Skip steps whose dependencies failed, transitively."""
-        while lost := list(self._lost()):
-            for key, why in lost:
-                self._settle(key, Outcome(key, "skipped", reason=why, attempts=0, finished=now()))
-
-    def _lost(self) -> Iterator[tuple[str, str]]:
-        for key, step in self._steps.items():
-            if key in self.outcomes:
-                continue
-            for need in step.after:
-                ended = self.outcomes.get(need)
-                if ended is not None and ended.status not in FINE:
-                    yield key, f"'{self._steps[need].title}' did not end well ({ended.status}): {ended.reason}"
-                    break
+        while skipped := skipped_steps(
+            self._steps, [key for key in self._steps if key not in self.outcomes], self.outcomes
+        ):
+            for key, outcome in skipped:
+                self._settle(key, outcome)
 
     def _check(self) -> None:
         """Check that the scheduler is still available.
@@ -372,7 +367,7 @@ class _Run:
             if task.own and task.step.key not in self.outcomes
         )
         if lost or self._client.status in ("closing", "closed"):
-            raise DeviceError("the scheduler was lost: start it and run the batch again; what is done stays done")
+            raise DeviceError("the scheduler was lost: start it and run the batch again; finished steps are kept")
 
     def _drop_parts(self) -> None:
         """Remove the outputs of shards, which are merged into the statistics of their step by now."""

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from sbonnx.batch.dask.cluster_tasks import differences, installed
-from sbonnx.batch.dask.shards import shardable
+from sbonnx.batch.dask.sharding import shardable
 from sbonnx.batch.jobs.job import Job, Places, Step
 from sbonnx.batch.jobs.steps import recipe_of
 from sbonnx.batch.redaction import reveal_job
-from sbonnx.batch.storage.urls import is_url, local_path
+from sbonnx.batch.remote import is_url, local_path
 from sbonnx.errors import DeviceError, OutputError, SbonnxError
 from sbonnx.recipe import AUTO
 
@@ -36,7 +36,7 @@ VERSIONS: Final = (
 
 
 @dataclass(frozen=True)
-class Offer:
+class ClusterResources:
     """Resources of the available workers.
 
     Attributes:
@@ -70,7 +70,7 @@ def connected(scheduler: Any, patience: float) -> Any:
 
     if isinstance(scheduler, Client):
         if scheduler.asynchronous:
-            raise DeviceError("the client of the cluster is asynchronous: give one made with asynchronous=False")
+            raise DeviceError("the client of the cluster is asynchronous: create it with asynchronous=False")
         yield scheduler
         return
     try:
@@ -82,13 +82,13 @@ def connected(scheduler: Any, patience: float) -> Any:
     except (OSError, asyncio.TimeoutError, ValueError, TypeError) as error:
         raise DeviceError(
             f"there is no scheduler at {scheduler!r} ({' '.join(str(error).split()) or type(error).__name__}): "
-            "start one with 'dask scheduler', and give its address, such as tcp://host:8786"
+            "start one with 'dask scheduler', and use its address, such as tcp://host:8786"
         ) from error
     with client:
         yield client
 
 
-def offer_of(client: Any, patience: float) -> Offer:
+def cluster_resources(client: Any, patience: float) -> ClusterResources:
     """Return the resources of the workers; waits for the first worker.
 
     Raises:
@@ -109,7 +109,7 @@ def offer_of(client: Any, patience: float) -> Offer:
         elif (told := differences(wanted, found, where)) is not None:
             wrong.append(told)
     if wrong:
-        more = f" ({len(wrong) - 1} more workers are unfit)" if len(wrong) > 1 else ""
+        more = f" ({len(wrong) - 1} more workers have such a problem)" if len(wrong) > 1 else ""
         raise DeviceError(wrong[0] + more)
     slots: dict[str, int] = {}
     gpu, memory = False, None
@@ -120,7 +120,7 @@ def offer_of(client: Any, patience: float) -> Offer:
         gpu = gpu or resources.get(GPU, 0) >= 1
         if MEMORY in resources:
             memory = max(memory or 0.0, float(resources[MEMORY]))
-    return Offer(slots, gpu, memory)
+    return ClusterResources(slots, gpu, memory)
 
 
 def is_shared(client: Any, places: Places) -> bool:
@@ -153,12 +153,12 @@ def check_paths(client: Any, jobs: Iterable[Job], *, shared: bool) -> None:
         if missing:
             more = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
             raise DeviceError(
-                f"worker {where} does not see '{missing[0]}'{more}: put what jobs read where all workers see it, or "
-                "name it by a URL"
+                f"worker {where} does not see '{missing[0]}'{more}: put the inputs of jobs where all workers see them, "
+                "or name them by URLs"
             )
 
 
-def needed(step: Step, offer: Offer, state: Path) -> tuple[dict[str, float], str | None]:
+def needed(step: Step, resources: ClusterResources, state: Path) -> tuple[dict[str, float], str | None]:
     """Return the resources that a step requires, and why no available worker has them; None if one has.
 
     Args:
@@ -167,13 +167,13 @@ def needed(step: Step, offer: Offer, state: Path) -> tuple[dict[str, float], str
     wanted: dict[str, float] = {}
     if any(_on_cuda(job, state) for job in step.jobs):
         wanted[GPU] = 1
-        if not offer.gpu:
+        if not resources.gpu:
             return wanted, "its recipe's device is cuda, and no worker has a GPU: start one with --resources 'GPU=1'"
     limit = step.limits.memory
-    if limit is not None and offer.memory is not None:
+    if limit is not None and resources.memory is not None:
         wanted[MEMORY] = float(limit)
-        if limit > offer.memory:
-            why = f"it may take {limit} bytes of memory, and no worker has more than {offer.memory:.0f}"
+        if limit > resources.memory:
+            why = f"it may take {limit} bytes of memory, and no worker has more than {resources.memory:.0f}"
             return wanted, f"{why}: lower its limit, or start one with more of --resources 'MEMORY=...'"
     return wanted, None
 
@@ -208,7 +208,7 @@ def size_of(job: Job) -> float:
     return total
 
 
-def can_be_cut(step: Step, state: Path) -> bool:
+def can_be_sharded(step: Step, state: Path) -> bool:
     """Return whether a calibrate step can be sharded. Invalid recipes are ignored, because the step reports them."""
     for job in step.jobs:
         try:
@@ -257,13 +257,13 @@ def _missing(paths: Sequence[str]) -> list[str]:
 __all__ = [
     "GPU",
     "MEMORY",
-    "Offer",
+    "ClusterResources",
     "absolute",
-    "can_be_cut",
+    "can_be_sharded",
     "check_paths",
+    "cluster_resources",
     "connected",
     "is_shared",
     "needed",
-    "offer_of",
     "size_of",
 ]

@@ -20,11 +20,12 @@ from typing import Any, Final
 
 from sbonnx.batch.dask.sharding import run_merged
 from sbonnx.batch.jobs.job import AGAIN, FINE, Job, Outcome, Places, Step
-from sbonnx.batch.jobs.steps import file_name
+from sbonnx.batch.jobs.outputs import file_name
 from sbonnx.batch.outcomes import FILE, from_json, now, read_made, to_json
 from sbonnx.batch.process.step_main import Publish, Work
-from sbonnx.batch.process.step_process import run_isolated
-from sbonnx.batch.storage.remote import FOLDER
+from sbonnx.batch.process.step_process import StepProcess, run_isolated
+from sbonnx.batch.remote import FOLDER
+from sbonnx.calib.cache.sketch_database import DATABASE, copy_database
 from sbonnx.cpu import cores
 from sbonnx.errors import DeviceError, OutputError
 
@@ -39,7 +40,7 @@ COME_BACK: Final = ("steps", "sketches", "logs", "metrics")
 
 
 @dataclass(frozen=True)
-class Errand:
+class ClusterErrand:
     """Task of a worker. It is pickled.
 
     Attributes:
@@ -90,7 +91,7 @@ class StepDied(Exception):
         return self.parcel.outcome.reason
 
 
-def carry_out(errand: Errand, *before: Parcel) -> Parcel:
+def carry_out(errand: ClusterErrand, *before: Parcel) -> Parcel:
     """Run a step on this worker. `before`: results of its dependencies and shards.
 
     Raises:
@@ -100,28 +101,27 @@ def carry_out(errand: Errand, *before: Parcel) -> Parcel:
 
     step = errand.step
     worker = get_worker()
-    said = _Said(worker, errand)
+    events = _Events(worker, errand)
     wrong = differences(errand.versions, installed(), worker.address)
     if wrong is not None:  # a worker that joined after the check of all workers
         return Parcel(Outcome(step.key, "refused", reason=wrong, finished=now(), error="DeviceError"))
     if any(parcel.outcome.key in step.after and parcel.outcome.status not in FINE for parcel in before):
         return Parcel(Outcome(step.key, "skipped", attempts=0, finished=now()))
-    said("began")
-    parts = _whole(errand, before, said)
+    events("began")
+    parts = _parts_to_merge(errand, before, events)
     work = partial(run_merged, parts=parts, work=errand.work) if parts else errand.work
     threads = _threads(errand, worker)
-    with _place(errand, worker, before) as (near, places):
+    with _work_folder(errand, worker, before) as (near, places):
         try:
-            outcome = run_isolated(
-                near, places, threads, said.tell, work=work, publish=errand.publish, stopped=_Unwanted(worker)
-            )
+            process = StepProcess(near, places, threads=threads, work=work, publish=errand.publish)
+            outcome = run_isolated(process, events.tell, stopped=_Cancelled(worker))
         except OSError as error:
             outcome = Outcome(step.key, "crashed", reason=f"{error} (on {worker.address})", finished=now())
         if not errand.shared:
-            outcome = _in_words_of(errand.step, near, places, outcome)
+            outcome = _with_job_outputs(errand.step, near, places, outcome)
         parcel = Parcel(outcome, () if errand.shared else tuple(_packed(places)))
     if outcome.status in AGAIN and not errand.part:
-        said("died", outcome=to_json(outcome))
+        events("died", outcome=to_json(outcome))
         raise StepDied(parcel)
     return parcel
 
@@ -139,13 +139,16 @@ def unpack(files: Sequence[tuple[str, bytes]], places: Places) -> None:
     try:
         for name, content in files:
             kind, _, rest = name.partition("/")
+            path = places.state / name
             if kind == "steps":
                 key, _, inner = rest.partition("/")
                 made.setdefault(key, []).append((inner, content))
+            elif path.name == DATABASE:
+                _add_database(path, content)
             else:
-                _write(places.state / name, content)
+                _write(path, content)
         for key, rows in made.items():
-            _appear(places.made(key), rows)
+            _write_folder(places.made(key), rows)
     except OSError as error:
         raise OutputError(f"'{places.state}' cannot be written to: {error.strerror or error}") from error
 
@@ -161,8 +164,8 @@ def _check_name(name: str, places: Places) -> None:
         if real == os.path.join(root, *name.split("/")):
             return
     raise DeviceError(
-        f"a worker sent a file named {name[:200]!r}, which has no place in the state of the batch: "
-        "look who can reach the cluster"
+        f"a worker sent a file named {name[:200]!r}, which does not belong to the state of the batch: "
+        "check who can reach the cluster"
     )
 
 
@@ -189,10 +192,10 @@ def differences(wanted: Mapping[str, str], found: Mapping[str, str], where: str)
 # --- on the worker ----------------------------------------------------------------------------------
 
 
-class _Said:
+class _Events:
     """Sends the progress of a step as scheduler events, from one thread."""
 
-    def __init__(self, worker: Any, errand: Errand) -> None:
+    def __init__(self, worker: Any, errand: ClusterErrand) -> None:
         self._worker = worker
         self._errand = errand
         self._stage = ""
@@ -210,7 +213,7 @@ class _Said:
             self("told", stage=stage, done=done, total=total)
 
 
-class _Unwanted:
+class _Cancelled:
     """Callable that returns whether this thread's task was cancelled, or its worker is closing."""
 
     def __init__(self, worker: Any) -> None:
@@ -229,17 +232,17 @@ class _Unwanted:
         return self._so
 
 
-def _whole(errand: Errand, before: Sequence[Parcel], said: _Said) -> tuple[str, ...]:
+def _parts_to_merge(errand: ClusterErrand, before: Sequence[Parcel], events: _Events) -> tuple[str, ...]:
     """Return the shards to merge; empty if one of them failed: then the step measures everything itself."""
     ended = {parcel.outcome.key: parcel.outcome for parcel in before}
     for key in errand.parts:
         if ended[key].status not in FINE:
-            said.tell(f"measuring on one worker, since a part of it {ended[key].status}: {ended[key].reason}")
+            events.tell(f"measuring on one worker, because a shard {ended[key].status}: {ended[key].reason}")
             return ()
     return errand.parts
 
 
-def _threads(errand: Errand, worker: Any) -> int:
+def _threads(errand: ClusterErrand, worker: Any) -> int:
     """Return the number of threads for this task."""
     host = worker.address.rpartition(":")[0]
     at_once = errand.slots.get(host) or worker.state.nthreads
@@ -247,7 +250,7 @@ def _threads(errand: Errand, worker: Any) -> int:
 
 
 @contextmanager
-def _place(errand: Errand, worker: Any, before: Sequence[Parcel]) -> Iterator[tuple[Step, Places]]:
+def _work_folder(errand: ClusterErrand, worker: Any, before: Sequence[Parcel]) -> Iterator[tuple[Step, Places]]:
     """Yield the step and the folder to work in: that of the batch, or a temporary one of the worker."""
     if errand.shared:
         yield errand.step, errand.places
@@ -275,7 +278,7 @@ def _redirected(job: Job, folder: Path, number: int) -> Job:
     return replace(job, output=str(place / file_name(job)))
 
 
-def _in_words_of(step: Step, near: Step, places: Places, outcome: Outcome) -> Outcome:
+def _with_job_outputs(step: Step, near: Step, places: Places, outcome: Outcome) -> Outcome:
     """Replace the worker's output paths by those of the jobs, in the outcome and in the stored outcomes."""
 
     def renamed(found: Outcome) -> Outcome:
@@ -296,7 +299,14 @@ def _packed(places: Places) -> Iterator[tuple[str, bytes]]:
     for part in COME_BACK:
         for path in sorted((places.state / part).rglob("*")):
             name = path.relative_to(places.state)
-            if path.is_file() and path.suffix != ".lock" and not any(piece.startswith(".") for piece in name.parts):
+            if not path.is_file() or path.suffix == ".lock" or any(piece.startswith(".") for piece in name.parts):
+                continue
+            if path.name == DATABASE:
+                with tempfile.TemporaryDirectory(dir=places.output) as copy:
+                    copy_database(path, Path(copy) / DATABASE)  # without changes that a killed process left half done
+                    if (Path(copy) / DATABASE).exists():
+                        yield name.as_posix(), (Path(copy) / DATABASE).read_bytes()
+            elif not path.name.startswith(f"{DATABASE}-"):
                 yield name.as_posix(), path.read_bytes()
 
 
@@ -314,7 +324,16 @@ def _write(path: Path, content: bytes) -> None:
         raise
 
 
-def _appear(folder: Path, rows: Sequence[tuple[str, bytes]]) -> None:
+def _add_database(path: Path, content: bytes) -> None:
+    """Add the rows of a transferred database to the one at `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as folder:
+        received = Path(folder) / DATABASE
+        received.write_bytes(content)
+        copy_database(received, path)
+
+
+def _write_folder(folder: Path, rows: Sequence[tuple[str, bytes]]) -> None:
     """Create a folder atomically; an existing one has the same content."""
     if folder.exists():
         return
@@ -334,4 +353,4 @@ def _umask() -> int:
     return now_
 
 
-__all__ = ["Errand", "Parcel", "StepDied", "carry_out", "differences", "installed", "unpack"]
+__all__ = ["ClusterErrand", "Parcel", "StepDied", "carry_out", "differences", "installed", "unpack"]

@@ -1,40 +1,130 @@
-"""Sharded calibrate steps: the work of one part on a worker, and the merge of all parts.
+"""Sharded calibration: each part observes some of the samples on a worker, and the sketches of all parts are merged.
 
-A part runs the whole step in its own folder on its share of the samples: plans are merged, graphs compared and caches
-filled as in an unsharded step. Merging then only reads files.
+The state of a sketch does not depend on the order or partition of the samples, so the merged state is bit-identical to
+that of one process. Every part reads all of the data, which is fast, and runs only its own samples, which is slow. Its
+samples are known without counting first, and a sample has the same position in the data everywhere.
+
+A part runs the whole step in its own folder: plans are merged, graphs compared and caches filled as in a step without
+shards. Merging then only reads files.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from sbonnx.batch.dask.shards import Shard, merge, observe
 from sbonnx.batch.digests import Digests
 from sbonnx.batch.jobs.job import FINE, Outcome, Places, Step, Tell
-from sbonnx.batch.jobs.steps import look_at, sketches_digest
+from sbonnx.batch.jobs.steps import job_inputs, sketches_digest
 from sbonnx.batch.outcomes import FILE, read_made, to_json
 from sbonnx.batch.process.step_main import Work, own_work
-from sbonnx.batch.storage.remote import FOLDER
-from sbonnx.calib.cache.resume import EVERYTHING
-from sbonnx.calib.cache.sketch_cache import DONE, HEADER
-from sbonnx.calib.cache.sketch_files import Packed, load_packed, save_packed, write_whole
+from sbonnx.batch.remote import FOLDER
+from sbonnx.calib.cache.sketch_cache import EVERYTHING
+from sbonnx.calib.cache.sketch_database import DATABASE, copy_database, merge_databases
 from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.data.sample import Sample
+from sbonnx.calib.engine.observation import Observation
+from sbonnx.calib.engine.runner import samples_at_once
 from sbonnx.calib.engine.sample_runner import Key
-from sbonnx.calib.shared_calibration import Course, walked_by
+from sbonnx.calib.engine.samples import SampleSplitter
+from sbonnx.calib.engine.schedule import schedule_of
+from sbonnx.calib.shared_calibration import CalibrationTask
 from sbonnx.calib.sketches import Sketch
+from sbonnx.errors import DataError
 from sbonnx.options import RunOptions
 from sbonnx.plan.types import Site
+from sbonnx.progress import Progress
+from sbonnx.recipe import Recipe
+from sbonnx.stages.state import equalization_of
 
 SKETCHES: Final = "sketches"
 """Subfolder with the calibration caches, in the output of a part and in the state folder."""
 
-Head = Mapping[str, Any]
-Entries = dict[tuple[Any, ...], Packed]
+
+@dataclass(frozen=True)
+class Shard:
+    """The samples with ``position % of == number``.
+
+    Attributes:
+        number: index of the shard, from 0.
+        of: number of shards.
+    """
+
+    number: int
+    of: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.number < self.of:
+            raise ValueError(f"there is no shard {self.number} of {self.of}")
+
+    def __call__(
+        self, task: CalibrationTask, sites: Mapping[Key, Site], data: Dataset, options: RunOptions
+    ) -> dict[Key, Sketch]:
+        """Observe `sites` on this shard of the data; a `Walk` of a shared calibration.
+
+        The partition of the graph, and whether a batch can be split into samples, are determined on the very first
+        sample, in every shard. So every shard runs exactly what a single process would run.
+
+        Args:
+            task: its graph is the same for all shards.
+            data: the whole data set.
+            options: see `RunOptions`; `progress` counts all feeds, also those of other shards.
+
+        Raises:
+            DataError, NumericError, ModelError, DeviceError: see `sbonnx.calib.calibrator.calibrate`.
+        """
+        progress = options.progress
+        progress.start("calibrate", data.count)
+        units = SampleSplitter(task.graph, device=options.device).units(data.items())
+        first = next(units, None)
+        if first is None:
+            raise DataError("the data has no feeds: calibration needs at least one")
+        wishes = dict.fromkeys(sites, EVERYTHING)
+        observed: dict[str, dict[str, None]] = {}
+        for site in sites.values():
+            observed.setdefault(site.scope, {})[site.tensor] = None
+        scopes = {scope: list(names) for scope, names in observed.items()}
+        schedule = schedule_of(task.graph, scopes, wishes, first, kept=(), options=options, count=data.count)
+        observation = Observation(
+            task.graph,
+            schedule.segments,
+            wishes,
+            device=options.device,
+            threads=max(1, min(samples_at_once(options), options.memory_bytes // max(schedule.peak, 1))),
+            any_layout=schedule.any_layout,
+        )
+        try:
+            for unit, _ in observation.stream(self._select(chain([first], units), progress)):
+                progress.count_samples(unit.samples)
+            return observation.found()
+        finally:
+            observation.close()
+
+    def _select(self, units: Iterable[Sample], progress: Progress) -> Iterator[Sample]:
+        """Yield the units of this shard, and advance the progress after every unit."""
+        for unit in units:
+            if unit.index % self.of == self.number:
+                yield unit
+            progress.advance(int(unit.closes))
+
+
+def shardable(recipe: Recipe) -> str | None:
+    """Return the reason why a calibration cannot or should not be sharded; None if it can."""
+    if recipe.auto.enable or recipe.mixed.wanted:
+        return "a search evaluates recipes on parts of the data that it holds out itself"
+    if recipe.calibration.feedback:
+        return "state feedback makes each sample depend on the one before"
+    if recipe.calibration.granularity == "layer":
+        return "layer by layer, one process uses one store of activations"
+    settings = equalization_of(recipe)
+    if settings.needs_ranges or recipe.equalize.awq:
+        return "equalization measures first, and changes the graph"
+    return None
 
 
 def part_keys(key: str, count: int) -> tuple[str, ...]:
@@ -44,6 +134,8 @@ def part_keys(key: str, count: int) -> tuple[str, ...]:
 
 def run_part(step: Step, places: Places, tell: Tell, threads: int, *, shard: Shard) -> Outcome:
     """Measure one part of a calibrate step, like `run_step`, for a step whose key is one of `part_keys`."""
+    from sbonnx.batch.work import run_step  # on demand: custom steps do not need it
+
     whole = replace(step, key=step.key.rpartition("-")[0])
     made = places.made(step.key)
     folder = made.with_name(f".{step.key}.{os.getpid()}")
@@ -52,8 +144,7 @@ def run_part(step: Step, places: Places, tell: Tell, threads: int, *, shard: Sha
     try:
         own.state.mkdir(parents=True)
         _share(places, own, whole)
-        with walked_by(_Walk(shard)):
-            outcome = own_work()(whole, own, tell, threads)
+        outcome = run_step(whole, own, tell, threads, walk=shard)
         outcome = replace(outcome, key=step.key)
         if outcome.status not in FINE:
             return outcome
@@ -94,39 +185,9 @@ def merge_caches(parts: list[Path], root: Path) -> None:
     Raises:
         OutputError: a cache cannot be written.
     """
-    first, *_ = parts
-    for header in sorted(first.rglob(HEADER)):
-        place = header.parent.relative_to(first)
-        found = [_entries(part / place) for part in parts]
-        known = _entries(root / place) if (root / place).is_dir() else {}
-        for stem, (head, entries) in found[0].items():
-            others = [one[stem][1] for one in found[1:] if stem in one]
-            if len(others) + 1 < len(parts):
-                continue
-            there = known[stem][1] if stem in known else {}
-            keys = [key for key in entries if key not in there and all(key in other for other in others)]
-            if not keys:
-                continue
-            merged = {key: _merged([entries[key], *(other[key] for other in others)]) for key in keys}
-            (root / place).mkdir(parents=True, exist_ok=True)
-            if not (root / place / HEADER).exists():
-                write_whole(root / place / HEADER, [header.read_bytes()])
-            save_packed(root / place, stem, head, merged)
-
-
-class _Walk:
-    """Data traversal for one shard; see `sbonnx.calib.shared_calibration.walked_by`."""
-
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
-
-    def __call__(
-        self, course: Course, sites: Mapping[Key, Site], data: Dataset, options: RunOptions
-    ) -> dict[Key, Sketch]:
-        options.progress.start("calibrate", data.count)
-        wishes = dict.fromkeys(sites, EVERYTHING)
-        seen = observe(course.graph, sites.values(), data, self._shard, wishes=wishes, options=options)
-        return merge([seen])[0]
+    for path in sorted(parts[0].rglob(DATABASE)):
+        place = path.relative_to(parts[0])
+        merge_databases([part / place for part in parts], root / place)
 
 
 def _share(places: Places, own: Places, step: Step) -> None:
@@ -135,31 +196,22 @@ def _share(places: Places, own: Places, step: Step) -> None:
     downloads.mkdir(parents=True, exist_ok=True)
     os.symlink(downloads, own.state / FOLDER)
     job = step.jobs[0]
-    shared = sketches_digest(job, look_at(job, Digests(places.state), places.state))
+    shared = sketches_digest(job, job_inputs(job, Digests(places.state), places.state))
     if shared is not None and places.sketches(shared).is_dir():
-        shutil.copytree(places.sketches(shared), own.sketches(shared), ignore=shutil.ignore_patterns(".*", "partial-*"))
+        shutil.copytree(
+            places.sketches(shared),
+            own.sketches(shared),
+            ignore=shutil.ignore_patterns(".*", f"{DATABASE}-*"),
+            copy_function=_copy,
+        )
 
 
-def _entries(folder: Path) -> dict[str, tuple[Head, Entries]]:
-    """Read the finished sketches of a cache, by file name prefix, which identifies what they belong to."""
-    found: dict[str, tuple[Head, Entries]] = {}
-    for path in sorted(folder.glob(f"{DONE}-*.bin")):
-        content = load_packed(path)
-        if content is None:  # damaged: treat as missing
-            continue
-        head, rows = content
-        _, entries = found.setdefault(path.stem.rpartition("-")[0], (head, {}))
-        for key, packed in rows:
-            entries.setdefault(tuple(key), packed)
-    return found
+def _copy(source: str, target: str) -> None:
+    """Copy a file of statistics; a database row by row, since another process may write to it."""
+    if Path(source).name == DATABASE:
+        copy_database(Path(source), Path(target))
+    else:
+        shutil.copy2(source, target)
 
 
-def _merged(rows: list[Packed]) -> Packed:
-    """Merge several sketches into one."""
-    whole, *others = (Sketch.from_arrays(row.arrays()) for row in rows)
-    for other in others:
-        whole.merge(other)
-    return Packed.of(whole.to_arrays())
-
-
-__all__ = ["merge_caches", "part_keys", "run_merged", "run_part"]
+__all__ = ["Shard", "merge_caches", "part_keys", "run_merged", "run_part", "shardable"]

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
+from sbonnx.terminal import map_strings
+
 Status = Literal["done", "unaccepted", "refused", "failed", "crashed", "out of memory", "timed out", "skipped"]
 """Status of an ended step.
 
@@ -91,14 +93,8 @@ class Job:
 
 
 def encodable(value: Any) -> Any:
-    """Escape lone surrogates in strings, which UTF-8 cannot encode. Applies to nested JSON values too."""
-    if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, Mapping):
-        return {encodable(key): encodable(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(encodable(inner) for inner in value)
-    return value
+    """Escape lone surrogates in the strings of JSON values, which UTF-8 cannot encode."""
+    return map_strings(lambda text: text.encode("utf-8", "backslashreplace").decode(), value)
 
 
 @dataclass(frozen=True)
@@ -173,8 +169,8 @@ class Tell(Protocol):
         """Report `done` of `total` pieces (None: unknown) of a stage."""
 
 
-class Watch(Protocol):
-    """Receives the events of an engine, from one thread."""
+class Watch:
+    """Receiver of the events of an engine, from one thread; its methods do nothing."""
 
     def begin(self, steps: Sequence[Step], settled: Mapping[str, Outcome]) -> None:
         """Begin a batch, with all its steps, and the outcomes, by key, of steps that are already done."""

@@ -70,7 +70,7 @@ def _as_name(value: str) -> str:
             return value
     except UnicodeEncodeError:
         pass
-    raise Wrong("holds a character that no name can hold", value=encodable(value))
+    raise Wrong("has a character that file names cannot have", value=encodable(value))
 
 
 def _bytes(value: object) -> int:
@@ -203,8 +203,8 @@ class ShapeKeys(Keys):
 class DefaultKeys(ShapeKeys):
     """defaults: values for jobs that do not set them."""
 
-    data: PathText | None = Field(None, description="calibration data; {model} stands for the model's name")
-    split: Annotated[int, Field(ge=1)] | None = Field(None, description="cut feeds into pieces of so many samples")
+    data: PathText | None = Field(None, description="calibration data; {model} is replaced by the model's name")
+    split: Annotated[int, Field(ge=1)] | None = Field(None, description="split feeds into batches of this many samples")
     set: Settings = Field((), description="values of the recipe by key")
     accept: AcceptKeys = AcceptKeys()
     limits: LimitKeys = LimitKeys()

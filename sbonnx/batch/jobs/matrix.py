@@ -12,11 +12,10 @@ from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sbonnx.batch.jobs.globs import matches
 from sbonnx.batch.jobs.job import Acceptance, Job, Limits, Places
 from sbonnx.batch.jobs.outputs import Inputs, refusal
-from sbonnx.batch.redaction import Hider, names_in, revealed
-from sbonnx.batch.storage.urls import is_url
+from sbonnx.batch.redaction import Redactor, names_in, revealed
+from sbonnx.batch.remote import is_url
 from sbonnx.errors import RecipeError
 from sbonnx.recipe.loading import AUTO
 from sbonnx.recipe.problem import Wrong, likest, nearest, one_of
@@ -48,7 +47,7 @@ def expand(file: JobFile, path: Path) -> tuple[Path, tuple[Job, ...]]:
     for key in ("output", "naming"):
         _plain(getattr(file, key) or "", (key,))
     if is_url(file.output):
-        raise Wrong("must be a folder: give URLs as the output of jobs", path=("output",), value=file.output)
+        raise Wrong("must be a folder: use URLs as the output of jobs", path=("output",), value=file.output)
     base = path.parent
     output = Path(os.path.abspath(base / file.output))
     jobs: list[Job] = []
@@ -56,10 +55,10 @@ def expand(file: JobFile, path: Path) -> tuple[Path, tuple[Job, ...]]:
     for number, entry in enumerate(file.jobs):
         made = list(islice(_of_entry(file, entry, base, output, number), MOST_JOBS + 1 - len(jobs)))
         if not made:
-            raise Wrong("makes no job: exclude leaves nothing of it", path=("jobs", number))
+            raise Wrong("creates no job: exclude removes all of them", path=("jobs", number))
         jobs += made
         if len(jobs) > MOST_JOBS:
-            raise Wrong(f"makes more than {MOST_JOBS} jobs: use several job files", path=("jobs", number))
+            raise Wrong(f"creates more than {MOST_JOBS} jobs: use several job files", path=("jobs", number))
         places += [("jobs", number)] * len(made)
     _distinct(jobs, places, Places(output), path)
     return output, tuple(jobs)
@@ -116,25 +115,25 @@ def _first(*values: bool | None) -> bool:
 def _plain(text: str, path: tuple[Any, ...]) -> None:
     """Check that a text contains no ${...}, because names are shown in reports."""
     if any(names_in(text)):
-        raise Wrong("is shown everywhere and cannot hold ${...}: write it out", path=path)
+        raise Wrong("is shown everywhere and cannot contain ${...}: write the value", path=path)
 
 
 def _models(text: str, base: Path, here: tuple[Any, ...]) -> list[str]:
     """Return the absolute paths of models, sorted; a URL or a path without wildcards is returned unchanged."""
-    hider = Hider(names_in(text))
+    redactor = Redactor(names_in(text))
     wanted = revealed(text)
     if is_url(wanted):
         return [text]
     place = os.path.abspath(base / wanted)
     if os.path.exists(place) or not glob.has_magic(wanted):  # the job itself reports a missing file
-        return [hider.text(place)]
-    where = hider.text(os.path.abspath(base))
-    found = sorted(islice(matches(wanted, base), MOST_MODELS + 1))
+        return [redactor.text(place)]
+    where = redactor.text(os.path.abspath(base))
+    found = sorted(islice(glob_files(wanted, base), MOST_MODELS + 1))
     if len(found) > MOST_MODELS:
         raise Wrong(f"matches more than {MOST_MODELS} files in '{where}'", path=(*here, "model"), value=text)
     if not found:
         raise Wrong(f"matches no file in '{where}'", path=(*here, "model"), value=text)
-    return [hider.text(one) for one in found]
+    return [redactor.text(one) for one in found]
 
 
 def _values(model: str, backend: str, bits: str | None, recipe: str | None) -> dict[str, str | None]:
@@ -212,7 +211,7 @@ def _data(
         return None
     filled = _filled(text, values, path)
     wanted = revealed(filled)
-    return filled if is_url(wanted) else Hider(names_in(filled)).text(os.path.abspath(base / wanted))
+    return filled if is_url(wanted) else Redactor(names_in(filled)).text(os.path.abspath(base / wanted))
 
 
 def _recipe(text: str | None, base: Path, here: tuple[Any, ...]) -> str | None:
@@ -224,8 +223,8 @@ def _recipe(text: str | None, base: Path, here: tuple[Any, ...]) -> str | None:
         return text
     place = os.path.abspath(base / wanted)
     if not os.path.isfile(place):
-        raise Wrong("names a recipe that is not there", path=(*here, "recipe"), value=text)
-    return Hider(names_in(text)).text(place)
+        raise Wrong("names a recipe that does not exist", path=(*here, "recipe"), value=text)
+    return Redactor(names_in(text)).text(place)
 
 
 def _overrides(
@@ -244,13 +243,13 @@ def _accept(defaults: DefaultKeys, entry: JobKeys, base: Path) -> Acceptance:
     least = given.pop("min_metric", {})
     found = Acceptance(**given, min_metric=tuple(sorted(least.items())))
     if least and found.metric is None:
-        raise Wrong("needs metric: a file.py:function that gives the values", path=("accept", "min_metric"))
+        raise Wrong("needs metric: a file.py:function that returns the values", path=("accept", "min_metric"))
     if found.metric is None:
         return found
     file, colon, function = found.metric.rpartition(":")
     if not colon or not file or not function.isidentifier():
         raise Wrong("must be file.py:function", path=("accept", "metric"), value=found.metric)
-    place = Hider(names_in(file)).text(os.path.abspath(base / revealed(file)))
+    place = Redactor(names_in(file)).text(os.path.abspath(base / revealed(file)))
     return replace(found, metric=f"{place}:{function}")
 
 
@@ -266,24 +265,85 @@ def _distinct(jobs: Sequence[Job], entries: Sequence[tuple[Any, ...]], places: P
     outputs: dict[str, str] = {}
     inputs = Inputs(jobs, [("the job file", file)])
     for job, entry in zip(jobs, entries, strict=True):
-        more = f"; templates may hold {', '.join(f'{{{one}}}' for one in FIELDS)}"
+        more = f"; templates may contain {', '.join(f'{{{one}}}' for one in FIELDS)}"
         if job.name in names:
-            raise Wrong(f"makes a second job of the name '{job.name}': give it a name of its own{more}", path=entry)
+            raise Wrong(f"creates a second job named '{job.name}': use another name{more}", path=entry)
         real = _real(job.output)
         if real in outputs:
-            raise Wrong(f"makes two jobs write '{job.output}' ('{outputs[real]}', '{job.name}'){more}", path=entry)
+            raise Wrong(
+                f"creates two jobs that write '{job.output}' ('{outputs[real]}', '{job.name}'){more}", path=entry
+            )
         over = inputs.over(revealed(job.output))
         if over is not None:
-            raise Wrong(f"would write over '{job.output}', {over}: give another output", path=entry)
+            raise Wrong(f"would overwrite '{job.output}', {over}: use another output", path=entry)
         told = refusal(job, places)
         if told is not None:
-            raise Wrong(f"makes an output that {told}", path=entry, value=job.output[:200])
+            raise Wrong(f"creates an output that {told}", path=entry, value=job.output[:200])
         names[job.name] = outputs[real] = job.name
 
 
 def _real(text: str) -> str:
     """Return the canonical form of a path or URL, to detect duplicates."""
     return text if is_url(text) or text == AUTO else os.path.realpath(revealed(text))
+
+
+def glob_files(pattern: str, base: Path) -> Iterator[str]:
+    """Yield the absolute paths of matching regular files, each once, in no particular order.
+
+    Like `glob.glob(recursive=True)`, except that `**` does not follow links, so that every search terminates.
+
+    `*`, `?` and `[...]` match within a name, `**` matches any folders. Hidden names only match a pattern that begins
+    with a dot.
+
+    Args:
+        base: base folder of relative patterns.
+    """
+    parts = Path(pattern).parts
+    start = Path(parts[0]) if Path(pattern).is_absolute() else Path(os.path.abspath(base))
+    parts = parts[1:] if Path(pattern).is_absolute() else parts
+    seen: set[tuple[str, int]] = set()
+    left = [(str(start), 0)]
+    while left:
+        path, count = left.pop()
+        place = (os.path.abspath(path), count)
+        if place in seen:
+            continue
+        seen.add(place)
+        if count < len(parts):
+            left += _next_matches(path, parts, count)
+        elif os.path.isfile(path):
+            yield place[0]
+
+
+def _next_matches(folder: str, parts: Sequence[str], count: int) -> Iterator[tuple[str, int]]:
+    """Yield paths in a folder that match the next part of a pattern, with the number of parts matched so far."""
+    head, last = parts[count], count + 1 == len(parts)
+    if head == "**":
+        yield folder, count + 1
+        for entry in _folder_entries(folder):
+            if not entry.name.startswith("."):
+                if entry.is_dir(follow_symlinks=False):
+                    yield entry.path, count
+                elif last:
+                    yield entry.path, count + 1
+    elif not glob.has_magic(head):
+        if os.path.lexists(os.path.join(folder, head)):
+            yield os.path.join(folder, head), count + 1
+    else:
+        fits = re.compile(fnmatch.translate(os.path.normcase(head))).match
+        for entry in _folder_entries(folder):
+            hidden = entry.name.startswith(".") and not head.startswith(".")
+            if not hidden and fits(os.path.normcase(entry.name)) and (last or entry.is_dir()):
+                yield entry.path, count + 1
+
+
+def _folder_entries(folder: str) -> list[os.DirEntry[str]]:
+    """Return the entries of a folder; empty if it cannot be listed."""
+    try:
+        with os.scandir(folder) as rows:
+            return list(rows)
+    except OSError:
+        return []
 
 
 __all__ = ["FIELDS", "expand", "selected"]

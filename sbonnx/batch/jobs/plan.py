@@ -14,7 +14,7 @@ from sbonnx.errors import RecipeError
 
 
 @dataclass(frozen=True)
-class Wish:
+class BatchRequest:
     """A parsed batch.
 
     Attributes:
@@ -73,7 +73,7 @@ def wish(
     *,
     only: str | None = None,
     output: str | os.PathLike[str] | None = None,
-) -> Wish:
+) -> BatchRequest:
     """Read the jobs and determine their steps. Creates the state folders.
 
     Args:
@@ -94,15 +94,15 @@ def wish(
         title, folder, found = read_jobs(jobs)
     else:
         if output is None:
-            raise RecipeError("a batch of jobs without a job file has no folder: give output=")
+            raise RecipeError("a batch of jobs without a job file has no folder: pass output=")
         title, folder, found = "batch", Path(output).absolute(), tuple(jobs)
         _check(found, Places(folder))
     chosen = selected(found, only)
     places = Places(folder)
-    return Wish(title, places, found, chosen, _needed(steps_of(found, places.state), chosen))
+    return BatchRequest(title, places, found, chosen, _needed(steps_of(found, places.state), chosen))
 
 
-def todo(wished: Wish, settled: Mapping[str, Outcome], past: Mapping[tuple[str, str], float]) -> Todo:
+def todo(wished: BatchRequest, settled: Mapping[str, Outcome], past: Mapping[tuple[str, str], float]) -> Todo:
     """Determine the remaining steps. Calibration steps are dropped if no remaining step needs them.
 
     Args:
@@ -138,19 +138,19 @@ def _check(jobs: Sequence[Job], places: Places) -> None:
         RecipeError: they do not.
     """
     if not jobs:
-        raise RecipeError("the batch has no jobs: give at least one")
+        raise RecipeError("the batch has no jobs: pass at least one")
     for what in ("name", "output"):
         seen: set[str] = set()
         for job in jobs:
             value = getattr(job, what)
             if value in seen:
-                raise RecipeError(f"two jobs have the {what} '{value}': give each its own")
+                raise RecipeError(f"two jobs have the {what} '{value}': use different ones")
             seen.add(value)
     inputs = Inputs(jobs)
     for job in jobs:
         over, told = inputs.over(revealed(job.output)), refusal(job, places)
         if over is not None:
-            raise RecipeError(f"'{job.name}' would write over '{job.output}', {over}: give it another output")
+            raise RecipeError(f"'{job.name}' would overwrite '{job.output}', {over}: use another output")
         if told is not None:
             raise RecipeError(f"'{job.name}' has an output, '{job.output[:200]}', that {told}")
 

@@ -13,10 +13,9 @@ from typing import Final
 from sbonnx.batch.accept import code_digest
 from sbonnx.batch.digests import MISSING, Digests
 from sbonnx.batch.jobs.job import Acceptance, Job, Limits, Step
-from sbonnx.batch.jobs.outputs import Inputs
+from sbonnx.batch.jobs.outputs import Inputs, file_name
 from sbonnx.batch.redaction import reveal_job, revealed
-from sbonnx.batch.storage.remote import fetch
-from sbonnx.batch.storage.urls import is_url, local_path
+from sbonnx.batch.remote import fetch, is_url, local_path
 from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.graph.digests import combined, text
 from sbonnx.recipe import AUTO, Recipe, load
@@ -29,7 +28,7 @@ RUNTIMES: Final = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "on
 
 
 @dataclass(frozen=True)
-class Given:
+class JobInputs:
     """Inputs of a job, as digests.
 
     Attributes:
@@ -57,12 +56,12 @@ def steps_of(jobs: Iterable[Job], state: Path | None = None) -> tuple[Step, ...]
         RecipeError: an environment variable that a job refers to is not set.
     """
     digests = Digests(state)
-    groups: dict[str, list[tuple[Job, Given]]] = {}
+    groups: dict[str, list[tuple[Job, JobInputs]]] = {}
     alone: dict[str, list[Job]] = {}
-    order: list[tuple[str, Job, Given]] = []
+    order: list[tuple[str, Job, JobInputs]] = []
     works: dict[str, str] = {}
     for job in jobs:
-        given = look_at(job, digests, state)
+        given = job_inputs(job, digests, state)
         key = quantize_key(job, given, digests)
         works[key] = work_key(job, given)
         alone.setdefault(key, []).append(job)
@@ -70,7 +69,7 @@ def steps_of(jobs: Iterable[Job], state: Path | None = None) -> tuple[Step, ...]
         shared = sketches_digest(job, given)
         if shared is not None:
             groups.setdefault(shared, []).append((job, given))
-    _spare_external([job for _, job, _ in order], digests)
+    _check_external_data([job for _, job, _ in order], digests)
     digests.save()
     first: dict[str, Step] = {}
     behind: dict[str, str] = {}
@@ -91,7 +90,7 @@ def steps_of(jobs: Iterable[Job], state: Path | None = None) -> tuple[Step, ...]
     return tuple(steps.values())
 
 
-def _spare_external(jobs: Sequence[Job], digests: Digests) -> None:
+def _check_external_data(jobs: Sequence[Job], digests: Digests) -> None:
     """Check that no output overwrites the external data of a model.
 
     Raises:
@@ -107,10 +106,10 @@ def _spare_external(jobs: Sequence[Job], digests: Digests) -> None:
     for job in jobs:
         over = inputs.over(revealed(job.output))
         if over is not None:
-            raise RecipeError(f"'{job.name}' would write over {over}: give it another output than '{job.output}'")
+            raise RecipeError(f"'{job.name}' would overwrite {over}: use another output than '{job.output}'")
 
 
-def look_at(job: Job, digests: Digests, state: Path | None = None) -> Given:
+def job_inputs(job: Job, digests: Digests, state: Path | None = None) -> JobInputs:
     """Compute the digests of a job's inputs.
 
     Raises: see `steps_of`.
@@ -126,7 +125,7 @@ def look_at(job: Job, digests: Digests, state: Path | None = None) -> Given:
         source = "" if real.recipe in (None, AUTO) else digests.of(_local(str(real.recipe), state, "data"))
         rows = [f"{key}={value}" for key, value in real.overrides]
         wishes = _joined("unfit", real.backend, str(real.recipe), source, *rows, str(error))
-    return Given(model, data, recipe, wishes)
+    return JobInputs(model, data, recipe, wishes)
 
 
 def _digest(name: str, what: str, digests: Digests, state: Path | None) -> str:
@@ -160,7 +159,7 @@ def measures_alone(recipe: Recipe) -> bool:
     return bool(searches or equalizes or recipe.calibration.cache is not None)
 
 
-def sketches_digest(job: Job, given: Given) -> str | None:
+def sketches_digest(job: Job, given: JobInputs) -> str | None:
     """Return the name of the folder with a job's shared statistics; None if it measures by itself, or nothing.
 
     It depends on the model, the data and the calibration settings, but not on backends and bit widths.
@@ -177,7 +176,7 @@ def sketches_digest(job: Job, given: Given) -> str | None:
     return _joined("sketches", FORMAT, runtime_version(), *(repr(part) for part in parts))
 
 
-def work_key(job: Job, given: Given) -> str:
+def work_key(job: Job, given: JobInputs) -> str:
     """Return the digest of all inputs of a job's file and report, without its acceptance thresholds.
 
     It includes the file name, because a model refers to its external data file by name.
@@ -187,7 +186,7 @@ def work_key(job: Job, given: Given) -> str:
     return _joined("quantize", FORMAT, __version__, runtime_version(), *(repr(part) for part in parts))
 
 
-def quantize_key(job: Job, given: Given, digests: Digests) -> str:
+def quantize_key(job: Job, given: JobInputs, digests: Digests) -> str:
     """Return the digest of all inputs of a job's file and verdict; equal to `work_key` without acceptance thresholds.
 
     Raises:
@@ -200,19 +199,13 @@ def quantize_key(job: Job, given: Given, digests: Digests) -> str:
     return _joined("accept", work, repr(accept), code)
 
 
-def file_name(job: Job) -> str:
-    """Return the name of the file that a job writes, without its folder."""
-    bare = job.output.split("?")[0] if is_url(job.output) else job.output
-    return bare.replace(os.sep, "/").rstrip("/").rpartition("/")[2]
-
-
-def calibrate_key(shared: str, rows: Iterable[tuple[Job, Given]]) -> str:
+def calibrate_key(shared: str, rows: Iterable[tuple[Job, JobInputs]]) -> str:
     """Return the digest of a calibrate step. It includes the recipes of its jobs, because targets may need more."""
     wanted = sorted({f"{job.backend} {given.wishes}" for job, given in rows})
     return _joined("calibrate", FORMAT, __version__, shared, *wanted)
 
 
-def _calibrate(shared: str, rows: Sequence[tuple[Job, Given]]) -> Step:
+def _calibrate(shared: str, rows: Sequence[tuple[Job, JobInputs]]) -> Step:
     """Create the step that measures for some jobs."""
     jobs = tuple(job for job, _ in rows)
     key = calibrate_key(shared, rows)
@@ -269,10 +262,9 @@ def _joined(tag: str, *parts: str) -> str:
 
 
 __all__ = [
-    "Given",
+    "JobInputs",
     "calibrate_key",
-    "file_name",
-    "look_at",
+    "job_inputs",
     "quantize_key",
     "recipe_of",
     "sketches_digest",

@@ -18,7 +18,7 @@ from typing import Final
 from sbonnx.batch.jobs.job import Places, Step
 from sbonnx.batch.process.locks import lock_path, take
 from sbonnx.batch.redaction import revealed
-from sbonnx.batch.storage.urls import local_path
+from sbonnx.batch.remote import local_path
 from sbonnx.errors import OutputError, SbonnxError
 
 UNUSED_DAYS: Final = 30.0

@@ -53,13 +53,13 @@ def take(path: Path, *, wait: bool = False) -> int | None:
         if error.errno in TAKEN:
             return None
         raise OutputError(
-            f"'{path}' cannot be locked ({error.strerror}): give an output folder on a file system that has locks"
+            f"'{path}' cannot be locked ({error.strerror}): use an output folder on a file system with locks"
         ) from error
     return fd
 
 
 @contextmanager
-def sole(places: Places) -> Iterator[None]:
+def batch_lock(places: Places) -> Iterator[None]:
     """Lock the folder, so that this process is the only one that runs a batch there.
 
     Raises:
@@ -70,7 +70,7 @@ def sole(places: Places) -> Iterator[None]:
     if fd is None:
         holder = path.read_text(errors="replace").strip() or "unknown"
         raise OutputError(
-            f"a batch is at work in '{places.output}' (process {holder}): wait until it has ended, or end it"
+            f"a batch is running in '{places.output}' (process {holder}): wait until it has ended, or terminate it"
         )
     try:
         os.ftruncate(fd, 0)

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import multiprocessing
 import os
 import sys
+import tempfile
 import threading
 import types
 from collections.abc import Iterator
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
 from sbonnx.batch.process.step_main import POOLS, Errand, serve
+from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.isolation import safe_start
 
 PRELOADED: Final = (
     "sbonnx.batch.process.step_main",
     "sbonnx.batch.work",
-    "sbonnx.batch.storage.publish",
+    "sbonnx.batch.jobs.outputs",
     "sbonnx.api",
     "numpy",
     "onnx",
@@ -56,7 +61,7 @@ def started(errand: Errand, sink: Connection, alive: Connection, method: str | N
             target=serve, args=(errand, sink, alive), name=f"sbonnx {errand.step.title}"
         )
         try:
-            with _starting, safe_start(), _nothing_of_the_caller():
+            with _starting, safe_start(), _isolated_from_caller():
                 process.start()
         except (OSError, EOFError) as error:
             if number + 1 == len(ways):
@@ -67,7 +72,7 @@ def started(errand: Errand, sink: Connection, alive: Connection, method: str | N
 
 
 @contextlib.contextmanager
-def _nothing_of_the_caller() -> Iterator[None]:
+def _isolated_from_caller() -> Iterator[None]:
     """Isolate child processes from the caller while they are started.
 
     The caller's ``__main__`` is hidden: child processes would import it, and without a main guard each would start a
@@ -99,4 +104,25 @@ def _nothing_of_the_caller() -> Iterator[None]:
                 os.environ[name] = value
 
 
-__all__ = ["environment", "started"]
+LONGEST_PATH: Final = 103
+"""Maximum bytes of a socket path: the limit of macOS; Linux allows four more (unix(7))."""
+
+NAME_BYTES: Final = len("/sbonnx-12345678/listener-12345678")
+
+
+@functools.cache
+def claim_socket_folder() -> None:
+    """Make `multiprocessing` keep its sockets in a temporary folder of sbonnx until this process ends.
+
+    Its own folder (``pymp-*``) would never be removed after a kill. If it already has a folder, that one is kept. If
+    TMPDIR is too long for a socket path, `multiprocessing` chooses another place.
+    """
+    config: dict[str, Any] = getattr(multiprocessing.current_process(), "_config", {})
+    room = len(os.fsencode(tempfile.gettempdir())) + NAME_BYTES <= LONGEST_PATH
+    if room and config.get("tempdir") is None:
+        stack = ExitStack()
+        config["tempdir"] = str(stack.enter_context(temporary_folder()))
+        atexit.register(stack.close)
+
+
+__all__ = ["claim_socket_folder", "environment", "started"]

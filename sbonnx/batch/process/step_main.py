@@ -80,25 +80,25 @@ class Errand:
 
 def serve(errand: Errand, sink: Connection, alive: Connection) -> None:
     """Run the task. `sink`: pipe for messages; `alive`: pipe that ends with the parent."""
-    _apart(alive)
-    _listen_to_nobody(errand)
+    _end_with_parent(alive)
+    _redirect_streams(errand)
     _close_others(sink.fileno(), alive.fileno())
-    _within(errand)
-    say = _Say(sink)
+    _set_environment(errand)
+    send = _MessagePipe(sink)
     key, places = errand.step.key, errand.places
     # the lock is never closed, so that it is held until the process has ended
     if take(lock_path(places, key)) is None:
-        say("waiting for another process at the same step")
+        send("waiting for another process at the same step")
         take(lock_path(places, key), wait=True)
     try:
-        outcome = _adopted(errand) or _done(errand, say)
+        outcome = _adopted(errand) or _done(errand, send)
     except SbonnxError as error:
         outcome = Outcome(key, "refused", reason=str(error), finished=now(), error=type(error).__name__)
     except BaseException as error:
         print(escaped(traceback.format_exc(), keep="\n"), file=sys.stderr)
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         outcome = Outcome(key, "failed", reason=reason, finished=now(), error=type(error).__name__)
-    say.outcome(outcome)
+    send.outcome(outcome)
     if errand.scratch is not None:
         remove(Path(tempfile.gettempdir()))
 
@@ -112,14 +112,14 @@ def own_work() -> Work:
 
 def own_publish() -> Callable[..., object]:
     """Return sbonnx's own publish function; see `own_work`."""
-    from sbonnx.batch.storage.publish import publish
+    from sbonnx.batch.jobs.outputs import publish
 
     return publish
 
 
 def _adopted(errand: Errand) -> Outcome | None:
     """Publish and return the output that another process created before this one got the lock, if any."""
-    from sbonnx.batch.intact import made_before
+    from sbonnx.batch.outcomes import made_before
 
     made = made_before(errand.step, errand.places)
     if made is not None and errand.step.kind == "quantize":
@@ -127,13 +127,13 @@ def _adopted(errand: Errand) -> Outcome | None:
     return made
 
 
-def _done(errand: Errand, say: Tell) -> Outcome:
+def _done(errand: Errand, send: Tell) -> Outcome:
     """Run the step after removing incomplete or damaged output, which is safe while the lock is held."""
     clear(errand.places, errand.step.key)
-    return (errand.work or own_work())(errand.step, errand.places, say, errand.threads)
+    return (errand.work or own_work())(errand.step, errand.places, send, errand.threads)
 
 
-class _Say:
+class _MessagePipe:
     """Writes messages to the pipe. Thread-safe."""
 
     def __init__(self, sink: Connection) -> None:
@@ -171,7 +171,7 @@ def _end() -> None:
     os._exit(1)
 
 
-def _apart(alive: Connection) -> None:
+def _end_with_parent(alive: Connection) -> None:
     """Create a process group that is killed when the parent dies, whatever its threads are doing.
 
     Ctrl-C on the terminal reaches only the parent. Three mechanisms are used, because each fails on some system: Linux
@@ -200,7 +200,7 @@ def _apart(alive: Connection) -> None:
     threading.Thread(target=wait, daemon=True, name="until the parent ends").start()
 
 
-def _listen_to_nobody(errand: Errand) -> None:
+def _redirect_streams(errand: Errand) -> None:
     """Redirect stdin to /dev/null, stdout and stderr to the log, including stack traces of native crashes."""
     log = errand.places.log(errand.step.key)
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -240,7 +240,7 @@ def _close_others(*kept: int) -> None:
                     os.close(int(name))
 
 
-def _within(errand: Errand) -> None:
+def _set_environment(errand: Errand) -> None:
     """Apply the caller's environment, the processors and thread count of the step, and its temporary folder."""
     os.environ.clear()
     os.environ.update(errand.environment)

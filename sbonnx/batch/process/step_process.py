@@ -43,13 +43,13 @@ LONGEST: Final = 1 << 26
 """Maximum bytes of a line. A report of ten thousand layers has a tenth of that."""
 
 
-class Isolated:
+class StepProcess:
     """A step running in a process, monitored by calling `look` about every `LOOK_EVERY` seconds.
 
-        one = Isolated(step, places, threads=2)
-        while one.outcome is None:
-            wait(one.sources(), timeout=LOOK_EVERY)
-            one.look(tell)
+        process = StepProcess(step, places, threads=2)
+        while process.outcome is None:
+            wait(process.sources(), timeout=LOOK_EVERY)
+            process.look(tell)
 
     Args:
         threads: number of threads that it may use.
@@ -142,7 +142,7 @@ class Isolated:
         self.outcome = self._concluded()
         self._release()
 
-    def kill(self, status: Status = "crashed", reason: str = "it was ended with the batch") -> None:
+    def kill(self, status: Status = "crashed", reason: str = "it was terminated with the batch") -> None:
         """Kill the process and its child processes."""
         if self.outcome is None and self._killed is None:
             self._killed = (status, reason)
@@ -214,7 +214,7 @@ class Isolated:
         elif limits.memory is not None and self.memory > limits.memory:
             self.kill(
                 "out of memory",
-                f"it held {size_text(self.memory)} of memory, over its limit of {size_text(limits.memory)}",
+                f"it used {size_text(self.memory)} of memory, more than its limit of {size_text(limits.memory)}",
             )
         elif limits.seconds is not None and time.monotonic() - self._began > limits.seconds:
             self.kill("timed out", f"it ran longer than its limit of {limits.seconds:g} s")
@@ -246,7 +246,7 @@ class Isolated:
 
     def _adopted(self) -> Outcome | None:
         """Return the output that the process completed before it died, if any."""
-        from sbonnx.batch.intact import made_before
+        from sbonnx.batch.outcomes import made_before
 
         made = made_before(self.step, self.places)
         if made is None or self._killed is not None:
@@ -281,39 +281,22 @@ class Isolated:
                 log.unlink()
 
 
-def run_isolated(
-    step: Step,
-    places: Places,
-    threads: int,
-    tell: Tell,
-    *,
-    work: Work | None = None,
-    publish: Publish | None = None,
-    attempt: int = 1,
-    method: str | None = None,
-    stopped: Callable[[], bool] | None = None,
-) -> Outcome:
-    """Run one attempt at a step in a separate process, with the limits of the step.
+def run_isolated(process: StepProcess, tell: Tell, stopped: Callable[[], bool] | None = None) -> Outcome:
+    """Wait for the end of one attempt at a step, with the limits of the step.
 
     Args:
-        threads: number of threads that it may use.
         tell: receives progress.
-        work, publish, attempt, method: see `Isolated`; None: sbonnx's own.
         stopped: called about ten times per second; if it returns True, the process is killed.
-
-    Raises:
-        OSError: the process cannot be started.
     """
-    one = Isolated(step, places, threads=threads, work=work, publish=publish, attempt=attempt, method=method)
     try:
-        while one.outcome is None:
-            multiprocessing.connection.wait(one.sources(), timeout=LOOK_EVERY)
-            one.look(tell)
+        while process.outcome is None:
+            multiprocessing.connection.wait(process.sources(), timeout=LOOK_EVERY)
+            process.look(tell)
             if stopped is not None and stopped():
-                return one.end()
-        return one.outcome
+                return process.end()
+        return process.outcome
     except BaseException:
-        one.end()
+        process.end()
         raise
 
 
@@ -323,7 +306,7 @@ def _cause(code: int, oom_kills: int | None, peak: int) -> tuple[Status, str]:
         return "crashed", f"its process ended without a result (exit code {code})"
     name = _signal_name(-code)
     if -code == getattr(signal, "SIGKILL", 9) and oom_kills is not None and (_oom_kills() or 0) > oom_kills:
-        return "out of memory", f"the system ended it for want of memory; it held {size_text(peak)} when last seen"
+        return "out of memory", f"the system killed it because memory ran out; it used {size_text(peak)} before"
     return "crashed", f"its process was killed by signal {-code} ({name})"
 
 
@@ -331,7 +314,7 @@ def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
-        return "of the machine"
+        return "unknown"
 
 
 def _oom_kills() -> int | None:

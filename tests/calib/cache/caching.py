@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from sbonnx.calib.cache.sketch_cache import SketchCache, SketchKey
+from sbonnx.calib.cache.sketch_database import DATABASE, SketchRow, get_rows, reading
 from sbonnx.calib.sketches import Sketch
 
 IDENTITY = {"model": "m.onnx", "model_digest": "aa" * 16, "data": "folder 'calib'", "data_digest": "bb" * 16}
@@ -15,34 +16,32 @@ SETTINGS = {"onnxruntime": "1.31.1", "device": "cpu"}
 
 
 def opened(folder: Path, made_by: Mapping[str, str] = SETTINGS, **other: str) -> SketchCache:
-    said = {**IDENTITY, **other}
-    names = {"model": said["model"], "data": said["data"]}
+    identity = {**IDENTITY, **other}
     return SketchCache(
-        folder, **names, model_digest=said["model_digest"], data_digest=said["data_digest"], settings=made_by
+        folder,
+        model=identity["model"],
+        model_digest=identity["model_digest"],
+        data=identity["data"],
+        data_digest=identity["data_digest"],
+        settings=made_by,
     )
 
 
 def seen(key: SketchKey, *, samples: int = 4, values: int = 6000, seed: int = 0) -> Sketch:
-    """A sketch of the kind that a key names, past what is kept raw (24,000 values)."""
-    sketch = Sketch(axis=key.axis, detail=key.detail, track=key.track)
+    """The sketch of a key; with these defaults, more values than are kept raw (24,000)."""
+    sketch = Sketch(axis=key.axis, track=True)
     rng = np.random.default_rng([seed, *key.tensor.encode()])
     for index in range(samples):
         sketch.observe(rng.standard_normal((1, 4, values // 4)).astype(np.float32), index)
     return sketch
 
 
-KEYS = (
-    SketchKey("00", None, "histogram", False),
-    SketchKey("11", 1, "histogram", False),
-    SketchKey("22", None, "range", False),
-    SketchKey("33", 1, "range", True),
-    SketchKey("44", None, "histogram", True),
-)
+KEYS = (SketchKey("00"), SketchKey("11", 1), SketchKey("22"))
 
 
 def small() -> dict[SketchKey, Sketch]:
-    """Sketches that are kept raw, never saw anything, or met NaN."""
-    raw, empty, bad = Sketch(), Sketch(axis=1), Sketch()
+    """Sketches with raw values, without values, and with NaN."""
+    raw, empty, bad = Sketch(track=True), Sketch(axis=1, track=True), Sketch(track=True)
     raw.observe(np.array([[1, -2, 0.5]], np.float32))
     bad.observe(np.array([np.nan, np.inf, 1, -0.0], np.float32))
     return {SketchKey("raw"): raw, SketchKey("empty", 1): empty, SketchKey("bad"): bad}
@@ -50,6 +49,11 @@ def small() -> dict[SketchKey, Sketch]:
 
 def everything() -> dict[SketchKey, Sketch]:
     return {**{key: seen(key) for key in KEYS}, **small()}
+
+
+def one(cache: SketchCache, key: SketchKey) -> Sketch | None:
+    """The sketch of a key; None if it is not in the cache."""
+    return cache.load([key]).get(key)
 
 
 def assert_same(one: Sketch | None, other: Sketch) -> None:
@@ -63,4 +67,27 @@ def assert_same(one: Sketch | None, other: Sketch) -> None:
 
 
 def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.name != "cache.json")
+    return sorted(path.name for path in folder.iterdir())
+
+
+def checkpoints(folder: Path) -> int:
+    """Number of rows of checkpoints below a folder."""
+    return sum(row is not None and row.run != "" for path in folder.rglob(DATABASE) for row in rows_of(path))
+
+
+def complete(folder: Path) -> dict[tuple[str, str, str], tuple[str, bytes]]:
+    """Layout and payload of the complete sketches below a folder, by path, binding and key."""
+    return {
+        (path.relative_to(folder).as_posix(), row.binding, row.key): (row.layout, row.payload)
+        for path in folder.rglob(DATABASE)
+        for row in rows_of(path)
+        if row is not None and not row.run
+    }
+
+
+def rows_of(path: Path) -> list[SketchRow | None]:
+    try:
+        with reading(path) as db:
+            return list(get_rows(db))
+    except FileNotFoundError:  # it is being created
+        return []

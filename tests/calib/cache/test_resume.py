@@ -12,16 +12,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
 from sbonnx.calib import calibrator as calibrators
+from sbonnx.calib.cache.sketch_cache import CalibrationCache, SketchKey
+from sbonnx.calib.data.dataset import read
 from sbonnx.calib.engine import observation as observe
-from sbonnx.calib.engine.sample_runner import SampleRunner
+from sbonnx.calib.engine.sample_runner import Key, SampleRunner
+from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph, load
 from sbonnx.plan.types import ObserverChoice, Plan
 from sbonnx.spec import Array
+from tests.calib.cache.caching import assert_same, checkpoints, seen
 from tests.calib.naive import plan_linear
 from tests.calib.test_calibrate import same
+from tests.calib.test_shared_calibration import model_of
 from tests.support.calibration import calibrate
 from tests.support.models import residual
 
@@ -79,7 +85,7 @@ def test_rounds_between_checkpoints_change_nothing(
     monkeypatch.setattr(calibrators, "CHECKPOINT_EVERY", 0.0)
     found = calibrate(graph, plan_with(graph, "mse"), FEEDS, cache=tmp_path)
     assert same(found, calibrate(graph, plan_with(graph, "mse"), FEEDS))
-    assert not list(tmp_path.glob("partial-*"))
+    assert checkpoints(tmp_path) == 0
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(
@@ -106,6 +112,21 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
     assert ran == list(range(20, 36))
     assert same(again, calibrate(graph, plan, FEEDS))
     assert again.samples == 36
+
+
+def test_tensors_of_equal_digests_are_both_resumed(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["x"], [name], name) for name in "ab"]
+    nodes.append(helper.make_node("Add", ["a", "b"], ["y"], "sum"))
+    graph = model_of(nodes, 13)
+    keys: dict[Key, Sketch] = {(name, None): seen(SketchKey("00")) for name in "ab"}
+    data = read([{"x": np.zeros((1, 4, 5), np.float32)}], graph)
+    first = CalibrationCache(tmp_path, graph, data, {})
+    assert first.resume(keys) == (0, {})
+    first.save_checkpoint(4, keys)
+    samples, found = CalibrationCache(tmp_path, graph, data, {}).resume(keys)
+    assert samples == 4 and found.keys() == keys.keys()
+    for key, sketch in keys.items():
+        assert_same(found[key], sketch)
 
 
 KILLED = """
@@ -138,14 +159,14 @@ def test_killed_and_resumed(graph: Graph, tmp_path: Path, granularity: Any) -> N
     environment = {**os.environ, "TMPDIR": str(temporary)}
     run = subprocess.Popen([sys.executable, "-c", KILLED, str(cache), "0.2"], env=environment)
     deadline = time.monotonic() + 60
-    while not list(cache.glob("partial-*")) and time.monotonic() < deadline and run.poll() is None:
+    while not checkpoints(cache) and time.monotonic() < deadline and run.poll() is None:
         time.sleep(0.02)
     run.send_signal(signal.SIGKILL)
     run.wait()
-    assert list(cache.glob("partial-*")), "it was killed too late"
+    assert checkpoints(cache), "it was killed too late"
     done = subprocess.run([sys.executable, "-c", KILLED, str(cache), "0"], env=environment, check=True, timeout=120)
     assert done.returncode == 0
     assert not list(temporary.glob("*sbonnx*"))
-    assert not list(cache.glob("partial-*"))
+    assert checkpoints(cache) == 0
     found = calibrate(graph, plan_with(graph, "mse"), FEEDS, cache=cache, granularity=granularity)
     assert same(found, calibrate(graph, plan_with(graph, "mse"), FEEDS))

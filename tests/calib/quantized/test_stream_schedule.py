@@ -18,6 +18,7 @@ from sbonnx.errors import NumericError
 from sbonnx.graph import load
 from sbonnx.pipeline import prepare
 from sbonnx.plan.types import Site
+from sbonnx.progress import Progress
 from sbonnx.spec import Array, QParams
 from sbonnx.stages.state import read_recipe
 from tests.calib.naive import plan_linear
@@ -78,7 +79,7 @@ def test_stages_are_as_few_as_the_longest_chain() -> None:
     assert [stage.observed for stage in stages] == [("b", "c"), ("c1",), ("s",)]
 
 
-class Log:
+class Log(Progress):
     """A progress that notes what is begun."""
 
     def __init__(self) -> None:
@@ -90,10 +91,6 @@ class Log:
     def state(self, *, segment: tuple[int, int] | None = None, spilled: int = 0) -> None:
         if segment is not None:
             self.events.append(f"stage {segment[0]} of {segment[1]}")
-
-    def advance(self, pieces: int = 1) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @pytest.mark.parametrize("rounding", [True, False])

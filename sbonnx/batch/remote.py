@@ -1,4 +1,4 @@
-"""Remote models, data and outputs, named by URLs: cached downloads, and upload of results.
+"""URLs of models, data and outputs, through fsspec: cached downloads, uploads, and display without credentials.
 
 All fsspec protocols are supported: "s3://", "gs://", "abfs://", "sftp://", "http://", "memory://" and others, and
 chains of them. Credentials are found by fsspec and its protocols (environment, fsspec's configuration). They are never
@@ -7,6 +7,7 @@ shown: users, passwords and queries of URLs are removed from messages.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -16,26 +17,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
+from urllib.request import url2pathname
 
 from sbonnx.batch.digests import is_inside
 from sbonnx.batch.jobs.job import Job
-from sbonnx.batch.storage.urls import (
-    drop,
-    is_url,
-    local_path,
-    opened,
-    parent,
-    protocols,
-    rename,
-    said,
-    shown,
-    stripped,
-)
-from sbonnx.errors import DataError, ModelError, OutputError
+from sbonnx.errors import DataError, DeviceError, ModelError, OutputError, SbonnxError
 from sbonnx.graph.digests import combined, file_digest, text
 from sbonnx.graph.storage.source import external_names
 
@@ -45,7 +35,10 @@ if sys.platform != "win32":
 FOLDER: Final = "remote"
 """Subfolder of the state folder with downloads."""
 
-SAYS: Final = ("ETag", "etag", "e_tag", "Content-MD5", "content_md5", "md5Hash", "md5", "checksum", "crc32c", "hash")
+CONTENT_KEYS: Final = (
+    *("ETag", "etag", "e_tag", "Content-MD5", "content_md5"),
+    *("md5Hash", "md5", "checksum", "crc32c", "hash"),
+)
 """Names of content identifiers in the file information of file systems."""
 
 DATES: Final = ("Last-Modified", "LastModified", "last_modified", "mtime", "modified", "updated", "created")
@@ -65,6 +58,29 @@ HEAD: Final = "fetched.json"
 
 TEMPORARY: Final = ".fetch-"
 
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::[A-Za-z][A-Za-z0-9+.-]*)*://")
+
+
+def is_url(name: str) -> bool:
+    """Return whether `name` is a URL, including "file://", and not a path."""
+    return _URL.match(name) is not None
+
+
+def shown(url: str) -> str:
+    """Return the URL for display: without user, password, query and fragment."""
+    bare = re.split(r"[?#]", url, maxsplit=1)[0] if is_url(url) else url
+    return re.sub(r"://[^/@]*@", "://", bare)
+
+
+def local_path(name: str) -> Path | None:
+    """Return the path of a local name or "file://" URL; None for other URLs."""
+    if not is_url(name):
+        return Path(name)
+    scheme, _, rest = name.partition("://")
+    if scheme.lower() not in ("file", "local"):
+        return None
+    return Path(url2pathname(rest[9:] if rest.startswith("localhost/") else rest))
+
 
 @dataclass(frozen=True)
 class Fetched:
@@ -81,7 +97,7 @@ class Fetched:
     fresh: bool
 
 
-def fetch(name: str, folder: Path, *, what: str = "model", version: str | None = None) -> Fetched:
+def fetch(name: str, folder: Path, *, what: str = "model") -> Fetched:
     """Download the content of a URL to `folder` unless it is cached; a local path is returned unchanged.
 
     A folder is downloaded recursively, a model together with its external data files. The cache is validated by the
@@ -91,10 +107,9 @@ def fetch(name: str, folder: Path, *, what: str = "model", version: str | None =
     Args:
         folder: created if missing; used only for downloads.
         what: "model" or "data": determines the type of errors, and whether to fetch external data files.
-        version: required version; None: the current one. A cached version is returned without asking the server.
 
     Raises:
-        ModelError, DataError: it does not exist, cannot be read, or differs from `version`.
+        ModelError, DataError: it does not exist, or cannot be read.
         DeviceError: fsspec, or the package of the protocol, is not installed.
     """
     path = local_path(name)
@@ -102,50 +117,28 @@ def fetch(name: str, folder: Path, *, what: str = "model", version: str | None =
         return Fetched(path, "", False)
     kind = ModelError if what == "model" else DataError
     home = folder / text(combined("url", name.encode()))[:16]
-    if version is not None and (found := _held(home, version)) is not None:
-        return Fetched(found, version, False)
-    with said(name, f"the {what}", kind):
-        fs, where = opened(name)
+    with _reporting(name, f"the {what}", kind):
+        fs, where = _open_url(name)
         files = _files(fs, where)
         home.mkdir(parents=True, exist_ok=True)
         got = _current(fs, where, files, home)
         if got is None:
             with _locked(home):  # check again: another process may have downloaded it
                 got = _current(fs, where, files, home) or _download(fs, where, files, home, beside=what == "model")
-    if version is not None and got.version != version:
-        raise kind(f"'{shown(name)}' changed while the batch ran: run the batch again")
     return got
 
 
-def localized(job: Job, folder: Path, versions: Mapping[str, str] | None = None) -> Job:
+def localized(job: Job, folder: Path) -> Job:
     """Return `job` with model, data and recipe as local paths; the output is unchanged.
-
-    Args:
-        folder: see `fetch`.
-        versions: required versions by URL.
 
     Raises: see `fetch`.
     """
-    known = versions or {}
     changes: dict[str, Any] = {}
     for field, what in (("model", "model"), ("data", "data"), ("recipe", "data")):
         name = getattr(job, field)
         if name is not None and is_url(name):
-            changes[field] = str(fetch(name, folder, what=what, version=known.get(name)).path)
+            changes[field] = str(fetch(name, folder, what=what).path)
     return replace(job, **changes) if changes else job
-
-
-def versions_of(jobs: Iterable[Job], folder: Path) -> dict[str, str]:
-    """Fetch every URL that jobs read once, and return the versions by URL.
-
-    Raises: see `fetch`.
-    """
-    found: dict[str, str] = {}
-    for job in jobs:
-        for name, what in ((job.model, "model"), (job.data, "data"), (job.recipe, "data")):
-            if name is not None and name not in found and local_path(name) is None:
-                found[name] = fetch(name, folder, what=what).version
-    return found
 
 
 def upload(files: Sequence[Path], url: str) -> None:
@@ -158,11 +151,11 @@ def upload(files: Sequence[Path], url: str) -> None:
         OutputError: it cannot be written.
         DeviceError: see `fetch`.
     """
-    with said(url, "the output", OutputError):
-        fs, where = opened(url)
-        if protocols(fs) & HTTP:
-            raise OutputError(f"'{shown(url)}' cannot be written: a web server only gives files; name another place")
-        whole, folder = bool(protocols(fs) & WHOLE), parent(where)
+    with _reporting(url, "the output", OutputError):
+        fs, where = _open_url(url)
+        if _protocols(fs) & HTTP:
+            raise OutputError(f"'{shown(url)}' cannot be written: web servers are read-only; name another place")
+        whole, folder = bool(_protocols(fs) & WHOLE), _parent(where)
         if folder.strip("/") and not whole:
             fs.makedirs(folder, exist_ok=True)
         for path in files:
@@ -178,24 +171,18 @@ def _put(fs: Any, path: Path, folder: str, target: str) -> None:
     temporary = f"{folder}/.{Path(target).name}.{secrets.token_hex(4)}.tmp"
     try:
         fs.put_file(str(path), temporary)
-        rename(fs, temporary, target)
+        try:
+            fs.mv(temporary, target)
+        except FileExistsError:  # the `mv` of some file systems does not replace an existing file
+            fs.rm_file(target)
+            fs.mv(temporary, target)
     except BaseException:
-        drop(fs, temporary)
+        with suppress(Exception):  # the file was never created, or the connection is lost
+            fs.rm_file(temporary)
         raise
 
 
 # --- versions and downloads -------------------------------------------------------------------------
-
-
-def _held(home: Path, version: str) -> Path | None:
-    """Return the cached content of a version, marked as used now; None if it is not cached."""
-    place = home / version[:24]
-    try:
-        name = str(json.loads((place / HEAD).read_text())["name"])
-        os.utime(place)
-    except FileNotFoundError:
-        return None
-    return place / "content" / name
 
 
 def _current(fs: Any, where: str, files: Mapping[str, Mapping[str, Any]], home: Path) -> Fetched | None:
@@ -206,25 +193,32 @@ def _current(fs: Any, where: str, files: Mapping[str, Mapping[str, Any]], home: 
         except FileNotFoundError:  # the server no longer has a data file of that version
             continue
         version = _version({**files, **beside})
-        if version is not None and (found := _held(home, version)) is not None:
-            return Fetched(found, version, False)
+        if version is None:
+            continue
+        place = home / version[:24]
+        try:
+            name = str(json.loads((place / HEAD).read_text())["name"])
+            os.utime(place)  # it is in use
+        except FileNotFoundError:
+            continue
+        return Fetched(place / "content" / name, version, False)
     return None
 
 
 def _beside(fs: Any, where: str, names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Return the file information of files next to `where`."""
-    return {f"../{name}": fs.info(f"{parent(where)}/{name}") for name in names}
+    return {f"../{name}": fs.info(f"{_parent(where)}/{name}") for name in names}
 
 
 def _files(fs: Any, where: str) -> dict[str, dict[str, Any]]:
     """Return the file information of every file, by path relative to `where` ("" for `where` itself)."""
-    if protocols(fs) & HTTP and not where.endswith("/"):  # a page with links is not a folder
+    if _protocols(fs) & HTTP and not where.endswith("/"):  # a page with links is not a folder
         return {"": fs.info(where)}
     info = fs.info(where)
     if info.get("type") != "directory":
         return {"": info}
     found = fs.find(where, detail=True)
-    root = stripped(fs, where).rstrip("/") + "/"
+    root = str(fs._strip_protocol(where)).rstrip("/") + "/"  # the form in which the file system lists it
     return {name[len(root) :]: info for name, info in sorted(found.items()) if name.startswith(root)}
 
 
@@ -232,13 +226,12 @@ def _version(files: Mapping[str, Mapping[str, Any]]) -> str | None:
     """Return a content identifier from file information alone; None if there is too little."""
     parts = []
     for name, info in files.items():
-        said = next((f"{key} {info[key]}" for key in SAYS if info.get(key)), None)
-        if said is None:
-            dated = next((f"{key} {info[key]}" for key in DATES if info.get(key)), None)
-            if dated is None or info.get("size") is None:
+        identifier = next((f"{key} {info[key]}" for key in CONTENT_KEYS if info.get(key)), None)
+        if identifier is None:
+            identifier = next((f"{key} {info[key]}" for key in DATES if info.get(key)), None)
+            if identifier is None or info.get("size") is None:
                 return None
-            said = dated
-        parts.append(f"{name} {info.get('size')} {said}".encode())
+        parts.append(f"{name} {info.get('size')} {identifier}".encode())
     return text(combined("version", *parts))
 
 
@@ -256,7 +249,7 @@ def _download(fs: Any, where: str, files: Mapping[str, Mapping[str, Any]], home:
             _get(fs, source, _inside(root, part) if part else root)
         others = external_names(root) if beside and root.is_file() else []
         for part in others:
-            _get(fs, f"{parent(where)}/{part}", _inside(root.parent, part))
+            _get(fs, f"{_parent(where)}/{part}", _inside(root.parent, part))
         version = _version({**files, **_beside(fs, where, others)}) or _content(place / "content")
         (place / HEAD).write_text(json.dumps({"name": name, "version": version, "beside": others}))
         final = home / version[:24]
@@ -307,4 +300,69 @@ def _locked(home: Path) -> Iterator[None]:
         yield
 
 
-__all__ = ["FOLDER", "Fetched", "fetch", "is_url", "local_path", "localized", "shown", "upload", "versions_of"]
+# --- file systems ------------------------------------------------------------------------------------
+
+
+def _open_url(url: str) -> tuple[Any, str]:
+    """Open a URL as (file system, path in it).
+
+    Raises:
+        DeviceError: fsspec or the package of the protocol is missing, or the protocol is unknown.
+    """
+    if importlib.util.find_spec("fsspec") is None:
+        raise DeviceError(f"'{shown(url)}' is a URL, and fsspec is not installed: pip install 'sbonnx[cluster]'")
+    from fsspec.core import url_to_fs
+
+    try:
+        fs, where = url_to_fs(url)
+    except ImportError as error:
+        raise DeviceError(f"'{shown(url)}' cannot be opened ({error}): install the package that it names") from error
+    except ValueError as error:
+        if "rotocol not known" not in str(error):
+            raise
+        raise DeviceError(
+            f"'{shown(url)}' has a protocol that fsspec does not know: write a path, or install the package for it"
+        ) from error
+    fs.invalidate_cache()  # listings may be outdated
+    return fs, where
+
+
+@contextmanager
+def _reporting(url: str, what: str, kind: type[SbonnxError]) -> Iterator[None]:
+    """Convert any exception of a file system to `kind`. File systems raise arbitrary types (of aiohttp, botocore)."""
+    try:
+        yield
+    except SbonnxError:
+        raise
+    except Exception as error:
+        message = " ".join(str(error).replace(url, shown(url)).split())
+        credentials = _secrets(url)
+        for credential in credentials:
+            message = message.replace(credential, "...")
+        name = type(error).__name__
+        why = f"{name}: {message}" if message else name
+        if isinstance(error, FileNotFoundError):
+            why = "there is no such file"
+        verb = "written" if kind is OutputError else "read"
+        # without the cause if its text would show credentials of the URL
+        raise kind(f"{what} '{shown(url)}' cannot be {verb} ({why})") from (None if credentials else error)
+
+
+def _secrets(url: str) -> list[str]:
+    """Return the parts of a URL that must not be printed, the longest first."""
+    found = re.findall(r"://([^/@]*)@", url) + re.findall(r"[?#](.*)$", url)
+    parts = {part for one in found for part in (one, *re.split(r"[:&=]", one)) if len(part) > 3}
+    return sorted(parts, key=len, reverse=True)
+
+
+def _protocols(fs: Any) -> set[str]:
+    """Return the protocol names of a file system."""
+    return {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
+
+
+def _parent(where: str) -> str:
+    """Return the parent folder of a path or URL, without its query."""
+    return re.split(r"[?#]", where)[0].rstrip("/").rpartition("/")[0]
+
+
+__all__ = ["FOLDER", "Fetched", "fetch", "is_url", "local_path", "localized", "shown", "upload"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
-import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,21 +12,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sbonnx.batch.dask import sharding, shards
+from sbonnx.batch.dask import sharding
 from sbonnx.batch.jobs.job import Job, Places, Step
 from sbonnx.batch.jobs.steps import steps_of
 from sbonnx.batch.work import run_step
-from sbonnx.calib.cache.resume import Recall
+from sbonnx.calib.cache.sketch_cache import CalibrationCache
 from sbonnx.calib.calibrator import Calibrator
-from sbonnx.calib.data.dataset import read
+from sbonnx.calib.data.dataset import Dataset, read
 from sbonnx.calib.engine.runner import settings
+from sbonnx.calib.engine.sample_runner import Key
+from sbonnx.calib.shared_calibration import CalibrationTask
+from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import NumericError
 from sbonnx.options import RunOptions
 from sbonnx.pipeline import prepare
-from sbonnx.plan.types import Solution
-from sbonnx.progress import JsonLines
+from sbonnx.plan.types import Plan, Site, Solution
+from sbonnx.progress import JsonLines, Progress, Silent
 from sbonnx.stages.state import Prepared, read_recipe
+from tests.calib.cache.caching import complete
 from tests.support.calibration import calibrate
+from tests.support.sample_count import SampleCount
 
 ASSETS = Path(__file__).resolve().parents[2] / "sbonnx" / "assets"
 MODEL, DATA = ASSETS / "digits.onnx", ASSETS / "digits_calib.npz"
@@ -44,16 +48,32 @@ def data_of(prepared: Prepared, limit: int = 24, split: int | None = None) -> An
     return read(feeds, prepared.graph, split=split)
 
 
-def seen(prepared: Prepared, data: Any, of: int) -> list[shards.Seen]:
-    """All shards, each through a pickle, as they travel."""
-    sites = shards.sites_of(prepared.plan)
+def sites_of(plan: Plan) -> list[Site]:
+    """The sites whose ranges are measured."""
+    return [site for site in plan.of_role("activation") if site.fixed is None]
+
+
+def observe(
+    prepared: Prepared, data: Dataset, shard: sharding.Shard, progress: Progress, threads: int = 1
+) -> dict[Key, Sketch]:
+    sites = {(site.tensor, site.spec.axis): site for site in sites_of(prepared.plan)}
+    options = RunOptions(threads=threads, progress=progress)
+    return shard(CalibrationTask("task", prepared.graph, sites), sites, data, options)
+
+
+def merged_shards(prepared: Prepared, data: Dataset, of: int) -> tuple[dict[Key, Sketch], list[int]]:
+    """Merged sketches of all shards, the last shard first, and their numbers of samples."""
+    counts = [SampleCount() for _ in range(of)]
     parts = [
-        shards.observe(
-            prepared.graph, sites, data, shards.Shard(number, of), options=RunOptions(threads=1 + number % 2)
-        )
+        observe(prepared, data, sharding.Shard(number, of), counts[number], threads=1 + number % 2)
         for number in range(of)
     ]
-    return [pickle.loads(pickle.dumps(part)) for part in parts]
+    whole = parts.pop()
+    for part in reversed(parts):
+        assert part.keys() == whole.keys()
+        for key, sketch in part.items():
+            whole[key].merge(sketch)
+    return whole, [count.samples for count in counts]
 
 
 def assert_same(one: Solution, two: Solution) -> None:
@@ -68,9 +88,8 @@ def test_merged_shards_are_the_sketches_of_one_process(of: int, tmp_path: Path) 
     """Every array of every sketch, places of samples included; in any order of merging."""
     prepared = prepared_for()
     data = data_of(prepared)
-    parts = seen(prepared, data, of)
-    merged, samples = shards.merge(reversed(parts))
-    assert samples == 24 and [part.samples for part in parts] == [len(range(n, 24, of)) for n in range(of)]
+    merged, samples = merged_shards(prepared, data, of)
+    assert samples == [len(range(n, 24, of)) for n in range(of)]
     with Calibrator(prepared.graph, prepared.plan, RunOptions(cache=tmp_path / "cache")) as alone:
         alone.observe_all(data)
         expected = alone.sketches()
@@ -89,8 +108,8 @@ def test_from_shards_in_a_cache_come_the_same_scales(
     prepared = prepared_for(**{"a.observer.type": observer})
     data = data_of(prepared)
     expected = calibrate(prepared.graph, prepared.plan, data)
-    merged, _ = shards.merge(seen(prepared, data, 3))
-    Recall(tmp_path / "cache", prepared.graph, data, settings("cpu")).keep(merged)
+    merged, _ = merged_shards(prepared, data, 3)
+    CalibrationCache(tmp_path / "cache", prepared.graph, data, settings("cpu")).save(merged)
     monkeypatch.setattr("sbonnx.calib.engine.observation.Observation.stream", _never)
     assert_same(expected, calibrate(prepared.graph, prepared.plan, data, cache=tmp_path / "cache"))
 
@@ -101,8 +120,8 @@ def _never(*_: Any, **__: Any) -> Any:
 
 def test_batches_of_any_size(tmp_path: Path) -> None:
     prepared = prepared_for()
-    whole, _ = shards.merge(seen(prepared, data_of(prepared), 2))
-    cut, _ = shards.merge(seen(prepared, data_of(prepared, split=5), 3))
+    whole, _ = merged_shards(prepared, data_of(prepared), 2)
+    cut, _ = merged_shards(prepared, data_of(prepared, split=5), 3)
     for key, sketch in whole.items():
         mine, theirs = sketch.to_arrays(), cut[key].to_arrays()
         assert all(mine[name].tobytes() == theirs[name].tobytes() for name in mine)
@@ -111,21 +130,20 @@ def test_batches_of_any_size(tmp_path: Path) -> None:
 def test_more_shards_than_samples() -> None:
     prepared = prepared_for()
     data = data_of(prepared, limit=2)
-    parts = seen(prepared, data, 4)
-    assert [part.samples for part in parts] == [1, 1, 0, 0]
+    merged, samples = merged_shards(prepared, data, 4)
+    assert samples == [1, 1, 0, 0]
     expected = calibrate(prepared.graph, prepared.plan, data)
-    merged, _ = shards.merge(parts)
-    bounds = {site.key: merged[site.tensor, site.spec.axis] for site in shards.sites_of(prepared.plan)}
+    bounds = {site.key: merged[site.tensor, site.spec.axis] for site in sites_of(prepared.plan)}
     assert all(sketch.samples == 2 for sketch in bounds.values()) and expected.samples == 2
 
 
 def test_progress_counts_every_feed_once_a_shard() -> None:
-    prepared, lines = prepared_for(), io.StringIO()
-    progress = JsonLines(lines, every=0.0)
-    progress.start("calibrate", 6)
-    sites, data = shards.sites_of(prepared.plan), data_of(prepared, split=4)
-    shards.observe(prepared.graph, sites, data, shards.Shard(1, 2), options=RunOptions(progress=progress))
-    assert json.loads(lines.getvalue().splitlines()[-1])["done"] == 6
+    prepared = prepared_for()
+    stream = io.StringIO()
+    progress = JsonLines(stream)
+    observe(prepared, data_of(prepared, split=4), sharding.Shard(1, 2), progress)
+    progress.close()
+    assert json.loads(stream.getvalue().splitlines()[-1])["done"] == 6
 
 
 def test_a_sample_that_is_not_finite_is_refused_by_its_shard_alone() -> None:
@@ -134,39 +152,33 @@ def test_a_sample_that_is_not_finite_is_refused_by_its_shard_alone() -> None:
     huge = np.concatenate([feed[data.inputs[0].name] for feed in data])
     huge[5] = 3e38
     broken = read({data.inputs[0].name: huge}, prepared.graph)
-    sites = shards.sites_of(prepared.plan)
-    assert shards.observe(prepared.graph, sites, broken, shards.Shard(0, 2)).samples == 12
+    count = SampleCount()
+    observe(prepared, broken, sharding.Shard(0, 2), count)
+    assert count.samples == 12
     with pytest.raises(NumericError, match="sample 5"):
-        shards.observe(prepared.graph, sites, broken, shards.Shard(1, 2))
+        observe(prepared, broken, sharding.Shard(1, 2), Silent())
 
 
 def test_what_cannot_be_cut_says_why() -> None:
     def why(**overrides: Any) -> str:
-        return str(shards.shardable(read_recipe(None, None, overrides)[0]))
+        return str(sharding.shardable(read_recipe(None, None, overrides)[0]))
 
     assert why() == "None"
     assert "holds out" in why(max_loss="1%")
     assert "one store" in why(**{"calibration.granularity": "layer"})
     assert "equalization" in why(**{"equalize.smooth_quant": True})
-    assert "hands on" in why(**{"calibration.feedback": {"h_out": "h_in"}})
+    assert "state feedback" in why(**{"calibration.feedback": {"h_out": "h_in"}})
 
 
-def test_parts_that_do_not_belong_together() -> None:
-    prepared = prepared_for()
-    one, two = seen(prepared, data_of(prepared, limit=2), 2)
-    fewer = shards.Seen(dict(list(two.sketches.items())[1:]), two.samples)
-    with pytest.raises(ValueError, match="different tensors"):
-        shards.merge([one, fewer])
-    with pytest.raises(ValueError, match="no shards"):
-        shards.merge([])
+def test_a_shard_that_does_not_exist() -> None:
     with pytest.raises(ValueError, match="no shard 2 of 2"):
-        shards.Shard(2, 2)
+        sharding.Shard(2, 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cifar_resnet20", "silero_vad"])
 def test_a_calibrate_step_of_a_real_model_in_parts(name: str, pack: Path, tmp_path: Path) -> None:
-    """Three targets of two opsets; the second model has branches. The caches hold the same bytes under the same names,
+    """Three targets of two opsets; the second model has branches. The caches have the same rows,
     whether one process filled them or three parts were merged, and every sample ran once."""
     spec = importlib.util.spec_from_file_location("pack_eval", pack / "eval.py")
     assert spec is not None and spec.loader is not None
@@ -190,21 +202,16 @@ def test_a_calibrate_step_of_a_real_model_in_parts(name: str, pack: Path, tmp_pa
     step, places = step_in("alone")
     alone = run_step(step, places, _quiet, 1)
     assert (alone.status, alone.counters["runs"]) == ("done", 12)
-    expected = _files(places.state / "sketches")
+    expected = complete(places.state / "sketches")
     step, places = step_in("parts")
     keys = sharding.part_keys(step.key, 3)
     for number, key in enumerate(keys):
-        part = sharding.run_part(replace(step, key=key), places, _quiet, 1, shard=shards.Shard(number, 3))
+        part = sharding.run_part(replace(step, key=key), places, _quiet, 1, shard=sharding.Shard(number, 3))
         assert (part.status, part.counters["runs"]) == ("done", 4)
     whole = sharding.run_merged(step, places, _quiet, 1, parts=keys)
     assert (whole.status, whole.counters["runs"]) == ("done", 12)
-    assert _files(places.state / "sketches") == expected and len(expected) >= 2
+    assert complete(places.state / "sketches") == expected and len(expected) >= 2
 
 
 def _quiet(stage: str, done: int = 0, total: int | None = None) -> None:
     """Says nothing."""
-
-
-def _files(folder: Path) -> dict[str, bytes]:
-    """Finished sketches below a folder."""
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("sketches-*.bin")}

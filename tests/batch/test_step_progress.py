@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sbonnx.batch.jobs.job import Outcome, Watch
-from sbonnx.batch.watch import JsonLines, Lines, Quiet, Table, clock, make_watch
+from sbonnx.batch.step_progress import BatchJsonLines, BatchLines, Quiet, Table, clock, make_watch
 from tests.batch import works
 
 OUT = Path("out")
@@ -37,7 +37,7 @@ def play(watch: Watch) -> None:
 
 def test_lines() -> None:
     stream = io.StringIO()
-    watch = Lines(stream)
+    watch = BatchLines(stream)
     play(watch)
     watch.close()
     watch.close()
@@ -45,30 +45,30 @@ def test_lines() -> None:
     assert lines[:4] == [
         "4 steps, 1 up to date",
         "[2/4] quantize b: done (2.0 s, 200 MB)",
-        "[2/4] quantize c: crashed (1.0 s, 0 B): its process was killed by signal 11; it will be tried again",
+        "[2/4] quantize c: crashed (1.0 s, 0 B): its process was killed by signal 11; it will be retried",
         "[3/4] quantize c: crashed (1.0 s, 0 B): its process was killed by signal 11",
     ]
-    assert lines[4].startswith("3 of 4 steps, 1 up to date, 1 not done as asked, in ")
+    assert lines[4].startswith("3 of 4 steps, 1 up to date, 1 not successful, in ")
     assert len(lines) == 5
 
 
 def test_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what is at work, where nothing ends."""
     stream = io.StringIO()
-    watch = Lines(stream)
+    watch = BatchLines(stream)
     play(watch)
     step = works.step_of("d", OUT)
     count = len(stream.getvalue().splitlines())
-    monkeypatch.setattr("sbonnx.batch.watch.LINE_EVERY", 0.0)
+    monkeypatch.setattr("sbonnx.batch.step_progress.LINE_EVERY", 0.0)
     watch.told(step, "verify", 8, 20, 50_000_000)
     lines = stream.getvalue().splitlines()
     assert len(lines) == count + 1
-    assert lines[-1] == "at work: d (verify 8 of 20, 0.0 s, 50 MB)"
+    assert lines[-1] == "running: d (verify 8 of 20, 0.0 s, 50 MB)"
 
 
 def test_json_lines() -> None:
     stream = io.StringIO()
-    watch = JsonLines(stream)
+    watch = BatchJsonLines(stream)
     play(watch)
     watch.close()
     watch.close()
@@ -97,7 +97,7 @@ def test_json_lines() -> None:
 
 def test_stages_are_told_at_most_twice_a_second() -> None:
     stream = io.StringIO()
-    watch = JsonLines(stream)
+    watch = BatchJsonLines(stream)
     step = works.step_of("a", OUT)
     watch.begin([step], {})
     watch.started(step, 1, "1")
@@ -128,7 +128,7 @@ def test_the_table() -> None:
     watch.close()
     watch.close()
     title, heads, *rows = text.splitlines()
-    assert title.startswith("3 of 4 steps, 1 up to date, 1 not done as asked, about ")
+    assert title.startswith("3 of 4 steps, 1 up to date, 1 not successful, about ")
     assert heads.split() == ["job", "stage", "progress", "time", "memory"]
     cells = [row.split() for row in rows if row.strip()]
     assert [row[0] for row in cells] == ["b", "c", "d"], "what was up to date is not shown"
@@ -155,7 +155,7 @@ def test_a_bar_where_the_total_is_known() -> None:
 def test_the_time_left() -> None:
     """What such steps took before, and the mean of this run for others, by how many are at work."""
     expected = {("quantize", "a"): 10.0, ("quantize", "b"): 30.0}
-    watch = JsonLines(io.StringIO(), expected=expected)
+    watch = BatchJsonLines(io.StringIO(), expected=expected)
     steps = [works.step_of(name, OUT) for name in ("a", "b", "c")]
     watch.begin(steps, {})
     assert watch._left() is None, "of c nothing is known"
@@ -184,10 +184,10 @@ def test_which_of_them() -> None:
     def kind(**how: Any) -> type[Watch]:
         return type(make_watch(**how))
 
-    assert kind(stream=io.StringIO()) is Lines
+    assert kind(stream=io.StringIO()) is BatchLines
     assert kind(stream=Terminal()) is Table
     assert kind(stream=Terminal(), quiet=True) is Quiet
-    assert kind(stream=Terminal(), quiet=True, as_json=True) is JsonLines
+    assert kind(stream=Terminal(), quiet=True, as_json=True) is BatchJsonLines
 
 
 def test_quiet_is_quiet(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,1 +1,0 @@
-"""Remote files of a batch: download, upload, and publication of outputs."""
