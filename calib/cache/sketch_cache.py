@@ -102,6 +102,7 @@ class SketchCache:
             "data": {"name": data, "digest": data_digest},
             "settings": {**dict(sorted(settings.items())), "sketches": str(SKETCH_FORMAT)},
         }
+        self._content = json.dumps(self._identity, indent=1)
         bound = [str(FORMAT), model_digest, data_digest, json.dumps(self._identity["settings"], sort_keys=True)]
         self._binding = text(combined("binding", *(part.encode() for part in bound)))
         self._stored: set[SketchKey] = set()  # complete sketches that are known to be in the database
@@ -156,7 +157,11 @@ class SketchCache:
                 for samples in [samples for (samples,) in db.execute(query, values)]:
                     rows = list(get_rows(db, f"{where} AND samples = ?", (*values, samples)))
                     unpacked = [(row, _unpacked(row)) for row in rows]
-                    found = {_key(row): sketch for row, sketch in unpacked if row is not None and sketch is not None}
+                    found = {
+                        SketchKey(*json.loads(row.key)): sketch
+                        for row, sketch in unpacked
+                        if row is not None and sketch is not None
+                    }
                     if rows[0] is not None and len(found) == len(rows) == rows[0].row_count:
                         return samples, found
                     self._note_damage(len(rows))
@@ -232,7 +237,10 @@ class SketchCache:
             names: files in the folder.
             new: whether to remove the folder if that fails.
         """
-        old = OLD_HEADER in names and self._is_old()
+        old = False  # a cache of binary files of an earlier version
+        if OLD_HEADER in names:
+            with suppress(OSError):
+                old = OLD_KIND in read_regular(self.folder / OLD_HEADER, MAX_OLD_HEADER)
         foreign = [name for name in names if not (old and (name == OLD_HEADER or name.endswith(".bin")))]
         if any(not name.startswith(DATABASE) for name in foreign):  # another process may have created it meanwhile
             raise DataError(
@@ -257,13 +265,6 @@ class SketchCache:
                         self.folder.rmdir()
             raise
 
-    def _is_old(self) -> bool:
-        """Return whether the folder is a cache of binary files of an earlier version."""
-        try:
-            return OLD_KIND in read_regular(self.folder / OLD_HEADER, MAX_OLD_HEADER)
-        except OSError:
-            return False
-
     def _check_identity(self, found: dict[str, Any], *, measured: bool) -> None:
         """Raise DataError if the folder belongs to another model or other data."""
         other = [part for part in ("model", "data") if found[part]["digest"] != self._identity[part]["digest"]]
@@ -281,10 +282,6 @@ class SketchCache:
                 if theirs.get(name) != ours.get(name)
             ]
             self.notes.append(f"the calibration cache '{self.folder}' has no sketches yet of {', '.join(changes)}")
-
-    @property
-    def _content(self) -> str:
-        return json.dumps(self._identity, indent=1)
 
     def _write(self, rows: Iterable[SketchRow], delete: tuple[str, tuple[Any, ...]] | None = None) -> None:
         """Delete and store rows in one transaction; a damaged database is replaced."""
@@ -308,9 +305,7 @@ class SketchCache:
         return SketchRow.of(self._binding, json.dumps(key), sketch, run, samples, count)
 
     def _note_damage(self, count: int) -> None:
-        self.notes.append(
-            f"the calibration cache '{self.path}' has {count} damaged entries, which are skipped and measured again"
-        )
+        self.notes.append(f"the calibration cache '{self.path}' has {count} damaged entries: they are measured again")
 
     def _discard(self) -> None:
         """Remove a damaged database."""
@@ -325,10 +320,6 @@ def _unpacked(row: SketchRow | None) -> Sketch | None:
         return None if row is None else row.sketch()
     except ValueError:
         return None
-
-
-def _key(row: SketchRow) -> SketchKey:
-    return SketchKey(*json.loads(row.key))
 
 
 def _describe(identity: Mapping[str, Any]) -> str:
