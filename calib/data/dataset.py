@@ -24,7 +24,7 @@ from sbonnx.calib.data import (
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph
 from sbonnx.graph.query import dtype, shape
-from sbonnx.graph.storage.weights import Weights
+from sbonnx.graph.storage.weights import MappedWeights
 from sbonnx.spec import Array
 
 
@@ -207,7 +207,7 @@ def input_defaults(graph: Graph) -> dict[str, Callable[[], Array]]:
 
 
 def _loaded(held: Any) -> Array:
-    values: Array = held.load() if isinstance(held, Weights) else held
+    values: Array = held.load() if isinstance(held, MappedWeights) else held
     return values
 
 

@@ -21,7 +21,7 @@ from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import DataError, ModelError, NumericError, RecipeError
 from sbonnx.graph import Constant, Graph, Tensor
 from sbonnx.graph.query import constant, dtype, tensors_by_name
-from sbonnx.graph.storage.scratch import kept
+from sbonnx.graph.storage.weights import spill_large
 from sbonnx.plan.magnitudes import KINDS
 from sbonnx.plan.types import Plan, Site, Solution
 from sbonnx.report import Refusal
@@ -269,7 +269,7 @@ def solution_of(
         if site.role == "weight" and site.key in qparams:
             weight = weight_of(site, tensors[site.tensor])
             made = qparams[site.key]
-            codes[site.key] = kept(made.quantize(weight) if solve is None else solve(site, weight, made))
+            codes[site.key] = spill_large(made.quantize(weight) if solve is None else solve(site, weight, made))
         elif site.role == "bias":
             found = bias_codes(site, weight_of(site, tensors[site.tensor]), qparams)
             if isinstance(found, Refusal):

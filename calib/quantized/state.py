@@ -23,7 +23,7 @@ from sbonnx.calib.qparams.solve import (
 from sbonnx.calib.sketches import Sketch
 from sbonnx.graph import Graph
 from sbonnx.graph.query import tensors_by_name
-from sbonnx.graph.storage.scratch import kept
+from sbonnx.graph.storage.weights import spill_large
 from sbonnx.plan.types import Gain, Plan, Site
 from sbonnx.report import Refusal
 from sbonnx.spec import Array, Bounds, QParams
@@ -176,7 +176,7 @@ class QuantState:
             codes, used = self.round(site, self.weight(site), qparams)
             if used is not qparams:
                 self.moved[site.key] = used
-            self.codes[site.key], self.scales[site.key] = kept(codes), used.scale
+            self.codes[site.key], self.scales[site.key] = spill_large(codes), used.scale
         return self.codes[site.key]
 
     def _bias(self, site: Site) -> tuple[Array, Array] | Refusal:

@@ -13,7 +13,7 @@ import onnx
 from sbonnx.graph import Constant, Graph, Node, Tensor
 from sbonnx.graph.edit import sweep
 from sbonnx.graph.query import all_nodes, bodies, scopes
-from sbonnx.graph.storage.weights import Weights, chunks
+from sbonnx.graph.storage.weights import MappedWeights, chunks
 from sbonnx.ops import QDQ, RANDOM
 from sbonnx.report import Fired, Refusal
 
@@ -59,7 +59,7 @@ def merge_initializers(graph: Graph) -> list[Fired | Refusal]:
     alike: dict[tuple[str, tuple[int, ...]], list[Constant]] = {}
     for tensor in _constants(graph):
         if tensor.name not in apart and tensor.dtype != object:
-            kind = tensor._values.onnx_type if isinstance(tensor._values, Weights) else tensor.dtype
+            kind = tensor._values.onnx_type if isinstance(tensor._values, MappedWeights) else tensor.dtype
             alike.setdefault((str(kind), tuple(tensor.shape)), []).append(tensor)
     fired: list[Fired | Refusal] = []
     for group in alike.values():

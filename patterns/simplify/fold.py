@@ -19,10 +19,10 @@ import onnx
 
 from sbonnx.errors import DeviceError
 from sbonnx.graph import Body, Constant, Graph, Node, Tensor, Variable, serialize
-from sbonnx.graph.convert.traps import may_trap, require_no_traps
 from sbonnx.graph.edit import Names, replace_input, sweep
 from sbonnx.graph.query import Array, all_nodes, bodies, constant, dtype, readers, scopes
 from sbonnx.graph.storage.weights import SPILL_BYTES, spill
+from sbonnx.graph.validate import may_trap, require_no_traps
 from sbonnx.ops import QDQ, RANDOM
 from sbonnx.report import Fired, Refusal
 from sbonnx.runtime import onnxruntime, open_session, session_options

@@ -13,10 +13,10 @@ import numpy as np
 import onnx
 
 from sbonnx.graph import Graph, Node, Variable
+from sbonnx.graph.exporter import read_type, skeleton
 from sbonnx.graph.io import has_long_vector
 from sbonnx.graph.protos import ONNX_ERRORS, graph_protos
 from sbonnx.graph.query import all_nodes
-from sbonnx.graph.write import read_type, skeleton
 
 from ..match import STANDARD
 

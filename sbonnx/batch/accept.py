@@ -17,7 +17,7 @@ from sbonnx.batch.process.cleanup import used
 from sbonnx.batch.redaction import Redactor, revealed
 from sbonnx.errors import DataError, ModelError, RecipeError
 from sbonnx.graph.digests import combined, text
-from sbonnx.graph.storage.files import write_text
+from sbonnx.graph.storage.output_files import write_text
 
 Row = tuple[str, float, float, bool]
 """(what, found, wanted, met)"""

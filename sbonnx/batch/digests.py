@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sbonnx.graph.digests import combined, file_digest, text
-from sbonnx.graph.storage.source import external_names
+from sbonnx.graph.storage.model_file import external_names
 
 FILE: Final = "digests.json"
 """Cache file in the state folder: [size, mtime in ns, ctime in ns, inode, digest] by digest of the path."""

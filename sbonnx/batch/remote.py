@@ -27,7 +27,7 @@ from sbonnx.batch.digests import is_inside
 from sbonnx.batch.jobs.job import Job
 from sbonnx.errors import DataError, DeviceError, ModelError, OutputError, SbonnxError
 from sbonnx.graph.digests import combined, file_digest, text
-from sbonnx.graph.storage.source import external_names
+from sbonnx.graph.storage.model_file import external_names
 
 if sys.platform != "win32":
     import fcntl

@@ -40,7 +40,7 @@ from sbonnx.calib.shared_calibration import CalibrationTask, CalibrationTasks, W
 from sbonnx.errors import DataError, SbonnxError
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import combined, file_digest, text
-from sbonnx.graph.storage.files import write_bytes
+from sbonnx.graph.storage.output_files import write_bytes
 from sbonnx.pipeline import prepare
 from sbonnx.progress import Progress
 from sbonnx.recipe import Recipe, load

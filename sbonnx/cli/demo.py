@@ -36,7 +36,7 @@ def run(given: Arguments) -> int:
     """Run ``sbonnx demo`` and return the exit code."""
     from sbonnx.assets import digits
     from sbonnx.backends import BACKENDS
-    from sbonnx.graph.storage.files import write_bytes
+    from sbonnx.graph.storage.output_files import write_bytes
 
     printer, out = given.printer(), given[OUT]
     begin = time.perf_counter()

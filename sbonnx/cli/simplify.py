@@ -61,7 +61,7 @@ def run(given: Arguments) -> int:
     """Run ``sbonnx simplify`` and return the exit code."""
     from sbonnx import graph as graphs
     from sbonnx import patterns
-    from sbonnx.graph.storage.staging import staged
+    from sbonnx.graph.storage.output_files import staged
 
     printer, model, force = given.printer(), given[options.MODEL], given[options.FORCE]
     target = required_output(given[OUTPUT])

@@ -170,7 +170,8 @@ def _write_product(found: Product, body: Body, names: edit.Names, accuracy_level
     edit.replace_output(node, 0, Variable(names.fresh(f"{node.name}_dequantized"), kind))
     product_of = output if found.addend is None else Variable(names.fresh(f"{node.name}_product"), kind, output.shape)
     stem = f"{node.name}_MatMulNBits"
-    edit.add_node(body, "MatMulNBits", inputs, names=names, stem=stem, attrs=attrs, outputs=[product_of], domain=DOMAIN)
+    made = edit.add_node(body, "MatMulNBits", inputs, names=names, stem=stem, attrs=attrs, outputs=[product_of])
+    made.domain = DOMAIN
     if found.addend is not None:
         terms = [product_of, found.addend]
         edit.add_node(body, "Add", terms, names=names, stem=f"{node.name}_Add", outputs=[output])
@@ -206,6 +207,5 @@ def _write_table(node: Node, codes: Codes, body: Body, names: edit.Names, bits: 
     output = node.outputs[0]
     edit.replace_output(node, 0, Variable(names.fresh(f"{node.name}_dequantized"), output.dtype))
     stem = f"{node.name}_GatherBlockQuantized"
-    edit.add_node(
-        body, "GatherBlockQuantized", inputs, names=names, stem=stem, attrs=attrs, outputs=[output], domain=DOMAIN
-    )
+    made = edit.add_node(body, "GatherBlockQuantized", inputs, names=names, stem=stem, attrs=attrs, outputs=[output])
+    made.domain = DOMAIN

@@ -51,7 +51,7 @@ class Writer:
         """Add a node of `op` in place of `node`; return its output. Without `outputs`, a new one of type `kind`."""
         stem = f"{node.name}_{op}"
         outputs = list(outputs) or [Variable(self.names.fresh(f"{stem}_output"), np.dtype(kind))]
-        edit.add_node(body, op, inputs, names=self.names, stem=stem, attrs=attrs, outputs=outputs, domain=domain)
+        edit.add_node(body, op, inputs, names=self.names, stem=stem, attrs=attrs, outputs=outputs).domain = domain
         self.done[op] += 1
         return outputs[0]
 

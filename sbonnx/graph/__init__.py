@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sbonnx.graph.copy import copy
-from sbonnx.graph.extract import extract
+from sbonnx.graph.extract import copy, extract
 from sbonnx.graph.io import digest, load, save, serialize, to_proto
 from sbonnx.graph.model import (
     Body,
@@ -17,8 +16,8 @@ from sbonnx.graph.model import (
     node_metadata,
     set_node_metadata,
 )
-from sbonnx.graph.storage.check import check_file, read_proto
-from sbonnx.graph.storage.files import check_target, write_text
+from sbonnx.graph.storage.model_file import check_file, read_proto
+from sbonnx.graph.storage.output_files import check_target, write_text
 
 __all__ = [
     "Body",

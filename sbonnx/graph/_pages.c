@@ -1,8 +1,8 @@
-/* Files that are mapped and then cut off by another process: a read behind their new end raises SIGBUS, which ends the
- * process. Here such pages become zeros, so that the read goes on; weights.py then finds that the file changed, and says
- * so. Without this file, where it was not compiled, the signal ends the process.
+/* Mapped files that another process truncates: reading beyond the new end raises SIGBUS, which ends the process. This
+ * handler replaces such pages by zeros and the read continues; weights.py then detects and reports that the file changed.
+ * If this module was not compiled, the signal ends the process.
  *
- * Only ranges that were registered are touched. Any other SIGBUS goes to whoever handled it before. */
+ * Only registered ranges are replaced. Any other SIGBUS is passed to the previous handler. */
 
 #define Py_LIMITED_API 0x030A0000
 #define PY_SSIZE_T_CLEAN
@@ -37,14 +37,14 @@ static void handle(int number, siginfo_t *info, void *context)
     for (int index = 0; index < RANGES; index++) {
         if (at < ranges[index].start || at >= ranges[index].end)
             continue;
-        const uintptr_t first = at - at % page; /* what follows lies behind the end of the file too */
+        const uintptr_t first = at - at % page; /* all later pages are beyond the end of the file too */
         const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE;
         if (mmap((void *)first, ranges[index].end - first, PROT_READ, flags, -1, 0) == MAP_FAILED)
             break;
         faults = faults + 1;
         return;
     }
-    sigaction(number, &before, NULL); /* the read is tried again, under the former handler */
+    sigaction(number, &before, NULL); /* the read is repeated under the previous handler */
     installed = 0;
 }
 
@@ -94,9 +94,9 @@ static PyObject *count(PyObject *self, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"guard", guard, METH_VARARGS, "guard(address, bytes): zeros for what of a mapped file is gone when it is read."},
-    {"release", release, METH_VARARGS, "release(address): the map is gone."},
-    {"faults", count, METH_NOARGS, "How often zeros were put in place."},
+    {"guard", guard, METH_VARARGS, "guard(address, bytes): read missing pages of a mapped file as zeros."},
+    {"release", release, METH_VARARGS, "release(address): stop guarding a map."},
+    {"faults", count, METH_NOARGS, "Number of faults that were replaced by zeros."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -13,11 +13,12 @@ from onnx import AttributeProto
 
 from sbonnx.errors import ModelError
 from sbonnx.graph.model import Body, Constant, Graph, Node, Tensor
-from sbonnx.graph.query import Array, all_tensors, bodies, dtype, ordered, shape
-from sbonnx.graph.storage.weights import Weights, array_chunks
+from sbonnx.graph.query import all_tensors, bodies, dtype, ordered, shape
+from sbonnx.graph.storage.weights import MappedWeights, chunks
 from sbonnx.ops import RANDOM
+from sbonnx.spec import Array
 
-PIECE: Final = 1 << 22
+READ_BYTES: Final = 1 << 22
 """Bytes read from a file at a time."""
 
 HEX_DIGITS: Final = 32
@@ -43,12 +44,12 @@ def file_digest(path: Path) -> bytes:
     """
     total = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while piece := file.read(PIECE):
+        while piece := file.read(READ_BYTES):
             total.update(piece)
     return bytes(total.digest())
 
 
-def array_digests(arrays: Iterable[Array | Weights]) -> Iterator[bytes]:
+def array_digests(arrays: Iterable[Array | MappedWeights]) -> Iterator[bytes]:
     """Yield the digest of each array, in order, over type, shape and bytes (characters for texts).
 
     Mapped weights are read in pieces and not held in memory. The bytes are hashed by 128-bit XXH3, ten times as fast as
@@ -56,21 +57,18 @@ def array_digests(arrays: Iterable[Array | Weights]) -> Iterator[bytes]:
     """
     for given in arrays:
         values = given.astype(given.dtype.newbyteorder("=")) if given.dtype.byteorder == ">" else given
-        yield combined("array", _head(values), _content(values))
+        kind = np.dtype(values.dtype)
+        name = "text" if kind.kind in "OUS" else kind.name
+        head = f"{name} {tuple(int(size) for size in values.shape)}".encode()
+        yield combined("array", head, _content(values))
 
 
-def _head(values: Array | Weights) -> bytes:
-    kind = np.dtype(values.dtype)
-    name = "text" if kind.kind in "OUS" else kind.name
-    return f"{name} {tuple(int(size) for size in values.shape)}".encode()
-
-
-def _content(values: Array | Weights) -> bytes:
-    if not isinstance(values, Weights) and values.dtype.kind in "OUS":
+def _content(values: Array | MappedWeights) -> bytes:
+    if not isinstance(values, MappedWeights) and values.dtype.kind in "OUS":
         parts = [one if isinstance(one, bytes) else str(one).encode("utf-8", "surrogatepass") for one in values.flat]
         return combined("texts", *parts)
     total = xxhash.xxh3_128()
-    for chunk in values.chunks() if isinstance(values, Weights) else array_chunks(values):
+    for chunk in chunks(values):
         total.update(chunk)
     return total.digest()
 
@@ -91,10 +89,10 @@ def tensor_digests(graph: Graph) -> dict[str, str]:
     Raises:
         ModelError: nodes form a cycle, or an attribute has no form in ONNX.
     """
-    walk = _Walk(graph)
-    walk.look_at(graph, 0)
-    walk.place(graph, b"")
-    return {tensor.name: text(walk.final[id(tensor)]) for tensor in all_tensors(graph)}
+    digests = _TensorDigests(graph)
+    digests.add_scope(graph, 0)
+    digests.add_context(graph, b"")
+    return {tensor.name: text(digests.final[id(tensor)]) for tensor in all_tensors(graph)}
 
 
 def outputs_digest(graph: Graph, digests: Mapping[str, str] | None = None) -> str:
@@ -103,7 +101,7 @@ def outputs_digest(graph: Graph, digests: Mapping[str, str] | None = None) -> st
     return text(combined("outputs", *(f"{known[one.name]} {one.name}".encode() for one in graph.outputs)))
 
 
-class _Walk:
+class _TensorDigests:
     """Digests by id of tensor or node.
 
     Attributes:
@@ -124,20 +122,20 @@ class _Walk:
                 self.inner[id(tensor)] = _given(tensor)
         self.final = dict(self.inner)
 
-    def look_at(self, scope: Body, depth: int) -> None:
+    def add_scope(self, scope: Body, depth: int) -> None:
         """Compute `inner` and `whole` of one scope and of its bodies."""
         if depth:
             for number, tensor in enumerate(scope.inputs):
                 self.inner[id(tensor)] = combined("parameter", b"%d" % depth, b"%d" % number)
         for node in ordered(scope.nodes):
             for _, body in bodies(node):
-                self.look_at(body, depth + 1)
+                self.add_scope(body, depth + 1)
             whole = self.whole[id(node)] = self.of_node(node)
             for number, tensor in enumerate(node.outputs):
                 if tensor.name:
                     self.inner[id(tensor)] = combined("output", whole, b"%d" % number)
 
-    def place(self, scope: Body, context: bytes) -> None:
+    def add_context(self, scope: Body, context: bytes) -> None:
         """Compute `final` of one scope and of its bodies. `context` is b"" if the scope always runs, once."""
         own = [*(scope.inputs if context else ()), *(one for node in scope.nodes for one in node.outputs if one.name)]
         for tensor in own:
@@ -147,7 +145,7 @@ class _Walk:
             for name, body in bodies(node):
                 branch = node.op == "If" and not node.domain
                 runs = combined("if", self.inner[id(node.inputs[0])]) if branch else self.whole[id(node)]
-                self.place(body, combined("body", context, runs, name.encode()))
+                self.add_context(body, combined("body", context, runs, name.encode()))
 
     def of_node(self, node: Node) -> bytes:
         """Compute the digest of a node without its name; bodies count by their outputs."""
@@ -186,13 +184,15 @@ class _Walk:
                 return combined("float", np.float32(plain).tobytes())
         if isinstance(plain, (str, bytes)):
             return combined("string", plain.encode() if isinstance(plain, str) else plain)
-        raise ModelError(f"attribute '{name}' of node '{node.name}' is a {type(plain).__name__}: ONNX has no such")
+        raise ModelError(
+            f"attribute '{name}' of node '{node.name}' is a {type(plain).__name__}: ONNX has no attribute of this type"
+        )
 
 
-def _stored(tensor: Constant) -> Array | Weights:
+def _stored(tensor: Constant) -> Array | MappedWeights:
     """Return the values; mapped ones are not loaded."""
     values = tensor._values
-    return values if isinstance(values, (np.ndarray, Weights)) else values.load()
+    return values if isinstance(values, (np.ndarray, MappedWeights)) else values.load()
 
 
 def _given(tensor: Tensor) -> bytes:

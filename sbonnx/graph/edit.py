@@ -13,7 +13,7 @@ import numpy as np
 
 from sbonnx.graph.model import Body, Constant, Node, Tensor, Variable
 from sbonnx.graph.query import Array, all_nodes, all_tensors, bodies, ordered, readers, scopes
-from sbonnx.graph.storage.scratch import kept_packed
+from sbonnx.graph.storage.weights import spill_packed
 
 
 class Names:
@@ -66,7 +66,6 @@ def add_node(
     stem: str,
     attrs: Mapping[str, Any] | None = None,
     outputs: int | Sequence[Tensor] = 1,
-    domain: str | None = None,
 ) -> Node:
     """In place. Append a node to a scope and return it; new outputs have no dtype and no shape.
 
@@ -79,7 +78,7 @@ def add_node(
     if isinstance(outputs, int):
         stems = [f"{name}_out"] if outputs == 1 else [f"{name}_out{index}" for index in range(outputs)]
         outputs = [Variable(names.fresh(wish)) for wish in stems]
-    node = Node(op, name, dict(attrs or {}), list(inputs), list(outputs), domain=domain)
+    node = Node(op, name, dict(attrs or {}), list(inputs), list(outputs))
     graph.nodes.append(node)
     return node
 
@@ -92,7 +91,7 @@ def add_constant(graph: Body, name_stem: str, values: Array, names: Names) -> Co
         values: any dtype of ONNX; large arrays are moved to a scratch file and mapped from there.
     """
     del graph
-    return Constant(names.fresh(name_stem), kept_packed(np.asarray(values)))
+    return Constant(names.fresh(name_stem), spill_packed(np.asarray(values)))
 
 
 def replace_all_uses(old: Tensor, new: Tensor, *, graph: Body, keep: Collection[Node] = ()) -> int:
@@ -134,33 +133,6 @@ def _take_over_output(old: Tensor, new: Tensor, graph: Body, places: Sequence[in
     graph.nodes.append(Node("Identity", name, {}, [new], [output]))
     for place in places:
         graph.outputs[place] = output
-
-
-def insert_after(
-    tensor: Tensor,
-    op: str,
-    *,
-    graph: Body,
-    names: Names,
-    inputs: Sequence[Tensor] = (),
-    attrs: Mapping[str, Any] | None = None,
-    stem: str | None = None,
-    domain: str | None = None,
-) -> Variable:
-    """In place. Insert a node `op(tensor, *inputs)` between a tensor and all its readers; return its output.
-
-    Args:
-        graph: the scope of `tensor`. If the tensor is an output of it, the new node's output replaces it under the
-            same name.
-        inputs: further inputs of the new node, after `tensor`.
-    """
-    node = add_node(
-        graph, op, [tensor, *inputs], names=names, stem=stem or f"{tensor.name}/{op}", attrs=attrs, domain=domain
-    )
-    output = node.outputs[0]
-    output.dtype, output.shape = tensor.dtype, None if tensor.shape is None else list(tensor.shape)
-    replace_all_uses(tensor, output, graph=graph, keep=(node,))
-    return output
 
 
 def sweep(graph: Body) -> int:

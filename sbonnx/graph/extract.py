@@ -1,8 +1,9 @@
-"""Extraction of subgraphs as models."""
+"""Extraction of subgraphs as models, and copies of graphs for editing."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sbonnx.errors import ModelError
@@ -164,3 +165,25 @@ class _Copier:
         copied.nodes = [self.node(node) for node in body.nodes]
         copied.outputs = [self.tensor(tensor) for tensor in body.outputs]
         return copied
+
+
+def copy(graph: Graph) -> Graph:
+    """Copy a graph: all nodes that lead to the outputs. Weights are shared, everything else is copied.
+
+    Inputs, outputs, names and the data in `graph.info` (metadata, doc strings, notes) are kept.
+    """
+    copied = extract(graph, [tensor.name for tensor in graph.inputs], [tensor.name for tensor in graph.outputs])
+    info = graph.info
+    copied.name = graph.name
+    copied.info = replace(
+        info,
+        metadata=dict(info.metadata),
+        notes=list(info.notes),
+        nodes=dict(info.nodes),
+        tensors=dict(info.tensors),
+        values=dict(info.values),
+        graphs=dict(info.graphs),
+        defaults=dict(info.defaults),
+        normals=dict(info.normals),
+    )
+    return copied

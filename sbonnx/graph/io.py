@@ -10,35 +10,34 @@ from pathlib import Path
 import numpy as np
 import onnx
 from google.protobuf.message import DecodeError, EncodeError
-from onnx import ModelProto, ValueInfoProto
-from onnx.inliner import inline_local_functions
+from onnx import ModelProto
 
 from sbonnx.errors import ModelError
-from sbonnx.graph.convert import opset_rules as opsets
-from sbonnx.graph.convert.local_functions import require_bounded
-from sbonnx.graph.convert.opset_convert import lift
-from sbonnx.graph.convert.sparse_to_dense import make_dense
-from sbonnx.graph.convert.traps import require_no_traps
-from sbonnx.graph.convert.validate import free_sizes, validate
 from sbonnx.graph.digests import array_digests
+from sbonnx.graph.exporter import read_type, skeleton
+from sbonnx.graph.importer import build, make_dense
+from sbonnx.graph.local_functions import inline
 from sbonnx.graph.model import Graph, ModelInfo
+from sbonnx.graph.opset_convert import NEWEST, convert_opset, default_opset, require_known_ops
 from sbonnx.graph.protos import (
     ONNX_ERRORS,
+    copied,
     graph_protos,
     ir_version_for,
     node_protos,
+    replace_entries,
+    single_line,
     sort_protos,
 )
-from sbonnx.graph.query import Array
-from sbonnx.graph.read import build
-from sbonnx.graph.storage.files import EXTERNAL_BYTES, model_pieces, write_model
-from sbonnx.graph.storage.source import Opened, open_model
-from sbonnx.graph.storage.weights import Weights
-from sbonnx.graph.write import read_type, skeleton
+from sbonnx.graph.storage.model_file import open_model
+from sbonnx.graph.storage.output_files import EXTERNAL_BYTES, model_pieces, write_model
+from sbonnx.graph.storage.weights import MappedWeights
+from sbonnx.graph.validate import free_sizes, require_no_traps, validate
 from sbonnx.ops import QDQ
+from sbonnx.spec import Array
 
 SESSION_BYTES = 64 << 10
-"""Weights from this size on are passed to a session separately from the model."""
+"""MappedWeights from this size on are passed to a session separately from the model."""
 
 LONGEST_VECTOR = 1 << 16
 """Shape arithmetic uses vectors of a few elements; if the model has a longer one, values are not propagated."""
@@ -58,38 +57,44 @@ def load(source: str | os.PathLike[str] | ModelProto, *, opset: int = 13) -> Gra
         return _load(source, opset)
     except ModelError as error:
         message = str(error) if label in str(error) else f"{label}: {error}"
-        raise ModelError(" ".join(message.split())) from error  # names in broken files can contain line feeds
+        raise ModelError(single_line(message)) from error  # names in broken files can contain line feeds
 
 
 def _load(source: str | os.PathLike[str] | ModelProto, opset: int) -> Graph:
     opened = open_model(source)
     model = opened.model
     info = ModelInfo(opened.path, tuple(opened.files), tuple(opened.sources), model.ir_version)
-    own = opsets.default_opset(model, opened.label)
-    info.original_opset = own
-    if not 1 <= opset <= opsets.newest():
-        raise ModelError(f"opset {opset} was asked for; onnx {onnx.__version__} knows 1 to {opsets.newest()}")
-    _mend(model, info)
-    _free_inputs(model, info)
+    own = info.original_opset = default_opset(model, opened.label)
+    if not 1 <= opset <= NEWEST:
+        raise ModelError(f"opset {opset} was requested; onnx {onnx.__version__} supports 1 to {NEWEST}")
+    _fix_name_and_sizes(model, info)
+    _remove_initializer_inputs(model, info)
     validate(model)
-    model = _inline(model, opened, info)
-    opsets.require_known_ops(model, own, opened.label)
+    if model.functions:
+        count = len(model.functions)
+        model = inline(model, opened.label)
+        validate(model)  # a call can omit inputs that the nodes of its function need
+        info.notes.append(f"{count} local function{'s' if count > 1 else ''} inlined")
+    require_known_ops(model, own, opened.label)
     sparse = make_dense(model)
     if sparse:
-        info.notes.append(f"{sparse} sparse constants made dense")
+        info.notes.append(f"{sparse} sparse constants converted to dense ones")
     if sort_protos(model.graph):
         info.notes.append("nodes were not in topological order: sorted")
     _name_nodes(model, info)
-    model = _lift(model, opset, opened, info)
-    _keep_model(model, info)
+    if own < opset:
+        model = _convert_opset(model, opset, opened.label, info)
+    _read_model_fields(model, info)
     model = _infer(model, info)
-    _note_qdq(model, info)
+    pairs = sum(node.op_type in QDQ for node in node_protos(model.graph))
+    if pairs:
+        info.notes.append(f"the model has {pairs} QuantizeLinear and DequantizeLinear nodes already")
     graph = build(model, opened.payloads, info)
     require_no_traps(graph)
     return graph
 
 
-def _mend(model: ModelProto, info: ModelInfo) -> None:
+def _fix_name_and_sizes(model: ModelProto, info: ModelInfo) -> None:
     """In place. Name a graph without a name, and make negative sizes dynamic. Runtimes accept both."""
     if not model.graph.name:
         model.graph.name = "graph"
@@ -97,25 +102,10 @@ def _mend(model: ModelProto, info: ModelInfo) -> None:
     freed = sum(free_sizes([*one.input, *one.output, *one.value_info]) for one in graph_protos(model.graph))
     freed += sum(free_sizes(function.value_info) for function in model.functions)
     if freed:
-        info.notes.append(f"{freed} tensors had sizes below 0: they are read as dynamic")
+        info.notes.append(f"{freed} tensors had sizes below 0: read as dynamic")
 
 
-def _inline(model: ModelProto, opened: Opened, info: ModelInfo) -> ModelProto:
-    """Replace local functions by their nodes."""
-    if not model.functions:
-        return model
-    count = len(model.functions)
-    require_bounded(model)
-    try:
-        model = inline_local_functions(model, convert_version=True)
-    except ONNX_ERRORS as error:
-        raise ModelError(f"{opened.label}: its functions cannot be inlined: {' '.join(str(error).split())}") from None
-    validate(model)  # a call can omit inputs that the nodes of its function need
-    info.notes.append(f"{count} local function{'s' if count > 1 else ''} inlined")
-    return model
-
-
-def _free_inputs(model: ModelProto, info: ModelInfo) -> None:
+def _remove_initializer_inputs(model: ModelProto, info: ModelInfo) -> None:
     """In place. Remove initializers from the inputs: they are constants.
 
     Before IR version 4 every initializer had to be an input, and onnx's tools fail otherwise: the version is raised.
@@ -126,16 +116,13 @@ def _free_inputs(model: ModelProto, info: ModelInfo) -> None:
         if not held:
             continue
         model.ir_version = max(model.ir_version, 4)
-        kept = [ValueInfoProto.FromString(one.SerializeToString()) for one in scope.input if one.name not in held]
-        if len(kept) == len(scope.input):
+        listed = tuple(one.name for one in scope.input if one.name in held)
+        if not listed:
             continue
         if scope is model.graph:
-            info.overridable = tuple(one.name for one in scope.input if one.name in held)
-        info.notes.append(
-            f"{len(scope.input) - len(kept)} initializers were listed among the inputs: they are constants now"
-        )
-        del scope.input[:]
-        scope.input.extend(kept)
+            info.overridable = listed
+        info.notes.append(f"{len(listed)} initializers were listed among the inputs: they are constants now")
+        replace_entries(scope.input, [one for one in scope.input if one.name not in held])
     info.ir_version = model.ir_version
 
 
@@ -165,21 +152,17 @@ def _name_nodes(model: ModelProto, info: ModelInfo) -> None:
         info.notes.append(f"{renamed} nodes had the name of another: numbered")
 
 
-def _lift(model: ModelProto, opset: int, opened: Opened, info: ModelInfo) -> ModelProto:
+def _convert_opset(model: ModelProto, opset: int, label: str, info: ModelInfo) -> ModelProto:
     """Convert the model to the requested opset."""
-    if info.original_opset >= opset:
-        return model
-    lifted = lift(model, opset, opened.label)
-    lifted.ir_version = max(model.ir_version, ir_version_for(lifted.opset_import))
-    info.ir_version = lifted.ir_version
-    info.notes.append(f"opset lifted from {info.original_opset} to {opset}")
-    quiet = ModelInfo()
-    sort_protos(lifted.graph)
-    _name_nodes(lifted, quiet)
-    return lifted
+    converted = convert_opset(model, opset, label)
+    converted.ir_version = info.ir_version = max(model.ir_version, ir_version_for(converted.opset_import))
+    info.notes.append(f"opset converted from {info.original_opset} to {opset}")
+    sort_protos(converted.graph)
+    _name_nodes(converted, ModelInfo())  # new nodes of the converter: not noted
+    return converted
 
 
-def _keep_model(model: ModelProto, info: ModelInfo) -> None:
+def _read_model_fields(model: ModelProto, info: ModelInfo) -> None:
     """In place. Move the model's fields outside the graph to `info`."""
     info.metadata = {entry.key: entry.value for entry in model.metadata_props}
     if model.training_info:
@@ -191,13 +174,20 @@ def _keep_model(model: ModelProto, info: ModelInfo) -> None:
 
 
 def _infer(model: ModelProto, info: ModelInfo) -> ModelProto:
-    """Infer types and shapes of intermediate tensors; inputs and outputs keep their declarations."""
+    """Infer types and shapes of intermediate tensors; inputs and outputs keep their declarations.
+
+    If the file contradicts itself, they are inferred as far as possible.
+    """
     try:
-        inferred = _inferred(model, info)
+        try:
+            inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True)
+        except ONNX_ERRORS:  # the message does not say if an output contradicts its operators
+            _correct_outputs(model, info)
+            inferred = onnx.shape_inference.infer_shapes(model)
         if not has_long_vector(inferred):
             inferred = onnx.shape_inference.infer_shapes(inferred, data_prop=True)
     except ONNX_ERRORS as error:
-        info.notes.append(f"shapes could not be inferred: {' '.join(str(error).split())}")
+        info.notes.append(f"shapes could not be inferred: {single_line(error)}")
         return model
     for scope, before in zip(graph_protos(inferred.graph), graph_protos(model.graph), strict=True):
         for now, was in zip(scope.output, before.output, strict=True):
@@ -207,37 +197,27 @@ def _infer(model: ModelProto, info: ModelInfo) -> ModelProto:
     return inferred
 
 
-def _inferred(model: ModelProto, info: ModelInfo) -> ModelProto:
-    """Infer types and shapes; if they contradict the file, only as far as possible."""
-    try:
-        return onnx.shape_inference.infer_shapes(model, strict_mode=True)
-    except ONNX_ERRORS:  # the message does not say if an output contradicts its operators
-        _correct_outputs(model, info)
-        return onnx.shape_inference.infer_shapes(model)
-
-
 def _correct_outputs(model: ModelProto, info: ModelInfo) -> None:
     """In place. Make sizes of outputs dynamic if they contradict the operators. Runtimes only warn about them.
 
     Either side may be wrong: an exporter's declaration, or onnx's inference (1.23: STFT with a constant frame length).
     """
-    free = ModelProto()
-    free.CopyFrom(model)
+    free = copied(model)
     for value in free.graph.output:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
-    for said, value in zip(model.graph.output, onnx.shape_inference.infer_shapes(free).graph.output, strict=True):
-        (_, declared), (_, inferred) = read_type(said.type), read_type(value.type)
+    for output, value in zip(model.graph.output, onnx.shape_inference.infer_shapes(free).graph.output, strict=True):
+        (_, declared), (_, inferred) = read_type(output.type), read_type(value.type)
         if declared is None or inferred is None or _agree(declared, inferred):
             continue
         sizes = None
         if len(declared) == len(inferred):
             pairs = zip(declared, inferred, strict=True)
             sizes = [None if isinstance(a, int) and isinstance(b, int) and a != b else a for a, b in pairs]
-        said.type.CopyFrom(onnx.helper.make_tensor_type_proto(said.type.tensor_type.elem_type, sizes))
+        output.type.CopyFrom(onnx.helper.make_tensor_type_proto(output.type.tensor_type.elem_type, sizes))
         info.notes.append(
-            f"output '{said.name}' is declared as {list(declared)}, and its operators give {list(inferred)}: "
-            "the sizes that differ are left open"
+            f"output '{output.name}' is declared as {list(declared)}, and its operators give {list(inferred)}: "
+            "the sizes that differ become dynamic"
         )
 
 
@@ -260,24 +240,17 @@ def has_long_vector(model: ModelProto) -> bool:
     return False
 
 
-def _note_qdq(model: ModelProto, info: ModelInfo) -> None:
-    found = sum(node.op_type in QDQ for node in node_protos(model.graph))
-    if found:
-        info.notes.append(f"the model carries {found} QuantizeLinear and DequantizeLinear nodes already")
-
-
 def to_proto(graph: Graph) -> ModelProto:
     """Convert the graph to a model that contains all its weights.
 
     Raises:
-        ModelError: it would be larger than protobuf's limit of 2 GiB, or as in `write.skeleton`.
+        ModelError: it would be larger than protobuf's limit of 2 GiB, or as in `exporter.skeleton`.
     """
-    made = skeleton(graph)
     try:
-        model: ModelProto = ModelProto.FromString(b"".join(model_pieces(made)))
+        model: ModelProto = ModelProto.FromString(b"".join(model_pieces(skeleton(graph))))
         return model
     except DecodeError:
-        raise ModelError("the model is larger than the 2 GiB protobuf can hold: save it to a file instead") from None
+        raise ModelError("the model is larger than protobuf's limit of 2 GiB: save it to a file instead") from None
 
 
 def serialize(graph: Graph) -> tuple[bytes, dict[str, Array]]:
@@ -292,21 +265,21 @@ def serialize(graph: Graph) -> tuple[bytes, dict[str, Array]]:
         ModelError: the part stored in the model is larger than protobuf's limit of 2 GiB.
     """
     made = skeleton(graph, inline=SESSION_BYTES, hoist=True)
-    beside = {number for number, values in enumerate(made.payloads) if values.dtype.isbuiltin == 1}
+    external = {number for number, values in enumerate(made.payloads) if values.dtype.isbuiltin == 1}
 
     def place(number: int, size: int) -> dict[str, str]:
         name = made.names[number]
-        return {"location": name, "offset": "0", "length": str(size)} if number in beside else {}
+        return {"location": name, "offset": "0", "length": str(size)} if number in external else {}
 
     try:
         content = made.located(place)
     except (ValueError, EncodeError):
-        raise ModelError("weights that must stand in the model take more than the 2 GiB protobuf can hold") from None
-    return content, {made.names[number]: _aligned(made.payloads[number]) for number in sorted(beside)}
+        raise ModelError("weights that must be stored in the model are larger than protobuf's limit of 2 GiB") from None
+    return content, {made.names[number]: _aligned(made.payloads[number]) for number in sorted(external)}
 
 
-def _aligned(values: Array | Weights) -> Array:
-    loaded: Array = values.load() if isinstance(values, Weights) else values
+def _aligned(values: Array | MappedWeights) -> Array:
+    loaded: Array = values.load() if isinstance(values, MappedWeights) else values
     return np.require(loaded, requirements=["C", "A"])
 
 
@@ -334,8 +307,8 @@ def save(
         external_over: if the weights have more bytes, they are written to `<name>.data` next to the model.
 
     Raises:
-        OutputError: as in `files.write_model`.
-        ModelError: a file that was read has changed since, or as in `write.skeleton`.
+        OutputError: as in `output_files.write_model`.
+        ModelError: a file that was read has changed since, or as in `exporter.skeleton`.
     """
     for source in graph.info.sources:
         source.require_unchanged()

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import onnx
 import onnx_graphsurgeon as gs
 
-from sbonnx.graph.storage.mapping import WeightBytes
+from sbonnx.graph.storage.weights import WeightBytes
 
 Node = gs.Node
 Tensor = gs.Tensor
@@ -65,7 +65,7 @@ class ModelInfo:
         nodes, tensors, values: by node, initializer and tensor name.
         graphs: by scope path ("" is the main graph).
         overridable: initializers that the file listed among its inputs, and that `load` removed from there.
-        defaults: their values by name, in memory or in the file (`Weights`).
+        defaults: their values by name, in memory or in the file (`MappedWeights`).
         normals: batch-norm statistics by tensor name; kept when batch norms are folded. Code that scales a tensor must
             update them (`Normal.through`).
         rows_apart: the model treats the rows of a batch independently; None: not tested yet.

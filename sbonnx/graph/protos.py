@@ -1,13 +1,13 @@
-"""Traversal of onnx protos: every graph, node and tensor, bodies included."""
+"""Traversal, copying and sorting of onnx protos: every graph, node and tensor, bodies included."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 import onnx
-from google.protobuf.message import DecodeError
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+from google.protobuf.message import DecodeError, Message
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from sbonnx.errors import ModelError
 
@@ -21,9 +21,29 @@ ONNX_ERRORS: Final = (
 )
 """Exceptions of onnx's own tools for models that they reject."""
 
-
 MAX_BODIES: Final = 30
 """Maximum nesting of graphs: protobuf reads messages up to 100 deep, and each body takes three."""
+
+AnyMessage = TypeVar("AnyMessage", bound=Message)
+
+
+def copied(message: AnyMessage) -> AnyMessage:
+    """Copy a message."""
+    copy: AnyMessage = type(message)()
+    copy.CopyFrom(message)
+    return copy
+
+
+def replace_entries(field: Any, entries: Iterable[Message]) -> None:
+    """In place. Replace the messages of a repeated field by copies of `entries`, which may be some of its own."""
+    copies = [copied(entry) for entry in entries]
+    del field[:]
+    field.extend(copies)
+
+
+def single_line(error: object) -> str:
+    """Format an error of onnx's tools on one line."""
+    return " ".join(str(error).split())
 
 
 def body_protos(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:
@@ -42,18 +62,16 @@ def graph_protos(graph: GraphProto) -> Iterator[GraphProto]:
         stack.extend(reversed([body for node in scope.node for _, body in body_protos(node)]))
 
 
-def node_protos(graph: GraphProto) -> Iterator[NodeProto]:
-    """Yield every node of every scope."""
-    for scope in graph_protos(graph):
+def node_protos(graph: GraphProto | FunctionProto) -> Iterator[NodeProto]:
+    """Yield every node of a graph or function, then those of the bodies."""
+    scopes = graph_protos(graph) if isinstance(graph, GraphProto) else function_scopes(graph)
+    for scope in scopes:
         yield from scope.node
 
 
-def node_protos_of(nodes: Sequence[NodeProto]) -> Iterator[NodeProto]:
-    """Yield the given nodes, such as those of a function, and every node of their bodies."""
-    yield from nodes
-    for node in nodes:
-        for _, body in body_protos(node):
-            yield from node_protos(body)
+def function_scopes(function: FunctionProto) -> Iterator[GraphProto]:
+    """Yield the nodes and value types of a function as a graph, then the bodies."""
+    yield from graph_protos(GraphProto(node=function.node, value_info=function.value_info))
 
 
 def tensor_protos(model: ModelProto) -> Iterator[tuple[TensorProto, str]]:
@@ -107,7 +125,7 @@ def texts(model: ModelProto) -> Iterator[str | bytes]:
         yield from (*function.input, *function.output, *function.attribute)
         yield from (one.name for one in function.attribute_proto)
         yield from (entry.domain for entry in function.opset_import)
-        yield from _node_texts(list(node_protos_of(function.node)))
+        yield from _node_texts(list(node_protos(function)))
 
 
 def _node_texts(nodes: Sequence[NodeProto]) -> Iterator[str | bytes]:
@@ -172,9 +190,7 @@ def sort_protos(graph: GraphProto, outer: frozenset[str] = frozenset()) -> bool:
     order = _order(graph, wants, maker)
     moved = order != list(range(len(order)))
     if moved:
-        nodes = [NodeProto.FromString(graph.node[index].SerializeToString()) for index in order]
-        del graph.node[:]
-        graph.node.extend(nodes)
+        replace_entries(graph.node, [graph.node[index] for index in order])
     for node in graph.node:
         for _, body in body_protos(node):
             moved |= sort_protos(body, frozenset(known))

@@ -6,14 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 
 from sbonnx.errors import ModelError
 from sbonnx.graph.model import Body, Constant, Node, Tensor, Variable
 from sbonnx.ops import UNPACKS
-
-Array = npt.NDArray[Any]
+from sbonnx.spec import Array as Array
 
 
 def bodies(node: Node) -> list[tuple[str, Body]]:

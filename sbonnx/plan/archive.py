@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from sbonnx.errors import ModelError
-from sbonnx.graph.storage.files import write_bytes
+from sbonnx.graph.storage.output_files import write_bytes
 from sbonnx.plan.magnitudes import Magnitudes
 from sbonnx.plan.types import Gain, Reader, Solution
 from sbonnx.report import Refusal

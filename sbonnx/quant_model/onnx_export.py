@@ -15,8 +15,8 @@ from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.errors import DataError, ModelError, RecipeError
 from sbonnx.graph import Graph, Tensor, query
 from sbonnx.graph.edit import Names
+from sbonnx.graph.exporter import read_type, skeleton
 from sbonnx.graph.protos import ONNX_ERRORS
-from sbonnx.graph.write import read_type, skeleton
 from sbonnx.ops import QDQ
 from sbonnx.patterns.simplify.infer import infer_shapes
 from sbonnx.qdq import BITS

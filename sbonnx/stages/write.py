@@ -17,7 +17,7 @@ from sbonnx import graph as graphs
 from sbonnx import native as loops
 from sbonnx.backends.tensorrt import calibration_cache
 from sbonnx.graph import query
-from sbonnx.graph.storage.staging import staged
+from sbonnx.graph.storage.output_files import staged
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.options import RunOptions
 from sbonnx.plan import Plan, Site, Solution

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks.qat_operators import INLINED, LIMITS, UNWRITTEN, WHY, coverage, page  # noqa: E402
-from sbonnx.graph.convert.opset_rules import newest  # noqa: E402
+from sbonnx.graph.opset_convert import NEWEST  # noqa: E402
 from sbonnx.qat.onnx_to_torch.shape_arith import SIZES  # noqa: E402
 from sbonnx.torchnet import FUNCTIONS, NUMBERS  # noqa: E402
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_every_op_of_every_opset_has_a_row() -> None:
     rows = {(row.op, row.opset) for row in coverage()}
-    for opset in range(13, newest() + 1):
+    for opset in range(13, NEWEST + 1):
         for schema in onnx.defs.get_all_schemas_with_history():
             if not schema.domain and schema.since_version <= opset:
                 found = onnx.defs.get_schema(schema.name, opset, "")

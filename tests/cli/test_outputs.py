@@ -12,7 +12,7 @@ import pytest
 
 from sbonnx.cli import main
 from sbonnx.errors import OutputError
-from sbonnx.graph.storage import files
+from sbonnx.graph.storage import output_files
 from tests.support.bad_place import check_line, good_place, line, state
 
 Make = Callable[[Path], None]
@@ -100,9 +100,9 @@ def test_other_files_are_not_replaced(
 def test_files_created_during_the_work_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checked again at the rename."""
     target = tmp_path / "t"
-    monkeypatch.setattr(files, "check_target", lambda *_, **__: os.mkfifo(target))
+    monkeypatch.setattr(output_files, "check_target", lambda *_, **__: os.mkfifo(target))
     with pytest.raises(OutputError, match="FIFO"):
-        files.write_text(target, "text")
+        output_files.write_text(target, "text")
     assert stat.S_ISFIFO(os.lstat(target).st_mode)
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
 
@@ -114,8 +114,8 @@ def test_symlink_is_replaced_and_its_file_stays(tmp_path: Path) -> None:
         link = tmp_path / name
         link.symlink_to(leads)
         with pytest.raises(OutputError, match="exists: give --force"):
-            files.check_target(link, (), force=False)
-        files.write_text(link, "text")
+            output_files.check_target(link, (), force=False)
+        output_files.write_text(link, "text")
         assert not link.is_symlink() and link.read_text() == "text"
     assert (tmp_path / "file").read_text() == "mine"
     assert not (tmp_path / "gone").exists()
@@ -148,7 +148,7 @@ def test_folder_removed_during_the_run(
     """While the file is written, or while it is verified."""
     import shutil
 
-    for module, name in (("sbonnx.graph.storage.files", "_write"), ("sbonnx.verify.proof", "compare")):
+    for module, name in (("sbonnx.graph.storage.output_files", "_write"), ("sbonnx.verify.proof", "compare")):
         (place / "out").mkdir(exist_ok=True)
         before = state(place)
         whole = getattr(__import__(module, fromlist=[name]), name)

@@ -61,7 +61,7 @@ def in_verification(error: BaseException) -> Fault:
 
 def full_disk(patch: pytest.MonkeyPatch, folder: Path) -> None:
     """A write that stops half-way."""
-    files = importlib.import_module("sbonnx.graph.storage.files")
+    files = importlib.import_module("sbonnx.graph.storage.output_files")
 
     def write(path: Path, contents: Any) -> None:
         path.write_bytes(b"half")

@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from tests.graph.test_large import LAYERS, ROWS, write_sparse
+from tests.graph.test_weights_large import LAYERS, ROWS, write_sparse
 
 ROOT = Path(__file__).resolve().parents[2]
 

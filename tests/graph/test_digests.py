@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from sbonnx.graph import Constant, Graph, Node, Variable, load, save
 from sbonnx.graph import digest as graph_digest
 from sbonnx.graph.digests import array_digests, outputs_digest, tensor_digests
 from sbonnx.graph.query import all_nodes, all_tensors, node_by_name, tensors_by_name
-from sbonnx.graph.storage.weights import Weights
+from sbonnx.graph.storage.weights import MappedWeights
 from tests.graph.digesting import IF, LOOP, changed, of, set_weight
 from tests.support.models import model, residual
 
@@ -204,7 +205,7 @@ def test_where_weights_lie_does_not_count(kind: str, tmp_path: Path) -> None:
         again = load(tmp_path / name)
         stored = tensors_by_name(again)["w"]._values
         assert tensor_digests(again) == first
-        if isinstance(stored, Weights):
+        if isinstance(stored, MappedWeights):
             tensors_by_name(again)["w"]._values = stored.load()
             assert tensor_digests(again) == first
 
@@ -295,7 +296,7 @@ def test_real_models(name: str, pack: Path, tmp_path: Path) -> None:
     weight = next(
         one for one in all_tensors(graph) if isinstance(one, Constant) and one.dtype == np.float32 and one.outputs
     )
-    value = np.array(weight._values.load() if isinstance(weight._values, Weights) else weight._values)
+    value = np.array(weight._values.load() if isinstance(weight._values, MappedWeights) else weight._values)
     value.reshape(-1)[-1] += 1
     weight.values = value
     after = tensor_digests(graph)
@@ -315,3 +316,63 @@ def test_the_digest_of_a_graph_sees_every_block(tmp_path: Path) -> None:
         tensors_by_name(graph)["w"].values = other
         seen.add(graph_digest(graph))
     assert len(seen) == 5
+
+
+def test_a_branch_depends_on_its_condition_and_on_itself() -> None:
+    proto = model(IF, k1=(4,), k2=(4,))
+    assert changed(proto, set_weight("k1", np.ones(4, np.float32))) == {"k1", "m", "t", "y"}
+    assert changed(proto, set_weight("k2", np.ones(4, np.float32))) == {"k2", "q", "e", "y"}
+
+    def negate(graph: Graph) -> None:
+        node = next(one for one in graph.nodes if one.op == "If")
+        other = Variable("negated", np.bool_, ())
+        graph.nodes.append(Node("Not", "negate", {}, [node.inputs[0]], [other]))
+        node.inputs[0] = other
+
+    assert changed(proto, negate) == {"m", "t", "q", "e", "y"}, "the branches run on other samples"
+
+
+def test_a_branch_is_not_what_always_runs_nor_the_other_branch() -> None:
+    text = """agraph (float[N,4] x, bool c) => (float[N,4] y, float[N,4] z) {
+        z = Sigmoid (x)
+        y = If (c) < then_branch = a () => (float[N,4] t) { t = Sigmoid (x) },
+                     else_branch = b () => (float[N,4] e) { e = Sigmoid (x) } >
+    }"""
+    found = of(model(text))
+    assert len({found["z"], found["t"], found["e"]}) == 3
+
+
+def test_a_loop_counts_as_a_whole() -> None:
+    proto = model(LOOP, k=(4,))
+    inside = {"i", "c", "s", "c2", "d", "s2"}
+    assert inside <= of(proto).keys()
+    assert changed(proto, set_weight("k", np.ones(4, np.float32))) == {"k", "y", *inside}
+    text = LOOP.replace("d = Mul (s, k)", "d = Mul (k, s)")
+    assert of(model(text, k=(4,)))["y"] != of(proto)["y"], "the parameters are told apart"
+
+
+def test_parameters_of_loops_in_loops_are_told_apart() -> None:
+    text = """agraph (float[4] x, int64 n, bool go) => (float[4] y) {
+        y = Loop (n, go, x) < body = outer (int64 i, bool c, float[4] s) => (bool c2, float[4] s2) {
+            c2 = Identity (c)
+            s2 = Loop (n, go, s) < body = inner (int64 j, bool d, float[4] u) => (bool d2, float[4] u2) {
+                d2 = Identity (d)  u2 = Sub (u, WHICH)
+            } >
+        } >
+    }"""
+    own, enclosing = (of(model(text.replace("WHICH", name))) for name in ("u", "s"))
+    assert own["y"] != enclosing["y"] and own["u"] != own["s"]
+
+
+def test_bodies_in_bodies_take_linear_time() -> None:
+    """Twenty deep; a walk that looks into each body twice would look a million times."""
+    inner = "r20 = Relu (x)"
+    for depth in range(19, -1, -1):
+        inner = (
+            f"r{depth} = If (c) < then_branch = a{depth} () => (float[4] r{depth + 1}) {{ {inner} }}, "
+            f"else_branch = b{depth} () => (float[4] e{depth}) {{ e{depth} = Tanh (x) }} >"
+        )
+    graph = load(model(f"agraph (float[4] x, bool c) => (float[4] r0) {{ {inner} }}"))
+    start = time.perf_counter()
+    assert len(set(tensor_digests(graph).values())) >= 42
+    assert time.perf_counter() - start < 2

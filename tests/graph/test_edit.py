@@ -15,7 +15,6 @@ from sbonnx.graph.edit import (
     Names,
     add_constant,
     add_node,
-    insert_after,
     replace_all_uses,
     replace_input,
     replace_output,
@@ -38,6 +37,7 @@ from sbonnx.graph.query import (
     shape,
     tensors_by_name,
 )
+from tests.graph.editing import insert_after
 from tests.support.models import model, run
 
 X = np.linspace(-2, 2, 6, dtype=np.float32).reshape(2, 3)

@@ -10,7 +10,7 @@ from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto, helper, p
 
 from sbonnx.errors import ModelError
 from sbonnx.graph import load
-from sbonnx.graph.convert.local_functions import Cost, Key, _callees_first, _cost, key_of
+from sbonnx.graph.local_functions import InlinedSize, Key, _callees_first, _cost, key_of
 from sbonnx.graph.query import all_nodes
 
 IMPORTS = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
@@ -76,8 +76,8 @@ def copied_attribute() -> ModelProto:
     ("made", "says"),
     [
         (doubling(25), r"function 'f\.f9' would have 65536 nodes; the limit is 50000"),
-        (chain(200), r"would have 101 functions that call one another; the limit is 100"),
-        (deep(40), r"would have \d+ (nodes|graphs within one another); the limit is"),
+        (chain(200), r"would have 101 nested function calls; the limit is 100"),
+        (deep(40), r"would have \d+ (nodes|nested graphs); the limit is"),
         (copied_attribute(), r"would have \d{9,} bytes; the limit is"),
     ],
     ids=["doubling", "chain", "deep", "copied attribute"],
@@ -92,7 +92,7 @@ def test_what_would_become_too_large(made: ModelProto, says: str) -> None:
 
 @pytest.mark.parametrize("made", [doubling(6), chain(20), deep(3)], ids=["doubling", "chain", "deep"])
 def test_the_computed_size_is_that_of_the_inlined_graph(made: ModelProto) -> None:
-    costs: dict[Key, Cost] = {}
+    costs: dict[Key, InlinedSize] = {}
     for one in _callees_first(made):
         costs[key_of(one)] = _cost(one.node, costs)
     counted = _cost(made.graph.node, costs)

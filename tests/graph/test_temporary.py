@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sbonnx.graph.storage import files, temporary
-from sbonnx.graph.storage.staging import staged
+from sbonnx.graph.storage import output_files, temporary
+from sbonnx.graph.storage.output_files import staged
 from sbonnx.graph.storage.temporary import MAGIC, MARKER, sweep, temporary_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,12 +23,13 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no su
 WRITING = """
 import os, sys, time
 from pathlib import Path
-from sbonnx.graph.storage import files
-from sbonnx.graph.storage.staging import staged
+from sbonnx.graph.storage import output_files
+from sbonnx.graph.storage.output_files import staged
 from sbonnx.graph.storage.temporary import temporary_folder
 
 target = Path(sys.argv[1])
-with staged(target) as path, temporary_folder() as scratch, files.replacing(target.with_name("report.json")) as report:
+replacing = output_files.replacing(target.with_name("report.json"))
+with staged(target) as path, temporary_folder() as scratch, replacing as report:
     for one in (path, path.with_name("q.onnx.data"), scratch / "weights", report):
         one.write_bytes(b"half")
     (scratch / "more").mkdir()
@@ -193,7 +194,7 @@ def test_names_are_not_predictable_and_nobody_else_may_look(place: Path) -> None
     with temporary_folder() as one, temporary_folder() as other:
         assert one.name != other.name
         assert one.stat().st_mode & 0o777 == 0o700
-    files.write_text(place / "out" / "r.json", "text")
+    output_files.write_text(place / "out" / "r.json", "text")
     assert (place / "out" / "r.json").stat().st_mode & 0o777 == 0o666 & ~_umask()
 
 

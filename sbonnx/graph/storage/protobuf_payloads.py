@@ -1,7 +1,7 @@
 """Removal and insertion of large tensors in serialized protobuf messages, without parsing them whole.
 
-`deflate` turns a model of any size into a skeleton of kilobytes, in which every large `raw_data` is a numbered
-reference to its place in the file; `inflate` is its inverse. The skeleton is an ordinary model whose large tensors
+`detach` turns a model of any size into a skeleton of kilobytes, in which every large `raw_data` is a numbered
+reference to its place in the file; `attach` is its inverse. The skeleton is an ordinary model whose large tensors
 are external: onnx parses, checks and converts it without ever reading the weights.
 
 Protobuf's encoding: a field is a varint key (number << 3 | kind), then a varint (kind 0), 8 bytes (1), a length and
@@ -94,7 +94,7 @@ def fields(buffer: Buffer, start: int, end: int) -> Iterator[Field]:
     """Yield the fields of the message at [start, end).
 
     Raises:
-        ValueError: the bytes are not a protobuf message, or the message is truncated.
+        ValueError: the bytes are not a protobuf message, or the message is cut off.
     """
     at = start
     while at < end:
@@ -119,7 +119,7 @@ def fields(buffer: Buffer, start: int, end: int) -> Iterator[Field]:
         yield Field(number, kind, begin, value, at)
 
 
-def deflate(buffer: Buffer, *, largest: int) -> tuple[bytes, list[Span]]:
+def detach(buffer: Buffer, *, largest: int) -> tuple[bytes, list[Span]]:
     """Return the skeleton of a serialized ModelProto and the positions of its payloads.
 
     Args:
@@ -129,7 +129,7 @@ def deflate(buffer: Buffer, *, largest: int) -> tuple[bytes, list[Span]]:
         ValueError: as in `fields`.
     """
     spans: list[Span] = []
-    return b"".join(_deflate(buffer, (0, len(buffer)), MODEL, largest, spans, 0)), spans
+    return b"".join(_detach(buffer, (0, len(buffer)), MODEL, largest, spans, 0)), spans
 
 
 def require_shallow(buffer: Buffer) -> None:
@@ -150,7 +150,7 @@ def require_shallow(buffer: Buffer) -> None:
                 stack.append((field.value, field.end, children[field.number], depth + 1))
 
 
-def _deflate(
+def _detach(
     buffer: Buffer, place: tuple[int, int], message: int, largest: int, spans: list[Span], depth: int
 ) -> list[bytes]:
     if depth > MAX_MESSAGES:
@@ -162,14 +162,14 @@ def _deflate(
         if child is None:
             out.append(bytes(buffer[field.start : field.end]))
         elif child == TENSOR:
-            out.append(_delimited(field.number, _deflate_tensor(buffer, field.value, field.end, largest, spans)))
+            out.append(_delimited(field.number, _detach_tensor(buffer, field.value, field.end, largest, spans)))
         else:
-            inner = b"".join(_deflate(buffer, (field.value, field.end), child, largest, spans, depth + 1))
+            inner = b"".join(_detach(buffer, (field.value, field.end), child, largest, spans, depth + 1))
             out.append(_delimited(field.number, inner))
     return out
 
 
-def _deflate_tensor(buffer: Buffer, start: int, end: int, largest: int, spans: list[Span]) -> bytes:
+def _detach_tensor(buffer: Buffer, start: int, end: int, largest: int, spans: list[Span]) -> bytes:
     parts = list(fields(buffer, start, end))
     kinds = [_varint(buffer, part.value)[0] for part in parts if part.number == DATA_TYPE and part.kind == 0]
     holder = {FLOAT: FLOAT_DATA, DOUBLE: DOUBLE_DATA}.get(kinds[-1]) if kinds else None
@@ -186,43 +186,43 @@ def _deflate_tensor(buffer: Buffer, start: int, end: int, largest: int, spans: l
     return b"".join(out)
 
 
-class Piece(NamedTuple):
-    """Output of `inflate`: literal bytes, or the payload with this number."""
+class ModelPiece(NamedTuple):
+    """Output of `attach`: literal bytes, or the payload with this number."""
 
     content: bytes
     payload: int | None = None
 
 
-def inflate(skeleton: bytes, sizes: list[int]) -> list[Piece]:
+def attach(skeleton: bytes, sizes: list[int]) -> list[ModelPiece]:
     """Return the pieces of the model with the payloads inserted as raw_data, in writing order.
 
     Args:
         sizes: bytes of each payload.
     """
-    return _inflate(skeleton, 0, len(skeleton), MODEL, sizes)[0]
+    return _attach(skeleton, 0, len(skeleton), MODEL, sizes)[0]
 
 
-def _inflate(data: bytes, start: int, end: int, message: int, sizes: list[int]) -> tuple[list[Piece], int]:
+def _attach(data: bytes, start: int, end: int, message: int, sizes: list[int]) -> tuple[list[ModelPiece], int]:
     children = CHILDREN[message]
-    pieces: list[Piece] = []
+    pieces: list[ModelPiece] = []
     total, plain = 0, start  # [plain, field.start) is copied unchanged
     marker = REFERENCE.encode()
     for field in fields(data, start, end):
         child = children.get(field.number) if field.kind == 2 else None
         if child is None or data.find(marker, field.value, field.end) < 0:
             continue
-        inside = _inflate_tensor if child == TENSOR else _inflate
+        inside = _attach_tensor if child == TENSOR else _attach
         inner, length = inside(data, field.value, field.end, child, sizes)
         head = data[plain : field.start] + _key(field.number, 2) + encode_varint(length)
-        pieces.append(Piece(head))
+        pieces.append(ModelPiece(head))
         pieces.extend(inner)
         total += len(head) + length
         plain = field.end
-    pieces.append(Piece(data[plain:end]))
+    pieces.append(ModelPiece(data[plain:end]))
     return pieces, total + end - plain
 
 
-def _inflate_tensor(data: bytes, start: int, end: int, _message: int, sizes: list[int]) -> tuple[list[Piece], int]:
+def _attach_tensor(data: bytes, start: int, end: int, _message: int, sizes: list[int]) -> tuple[list[ModelPiece], int]:
     """Insert raw_data in the order of field numbers, as onnx's own serialization does."""
     before, after, number = b"", b"", None
     for field in fields(data, start, end):
@@ -236,6 +236,6 @@ def _inflate_tensor(data: bytes, start: int, end: int, _message: int, sizes: lis
         else:
             after += data[field.start : field.end]
     if number is None:  # the marker is part of a name or doc string
-        return [Piece(data[start:end])], end - start
+        return [ModelPiece(data[start:end])], end - start
     head = before + _key(RAW_DATA, 2) + encode_varint(sizes[number])
-    return [Piece(head), Piece(b"", number), Piece(after)], len(head) + sizes[number] + len(after)
+    return [ModelPiece(head), ModelPiece(b"", number), ModelPiece(after)], len(head) + sizes[number] + len(after)

@@ -35,20 +35,20 @@ _swept: set[str] = set()
 
 
 @contextmanager
-def temporary_folder(beside: Path | None = None) -> Iterator[Path]:
+def temporary_folder(next_to: Path | None = None) -> Iterator[Path]:
     """Create a folder that is removed with its content when the block ends.
 
     Args:
-        beside: path of an output; the folder is hidden and on the same file system. None: in TMPDIR.
+        next_to: path of an output; the folder is hidden and on the same file system. None: in TMPDIR.
 
     Raises:
         OSError: it cannot be created.
     """
-    if beside is None:
+    if next_to is None:
         parent, prefix, suffix = Path(tempfile.gettempdir()), PREFIX, ""
     else:
-        short = os.fsencode(beside.name)[:NAME_BYTES].decode(errors="ignore")
-        parent, prefix, suffix = beside.parent, f".{short}.", SUFFIX
+        short = os.fsencode(next_to.name)[:NAME_BYTES].decode(errors="ignore")
+        parent, prefix, suffix = next_to.parent, f".{short}.", SUFFIX
     _sweep_once(parent)
     folder, lock = _locked_folder(parent, prefix, suffix)
     try:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sbonnx.errors import DataError, OutputError
-from sbonnx.graph.storage.files import replacing
+from sbonnx.graph.storage.output_files import replacing
 from sbonnx.input_files import check_regular
 
 KEYS: Final = frozenset({"identity", "module", "optimizer", "average", "steps", "losses", "sum", "chance"})

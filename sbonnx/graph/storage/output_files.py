@@ -1,19 +1,19 @@
-"""Atomic writing of model files."""
+"""Atomic writing of files, and staging of model files that are published only after verification."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from sbonnx.errors import OutputError
-from sbonnx.graph.storage import protobuf_payloads as wire
-from sbonnx.graph.storage.temporary import temporary_folder
-from sbonnx.graph.write import Skeleton
+from sbonnx.errors import OutputError, SbonnxError
+from sbonnx.graph.exporter import Skeleton
+from sbonnx.graph.storage import protobuf_payloads
+from sbonnx.graph.storage.temporary import MARKER, temporary_folder
 
 EXTERNAL_BYTES: Final = 3 << 29
 """If the weights have more than 1.5 GiB, they are written to a separate file: protobuf's limit is 2 GiB in all."""
@@ -32,7 +32,7 @@ SPECIAL: Final = {
 
 def model_pieces(made: Skeleton) -> Iterator[bytes | memoryview]:
     """Yield the bytes of the model with its weights inside, in pieces; the same graph gives the same bytes."""
-    for piece in wire.inflate(made.model.SerializeToString(deterministic=True), made.sizes()):
+    for piece in protobuf_payloads.attach(made.model.SerializeToString(deterministic=True), made.sizes()):
         if piece.payload is None:
             yield piece.content
         else:
@@ -192,7 +192,7 @@ def _reporting(path: Path) -> Iterator[None]:
 @contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
     """Yield a temporary path on the same file system. It is removed in any case."""
-    with temporary_folder(beside=path) as folder:
+    with temporary_folder(next_to=path) as folder:
         yield folder / path.name
 
 
@@ -221,3 +221,52 @@ def _data_pieces(made: Skeleton, places: list[int]) -> Iterator[bytes | memoryvi
 def _with_locations(made: Skeleton, file: str, places: list[int]) -> bytes:
     """Serialize the model with its references replaced by offsets in the data file."""
     return made.located(lambda number, size: {"location": file, "offset": str(places[number]), "length": str(size)})
+
+
+@contextmanager
+def staged(target: Path, inputs: Iterable[Path] = (), *, force: bool = False) -> Iterator[Path]:
+    """Yield a path of the same name in a hidden folder next to `target`, to write to and to test.
+
+    The files in that folder (the model and its data files, which it references relatively) are moved to their final
+    place when the block ends. An exception or an interrupt leaves nothing behind, and an older file unchanged.
+
+        with staged(Path("m.int8.onnx")) as path:
+            save(graph, path)
+            prove(path)
+
+    Args:
+        inputs, force: as in `check_target`.
+
+    Raises:
+        OutputError: as in `check_target`; or the folder cannot be written to.
+    """
+    inputs = list(inputs)
+    check_target(target, inputs, force=force)
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(temporary_folder(next_to=target))
+        except OSError as error:
+            raise OutputError(f"'{target}' cannot be written: {error.strerror or error}") from error
+        try:
+            yield folder / target.name
+            _publish(folder, target, inputs, force=force)
+        except (SbonnxError, OSError) as error:
+            if not folder.is_dir():
+                raise OutputError(f"'{target}' cannot be written: its folder was removed during the run") from error
+            if isinstance(error, OSError):
+                raise
+            # with the path that the user knows
+            raise type(error)(str(error).replace(str(folder / target.name), str(target))) from error
+
+
+def _publish(folder: Path, target: Path, inputs: Sequence[Path], *, force: bool) -> None:
+    """Move the files to their final path, the model last."""
+    made = [path for path in folder.iterdir() if path.name != MARKER]
+    made.sort(key=lambda path: path.name == target.name)
+    for path in made:
+        check_target(target.parent / path.name, inputs, force=force)
+    try:
+        for path in made:
+            move(path, target.parent / path.name)
+    except OSError as error:
+        raise OutputError(f"'{target}' cannot be written: {error.strerror or error}") from error

@@ -1,4 +1,4 @@
-"""Validation of a parsed model, before any native code works on it.
+"""Validation of a parsed model before native code processes it, and of constants that crash kernels.
 
 onnx's version converter, shape inference and inliner do not check their input: an attribute whose type differs from its
 operator's schema crashes the process. Requirements on the whole file are checked here once, so that all later code may
@@ -9,7 +9,7 @@ rely on them:
 - bodies of If, Loop and Scan have as many outputs as their node (and as many inputs);
 - tensors and types have at most `MAX_RANK` dimensions, sizes of tensors are not negative and match their values.
 
-Checks of names, order and operators: `protos.sort_protos` and `opset_rules`. Limits of functions: `local_functions`.
+Checks of names, order and operators: `protos.sort_protos` and `opset_convert`. Limits of functions: `local_functions`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from functools import lru_cache
 from math import prod
 from typing import Final
 
+import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
 
 from sbonnx.errors import ModelError
-from sbonnx.graph.convert.local_functions import Key, attribute_types, key_of
-from sbonnx.graph.protos import body_protos, describe, graph_protos, tensor_protos
+from sbonnx.graph.local_functions import Key, attribute_types, key_of
+from sbonnx.graph.model import Constant, Graph, Node
+from sbonnx.graph.protos import body_protos, describe, function_scopes, graph_protos, tensor_protos
+from sbonnx.graph.query import all_nodes, constant, dtype
 from sbonnx.graph.storage.weights import byte_size
 from sbonnx.ops import STANDARD_DOMAINS
 
@@ -58,12 +61,19 @@ VALUES: Final = frozenset(FIELDS.values())
 MESSAGES: Final = frozenset({"t", "g", "sparse_tensor", "tp"})
 """Fields that must be present for an attribute to have a value: a missing number or text is 0 or empty."""
 
-
 MAX_VERSION: Final = (1 << 31) - 1
 """Largest opset version that onnx's functions accept."""
 
 LEAST: Final = {"group": 1, "blocksize": 1, "num_groups": 1, "batch_dims": 0}
-"""Attributes with their lowest valid value, for all operators."""
+"""Attributes with their lowest valid value, for all operators: kernels use them as divisors or counts."""
+
+BODIES_WITHOUT_BATCH: Final = 9
+"""First opset in which a Scan has no inputs other than those of its body."""
+
+DIVISIONS: Final = frozenset({"Div", "Mod"})
+
+OVERFLOW_BYTES: Final = 4
+"""Size of integers from which dividing the lowest one by -1 is a hardware fault; smaller types wrap around."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +132,7 @@ def validate(model: ModelProto) -> None:
         own = {
             "" if entry.domain in STANDARD_DOMAINS else entry.domain: entry.version for entry in function.opset_import
         }
-        for scope in graph_protos(GraphProto(node=function.node, value_info=function.value_info)):
+        for scope in function_scopes(function):
             _check_scope(scope, {**versions, **own}, functions)
     for tensor, where in tensor_protos(model):
         check_tensor(tensor, where)
@@ -141,7 +151,9 @@ def _check_scope(scope: GraphProto, versions: dict[str, int], functions: dict[Ke
             known = signature(node.op_type, versions[domain], domain)
             if known is not None:
                 _check_node(node, known)
-        if not domain and (node.op_type in ("If", "Loop") or (node.op_type == "Scan" and versions[""] >= SCAN)):
+        if not domain and (
+            node.op_type in ("If", "Loop") or (node.op_type == "Scan" and versions[""] >= BODIES_WITHOUT_BATCH)
+        ):
             _check_bodies(node)
 
 
@@ -184,8 +196,7 @@ def _check_node(node: NodeProto, known: Signature) -> None:
         if lacks is not None:
             raise ModelError(f"{describe(node)}: {kind} {lacks} has no name, and the operator needs it")
     _check_types(node, known.attributes)
-    _check_least(node)
-    _check_texts(node)
+    _check_values(node)
     missing = known.required.difference(one.name for one in node.attribute)
     if missing:
         raise ModelError(f"{describe(node)} lacks attribute '{min(missing)}', which the operator needs")
@@ -194,20 +205,17 @@ def _check_node(node: NodeProto, known: Signature) -> None:
         raise ModelError(f"{where} must have one value, not {len(node.attribute)}")
 
 
-def _check_least(node: NodeProto) -> None:
-    """Check that numbers used by kernels as divisors or counts are not too small."""
+def _check_values(node: NodeProto) -> None:
+    """Check that numbers are not too small, and that strings of standard operators are text.
+
+    Strings of a Constant or of other domains may be any bytes.
+    """
+    only_text = node.op_type != "Constant" and node.domain in STANDARD_DOMAINS
     for one in node.attribute:
         least = LEAST.get(one.name)
         if least is not None and one.type == AttributeProto.INT and one.i < least and not one.ref_attr_name:
             raise ModelError(f"{describe(node)}: attribute '{one.name}' is {one.i}; it must be {least} or more")
-
-
-def _check_texts(node: NodeProto) -> None:
-    """Check that strings of standard operators are text. Those of a Constant or of other domains may be any bytes."""
-    if node.op_type == "Constant" or node.domain not in STANDARD_DOMAINS:
-        return
-    for one in node.attribute:
-        for text in (one.s, *one.strings):
+        for text in (one.s, *one.strings) if only_text else ():
             try:
                 text.decode()
             except UnicodeDecodeError:
@@ -223,16 +231,12 @@ def _check_types(node: NodeProto, types: dict[str, int]) -> None:
         if one.type != want:
             raise ModelError(
                 f"{describe(node)}: attribute '{one.name}' is of type {_name(one.type)}, "
-                f"the operator wants {_name(want)}: export the model again"
+                f"the operator needs {_name(want)}: export the model again"
             )
 
 
 def _counted(count: int, kind: str) -> str:
     return f"{count or 'no'} {kind}{'' if count == 1 else 's'}"
-
-
-SCAN: Final = 9
-"""From this opset on a Scan has no inputs other than those of its body."""
 
 
 def _check_bodies(node: NodeProto) -> None:
@@ -318,3 +322,67 @@ def free_sizes(values: Sequence[ValueInfoProto]) -> int:
             dim.ClearField("dim_value")
         changed += bool(dims)
     return changed
+
+
+def require_no_traps(graph: Graph) -> None:
+    """Check that no node crashes the process because of its constants.
+
+    Raises:
+        ModelError: a node does.
+    """
+    for node in all_nodes(graph):
+        why = trap(node)
+        if why is not None:
+            raise ModelError(f"node '{node.name}' ({node.op}) {why}: onnxruntime would end the process there")
+
+
+def trap(node: Node) -> str | None:
+    """Return why the kernel of a node crashes the process, as far as constants and shapes show; else None."""
+    if node.domain not in (None, "", "ai.onnx"):
+        return None
+    if node.op in DIVISIONS and len(node.inputs) == 2:
+        return _division(node)
+    if node.op == "SplitToSequence" and len(node.inputs) > 1:
+        size = constant(node.inputs[1])
+        return "splits into parts of 0 elements" if size is not None and size.ndim == 0 and size == 0 else None
+    if node.op == "InstanceNormalization" and 0 in (node.inputs[0].shape or ())[2:]:
+        return "normalizes over no elements"
+    return None
+
+
+def may_trap(node: Node) -> bool:
+    """Whether a node that reads computed tensors can crash the process for some of their values."""
+    if node.op not in DIVISIONS or len(node.inputs) != 2:
+        return False
+    kind = dtype(node.inputs[0])
+    if kind is None or kind.kind not in "iu":
+        return False
+    if all(isinstance(tensor, Constant) for tensor in node.inputs):
+        return False  # `trap` decides
+    divisor = constant(node.inputs[1])
+    return divisor is None or bool((divisor == 0).any()) or (divisor.dtype.kind == "i" and bool((divisor == -1).any()))
+
+
+def _division(node: Node) -> str | None:
+    """Return why an integer division by a constant crashes, or None."""
+    dividend, divisor = (constant(tensor) for tensor in node.inputs)
+    if divisor is None or divisor.dtype.kind not in "iu" or 0 in (node.inputs[0].shape or ()):
+        return None
+    if (divisor == 0).any():
+        return f"divides integers by a constant that holds 0 ('{node.inputs[1].name}')"
+    if (
+        dividend is None
+        or dividend.dtype.kind != "i"
+        or dividend.dtype.itemsize < OVERFLOW_BYTES
+        or node.attrs.get("fmod")
+    ):
+        return None
+    lowest = np.iinfo(dividend.dtype).min
+    at_lowest, by_minus_one = dividend == lowest, divisor == -1
+    if not at_lowest.any() or not by_minus_one.any():
+        return None
+    try:
+        overflows = (at_lowest & by_minus_one).any()
+    except ValueError:  # shapes that do not broadcast: never computed
+        return None
+    return f"divides {lowest} by -1, which overflows" if overflows else None

@@ -1,4 +1,7 @@
-"""Reading of model files: a skeleton and the positions of its weights. All invalid files are refused here."""
+"""Reading of model files: a skeleton and the positions of its weights. All invalid files are refused here.
+
+Written files are checked by onnx.checker.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,23 @@ from math import prod
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import onnx
 from google.protobuf.message import DecodeError
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from sbonnx.errors import ModelError
-from sbonnx.graph.convert.validate import check_tensor
-from sbonnx.graph.protos import MAX_BODIES, tensor_protos, texts
-from sbonnx.graph.storage import protobuf_payloads as wire
-from sbonnx.graph.storage.mapping import WeightBytes
-from sbonnx.graph.storage.weights import INLINE_BYTES, byte_size
+from sbonnx.graph.protos import MAX_BODIES, single_line, tensor_protos, texts
+from sbonnx.graph.storage import protobuf_payloads
+from sbonnx.graph.storage.weights import INLINE_BYTES, WeightBytes, byte_size
+from sbonnx.graph.validate import check_tensor
+from sbonnx.input_files import native_source
 
 SHOWN: Final = 100
 """Maximum characters of a file name in a message."""
 
-NOT_ONNX = "it is not an ONNX model, or it is cut off"
+INVALID: Final = (onnx.checker.ValidationError, onnx.shape_inference.InferenceError)
+
+NOT_ONNX: Final = "it is not an ONNX model, or it is cut off"
 
 OTHER_FILES: Final = (
     (0, b"PK\x03\x04", "it is a zip archive, as .npz and PyTorch's files are: export the model to ONNX"),
@@ -42,9 +48,13 @@ class Payload(NamedTuple):
     offset: int
     length: int
 
+    def read(self) -> bytes:
+        """Copy the bytes."""
+        return bytes(self.source.buffer[self.offset : self.offset + self.length])
+
 
 @dataclass
-class Opened:
+class OpenedModel:
     """Model without its large weights, and their positions."""
 
     model: ModelProto
@@ -59,7 +69,7 @@ class Opened:
         return f"'{self.path}'" if self.path is not None else "the given model"
 
 
-def open_model(source: str | os.PathLike[str] | ModelProto) -> Opened:
+def open_model(source: str | os.PathLike[str] | ModelProto) -> OpenedModel:
     """Open a file, or a model in memory, as skeleton and payloads.
 
     Raises:
@@ -92,15 +102,15 @@ def external_names(path: Path) -> list[str]:
     except (OSError, ValueError, ModelError):  # ValueError: an empty file cannot be mapped
         return []
     rows = [{entry.key: entry.value for entry in tensor.external_data} for tensor, _ in tensor_protos(opened.model)]
-    return sorted({row["location"] for row in rows if row.get("location") and wire.REFERENCE not in row})
+    return sorted({row["location"] for row in rows if row.get("location") and protobuf_payloads.REFERENCE not in row})
 
 
-def _from_proto(model: ModelProto) -> Opened:
+def _from_proto(model: ModelProto) -> OpenedModel:
     try:
         data = model.SerializeToString()
     except (ValueError, DecodeError):
         raise ModelError(
-            "the given model is larger than the 2 GiB protobuf can hold: save it with external data and give its path"
+            "the given model is larger than protobuf's limit of 2 GiB: save it with external data and give its path"
         ) from None
     if not data:
         raise ModelError("the given model is empty")
@@ -112,7 +122,7 @@ def _from_proto(model: ModelProto) -> Opened:
 def _require_file(path: Path) -> None:
     if path.is_dir():
         models = sorted(entry.name for entry in path.glob("*.onnx"))[:5]
-        hint = f"give one of its files: {', '.join(models)}" if models else "it holds no .onnx file"
+        hint = f"give one of its files: {', '.join(models)}" if models else "it has no .onnx file"
         raise ModelError(f"'{path}' is a folder, not a model file; {hint}")
     if not path.exists():
         raise ModelError(f"'{path}' does not exist{_near(path)}")
@@ -129,19 +139,19 @@ def _near(path: Path) -> str:
     names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
     close = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
     close = close or [name for name in sorted(names) if name.endswith(".onnx")][:3]
-    return f". Near it: {', '.join(close)}" if close else ""
+    return f". Similar names there: {', '.join(close)}" if close else ""
 
 
-def _parse(source: WeightBytes, label: str) -> Opened:
+def _parse(source: WeightBytes, label: str) -> OpenedModel:
     start = bytes(source.buffer[:64])
     hint = next((f": {what}" for at, magic, what in OTHER_FILES if start[at:].startswith(magic)), "")
     if _is_text(start):
         hint = ": it is a text file"
     try:
-        skeleton, spans = wire.deflate(source.buffer, largest=INLINE_BYTES)
+        skeleton, spans = protobuf_payloads.detach(source.buffer, largest=INLINE_BYTES)
         model = _decode(skeleton)
-    except wire.TooDeepError:
-        text = f"its graphs are nested deeper than protobuf reads, about {MAX_BODIES} within one another"
+    except protobuf_payloads.TooDeepError:
+        text = f"its graphs are nested deeper than protobuf reads, about {MAX_BODIES} levels"
         raise ModelError(f"{label} cannot be read: {text}") from None
     except (ValueError, DecodeError) as error:
         reason = f" ({error})" if isinstance(error, ValueError) and not hint else ""
@@ -152,14 +162,14 @@ def _parse(source: WeightBytes, label: str) -> Opened:
     broken = next((text for text in texts(model) if isinstance(text, bytes)), None)
     if broken is not None:
         raise ModelError(f"{label} cannot be read: the name {broken!r} in it is not text, the file is damaged")
-    return Opened(model, [Payload(source, span.offset, span.length) for span in spans])
+    return OpenedModel(model, [Payload(source, span.offset, span.length) for span in spans])
 
 
 def _decode(skeleton: bytes) -> ModelProto:
     try:
         model: ModelProto = ModelProto.FromString(skeleton)
     except DecodeError:
-        wire.require_shallow(skeleton)
+        protobuf_payloads.require_shallow(skeleton)
         raise
     return model
 
@@ -168,7 +178,7 @@ def _is_text(start: bytes) -> bool:
     return bool(start) and all(byte in b"\t\r\n" or 32 <= byte < 127 for byte in start)
 
 
-def _resolve_external(opened: Opened) -> None:
+def _resolve_external(opened: OpenedModel) -> None:
     """In place. Turn every external tensor into a reference to a payload, or store its values if they are small."""
     sources: dict[Path, WeightBytes] = {}
     own = {str(number) for number in range(len(opened.payloads))}
@@ -176,31 +186,28 @@ def _resolve_external(opened: Opened) -> None:
         if tensor.data_location != TensorProto.EXTERNAL:
             continue
         entries = {entry.key: entry.value for entry in tensor.external_data}
-        if wire.REFERENCE in entries:
-            if entries[wire.REFERENCE] not in own:  # not written by `deflate`
-                raise ModelError(f"{opened.label}: tensor '{where}' has an external_data entry that is not ONNX's")
-            own.discard(entries[wire.REFERENCE])
+        if protobuf_payloads.REFERENCE in entries:
+            if entries[protobuf_payloads.REFERENCE] not in own:  # not written by `detach`
+                raise ModelError(
+                    f"{opened.label}: tensor '{where}' has an external_data entry that is not part of ONNX"
+                )
+            own.discard(entries[protobuf_payloads.REFERENCE])
             continue
         payload = _external_payload(tensor, where, entries, opened, sources)
         tensor.ClearField("data_location")
         tensor.ClearField("external_data")
         if payload is None or payload.length <= INLINE_BYTES:
-            raw = (
-                b""
-                if payload is None
-                else bytes(payload.source.buffer[payload.offset : payload.offset + payload.length])
-            )
-            tensor.raw_data = raw
+            tensor.raw_data = b"" if payload is None else payload.read()
             continue
         tensor.data_location = TensorProto.EXTERNAL
-        tensor.external_data.add(key=wire.REFERENCE, value=str(len(opened.payloads)))
+        tensor.external_data.add(key=protobuf_payloads.REFERENCE, value=str(len(opened.payloads)))
         opened.payloads.append(payload)
     opened.files.extend(sources)
     opened.sources.extend(sources.values())
 
 
 def _external_payload(
-    tensor: TensorProto, where: str, entries: dict[str, str], opened: Opened, sources: dict[Path, WeightBytes]
+    tensor: TensorProto, where: str, entries: dict[str, str], opened: OpenedModel, sources: dict[Path, WeightBytes]
 ) -> Payload | None:
     """Locate an external tensor and map its file; None for a tensor without elements."""
     check_tensor(tensor, where)
@@ -215,12 +222,12 @@ def _external_payload(
     except ValueError:
         raise ModelError(f"tensor '{where}': offset and length of its external data must be whole numbers") from None
     if given != length:
-        raise ModelError(f"tensor '{where}' needs {length} bytes, and the model says {given} lie in '{location}'")
+        raise ModelError(f"tensor '{where}' needs {length} bytes, and the model declares {given} in '{location}'")
     size = file.stat().st_size
     if offset < 0 or offset + length > size:
         raise ModelError(
-            f"tensor '{where}' lies at bytes {offset} to {offset + length} of '{location}', "
-            f"which has only {size}: the file is cut off or of another model"
+            f"tensor '{where}' is declared at bytes {offset} to {offset + length} of '{location}', "
+            f"which has only {size}: the file is cut off or belongs to another model"
         )
     if length == 0:
         return None
@@ -237,26 +244,79 @@ def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def _external_file(where: str, location: str, opened: Opened) -> Path:
+def _external_file(where: str, location: str, opened: OpenedModel) -> Path:
     """Return the file of an external tensor, which must be in the model's folder."""
     if opened.path is None:
         raise ModelError(
             f"tensor '{where}' of the given model has its values in the file '{location}': give the model's path"
         )
     if not location:
-        raise ModelError(f"tensor '{where}' is external, and the model does not say in which file it lies")
+        raise ModelError(f"tensor '{where}' is external, and the model does not name its file")
     folder = opened.path.parent.resolve()
     try:
         file = (folder / location).resolve()
         regular = file.is_file()
     except (OSError, RuntimeError, ValueError) as error:  # too long, circular links, a NUL
         text = repr(location if len(location) <= SHOWN else f"{location[:SHOWN]}...")
-        raise ModelError(f"tensor '{where}' has its values in {text}, which is no file: {_reason(error)}") from None
+        raise ModelError(f"tensor '{where}' has its values in {text}, which is not a file: {_reason(error)}") from None
     if Path(location).is_absolute() or not file.is_relative_to(folder):
         raise ModelError(
             f"tensor '{where}' has its values in '{location}', outside the model's folder: refused. "
-            f"Put the file beside {opened.label}"
+            f"Put the file next to {opened.label}"
         )
     if not regular:
-        raise ModelError(f"'{location}' with the values of tensor '{where}' is missing beside {opened.label}")
+        raise ModelError(f"'{location}' with the values of tensor '{where}' is missing next to {opened.label}")
     return file
+
+
+def read_proto(path: str | os.PathLike[str]) -> ModelProto:
+    """Read the model of a file without its external data.
+
+    Raises:
+        ModelError: the file cannot be read, for example because it was truncated after loading.
+    """
+    try:
+        return onnx.load_model(os.fspath(path), load_external_data=False)
+    except (OSError, DecodeError) as error:
+        raise ModelError(f"'{os.fspath(path)}' cannot be read: {error}; was it modified meanwhile?") from error
+
+
+def check_file(path: str | os.PathLike[str]) -> None:
+    """Run onnx.checker with full check.
+
+    It requires types and shapes of all inputs and outputs. Runtimes do not require those that cannot be inferred. If
+    a model omits one of these, the structure is checked with a placeholder, and types and shapes without it.
+
+    Raises:
+        ModelError: the file is not valid.
+    """
+    try:
+        onnx.checker.check_model(native_source(path), full_check=True)
+    except INVALID as error:
+        if not _lacks_only_shapes(path):
+            raise ModelError(f"{os.fspath(path)} does not pass onnx.checker: {single_line(error)}") from error
+
+
+def _lacks_only_shapes(path: str | os.PathLike[str]) -> bool:
+    """Whether missing types or shapes of inputs or outputs are the only error."""
+    model = read_proto(path)
+    lacking = [value for value in [*model.graph.input, *model.graph.output] if _lacks_shape(value)]
+    if not lacking:
+        return False
+    try:
+        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+        for value in lacking:
+            value.type.tensor_type.elem_type = value.type.tensor_type.elem_type or TensorProto.FLOAT
+            value.type.tensor_type.shape.SetInParent()
+        for tensor, _ in tensor_protos(model):
+            if tensor.data_location == TensorProto.EXTERNAL:  # read by path, which a copy does not have
+                tensor.CopyFrom(TensorProto(name=tensor.name, data_type=tensor.data_type, dims=[0], raw_data=b""))
+        onnx.checker.check_model(model)
+    except INVALID:
+        return False
+    return True
+
+
+def _lacks_shape(value: ValueInfoProto) -> bool:
+    kind = value.type.WhichOneof("value")
+    return kind is None or (kind == "tensor_type" and not value.type.tensor_type.HasField("shape"))

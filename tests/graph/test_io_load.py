@@ -297,7 +297,7 @@ def test_quantized_models_are_kept_and_noted() -> None:
     )
     graph = same(source, {"x": X})
     assert [node.op for node in graph.nodes] == ["QuantizeLinear", "DequantizeLinear", "Relu"]
-    assert "the model carries 2 QuantizeLinear and DequantizeLinear nodes already" in graph.info.notes
+    assert "the model has 2 QuantizeLinear and DequantizeLinear nodes already" in graph.info.notes
 
 
 def test_shapes_are_inferred_inputs_and_outputs_stay_as_the_file_has_them() -> None:

@@ -1,4 +1,4 @@
-"""Construction of the graph from a checked, sorted skeleton."""
+"""Construction of the graph from a checked, sorted skeleton, and conversion of sparse constants to dense ones."""
 
 from __future__ import annotations
 
@@ -7,15 +7,30 @@ from math import prod
 from typing import Any, Final
 
 import numpy as np
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, numpy_helper
+from onnx import (
+    AttributeProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    SparseTensorProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+)
 
 from sbonnx.errors import ModelError
+from sbonnx.graph.exporter import read_type
 from sbonnx.graph.model import Body, Constant, Graph, ModelInfo, Node, Tensor, Variable
-from sbonnx.graph.protos import graph_protos, node_protos
-from sbonnx.graph.query import Array
-from sbonnx.graph.storage.source import Payload
-from sbonnx.graph.storage.weights import Weights, byte_size, numpy_dtype
-from sbonnx.graph.write import read_type
+from sbonnx.graph.protos import copied, graph_protos, node_protos
+from sbonnx.graph.storage.model_file import Payload
+from sbonnx.graph.storage.weights import MappedWeights, byte_size, numpy_dtype
+from sbonnx.graph.validate import MAX_RANK
+from sbonnx.ops import STANDARD_DOMAINS
+from sbonnx.spec import Array
+
+LARGEST_DENSE: Final = 1 << 30
+"""Sparse tensors that would need more bytes are refused."""
 
 _PLAIN: Final[dict[int, Callable[[AttributeProto], Any]]] = {
     AttributeProto.FLOAT: lambda proto: proto.f,
@@ -48,12 +63,12 @@ def build(model: ModelProto, payloads: list[Payload], info: ModelInfo) -> Graph:
     """
     opset = next(entry.version for entry in model.opset_import if entry.domain == "")
     graph = Graph(name=model.graph.name, opset=opset, import_domains=list(model.opset_import), info=info)
-    _Reader(model, payloads, info, opset).fill(graph, model.graph, {}, "")
+    _Importer(model, payloads, info, opset).fill(graph, model.graph, {}, "")
     return graph
 
 
-class _Reader:
-    """State shared by all scopes while they are read."""
+class _Importer:
+    """Converter of all scopes; names are unique over all of them."""
 
     def __init__(self, model: ModelProto, payloads: list[Payload], info: ModelInfo, opset: int) -> None:
         self.payloads = payloads
@@ -97,23 +112,15 @@ class _Reader:
             if tensor.name in overridable:
                 self.info.defaults[tensor.name] = held._values
         for node in proto.node:
-            if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            if _is_constant(node):
                 name = node.output[0]
                 local[name] = Constant(self.unique(name), self.constant_value(node))
             else:
                 for name in filter(None, node.output):
                     define(name)
         visible = {**outer, **local} if outer else local
-        graph.nodes = [
-            self.node(node, visible, local, path)
-            for node in proto.node
-            if node.op_type != "Constant" or node.domain not in ("", "ai.onnx")
-        ]
+        graph.nodes = [self.node(node, visible, local, path) for node in proto.node if not _is_constant(node)]
         graph.outputs = [self.output(graph, value, local, visible) for value in proto.output]
-        self.keep_graph(proto, path)
-
-    def keep_graph(self, proto: GraphProto, path: str) -> None:
-        """Keep doc string, metadata and quantization annotations of a scope."""
         carrier = GraphProto(doc_string=proto.doc_string or None, metadata_props=proto.metadata_props)
         carrier.quantization_annotation.extend(proto.quantization_annotation)
         if carrier.ByteSize():
@@ -129,10 +136,8 @@ class _Reader:
         if kind == "tensor_type":
             tensor.dtype, tensor.shape = read_type(value.type)
         if kind != "tensor_type" or _has_more(value):
-            carrier = ValueInfoProto()
-            carrier.CopyFrom(value)
-            carrier.name = final
-            self.info.values[final] = carrier
+            self.info.values[final] = copied(value)
+            self.info.values[final].name = final
         return tensor
 
     def initializer(self, proto: TensorProto) -> Constant:
@@ -142,7 +147,7 @@ class _Reader:
             self.info.tensors[final] = carrier
         return Constant(final, self.values(proto, proto.name))
 
-    def values(self, proto: TensorProto, where: str) -> Array | Weights:
+    def values(self, proto: TensorProto, where: str) -> Array | MappedWeights:
         """Return the values of a tensor, mapped if they are large."""
         if proto.data_location == TensorProto.EXTERNAL:
             payload = self.payloads[int(proto.external_data[0].value)]
@@ -152,7 +157,7 @@ class _Reader:
                 raise ModelError(
                     f"tensor '{where}' of shape {list(dims)} needs {want} bytes, and {payload.length} are stored"
                 )
-            return Weights(payload.source, payload.offset, proto.data_type, dims)
+            return MappedWeights(payload.source, payload.offset, proto.data_type, dims)
         if proto.data_type == TensorProto.STRING:
             texts = np.empty(len(proto.string_data), dtype=object)
             texts[:] = [_text(one) for one in proto.string_data]
@@ -167,10 +172,9 @@ class _Reader:
         values.setflags(write=False)
         return values
 
-    def constant_value(self, node: NodeProto) -> Array | Weights:
+    def constant_value(self, node: NodeProto) -> Array | MappedWeights:
         """Return the value of a Constant node, in any of its forms."""
-        where = node.output[0]
-        attribute = node.attribute[0]
+        where, attribute = node.output[0], node.attribute[0]
         if attribute.name == "value":
             return self.values(attribute.t, where)
         if attribute.name in ("value_int", "value_ints"):
@@ -185,7 +189,7 @@ class _Reader:
             plain[:] = [_text(one) for one in attribute.strings]
         else:
             raise ModelError(
-                f"the Constant node of '{where}' has no value: attribute '{attribute.name}' is none of its forms"
+                f"the Constant node of '{where}' has no value: attribute '{attribute.name}' is not a form of it"
             )
         plain.setflags(write=False)
         return plain
@@ -199,7 +203,7 @@ class _Reader:
         carrier.device_configurations.extend(proto.device_configurations)
         if carrier.ByteSize():
             self.info.nodes[proto.name] = carrier
-        domain = None if proto.domain in ("", "ai.onnx") else proto.domain
+        domain = None if proto.domain in STANDARD_DOMAINS else proto.domain
         return Node(proto.op_type, proto.name, attrs, inputs, outputs, domain=domain)
 
     def attribute(self, proto: AttributeProto, node: NodeProto, visible: dict[str, Tensor], path: str) -> Any:
@@ -215,9 +219,7 @@ class _Reader:
             raise ModelError(
                 f"node '{node.name}' ({node.op_type}) holds a list of graphs in '{proto.name}': not supported"
             )
-        carrier = AttributeProto()
-        carrier.CopyFrom(proto)
-        return carrier
+        return copied(proto)
 
     def output(
         self, graph: Body, value: ValueInfoProto, local: dict[str, Tensor], visible: dict[str, Tensor]
@@ -235,9 +237,58 @@ class _Reader:
         return copied
 
 
+def _is_constant(node: NodeProto) -> bool:
+    return node.op_type == "Constant" and node.domain in STANDARD_DOMAINS
+
+
 def _has_more(value: ValueInfoProto) -> bool:
     """Whether a value has more than element type and dimensions."""
     dims = value.type.tensor_type.shape.dim
     return bool(
         value.doc_string or value.metadata_props or value.type.denotation or any(dim.denotation for dim in dims)
     )
+
+
+def make_dense(model: ModelProto) -> int:
+    """In place. Convert sparse initializers and sparse_value Constants to dense ones; return their number.
+
+    ONNX defines a sparse initializer as a tensor like any other. But onnx's shape inference and most operators of
+    onnxruntime treat it as another type, and onnx's version converter rejects it.
+
+    Raises:
+        ModelError: the dense form is too large, or the indices do not fit the shape.
+    """
+    count = 0
+    for scope in graph_protos(model.graph):
+        for sparse in scope.sparse_initializer:
+            name = sparse.values.name
+            scope.initializer.append(numpy_helper.from_array(dense(sparse, name), name))
+            count += 1
+        del scope.sparse_initializer[:]
+        for node in scope.node:
+            if node.op_type == "Constant" and not node.domain:
+                for attribute in node.attribute:
+                    if attribute.name == "sparse_value":
+                        values = dense(attribute.sparse_tensor, node.output[0])
+                        attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(values)))
+                        count += 1
+    return count
+
+
+def dense(proto: SparseTensorProto, where: str) -> Array:
+    """Return the dense values. Indices are linear (NNZ,) or one row for each element (NNZ, rank)."""
+    shape = tuple(proto.dims)
+    if any(part.data_location == TensorProto.EXTERNAL for part in (proto.values, proto.indices)):
+        raise ModelError(f"sparse tensor '{where}' is large or external: save the model with a dense one")
+    if any(size < 0 for size in shape) or len(shape) > MAX_RANK:
+        raise ModelError(f"sparse tensor '{where}' has the shape {list(shape)}, which is not valid")
+    if byte_size(proto.values.data_type, prod(shape)) > LARGEST_DENSE:
+        raise ModelError(f"sparse tensor '{where}' of shape {list(shape)} is larger than 1 GiB when dense")
+    try:
+        values: Array = np.zeros(shape, numpy_dtype(proto.values.data_type))
+        indices = numpy_helper.to_array(proto.indices)
+        linear = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), shape)
+        values.reshape(-1)[linear] = numpy_helper.to_array(proto.values).reshape(-1)
+    except (ValueError, TypeError, IndexError) as error:
+        raise ModelError(f"sparse tensor '{where}' of shape {list(shape)} cannot be read: {error}") from None
+    return values

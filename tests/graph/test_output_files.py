@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sbonnx.errors import OutputError
-from sbonnx.graph.storage.staging import staged
+from sbonnx.graph.storage.output_files import staged
 
 
 def write(path: Path) -> None:

@@ -12,11 +12,11 @@ import pytest
 from sbonnx.errors import ModelError
 from sbonnx.graph import Graph, digest, load, save
 from sbonnx.graph.query import constant
-from sbonnx.graph.storage import mapping
+from sbonnx.graph.storage import weights
 from tests.support.models import model
 
 SIZE = 1 << 20
-compiled = pytest.mark.skipif(mapping.pages is None, reason="built without a C compiler")
+compiled = pytest.mark.skipif(weights.pages is None, reason="built without a C compiler")
 
 
 def opened(folder: Path) -> tuple[Path, Graph]:
@@ -76,12 +76,12 @@ def test_values_that_are_gone_read_as_zeros_and_are_not_saved(tmp_path: Path) ->
 
 @compiled
 def test_a_map_that_is_closed_is_not_watched_any_more(tmp_path: Path) -> None:
-    assert mapping.pages is not None
+    assert weights.pages is not None
     path = tmp_path / "f"
     path.write_bytes(bytes(1 << 16))
     for _ in range(4200):  # more than are watched at a time
-        mapping.WeightBytes.map(path)
-    source = mapping.WeightBytes.map(path)
+        weights.WeightBytes.map(path)
+    source = weights.WeightBytes.map(path)
     os.truncate(path, 0)
     assert bytes(source.buffer[1 << 15 : (1 << 15) + 4]) == bytes(4)
 

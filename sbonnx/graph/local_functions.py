@@ -1,4 +1,4 @@
-"""Limits for inlining local functions, computed before inlining.
+"""Inlining of local functions, within limits that are computed before.
 
 Each call becomes a copy of its function, so a file of a kilobyte in which every function calls the next one twice
 becomes millions of nodes. onnx's inliner has no limit, and crashes the process if a function calls itself.
@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from onnx import FunctionProto, ModelProto, NodeProto
+from onnx.inliner import inline_local_functions
 
 from sbonnx.errors import ModelError
-from sbonnx.graph.protos import MAX_BODIES, body_protos, node_protos_of
+from sbonnx.graph.protos import MAX_BODIES, ONNX_ERRORS, body_protos, node_protos, single_line
 from sbonnx.ops import STANDARD_DOMAINS
 
 Key = tuple[str, str, str]
@@ -33,11 +34,11 @@ MAX_CALLS: Final = 100
 
 
 @dataclass
-class Cost:
-    """Number and bytes of the nodes that inlining creates.
+class InlinedSize:
+    """Number and size of the nodes that inlining creates.
 
     Attributes:
-        nodes, bytes: number of nodes, and their size.
+        nodes, bytes: number of nodes, and their bytes.
         bodies: maximum nesting of subgraphs.
         calls: maximum nesting of function calls.
         copies: number of copies of each attribute of a function in its inlined nodes, by name.
@@ -60,13 +61,23 @@ def attribute_types(model: ModelProto) -> dict[Key, dict[str, int]]:
     """Return the types of the attributes that the nodes of each function take from the call, by their names there."""
     return {
         key_of(function): {
-            one.ref_attr_name: one.type
-            for node in node_protos_of(function.node)
-            for one in node.attribute
-            if one.ref_attr_name
+            one.ref_attr_name: one.type for node in node_protos(function) for one in node.attribute if one.ref_attr_name
         }
         for function in model.functions
     }
+
+
+def inline(model: ModelProto, label: str) -> ModelProto:
+    """Replace the calls of local functions by their nodes.
+
+    Raises:
+        ModelError: as in `require_bounded`, or onnx's inliner fails.
+    """
+    require_bounded(model)
+    try:
+        return inline_local_functions(model, convert_version=True)
+    except ONNX_ERRORS as error:
+        raise ModelError(f"{label}: its functions cannot be inlined: {single_line(error)}") from None
 
 
 def require_bounded(model: ModelProto) -> None:
@@ -78,7 +89,7 @@ def require_bounded(model: ModelProto) -> None:
     functions = _callees_first(model)
     given = _cost(model.graph.node, {}).nodes + sum(_cost(function.node, {}).nodes for function in functions)
     largest = max(MAX_NODES, MAX_COPIES * given)
-    costs: dict[Key, Cost] = {}
+    costs: dict[Key, InlinedSize] = {}
     for function in functions:
         key = key_of(function)
         costs[key] = _cost(function.node, costs)
@@ -87,24 +98,25 @@ def require_bounded(model: ModelProto) -> None:
     _require_small(_cost(model.graph.node, costs), largest, "the model")
 
 
-def _require_small(cost: Cost, nodes: int, what: str) -> None:
-    """Check the limits. Called for each function in turn, so that the numbers themselves stay small."""
+def _require_small(cost: InlinedSize, nodes: int, what: str) -> None:
+    """Check the limits. Called after each function, so that the numbers themselves stay small."""
     for count, most, unit in (
         (cost.nodes, nodes, "nodes"),
         (cost.bytes, MAX_BYTES, "bytes"),
-        (cost.calls, MAX_CALLS, "functions that call one another"),
-        (cost.bodies, MAX_BODIES, "graphs within one another"),
+        (cost.calls, MAX_CALLS, "nested function calls"),
+        (cost.bodies, MAX_BODIES, "nested graphs"),
     ):
         if count > most:
             raise ModelError(f"its functions cannot be inlined: {what} would have {count} {unit}; the limit is {most}")
 
 
-def _cost(nodes: Iterable[NodeProto], costs: dict[Key, Cost]) -> Cost:
-    total = Cost()
+def _cost(nodes: Iterable[NodeProto], costs: dict[Key, InlinedSize]) -> InlinedSize:
+    total = InlinedSize()
     for node in nodes:
         called = costs.get(key_of(node))
         total.nodes += 1 if called is None else called.nodes
-        total.bytes += _plain_bytes(node) + (0 if called is None else called.bytes)
+        total.bytes += sum(map(len, (*node.input, *node.output, node.name, node.op_type)))
+        total.bytes += 0 if called is None else called.bytes
         if called is not None:
             total.calls = max(total.calls, called.calls)
             total.bodies = max(total.bodies, called.bodies)
@@ -124,10 +136,6 @@ def _cost(nodes: Iterable[NodeProto], costs: dict[Key, Cost]) -> Cost:
     return total
 
 
-def _plain_bytes(node: NodeProto) -> int:
-    return sum(map(len, (*node.input, *node.output, node.name, node.op_type)))
-
-
 def _callees_first(model: ModelProto) -> list[FunctionProto]:
     """Return the functions, each after those that it calls.
 
@@ -136,8 +144,7 @@ def _callees_first(model: ModelProto) -> list[FunctionProto]:
     """
     functions = {key_of(function): function for function in model.functions}
     calls = {
-        key: {key_of(node) for node in node_protos_of(function.node)} & functions.keys()
-        for key, function in functions.items()
+        key: {key_of(node) for node in node_protos(function)} & functions.keys() for key, function in functions.items()
     }
     done: dict[Key, FunctionProto] = {}
     for root in functions:
@@ -148,7 +155,7 @@ def _callees_first(model: ModelProto) -> list[FunctionProto]:
                 path.discard(key)
                 done[key] = functions[key]
             elif key in path:
-                raise ModelError(f"its functions call each other without end: '{_text(key)}' calls itself")
+                raise ModelError(f"its functions are recursive: '{_text(key)}' calls itself")
             elif key not in done:
                 path.add(key)
                 stack.append((key, True))

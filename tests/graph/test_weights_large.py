@@ -24,7 +24,8 @@ LIMIT_MIB = 300
 ROUND_TRIP = """
 import re, sys
 import sbonnx.graph as graphs
-from sbonnx.graph.edit import Names, insert_after
+from sbonnx.graph.edit import Names
+from tests.graph.editing import insert_after
 from sbonnx.graph.query import tensors_by_name
 
 def kibibytes(key):
@@ -32,8 +33,7 @@ def kibibytes(key):
 
 before = kibibytes("VmRSS")
 graph = graphs.load(sys.argv[1])
-names = Names(graph)
-insert_after(tensors_by_name(graph)["h3"], "Relu", graph=graph, names=names)
+insert_after(tensors_by_name(graph)["h3"], "Relu", graph=graph, names=Names(graph))
 shared = graph.nodes[0].inputs[1].values.sum()  # one weight is read whole on the way
 graphs.save(graph, sys.argv[2])
 print(int(shared), (kibibytes("VmHWM") - before) // 1024)

@@ -1,4 +1,4 @@
-"""Conversion of the graph to protos: a skeleton model and the large weights it refers to."""
+"""Conversion of the graph to protos: a skeleton model and the large weights that it refers to."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 
 from sbonnx.errors import ModelError
 from sbonnx.graph.model import Body, Constant, Graph, ModelInfo, Node, Tensor, Variable
-from sbonnx.graph.protos import ir_version_for, tensor_protos
+from sbonnx.graph.protos import copied, ir_version_for, replace_entries, tensor_protos
 from sbonnx.graph.query import Array, all_nodes, bodies, constant, ordered
-from sbonnx.graph.storage import protobuf_payloads as wire
-from sbonnx.graph.storage.weights import INLINE_BYTES, Weights, chunks, numpy_dtype, onnx_dtype, stored_bytes
+from sbonnx.graph.storage import protobuf_payloads
+from sbonnx.graph.storage.weights import INLINE_BYTES, MappedWeights, chunks, numpy_dtype, onnx_dtype, stored_bytes
 
 METADATA_IR = 10
 """First IR version in which nodes, tensors and values have metadata_props."""
@@ -31,7 +31,7 @@ class Skeleton:
     """
 
     model: ModelProto
-    payloads: list[Array | Weights] = field(default_factory=list)
+    payloads: list[Array | MappedWeights] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
 
     def sizes(self) -> list[int]:
@@ -47,8 +47,7 @@ class Skeleton:
 
         It returns the entries of external_data, or nothing for values to be stored in the model.
         """
-        model = ModelProto()
-        model.CopyFrom(self.model)
+        model = copied(self.model)
         sizes = self.sizes()
         for tensor, _ in tensor_protos(model):
             if tensor.data_location == TensorProto.EXTERNAL:
@@ -74,11 +73,9 @@ def skeleton(graph: Graph, *, info: bool = True, inline: int = INLINE_BYTES, hoi
     Raises:
         ModelError: a graph input has no known type, or an attribute no form in ONNX.
     """
-    writer = _Writer(graph.info if info else ModelInfo(values=graph.info.values), inline)
+    writer = _Exporter(graph.info if info else ModelInfo(values=graph.info.values), inline)
     writer.place_constants(graph, hoist=hoist)
-    model = ModelProto()
-    if info:
-        model.CopyFrom(graph.info.model)
+    model = copied(graph.info.model) if info else ModelProto()
     model.graph.CopyFrom(writer.graph(graph, ""))
     if info:
         for key, value in graph.info.metadata.items():
@@ -98,19 +95,19 @@ def _imports(graph: Graph) -> list[onnx.OperatorSetIdProto]:
     return [onnx.helper.make_opsetid(domain, version) for domain, version in versions.items() if domain != "ai.onnx"]
 
 
-class _Writer:
-    """State shared by all scopes while they are written."""
+class _Exporter:
+    """Converter of all scopes, which share payloads."""
 
     def __init__(self, info: ModelInfo, inline: int) -> None:
         self.info = info
         self.inline = inline
-        self.payloads: list[Array | Weights] = []
+        self.payloads: list[Array | MappedWeights] = []
         self.names: list[str] = []
         self.wrote_metadata = False
         self.homes: dict[int, list[Constant]] = {}
 
     def place_constants(self, graph: Graph, *, hoist: bool) -> None:
-        """Assign each constant to the innermost graph that encloses all its readers (or as `hoist` of `skeleton`)."""
+        """Assign each constant to the innermost graph that encloses all its readers (or see `hoist`)."""
         home: dict[int, tuple[Constant, tuple[Body, ...]]] = {}
 
         def visit(scope: Body, path: tuple[Body, ...]) -> None:
@@ -136,10 +133,7 @@ class _Writer:
 
     def graph(self, scope: Body, path: str) -> GraphProto:
         """Convert one scope; `path` is "" for the main graph, else "node/attribute[/node/attribute]"."""
-        proto = GraphProto()
-        carrier = self.info.graphs.get(path)
-        if carrier is not None:
-            proto.CopyFrom(carrier)
+        proto = copied(self.info.graphs.get(path) or GraphProto())
         proto.name = scope.name
         proto.node.extend(self.node(node, path) for node in ordered(scope.nodes))
         for tensor in self.homes.get(id(scope), ()):
@@ -149,7 +143,8 @@ class _Writer:
         proto.output.extend(self.value(tensor) for tensor in scope.outputs)
         for node in scope.nodes:
             for tensor in node.outputs:
-                if tensor.name and tensor.name not in interface and self.has_type(tensor):
+                has_type = tensor.dtype is not None or tensor.name in self.info.values
+                if tensor.name and tensor.name not in interface and has_type:
                     proto.value_info.append(self.value(tensor))
         self._drop_stale_annotations(proto)
         return proto
@@ -164,9 +159,7 @@ class _Writer:
             if one.tensor_name in here and all(part.value in here for part in one.quant_parameter_tensor_names)
         ]
         if len(kept) != len(proto.quantization_annotation):
-            copies = [onnx.TensorAnnotation.FromString(one.SerializeToString()) for one in kept]
-            del proto.quantization_annotation[:]
-            proto.quantization_annotation.extend(copies)
+            replace_entries(proto.quantization_annotation, kept)
 
     def node(self, node: Node, path: str) -> NodeProto:
         proto = NodeProto(op_type=node.op, name=node.name)
@@ -184,29 +177,26 @@ class _Writer:
         return proto
 
     def attribute(self, node: Node, name: str, value: Any, where: str) -> AttributeProto:
-        if isinstance(value, AttributeProto):  # a form without a Python value: kept as it was
+        if isinstance(value, AttributeProto):  # a type without a Python value
             return value
         proto = AttributeProto(name=name)
         if isinstance(value, Body):
             proto.type = AttributeProto.GRAPH
             proto.g.CopyFrom(self.graph(value, f"{where}/{name}"))
-        elif isinstance(value, Constant):
+        elif isinstance(value, Constant) or (isinstance(value, np.ndarray) and value.ndim):
             proto.type = AttributeProto.TENSOR
-            self.tensor(value, proto.t, refer=False)
-        elif isinstance(value, np.ndarray) and value.ndim:
-            proto.type = AttributeProto.TENSOR
-            self.tensor(Constant("", value), proto.t, refer=False)
+            self.tensor(value if isinstance(value, Constant) else Constant("", value), proto.t, refer=False)
         elif isinstance(value, (list, tuple)) and not value:
             proto.type = _list_type(node, name)
         else:
             plain = value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
             try:
                 if not isinstance(plain, (int, float, str, bytes, list, tuple)):
-                    raise TypeError("ONNX has no such attribute")
+                    raise TypeError("ONNX has no attribute of this type")
                 proto = onnx.helper.make_attribute(name, plain)
             except (TypeError, ValueError) as error:
-                what = type(value).__name__
-                raise ModelError(f"attribute '{name}' of node '{node.name}' is a {what}: {error}") from None
+                kind = type(value).__name__
+                raise ModelError(f"attribute '{name}' of node '{node.name}' is a {kind}: {error}") from None
         return proto
 
     def tensor(self, tensor: Constant, proto: TensorProto, *, refer: bool = True) -> None:
@@ -214,7 +204,7 @@ class _Writer:
         stored = tensor._values
         proto.name = tensor.name
         proto.dims.extend(int(size) for size in stored.shape)
-        kind = stored.onnx_type if isinstance(stored, Weights) else onnx_dtype(stored.dtype)
+        kind = stored.onnx_type if isinstance(stored, MappedWeights) else onnx_dtype(stored.dtype)
         proto.data_type = kind
         carrier = self.info.tensors.get(tensor.name)
         if carrier is not None:
@@ -225,40 +215,35 @@ class _Writer:
             assert values is not None
             proto.string_data.extend(one if isinstance(one, bytes) else str(one).encode() for one in values.flat)
             return
-        values = stored if isinstance(stored, (np.ndarray, Weights)) else stored.load()
+        values = stored if isinstance(stored, (np.ndarray, MappedWeights)) else stored.load()
         if not refer or stored_bytes(values) <= self.inline:
             proto.raw_data = b"".join(chunks(values))
             return
         proto.data_location = TensorProto.EXTERNAL
-        proto.external_data.add(key=wire.REFERENCE, value=str(len(self.payloads)))
+        proto.external_data.add(key=protobuf_payloads.REFERENCE, value=str(len(self.payloads)))
         self.payloads.append(values)
         self.names.append(tensor.name)
-
-    def has_type(self, tensor: Tensor) -> bool:
-        return tensor.dtype is not None or tensor.name in self.info.values
 
     def value(self, tensor: Tensor, *, must_have_type: bool = False) -> ValueInfoProto:
         """Return type and shape. The declaration of the file is kept as long as it agrees with the tensor."""
         carrier = self.info.values.get(tensor.name)
-        if carrier is not None and _says_the_same(carrier, tensor):
-            self.wrote_metadata |= bool(carrier.metadata_props)
-            return carrier
         proto = ValueInfoProto(name=tensor.name)
         if carrier is not None:
+            self.wrote_metadata |= bool(carrier.metadata_props)
+            if _has_type_of(carrier, tensor):
+                return carrier
             proto.MergeFrom(
                 ValueInfoProto(doc_string=carrier.doc_string or None, metadata_props=carrier.metadata_props)
             )
-            self.wrote_metadata |= bool(carrier.metadata_props)
         if tensor.dtype is not None:
             shape = None if tensor.shape is None else list(tensor.shape)
-            made = onnx.helper.make_tensor_type_proto(onnx_dtype(tensor.dtype), shape)
-            proto.type.CopyFrom(made)
+            proto.type.CopyFrom(onnx.helper.make_tensor_type_proto(onnx_dtype(tensor.dtype), shape))
         elif must_have_type:
             raise ModelError(f"graph input '{tensor.name}' has no known element type: it cannot be fed")
         return proto
 
 
-def _says_the_same(carrier: ValueInfoProto, tensor: Tensor) -> bool:
+def _has_type_of(carrier: ValueInfoProto, tensor: Tensor) -> bool:
     """Whether a value's type in the file equals that of the tensor; types that are not tensors never change."""
     if isinstance(tensor, Variable) and tensor.type != "tensor_type":
         return True

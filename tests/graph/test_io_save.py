@@ -15,9 +15,10 @@ import pytest
 from onnx import ModelProto, helper, numpy_helper
 
 from sbonnx.errors import ModelError, OutputError
-from sbonnx.graph import Graph, digest, load, node_metadata, save, set_node_metadata, to_proto, write
-from sbonnx.graph.edit import Names, add_constant, insert_after
+from sbonnx.graph import Graph, digest, exporter, load, node_metadata, save, set_node_metadata, to_proto
+from sbonnx.graph.edit import Names, add_constant
 from sbonnx.graph.query import tensors_by_name
+from tests.graph.editing import insert_after
 from tests.support.models import model, run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -156,13 +157,13 @@ def test_a_full_disk_or_an_interrupt_while_writing_leaves_the_old_files(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def failing(made: write.Skeleton, number: int) -> Iterator[bytes]:
+    def failing(made: exporter.Skeleton, number: int) -> Iterator[bytes]:
         yield b"some"
         raise failure
 
     for name in ("out.onnx", "out.onnx.data"):
         (tmp_path / name).write_bytes(b"precious")
-    monkeypatch.setattr(write.Skeleton, "chunks", failing)
+    monkeypatch.setattr(exporter.Skeleton, "chunks", failing)
     with pytest.raises(seen):
         save(read, tmp_path / "out.onnx", force=True, external_over=external_over)
     assert listing(tmp_path) == ["in.onnx", "out.onnx", "out.onnx.data"]
@@ -189,7 +190,7 @@ def test_an_interrupt_while_files_move_to_their_places_leaves_none(
         moved.append(target)
         real(source, target)
 
-    monkeypatch.setattr("sbonnx.graph.storage.files.os.replace", replace)
+    monkeypatch.setattr("sbonnx.graph.storage.output_files.os.replace", replace)
     with pytest.raises(seen):
         save(read, tmp_path / "out.onnx", external_over=external_over)
     assert len(moved) == moves and listing(tmp_path) == ["in.onnx"]

@@ -1,4 +1,4 @@
-"""Conversion to a newer opset: onnx's version converter, and fixes for its errors.
+"""Opsets: checks against the installed onnx, and conversion to a newer one by onnx's version converter, with fixes.
 
 Each fix names what the converter (onnx 1.23) does, and was checked by running both models in onnxruntime; the tests
 repeat that. A fix can be removed when onnx's own adapter does the same.
@@ -6,7 +6,7 @@ repeat that. A fix can be removed when onnx's own adapter does the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,22 +18,98 @@ from onnx import (
     ModelProto,
     NodeProto,
     TensorProto,
-    ValueInfoProto,
     numpy_helper,
     version_converter,
 )
 
 from sbonnx.errors import ModelError
-from sbonnx.graph.convert.opset_rules import complaint
-from sbonnx.graph.protos import ONNX_ERRORS, body_protos, describe, graph_protos, node_protos
+from sbonnx.graph.protos import (
+    ONNX_ERRORS,
+    body_protos,
+    copied,
+    describe,
+    graph_protos,
+    node_protos,
+    replace_entries,
+    single_line,
+)
 from sbonnx.graph.storage.weights import numpy_dtype
+from sbonnx.ops import STANDARD_DOMAINS
 
-After = Callable[[NodeProto, GraphProto], None]
+NEWEST: Final = int(onnx.defs.onnx_opset_version())
+"""Newest opset of the default domain that the installed onnx supports."""
+
+REPLACED: Final = {"Upsample": 10, "Resize": 11, "Scatter": 11}
+"""Operators converted by the fix alone: the adapters lose the names of their outputs."""
+
+HIDDEN: Final = "sbonnx.hidden"
+"""Domain that hides them from the converter."""
+
+FixFunction = Callable[[NodeProto, GraphProto], None]
+"""Fix of a converted node in its scope."""
+
+
+def default_opset(model: ModelProto, label: str) -> int:
+    """In place. Normalize "ai.onnx" to "" and return the version of the default domain.
+
+    Raises:
+        ModelError: there is none, two disagree, or the opset or IR version is not supported.
+    """
+    if model.ir_version > onnx.IR_VERSION:
+        raise ModelError(
+            f"{label} has IR version {model.ir_version}; onnx {onnx.__version__} reads 1 to {onnx.IR_VERSION}"
+        )
+    versions: dict[str, int] = {}
+    for entry in model.opset_import:
+        domain = "" if entry.domain in STANDARD_DOMAINS else entry.domain
+        if versions.setdefault(domain, entry.version) != entry.version:
+            raise ModelError(f"{label} imports two versions of the domain '{domain or 'ai.onnx'}'")
+    if "" not in versions:
+        raise ModelError(f"{label} imports no version of ONNX's own operators: opset_import lacks the default domain")
+    if not 1 <= versions[""] <= NEWEST:
+        raise ModelError(f"{label} has opset {versions['']}; sbonnx with onnx {onnx.__version__} reads 1 to {NEWEST}")
+    del model.opset_import[:]
+    model.opset_import.extend(onnx.helper.make_opsetid(domain, version) for domain, version in versions.items())
+    return versions[""]
+
+
+def require_known_ops(model: ModelProto, opset: int, label: str) -> None:
+    """In place. Normalize the default domain of nodes to "".
+
+    Raises:
+        ModelError: the opset lacks an operator of the default domain, or a domain is not imported.
+    """
+    domains = {entry.domain for entry in model.opset_import}
+    bad: dict[str, NodeProto] = {}
+    for node in node_protos(model.graph):
+        if node.domain in STANDARD_DOMAINS:
+            node.ClearField("domain")
+            if complaint(node.op_type, opset):
+                bad.setdefault(node.op_type, node)
+        elif node.domain not in domains:
+            raise ModelError(f"{describe(node)}: the model does not import the domain '{node.domain}'")
+    if bad:
+        first = next(iter(bad.values()))
+        others = f" (also {', '.join(sorted(set(bad) - {first.op_type}))})" if len(bad) > 1 else ""
+        raise ModelError(f"{label}: {describe(first)}: {complaint(first.op_type, opset)}{others}")
+
+
+def complaint(op: str, opset: int) -> str | None:
+    """Return why an operator of the default domain cannot be used in this opset, or None."""
+    try:
+        known = onnx.defs.get_schema(op, opset, "")
+    except onnx.defs.SchemaError:
+        return f"opset {opset} of ONNX has no operator '{op}'"
+    return (
+        f"the operator '{op}' is deprecated in opset {opset}: export it with another opset"
+        if known.deprecated
+        else None
+    )
 
 
 @dataclass
-class _View:
-    """Known types of the tensors visible in a scope, and the values of small constants."""
+class _KnownTensors:
+    """Types of the tensors visible in a scope, as far as known, and the values of small constants."""
 
     types: dict[str, onnx.TypeProto] = field(default_factory=dict)
     values: dict[str, TensorProto] = field(default_factory=dict)
@@ -46,7 +122,7 @@ class _View:
         return self.types[name].tensor_type.elem_type if name in self.types else 0
 
 
-def lift(model: ModelProto, opset: int, label: str) -> ModelProto:
+def convert_opset(model: ModelProto, opset: int, label: str) -> ModelProto:
     """Convert the model to at least this opset of the default domain; names, metadata and interface stay.
 
     Args:
@@ -56,76 +132,67 @@ def lift(model: ModelProto, opset: int, label: str) -> ModelProto:
         ModelError: an operator cannot be converted; it is named.
     """
     own = next(entry.version for entry in model.opset_import if not entry.domain)
-    where = f"{label} cannot be lifted from opset {own} to {opset}"
-    for step in (9, opset):  # the oldest forms of Upsample need two steps
+    where = f"{label} cannot be converted from opset {own} to {opset}"
+    for step in (9, opset):  # old forms of Upsample need two steps
         if own < step <= opset:
-            model, own = _step(model, own, step, where), step
+            model, own = _convert(model, own, step, where), step
     return model
 
 
-def _step(model: ModelProto, own: int, opset: int, where: str) -> ModelProto:
-    aside = _set_aside(model)
-    typed = _with_types(model)
+def _convert(model: ModelProto, own: int, opset: int, where: str) -> ModelProto:
+    sparse = _remove_sparse(model)
+    try:
+        typed = onnx.shape_inference.infer_shapes(model)
+    except ONNX_ERRORS:  # types are optional: they allow more conversions
+        typed = copied(model)
     fixes = _plan_fixes(typed, own, opset, where)
     for node in node_protos(typed.graph):
         if not node.domain and own < REPLACED.get(node.op_type, 0) <= opset:
             node.domain = HIDDEN
     typed.opset_import.add(domain=HIDDEN, version=1)
     try:
-        lifted: ModelProto = version_converter.convert_version(typed, opset)
+        converted: ModelProto = version_converter.convert_version(typed, opset)
     except ONNX_ERRORS as error:
-        raise ModelError(f"{where}: {_reason(str(error))}. Export it with a newer opset") from None
-    _put_back(model, lifted)
-    kept = [entry for entry in lifted.opset_import if entry.domain != HIDDEN]
-    del lifted.opset_import[:]
-    lifted.opset_import.extend(kept)
-    for scope in graph_protos(lifted.graph):
+        reason = single_line(str(error).split("failed:")[-1]).rstrip(".")  # of a C++ assertion
+        raise ModelError(f"{where}: {reason}. Export it with a newer opset") from None
+    _restore_fields(model, converted)
+    replace_entries(converted.opset_import, [entry for entry in converted.opset_import if entry.domain != HIDDEN])
+    for scope in graph_protos(converted.graph):
         for node in scope.node:
-            node.attribute.extend(aside.get(node.name, ()))
+            node.attribute.extend(sparse.get(node.name, ()))
             if node.domain == HIDDEN:
                 node.ClearField("domain")
             for fix in fixes.get(node.name, ()):
                 fix(node, scope)
             if not node.domain and complaint(node.op_type, opset):
                 raise ModelError(f"{where}: {describe(node)} has no form in opset {opset}")
-    return lifted
+    return converted
 
 
-def _reason(message: str) -> str:
-    """Extract the reason from a C++ assertion."""
-    return " ".join(message.split("failed:")[-1].split()).rstrip(".")
-
-
-def _set_aside(model: ModelProto) -> dict[str, list[AttributeProto]]:
+def _remove_sparse(model: ModelProto) -> dict[str, list[AttributeProto]]:
     """In place. Remove attributes that hold sparse tensors, which the converter rejects; return them by node name."""
-    aside: dict[str, list[AttributeProto]] = {}
+    removed: dict[str, list[AttributeProto]] = {}
     for node in node_protos(model.graph):
-        sparse = [one for one in node.attribute if one.HasField("sparse_tensor") or one.sparse_tensors]
+        sparse = [copied(one) for one in node.attribute if one.HasField("sparse_tensor") or one.sparse_tensors]
         if sparse:
-            aside[node.name] = [_copy(one) for one in sparse]
-            kept = [_copy(one) for one in node.attribute if one.name not in {other.name for other in sparse}]
-            del node.attribute[:]
-            node.attribute.extend(kept)
-    return aside
+            removed[node.name] = sparse
+            _remove_attributes(node, {one.name for one in sparse})
+    return removed
 
 
-def _copy(attribute: AttributeProto) -> AttributeProto:
-    copied = AttributeProto()
-    copied.CopyFrom(attribute)
-    return copied
+def _remove_attributes(node: NodeProto, names: Collection[str]) -> None:
+    replace_entries(node.attribute, [one for one in node.attribute if one.name not in names])
 
 
-def _put_back(before: ModelProto, after: ModelProto) -> None:
+def _restore_fields(before: ModelProto, after: ModelProto) -> None:
     """In place. Restore node names, doc strings, metadata and input and output types, which the converter drops."""
     named = {node.name: node for node in node_protos(before.graph)}
     for node in node_protos(after.graph):
         old = named.get(node.name)
         if old is not None:
             node.MergeFrom(NodeProto(doc_string=old.doc_string or None))
-            del node.metadata_props[:]
-            node.metadata_props.extend(old.metadata_props)
-            del node.device_configurations[:]
-            node.device_configurations.extend(old.device_configurations)
+            replace_entries(node.metadata_props, old.metadata_props)
+            replace_entries(node.device_configurations, old.device_configurations)
     interface = {value.name: value for value in [*before.graph.input, *before.graph.output]}
     for value in [*after.graph.input, *after.graph.output]:
         value.CopyFrom(interface[value.name])
@@ -134,43 +201,24 @@ def _put_back(before: ModelProto, after: ModelProto) -> None:
         if tensor.name in held:
             tensor.MergeFrom(TensorProto(doc_string=held[tensor.name].doc_string or None))
             tensor.metadata_props.extend(held[tensor.name].metadata_props)
-    _keep_values(before.graph, after.graph)
+    computed = {name for node in after.graph.node for name in node.output}
+    values = {value.name: value for value in after.graph.value_info}
+    values.update({value.name: value for value in before.graph.value_info if value.name in computed})
+    replace_entries(after.graph.value_info, values.values())
     after.graph.MergeFrom(GraphProto(doc_string=before.graph.doc_string or None))
     for name in ("metadata_props", "quantization_annotation"):
-        del getattr(after.graph, name)[:]
-        getattr(after.graph, name).extend(getattr(before.graph, name))
-    del after.configuration[:]
-    after.configuration.extend(before.configuration)
+        replace_entries(getattr(after.graph, name), getattr(before.graph, name))
+    replace_entries(after.configuration, before.configuration)
 
 
-def _keep_values(before: GraphProto, after: GraphProto) -> None:
-    """In place. Restore the value_info of the main graph for tensors that still exist."""
-    made = {name for node in after.node for name in node.output}
-    kept = {value.name: value for value in after.value_info}
-    kept.update({value.name: value for value in before.value_info if value.name in made})
-    copies = [ValueInfoProto.FromString(value.SerializeToString()) for value in kept.values()]
-    del after.value_info[:]
-    after.value_info.extend(copies)
-
-
-def _with_types(model: ModelProto) -> ModelProto:
-    """Return a copy with the types and shapes that can be inferred."""
-    try:
-        return onnx.shape_inference.infer_shapes(model)
-    except ONNX_ERRORS:  # types are optional: they allow more conversions
-        copied = ModelProto()
-        copied.CopyFrom(model)
-        return copied
-
-
-def _plan_fixes(typed: ModelProto, own: int, opset: int, where: str) -> dict[str, list[After]]:
+def _plan_fixes(typed: ModelProto, own: int, opset: int, where: str) -> dict[str, list[FixFunction]]:
     """Return the fixes to apply to nodes, by name, after the conversion. Refuse errors that cannot be fixed."""
     read = {name for node in node_protos(typed.graph) for name in node.input}
     read.update(value.name for scope in graph_protos(typed.graph) for value in scope.output)
-    fixes: dict[str, list[After]] = {}
+    fixes: dict[str, list[FixFunction]] = {}
 
-    def visit(scope: GraphProto, outer: _View) -> None:
-        view = _look(scope, outer)
+    def visit(scope: GraphProto, outer: _KnownTensors) -> None:
+        view = _known_tensors(scope, outer)
         for node in scope.node:
             for crossed, op, make in FIXES:
                 if node.op_type == op and not node.domain and own < crossed <= opset:
@@ -181,12 +229,12 @@ def _plan_fixes(typed: ModelProto, own: int, opset: int, where: str) -> dict[str
             for _, body in body_protos(node):
                 visit(body, view)
 
-    visit(typed.graph, _View())
+    visit(typed.graph, _KnownTensors())
     return fixes
 
 
-def _look(scope: GraphProto, outer: _View) -> _View:
-    view = _View(dict(outer.types), dict(outer.values))
+def _known_tensors(scope: GraphProto, outer: _KnownTensors) -> _KnownTensors:
+    view = _KnownTensors(dict(outer.types), dict(outer.values))
     for value in [*scope.value_info, *scope.output, *scope.input]:
         view.types[value.name] = value.type
     for tensor in scope.initializer:
@@ -203,48 +251,47 @@ def _mode(node: NodeProto) -> str:
 
 
 def _set(node: NodeProto, name: str, value: int | str) -> None:
-    kept = [_copy(one) for one in node.attribute if one.name != name]
-    del node.attribute[:]
-    node.attribute.extend([*kept, onnx.helper.make_attribute(name, value)])
+    _remove_attributes(node, {name})
+    node.attribute.append(onnx.helper.make_attribute(name, value))
 
 
 def _leave(node: NodeProto, scope: GraphProto) -> None:
     """Do nothing: no fix is needed."""
 
 
-def _prelu(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
+def _prelu(node: NodeProto, view: _KnownTensors, read: set[str], opset: int) -> FixFunction | str:
     """Before opset 7 a slope is per channel; the adapter leaves it, so that it becomes per column."""
     shape = view.types[node.input[1]].tensor_type.shape.dim if node.input[1] in view.types else []
     if all(dim.dim_value == 1 for dim in shape) and len(shape):
         return _leave
-    return "before opset 7 the slope of PRelu runs over channels, from then on over the last axis"
+    return "before opset 7 the slope of PRelu runs over channels, since then over the last axis"
 
 
-def _scan(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
+def _scan(node: NodeProto, view: _KnownTensors, read: set[str], opset: int) -> FixFunction | str:
     """Scan of opset 8 has a batch axis; the adapter drops it and changes the shapes of the model's inputs."""
-    return "the Scan of opset 8 has a batch axis that newer ones have not"
+    return "the Scan of opset 8 has a batch axis, newer ones have none"
 
 
-def _hardmax(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
+def _hardmax(node: NodeProto, view: _KnownTensors, read: set[str], opset: int) -> FixFunction | str:
     """Before opset 13 Hardmax works on the flattened (rows, columns); the adapter changes nothing."""
     axis, rank = next((one.i for one in node.attribute if one.name == "axis"), 1), view.rank(node.input[0])
     if rank is None or axis % rank != rank - 1:
-        return "before opset 13 Hardmax flattens its input, and here that is not the same as its newer form"
-    return lambda lifted, scope: _set(lifted, "axis", -1)
+        return "before opset 13 Hardmax flattens its input, which differs here from its newer form"
+    return lambda converted, scope: _set(converted, "axis", -1)
 
 
-def _upsample(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
+def _upsample(node: NodeProto, view: _KnownTensors, read: set[str], opset: int) -> FixFunction | str:
     """Upsample uses asymmetric coordinates, rounded down; the adapter leaves Resize's new default, half_pixel."""
     return _as_resize("floor", opset)
 
 
-def _resize(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
+def _resize(node: NodeProto, view: _KnownTensors, read: set[str], opset: int) -> FixFunction | str:
     """Fix as `_upsample`. Rounding of nearest was undefined before 11: onnxruntime uses floor up and ceil down."""
     if _mode(node) != "nearest":
         return _as_resize("floor", opset)
     tensor = view.values.get(node.input[1])
     if tensor is None or tensor.data_location == TensorProto.EXTERNAL:
-        return "which rounding the nearest Resize of opset 10 has depends on its scales, and they are not constant"
+        return "the rounding of the nearest Resize of opset 10 depends on its scales, which are not constant"
     scales = numpy_helper.to_array(tensor)
     if (scales >= 1).all():
         return _as_resize("floor", opset)
@@ -253,7 +300,7 @@ def _resize(node: NodeProto, view: _View, read: set[str], opset: int) -> After |
     return "a nearest Resize of opset 10 that enlarges one axis and shrinks another has no newer form"
 
 
-def _as_resize(rounding: str, opset: int) -> After:
+def _as_resize(rounding: str, opset: int) -> FixFunction:
     def fix(node: NodeProto, scope: GraphProto) -> None:
         x, scales = node.input
         node.op_type = "Resize"
@@ -267,7 +314,7 @@ def _as_resize(rounding: str, opset: int) -> After:
     return fix
 
 
-def _scatter(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
+def _scatter(node: NodeProto, view: _KnownTensors, read: set[str], opset: int) -> FixFunction | str:
     """ScatterElements is Scatter renamed; the adapter renames its output as well."""
 
     def fix(node: NodeProto, scope: GraphProto) -> None:
@@ -276,32 +323,30 @@ def _scatter(node: NodeProto, view: _View, read: set[str], opset: int) -> After 
     return fix
 
 
-def _clip(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
+def _clip(node: NodeProto, view: _KnownTensors, read: set[str], opset: int) -> FixFunction | str:
     """The adapter creates float32 bounds, whatever the input type."""
     return _retype(view.element(node.input[0]), first=1)
 
 
-def _pad(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
+def _pad(node: NodeProto, view: _KnownTensors, read: set[str], opset: int) -> FixFunction | str:
     """The adapter creates a float32 value, whatever the input type, and leaves the attribute if the mode needs none."""
     retype = _retype(view.element(node.input[0]), first=2)
 
-    def fix(lifted: NodeProto, scope: GraphProto) -> None:
-        retype(lifted, scope)
-        kept = [_copy(one) for one in lifted.attribute if one.name != "value"]
-        del lifted.attribute[:]
-        lifted.attribute.extend(kept)
+    def fix(converted: NodeProto, scope: GraphProto) -> None:
+        retype(converted, scope)
+        _remove_attributes(converted, {"value"})
 
     return fix
 
 
-def _dropout(node: NodeProto, view: _View, read: set[str], opset: int) -> After | str:
+def _dropout(node: NodeProto, view: _KnownTensors, read: set[str], opset: int) -> FixFunction | str:
     """At inference the mask was all false in onnxruntime before opset 12, and is all true since."""
     if len(node.output) > 1 and node.output[1] in read:
         return f"its mask '{node.output[1]}' is used, and its meaning at inference changed in opset 12"
     return _leave
 
 
-def _retype(element: int, *, first: int) -> After:
+def _retype(element: int, *, first: int) -> FixFunction:
     """Return a fix that casts constant inputs from `first` on to the element type of the input."""
 
     def fix(node: NodeProto, scope: GraphProto) -> None:
@@ -320,7 +365,7 @@ def _retype(element: int, *, first: int) -> After:
     return fix
 
 
-FIXES: Final[tuple[tuple[int, str, Callable[[NodeProto, _View, set[str], int], After | str]], ...]] = (
+FIXES: Final[tuple[tuple[int, str, Callable[[NodeProto, _KnownTensors, set[str], int], FixFunction | str]], ...]] = (
     (7, "PRelu", _prelu),
     (9, "Scan", _scan),
     (10, "Upsample", _upsample),
@@ -332,9 +377,3 @@ FIXES: Final[tuple[tuple[int, str, Callable[[NodeProto, _View, set[str], int], A
     (13, "Hardmax", _hardmax),
 )
 """(opset of the change, operator, function): it returns a fix to apply after the conversion, or why there is none."""
-
-REPLACED: Final = {"Upsample": 10, "Resize": 11, "Scatter": 11}
-"""Operators converted by the fix alone: the adapters lose the names of their outputs."""
-
-HIDDEN: Final = "sbonnx.lift"
-"""Domain that hides them from the converter."""

@@ -12,11 +12,11 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from sbonnx.errors import ModelError
 from sbonnx.graph import load, to_proto
 from sbonnx.graph.protos import tensor_protos
-from sbonnx.graph.storage import protobuf_payloads as wire
+from sbonnx.graph.storage import protobuf_payloads
 
 
-def put_together(data: bytes, skeleton: bytes, spans: list[wire.Span]) -> bytes:
-    pieces = wire.inflate(skeleton, [span.length for span in spans])
+def put_together(data: bytes, skeleton: bytes, spans: list[protobuf_payloads.Span]) -> bytes:
+    pieces = protobuf_payloads.attach(skeleton, [span.length for span in spans])
     return b"".join(
         piece.content if piece.payload is None else data[spans[piece.payload].offset :][: spans[piece.payload].length]
         for piece in pieces
@@ -57,7 +57,7 @@ def nested(sizes: list[int], depth: int) -> ModelProto:
 )
 def test_apart_and_together_is_the_same_file(sizes: list[int], depth: int, largest: int) -> None:
     data = nested(sizes, depth).SerializeToString(deterministic=True)
-    skeleton, spans = wire.deflate(data, largest=largest)
+    skeleton, spans = protobuf_payloads.detach(data, largest=largest)
     assert put_together(data, skeleton, spans) == data
     small = ModelProto.FromString(skeleton)
     for tensor, _ in tensor_protos(small):
@@ -73,7 +73,7 @@ def test_float_data_is_raw_data_by_another_name() -> None:
     whole = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[500], float_data=values.tolist())
     model = helper.make_model(helper.make_graph([], "g", [], [], [whole]))
     data = model.SerializeToString()
-    skeleton, spans = wire.deflate(data, largest=100)
+    skeleton, spans = protobuf_payloads.detach(data, largest=100)
     assert [data[span.offset : span.offset + span.length] for span in spans] == [values.tobytes()]
     assert (
         numpy_helper.to_array(ModelProto.FromString(put_together(data, skeleton, spans)).graph.initializer[0]).tolist()
@@ -82,9 +82,9 @@ def test_float_data_is_raw_data_by_another_name() -> None:
     halves = [TensorProto(float_data=part.tolist()).SerializeToString() for part in np.split(values, 2)]
     head = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[500]).SerializeToString()
     tensor = head + b"".join(halves)
-    graph = b"\x2a" + wire.encode_varint(len(tensor)) + tensor
-    split = b"\x3a" + wire.encode_varint(len(graph)) + graph
-    assert wire.deflate(split, largest=100) == (split, [])
+    graph = b"\x2a" + protobuf_payloads.encode_varint(len(tensor)) + tensor
+    split = b"\x3a" + protobuf_payloads.encode_varint(len(graph)) + graph
+    assert protobuf_payloads.detach(split, largest=100) == (split, [])
     assert ModelProto.FromString(split).graph.initializer[0].float_data[:] == values.tolist()
 
 
@@ -92,12 +92,12 @@ def test_a_marker_in_a_name_is_only_a_name() -> None:
     source = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) { y = Add(x, w) }'
     )
-    tensor = numpy_helper.from_array(np.ones(2, np.float32), wire.REFERENCE)
+    tensor = numpy_helper.from_array(np.ones(2, np.float32), protobuf_payloads.REFERENCE)
     source.graph.initializer.append(tensor)
-    source.graph.node[0].input[1] = wire.REFERENCE
-    source.graph.node[0].doc_string = wire.REFERENCE
+    source.graph.node[0].input[1] = protobuf_payloads.REFERENCE
+    source.graph.node[0].doc_string = protobuf_payloads.REFERENCE
     written = to_proto(load(source)).graph
-    assert written.initializer[0].name == written.node[0].doc_string == wire.REFERENCE
+    assert written.initializer[0].name == written.node[0].doc_string == protobuf_payloads.REFERENCE
     assert numpy_helper.to_array(written.initializer[0]).tolist() == [1, 1]
 
 
@@ -106,7 +106,7 @@ def test_a_marker_in_a_name_is_only_a_name() -> None:
 )
 def test_bytes_that_are_no_message(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"cut off|does not exist|longer"):
-        wire.deflate(data, largest=0)
+        protobuf_payloads.detach(data, largest=0)
 
 
 def damaged() -> list[bytes]:
