@@ -56,7 +56,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
             "patterns.simplify.fold",
             "lint.ort_kernels",
             "batch.dask.cluster_tasks",
-            "recipe.sections.keys",  # which device "auto" is
+            "recipe.sections.base",  # which device "auto" is
         }
     ),
     "torch": frozenset({"qat", "torchnet", "rounding.adaround", "calib.engine.cuda", "moments.products"}),

@@ -9,16 +9,16 @@ from typing import Literal
 from sbonnx.backends import Backend
 from sbonnx.graph import Node
 from sbonnx.ops import MATRIX_PRODUCTS
-from sbonnx.recipe import Settings
+from sbonnx.recipe import TensorSettings
 from sbonnx.spec import QuantSpec
 
 
-def spec_of(backend: Backend, side: Literal["w", "a"], settings: Settings, axis: int | None) -> QuantSpec:
+def spec_of(backend: Backend, side: Literal["w", "a"], settings: TensorSettings, axis: int | None) -> QuantSpec:
     """Return the type that the recipe asks for, as the backend spells it."""
     return replace(backend.spec(side, settings.bits, settings.symmetric, axis), kind=settings.dtype)
 
 
-def weight_spec(backend: Backend, node: Node, index: int, axis: int | None, settings: Settings) -> QuantSpec:
+def weight_spec(backend: Backend, node: Node, index: int, axis: int | None, settings: TensorSettings) -> QuantSpec:
     """Return the type of the weight at input `index`, block-wise if the recipe or the bit width requires it."""
     spec = spec_of(backend, "w", settings, axis if settings.per_channel else None)
     taken = backend.int4_blocks if backend.alone(spec) else ()

@@ -17,10 +17,9 @@ from sbonnx.plan.survey import Survey
 from sbonnx.plan.types import Plan, Site
 from sbonnx.plan.wishes import Wishes
 from sbonnx.recipe import Recipe
-from sbonnx.recipe.names import LEARNED
+from sbonnx.recipe.names import LEARNED, UNIFORM
 from sbonnx.recipe.resolve import tensor_hit
-from sbonnx.recipe.schemes import UNIFORM
-from sbonnx.recipe.sections.rounding import AUTO
+from sbonnx.recipe.sections.quantizers import AUTO
 from sbonnx.report import Refusal
 from sbonnx.rounding import ROUNDERS
 

@@ -16,7 +16,7 @@ from sbonnx.plan.sites import weight_draft
 from sbonnx.plan.survey import Place, Survey, Weighted, weighted
 from sbonnx.plan.types import Reader
 from sbonnx.plan.wishes import Wishes
-from sbonnx.recipe import Recipe, Settings
+from sbonnx.recipe import Recipe, TensorSettings
 
 DYNAMIC: Final = "dynamic"
 WEIGHT_ONLY: Final = "weight_only"
@@ -181,7 +181,7 @@ class ModePlacer:
         wish = weight_draft(place, index, spec, settings, why, self.recipe.mode)
         self.wishes.add(wish, Reader(node.name, index))
 
-    def _block(self, settings: Settings) -> int | None:
+    def _block(self, settings: TensorSettings) -> int | None:
         return settings.block_size or self._method.block
 
     def _at_table(self, place: Place) -> None:

@@ -13,7 +13,7 @@ from sbonnx.plan.blocks import spec_of, weight_spec
 from sbonnx.plan.survey import Place, Survey
 from sbonnx.plan.types import ObserverChoice, Reader, RoundingChoice
 from sbonnx.plan.wishes import Draft, Wishes
-from sbonnx.recipe import Recipe, Settings
+from sbonnx.recipe import Recipe, TensorSettings
 from sbonnx.recipe.resolve import NEAREST
 from sbonnx.spec import BIAS_BITS, QuantSpec
 
@@ -21,13 +21,13 @@ CHANNEL_AXIS = {"NCHW": 1, "NLC": 2}
 """Channel axis of per-channel activations, by A.OBSERVER.LAYOUT."""
 
 
-def rounding_of(settings: Settings) -> RoundingChoice:
+def rounding_of(settings: TensorSettings) -> RoundingChoice:
     """Return the rounding method of a weight, from the recipe or by its bit width."""
     name = settings.rounding_name
     return RoundingChoice(name, {} if name == NEAREST else settings.rounding_arguments, settings.scale_name)
 
 
-def weight_draft(place: Place, index: int, spec: QuantSpec, settings: Settings, why: str, rule: str) -> Draft:
+def weight_draft(place: Place, index: int, spec: QuantSpec, settings: TensorSettings, why: str, rule: str) -> Draft:
     """Draft a site on the weight at input `index` of the node at `place`, without readers.
 
     Raises:
@@ -70,7 +70,7 @@ class Sites:
     written: dict[str, str] = field(default_factory=dict)
     short_weights: bool = False
 
-    def settings_of(self, side: Literal["w", "a"], node: Node, tensor: Tensor) -> Settings | None:
+    def settings_of(self, side: Literal["w", "a"], node: Node, tensor: Tensor) -> TensorSettings | None:
         """Return the recipe's settings for one input, or None if it keeps that input float (recorded as a refusal)."""
         settings = self.recipe.settings(
             side, node=node.name, op=node.op, tensor=tensor.name, place=self.survey.place_of(node)
@@ -102,7 +102,7 @@ class Sites:
         self.wishes.drafts[key].readers[Reader(node.name, index)] = None
         return key
 
-    def _channels(self, node: Node, tensor: Tensor, settings: Settings) -> int | None:
+    def _channels(self, node: Node, tensor: Tensor, settings: TensorSettings) -> int | None:
         """Return the channel axis of an activation, or None for one scale per tensor."""
         axis = CHANNEL_AXIS[settings.layout]
         if not settings.per_channel or (query.rank(tensor) or 0) <= axis:
@@ -113,7 +113,7 @@ class Sites:
             return None
         return axis
 
-    def open_site(self, tensor: Tensor, spec: QuantSpec, settings: Settings, why: str, rule: str) -> str:
+    def open_site(self, tensor: Tensor, spec: QuantSpec, settings: TensorSettings, why: str, rule: str) -> str:
         """Add a pair on a tensor, without readers. Return the site's key."""
         wish = Draft(
             tensor=tensor.name,

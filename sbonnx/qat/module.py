@@ -23,9 +23,8 @@ from sbonnx.qat.fakequant import METHODS, BiasCodes, FakeQuant, Role, make_fake_
 from sbonnx.qat.fakequant.methods import ParameterizedClipping
 from sbonnx.qat.onnx_to_torch.operators import NodeModule
 from sbonnx.qat.onnx_to_torch.reimport import META, parameter_name, reimport, site_of
-from sbonnx.recipe import Settings
-from sbonnx.recipe.names import LEARNED, SideName
-from sbonnx.recipe.schemes import UNIFORM
+from sbonnx.recipe import TensorSettings
+from sbonnx.recipe.names import LEARNED, UNIFORM, SideName
 from sbonnx.report import Refusal
 from sbonnx.spec import Array, QParams, ScaleLimits
 from sbonnx.stages.state import Prepared, Source
@@ -145,7 +144,7 @@ class Methods:
             self.refusals.append(Refusal(f"train with {other.name}", site.tensor, why))
         return first
 
-    def _named(self, side: SideName, settings: Settings) -> LearningMethod:
+    def _named(self, side: SideName, settings: TensorSettings) -> LearningMethod:
         """Return the method of these settings; `uniform` only if the recipe's type for this side is a learned one."""
         recipe = self.prepared.recipe
         learned = (recipe.w if side == "w" else recipe.a).quantizer.type in LEARNED

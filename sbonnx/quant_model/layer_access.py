@@ -10,10 +10,11 @@ from sbonnx.errors import RecipeError
 from sbonnx.graph.query import node_by_name
 from sbonnx.plan import Site
 from sbonnx.recipe import Recipe, load
-from sbonnx.recipe.node_patterns.matching import matcher
-from sbonnx.recipe.node_patterns.torch_modules import ModuleCall, candidates
+from sbonnx.recipe.node_patterns import matcher
 from sbonnx.recipe.problem import likest
-from sbonnx.recipe.resolve import changed, changes, overlay
+from sbonnx.recipe.resolve import changed, changes
+from sbonnx.recipe.sections.base import overlay
+from sbonnx.recipe.torch_modules import ModuleCall, candidates
 from sbonnx.search.bit_groups import pattern_of
 from sbonnx.spec import Array, QParams
 

@@ -22,7 +22,7 @@ from sbonnx.pipeline import MEASURE, prepare, run
 from sbonnx.plan import Solution
 from sbonnx.quant_model.layer_access import Side, Switch, switched, with_keys
 from sbonnx.recipe import Recipe
-from sbonnx.recipe.node_patterns.torch_modules import ModuleCall
+from sbonnx.recipe.torch_modules import ModuleCall
 from sbonnx.reconstruct.solve import QuantizedInputs
 from sbonnx.spec import Array
 from sbonnx.stages.measure import tune_batchnorms

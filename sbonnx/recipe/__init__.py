@@ -5,15 +5,15 @@ Floor 1. `docs/recipe.md` has the table of all keys.
 
 from __future__ import annotations
 
-from sbonnx.recipe.document import annotated_default, as_yaml, json_schema, table
+from sbonnx.recipe.documentation import annotated_default, as_yaml, json_schema, table
 from sbonnx.recipe.loading import AUTO, load, parse_qconfig, update_config
-from sbonnx.recipe.resolve import Settings
+from sbonnx.recipe.resolve import TensorSettings
 from sbonnx.recipe.schema import Recipe
 
 __all__ = [
     "AUTO",
     "Recipe",
-    "Settings",
+    "TensorSettings",
     "annotated_default",
     "as_yaml",
     "json_schema",

@@ -1,19 +1,25 @@
-"""Limits and defaults of each backend, in one table."""
+"""Limits and defaults of each backend, and checks of what a recipe requests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sbonnx.backends.tensorrt.profiles import INT4_BITS, INT4_BLOCKS, PROFILES, VERSIONS, Version
 from sbonnx.recipe import names
-from sbonnx.recipe.problem import Path, Wrong, one_of
-from sbonnx.recipe.sections.layers import SideBits
-from sbonnx.recipe.types import symmetric_for
+from sbonnx.recipe.names import FLOAT, STATIC, is_per_channel
+from sbonnx.recipe.problem import Path, Wrong, key_path, one_of
+from sbonnx.recipe.resolve import Part
+from sbonnx.recipe.sections.base import nested_value, overlay
+from sbonnx.recipe.sections.quantizers import SideBits
 from sbonnx.recipe.values import MAX_BITS, MIN_BITS
+from sbonnx.spec import FP8, FP8_BITS
 
-FLOAT: Final = 0
-"""The bit width for float, not quantized. Every backend accepts it."""
+TENSORRT: Final = "tensorrt"
+
+TWINS: Final = (("A", "QADD", "ENABLE_QUANT"), ("QUANTIZE_INPUTS_OF", "ADD"))
+"""Two spellings of one key: Sparsebit's, and that of sbonnx."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +52,6 @@ LIMITS: Final[dict[str, dict[str, SideLimits]]] = {
     },
 }
 
-
-STATIC: Final = "static"
-"""The mode that `LIMITS` describes."""
-
 _PER_CHANNEL = ("per-channel-symmetric", "per-channel-affine")
 _SYMMETRIC = ("per-channel-symmetric", "per-tensor-symmetric")
 _UNUSED = SideLimits(_ANY_BITS, names.SCHEMES, "per-tensor-affine")
@@ -74,29 +76,13 @@ MODE_LIMITS: Final[dict[tuple[str, str], dict[str, SideLimits]]] = {
         "A": _UNUSED,
     },
 }
-"""Limits of the other modes; the backend does not support a mode that is missing here. Activations of weight_only stay
-float, so that none of their settings can be invalid."""
+"""Limits of the modes other than static; the backend does not support a mode that is missing here. Activations of
+weight_only stay float, so that none of their settings can be invalid."""
 
 
 def sides(backend: str, mode: str) -> dict[str, SideLimits]:
     """Return the limits of both sides; those of static if the backend lacks the mode (which is refused elsewhere)."""
     return MODE_LIMITS.get((backend, mode), LIMITS[backend])
-
-
-def check_mode(backend: str, mode: str, form: str, weights: str) -> Iterator[Wrong]:
-    """Check that the backend supports a mode, a file format and a form of the weights."""
-    if mode != STATIC and (backend, mode) not in MODE_LIMITS:
-        modes = [STATIC, *(name for owner, name in MODE_LIMITS if owner == backend)]
-        hint = "only onnxruntime has kernels that compute the scales of activations as the model runs"
-        yield Wrong(f"must be {one_of(modes)} for the backend {backend}", hint, path=("MODE",), value=mode)
-    if form == "qoperator" and backend != "onnxruntime":
-        hint = "QLinearConv and its kin are onnxruntime's"
-        yield Wrong(f"must be qdq for the backend {backend}", hint, path=("FORMAT",), value=form)
-    elif form == "qoperator" and mode != STATIC:
-        yield Wrong(f"must be qdq with MODE: {mode}", "It is integer ops already", path=("FORMAT",), value=form)
-    if weights == "qdq" and backend == "onnxruntime" and (mode, form) != (STATIC, "qdq"):
-        what = f"MODE: {mode}" if mode != STATIC else f"FORMAT: {form}"
-        yield Wrong(f"must be codes with {what}", "Integer ops read codes", path=("WEIGHTS",), value=weights)
 
 
 def defaults(backend: str) -> dict[str, Any]:
@@ -111,38 +97,66 @@ def defaults(backend: str) -> dict[str, Any]:
     return found
 
 
-def check_precision(backend: str, version: str | None, kind: str) -> Iterator[Wrong]:
-    """Check that the backend supports this type for the float part of the graph."""
-    if kind != "fp32" and backend == "tensorrt" and version == "8.6":
-        text = "must be fp32 for TensorRT 8.6, whose parser reads no Q/DQ of half precision"
-        yield Wrong(text, "Build the engine of the fp32 file with --fp16", path=("HIGH_PRECISION",), value=kind)
-    if kind != "fp32" and backend == "onnxruntime":
-        text = "must be fp32 for the backend onnxruntime, whose CPU kernels for integers read and write float32 alone"
-        hint = "BACKEND: tensorrt and BACKEND: virtual take fp16 and bf16"
-        yield Wrong(text, hint, path=("HIGH_PRECISION",), value=kind)
-
-
 def complete(data: dict[str, Any]) -> dict[str, Any]:
-    """Fill in the backend's QSCHEME, BIT and OBSERVER.TYPE if `data` lacks them."""
+    """Fill in VERSION, both spellings of ADD, and the backend's QSCHEME, BIT and OBSERVER.TYPE if `data` lacks them.
+
+    Raises:
+        Wrong: two spellings of a setting differ.
+    """
+    data = _complete_spelling(_complete_version(data))
     backend = data.get("BACKEND", "virtual")
     if not isinstance(backend, str) or backend.lower() not in LIMITS:  # invalid: reported by validation
         return data
     out = dict(data)
     for side, limits in sides(backend.lower(), str(data.get("MODE", STATIC)).lower()).items():
         given = out.get(side, {})
-        if isinstance(given, dict):
-            out[side] = {"QSCHEME": symmetric_for(given, limits.default_scheme), **given}
-            quantizer = given.get("QUANTIZER", {})
-            if isinstance(quantizer, dict):
-                out[side]["QUANTIZER"] = {"BIT": limits.default_bits, **quantizer}
-            observer = given.get("OBSERVER", {})
-            if isinstance(observer, dict):
-                out[side]["OBSERVER"] = {"TYPE": limits.default_observer, **observer}
+        if not isinstance(given, dict):
+            continue
+        quantizer, observer = given.get("QUANTIZER", {}), given.get("OBSERVER", {})
+        is_fp8 = isinstance(quantizer, dict) and str(quantizer.get("DTYPE")).lower() == "fp8"
+        scheme = limits.default_scheme.replace("-affine", "-symmetric") if is_fp8 else limits.default_scheme
+        out[side] = {"QSCHEME": scheme, **given}
+        if isinstance(quantizer, dict):
+            out[side]["QUANTIZER"] = {"BIT": limits.default_bits, **quantizer}
+        if isinstance(observer, dict):
+            out[side]["OBSERVER"] = {"TYPE": limits.default_observer, **observer}
     return out
 
 
-def _in(mode: str) -> str:
-    return "" if mode == STATIC else f" with MODE: {mode}"
+def _complete_version(data: dict[str, Any]) -> dict[str, Any]:
+    """Split ``BACKEND: tensorrt@10`` into BACKEND and VERSION; a recipe for TensorRT without one gets the newest."""
+    backend, given = data.get("BACKEND"), data.get("VERSION")
+    if not isinstance(backend, str):
+        return data
+    name, at, version = backend.partition("@")
+    if name.lower() != TENSORRT or (at and version not in VERSIONS):
+        return data  # invalid names are reported by validation
+    if not at:
+        return {**data, "VERSION": VERSIONS[0] if given is None else given}
+    if given is not None and str(given).removesuffix(".0") != version:
+        raise Wrong(f"contradicts BACKEND: {backend}: drop one", path=("VERSION",), value=given)
+    return {**data, "BACKEND": name, "VERSION": version}
+
+
+def _complete_spelling(data: dict[str, Any]) -> dict[str, Any]:
+    """Set both spellings of ADD in `data` if one is set."""
+    first, second = TWINS
+    theirs, ours = _value_at(data, first), _value_at(data, second)
+    if theirs is None and ours is None:
+        return data
+    if theirs is None or ours is None:
+        known, missing = (theirs, second) if ours is None else (ours, first)
+        return overlay(data, nested_value(missing, known))
+    if isinstance(theirs, bool) and isinstance(ours, bool) and theirs != ours:
+        raise Wrong(f"contradicts {key_path(second)}, another spelling of it: drop one", path=first, value=theirs)
+    return data
+
+
+def _value_at(data: Any, path: Sequence[str]) -> Any:
+    """Return the value at `path` in nested mappings, or None."""
+    for part in path:
+        data = data.get(part) if isinstance(data, dict) else None
+    return data
 
 
 def _bits_text(bits: tuple[int, ...]) -> str:
@@ -156,39 +170,165 @@ def _bits_text(bits: tuple[int, ...]) -> str:
     return one_of([f"{run[0]} to {run[-1]}" if len(run) > 1 else str(run[0]) for run in runs])
 
 
-def check_bits(backend: str, side: str, path: Path, bits: int, mode: str = STATIC) -> Iterator[Wrong]:
-    """Check that the backend supports a bit width in this mode."""
-    allowed = sides(backend, mode)[side].bits
-    if bits != FLOAT and bits not in allowed:
-        hint = _width_hint(backend, side, bits, mode)
-        text = f"must be {_bits_text(allowed)} for the backend {backend}{_in(mode)} (or 0 for float)"
+@dataclass(frozen=True)
+class BackendLimits:
+    """Checks against one backend in one mode.
+
+    Attributes:
+        backend, mode: of the recipe.
+        version: of the backend; None if it has no versions.
+    """
+
+    backend: str
+    mode: str
+    version: Version | None
+
+    @property
+    def _suffix(self) -> str:
+        """End of a message: the mode, unless it is static."""
+        return "" if self.mode == STATIC else f" with MODE: {self.mode}"
+
+    def mode_problems(self, form: str, weights: str) -> Iterator[Wrong]:
+        """Check that the backend supports the mode, a file format and a form of the weights."""
+        backend, mode = self.backend, self.mode
+        if mode != STATIC and (backend, mode) not in MODE_LIMITS:
+            modes = [STATIC, *(name for owner, name in MODE_LIMITS if owner == backend)]
+            hint = "only onnxruntime has kernels that compute the scales of activations as the model runs"
+            yield Wrong(f"must be {one_of(modes)} for the backend {backend}", hint, path=("MODE",), value=mode)
+        if form == "qoperator" and backend != "onnxruntime":
+            hint = "QLinearConv and similar operators are onnxruntime's"
+            yield Wrong(f"must be qdq for the backend {backend}", hint, path=("FORMAT",), value=form)
+        elif form == "qoperator" and mode != STATIC:
+            hint = "It already has integer operators"
+            yield Wrong(f"must be qdq with MODE: {mode}", hint, path=("FORMAT",), value=form)
+        if weights == "qdq" and backend == "onnxruntime" and (mode, form) != (STATIC, "qdq"):
+            what = f"MODE: {mode}" if mode != STATIC else f"FORMAT: {form}"
+            hint = "Integer operators read codes"
+            yield Wrong(f"must be codes with {what}", hint, path=("WEIGHTS",), value=weights)
+
+    def search_problems(self, *, auto: bool, mixed: bool) -> Iterator[Wrong]:
+        """Check that the mode supports AUTO and MIXED."""
+        if self.mode == "dynamic" and (auto or mixed):
+            text = "must be static or weight_only with AUTO and MIXED"
+            hint = "Scales that are computed as the model runs cannot be simulated"
+            yield Wrong(text, hint, path=("MODE",), value=self.mode)
+
+    def precision_problems(self, kind: str) -> Iterator[Wrong]:
+        """Check that the backend supports this type for the float part of the graph."""
+        if kind != "fp32" and self.backend == TENSORRT and self.version == "8.6":
+            text = "must be fp32 for TensorRT 8.6, whose parser reads no Q/DQ of half precision"
+            yield Wrong(text, "Build the engine of the fp32 file with --fp16", path=("HIGH_PRECISION",), value=kind)
+        if kind != "fp32" and self.backend == "onnxruntime":
+            text = "must be fp32 for the backend onnxruntime, whose integer CPU kernels read and write only float32"
+            hint = "BACKEND: tensorrt and BACKEND: virtual support fp16 and bf16"
+            yield Wrong(text, hint, path=("HIGH_PRECISION",), value=kind)
+
+    def bits_problems(self, side: str, path: Path, bits: int) -> Iterator[Wrong]:
+        """Check that the backend supports a bit width in this mode."""
+        allowed = sides(self.backend, self.mode)[side].bits
+        if bits == FLOAT or bits in allowed:
+            return
+        others = {mode: both[side].bits for (owner, mode), both in MODE_LIMITS.items() if owner == self.backend}
+        modes = [mode for mode, widths in others.items() if bits in widths]
+        hint = "BACKEND: virtual supports other widths" if self.backend != "virtual" else ""
+        if side == "W" and self.mode == STATIC and modes:
+            hint = f"MODE: {modes[0]} supports it; BACKEND: virtual supports other widths"
+        text = f"must be {_bits_text(allowed)} for the backend {self.backend}{self._suffix} (or 0 for float)"
         yield Wrong(text, hint, path=path, value=bits)
 
+    def part_problems(self, part: Part) -> Iterator[Wrong]:
+        """Check the bit width and the scheme of a part."""
+        if part.is_float:
+            return
+        yield from self.bits_problems(part.side, (*part.path, "QUANTIZER", "BIT"), part.keys.quantizer.bit)
+        allowed, scheme = sides(self.backend, self.mode)[part.side].schemes, part.keys.qscheme
+        if scheme not in allowed:
+            text = f"must be {one_of(allowed)} for the backend {self.backend}{self._suffix}"
+            yield Wrong(text, path=(*part.path, "QSCHEME"), value=scheme)
 
-def _width_hint(backend: str, side: str, bits: int, mode: str) -> str:
-    """Suggest a mode or backend that supports the bit width."""
-    modes = [name for (owner, name), both in MODE_LIMITS.items() if owner == backend and bits in both[side].bits]
-    if side == "W" and mode == STATIC and modes:
-        return f"MODE: {modes[0]} takes it; BACKEND: virtual takes other widths"
-    return "BACKEND: virtual takes other widths" if backend != "virtual" else ""
+    def ends_problems(self, key: str, ends: SideBits) -> Iterator[Wrong]:
+        """Check that the backend supports FIRST_BITS or LAST_BITS in this mode."""
+        for side, bits in (("W", ends.w), ("A", ends.a)):
+            if bits is not None:
+                yield from self.bits_problems(side, (key, side), bits)
 
+    def type_problems(self, parts: Sequence[Part], ends: dict[str, SideBits]) -> Iterator[Wrong]:
+        """Check the quantized types of all parts, and those of FIRST_BITS and LAST_BITS: fp8, 4 bits, blocks."""
+        if self.version is not None and self.backend != TENSORRT:
+            yield Wrong(f"is for the backend {TENSORRT} only", path=("VERSION",), value=self.version)
+            return
+        if self.version is not None and self.mode == "weight_only" and not self._has("int4"):
+            yield self._lacks("int4", ("MODE",), self.mode)
+            return
+        inputs = next(part for part in parts if part.side == "A" and not part.pattern)
+        for part in parts:
+            if not part.is_float:
+                yield from self._fp8_problems(part)
+                yield from self._block_problems(part)
+                yield from self._int4_problems(part, float_inputs=inputs.is_float)
+        for key, bits in ends.items():
+            if bits.w == INT4_BITS and self.version is not None and not self._has("int4"):
+                yield self._lacks("int4", (key, "W"), bits.w)
+        dtypes = [None if side.is_float else side.keys.quantizer.dtype for side in parts if not side.pattern]
+        if self.backend == TENSORRT and None not in dtypes and len(set(dtypes)) > 1:
+            path: Path = ("W" if dtypes[0] == "fp8" else "A", "QUANTIZER", "DTYPE")
+            yield Wrong("must be fp8 on both sides or on none for the backend tensorrt", path=path, value="fp8")
 
-def check_scheme(backend: str, side: str, path: Path, scheme: str, mode: str = STATIC) -> Iterator[Wrong]:
-    """Check that the backend supports a scheme in this mode."""
-    allowed = sides(backend, mode)[side].schemes
-    if scheme not in allowed:
-        yield Wrong(f"must be {one_of(allowed)} for the backend {backend}{_in(mode)}", path=path, value=scheme)
+    def _has(self, codes: str) -> bool:
+        return self.version is not None and codes in PROFILES[self.version].codes
 
+    def _lacks(self, codes: str, path: Path, value: object) -> Wrong:
+        """Return the problem that the version of TensorRT lacks a quantized type."""
+        newer = [f"tensorrt@{version}" for version in VERSIONS if codes in PROFILES[version].codes]
+        name = "fp8" if codes == FP8 else codes
+        text = f"requires {name}, which TensorRT {self.version} does not have"
+        return Wrong(text, f"Choose BACKEND {one_of(newer)}, or 8 bits", path=path, value=value)
 
-def check_ends(backend: str, key: str, ends: SideBits, mode: str = STATIC) -> Iterator[Wrong]:
-    """Check that the backend supports FIRST_BITS or LAST_BITS in this mode."""
-    for side, bits in (("W", ends.w), ("A", ends.a)):
-        if bits is not None:
-            yield from check_bits(backend, side, (key, side), bits, mode)
+    def _fp8_problems(self, part: Part) -> Iterator[Wrong]:
+        """Check fp8: supported by the backend, symmetric, 8 bits, with a suitable observer."""
+        quantizer, observer = part.keys.quantizer, part.keys.observer.type
+        if quantizer.dtype != "fp8":
+            return
+        path = (*part.path, "QUANTIZER", "DTYPE")
+        if self.backend not in (TENSORRT, "virtual") or self.mode != STATIC:
+            hint = "onnxruntime's CPU has no kernels that compute on fp8" if self.backend == "onnxruntime" else ""
+            yield Wrong("is for the backends tensorrt and virtual, with MODE: static", hint, path=path, value="fp8")
+        elif self.backend == TENSORRT and not self._has(FP8):
+            yield self._lacks(FP8, path, "fp8")
+        elif quantizer.bit != FP8_BITS:
+            yield Wrong("must be 8 (or 0 for float) with DTYPE: fp8", path=(*path[:-1], "BIT"), value=quantizer.bit)
+        elif not part.keys.qscheme.endswith("-symmetric"):
+            text = "must be symmetric with DTYPE: fp8, which has no zero point"
+            yield Wrong(text, path=(*part.path, "QSCHEME"), value=part.keys.qscheme)
+        elif observer in names.ONLY_INTEGERS:
+            text = f"is for integers with uniform steps; use {one_of(('minmax', 'mse', 'percentile'))} with DTYPE: fp8"
+            yield Wrong(text, path=(*part.path, "OBSERVER", "TYPE"), value=observer)
 
+    def _block_problems(self, part: Part) -> Iterator[Wrong]:
+        """Check that the backend's kernels support block-wise scales."""
+        size = part.settings.block_size
+        if size is None:
+            return
+        path = (*part.path, "BLOCK_SIZE")
+        if self.backend == "onnxruntime" and self.mode != "weight_only":
+            text = "is for MODE: weight_only on onnxruntime, whose integer kernels have one scale per channel"
+            yield Wrong(text, "Use none", path=path, value=size)
+        elif self.backend == TENSORRT and part.keys.quantizer.bit != INT4_BITS:
+            yield Wrong("is for weights of 4 bits on tensorrt: use none, or BIT: 4", path=path, value=size)
+        elif self.backend == TENSORRT and size not in INT4_BLOCKS:
+            yield Wrong(f"must be {one_of(map(str, INT4_BLOCKS))} for the backend tensorrt", path=path, value=size)
+        elif not is_per_channel(part.keys.qscheme):
+            text = "must be per-channel-symmetric or per-channel-affine with BLOCK_SIZE"
+            yield Wrong(text, path=(*part.path, "QSCHEME"), value=part.keys.qscheme)
 
-def check_search(mode: str, *, auto: bool, mixed: bool) -> Iterator[Wrong]:
-    """Check that this mode supports AUTO and MIXED."""
-    if mode == "dynamic" and (auto or mixed):
-        text = "must be static or weight_only with AUTO and MIXED"
-        yield Wrong(text, "Scales that are computed as the model runs cannot be simulated", path=("MODE",), value=mode)
+    def _int4_problems(self, part: Part, *, float_inputs: bool) -> Iterator[Wrong]:
+        """Check 4-bit weights of TensorRT, which need float inputs."""
+        bit = part.keys.quantizer.bit
+        if self.backend != TENSORRT or part.side != "W" or bit != INT4_BITS:
+            return
+        path = (*part.path, "QUANTIZER", "BIT")
+        if not self._has("int4"):
+            yield self._lacks("int4", path, bit)
+        elif self.mode == STATIC and not part.pattern and not float_inputs:
+            hint = "Leave activations float (bits: w4a0), choose MODE: weight_only, or set 4 bits in W.SPECIFIC"
+            yield Wrong("is for weights only on tensorrt", hint, path=path, value=bit)

@@ -1,26 +1,151 @@
-"""Loading of recipes: a file, a dict or nothing, with a backend and overrides, becomes a `Recipe`."""
+"""Loading of recipes: a file, a dict or nothing, with a backend and overrides, becomes a `Recipe`.
+
+Overrides are keywords and ``KEY=VALUE`` flags.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import Any, Final
 
 from pydantic import ValidationError
 
 from sbonnx.errors import RecipeError
-from sbonnx.recipe import limits, names, text
-from sbonnx.recipe.explain import problems
-from sbonnx.recipe.overrides import Overrides, lay_over
-from sbonnx.recipe.problem import Origin, Wrong, nearest, one_of, short
+from sbonnx.recipe import names, yaml_text
+from sbonnx.recipe.limits import TWINS, defaults
+from sbonnx.recipe.problem import KeyOrigin, Wrong, one_of, short, suggestion
 from sbonnx.recipe.schema import Recipe
-from sbonnx.recipe.sections.keys import canonical
+from sbonnx.recipe.sections.base import Section, canonical, children, nested_value, overlay, problems
+from sbonnx.recipe.sections.stages import BY_OUTPUT
+from sbonnx.recipe.values import both_bits
+from sbonnx.spec import FP8_BITS
 
 AUTO: Final = "auto"
 """Source for the backend's defaults with recipe search (AUTO) enabled."""
 
 Source = str | os.PathLike[str] | Mapping[str, Any] | Recipe | None
+Overrides = Mapping[str, Any] | Iterable[str]
+
+BITS: Final = "bits"
+"""Short form that sets both widths, ``w8a8``, or both types, ``fp8``."""
+
+FP8: Final = "fp8"
+
+WHOLE: Final = ("RANGES", "W.SPECIFIC", "A.SPECIFIC", "CALIBRATION.FEEDBACK", *BY_OUTPUT)
+"""Keys whose inner names are chosen by the user."""
+
+
+def all_keys(section: type[Section] = Recipe, prefix: str = "") -> Iterator[str]:
+    """Yield every key path, with dots."""
+    inner = children(section)
+    for name in (field.upper() for field in section.model_fields):
+        yield prefix + name
+        if name in inner:
+            yield from all_keys(inner[name], f"{prefix}{name}.")
+
+
+def _pairs(overrides: Overrides) -> Iterator[tuple[str, Any]]:
+    """Yield (key, value) of each override, in order."""
+    if isinstance(overrides, str):
+        overrides = [overrides]
+    if isinstance(overrides, Mapping):
+        yield from overrides.items()
+        return
+    for item in overrides:
+        name, equals, value = item.partition("=") if isinstance(item, str) else ("", "", "")
+        name = name.strip()
+        if not equals or not name:
+            raise RecipeError(f"an override is KEY=VALUE, got {short(item)}")
+        parsed, _ = yaml_text.parse(value, f"the value of {name}")
+        if parsed is None:
+            raise RecipeError(f"the override {name} has no value")
+        yield name, parsed
+
+
+def _path(name: Any) -> tuple[str, ...]:
+    """Resolve `name`, a path in any case or a short form, to a key path."""
+    if not isinstance(name, str):
+        raise RecipeError(f"the name of an override is text, got {short(name)}")
+    full = names.SHORT_FORMS.get(name.lower(), name)
+    known = set(all_keys())
+    if full.upper() in known:
+        return tuple(full.upper().split("."))
+    fixed = next((key for key in WHOLE if full.upper().startswith(f"{key}.")), None)
+    if fixed is not None:
+        raise RecipeError(f"{short(name)} cannot be set alone: names inside it contain dots. Set {fixed} as a whole")
+    forms = [BITS, *names.SHORT_FORMS]
+    hint = f"{suggestion(name, [*forms, *known], count=3)} Write a key path, or one of {', '.join(forms)}".lstrip()
+    raise RecipeError(f"{short(name)} is not a key of the recipe. {hint}")
+
+
+def _without(data: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    """Return `data` without the value at `path`."""
+    inner = data.get(path[0])
+    if len(path) == 1 or not isinstance(inner, dict):
+        return {name: value for name, value in data.items() if len(path) > 1 or name != path[0]}
+    return {**data, path[0]: _without(inner, path[1:])}
+
+
+def _leaves(section: type[Section], path: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the keys below `path` that a mapping `value` for `section` sets."""
+    inner = children(section)
+    for name, below in canonical(section, value).items():
+        if name in inner:
+            yield from _leaves(inner[name], (*path, name), below)
+        else:
+            yield (*path, name), below
+
+
+def _assignments(name: Any, value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the key paths and values that one override sets."""
+    if isinstance(name, str) and name.lower() == BITS:
+        fp8 = isinstance(value, str) and value.lower() == FP8
+        for side, width in ({"W": FP8_BITS, "A": FP8_BITS} if fp8 else both_bits(value)).items():
+            yield (side, "QUANTIZER", "BIT"), width
+            if fp8:
+                yield (side, "QUANTIZER", "DTYPE"), FP8
+        return
+    path = _path(name)
+    section: type[Section] | None = Recipe
+    for part in path:
+        section = None if section is None else children(section).get(part)
+    if section is None or value is None:
+        yield path, value
+        return
+    try:
+        yield from _leaves(section, path, value)
+    except Wrong as problem:
+        raise problem.under(*path) from problem
+
+
+def apply_overrides(data: dict[str, Any], overrides: Overrides) -> tuple[dict[str, Any], frozenset[str]]:
+    """Apply `overrides` to `data` (canonical keys); also return the key paths that were set (dots, lower case).
+
+    A mapping for a section is merged into it; lists and mappings of patterns replace the old value.
+    None resets a key to its default.
+
+    Raises:
+        RecipeError: an unknown key, a key that is set twice, or text that is not KEY=VALUE.
+    """
+    paths: set[tuple[str, ...]] = set()
+    for name, value in _pairs(overrides):
+        try:
+            found = list(_assignments(name, value))
+        except Wrong as problem:
+            named = problem if problem.path else problem.under(str(name))
+            origin = KeyOrigin(overridden=frozenset({".".join(map(str, named.path)).lower()}))
+            raise origin.error(named) from problem
+        for path, leaf in found:
+            if path in paths:
+                raise RecipeError(f"'{'.'.join(path)}' is set twice in the overrides")
+            paths.add(path)
+            for spelling in TWINS if path in TWINS else (path,):
+                data = _without(data, spelling)
+            if leaf is not None:
+                data = overlay(data, nested_value(path, leaf))
+    return data, frozenset(".".join(path).lower() for path in paths)
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
@@ -29,50 +154,43 @@ def _plain(value: Any, depth: int = 0) -> Any:
     Raises:
         RecipeError: nested too deeply (or in itself), or a text that is too long or not valid Unicode.
     """
-    if depth > text.MAX_DEPTH:
+    if depth > yaml_text.MAX_DEPTH:
         raise RecipeError("the recipe is nested too deeply, or refers to itself")
     if isinstance(value, Mapping):
         return {
             _plain(name) if isinstance(name, str) else name: _plain(inner, depth + 1) for name, inner in value.items()
         }
-
     if isinstance(value, list | tuple):
         return [_plain(inner, depth + 1) for inner in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, str):
-        if len(value) > text.MAX_TEXT:
-            raise RecipeError(f"the recipe holds a text of {len(value)} characters, {short(value)}")
+        if len(value) > yaml_text.MAX_TEXT:
+            raise RecipeError(f"the recipe contains a text of {len(value)} characters, {short(value)}")
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise RecipeError(f"the recipe holds {short(value)}, which is not valid Unicode") from error
+            raise RecipeError(f"the recipe contains {short(value)}, which is not valid Unicode") from error
         return str(value)
     return value
 
 
-def _from_file(path: str | os.PathLike[str]) -> tuple[Any, Origin]:
-    data, lines = text.read(path)
-    name = text.shown(path)
-    if data is None:
-        raise RecipeError(f"{name} is empty; 'auto' instead of a file gives the defaults of the backend")
-    if not isinstance(data, dict):
-        raise RecipeError(f"{name} must be a mapping of keys to values, got {short(data)}")
-    return data, Origin(name, lines)
-
-
-def _source(source: Source, backend: str | None) -> tuple[dict[str, Any], Origin]:
+def _source(source: Source, backend: str | None) -> tuple[dict[str, Any], KeyOrigin]:
     """Return the keys that `source` sets, in canonical form, and their origin."""
     if source is None or (isinstance(source, str) and source.lower() == AUTO):
-        found = limits.defaults(backend) if backend is not None else limits.defaults("virtual")
-        return ({**found, "AUTO": {"ENABLE": True}} if source is not None else found), Origin()
+        found = defaults("virtual" if backend is None else backend)
+        return ({**found, "AUTO": {"ENABLE": True}} if source is not None else found), KeyOrigin()
     if isinstance(source, Recipe):
         return source.to_dict(), source.origin
-    if isinstance(source, Mapping):
-        data, origin = source, Origin()
-    elif isinstance(source, str | os.PathLike) and os.fspath(source):
-        data, origin = _from_file(source)
-    else:
+    data, origin = source, KeyOrigin()
+    if isinstance(source, str | os.PathLike) and os.fspath(source):
+        data, lines = yaml_text.read(source)
+        origin = KeyOrigin(yaml_text.shown(source), lines)
+        if data is None:
+            raise RecipeError(f"{origin.name} is empty; 'auto' instead of a file gives the defaults of the backend")
+        if not isinstance(data, dict):
+            raise RecipeError(f"{origin.name} must be a mapping of keys to values, got {short(data)}")
+    elif not isinstance(source, Mapping):
         raise RecipeError(f"a recipe is a file, a dict, 'auto' or None, got {short(source)}")
     try:
         return canonical(Recipe, _plain(data)), origin
@@ -85,26 +203,19 @@ def _backend_name(backend: object) -> str:
     name = backend.lower() if isinstance(backend, str) else ""
     if name in names.BACKENDS or name in names.VERSIONED:
         return name
-    close = nearest(str(backend), (*names.BACKENDS, *names.VERSIONED)) if isinstance(backend, str) else []
-    hint = f". Did you mean {close[0]}?" if close else ""
-    raise RecipeError(f"the backend must be {one_of(names.BACKENDS)}, got {short(backend)}{hint}")
+    hint = suggestion(name, (*names.BACKENDS, *names.VERSIONED))
+    raise RecipeError(f"the backend must be {one_of(names.BACKENDS)}, got {short(backend)}{hint and f'. {hint}'}")
 
 
-def _settle_backend(
-    data: dict[str, Any], origin: Origin, backend: str | None, overridden: frozenset[str]
-) -> dict[str, Any]:
+def _with_backend(data: dict[str, Any], origin: KeyOrigin, backend: str) -> dict[str, Any]:
     """Set the requested backend in `data` unless `data` contradicts it."""
-    stated = data.get("BACKEND")
-    if backend is None or "backend" in overridden:
-        return data
-    if isinstance(stated, str) and stated.lower().startswith(f"{backend}@"):
-        return data
-    if stated is None or stated == backend.partition("@")[0]:
+    given = data.get("BACKEND")
+    if given is None or given == backend.partition("@")[0]:
         return {**data, "BACKEND": backend}
-    if isinstance(stated, str) and stated.lower() in (*names.BACKENDS, *names.VERSIONED) and stated.lower() != backend:
-        where = origin.where(("BACKEND",))
+    name = given.lower() if isinstance(given, str) else ""
+    if name in (*names.BACKENDS, *names.VERSIONED) and name != backend and not name.startswith(f"{backend}@"):
         raise RecipeError(
-            f"'BACKEND' {where} is {stated.lower()}, but the backend {backend} was asked for. "
+            f"'BACKEND' {origin.where(('BACKEND',))} is {name}, but the backend {backend} was requested. "
             f"Drop one of them, or override BACKEND={backend}"
         )
     return data
@@ -125,15 +236,16 @@ def load(source: Source = None, *, backend: str | None = None, overrides: Overri
         RecipeError: invalid keys or values, with the file, line, key path, value and allowed values; or a
             `backend` that contradicts the source.
     """
-    wanted = None if backend is None else _backend_name(backend)
-    data, origin = _source(source, wanted)
+    backend = None if backend is None else _backend_name(backend)
+    data, origin = _source(source, backend)
     try:
         pairs = _plain(overrides) if isinstance(overrides, Mapping) else overrides
-        data, overridden = lay_over(data, pairs)
+        data, overridden = apply_overrides(data, pairs)
     except RecursionError as error:
         raise RecipeError("the overrides are nested too deeply") from error
-    origin = Origin(origin.name, origin.lines, overridden | origin.overridden)
-    data = _settle_backend(data, origin, wanted, overridden)
+    origin = KeyOrigin(origin.name, origin.lines, overridden | origin.overridden)
+    if backend is not None and "backend" not in overridden:
+        data = _with_backend(data, origin, backend)
     try:
         recipe = Recipe.model_validate(_plain(data))
     except ValidationError as error:
@@ -149,7 +261,7 @@ def parse_qconfig(path: str | os.PathLike[str]) -> Recipe:
         RecipeError: as in `load`.
     """
     if not isinstance(path, str | os.PathLike):
-        raise RecipeError(f"parse_qconfig wants the path of a YAML file, got {short(path)}")
+        raise RecipeError(f"parse_qconfig requires the path of a YAML file, got {short(path)}")
     return load(FilePath(path))  # a Path is always a file, even one called "auto"
 
 

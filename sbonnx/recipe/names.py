@@ -1,35 +1,27 @@
-"""Names that a recipe may use, and their canonical spelling. Everything here is a literal."""
+"""Names that a recipe may use, their canonical spelling, and the meaning of schemes."""
 
 from __future__ import annotations
 
 from typing import Final, Literal, get_args
 
 from sbonnx.backends.tensorrt.profiles import VERSIONS
-from sbonnx.spec import Kind
 
 Backend = Literal["virtual", "onnxruntime", "tensorrt"]
 Scheme = Literal["per-tensor-symmetric", "per-tensor-affine", "per-channel-symmetric", "per-channel-affine"]
-WeightScheme = Literal["auto", Scheme]
+WeightScheme = Literal[Scheme, "auto"]
 SideName = Literal["w", "a"]
 Place = Literal["", "first", "last"]
-Granularity = Literal["auto", "whole", "budget", "layer"]
-Pick = Literal["first", "random"]
-HighPrecision = Literal["fp32", "fp16", "bf16"]
 Mode = Literal["static", "dynamic", "weight_only"]
-Format = Literal["qdq", "qoperator"]
-StreamName = Literal["quantized", "float"]
-BiasCorrectionName = Literal["auto", "none", "empirical", "analytic"]
 
 BACKENDS: Final[tuple[str, ...]] = get_args(Backend)
 VERSIONED: Final = tuple(f"tensorrt@{version}" for version in VERSIONS)
 """Backend names with a version."""
 
-DTYPES: Final[tuple[Kind, ...]] = get_args(Kind)
 SCHEMES: Final[tuple[str, ...]] = get_args(Scheme)
 BY_WIDTH: Final = "auto"
-"""Scheme of weights that depends on the bit width, see `sbonnx.recipe.resolve.Settings.of_bits`."""
+"""Scheme of weights that depends on the bit width, see `is_symmetric`."""
 
-WEIGHT_SCHEMES: Final = (*SCHEMES, BY_WIDTH)
+WEIGHT_SCHEMES: Final[tuple[str, ...]] = get_args(WeightScheme)
 
 QUANTIZERS: Final = ("uniform", "dorefa", "lsq", "lsq+", "pact", "adaround")
 """Quantizer types of Sparsebit. Others may be plugged in: `Recipe.check_types` checks them."""
@@ -52,17 +44,21 @@ ONLY_INTEGERS: Final = frozenset({"kl_histogram", "aciq"})
 ONLY_WEIGHTS: Final = frozenset({"adaround"})
 ONLY_ACTIVATIONS: Final = frozenset({"pact", "moving_average"})
 
-DISTRIBUTIONS: Final = ("gaus", "laplace")
-LAYOUTS: Final = ("NCHW", "NLC")
-SCALE_RULES: Final = ("exact", "sparsebit")
-WEIGHT_FORMS: Final = ("codes", "qdq")
-GRANULARITIES: Final[tuple[str, ...]] = get_args(Granularity)
-PICKS: Final[tuple[str, ...]] = get_args(Pick)
-HIGH_PRECISIONS: Final[tuple[str, ...]] = get_args(HighPrecision)
 MODES: Final[tuple[str, ...]] = get_args(Mode)
-FORMATS: Final[tuple[str, ...]] = get_args(Format)
-STREAMS: Final[tuple[str, ...]] = get_args(StreamName)
-BIAS_CORRECTIONS: Final[tuple[str, ...]] = get_args(BiasCorrectionName)
+STATIC: Final = "static"
+"""Mode in which scales of activations are calibrated."""
+
+FLOAT: Final = 0
+"""The bit width for float, not quantized. Every backend accepts it."""
+
+FULL_BITS: Final = 8
+"""From this width on rounding to nearest suffices; below, input-aware roundings are the default."""
+
+UNIFORM: Final = "uniform"
+"""Sparsebit's name of plain quantization, whose rounding is set by W.ROUNDING."""
+
+_CALIBRATED: Final = frozenset({UNIFORM}) | ONLY_WEIGHTS
+"""Quantizers of weights whose scales are measured; the others learn them."""
 
 SHORT_FORMS: Final = {
     "w_bit": "W.QUANTIZER.BIT",
@@ -103,3 +99,15 @@ SHORT_FORMS: Final = {
     "min_integer": "VERIFY.MIN_INTEGER",
 }
 """Short forms of key paths, for keywords and flags. ``bits`` is one more: it sets two keys."""
+
+
+def is_per_channel(scheme: str) -> bool:
+    """Whether a scheme has one scale per channel."""
+    return scheme == BY_WIDTH or scheme.startswith("per-channel-")
+
+
+def is_symmetric(scheme: str, bits: int, quantizer: str) -> bool:
+    """Whether a scheme has a fixed zero point, for a bit width (0: float) and a quantizer type."""
+    if scheme == BY_WIDTH:
+        return not 0 < bits < FULL_BITS or quantizer not in _CALIBRATED
+    return scheme.endswith("-symmetric")

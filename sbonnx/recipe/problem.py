@@ -15,7 +15,7 @@ from sbonnx.errors import RecipeError
 Path = tuple[str | int, ...]
 
 UNSAID: Final = object()
-"""Marks a value that the message does not repeat: the text contains it, or there is none."""
+"""Marks a value that the message omits: the text contains it, or there is none."""
 
 COMPARED: Final = 300
 """Maximum characters of names that are compared for similarity: the time grows with the product of lengths."""
@@ -79,6 +79,12 @@ def nearest(word: str, names: Collection[str], *, count: int = 1, cutoff: float 
     return [name for key in close for name in spelled[key]][:count]
 
 
+def suggestion(word: str, names: Collection[str], *, count: int = 1, cutoff: float = 0.5) -> str:
+    """Return a question with the names most similar to `word`, or ""."""
+    close = nearest(word, names, count=count, cutoff=cutoff)
+    return f"Did you mean {one_of(close)}?" if close else ""
+
+
 def key_path(path: Path) -> str:
     """Format a path as ``W.SPECIFIC[0]['conv*'].QUANTIZER.BIT``: keys with dots, positions and patterns in brackets."""
     text = ""
@@ -123,7 +129,7 @@ class ManyWrong(ValueError):
 
 
 @dataclass(frozen=True)
-class Origin:
+class KeyOrigin:
     """Source of the keys of a recipe, for error messages.
 
     Attributes:

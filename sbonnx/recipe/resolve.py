@@ -1,28 +1,29 @@
-"""Settings of one tensor, resolved from the recipe."""
+"""TensorSettings of one tensor, resolved from the recipe."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
-from sbonnx.recipe.limits import FLOAT, STATIC, check_bits, check_scheme
-from sbonnx.recipe.names import BY_WIDTH, LEARNED
-from sbonnx.recipe.node_patterns.matching import matcher
-from sbonnx.recipe.problem import Path, Wrong, key_path, nearest, one_of
-from sbonnx.recipe.schemes import FULL_BITS, UNIFORM, is_per_channel, is_symmetric
-from sbonnx.recipe.sections.layers import (
+from sbonnx.recipe.names import BY_WIDTH, FLOAT, FULL_BITS, LEARNED, UNIFORM, is_per_channel, is_symmetric
+from sbonnx.recipe.node_patterns import matcher
+from sbonnx.recipe.problem import Path, Wrong, key_path, one_of, suggestion
+from sbonnx.recipe.sections.base import overlay
+from sbonnx.recipe.sections.quantizers import (
+    AUTO,
     ActivationChange,
     ActivationObserver,
-    ActivationQuantizer,
     Activations,
     Change,
+    ScaleName,
+    ScaleSetting,
     Side,
+    WeightChange,
     WeightObserver,
-    WeightQuantizer,
+    Weights,
 )
-from sbonnx.recipe.sections.rounding import AUTO, ScaleName, ScaleWish
 from sbonnx.spec import Kind
 
 Observer = WeightObserver | ActivationObserver
@@ -31,7 +32,7 @@ NEAREST: Final = "nearest"
 
 
 @dataclass(frozen=True)
-class Settings:
+class TensorSettings:
     """Quantization settings of one side (weight or activation) of one tensor, as set by the user.
 
     Attributes:
@@ -66,10 +67,10 @@ class Settings:
     block_size: int | None = None
     rounding: str = AUTO
     rounding_arguments: Mapping[str, float | str | bool] = field(default_factory=dict)
-    rounding_scale: ScaleWish = AUTO
+    rounding_scale: ScaleSetting = AUTO
     by_width: bool = False
 
-    def of_bits(self, bits: int, why: str) -> Settings:
+    def of_bits(self, bits: int, why: str) -> TensorSettings:
         """Return the settings at another bit width, 0 for float, because of the key `why`."""
         symmetric = is_symmetric(BY_WIDTH, bits, self.quantizer) if self.by_width else self.symmetric
         return replace(self, bits=bits, enabled=bits != FLOAT, why=why, dtype="int", symmetric=symmetric)
@@ -94,59 +95,46 @@ class Settings:
         searched = self.bits < FULL_BITS and self.block_size is None and self.rounding_name != NEAREST
         return "search" if searched else "observer"
 
-    def off(self, why: str) -> Settings:
+    def off(self, why: str) -> TensorSettings:
         """Return the settings, left float because of the key `why`."""
         return replace(self, enabled=False, why=why)
 
 
-def _moving_average(observer: Observer) -> dict[str, float | str]:
-    return {"ratio": observer.moving_average.ema_ratio} if isinstance(observer, ActivationObserver) else {}
+def _observer_arguments(observer: Observer) -> dict[str, float | str]:
+    """Return the keyword arguments of an observer."""
+    if observer.type == "percentile":
+        return {"alpha": observer.percentile.alpha}
+    if observer.type == "aciq":
+        return {"distribution": observer.aciq.distribution}
+    if observer.type == "moving_average" and isinstance(observer, ActivationObserver):
+        return {"ratio": observer.moving_average.ema_ratio}
+    return {}
 
 
-ARGUMENTS: Final[dict[str, Callable[[Observer], dict[str, float | str]]]] = {
-    "percentile": lambda observer: {"alpha": observer.percentile.alpha},
-    "aciq": lambda observer: {"distribution": observer.aciq.distribution},
-    "moving_average": _moving_average,
-}
-"""Observers that take arguments, with the argument names of the observers."""
+def _activation_settings(keys: Activations | ActivationChange) -> dict[str, Any]:
+    """Return the settings that only activations have."""
+    alpha = keys.quantizer.pact.alpha_value if keys.quantizer.type == "pact" else None
+    return {"layout": keys.observer.layout, "quantizer_arguments": {} if alpha is None else {"alpha": alpha}}
 
 
-def _quantizer_arguments(quantizer: WeightQuantizer | ActivationQuantizer) -> dict[str, float | str]:
-    alpha = quantizer.pact.alpha_value if isinstance(quantizer, ActivationQuantizer) else None
-    return {} if alpha is None or quantizer.type != "pact" else {"alpha": alpha}
-
-
-def _block_size(keys: Side | Change) -> int | None:
-    size = None if isinstance(keys, Activations | ActivationChange) else keys.block_size
-    return size if isinstance(size, int) else None
-
-
-def _rounding(keys: Side | Change) -> dict[str, Any]:
-    """Return the rounding settings of weights. ``W.QUANTIZER.TYPE: adaround`` is Sparsebit's key for it."""
-    if isinstance(keys, Activations | ActivationChange):
-        return {}
+def _weight_settings(keys: Weights | WeightChange) -> dict[str, Any]:
+    """Return the settings that only weights have. ``W.QUANTIZER.TYPE: adaround`` is Sparsebit's key for rounding."""
     name = keys.rounding.type
     if name == AUTO and keys.quantizer.type not in (UNIFORM, *LEARNED):
         name = keys.quantizer.type
-    meant, arguments = keys.rounding.named("gptq" if name == AUTO else name)
-    name = name if name == AUTO else meant
-    return {"rounding": name, "rounding_arguments": arguments, "rounding_scale": keys.rounding.scale}
+    rounding, arguments = keys.rounding.named("gptq" if name == AUTO else name)
+    return {
+        "block_size": keys.block_size if isinstance(keys.block_size, int) else None,
+        "rounding": AUTO if name == AUTO else rounding,
+        "rounding_arguments": arguments,
+        "rounding_scale": keys.rounding.scale,
+    }
 
 
 def effective(side: Side, change: Change) -> Change:
     """Return the values of `side`, overridden by those of `change`."""
     base = side.model_dump(by_alias=True, exclude={"specific", "qadd"})
     return type(change).model_validate(overlay(base, change.model_dump(by_alias=True, exclude_unset=True)))
-
-
-def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two mappings recursively; `above` wins."""
-    out = dict(below)
-    for name, value in above.items():
-        before = out.get(name)
-        both = isinstance(before, Mapping) and isinstance(value, Mapping)
-        out[name] = overlay(before, value) if both else value  # type: ignore[arg-type]
-    return out
 
 
 @dataclass(frozen=True)
@@ -170,12 +158,6 @@ class Part:
         """Whether this part is left float."""
         return self.keys.quantizer.disable or self.keys.quantizer.bit == FLOAT
 
-    def problems(self, backend: str, mode: str = STATIC) -> Iterator[Wrong]:
-        """Yield the settings that the backend does not accept in this mode."""
-        if not self.is_float:
-            yield from check_bits(backend, self.side, (*self.path, "QUANTIZER", "BIT"), self.keys.quantizer.bit, mode)
-            yield from check_scheme(backend, self.side, (*self.path, "QSCHEME"), self.keys.qscheme, mode)
-
     def missing_types(
         self,
         observers: Collection[str] | None,
@@ -191,33 +173,31 @@ class Part:
             kinds.append(("ROUNDING", self.keys.rounding.type, roundings))
         for kind, found, table in kinds:
             if table is not None and found not in table and not self.is_float:
-                close = nearest(found, table, cutoff=0.6)
-                hint = f"Did you mean {close[0]}?" if close else ""
+                hint = suggestion(found, table, cutoff=0.6)
                 yield Wrong(f"must be {one_of(sorted(table))}", hint, path=(*self.path, kind, "TYPE"), value=found)
 
     @cached_property
-    def settings(self) -> Settings:
-        """Settings with these values."""
+    def settings(self) -> TensorSettings:
+        """TensorSettings with these values."""
         keys, why = self.keys, key_path(self.path)
         if self.is_float:
             why += ".QUANTIZER.DISABLE" if keys.quantizer.disable else ".QUANTIZER.BIT"
-        arguments = ARGUMENTS.get(keys.observer.type)
-
-        return Settings(
+        if isinstance(keys, Activations | ActivationChange):
+            specific = _activation_settings(keys)
+        else:
+            specific = _weight_settings(keys)
+        return TensorSettings(
             enabled=not self.is_float,
             bits=keys.quantizer.bit,
             symmetric=is_symmetric(keys.qscheme, keys.quantizer.bit, keys.quantizer.type),
             per_channel=is_per_channel(keys.qscheme),
             quantizer=keys.quantizer.type,
             observer=keys.observer.type,
-            observer_arguments={} if arguments is None else arguments(keys.observer),
+            observer_arguments=_observer_arguments(keys.observer),
             why=why,
-            quantizer_arguments=_quantizer_arguments(keys.quantizer),
-            layout=keys.observer.layout if isinstance(keys.observer, ActivationObserver) else "NCHW",
             dtype=keys.quantizer.dtype,
-            block_size=_block_size(keys),
             by_width=keys.qscheme == BY_WIDTH,
-            **_rounding(keys),
+            **specific,
         )
 
 

@@ -10,42 +10,26 @@ from typing import Annotated, Any, Literal, final
 
 from pydantic import BeforeValidator, PrivateAttr, model_validator
 
-from sbonnx.recipe import limits, names, types, values
-from sbonnx.recipe.node_patterns.resolution import Use, find_meant, slow_problem
-from sbonnx.recipe.node_patterns.torch_modules import NodeInfo
-from sbonnx.recipe.problem import ManyWrong, Origin, Wrong, key_path
+from sbonnx.recipe import names, values
+from sbonnx.recipe.limits import BackendLimits, complete
+from sbonnx.recipe.names import is_per_channel
+from sbonnx.recipe.node_patterns import PatternUse, resolve_patterns, slow_problem
+from sbonnx.recipe.problem import KeyOrigin, ManyWrong, Wrong, key_path
 from sbonnx.recipe.resolve import (
     Part,
-    Settings,
+    TensorSettings,
     changed,
     changes,
     effective,
     first_hit,
     tensor_hit,
 )
-from sbonnx.recipe.schemes import is_per_channel
-from sbonnx.recipe.sections.calibration import Calibration
-from sbonnx.recipe.sections.equalize import Equalize
-from sbonnx.recipe.sections.keys import Section, canonical, key
-from sbonnx.recipe.sections.layers import Activations, QuantizeInputsOf, Schedule, SideBits, Weights
-from sbonnx.recipe.sections.mixed import Auto, Mixed
-from sbonnx.recipe.sections.verification import Verification
-from sbonnx.recipe.spellings import one_spelling
+from sbonnx.recipe.sections.base import Section, canonical, key, new_key
+from sbonnx.recipe.sections.quantizers import Activations, QuantizeInputsOf, Schedule, SideBits, Weights
+from sbonnx.recipe.sections.stages import Auto, Calibration, Equalize, Mixed, Verification
+from sbonnx.recipe.torch_modules import NodeInfo
 from sbonnx.spec import ScaleRule
 
-WeightForm = Literal["codes", "qdq"]
-
-ScaleRuleName = Annotated[
-    ScaleRule, BeforeValidator(values.choice(names.SCALE_RULES)), values.schema(names.SCALE_RULES)
-]
-WeightFormName = Annotated[
-    WeightForm, BeforeValidator(values.choice(names.WEIGHT_FORMS)), values.schema(names.WEIGHT_FORMS)
-]
-BiasCorrection = Annotated[
-    names.BiasCorrectionName,
-    BeforeValidator(values.choice(names.BIAS_CORRECTIONS)),
-    values.schema(names.BIAS_CORRECTIONS),
-]
 Ranges = Annotated[dict[values.TensorPattern, values.Interval], BeforeValidator(values.a_mapping)]
 SharedScales = Annotated[tuple[values.TensorGroup, ...], BeforeValidator(values.a_list)]
 
@@ -61,109 +45,91 @@ class Recipe(Section):
     """
 
     backend: values.BackendName = key("virtual", "the runtime that the model is made for", ", ".join(names.BACKENDS))
-    version: values.VersionName | None = key(
-        None,
-        "version of the runtime; also written BACKEND: tensorrt@10",
-        "tensorrt: 11, 10, 8.6",
-        "new",
-        shown="tensorrt: 11",
+    version: values.VersionName | None = new_key(
+        None, "version of the runtime; also written BACKEND: tensorrt@10", "tensorrt: 11, 10, 8.6", shown="tensorrt: 11"
     )
     device: values.Device = key("auto", "where calibration runs", "auto (cuda if there is one), cpu, cuda, cuda:N")
     schedule: Schedule = Schedule()
-    mode: values.ModeName = key(
+    mode: values.ModeName = new_key(
         "static",
         "static: weights and activations, scales from data; dynamic: scales of activations computed as the model runs; "
         "weight_only: weights of MatMul and Gemm, activations stay float",
         "static, dynamic (onnxruntime), weight_only",
-        "new",
     )
-    format: values.FormatName = key(
+    format: Annotated[Literal["qdq", "qoperator"], values.ANY_CASE] = new_key(
         "qdq",
         "form of the file: float ops between Q/DQ pairs, or integer ops (QLinearConv and its kin)",
         "qdq, qoperator (onnxruntime, static)",
-        "new",
     )
-    accuracy_level: values.AccuracyLevel = key(
+    accuracy_level: values.AccuracyLevel = new_key(
         4,
         "onnxruntime with weight_only: what MatMulNBits computes on; 4: activations rounded to int8 by block, fastest",
         "0 (its default), 1 (float32), 2 (float16), 3 (bfloat16), 4 (int8)",
-        "new",
     )
-    min_weight_size: values.CountOrNone | None = key(
+    min_weight_size: values.CountOrNone | None = new_key(
         None,
         "MODE dynamic and weight_only: number of values from which the weight of a MatMul or Gemm is quantized",
         "0 or more",
-        "new",
         shown="weight_only 1024 (virtual: 0), dynamic 16384",
     )
     skip_trace_modules: values.Patterns = key((), "nodes that stay float, weights and inputs", _NODES)
     w: Weights = Weights()
     a: Activations = Activations()
-    include: values.Patterns = key((), "if not empty: only these nodes or tensors are quantized", _NODES, "new")
-    exclude: values.Patterns = key((), "nodes or tensors that stay float, even if included", _NODES, "new")
+    include: values.Patterns = new_key((), "if not empty: only these nodes or tensors are quantized", _NODES)
+    exclude: values.Patterns = new_key((), "nodes or tensors that stay float, even if included", _NODES)
     first_bits: SideBits = SideBits()
     last_bits: SideBits = SideBits()
-    ranges: Ranges = key({}, "ranges fixed by hand, instead of observed ones", "{tensor pattern: [lo, hi]}", "new")
-    shared_scales: SharedScales = key(
-        (),
-        "groups of tensors that get one common scale and zero point",
-        "list of lists of tensor patterns",
-        "new",
+    ranges: Ranges = new_key({}, "ranges fixed by hand, instead of observed ones", "{tensor pattern: [lo, hi]}")
+    shared_scales: SharedScales = new_key(
+        (), "groups of tensors that get one common scale and zero point", "list of lists of tensor patterns"
     )
     quantize_inputs_of: QuantizeInputsOf = QuantizeInputsOf()
-    scale_rule: ScaleRuleName = key(
-        "exact", "how a range becomes a scale; `sparsebit` gives the ancestor's numbers", "exact, sparsebit", "new"
+    scale_rule: Annotated[ScaleRule, values.ANY_CASE] = new_key(
+        "exact", "how a range becomes a scale; `sparsebit` gives the ancestor's numbers", "exact, sparsebit"
     )
-    weights: WeightFormName = key(
-        "codes", "weights in the file: integer codes + DQ, or float + Q + DQ", "codes, qdq", "new"
+    weights: Annotated[Literal["codes", "qdq"], values.ANY_CASE] = new_key(
+        "codes", "weights in the file: integer codes + DQ, or float + Q + DQ", "codes, qdq"
     )
-    high_precision: values.HighPrecisionName = key(
+    high_precision: Annotated[Literal["fp32", "fp16", "bf16"], values.ANY_CASE] = new_key(
         "fp32",
         "type of what stays float: fp16 and bf16 give a strongly typed graph, in which what would overflow or vanish "
         "on the calibration data stays float32",
         "fp32; tensorrt and virtual: fp16, bf16",
-        "new",
     )
-    keep_io: values.Flag = key(
-        True, "inputs and outputs of the model keep their types with HIGH_PRECISION fp16 and bf16", "true, false", "new"
+    keep_io: values.Flag = new_key(
+        True, "inputs and outputs of the model keep their types with HIGH_PRECISION fp16 and bf16", "true, false"
     )
-    kernel_costs: values.KernelCosts = key(
+    kernel_costs: values.KernelCosts = new_key(
         "bundled",
         "onnxruntime: what its kernels cost, by which an op that would be slower in integers stays float",
         "bundled, none (rules alone), a file that `python -m benchmarks.kernels --output` wrote",
-        "new",
     )
-    reduce_range: values.Flag | None = key(
+    reduce_range: values.Flag | None = new_key(
         None,
         "onnxruntime: weights of 7 bits, which do not saturate on x86 CPUs without VNNI",
         "true, false",
-        "new",
         shown="true where this machine's CPU lacks VNNI",
     )
-    simplify: values.Flag = key(True, "simplify the graph first", "true, false", "new")
-    requantize: values.Flag = key(
-        False,
-        "a model that is quantized already is made float again first, instead of refused",
-        "true, false",
-        "new",
+    simplify: values.Flag = new_key(True, "simplify the graph first", "true, false")
+    requantize: values.Flag = new_key(
+        False, "a model that is quantized already is made float again first, instead of refused", "true, false"
     )
-    samples: values.Count | None = key(
-        None, "how many feeds (batches, after splitting) of the data are used at most", "1 or more", "new", shown="all"
+    samples: values.Count | None = new_key(
+        None, "how many feeds (batches, after splitting) of the data are used at most", "1 or more", shown="all"
     )
     calibration: Calibration = Calibration()
     equalize: Equalize = Equalize()
-    bias_correction: BiasCorrection = key(
+    bias_correction: Annotated[Literal["auto", "none", "empirical", "analytic"], values.ANY_CASE] = new_key(
         "auto",
         "what the rounding of weights and inputs shifts an output by on average, taken off its bias",
         "auto (empirical where a rounding sees inputs, and in static networks with depthwise convolutions, else none), "
         "none, empirical (measured), analytic (from batch norms)",
-        "new",
     )
     auto: Auto = Auto()
     mixed: Mixed = Mixed()
     verify: Verification = Verification()
 
-    _origin: Origin = PrivateAttr(default_factory=Origin)
+    _origin: KeyOrigin = PrivateAttr(default_factory=KeyOrigin)
     _named: dict[str, dict[str, frozenset[str]]] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="before")
@@ -171,7 +137,7 @@ class Recipe(Section):
     def _fill(cls, data: Any) -> Any:
         if isinstance(data, cls):
             return data
-        return limits.complete(one_spelling(types.one_version(canonical(cls, data))))
+        return complete(canonical(cls, data))
 
     @model_validator(mode="after")
     def _backend_accepts(self) -> Recipe:
@@ -182,26 +148,28 @@ class Recipe(Section):
 
     def _limit_problems(self) -> Iterator[Wrong]:
         yield from self.verify.problems()
-        yield from limits.check_search(self.mode, auto=self.auto.enable, mixed=self.mixed.wanted)
-        unfit = tuple(limits.check_mode(self.backend, self.mode, self.format, self.weights))
-        if unfit:
-            yield from unfit
+        limits = BackendLimits(self.backend, self.mode, self.version)
+        yield from limits.search_problems(auto=self.auto.enable, mixed=self.mixed.wanted)
+        unsupported = tuple(limits.mode_problems(self.format, self.weights))
+        if unsupported:
+            yield from unsupported
             return
         seen = set()
         for part in self._parts:
-            for problem in part.problems(self.backend, self.mode):
-                said = (part.side, problem.path[len(part.path) :], problem.value)
-                if said not in seen:  # a problem of the whole side recurs in each entry of its SPECIFIC
+            for problem in limits.part_problems(part):
+                problem_key = (part.side, problem.path[len(part.path) :], problem.value)
+                if problem_key not in seen:  # a problem of the whole side recurs in each entry of its SPECIFIC
                     yield problem
                 if not part.pattern:
-                    seen.add(said)
-        yield from limits.check_ends(self.backend, "FIRST_BITS", self.first_bits, self.mode)
-        yield from limits.check_ends(self.backend, "LAST_BITS", self.last_bits, self.mode)
-        yield from limits.check_precision(self.backend, self.version, self.high_precision)
-        yield from types.problems(self, self._parts)
+                    seen.add(problem_key)
+        ends = {"FIRST_BITS": self.first_bits, "LAST_BITS": self.last_bits}
+        for name, bits in ends.items():
+            yield from limits.ends_problems(name, bits)
+        yield from limits.precision_problems(self.high_precision)
+        yield from limits.type_problems(self._parts, ends)
         if self.schedule.bn_tuning and not is_per_channel(self.w.qscheme):
-            wanted = "must be per-channel-symmetric or per-channel-affine when SCHEDULE.BN_TUNING is true"
-            yield Wrong(wanted, path=("W", "QSCHEME"), value=self.w.qscheme)
+            text = "must be per-channel-symmetric or per-channel-affine when SCHEDULE.BN_TUNING is true"
+            yield Wrong(text, path=("W", "QSCHEME"), value=self.w.qscheme)
 
     @cached_property
     def _parts(self) -> tuple[Part, ...]:
@@ -232,7 +200,9 @@ class Recipe(Section):
         measured = self.mode == "static" and self._parts[0].settings.enabled
         return self.rounds_by_inputs or (depthwise and measured)
 
-    def settings(self, side: names.SideName, *, node: str, op: str, tensor: str, place: names.Place = "") -> Settings:
+    def settings(
+        self, side: names.SideName, *, node: str, op: str, tensor: str, place: names.Place = ""
+    ) -> TensorSettings:
         """Return the settings of `tensor` as weight ("w") or activation ("a") of one node that reads it.
 
         In increasing precedence: the values of the whole side; FIRST_BITS or LAST_BITS; the first entry of
@@ -251,7 +221,7 @@ class Recipe(Section):
             return found.off("INCLUDE")
         return found
 
-    def _wished(self, side: names.SideName, node: str, op: str, tensor: str, place: names.Place) -> Settings:
+    def _wished(self, side: names.SideName, node: str, op: str, tensor: str, place: names.Place) -> TensorSettings:
         whole, *entries = (part for part in self._parts if part.side == side.upper())
         for part in entries:
             if changed(part.pattern, node, op, tensor, self.nodes_of(part.side)):
@@ -272,18 +242,22 @@ class Recipe(Section):
         """Return the position in SHARED_SCALES of the first group that contains `tensor`, or None."""
         return next((i for i, group in enumerate(self.shared_scales) if tensor_hit(group, tensor)), None)
 
-    def _uses(self) -> Iterator[Use]:
+    def _uses(self) -> Iterator[PatternUse]:
         for name, patterns in (
             ("SKIP_TRACE_MODULES", self.skip_trace_modules),
             ("INCLUDE", self.include),
             ("EXCLUDE", self.exclude),
         ):
-            yield from (Use((name, index), pattern, "nodes") for index, pattern in enumerate(patterns))
+            yield from (PatternUse((name, index), pattern, "nodes") for index, pattern in enumerate(patterns))
         for name, side in (("W", self.w), ("A", self.a)):
-            yield from (Use((name, "SPECIFIC", i, pattern), pattern, "either") for i, pattern, _ in changes(side))
-        yield from (Use(("RANGES", pattern), pattern, "tensors") for pattern in self.ranges)
+            yield from (
+                PatternUse((name, "SPECIFIC", i, pattern), pattern, "either") for i, pattern, _ in changes(side)
+            )
+        yield from (PatternUse(("RANGES", pattern), pattern, "tensors") for pattern in self.ranges)
         for group, patterns in enumerate(self.shared_scales):
-            yield from (Use(("SHARED_SCALES", group, i), pattern, "tensors") for i, pattern in enumerate(patterns))
+            yield from (
+                PatternUse(("SHARED_SCALES", group, i), pattern, "tensors") for i, pattern in enumerate(patterns)
+            )
 
     def for_model(self, nodes: Sequence[NodeInfo], tensors: Collection[str]) -> tuple[Recipe, Mapping[str, str]]:
         """Resolve patterns that name torch modules to the nodes of one model.
@@ -302,12 +276,12 @@ class Recipe(Section):
         slow = slow_problem(uses, nodes, tensors)
         if slow is not None:
             raise self._origin.error(slow)
-        meant = find_meant(uses, nodes, tensors)
-        if meant.wrong:
-            raise self._origin.error(meant.wrong[0], len(meant.wrong) - 1)
+        resolved = resolve_patterns(uses, nodes, tensors)
+        if resolved.wrong:
+            raise self._origin.error(resolved.wrong[0], len(resolved.wrong) - 1)
         copy = self.model_copy()
-        copy._named = meant.named
-        return copy, meant.nothing
+        copy._named = resolved.named
+        return copy, resolved.nothing
 
     def nodes_of(self, key: str) -> Mapping[str, frozenset[str]]:
         """Return the node names by pattern, for patterns under `key` that name torch modules; see `for_model`."""
@@ -353,11 +327,11 @@ class Recipe(Section):
         return hashlib.sha256(json.dumps(self.to_dict()).encode()).hexdigest()
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> KeyOrigin:
         """Source of the keys, for error messages."""
         return self._origin
 
-    def written_in(self, origin: Origin) -> Recipe:
+    def written_in(self, origin: KeyOrigin) -> Recipe:
         """Return the recipe with another origin in its error messages."""
         copy = self.model_copy()
         copy._origin = origin

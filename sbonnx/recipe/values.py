@@ -1,23 +1,26 @@
 """Types of values in a recipe: accepted input, canonical spelling, and JSON schema for editors.
 
-Each reader converts a value from YAML or Python to the canonical value, or raises `Wrong`. As in
-Sparsebit, numbers and booleans may also be quoted.
+A `Reader` converts a value from YAML or Python to the canonical value, or raises `Wrong`. As in Sparsebit, numbers and
+booleans may also be quoted.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from numbers import Integral, Real
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, TypeVar, get_args
 
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 
 from sbonnx.backends.tensorrt.profiles import VERSIONS, Version
 from sbonnx.recipe import names
-from sbonnx.recipe.node_patterns.matching import check_pattern
+from sbonnx.recipe.node_patterns import check_pattern
 from sbonnx.recipe.problem import UNSAID, Wrong, one_of, short
 from sbonnx.spec import Kind
 
@@ -28,6 +31,7 @@ _TYPE_NAME = re.compile(r"[a-z][a-z0-9_]*\+?")
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
 _MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kmgt]?)(i?)b?", re.IGNORECASE)
 _PER_SIDE = re.compile(r"w([0-9]{1,2})a([0-9]{1,2})", re.IGNORECASE)
+_PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*%\s*")
 
 MIN_BITS: Final = 2
 MAX_BITS: Final = 16
@@ -38,6 +42,38 @@ NO_BLOCKS: Final = "none"
 
 FLOAT_BITS: Final = 32
 """In ``w8a32`` the 32 means float."""
+
+_QUOTES: Final = "Put names that look like numbers or truth values in quotes"
+_NOT_A_SIZE: Final = "must be a size such as '2 GiB' or '500 MB'"
+
+Number = TypeVar("Number", int, float)
+
+_BOUNDS: Final[dict[str, Callable[[float, float], bool]]] = {
+    "minimum": operator.ge,
+    "maximum": operator.le,
+    "exclusiveMinimum": operator.gt,
+    "exclusiveMaximum": operator.lt,
+}
+"""Comparisons by their names in a JSON schema."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """Annotation of a type for pydantic.
+
+    Attributes:
+        read: converts a value to the canonical one.
+        schema: JSON schema of the accepted values.
+    """
+
+    read: Callable[[Any], Any]
+    schema: Mapping[str, Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return BeforeValidator(self.read).__get_pydantic_core_schema__(source, handler)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return dict(self.schema)
 
 
 def flag(value: object) -> bool:
@@ -71,12 +107,17 @@ def number(value: object) -> float | None:
     return found if math.isfinite(found) else None
 
 
+def _accepted(found: Number | None, accepts: Callable[[Number], bool], text: str, value: object) -> Number:
+    """Return a number that was read from `value` and is acceptable; `text` says which ones are."""
+    if found is None or not accepts(found):
+        raise Wrong(f"must be {text}", value=value)
+    return found
+
+
 def bits(value: object) -> int:
     """Read a bit width: 0 (float) or 2 to 16."""
-    found = integer(value)
-    if found is None or not (found == 0 or MIN_BITS <= found <= MAX_BITS):
-        raise Wrong(f"must be 0 (float) or a whole number of bits from {MIN_BITS} to {MAX_BITS}", value=value)
-    return found
+    text = f"0 (float) or a whole number of bits from {MIN_BITS} to {MAX_BITS}"
+    return _accepted(integer(value), lambda width: width == 0 or MIN_BITS <= width <= MAX_BITS, text, value)
 
 
 def both_bits(value: object) -> dict[str, int]:
@@ -91,19 +132,78 @@ def both_bits(value: object) -> dict[str, int]:
     return {"W": weight, "A": activation}
 
 
-def positive(value: object) -> int:
-    """Read a whole number from 1 up."""
-    found = integer(value)
-    if found is None or found < 1:
-        raise Wrong("must be a whole number, 1 or more", value=value)
-    return found
+def whole(text: str, low: int, high: int | None = None, **schema: int) -> Reader:
+    """Return a reader of whole numbers from `low` to `high`.
+
+    Args:
+        text: the accepted values, as in "must be ...".
+        schema: further entries of the JSON schema.
+    """
+
+    def read(value: object) -> int:
+        return _accepted(integer(value), lambda found: found >= low and (high is None or found <= high), text, value)
+
+    return Reader(read, {"type": "integer", "minimum": low, **schema})
 
 
-def _accuracy_level(value: object) -> int:
-    found = integer(value)
-    if found is None or not 0 <= found <= 4:
-        raise Wrong("must be a level of MatMulNBits, 0 to 4", value=value)
-    return found
+def real(text: str, **bounds: float) -> Reader:
+    """Return a reader of numbers.
+
+    Args:
+        text: the accepted values, as in "must be ...".
+        bounds: limits by their names in a JSON schema, see `_BOUNDS`.
+    """
+
+    def accepts(found: float) -> bool:
+        return all(_BOUNDS[name](found, bound) for name, bound in bounds.items())
+
+    def read(value: object) -> float:
+        return _accepted(number(value), accepts, text, value)
+
+    return Reader(read, {"type": "number", **bounds})
+
+
+def _percentage(value: object) -> float:
+    """Read a share as a number from 0 to 1, or in percent: ``0.005`` or ``0.5%``."""
+    match = _PERCENT.fullmatch(value) if isinstance(value, str) else None
+    found = float(match[1]) / 100 if match else number(value)
+    return _accepted(found, lambda share: 0 <= share <= 1, "a share, 0 to 1 or in percent such as 0.5%", value)
+
+
+def _widths(value: object) -> tuple[int, ...]:
+    """Read bit widths: unique, ascending, float (0) last."""
+    if isinstance(value, str):
+        value = [part for part in re.split(r"[\s,/]+", value) if part]
+    if not isinstance(value, list | tuple):
+        raise Wrong("must be a list of widths", value=value)
+    named = [0 if width == "float" else width for width in value]
+    found = {0 if integer(width) == FLOAT_BITS else bits(width) for width in named}
+    return tuple(sorted(found, key=lambda width: width or FLOAT_BITS))
+
+
+def _strength(value: object) -> float | bool:
+    """Read a strength from 0 to 1, or a boolean for the default strength or none."""
+    found = None if isinstance(value, bool) else number(value)
+    if found is not None and 0 <= found <= 1:
+        return found
+    try:
+        return flag(value)
+    except Wrong as problem:
+        raise Wrong("must be true, false or a number from 0 to 1", value=value) from problem
+
+
+def _figure(value: object, low: float, high: float, text: str) -> float:
+    return _accepted(number(value), lambda found: low <= found <= high, text, value)
+
+
+def _by_output(value: object, low: float, high: float, text: str) -> float | dict[str, float]:
+    """Read one number, or {output: number}."""
+    if not isinstance(value, Mapping):
+        return _figure(value, low, high, f"{text}, or a mapping {{output: number}}")
+    for name in value:
+        if not isinstance(name, str) or not name:
+            raise Wrong(f"has the key {short(name)}: outputs are named in text")
+    return {name: _figure(one, low, high, f"{text} for output {short(name)}") for name, one in value.items()}
 
 
 def _version(value: object) -> str:
@@ -119,46 +219,8 @@ def _block_size(value: object) -> int | str:
     """Read one of `BLOCK_SIZES`, or "none"."""
     if isinstance(value, str) and value.lower() == NO_BLOCKS:
         return NO_BLOCKS
-    found = integer(value)
-    if found is None or found not in BLOCK_SIZES:
-        raise Wrong(f"must be none or a power of two from {BLOCK_SIZES[0]} to {BLOCK_SIZES[-1]}", value=value)
-    return found
-
-
-def _tail(value: object) -> float:
-    found = number(value)
-    if found is None or not 0 <= found < 0.5:
-        hint = "Write 0.001 to cut the outermost tenth of a percent on each side"
-        raise Wrong("must be a share of the values, from 0 to below 0.5", hint, value=value)
-    return found
-
-
-def _ratio(value: object) -> float:
-    found = number(value)
-    if found is None or not 0 <= found < 1:
-        raise Wrong("must be the weight of the old value, from 0 to below 1", value=value)
-    return found
-
-
-def _above_zero(value: object) -> float:
-    found = number(value)
-    if found is None or found <= 0:
-        raise Wrong("must be a number above 0", value=value)
-    return found
-
-
-def _share(value: object) -> float:
-    found = number(value)
-    if found is None or not 0 <= found <= 1:
-        raise Wrong("must be a share, from 0 to 1", value=value)
-    return found
-
-
-def _not_negative(value: object) -> int:
-    found = integer(value)
-    if found is None or found < 0:
-        raise Wrong("must be a whole number, 0 or more", value=value)
-    return found
+    text = f"none or a power of two from {BLOCK_SIZES[0]} to {BLOCK_SIZES[-1]}"
+    return _accepted(integer(value), BLOCK_SIZES.__contains__, text, value)
 
 
 def _interval(value: object) -> tuple[float, float]:
@@ -187,25 +249,23 @@ def memory_bytes(text: str) -> int:
     """Convert ``2 GiB``, ``512MB`` or ``1000000`` to a number of bytes."""
     match = _MEMORY.fullmatch(text.strip())
     if match is None:
-        raise Wrong("must be a size such as '2 GiB' or '500 MB'", value=text)
+        raise Wrong(_NOT_A_SIZE, value=text)
     base = 1024 if match[3] else 1000
     return int(float(match[1]) * base ** ("kmgt".index(match[2].lower()) + 1 if match[2] else 0))
 
 
 def _memory(value: object) -> str:
-    whole = integer(value)
-    text = str(whole) if whole is not None else value
-    if not isinstance(text, str) or len(text) > 30 or _MEMORY.fullmatch(text.strip()) is None:
-        raise Wrong("must be a size such as '2 GiB' or '500 MB'", value=value)
+    number_of_bytes = integer(value)
+    text = value if number_of_bytes is None else str(number_of_bytes)
+    if not isinstance(text, str) or len(text) > 30:
+        raise Wrong(_NOT_A_SIZE, value=value)
     if memory_bytes(text) < 1:
-        raise Wrong("must be more than nothing", value=value)
+        raise Wrong("must be more than 0 bytes", value=value)
     return text.strip()
 
 
 def _folder(value: object) -> str | None:
-    if not isinstance(value, str | os.PathLike):
-        raise Wrong("must be the path of a folder, or none", value=value)
-    text = os.fspath(value)
+    text = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(text, str) or not text.strip() or "\0" in text:
         raise Wrong("must be the path of a folder, or none", value=value)
     return None if text.lower() == "none" else text
@@ -218,13 +278,6 @@ def _kernel_costs(value: object) -> str:
     return text.lower() if text.lower() in ("bundled", "none") else text
 
 
-def _seed(value: object) -> int:
-    found = integer(value)
-    if found is None or not 0 <= found < 10**18:  # `integer` reads up to 18 digits from YAML text
-        raise Wrong("must be a whole number, 0 or more, of up to 18 digits", value=value)
-    return found
-
-
 def _feedback(value: object) -> dict[str, str]:
     """Read {output: input}; every input once."""
     if not isinstance(value, Mapping):
@@ -232,8 +285,8 @@ def _feedback(value: object) -> dict[str, str]:
     taken: dict[str, str] = {}
     for output, name in value.items():
         if not isinstance(output, str) or not isinstance(name, str) or not output or not name:
-            hint = "Put names that look like numbers or truth values in quotes"
-            raise Wrong(f"must lead outputs to inputs by name, got {short(output)}: {short(name)}", hint, value=UNSAID)
+            text = f"must map names of outputs to names of inputs, got {short(output)}: {short(name)}"
+            raise Wrong(text, _QUOTES, value=UNSAID)
         if name in taken:
             raise Wrong(f"feeds {short(name)} from two outputs, {short(taken[name])} and {short(output)}", value=UNSAID)
         taken[name] = output
@@ -265,7 +318,7 @@ def a_mapping(value: object) -> object:
 
 def _pattern(value: object) -> str:
     if not isinstance(value, str):
-        raise Wrong("must be text", "Put names that look like numbers or truth values in quotes", value=value)
+        raise Wrong("must be text", _QUOTES, value=value)
     fault = check_pattern(value)
     if fault is not None:
         raise Wrong(fault, value=value)
@@ -275,109 +328,93 @@ def _pattern(value: object) -> str:
 def _tensor_pattern(value: object) -> str:
     pattern = _pattern(value)
     if pattern.lower().startswith(("op:", "node:")):
-        raise Wrong(f"names a node where a tensor is meant: {short(pattern)}", value=UNSAID)
+        raise Wrong(f"is a pattern for nodes, and this key has tensors: {short(pattern)}", value=UNSAID)
     return pattern
 
 
-def choice(allowed: tuple[str, ...]) -> Callable[[object], str]:
-    spelled = {name.lower(): name for name in allowed}
+class AnyCase:
+    """Annotation of a Literal for pydantic: its names are accepted in any case."""
 
-    def read(value: object) -> str:
-        if isinstance(value, str) and value.lower() in spelled:
-            return spelled[value.lower()]
-        raise Wrong(f"must be {one_of(allowed)}", value=value)
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        spelled = {name.lower(): name for name in get_args(source)}
 
-    return read
+        def read(value: object) -> str:
+            if isinstance(value, str) and value.lower() in spelled:
+                return str(spelled[value.lower()])
+            raise Wrong(f"must be {one_of(spelled.values())}", value=value)
+
+        return BeforeValidator(read).__get_pydantic_core_schema__(source, handler)
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        names = handler(schema)["enum"]
+        cased = ["".join(f"[{c.upper()}{c.lower()}]" if c.isalpha() else c for c in name) for name in names]
+        return {"type": "string", "anyOf": [{"enum": names}, {"pattern": f"^({'|'.join(cased)})$"}]}
 
 
-def schema(allowed: tuple[str, ...]) -> WithJsonSchema:
-    """Return a JSON schema for editors that offers `allowed` and accepts any case of them."""
-    cased = ["".join(f"[{c.upper()}{c.lower()}]" if c.isalpha() else c for c in name) for name in allowed]
-    pattern = {"pattern": f"^({'|'.join(cased)})$"}
-    return WithJsonSchema({"type": "string", "anyOf": [{"enum": list(allowed)}, pattern]})
+ANY_CASE: Final = AnyCase()
 
 
-def _type_schema(known: tuple[str, ...], refused: frozenset[str]) -> WithJsonSchema:
-    """Return a JSON schema for editors that offers the known types of this side and accepts any name (plug-ins)."""
+def _type(known: tuple[str, ...], refused: frozenset[str] = frozenset()) -> Reader:
+    """Return a reader of types. The JSON schema offers those known for this side and accepts any name (plug-ins)."""
     offered = {"enum": [name for name in known if name not in refused]}
-    return WithJsonSchema({"type": "string", "anyOf": [offered, {"pattern": "^[A-Za-z][A-Za-z0-9_-]*[+]?$"}]})
+    return Reader(type_name, {"type": "string", "anyOf": [offered, {"pattern": "^[A-Za-z][A-Za-z0-9_-]*[+]?$"}]})
 
 
-_LIST_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+_TEXT = {"type": "string", "minLength": 1}
+_TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+_BITS = {"type": "integer", "enum": [0, *range(MIN_BITS, MAX_BITS + 1)]}
+_BLOCKS = {"anyOf": [{"type": "integer", "enum": list(BLOCK_SIZES)}, {"enum": [NO_BLOCKS]}]}
+_PAIR = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}
+_DEVICES = {"type": "string", "pattern": "^([Aa][Uu][Tt][Oo]|[Cc][Pp][Uu]|[Cc][Uu][Dd][Aa](:[0-9]+)?)$"}
+_TAIL = "a share of the values, from 0 to below 0.5 (0.001 cuts the outermost 0.1 % on each side)"
 
-Flag = Annotated[bool, BeforeValidator(flag), WithJsonSchema({"type": "boolean"})]
-Bits = Annotated[
-    int,
-    BeforeValidator(bits),
-    WithJsonSchema({"type": "integer", "enum": [0, *range(MIN_BITS, MAX_BITS + 1)]}),
+_NUMBERS = {"type": "object", "additionalProperties": {"type": "number"}}
+_COSINES = {"anyOf": [{"type": "number", "minimum": -1, "maximum": 1}, _NUMBERS]}
+_STRENGTHS = {"anyOf": [{"type": "boolean"}, {"type": "number", "minimum": 0, "maximum": 1}]}
+_NUMBER_OR_TEXT = {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, {"type": "string"}]}
+_WIDTHS = {
+    "anyOf": [{"type": "array", "items": {"anyOf": [{"type": "integer"}, {"const": "float"}]}}, {"type": "string"}]
+}
+_DECIBEL = {"low": -1000.0, "high": 1000.0, "text": "a number of decibel"}
+_COSINE = {"low": -1.0, "high": 1.0, "text": "a cosine, -1 to 1"}
+
+Flag = Annotated[bool, Reader(flag, {"type": "boolean"})]
+Bits = Annotated[int, Reader(bits, _BITS)]
+Count = Annotated[int, whole("a whole number, 1 or more", 1)]
+CountOrNone = Annotated[int, whole("a whole number, 0 or more", 0)]
+Seed = Annotated[int, whole("a whole number, 0 or more, of up to 18 digits", 0, 10**18 - 1)]  # as `integer` reads
+AccuracyLevel = Annotated[int, whole("a level of MatMulNBits, 0 to 4", 0, 4, maximum=4)]
+Share = Annotated[float, real("a share, from 0 to 1", minimum=0, maximum=1)]
+Tail = Annotated[float, real(_TAIL, minimum=0, exclusiveMaximum=0.5)]
+Ratio = Annotated[float, real("a number from 0 to below 1", minimum=0, exclusiveMaximum=1)]
+AboveZero = Annotated[float, real("a number above 0", exclusiveMinimum=0)]
+Interval = Annotated[tuple[float, float], Reader(_interval, _PAIR)]
+WeightQuantizerName = Annotated[str, _type(names.QUANTIZERS, names.ONLY_ACTIVATIONS)]
+WeightObserverName = Annotated[str, _type(names.OBSERVERS, names.ONLY_ACTIVATIONS)]
+ActivationQuantizerName = Annotated[str, _type(names.QUANTIZERS, names.ONLY_WEIGHTS)]
+ActivationObserverName = Annotated[str, _type(names.OBSERVERS, names.ONLY_WEIGHTS)]
+RoundingName = Annotated[str, _type(names.ROUNDINGS)]
+VersionName = Annotated[Version, Reader(_version, {"anyOf": [{"enum": list(VERSIONS)}, {"type": "number"}]})]
+DtypeName = Annotated[Kind, ANY_CASE]
+BlockSize = Annotated[int | str, Reader(_block_size, _BLOCKS)]
+BackendName = Annotated[names.Backend, ANY_CASE]
+SchemeName = Annotated[names.Scheme, ANY_CASE]
+WeightSchemeName = Annotated[names.WeightScheme, ANY_CASE]
+Device = Annotated[str, Reader(_device, _DEVICES)]
+Memory = Annotated[str, Reader(_memory, {"type": ["string", "integer"], "pattern": "^ *[0-9]"})]
+ModeName = Annotated[names.Mode, ANY_CASE]
+Folder = Annotated[str | None, Reader(_folder, _TEXT)]
+KernelCosts = Annotated[str, Reader(_kernel_costs, _TEXT)]
+Feedback = Annotated[dict[str, str], Reader(_feedback, {"type": "object", "additionalProperties": _TEXT})]
+Pattern = Annotated[str, Reader(_pattern, _TEXT)]
+TensorPattern = Annotated[str, Reader(_tensor_pattern, _TEXT)]
+Patterns = Annotated[tuple[Pattern, ...], Reader(items, _TEXTS)]
+TensorGroup = Annotated[tuple[TensorPattern, ...], Reader(items, _TEXTS)]
+Strength = Annotated[float | bool, Reader(_strength, _STRENGTHS)]
+Decibel = Annotated[float, Reader(partial(_figure, **_DECIBEL), {"type": "number"})]
+DecibelByOutput = Annotated[
+    float | dict[str, float], Reader(partial(_by_output, **_DECIBEL), {"anyOf": [{"type": "number"}, _NUMBERS]})
 ]
-Count = Annotated[int, BeforeValidator(positive), WithJsonSchema({"type": "integer", "minimum": 1})]
-CountOrNone = Annotated[int, BeforeValidator(_not_negative), WithJsonSchema({"type": "integer", "minimum": 0})]
-Share = Annotated[float, BeforeValidator(_share), WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1})]
-Tail = Annotated[
-    float, BeforeValidator(_tail), WithJsonSchema({"type": "number", "minimum": 0, "exclusiveMaximum": 0.5})
-]
-Ratio = Annotated[
-    float, BeforeValidator(_ratio), WithJsonSchema({"type": "number", "minimum": 0, "exclusiveMaximum": 1})
-]
-AboveZero = Annotated[float, BeforeValidator(_above_zero), WithJsonSchema({"type": "number", "exclusiveMinimum": 0})]
-Interval = Annotated[
-    tuple[float, float],
-    BeforeValidator(_interval),
-    WithJsonSchema({"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2}),
-]
-WeightQuantizerName = Annotated[str, BeforeValidator(type_name), _type_schema(names.QUANTIZERS, names.ONLY_ACTIVATIONS)]
-WeightObserverName = Annotated[str, BeforeValidator(type_name), _type_schema(names.OBSERVERS, names.ONLY_ACTIVATIONS)]
-ActivationQuantizerName = Annotated[str, BeforeValidator(type_name), _type_schema(names.QUANTIZERS, names.ONLY_WEIGHTS)]
-ActivationObserverName = Annotated[str, BeforeValidator(type_name), _type_schema(names.OBSERVERS, names.ONLY_WEIGHTS)]
-RoundingName = Annotated[str, BeforeValidator(type_name), _type_schema(names.ROUNDINGS, frozenset())]
-VersionName = Annotated[
-    Version,
-    BeforeValidator(_version),
-    WithJsonSchema({"anyOf": [{"enum": list(VERSIONS)}, {"type": "number"}]}),
-]
-DtypeName = Annotated[Kind, BeforeValidator(choice(names.DTYPES)), schema(names.DTYPES)]
-BlockSize = Annotated[
-    int | str,
-    BeforeValidator(_block_size),
-    WithJsonSchema({"anyOf": [{"type": "integer", "enum": list(BLOCK_SIZES)}, {"enum": [NO_BLOCKS]}]}),
-]
-BackendName = Annotated[names.Backend, BeforeValidator(choice(names.BACKENDS)), schema(names.BACKENDS)]
-SchemeName = Annotated[names.Scheme, BeforeValidator(choice(names.SCHEMES)), schema(names.SCHEMES)]
-WeightSchemeName = Annotated[
-    names.WeightScheme, BeforeValidator(choice(names.WEIGHT_SCHEMES)), schema(names.WEIGHT_SCHEMES)
-]
-Distribution = Annotated[str, BeforeValidator(choice(names.DISTRIBUTIONS)), schema(names.DISTRIBUTIONS)]
-Layout = Annotated[str, BeforeValidator(choice(names.LAYOUTS)), schema(names.LAYOUTS)]
-Device = Annotated[
-    str,
-    BeforeValidator(_device),
-    WithJsonSchema({"type": "string", "pattern": "^([Aa][Uu][Tt][Oo]|[Cc][Pp][Uu]|[Cc][Uu][Dd][Aa](:[0-9]+)?)$"}),
-]
-Memory = Annotated[
-    str, BeforeValidator(_memory), WithJsonSchema({"type": ["string", "integer"], "pattern": "^ *[0-9]"})
-]
-GranularityName = Annotated[
-    names.Granularity, BeforeValidator(choice(names.GRANULARITIES)), schema(names.GRANULARITIES)
-]
-HighPrecisionName = Annotated[
-    names.HighPrecision, BeforeValidator(choice(names.HIGH_PRECISIONS)), schema(names.HIGH_PRECISIONS)
-]
-ModeName = Annotated[names.Mode, BeforeValidator(choice(names.MODES)), schema(names.MODES)]
-FormatName = Annotated[names.Format, BeforeValidator(choice(names.FORMATS)), schema(names.FORMATS)]
-AccuracyLevel = Annotated[
-    int, BeforeValidator(_accuracy_level), WithJsonSchema({"type": "integer", "minimum": 0, "maximum": 4})
-]
-PickName = Annotated[names.Pick, BeforeValidator(choice(names.PICKS)), schema(names.PICKS)]
-Seed = Annotated[int, BeforeValidator(_seed), WithJsonSchema({"type": "integer", "minimum": 0})]
-Folder = Annotated[str | None, BeforeValidator(_folder), WithJsonSchema({"type": "string", "minLength": 1})]
-KernelCosts = Annotated[str, BeforeValidator(_kernel_costs), WithJsonSchema({"type": "string", "minLength": 1})]
-Feedback = Annotated[
-    dict[str, str],
-    BeforeValidator(_feedback),
-    WithJsonSchema({"type": "object", "additionalProperties": {"type": "string", "minLength": 1}}),
-]
-Pattern = Annotated[str, BeforeValidator(_pattern), WithJsonSchema({"type": "string", "minLength": 1})]
-TensorPattern = Annotated[str, BeforeValidator(_tensor_pattern), WithJsonSchema({"type": "string", "minLength": 1})]
-Patterns = Annotated[tuple[Pattern, ...], BeforeValidator(items), WithJsonSchema(_LIST_SCHEMA)]
-TensorGroup = Annotated[tuple[TensorPattern, ...], BeforeValidator(items), WithJsonSchema(_LIST_SCHEMA)]
+CosineByOutput = Annotated[float | dict[str, float], Reader(partial(_by_output, **_COSINE), _COSINES)]
+Percentage = Annotated[float, Reader(_percentage, _NUMBER_OR_TEXT)]
+Widths = Annotated[tuple[int, ...], Reader(_widths, _WIDTHS)]

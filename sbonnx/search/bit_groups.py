@@ -11,8 +11,8 @@ from typing import Any, Final
 from sbonnx.plan import Plan, Site
 from sbonnx.profile import Candidate, Sensitivities, Sensitivity
 from sbonnx.recipe import Recipe
-from sbonnx.recipe.limits import FLOAT
-from sbonnx.recipe.sections.rounding import AUTO
+from sbonnx.recipe.names import FLOAT
+from sbonnx.recipe.sections.quantizers import AUTO
 from sbonnx.search.costs import Cost, Weighted
 from sbonnx.search.pareto import Front, Option, either, join, join_all, leaf
 

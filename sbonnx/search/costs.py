@@ -11,7 +11,7 @@ from sbonnx.backends import Backend
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Constant, Graph, query
 from sbonnx.recipe import Recipe
-from sbonnx.recipe.limits import FLOAT
+from sbonnx.recipe.names import FLOAT
 from sbonnx.report import Refusal
 
 CostName = Literal["bits", "size", "bit_operations", "latency"]

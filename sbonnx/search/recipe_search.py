@@ -10,7 +10,8 @@ from typing import Any, Final
 from sbonnx import graph as graphs
 from sbonnx.errors import SbonnxError
 from sbonnx.recipe import Recipe
-from sbonnx.recipe.limits import FLOAT, sides
+from sbonnx.recipe.limits import sides
+from sbonnx.recipe.names import FLOAT
 from sbonnx.report import Refusal
 from sbonnx.search.bit_search import choose, for_loss
 from sbonnx.search.evaluation import Goal, Score

@@ -9,8 +9,7 @@ from typing import Any, Final
 from sbonnx.graph import Graph, query
 from sbonnx.ops import MATRIX_PRODUCTS
 from sbonnx.recipe import Recipe
-from sbonnx.recipe.limits import FLOAT
-from sbonnx.recipe.schemes import FULL_BITS, is_per_channel
+from sbonnx.recipe.names import FLOAT, FULL_BITS, is_per_channel
 
 BATCH_NORM: Final = "BatchNormalization"
 LOW_BITS: Final = 4

@@ -14,7 +14,7 @@ from sbonnx.pipeline import prepare, quantized_graph, solve
 from sbonnx.plan import Solution
 from sbonnx.progress import Progress, Silent
 from sbonnx.recipe import Recipe
-from sbonnx.recipe.sections.mixed import Auto, Mixed
+from sbonnx.recipe.sections.stages import Auto, Mixed
 from sbonnx.search.evaluation import Judge, Metric, Samples, Score, divide, loss_kind
 from sbonnx.stages.measure import divided
 from sbonnx.stages.state import Prepared, Request, Source, source_of

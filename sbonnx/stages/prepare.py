@@ -20,7 +20,7 @@ from sbonnx.graph import Constant, Graph, edit, query
 from sbonnx.ops import EMBEDDING
 from sbonnx.options import RunOptions
 from sbonnx.plan import Plan, make
-from sbonnx.recipe.node_patterns.torch_modules import Modules, NodeInfo
+from sbonnx.recipe.torch_modules import Modules, NodeInfo
 from sbonnx.report import Fired, Refusal
 from sbonnx.stages.state import BASE_OPSET, PipelineState, Prepared, equalization_of
 

@@ -20,8 +20,8 @@ from sbonnx.options import RunOptions
 from sbonnx.plan import Plan, Site, Solution
 from sbonnx.progress import Progress, Silent
 from sbonnx.recipe import Recipe
-from sbonnx.recipe.node_patterns.torch_modules import Modules
-from sbonnx.recipe.schemes import is_per_channel
+from sbonnx.recipe.names import is_per_channel
+from sbonnx.recipe.torch_modules import Modules
 from sbonnx.reconstruct.layer_inputs import looks_at_inputs
 from sbonnx.reconstruct.solve import QuantizedInputs, Reconstruction, WeightRounding
 from sbonnx.report import Fired, Refusal, Report

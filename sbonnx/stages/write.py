@@ -21,7 +21,7 @@ from sbonnx.graph.storage.output_files import staged
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.options import RunOptions
 from sbonnx.plan import Plan, Site, Solution
-from sbonnx.recipe.limits import FLOAT
+from sbonnx.recipe.names import FLOAT
 from sbonnx.report import Report
 from sbonnx.spec import Bounds
 from sbonnx.stages.state import PipelineState

@@ -116,7 +116,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", ["w8a8", "a: b", "3", 3, 0.001, True, ["*/x", "y, z"], [[1, 2.5]], {"*c*": [0, 6]}])
 def test_values_come_back_from_their_text(value: object) -> None:
     """What a job file sets reaches the recipe as it was written."""
-    from sbonnx.recipe.text import parse
+    from sbonnx.recipe.yaml_text import parse
 
     assert parse(as_text(value), "")[0] == value
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import Recipe, as_yaml, load
+from sbonnx.recipe.loading import all_keys
 from sbonnx.recipe.names import BACKENDS, OBSERVERS, ONLY_ACTIVATIONS, ONLY_WEIGHTS, QUANTIZERS, SCHEMES
-from sbonnx.recipe.overrides import all_keys
-from sbonnx.recipe.text import parse
+from sbonnx.recipe.yaml_text import parse
 
 BITS = st.sampled_from([0, *range(2, 17)])
 FLAGS = st.booleans()

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sbonnx.errors import RecipeError
-from sbonnx.recipe import Settings, load
-from sbonnx.recipe.node_patterns.torch_modules import NodeInfo
+from sbonnx.recipe import TensorSettings, load
+from sbonnx.recipe.torch_modules import NodeInfo
 
 NODES = [
     NodeInfo(name, op)
@@ -22,7 +22,7 @@ NODES = [
 TENSORS = ["image", "/conv1/Conv_output_0", "logits", "123"]
 
 
-def on(source: dict[str, Any], side: Any = "a", **use: Any) -> Settings:
+def on(source: dict[str, Any], side: Any = "a", **use: Any) -> TensorSettings:
     return load(source).settings(side, **{"node": "/conv1/Conv", "op": "Conv", "tensor": "image"} | use)
 
 

@@ -16,7 +16,7 @@ from sbonnx.pipeline import prepare
 from sbonnx.plan import Plan
 from sbonnx.recipe import Recipe
 from sbonnx.recipe import load as load_recipe
-from sbonnx.recipe.node_patterns.matching import matcher
+from sbonnx.recipe.node_patterns import matcher
 from sbonnx.search import Survey, Trials, choose, open_trials, survey
 from sbonnx.search.bit_groups import ACTIVATION, WEIGHT, pattern_of, with_choices
 from sbonnx.search.costs import costs_of

@@ -13,10 +13,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from sbonnx.batch.jobs.job import Job, encodable
 from sbonnx.errors import RecipeError
-from sbonnx.recipe import text
+from sbonnx.recipe import yaml_text
+from sbonnx.recipe.loading import BITS, WHOLE, all_keys
 from sbonnx.recipe.names import BACKENDS, SHORT_FORMS, VERSIONED
-from sbonnx.recipe.overrides import BITS, WHOLE, all_keys
-from sbonnx.recipe.problem import Origin, Wrong, nearest, one_of, short
+from sbonnx.recipe.problem import KeyOrigin, Wrong, nearest, one_of, short
 from sbonnx.recipe.values import both_bits
 
 UNITS: Final = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
@@ -145,7 +145,7 @@ def as_text(value: Any) -> str:
     """Convert a value to the text of KEY=VALUE, which parses back to it as YAML."""
     if isinstance(value, str):
         try:
-            if text.parse(value, "")[0] == value:
+            if yaml_text.parse(value, "")[0] == value:
                 return value
         except RecipeError:  # the plain text is not valid YAML: quote it
             pass
@@ -257,16 +257,16 @@ def read_jobs(path: str | os.PathLike[str]) -> tuple[str, Path, tuple[Job, ...]]
     from sbonnx.batch.jobs.matrix import expand
 
     file = Path(path)
-    shown = text.shown(file)
+    shown = yaml_text.shown(file)
     try:
-        data, lines = text.read(file)
+        data, lines = yaml_text.read(file)
     except RecipeError as error:
         raise RecipeError(
             str(error).replace("the recipe ", "the job file ").replace("a recipe", "a job file")
         ) from None
     if not isinstance(data, dict):
         raise RecipeError(f"the job file {shown} must be a mapping with output: and jobs:, got {short(data)}")
-    origin = Origin(shown, lines)
+    origin = KeyOrigin(shown, lines)
     try:
         found = JobFile.model_validate(data)
         output, jobs = expand(found, file)
@@ -315,7 +315,7 @@ def _known(path: tuple[Any, ...]) -> list[str]:
     return list(section.model_fields)
 
 
-def _error(origin: Origin, problem: Wrong, others: int = 0) -> RecipeError:
+def _error(origin: KeyOrigin, problem: Wrong, others: int = 0) -> RecipeError:
     """Build the error with file and line."""
     told = str(origin.error(problem, others))
     key = ".".join(str(part) for part in problem.path)

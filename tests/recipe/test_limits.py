@@ -1,4 +1,4 @@
-"""Types of codes and versions of TensorRT: what a recipe may ask for, and the one line where it may not."""
+"""Modes, quantized types and versions of TensorRT: what a recipe may request, and the one-line errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import pytest
 
 from sbonnx.backends.tensorrt.profiles import VERSIONS
 from sbonnx.errors import RecipeError
-from sbonnx.recipe import load
+from sbonnx.recipe import Recipe, as_yaml, load
+from sbonnx.recipe.names import BACKENDS, MODES
+from sbonnx.recipe.yaml_text import parse
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -62,18 +64,18 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("tensorrt", {"version": 9}, "'VERSION' in the overrides must be a version of TensorRT, 11, 10 or 8.6, got 9"),
     ("tensorrt@10", {"version": 11}, "contradicts BACKEND: tensorrt@10"),
     ("virtual", {"version": 10}, "'VERSION' in the overrides is for the backend tensorrt only"),
-    ("tensorrt@8.6", {"bits": "fp8"}, "asks for fp8, which TensorRT 8.6 does not have"),
-    ("tensorrt@8.6", {"bits": "w4a0"}, "asks for int4, which TensorRT 8.6 does not have"),
-    ("tensorrt@8.6", {"mode": "weight_only"}, "'MODE' in the overrides asks for int4, which TensorRT 8.6 does not"),
-    ("tensorrt@8.6", {"last_bits": {"W": 4}}, "'LAST_BITS.W' in the overrides asks for int4"),
+    ("tensorrt@8.6", {"bits": "fp8"}, "requires fp8, which TensorRT 8.6 does not have"),
+    ("tensorrt@8.6", {"bits": "w4a0"}, "requires int4, which TensorRT 8.6 does not have"),
+    ("tensorrt@8.6", {"mode": "weight_only"}, "'MODE' in the overrides requires int4, which TensorRT 8.6 does not"),
+    ("tensorrt@8.6", {"last_bits": {"W": 4}}, "'LAST_BITS.W' in the overrides requires int4"),
     ("onnxruntime", {"bits": "fp8"}, "onnxruntime's CPU has no kernels that compute on fp8"),
     ("virtual", {"bits": "fp8", "mode": "weight_only"}, "with MODE: static"),
     ("virtual", {"w_bit": 4, "W.QUANTIZER.DTYPE": "fp8"}, "must be 8 (or 0 for float) with DTYPE: fp8, got 4"),
     ("virtual", {"bits": "fp8", "a_qscheme": "per-tensor-affine"}, "must be symmetric with DTYPE: fp8"),
-    ("virtual", {"bits": "fp8", "w_observer": "aciq"}, "is for integers, whose steps are even; use minmax, mse or"),
+    ("virtual", {"bits": "fp8", "w_observer": "aciq"}, "is for integers with uniform steps; use minmax, mse or"),
     ("tensorrt", {"W.QUANTIZER.DTYPE": "fp8"}, "must be fp8 on both sides or on none for the backend tensorrt"),
     ("virtual", {"A.QUANTIZER.DTYPE": "fp4"}, "must be int or fp8, got 'fp4'"),
-    ("tensorrt", {"bits": "w4a8"}, "is for weights alone on tensorrt, got 4. Leave activations float (bits: w4a0)"),
+    ("tensorrt", {"bits": "w4a8"}, "is for weights only on tensorrt, got 4. Leave activations float (bits: w4a0)"),
     ("tensorrt", {"bits": "w5a8"}, "must be 4 or 8 for the backend tensorrt"),
     ("tensorrt", {"bits": "w4a0", "block_size": 32}, "must be 64 or 128 for the backend tensorrt, got 32"),
     ("tensorrt", {"block_size": 64}, "is for weights of 4 bits on tensorrt: use none, or BIT: 4, got 64"),
@@ -96,3 +98,71 @@ def test_unknown_versions_of_a_backend() -> None:
         load(backend="tensorrt@7")
     with pytest.raises(RecipeError, match=r"'BACKEND' in the recipe is tensorrt@11, but the backend tensorrt@10 was"):
         load({"BACKEND": "tensorrt@11"}, backend="tensorrt@10")
+
+
+def made(backend: str, **overrides: Any) -> Recipe:
+    return load(None, backend=backend, overrides=overrides)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_static_and_qdq_are_the_default(backend: str) -> None:
+    recipe = made(backend)
+    assert (recipe.mode, recipe.format, recipe.accuracy_level) == ("static", "qdq", 4)
+
+
+@pytest.mark.parametrize(
+    ("backend", "mode", "bits", "scheme", "observer"),
+    [
+        ("onnxruntime", "dynamic", 8, "per-channel-symmetric", "minmax"),
+        ("onnxruntime", "weight_only", 4, "per-channel-affine", "mse"),
+        ("tensorrt", "weight_only", 4, "per-channel-symmetric", "mse"),
+        ("virtual", "weight_only", 4, "per-channel-symmetric", "mse"),
+    ],
+)
+def test_defaults_of_a_mode(backend: str, mode: str, bits: int, scheme: str, observer: str) -> None:
+    recipe = made(backend, mode=mode.upper())
+    assert (recipe.w.quantizer.bit, recipe.w.qscheme, recipe.w.observer.type) == (bits, scheme, observer)
+    value, _ = parse(as_yaml(recipe), "text")
+    assert load(value) == recipe
+
+
+def test_what_is_said_is_kept() -> None:
+    recipe = made("onnxruntime", mode="weight_only", w_bit=8, w_observer="minmax", w_qscheme="per-channel-symmetric")
+    assert (recipe.w.quantizer.bit, recipe.w.observer.type, recipe.w.qscheme) == (8, "minmax", "per-channel-symmetric")
+    assert made("onnxruntime", mode="weight_only", bits=4).w.quantizer.bit == 4
+
+
+@pytest.mark.parametrize(
+    ("backend", "overrides", "said"),
+    [
+        ("tensorrt", {"mode": "dynamic"}, "'MODE' in the overrides must be static or weight_only"),
+        ("virtual", {"mode": "dynamic"}, "'MODE' in the overrides must be static or weight_only"),
+        ("tensorrt", {"format": "qoperator"}, "'FORMAT' in the overrides must be qdq for the backend tensorrt"),
+        ("onnxruntime", {"mode": "dynamic", "format": "qoperator"}, "must be qdq with MODE: dynamic"),
+        ("onnxruntime", {"mode": "dynamic", "weights": "qdq"}, "must be codes with MODE: dynamic"),
+        ("onnxruntime", {"format": "qoperator", "weights": "qdq"}, "must be codes with FORMAT: qoperator"),
+        ("onnxruntime", {"mode": "weight_only", "w_bit": 9}, "must be 2 to 8 for the backend onnxruntime with MODE"),
+        ("onnxruntime", {"w_bit": 10}, "must be 2 to 8 for the backend onnxruntime (or 0 for float)"),
+        ("onnxruntime", {"mode": "dynamic", "w_qscheme": "per-channel-affine"}, "must be per-channel-symmetric or"),
+        ("onnxruntime", {"mode": "dynamic", "a_qscheme": "per-tensor-symmetric"}, "must be per-tensor-affine"),
+        ("onnxruntime", {"mode": "weight_only", "first_bits": "w9a8"}, "must be 2 to 8"),
+        ("onnxruntime", {"accuracy_level": 5}, "must be a level of MatMulNBits, 0 to 4, got 5"),
+        ("onnxruntime", {"mode": "fast"}, "must be static, dynamic or weight_only, got 'fast'"),
+    ],
+)
+def test_what_a_backend_does_not_have_is_refused(backend: str, overrides: dict[str, Any], said: str) -> None:
+    with pytest.raises(RecipeError) as error:
+        made(backend, **overrides)
+    assert said in str(error.value)
+
+
+def test_every_mode_is_some_backends() -> None:
+    for mode in MODES:
+        assert any(_takes(backend, mode) for backend in BACKENDS)
+
+
+def _takes(backend: str, mode: str) -> bool:
+    try:
+        return made(backend, mode=mode).mode == mode
+    except RecipeError:
+        return False

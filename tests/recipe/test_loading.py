@@ -45,7 +45,7 @@ def test_backend_argument_fills_a_silent_recipe_and_agrees_with_a_speaking_one()
 def test_backend_argument_against_the_recipe(tmp_path: Path) -> None:
     file = tmp_path / "trt.yaml"
     file.write_text("# mine\nBACKEND: tensorrt\n")
-    with pytest.raises(RecipeError, match=r"trt.yaml line 2 is tensorrt, but the backend onnxruntime was asked for"):
+    with pytest.raises(RecipeError, match=r"trt.yaml line 2 is tensorrt, but the backend onnxruntime was requested"):
         load(file, backend="onnxruntime")
     assert load(file, backend="onnxruntime", overrides={"BACKEND": "virtual"}).backend == "virtual"
 

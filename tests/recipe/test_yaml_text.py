@@ -12,16 +12,15 @@ import pytest
 
 from sbonnx.errors import RecipeError
 from sbonnx.options import parse_size
-from sbonnx.recipe import load, text
-from sbonnx.recipe.node_patterns import time_limit as regex_time
-from sbonnx.recipe.node_patterns.torch_modules import NodeInfo
-from sbonnx.recipe.overrides import all_keys
+from sbonnx.recipe import load, node_patterns, yaml_text
+from sbonnx.recipe.loading import all_keys
+from sbonnx.recipe.torch_modules import NodeInfo
 
 MB = 1 << 20
 SECONDS = 2.0
 """Four times what was measured; what was quadratic took minutes."""
 
-LONGEST = text.MAX_TEXT - 10
+LONGEST = yaml_text.MAX_TEXT - 10
 
 
 def refused(run: Callable[[], object]) -> str:
@@ -55,20 +54,20 @@ def test_long_texts_as_values_and_names(unit: str) -> None:
     ("content", "says"),
     [
         ("a: " + "9" * 9000, ""),
-        ("a: " + "9" * MB, "holds a text of 1048576 characters"),
-        ("a: '" + "x" * MB + "'", "holds a text of 1048576 characters"),
-        ("x" * MB + ": 1", "holds a text of 1048576 characters"),
-        ("a: [" + "1," * (MB // 2) + "]", "holds more than 2000 values"),
-        ("a: {" + "a," * (MB // 2) + "}", "holds more than 2000 values"),
-        ("- 1\n" * (MB // 4), "holds more than 2000 values"),
+        ("a: " + "9" * MB, "contains a text of 1048576 characters"),
+        ("a: '" + "x" * MB + "'", "contains a text of 1048576 characters"),
+        ("x" * MB + ": 1", "contains a text of 1048576 characters"),
+        ("a: [" + "1," * (MB // 2) + "]", "contains more than 2000 values"),
+        ("a: {" + "a," * (MB // 2) + "}", "contains more than 2000 values"),
+        ("- 1\n" * (MB // 4), "contains more than 2000 values"),
         ("[" * MB, "nested too deeply"),
     ],
     ids=lambda value: value[:8],
 )
 def test_texts_of_a_megabyte(content: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit of values is lowered, as PyYAML takes some seconds for 100,000."""
-    monkeypatch.setattr(text, "MAX_NODES", 2000)
-    assert says in refused(lambda: text.parse(content, "r.yaml"))
+    monkeypatch.setattr(yaml_text, "MAX_NODES", 2000)
+    assert says in refused(lambda: yaml_text.parse(content, "r.yaml"))
 
 
 @pytest.mark.parametrize(("size", "says"), [("9" * 400, "is no size"), ("9" * MB + "x", "is no size")])
@@ -87,7 +86,7 @@ def test_special_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("slow", ["re:(a+)+", "re:" + "a*" * 60 + "b", "re:(a|aa)*(b|c*)"])
 def test_regular_expressions_without_end(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(regex_time, "LIMIT", 1.0)
+    monkeypatch.setattr(node_patterns, "TIME_LIMIT", 1.0)
     nodes = [NodeInfo("/layer/" + "a" * 60 + "!", "Conv"), NodeInfo("a" * 60 + "!", "Conv")]
     recipe = load({"EXCLUDE": ["re:.*/.*/a+.*", slow]})
     said = refused(lambda: recipe.for_model(nodes, []))

@@ -1,33 +1,53 @@
-"""Base classes of recipe sections: documented keys, mappings with fixed keys."""
+"""Base class of recipe sections: documented keys, mappings with fixed keys, and the problems of their validation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.config import JsonDict
 
-from sbonnx.recipe.problem import Wrong, short
+from sbonnx.recipe.problem import ManyWrong, Path, Wrong, short, suggestion
 from sbonnx.runtime import best_device
 
-Maker = Literal["ancestor", "new"]
 
-
-def key(default: Any, meaning: str, allowed: str, maker: Maker = "ancestor", *, shown: str | None = None) -> Any:
-    """Define a key of the recipe: its default, and its text in docs/recipe.md, the annotated default and editors.
+def key(default: Any, meaning: str, allowed: str, *, shown: str | None = None, maker: str = "ancestor") -> Any:
+    """Define a key that Sparsebit has: its default, and its text in docs/recipe.md, the annotated default and editors.
 
     Args:
         default: the value if the key is absent; None if it is decided elsewhere.
         meaning: one clause, lower case, no full stop.
         allowed: the accepted values, for people.
-        maker: whether Sparsebit has the key.
         shown: the default as text, if the bare value is not informative.
+        maker: "ancestor" (Sparsebit) or "new".
     """
     extra: JsonDict = {"x-allowed": allowed, "x-maker": maker}
     if shown is not None:
         extra["x-default"] = shown
     return Field(default, description=meaning, json_schema_extra=extra)
+
+
+def new_key(default: Any, meaning: str, allowed: str, *, shown: str | None = None) -> Any:
+    """Define a key that Sparsebit does not have."""
+    return key(default, meaning, allowed, shown=shown, maker="new")
+
+
+def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two mappings recursively; `above` wins."""
+    out = dict(below)
+    for name, value in above.items():
+        before = out.get(name)
+        both = isinstance(before, Mapping) and isinstance(value, Mapping)
+        out[name] = overlay(before, value) if both else value  # type: ignore[arg-type]
+    return out
+
+
+def nested_value(path: Sequence[str], value: Any) -> dict[str, Any]:
+    """Return nested mappings with `value` at `path` and nothing else."""
+    for part in reversed(path):
+        value = {part: value}
+    return dict(value)
 
 
 def nested(data: Mapping[Any, Any]) -> dict[str, Any]:
@@ -69,10 +89,14 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=str.upper)
 
+    short_form: ClassVar[str] = ""
+    """Key that a value in place of the mapping sets."""
+
     @classmethod
     def _expand(cls, data: Any) -> Any:
         """Expand a short form of the whole section to a mapping, or return `data` unchanged."""
-        return data
+        is_short = cls.short_form and data is not None and not isinstance(data, Mapping)
+        return {cls.short_form: data} if is_short else data
 
     @model_validator(mode="before")
     @classmethod
@@ -122,3 +146,48 @@ def canonical(section: type[Section], data: Any) -> dict[str, Any]:
             except Wrong as problem:
                 raise problem.under(name) from problem
     return out
+
+
+def _section_in(annotation: Any) -> type[Section] | None:
+    """Return the section class that an annotation contains, at any depth of tuples and dicts."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    for inner in get_args(annotation):
+        found = _section_in(inner)
+        if found is not None:
+            return found
+    return None
+
+
+def section_at(top: type[Section], path: Path) -> type[Section]:
+    """Return the section class at `path`; positions and patterns in the path are skipped."""
+    section = top
+    for part in path:
+        fields = {name.upper(): info for name, info in section.model_fields.items()}
+        if part in fields:
+            section = _section_in(fields[str(part)].annotation) or section
+    return section
+
+
+def unknown_key(section: type[Section], path: Path) -> Wrong:
+    """Return the problem for a key that `section` does not have."""
+    known = [name.upper() for name in section.model_fields]
+    hint = f"{suggestion(str(path[-1]), known, cutoff=0.6)} Keys here: {', '.join(known)}".lstrip()
+    return Wrong("is not a key of the recipe", hint, path=path)
+
+
+def problems(error: ValidationError, top: type[Section]) -> list[Wrong]:
+    """Return the problems of a failed validation, in the order of the keys."""
+    found: list[Wrong] = []
+    for item in error.errors(include_url=False):
+        path: Path = tuple(part for part in item["loc"] if part != "[key]")
+        cause = item.get("ctx", {}).get("error")
+        if isinstance(cause, ManyWrong):
+            found += [problem.under(*path) for problem in cause.items]
+        elif isinstance(cause, Wrong):
+            found.append(cause.under(*path))
+        elif item["type"] == "extra_forbidden":
+            found.append(unknown_key(section_at(top, path[:-1]), path))
+        else:  # every value has its own reader: only for errors that pydantic adds
+            found.append(Wrong(f"is not right: {item['msg']}", path=path, value=item["input"]))
+    return found

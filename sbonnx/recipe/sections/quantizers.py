@@ -1,16 +1,28 @@
-"""Nested keys of a recipe, one class per mapping. Upper case in YAML, lower case as attributes."""
+"""W, A, SCHEDULE, QUANTIZE_INPUTS_OF and bit widths: how tensors are quantized. One class per mapping of the YAML."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, final
+from typing import Annotated, Any, ClassVar, Final, Literal, final
 
 from pydantic import BeforeValidator, model_validator
 
 from sbonnx.recipe import names, values
 from sbonnx.recipe.problem import Wrong, short
-from sbonnx.recipe.sections.keys import Section, key
-from sbonnx.recipe.sections.rounding import Rounding
+from sbonnx.recipe.sections.base import Section, key, new_key
+
+ScaleName = Literal["observer", "search", "hqq"]
+ScaleSetting = Literal["auto", ScaleName]
+Start = Annotated[Literal["gptq", "nearest"], values.ANY_CASE]
+Ramp = Annotated[Literal["linear", "cosine"], values.ANY_CASE]
+Distribution = Annotated[Literal["gaus", "laplace"], values.ANY_CASE]
+Layout = Annotated[Literal["NCHW", "NLC"], values.ANY_CASE]
+
+AUTO: Final = "auto"
+"""The rounding chosen by bit width and by whether there are data."""
+
+BLOCKS: Final = "blocks"
+"""Name of ADAROUND with LOSS: batches in a plan: a separate rounding, with the same arguments and more."""
 
 
 @final
@@ -33,7 +45,7 @@ class Percentile(Section):
 class Aciq(Section):
     """OBSERVER.ACIQ: analytical clipping."""
 
-    distribution: values.Distribution = key("gaus", "distribution that `aciq` assumes", "gaus, laplace")
+    distribution: Distribution = key("gaus", "distribution that `aciq` assumes", "gaus, laplace")
 
 
 @final
@@ -57,7 +69,7 @@ class WeightQuantizer(Section):
     )
     disable: values.Flag = key(False, *_DISABLE)
     bit: values.Bits = key(8, _BIT[0], f"{_BIT[1].format('')}; tensorrt from 10 on: 4 where inputs stay float")
-    dtype: values.DtypeName = key("int", *_DTYPE, "new")
+    dtype: values.DtypeName = new_key("int", *_DTYPE)
 
 
 @final
@@ -69,7 +81,7 @@ class ActivationQuantizer(Section):
     )
     disable: values.Flag = key(False, *_DISABLE)
     bit: values.Bits = key(8, _BIT[0], _BIT[1].format(", 16"))
-    dtype: values.DtypeName = key("int", *_DTYPE, "new")
+    dtype: values.DtypeName = new_key("int", *_DTYPE)
     pact: Pact = Pact()
 
 
@@ -97,7 +109,7 @@ class ActivationObserver(Section):
     percentile: Percentile = Percentile()
     aciq: Aciq = Aciq()
     moving_average: MovingAverage = MovingAverage()
-    layout: values.Layout = key("NCHW", "where per-channel activations have their channels: axis 1, or 2", "NCHW, NLC")
+    layout: Layout = key("NCHW", "where per-channel activations have their channels: axis 1, or 2", "NCHW, NLC")
 
 
 @final
@@ -109,7 +121,7 @@ class QAdd(Section):
     )
 
 
-def _pairs(data: Any) -> Any:
+def _from_pairs(data: Any) -> Any:
     """Convert an entry of SPECIFIC to a mapping. Sparsebit's form is a list: key, value, key, value, ..."""
     if isinstance(data, Mapping):
         return data
@@ -120,7 +132,7 @@ def _pairs(data: Any) -> Any:
     pairs: dict[str, Any] = {}
     for name, value in zip(data[::2], data[1::2], strict=True):
         if not isinstance(name, str):
-            raise Wrong(f"must be [key, value, ...]: {short(name)} stands where a key should")
+            raise Wrong(f"must be [key, value, ...]: {short(name)} is in the place of a key")
         if name in pairs:
             raise Wrong(f"sets {short(name)} twice")
         pairs[name] = value
@@ -132,6 +144,114 @@ def _refuse_types(quantizer: str, observer: str, refused: frozenset[str], home: 
     for part, found in (("QUANTIZER", quantizer), ("OBSERVER", observer)):
         if found in refused:
             raise Wrong(f"is for {home} only", path=(part, "TYPE"), value=found)
+
+
+@final
+class Gptq(Section):
+    """W.ROUNDING.GPTQ: rounding by second moments (Hessian), with error compensation."""
+
+    damping: values.AboveZero = new_key(0.01, "share of the mean second moment that is added to all of them", "above 0")
+    order: Annotated[Literal["pivot", "activation", "none"], values.ANY_CASE] = new_key(
+        "pivot",
+        "inputs in the order of least error, by falling second moment, or as they come",
+        "pivot, activation, none",
+    )
+    beams: values.Count = new_key(16, "choices of codes that each output keeps in play; 1 is plain GPTQ", "1 or more")
+    steps: values.CountOrNone = new_key(
+        8, "steps of tabu search afterwards, of one code each, for each input of an output", "0 or more"
+    )
+    sweeps: values.CountOrNone = new_key(
+        20, "passes of coordinate descent over the codes afterwards, while any changes", "0 or more"
+    )
+
+
+@final
+class AdaRound(Section):
+    """W.ROUNDING.ADAROUND: rounding up or down, learned by gradient descent."""
+
+    iterations: values.Count = new_key(1000, "steps of Adam", "1 or more")
+    lr: values.AboveZero = new_key(0.1, "its learning rate", "above 0")
+    warmup: values.Ratio = new_key(0.2, "share of the steps before the pull to whole codes begins", "0 to below 1")
+    weight: values.AboveZero = new_key(
+        0.2, "weight of that pull, against the error of one code in one weight", "above 0"
+    )
+    beta_start: values.AboveZero = new_key(20.0, "its exponent at the beginning", "above 0")
+    beta_end: values.AboveZero = new_key(2.0, "and at the end", "above 0")
+    schedule: Ramp = new_key("cosine", "how the exponent goes from one to the other", "cosine, linear")
+    start: Start = new_key("gptq", "the codes to begin with", "gptq, nearest")
+    sweeps: values.CountOrNone = new_key(
+        20, "passes of coordinate descent between the two codes afterwards, while any changes", "0 or more"
+    )
+    loss: Annotated[Literal["moments", "batches"], values.ANY_CASE] = new_key(
+        "moments",
+        "the error of the layer by second moments, or of what follows it on batches of samples (with torch)",
+        "moments, batches",
+    )
+    scope: Annotated[Literal["block", "layer"], values.ANY_CASE] = new_key(
+        "block",
+        "with LOSS: batches, whose output has its error taken: of all layers between two places where one tensor "
+        "carries everything (a residual block), or of each layer with what follows it",
+        "block, layer",
+    )
+    drop: values.Share = new_key(
+        0.5, "with LOSS: batches, share of activations that a step takes from the float network", "0 to 1"
+    )
+    scale_lr: values.Share = new_key(
+        0.01,
+        "with LOSS: batches, learning rate of the scales of activations, relative; 0: they stay as observed",
+        "0 to 1",
+    )
+
+    def named(self) -> tuple[str, dict[str, float | str | bool]]:
+        """Return the rounding method and its keyword arguments."""
+        chosen = dict(self)
+        by_batches = chosen.pop("loss") == "batches"
+        for name in ("sweeps",) if by_batches else ("scope", "drop", "scale_lr"):
+            del chosen[name]
+        return BLOCKS if by_batches else "adaround", chosen
+
+
+@final
+class AdaQuant(Section):
+    """W.ROUNDING.ADAQUANT: weights and scales learned by gradient descent."""
+
+    iterations: values.Count = new_key(500, "steps of Adam", "1 or more")
+    lr: values.AboveZero = new_key(0.01, "its learning rate for weights, in codes", "above 0")
+    scale_lr: values.AboveZero = new_key(0.003, "its learning rate for scales, relative", "above 0")
+    start: Start = new_key("gptq", "the codes to begin with", "gptq, nearest")
+    sweeps: values.CountOrNone = new_key(
+        20, "passes of coordinate descent each time codes and scales are fitted to each other", "0 or more"
+    )
+
+
+@final
+class Rounding(Section):
+    """W.ROUNDING: method of weight rounding; a name stands for ``{TYPE: name}``."""
+
+    short_form: ClassVar[str] = "TYPE"
+
+    type: values.RoundingName = new_key(
+        AUTO,
+        "how a weight becomes codes",
+        "auto (gptq below 8 bits where there are data, else nearest), nearest, gptq, adaround, adaquant",
+    )
+    scale: Annotated[ScaleSetting, values.ANY_CASE] = new_key(
+        AUTO,
+        "where scales of weights come from: W.OBSERVER, least error of the layer's output, or W.OBSERVER with "
+        "half-quadratic zero points (affine weights only)",
+        "auto (search below 8 bits where the rounding looks at inputs, but for blocks, else observer), observer, "
+        "search, hqq",
+    )
+    gptq: Gptq = Gptq()
+    adaround: AdaRound = AdaRound()
+    adaquant: AdaQuant = AdaQuant()
+
+    def named(self, name: str) -> tuple[str, dict[str, float | str | bool]]:
+        """Return the rounding method for `name`, and its keyword arguments."""
+        if name == "adaround":
+            return self.adaround.named()
+        chosen = {"gptq": self.gptq, "adaquant": self.adaquant}.get(name)
+        return name, {} if chosen is None else dict(chosen)
 
 
 _SCHEME = "one scale a channel or a tensor; zero point fixed at 0 or free"
@@ -149,11 +269,10 @@ class _WeightSettings(Section):
         "per-channel-symmetric",
         shown="per-channel-symmetric; onnxruntime: auto",
     )
-    block_size: values.BlockSize = key(
+    block_size: values.BlockSize = new_key(
         values.NO_BLOCKS,
         "how many values along the summed axis of a MatMul or Gemm share a scale",
         "none, 16, 32, 64, 128, 256; tensorrt: 64, 128 with 4 bits; onnxruntime: with MODE weight_only",
-        "new",
         shown="none; tensorrt with 4 bits: 128, or 64 where that divides the axis",
     )
     quantizer: WeightQuantizer = WeightQuantizer()
@@ -191,7 +310,7 @@ class WeightChange(_WeightSettings):
 
     @classmethod
     def _expand(cls, data: Any) -> Any:
-        return _pairs(data)
+        return _from_pairs(data)
 
 
 @final
@@ -200,7 +319,7 @@ class ActivationChange(_ActivationSettings):
 
     @classmethod
     def _expand(cls, data: Any) -> Any:
-        return _pairs(data)
+        return _from_pairs(data)
 
 
 WeightEntry = Annotated[dict[values.Pattern, WeightChange], BeforeValidator(values.a_mapping)]
@@ -244,38 +363,32 @@ class Schedule(Section):
     )
 
 
-_DECIDES = "the backend decides"
+def _inputs(meaning: str) -> Any:
+    """Define a key for the quantization of some inputs."""
+    return new_key(None, meaning, "true, false", shown="the backend decides")
 
 
 @final
 class QuantizeInputsOf(Section):
     """QUANTIZE_INPUTS_OF: operators whose inputs are quantized."""
 
-    add: values.Flag | None = key(None, "inputs of Add", "true, false", "new", shown=_DECIDES)
-    concat: values.Flag | None = key(None, "inputs of Concat", "true, false", "new", shown=_DECIDES)
-    pool: values.Flag | None = key(
-        None, "inputs of averaging pools and ReduceMean", "true, false", "new", shown=_DECIDES
-    )
-    softmax: values.Flag | None = key(None, "inputs of Softmax and its kin", "true, false", "new", shown=_DECIDES)
-    norm: values.Flag | None = key(
-        None, "inputs of normalizations that were not folded", "true, false", "new", shown=_DECIDES
-    )
-    elementwise: values.Flag | None = key(
-        None, "inputs of Mul, Sub and Div of two tensors", "true, false", "new", shown=_DECIDES
-    )
-    resize: values.Flag | None = key(None, "inputs of Resize", "true, false", "new", shown=_DECIDES)
-    embedding: values.Flag | None = key(None, "tables read by Gather", "true, false", "new", shown=_DECIDES)
-    matmul: values.Flag | None = key(
-        None, "inputs of a MatMul of two activations", "true, false", "new", shown=_DECIDES
-    )
+    add: values.Flag | None = _inputs("inputs of Add")
+    concat: values.Flag | None = _inputs("inputs of Concat")
+    pool: values.Flag | None = _inputs("inputs of averaging pools and ReduceMean")
+    softmax: values.Flag | None = _inputs("inputs of Softmax and its kin")
+    norm: values.Flag | None = _inputs("inputs of normalizations that were not folded")
+    elementwise: values.Flag | None = _inputs("inputs of Mul, Sub and Div of two tensors")
+    resize: values.Flag | None = _inputs("inputs of Resize")
+    embedding: values.Flag | None = _inputs("tables read by Gather")
+    matmul: values.Flag | None = _inputs("inputs of a MatMul of two activations")
 
 
 @final
 class SideBits(Section):
     """FIRST_BITS and LAST_BITS: a bit width for each side, written ``{W: 8, A: 8}``, ``w8a8`` or ``8``."""
 
-    w: values.Bits | None = key(None, "width of the weight", "0, 2 to 16", "new", shown="that of W")
-    a: values.Bits | None = key(None, "width of the inputs", "0, 2 to 16", "new", shown="that of A")
+    w: values.Bits | None = new_key(None, "width of the weight", "0, 2 to 16", shown="that of W")
+    a: values.Bits | None = new_key(None, "width of the inputs", "0, 2 to 16", shown="that of A")
 
     @classmethod
     def _expand(cls, data: Any) -> Any:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import yaml
 from pydantic.fields import FieldInfo
 
-from sbonnx.recipe import names, text
+from sbonnx.recipe import names, yaml_text
 from sbonnx.recipe.loading import load
 from sbonnx.recipe.schema import Recipe
-from sbonnx.recipe.sections.keys import Section, children
+from sbonnx.recipe.sections.base import Section, children
 
 _WIDTH: Final = 110
 
@@ -59,18 +58,6 @@ _EXAMPLES: Final = {
 """Example values, as YAML, for the keys whose default is empty."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One key: its path, and as text its type, default, allowed values, meaning and origin."""
-
-    key: str
-    type: str
-    default: str
-    allowed: str
-    meaning: str
-    maker: str
-
-
 _TYPES: Final = {"boolean": "true/false", "integer": "whole number", "number": "number", "string": "text"}
 
 
@@ -109,22 +96,6 @@ def _default(info: FieldInfo) -> str:
     return str(_extra(info).get("x-default", value if isinstance(value, str) else json.dumps(value)))
 
 
-def rows() -> tuple[Row, ...]:
-    """Return every key of the recipe, in the order of the schema."""
-    schema = json_schema()
-    return tuple(
-        Row(
-            key,
-            _type(_find(schema, key)),
-            _default(info),
-            str(_extra(info)["x-allowed"]),
-            str(info.description),
-            str(_extra(info)["x-maker"]),
-        )
-        for key, info in _keys(Recipe)
-    )
-
-
 def _find(schema: dict[str, Any], key: str) -> dict[str, Any]:
     """Return the part of the JSON schema for one key."""
     part = schema
@@ -139,9 +110,11 @@ def _find(schema: dict[str, Any], key: str) -> dict[str, Any]:
 
 def table() -> str:
     """Format the keys as a Markdown table, as in docs/recipe.md."""
+    schema = json_schema()
     lines = ["| key | type | default | allowed | meaning | origin |", "|---|---|---|---|---|---|"]
-    for row in rows():
-        cells = (f"`{row.key}`", row.type, row.default, row.allowed, row.meaning, row.maker)
+    for key, info in _keys(Recipe):
+        kind, extra = _type(_find(schema, key)), _extra(info)
+        cells = (f"`{key}`", kind, _default(info), extra["x-allowed"], str(info.description), extra["x-maker"])
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -159,7 +132,7 @@ def annotated_default(backend: str) -> str:
 
 def as_yaml(recipe: Recipe) -> str:
     """Format the resolved recipe as YAML that `load` reads back to an equal recipe."""
-    return text.dump(recipe.to_dict())
+    return yaml_text.dump(recipe.to_dict())
 
 
 def _annotated(section: type[Section], data: dict[str, Any], prefix: str, indent: str) -> Iterator[str]:

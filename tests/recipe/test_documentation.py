@@ -11,9 +11,9 @@ import pytest
 
 from sbonnx.recipe import annotated_default, json_schema, load, table
 from sbonnx.recipe.limits import LIMITS
+from sbonnx.recipe.loading import all_keys
 from sbonnx.recipe.names import BACKENDS, SCHEMES, SHORT_FORMS
-from sbonnx.recipe.overrides import all_keys
-from sbonnx.recipe.text import parse
+from sbonnx.recipe.yaml_text import parse
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "recipe.md"
 

@@ -16,7 +16,7 @@ from sbonnx.backends import backend_for
 from sbonnx.errors import RecipeError
 from sbonnx.pipeline import prepare
 from sbonnx.recipe import load
-from sbonnx.recipe.node_patterns.torch_modules import SCOPES, Modules, NodeInfo, module_path
+from sbonnx.recipe.torch_modules import SCOPES, Modules, NodeInfo, module_path
 
 VIRTUAL = backend_for("virtual", None)
 

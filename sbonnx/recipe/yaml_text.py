@@ -39,7 +39,7 @@ _INTEGER = re.compile(r"[-+]?(0|[1-9][0-9]{0,17})")
 _FLOAT = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?[eE][-+]?[0-9]{1,3}|[0-9]+\.[0-9]*|\.[0-9]+([eE][-+]?[0-9]{1,3})?)")
 
 
-class _Fault(Exception):
+class _YamlFault(Exception):
     """A problem at a position in the text."""
 
     def __init__(self, text: str, mark: yaml.Mark) -> None:
@@ -69,14 +69,14 @@ class _Loader(yaml.SafeLoader):
         self._composed += 1
         if self._composed > MAX_NODES:
             event = self.peek_event()  # type: ignore[no-untyped-call]
-            raise _Fault(f"holds more than {MAX_NODES} values", event.start_mark)
+            raise _YamlFault(f"contains more than {MAX_NODES} values", event.start_mark)
         node = super().compose_node(parent, index)
         if isinstance(node, yaml.ScalarNode) and len(node.value) > MAX_TEXT:
-            raise _Fault(f"holds a text of {len(node.value)} characters", node.start_mark)
+            raise _YamlFault(f"contains a text of {len(node.value)} characters", node.start_mark)
         return node
 
 
-class _Reader:
+class _NodeReader:
     """Converter of composed YAML nodes to values; records the line of every key."""
 
     def __init__(self) -> None:
@@ -86,14 +86,14 @@ class _Reader:
 
     def value(self, node: yaml.Node, path: tuple[str, ...]) -> Any:
         if len(path) > MAX_DEPTH or id(node) in self._open:
-            raise _Fault("is nested too deeply, or refers to itself", node.start_mark)
+            raise _YamlFault("is nested too deeply, or refers to itself", node.start_mark)
         self._count += 1
         if self._count > MAX_NODES:
-            raise _Fault(f"holds more than {MAX_NODES} values", node.start_mark)
+            raise _YamlFault(f"contains more than {MAX_NODES} values", node.start_mark)
         self.lines.setdefault(".".join(path).lower(), node.start_mark.line + 1)
 
         if node.tag.removeprefix(_TAG) not in _KINDS:
-            raise _Fault(f"has the tag {short(node.tag)}, which means nothing in a recipe", node.start_mark)
+            raise _YamlFault(f"has the tag {short(node.tag)}, which has no meaning in a recipe", node.start_mark)
         if isinstance(node, yaml.ScalarNode):
             return _scalar(node)
         self._open.add(id(node))
@@ -112,15 +112,15 @@ class _Reader:
                 merged = self._merge(value_node, path) | merged
                 continue
             if not isinstance(name_node, yaml.ScalarNode):
-                raise _Fault("has a key that is not text", name_node.start_mark)
+                raise _YamlFault("has a key that is not text", name_node.start_mark)
             if name_node.style is None and not isinstance(_scalar(name_node), str):
-                raise _Fault(
+                raise _YamlFault(
                     f"has the key {name_node.value}, which YAML does not read as text: put it in quotes",
                     name_node.start_mark,
                 )
             name = name_node.value
             if name in out:
-                raise _Fault(f"has the key {short(name)} twice in one mapping", name_node.start_mark)
+                raise _YamlFault(f"has the key {short(name)} twice in one mapping", name_node.start_mark)
             self.lines[".".join((*path, name)).lower()] = name_node.start_mark.line + 1
             out[name] = self.value(value_node, (*path, name))
         return merged | out
@@ -132,7 +132,7 @@ class _Reader:
         for source in sources:
             found = self.value(source, path)
             if not isinstance(found, dict):
-                raise _Fault("merges (<<) something that is no mapping", source.start_mark)
+                raise _YamlFault("merges (<<) something that is not a mapping", source.start_mark)
             out = found | out
         return out
 
@@ -144,22 +144,22 @@ def parse(text: str, name: str) -> tuple[Any, Lines]:
         name: name of the text in error messages.
 
     Raises:
-        RecipeError: not YAML, or YAML that no recipe needs; with line and column.
+        RecipeError: not YAML, or YAML that recipes do not use; with line and column.
     """
-    reader = _Reader()
+    reader = _NodeReader()
     try:
         node = yaml.compose(text, Loader=_Loader)
         value = None if node is None else reader.value(node, ())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise RecipeError(f"{name} is not YAML: {_place(mark)}{_said(error.problem)}") from error
+        raise RecipeError(f"{name} is not YAML: {_place(mark)}{_reason(error.problem)}") from error
     except yaml.reader.ReaderError as error:
         raise RecipeError(f"{name} is not YAML: character {short(chr(error.character))} is not allowed") from error
     except RecursionError as error:
         raise RecipeError(f"{name} is nested too deeply to be a recipe") from error
     except (ValueError, OverflowError) as error:  # PyYAML: an escape such as "\UFFFFFFFF", a directive of many digits
-        raise RecipeError(f"{name} is not YAML: {_said(str(error))}") from error
-    except _Fault as error:
+        raise RecipeError(f"{name} is not YAML: {_reason(str(error))}") from error
+    except _YamlFault as error:
         raise RecipeError(f"{name} {error} ({_place(error.mark).rstrip(', :')})") from error
     return value, reader.lines
 
@@ -168,7 +168,7 @@ def _place(mark: yaml.Mark | None) -> str:
     return "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
 
 
-def _said(problem: str | None) -> str:
+def _reason(problem: str | None) -> str:
     return " ".join((problem or "syntax error").split())
 
 
@@ -186,8 +186,8 @@ def read(path: str | os.PathLike[str]) -> tuple[Any, Lines]:
     except IsADirectoryError as error:
         raise RecipeError(f"{name} is a directory; a recipe is a YAML file") from error
     except OSError as error:
-        mend = "; a recipe is a YAML file of a few kilobytes" if error.errno == errno.EFBIG else ""
-        raise RecipeError(f"the recipe {name} cannot be read: {error.strerror or error}{mend}") from error
+        hint = "; a recipe is a YAML file of a few kilobytes" if error.errno == errno.EFBIG else ""
+        raise RecipeError(f"the recipe {name} cannot be read: {error.strerror or error}{hint}") from error
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -1,1 +1,0 @@
-"""Patterns of a recipe that match names of nodes, tensors and torch modules."""
