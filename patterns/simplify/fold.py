@@ -22,7 +22,7 @@ from sbonnx.graph import Body, Constant, Graph, Node, Tensor, Variable, serializ
 from sbonnx.graph.edit import Names, replace_input, sweep
 from sbonnx.graph.query import Array, all_nodes, bodies, constant, dtype, readers, scopes
 from sbonnx.graph.storage.weights import SPILL_BYTES, spill
-from sbonnx.graph.validate import may_trap, require_no_traps
+from sbonnx.graph.validation import may_trap, require_no_traps
 from sbonnx.ops import QDQ, RANDOM
 from sbonnx.report import Fired, Refusal
 from sbonnx.runtime import onnxruntime, open_session, session_options

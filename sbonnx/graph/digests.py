@@ -13,7 +13,7 @@ from onnx import AttributeProto
 
 from sbonnx.errors import ModelError
 from sbonnx.graph.model import Body, Constant, Graph, Node, Tensor
-from sbonnx.graph.query import all_tensors, bodies, dtype, ordered, shape
+from sbonnx.graph.query import all_tensors, bodies, dtype, ordered, shape, stored_values
 from sbonnx.graph.storage.weights import MappedWeights, chunks
 from sbonnx.ops import RANDOM
 from sbonnx.spec import Array
@@ -115,7 +115,7 @@ class _TensorDigests:
         self.opsets[""] = graph.opset
         self.whole: dict[int, bytes] = {}
         constants = {id(one): one for one in all_tensors(graph) if isinstance(one, Constant)}
-        digests = array_digests(_stored(one) for one in constants.values())
+        digests = array_digests(stored_values(one) for one in constants.values())
         self.inner: dict[int, bytes] = dict(zip(constants, digests, strict=True))
         for tensor in all_tensors(graph):
             if not isinstance(tensor, Constant) and not tensor.inputs:  # nothing in the graph computes it
@@ -169,7 +169,7 @@ class _TensorDigests:
         if isinstance(value, AttributeProto):
             return combined("proto", value.SerializeToString(deterministic=True))
         if isinstance(value, Constant):
-            return next(array_digests([_stored(value)]))
+            return next(array_digests([stored_values(value)]))
         if isinstance(value, np.ndarray) and value.ndim:
             return next(array_digests([value]))
         plain = value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
@@ -187,12 +187,6 @@ class _TensorDigests:
         raise ModelError(
             f"attribute '{name}' of node '{node.name}' is a {type(plain).__name__}: ONNX has no attribute of this type"
         )
-
-
-def _stored(tensor: Constant) -> Array | MappedWeights:
-    """Return the values; mapped ones are not loaded."""
-    values = tensor._values
-    return values if isinstance(values, (np.ndarray, MappedWeights)) else values.load()
 
 
 def _given(tensor: Tensor) -> bytes:

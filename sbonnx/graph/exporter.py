@@ -13,7 +13,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from sbonnx.errors import ModelError
 from sbonnx.graph.model import Body, Constant, Graph, ModelInfo, Node, Tensor, Variable
 from sbonnx.graph.protos import copied, ir_version_for, replace_entries, tensor_protos
-from sbonnx.graph.query import Array, all_nodes, bodies, constant, ordered
+from sbonnx.graph.query import Array, all_nodes, bodies, constant, ordered, stored_values
 from sbonnx.graph.storage import protobuf_payloads
 from sbonnx.graph.storage.weights import INLINE_BYTES, MappedWeights, chunks, numpy_dtype, onnx_dtype, stored_bytes
 
@@ -41,6 +41,14 @@ class Skeleton:
     def chunks(self, number: int) -> Iterator[bytes | memoryview]:
         """Yield the bytes of one payload, in pieces."""
         return chunks(self.payloads[number])
+
+    def pieces(self) -> Iterator[bytes | memoryview]:
+        """Yield the bytes of the model with its weights inside, in pieces; the same graph gives the same bytes."""
+        for piece in protobuf_payloads.attach(self.model.SerializeToString(deterministic=True), self.sizes()):
+            if piece.payload is None:
+                yield piece.content
+            else:
+                yield from self.chunks(piece.payload)
 
     def located(self, place: Callable[[int, int], dict[str, str]]) -> bytes:
         """Serialize the model with every reference replaced by the result of `place(number, bytes)`.
@@ -73,7 +81,7 @@ def skeleton(graph: Graph, *, info: bool = True, inline: int = INLINE_BYTES, hoi
     Raises:
         ModelError: a graph input has no known type, or an attribute no form in ONNX.
     """
-    writer = _Exporter(graph.info if info else ModelInfo(values=graph.info.values), inline)
+    writer = _GraphExporter(graph.info if info else ModelInfo(values=graph.info.values), inline)
     writer.place_constants(graph, hoist=hoist)
     model = copied(graph.info.model) if info else ModelProto()
     model.graph.CopyFrom(writer.graph(graph, ""))
@@ -95,7 +103,7 @@ def _imports(graph: Graph) -> list[onnx.OperatorSetIdProto]:
     return [onnx.helper.make_opsetid(domain, version) for domain, version in versions.items() if domain != "ai.onnx"]
 
 
-class _Exporter:
+class _GraphExporter:
     """Converter of all scopes, which share payloads."""
 
     def __init__(self, info: ModelInfo, inline: int) -> None:
@@ -215,7 +223,7 @@ class _Exporter:
             assert values is not None
             proto.string_data.extend(one if isinstance(one, bytes) else str(one).encode() for one in values.flat)
             return
-        values = stored if isinstance(stored, (np.ndarray, MappedWeights)) else stored.load()
+        values = stored_values(tensor)
         if not refer or stored_bytes(values) <= self.inline:
             proto.raw_data = b"".join(chunks(values))
             return

@@ -8,6 +8,7 @@ from typing import Any
 
 from sbonnx.errors import ModelError
 from sbonnx.graph.model import Body, Constant, Graph, ModelInfo, Node, Tensor, Variable
+from sbonnx.graph.protos import topological_order
 from sbonnx.graph.query import bodies, captured, dependencies, scopes, tensors_by_name
 
 
@@ -85,30 +86,28 @@ def _between(wanted: Sequence[Tensor], given: Mapping[str, Tensor], inside: set[
         inside: ids of the tensors of the body, or None for the main graph, where everything is inside.
     """
     stop = {id(tensor) for tensor in given.values()}
-    done: set[int] = set()
-    order: list[Node] = []
+    found: dict[int, Node] = {}
 
-    def need(tensor: Tensor, by: Node | None) -> list[Node]:
+    def makers(tensor: Tensor, reader: Node | None) -> list[int]:
         if id(tensor) in stop or not tensor.name or isinstance(tensor, Constant):
             return []
         if tensor.inputs and (inside is None or id(tensor) in inside):
-            return [tensor.inputs[0]]
+            found[id(tensor.inputs[0])] = tensor.inputs[0]
+            return [id(tensor.inputs[0])]
         if inside is not None and id(tensor) not in inside:
             return []  # an outer variable: it becomes an input
-        reader = f", which node '{by.name}' ({by.op}) reads" if by is not None else ""
-        raise ModelError(f"the piece needs '{tensor.name}'{reader}, and the given inputs do not lead to it")
+        text = f", which node '{reader.name}' ({reader.op}) reads" if reader is not None else ""
+        raise ModelError(f"the piece needs '{tensor.name}'{text}, and the given inputs do not lead to it")
 
-    for tensor in wanted:
-        stack = [(node, False) for node in need(tensor, None)]
-        while stack:
-            node, finished = stack.pop()
-            if finished:
-                order.append(node)
-            elif id(node) not in done:
-                done.add(id(node))
-                stack.append((node, True))
-                stack.extend((maker, False) for read in dependencies(node) for maker in need(read, node))
-    return order
+    def needs(key: int) -> list[int]:  # reversed: the last input is computed first
+        node = found[key]
+        return [maker for tensor in dependencies(node) for maker in makers(tensor, node)][::-1]
+
+    def cycle(key: int) -> str:
+        return f"node '{found[key].name}' ({found[key].op}) depends on its own output: the graph has a cycle"
+
+    roots = [maker for tensor in wanted for maker in makers(tensor, None)]
+    return [found[key] for key in topological_order(roots, needs, cycle)]
 
 
 class _Copier:

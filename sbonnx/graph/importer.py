@@ -25,7 +25,7 @@ from sbonnx.graph.model import Body, Constant, Graph, ModelInfo, Node, Tensor, V
 from sbonnx.graph.protos import copied, graph_protos, node_protos
 from sbonnx.graph.storage.model_file import Payload
 from sbonnx.graph.storage.weights import MappedWeights, byte_size, numpy_dtype
-from sbonnx.graph.validate import MAX_RANK
+from sbonnx.graph.validation import MAX_RANK
 from sbonnx.ops import STANDARD_DOMAINS
 from sbonnx.spec import Array
 
@@ -63,11 +63,11 @@ def build(model: ModelProto, payloads: list[Payload], info: ModelInfo) -> Graph:
     """
     opset = next(entry.version for entry in model.opset_import if entry.domain == "")
     graph = Graph(name=model.graph.name, opset=opset, import_domains=list(model.opset_import), info=info)
-    _Importer(model, payloads, info, opset).fill(graph, model.graph, {}, "")
+    _GraphImporter(model, payloads, info, opset).fill(graph, model.graph, {}, "")
     return graph
 
 
-class _Importer:
+class _GraphImporter:
     """Converter of all scopes; names are unique over all of them."""
 
     def __init__(self, model: ModelProto, payloads: list[Payload], info: ModelInfo, opset: int) -> None:

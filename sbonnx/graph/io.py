@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,15 +28,15 @@ from sbonnx.graph.protos import (
     single_line,
     sort_protos,
 )
-from sbonnx.graph.storage.model_file import open_model
-from sbonnx.graph.storage.output_files import EXTERNAL_BYTES, model_pieces, write_model
+from sbonnx.graph.storage.model_file import THE_MODEL, open_model
+from sbonnx.graph.storage.output_files import EXTERNAL_BYTES, write_model
 from sbonnx.graph.storage.weights import MappedWeights
-from sbonnx.graph.validate import free_sizes, require_no_traps, validate
+from sbonnx.graph.validation import free_sizes, require_no_traps, validate
 from sbonnx.ops import QDQ
 from sbonnx.spec import Array
 
 SESSION_BYTES = 64 << 10
-"""MappedWeights from this size on are passed to a session separately from the model."""
+"""Weights from this size on are passed to a session separately from the model."""
 
 LONGEST_VECTOR = 1 << 16
 """Shape arithmetic uses vectors of a few elements; if the model has a longer one, values are not propagated."""
@@ -52,7 +51,7 @@ def load(source: str | os.PathLike[str] | ModelProto, *, opset: int = 13) -> Gra
     Raises:
         ModelError: the file cannot be read, or the model is not valid ONNX or not supported; names the file.
     """
-    label = "the given model" if isinstance(source, ModelProto) else f"'{os.fspath(source)}'"
+    label = THE_MODEL if isinstance(source, ModelProto) else f"'{os.fspath(source)}'"
     try:
         return _load(source, opset)
     except ModelError as error:
@@ -202,18 +201,21 @@ def _correct_outputs(model: ModelProto, info: ModelInfo) -> None:
 
     Either side may be wrong: an exporter's declaration, or onnx's inference (1.23: STFT with a constant frame length).
     """
-    free = copied(model)
-    for value in free.graph.output:
+    undeclared = copied(model)
+    for value in undeclared.graph.output:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
-    for output, value in zip(model.graph.output, onnx.shape_inference.infer_shapes(free).graph.output, strict=True):
+    outputs = onnx.shape_inference.infer_shapes(undeclared).graph.output
+    for output, value in zip(model.graph.output, outputs, strict=True):
         (_, declared), (_, inferred) = read_type(output.type), read_type(value.type)
-        if declared is None or inferred is None or _agree(declared, inferred):
+        if declared is None or inferred is None:
             continue
         sizes = None
         if len(declared) == len(inferred):
             pairs = zip(declared, inferred, strict=True)
             sizes = [None if isinstance(a, int) and isinstance(b, int) and a != b else a for a, b in pairs]
+            if sizes == list(declared):
+                continue
         output.type.CopyFrom(onnx.helper.make_tensor_type_proto(output.type.tensor_type.elem_type, sizes))
         info.notes.append(
             f"output '{output.name}' is declared as {list(declared)}, and its operators give {list(inferred)}: "
@@ -221,23 +223,13 @@ def _correct_outputs(model: ModelProto, info: ModelInfo) -> None:
         )
 
 
-def _agree(one: Sequence[int | str | None], other: Sequence[int | str | None]) -> bool:
-    """Whether two shapes can belong to the same tensor."""
-    pairs = zip(one, other, strict=False)
-    return len(one) == len(other) and all(a == b or not (isinstance(a, int) and isinstance(b, int)) for a, b in pairs)
-
-
 def has_long_vector(model: ModelProto) -> bool:
     """Whether data propagation (onnx 1.23) would use a hundred bytes for each element of a long constant vector."""
+    shapes = [list(tensor.dims) for scope in graph_protos(model.graph) for tensor in scope.initializer]
     for scope in graph_protos(model.graph):
-        dims = [tensor.dims for tensor in scope.initializer if len(tensor.dims) == 1]
-        if any(sizes[0] > LONGEST_VECTOR for sizes in dims):
-            return True
         for value in [*scope.input, *scope.value_info, *scope.output]:
-            shape = value.type.tensor_type.shape.dim
-            if len(shape) == 1 and shape[0].dim_value > LONGEST_VECTOR:
-                return True
-    return False
+            shapes.append([dim.dim_value for dim in value.type.tensor_type.shape.dim])
+    return any(len(sizes) == 1 and sizes[0] > LONGEST_VECTOR for sizes in shapes)
 
 
 def to_proto(graph: Graph) -> ModelProto:
@@ -247,7 +239,7 @@ def to_proto(graph: Graph) -> ModelProto:
         ModelError: it would be larger than protobuf's limit of 2 GiB, or as in `exporter.skeleton`.
     """
     try:
-        model: ModelProto = ModelProto.FromString(b"".join(model_pieces(skeleton(graph))))
+        model: ModelProto = ModelProto.FromString(b"".join(skeleton(graph).pieces()))
         return model
     except DecodeError:
         raise ModelError("the model is larger than protobuf's limit of 2 GiB: save it to a file instead") from None

@@ -15,7 +15,7 @@ from onnx import FunctionProto, ModelProto, NodeProto
 from onnx.inliner import inline_local_functions
 
 from sbonnx.errors import ModelError
-from sbonnx.graph.protos import MAX_BODIES, ONNX_ERRORS, body_protos, node_protos, single_line
+from sbonnx.graph.protos import MAX_BODIES, ONNX_ERRORS, body_protos, node_protos, single_line, topological_order
 from sbonnx.ops import STANDARD_DOMAINS
 
 Key = tuple[str, str, str]
@@ -146,21 +146,12 @@ def _callees_first(model: ModelProto) -> list[FunctionProto]:
     calls = {
         key: {key_of(node) for node in node_protos(function)} & functions.keys() for key, function in functions.items()
     }
-    done: dict[Key, FunctionProto] = {}
-    for root in functions:
-        stack, path = [(root, False)], set[Key]()
-        while stack:
-            key, finished = stack.pop()
-            if finished:
-                path.discard(key)
-                done[key] = functions[key]
-            elif key in path:
-                raise ModelError(f"its functions are recursive: '{_text(key)}' calls itself")
-            elif key not in done:
-                path.add(key)
-                stack.append((key, True))
-                stack.extend((called, False) for called in sorted(calls[key]) if called not in done)
-    return list(done.values())
+    order = topological_order(
+        functions,
+        lambda key: sorted(calls[key]),
+        lambda key: f"its functions are recursive: '{_text(key)}' calls itself",
+    )
+    return [functions[key] for key in order]
 
 
 def _text(key: Key) -> str:

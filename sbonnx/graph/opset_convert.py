@@ -267,11 +267,6 @@ def _prelu(node: NodeProto, view: _KnownTensors, read: set[str], opset: int) -> 
     return "before opset 7 the slope of PRelu runs over channels, since then over the last axis"
 
 
-def _scan(node: NodeProto, view: _KnownTensors, read: set[str], opset: int) -> FixFunction | str:
-    """Scan of opset 8 has a batch axis; the adapter drops it and changes the shapes of the model's inputs."""
-    return "the Scan of opset 8 has a batch axis, newer ones have none"
-
-
 def _hardmax(node: NodeProto, view: _KnownTensors, read: set[str], opset: int) -> FixFunction | str:
     """Before opset 13 Hardmax works on the flattened (rows, columns); the adapter changes nothing."""
     axis, rank = next((one.i for one in node.attribute if one.name == "axis"), 1), view.rank(node.input[0])
@@ -280,13 +275,8 @@ def _hardmax(node: NodeProto, view: _KnownTensors, read: set[str], opset: int) -
     return lambda converted, scope: _set(converted, "axis", -1)
 
 
-def _upsample(node: NodeProto, view: _KnownTensors, read: set[str], opset: int) -> FixFunction | str:
-    """Upsample uses asymmetric coordinates, rounded down; the adapter leaves Resize's new default, half_pixel."""
-    return _as_resize("floor", opset)
-
-
 def _resize(node: NodeProto, view: _KnownTensors, read: set[str], opset: int) -> FixFunction | str:
-    """Fix as `_upsample`. Rounding of nearest was undefined before 11: onnxruntime uses floor up and ceil down."""
+    """Rounding of nearest was undefined before opset 11: onnxruntime rounds down to enlarge and up to shrink."""
     if _mode(node) != "nearest":
         return _as_resize("floor", opset)
     tensor = view.values.get(node.input[1])
@@ -314,18 +304,8 @@ def _as_resize(rounding: str, opset: int) -> FixFunction:
     return fix
 
 
-def _scatter(node: NodeProto, view: _KnownTensors, read: set[str], opset: int) -> FixFunction | str:
-    """ScatterElements is Scatter renamed; the adapter renames its output as well."""
-
-    def fix(node: NodeProto, scope: GraphProto) -> None:
-        node.op_type = "ScatterElements"
-
-    return fix
-
-
-def _clip(node: NodeProto, view: _KnownTensors, read: set[str], opset: int) -> FixFunction | str:
-    """The adapter creates float32 bounds, whatever the input type."""
-    return _retype(view.element(node.input[0]), first=1)
+def _rename_scatter(node: NodeProto, scope: GraphProto) -> None:
+    node.op_type = "ScatterElements"
 
 
 def _pad(node: NodeProto, view: _KnownTensors, read: set[str], opset: int) -> FixFunction | str:
@@ -367,11 +347,15 @@ def _retype(element: int, *, first: int) -> FixFunction:
 
 FIXES: Final[tuple[tuple[int, str, Callable[[NodeProto, _KnownTensors, set[str], int], FixFunction | str]], ...]] = (
     (7, "PRelu", _prelu),
-    (9, "Scan", _scan),
-    (10, "Upsample", _upsample),
+    # the adapter drops the batch axis, and changes the shapes of the model's inputs
+    (9, "Scan", lambda *_: "the Scan of opset 8 has a batch axis, newer ones have none"),
+    # asymmetric coordinates, rounded down; the adapter leaves Resize's new default, half_pixel
+    (10, "Upsample", lambda node, view, read, opset: _as_resize("floor", opset)),
     (11, "Resize", _resize),
-    (11, "Scatter", _scatter),
-    (11, "Clip", _clip),
+    # the adapter renames the output too
+    (11, "Scatter", lambda *_: _rename_scatter),
+    # the adapter creates float32 bounds, whatever the input type
+    (11, "Clip", lambda node, view, read, opset: _retype(view.element(node.input[0]), first=1)),
     (11, "Pad", _pad),
     (12, "Dropout", _dropout),
     (13, "Hardmax", _hardmax),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import onnx
@@ -25,6 +25,7 @@ MAX_BODIES: Final = 30
 """Maximum nesting of graphs: protobuf reads messages up to 100 deep, and each body takes three."""
 
 AnyMessage = TypeVar("AnyMessage", bound=Message)
+Key = TypeVar("Key", bound=Hashable)
 
 
 def copied(message: AnyMessage) -> AnyMessage:
@@ -187,7 +188,11 @@ def sort_protos(graph: GraphProto, outer: frozenset[str] = frozenset()) -> bool:
             raise ModelError(
                 f"graph output '{value.name}' is given by no input, initializer or node of graph '{graph.name}'"
             )
-    order = _order(graph, wants, maker)
+    order = topological_order(
+        range(len(graph.node)),
+        lambda index: [maker[name] for name in wants[index] if name in maker],
+        lambda index: f"{describe(graph.node[index])} depends on its own output: the graph has a cycle",
+    )
     moved = order != list(range(len(order)))
     if moved:
         replace_entries(graph.node, [graph.node[index] for index in order])
@@ -223,28 +228,35 @@ def _makers(graph: GraphProto, given: set[str]) -> dict[str, int]:
     return maker
 
 
-def _order(graph: GraphProto, wants: Sequence[Sequence[str]], maker: dict[str, int]) -> list[int]:
-    """Return the indices of the nodes in topological order."""
-    waiting, done, order = 1, 2, []
-    state = [0] * len(graph.node)
-    for root in range(len(graph.node)):
-        stack = [root]
+def topological_order(
+    roots: Iterable[Key], needs: Callable[[Key], Sequence[Key]], cycle: Callable[[Key], str]
+) -> list[Key]:
+    """Return the roots and everything that they need, each after what it needs, otherwise in the given order.
+
+    Args:
+        needs: direct dependencies of an element.
+        cycle: error message for an element that depends on itself.
+
+    Raises:
+        ModelError: elements form a cycle.
+    """
+    done: set[Key] = set()
+    unfinished: set[Key] = set()
+    order: list[Key] = []
+    for root in roots:
+        stack = [(root, False)]
         while stack:
-            index = stack[-1]
-            if state[index] == done:
-                stack.pop()
-                continue
-            before = [maker[name] for name in wants[index] if name in maker and state[maker[name]] != done]
-            if not before:
-                state[index] = done
-                order.append(index)
-                stack.pop()
-                continue
-            loop = next((other for other in before if state[other] == waiting), None)
-            if (state[index] == waiting and loop is not None) or index in before:
-                raise ModelError(f"{describe(graph.node[index])} depends on its own output: the graph has a cycle")
-            state[index] = waiting
-            stack.append(before[0])
+            key, finished = stack.pop()
+            if finished:
+                unfinished.discard(key)
+                done.add(key)
+                order.append(key)
+            elif key in unfinished:
+                raise ModelError(cycle(key))
+            elif key not in done:
+                unfinished.add(key)
+                stack.append((key, True))
+                stack.extend((needed, False) for needed in reversed(needs(key)) if needed not in done)
     return order
 
 

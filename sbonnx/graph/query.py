@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import onnx
 
-from sbonnx.errors import ModelError
 from sbonnx.graph.model import Body, Constant, Node, Tensor, Variable
+from sbonnx.graph.protos import topological_order
+from sbonnx.graph.storage.weights import MappedWeights
 from sbonnx.ops import UNPACKS
 from sbonnx.spec import Array as Array
 
@@ -58,6 +59,12 @@ def constant(tensor: Tensor | None) -> Array | None:
     stored = tensor._values  # `values` would cache the loaded array in the tensor
     value: Array = stored if isinstance(stored, np.ndarray) else stored.load()
     return value
+
+
+def stored_values(tensor: Constant) -> Array | MappedWeights:
+    """Return the values of a constant; mapped ones are not loaded."""
+    values = tensor._values
+    return values if isinstance(values, (np.ndarray, MappedWeights)) else values.load()
 
 
 def packed(tensor: Tensor) -> Constant | None:
@@ -179,25 +186,12 @@ def ordered(nodes: Sequence[Node]) -> list[Node]:
     Raises:
         ModelError: nodes form a cycle.
     """
-    local = {id(node) for node in nodes}
-    done: set[int] = set()
-    open_: set[int] = set()
-    order: list[Node] = []
-    for root in nodes:
-        stack = [(root, False)]
-        while stack:
-            node, finished = stack.pop()
-            if finished:
-                open_.discard(id(node))
-                done.add(id(node))
-                order.append(node)
-                continue
-            if id(node) in done:
-                continue
-            if id(node) in open_:
-                raise ModelError(f"node '{node.name}' ({node.op}) depends on its own output: the graph has a cycle")
-            open_.add(id(node))
-            stack.append((node, True))
-            needs = [maker for tensor in dependencies(node) for maker in tensor.inputs if id(maker) in local]
-            stack.extend((maker, False) for maker in reversed(needs) if id(maker) not in done)
-    return order
+    local = {id(node): node for node in nodes}
+
+    def needs(key: int) -> list[int]:
+        return [id(maker) for tensor in dependencies(local[key]) for maker in tensor.inputs if id(maker) in local]
+
+    def cycle(key: int) -> str:
+        return f"node '{local[key].name}' ({local[key].op}) depends on its own output: the graph has a cycle"
+
+    return [local[key] for key in topological_order(local, needs, cycle)]

@@ -14,12 +14,12 @@ from pydantic import ValidationError
 
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import names, yaml_text
-from sbonnx.recipe.limits import TWINS, defaults
+from sbonnx.recipe.backend_limits import TWINS, defaults
 from sbonnx.recipe.problem import KeyOrigin, Wrong, one_of, short, suggestion
 from sbonnx.recipe.schema import Recipe
 from sbonnx.recipe.sections.base import Section, canonical, children, nested_value, overlay, problems
 from sbonnx.recipe.sections.stages import BY_OUTPUT
-from sbonnx.recipe.values import both_bits
+from sbonnx.recipe.value_types import both_bits
 from sbonnx.spec import FP8_BITS
 
 AUTO: Final = "auto"

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, final
 
 from pydantic import BeforeValidator, PrivateAttr, model_validator
 
-from sbonnx.recipe import names, values
-from sbonnx.recipe.limits import BackendLimits, complete
+from sbonnx.recipe import names, value_types
+from sbonnx.recipe.backend_limits import BackendLimits, complete
 from sbonnx.recipe.names import is_per_channel
 from sbonnx.recipe.node_patterns import PatternUse, resolve_patterns, slow_problem
 from sbonnx.recipe.problem import KeyOrigin, ManyWrong, Wrong, key_path
@@ -30,8 +30,8 @@ from sbonnx.recipe.sections.stages import Auto, Calibration, Equalize, Mixed, Ve
 from sbonnx.recipe.torch_modules import NodeInfo
 from sbonnx.spec import ScaleRule
 
-Ranges = Annotated[dict[values.TensorPattern, values.Interval], BeforeValidator(values.a_mapping)]
-SharedScales = Annotated[tuple[values.TensorGroup, ...], BeforeValidator(values.a_list)]
+Ranges = Annotated[dict[value_types.TensorPattern, value_types.Interval], BeforeValidator(value_types.a_mapping)]
+SharedScales = Annotated[tuple[value_types.TensorGroup, ...], BeforeValidator(value_types.a_list)]
 
 _NODES = "list of patterns"
 
@@ -44,39 +44,41 @@ class Recipe(Section):
     their values are equal, wherever they were written.
     """
 
-    backend: values.BackendName = key("virtual", "the runtime that the model is made for", ", ".join(names.BACKENDS))
-    version: values.VersionName | None = new_key(
+    backend: value_types.BackendName = key(
+        "virtual", "the runtime that the model is made for", ", ".join(names.BACKENDS)
+    )
+    version: value_types.VersionName | None = new_key(
         None, "version of the runtime; also written BACKEND: tensorrt@10", "tensorrt: 11, 10, 8.6", shown="tensorrt: 11"
     )
-    device: values.Device = key("auto", "where calibration runs", "auto (cuda if there is one), cpu, cuda, cuda:N")
+    device: value_types.Device = key("auto", "where calibration runs", "auto (cuda if there is one), cpu, cuda, cuda:N")
     schedule: Schedule = Schedule()
-    mode: values.ModeName = new_key(
+    mode: value_types.ModeName = new_key(
         "static",
         "static: weights and activations, scales from data; dynamic: scales of activations computed as the model runs; "
         "weight_only: weights of MatMul and Gemm, activations stay float",
         "static, dynamic (onnxruntime), weight_only",
     )
-    format: Annotated[Literal["qdq", "qoperator"], values.ANY_CASE] = new_key(
+    format: Annotated[Literal["qdq", "qoperator"], value_types.ANY_CASE] = new_key(
         "qdq",
         "form of the file: float ops between Q/DQ pairs, or integer ops (QLinearConv and its kin)",
         "qdq, qoperator (onnxruntime, static)",
     )
-    accuracy_level: values.AccuracyLevel = new_key(
+    accuracy_level: value_types.AccuracyLevel = new_key(
         4,
         "onnxruntime with weight_only: what MatMulNBits computes on; 4: activations rounded to int8 by block, fastest",
         "0 (its default), 1 (float32), 2 (float16), 3 (bfloat16), 4 (int8)",
     )
-    min_weight_size: values.CountOrNone | None = new_key(
+    min_weight_size: value_types.CountOrNone | None = new_key(
         None,
         "MODE dynamic and weight_only: number of values from which the weight of a MatMul or Gemm is quantized",
         "0 or more",
         shown="weight_only 1024 (virtual: 0), dynamic 16384",
     )
-    skip_trace_modules: values.Patterns = key((), "nodes that stay float, weights and inputs", _NODES)
+    skip_trace_modules: value_types.Patterns = key((), "nodes that stay float, weights and inputs", _NODES)
     w: Weights = Weights()
     a: Activations = Activations()
-    include: values.Patterns = new_key((), "if not empty: only these nodes or tensors are quantized", _NODES)
-    exclude: values.Patterns = new_key((), "nodes or tensors that stay float, even if included", _NODES)
+    include: value_types.Patterns = new_key((), "if not empty: only these nodes or tensors are quantized", _NODES)
+    exclude: value_types.Patterns = new_key((), "nodes or tensors that stay float, even if included", _NODES)
     first_bits: SideBits = SideBits()
     last_bits: SideBits = SideBits()
     ranges: Ranges = new_key({}, "ranges fixed by hand, instead of observed ones", "{tensor pattern: [lo, hi]}")
@@ -84,42 +86,42 @@ class Recipe(Section):
         (), "groups of tensors that get one common scale and zero point", "list of lists of tensor patterns"
     )
     quantize_inputs_of: QuantizeInputsOf = QuantizeInputsOf()
-    scale_rule: Annotated[ScaleRule, values.ANY_CASE] = new_key(
+    scale_rule: Annotated[ScaleRule, value_types.ANY_CASE] = new_key(
         "exact", "how a range becomes a scale; `sparsebit` gives the ancestor's numbers", "exact, sparsebit"
     )
-    weights: Annotated[Literal["codes", "qdq"], values.ANY_CASE] = new_key(
+    weights: Annotated[Literal["codes", "qdq"], value_types.ANY_CASE] = new_key(
         "codes", "weights in the file: integer codes + DQ, or float + Q + DQ", "codes, qdq"
     )
-    high_precision: Annotated[Literal["fp32", "fp16", "bf16"], values.ANY_CASE] = new_key(
+    high_precision: Annotated[Literal["fp32", "fp16", "bf16"], value_types.ANY_CASE] = new_key(
         "fp32",
         "type of what stays float: fp16 and bf16 give a strongly typed graph, in which what would overflow or vanish "
         "on the calibration data stays float32",
         "fp32; tensorrt and virtual: fp16, bf16",
     )
-    keep_io: values.Flag = new_key(
+    keep_io: value_types.Flag = new_key(
         True, "inputs and outputs of the model keep their types with HIGH_PRECISION fp16 and bf16", "true, false"
     )
-    kernel_costs: values.KernelCosts = new_key(
+    kernel_costs: value_types.KernelCosts = new_key(
         "bundled",
         "onnxruntime: what its kernels cost, by which an op that would be slower in integers stays float",
         "bundled, none (rules alone), a file that `python -m benchmarks.kernels --output` wrote",
     )
-    reduce_range: values.Flag | None = new_key(
+    reduce_range: value_types.Flag | None = new_key(
         None,
         "onnxruntime: weights of 7 bits, which do not saturate on x86 CPUs without VNNI",
         "true, false",
         shown="true where this machine's CPU lacks VNNI",
     )
-    simplify: values.Flag = new_key(True, "simplify the graph first", "true, false")
-    requantize: values.Flag = new_key(
+    simplify: value_types.Flag = new_key(True, "simplify the graph first", "true, false")
+    requantize: value_types.Flag = new_key(
         False, "a model that is quantized already is made float again first, instead of refused", "true, false"
     )
-    samples: values.Count | None = new_key(
+    samples: value_types.Count | None = new_key(
         None, "how many feeds (batches, after splitting) of the data are used at most", "1 or more", shown="all"
     )
     calibration: Calibration = Calibration()
     equalize: Equalize = Equalize()
-    bias_correction: Annotated[Literal["auto", "none", "empirical", "analytic"], values.ANY_CASE] = new_key(
+    bias_correction: Annotated[Literal["auto", "none", "empirical", "analytic"], value_types.ANY_CASE] = new_key(
         "auto",
         "what the rounding of weights and inputs shifts an output by on average, taken off its bias",
         "auto (empirical where a rounding sees inputs, and in static networks with depthwise convolutions, else none), "

@@ -10,7 +10,7 @@ from typing import Any, Final
 from sbonnx import graph as graphs
 from sbonnx.errors import SbonnxError
 from sbonnx.recipe import Recipe
-from sbonnx.recipe.limits import sides
+from sbonnx.recipe.backend_limits import sides
 from sbonnx.recipe.names import FLOAT
 from sbonnx.report import Refusal
 from sbonnx.search.bit_search import choose, for_loss

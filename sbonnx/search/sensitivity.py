@@ -14,7 +14,7 @@ from sbonnx.pipeline import prepare
 from sbonnx.plan import Plan, Solution
 from sbonnx.profile import Candidate, Sensitivities, sensitivity
 from sbonnx.recipe import Recipe
-from sbonnx.recipe.limits import sides
+from sbonnx.recipe.backend_limits import sides
 from sbonnx.recipe.names import FLOAT
 from sbonnx.report import Refusal
 from sbonnx.search.bit_groups import (

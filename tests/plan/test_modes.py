@@ -11,7 +11,7 @@ import pytest
 from sbonnx.pipeline import prepare
 from sbonnx.plan import Plan, from_dict, to_dict
 from sbonnx.plan.modes import METHODS
-from sbonnx.recipe.limits import MODE_LIMITS
+from sbonnx.recipe.backend_limits import MODE_LIMITS
 from sbonnx.stages.state import read_recipe
 from tests.support.models import model, residual
 

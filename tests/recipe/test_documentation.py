@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sbonnx.recipe import annotated_default, json_schema, load, table
-from sbonnx.recipe.limits import LIMITS
+from sbonnx.recipe.backend_limits import LIMITS
 from sbonnx.recipe.loading import all_keys
 from sbonnx.recipe.names import BACKENDS, SCHEMES, SHORT_FORMS
 from sbonnx.recipe.yaml_text import parse

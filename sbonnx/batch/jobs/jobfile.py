@@ -17,7 +17,7 @@ from sbonnx.recipe import yaml_text
 from sbonnx.recipe.loading import BITS, WHOLE, all_keys
 from sbonnx.recipe.names import BACKENDS, SHORT_FORMS, VERSIONED
 from sbonnx.recipe.problem import KeyOrigin, Wrong, nearest, one_of, short
-from sbonnx.recipe.values import both_bits
+from sbonnx.recipe.value_types import both_bits
 
 UNITS: Final = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 TIMES: Final = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}

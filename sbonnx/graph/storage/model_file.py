@@ -18,10 +18,13 @@ from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from sbonnx.errors import ModelError
 from sbonnx.graph.protos import MAX_BODIES, single_line, tensor_protos, texts
-from sbonnx.graph.storage import protobuf_payloads
+from sbonnx.graph.storage.protobuf_payloads import REFERENCE, TooDeepError, detach, require_shallow
 from sbonnx.graph.storage.weights import INLINE_BYTES, WeightBytes, byte_size
-from sbonnx.graph.validate import check_tensor
+from sbonnx.graph.validation import check_tensor
 from sbonnx.input_files import native_source
+
+THE_MODEL: Final = "the given model"
+"""Name of a model in memory in messages."""
 
 SHOWN: Final = 100
 """Maximum characters of a file name in a message."""
@@ -66,7 +69,7 @@ class OpenedModel:
     @property
     def label(self) -> str:
         """Name of the model in messages."""
-        return f"'{self.path}'" if self.path is not None else "the given model"
+        return f"'{self.path}'" if self.path is not None else THE_MODEL
 
 
 def open_model(source: str | os.PathLike[str] | ModelProto) -> OpenedModel:
@@ -77,15 +80,16 @@ def open_model(source: str | os.PathLike[str] | ModelProto) -> OpenedModel:
             short or outside the model's folder.
     """
     if isinstance(source, ModelProto):
-        return _from_proto(source)
-    path = Path(source)
-    try:
-        _require_file(path)
-        mapped = WeightBytes.map(path)
-    except (OSError, ValueError) as error:  # ValueError: it was emptied since
-        raise ModelError(f"'{path}' cannot be read: {_reason(error)}") from None
-    opened = _parse(mapped, f"'{path}'")
-    opened.path, opened.files, opened.sources = path, [path], [mapped]
+        opened = _parse(_serialized(source), THE_MODEL)
+    else:
+        path = Path(source)
+        try:
+            _require_file(path)
+            mapped = WeightBytes.map(path)
+        except (OSError, ValueError) as error:  # ValueError: it was emptied since
+            raise ModelError(f"'{path}' cannot be read: {_reason(error)}") from None
+        opened = _parse(mapped, f"'{path}'")
+        opened.path, opened.files, opened.sources = path, [path], [mapped]
     _resolve_external(opened)
     for read in opened.sources:
         read.require_unchanged()
@@ -102,21 +106,18 @@ def external_names(path: Path) -> list[str]:
     except (OSError, ValueError, ModelError):  # ValueError: an empty file cannot be mapped
         return []
     rows = [{entry.key: entry.value for entry in tensor.external_data} for tensor, _ in tensor_protos(opened.model)]
-    return sorted({row["location"] for row in rows if row.get("location") and protobuf_payloads.REFERENCE not in row})
+    return sorted({row["location"] for row in rows if row.get("location") and REFERENCE not in row})
 
 
-def _from_proto(model: ModelProto) -> OpenedModel:
+def _serialized(model: ModelProto) -> WeightBytes:
     try:
         data = model.SerializeToString()
     except (ValueError, DecodeError):
-        raise ModelError(
-            "the given model is larger than protobuf's limit of 2 GiB: save it with external data and give its path"
-        ) from None
+        text = f"{THE_MODEL} is larger than protobuf's limit of 2 GiB: save it with external data and give its path"
+        raise ModelError(text) from None
     if not data:
-        raise ModelError("the given model is empty")
-    opened = _parse(WeightBytes(data), "the given model")
-    _resolve_external(opened)
-    return opened
+        raise ModelError(f"{THE_MODEL} is empty")
+    return WeightBytes(data)
 
 
 def _require_file(path: Path) -> None:
@@ -145,12 +146,16 @@ def _near(path: Path) -> str:
 def _parse(source: WeightBytes, label: str) -> OpenedModel:
     start = bytes(source.buffer[:64])
     hint = next((f": {what}" for at, magic, what in OTHER_FILES if start[at:].startswith(magic)), "")
-    if _is_text(start):
+    if all(byte in b"\t\r\n" or 32 <= byte < 127 for byte in start):
         hint = ": it is a text file"
     try:
-        skeleton, spans = protobuf_payloads.detach(source.buffer, largest=INLINE_BYTES)
-        model = _decode(skeleton)
-    except protobuf_payloads.TooDeepError:
+        skeleton, spans = detach(source.buffer, largest=INLINE_BYTES)
+        try:
+            model: ModelProto = ModelProto.FromString(skeleton)
+        except DecodeError:
+            require_shallow(skeleton)
+            raise
+    except TooDeepError:
         text = f"its graphs are nested deeper than protobuf reads, about {MAX_BODIES} levels"
         raise ModelError(f"{label} cannot be read: {text}") from None
     except (ValueError, DecodeError) as error:
@@ -165,19 +170,6 @@ def _parse(source: WeightBytes, label: str) -> OpenedModel:
     return OpenedModel(model, [Payload(source, span.offset, span.length) for span in spans])
 
 
-def _decode(skeleton: bytes) -> ModelProto:
-    try:
-        model: ModelProto = ModelProto.FromString(skeleton)
-    except DecodeError:
-        protobuf_payloads.require_shallow(skeleton)
-        raise
-    return model
-
-
-def _is_text(start: bytes) -> bool:
-    return bool(start) and all(byte in b"\t\r\n" or 32 <= byte < 127 for byte in start)
-
-
 def _resolve_external(opened: OpenedModel) -> None:
     """In place. Turn every external tensor into a reference to a payload, or store its values if they are small."""
     sources: dict[Path, WeightBytes] = {}
@@ -186,12 +178,12 @@ def _resolve_external(opened: OpenedModel) -> None:
         if tensor.data_location != TensorProto.EXTERNAL:
             continue
         entries = {entry.key: entry.value for entry in tensor.external_data}
-        if protobuf_payloads.REFERENCE in entries:
-            if entries[protobuf_payloads.REFERENCE] not in own:  # not written by `detach`
-                raise ModelError(
-                    f"{opened.label}: tensor '{where}' has an external_data entry that is not part of ONNX"
-                )
-            own.discard(entries[protobuf_payloads.REFERENCE])
+        number = entries.get(REFERENCE)
+        if number is not None:
+            if number not in own:  # not written by `detach`
+                text = f"tensor '{where}' has an external_data entry that is not part of ONNX"
+                raise ModelError(f"{opened.label}: {text}")
+            own.discard(number)
             continue
         payload = _external_payload(tensor, where, entries, opened, sources)
         tensor.ClearField("data_location")
@@ -200,7 +192,7 @@ def _resolve_external(opened: OpenedModel) -> None:
             tensor.raw_data = b"" if payload is None else payload.read()
             continue
         tensor.data_location = TensorProto.EXTERNAL
-        tensor.external_data.add(key=protobuf_payloads.REFERENCE, value=str(len(opened.payloads)))
+        tensor.external_data.add(key=REFERENCE, value=str(len(opened.payloads)))
         opened.payloads.append(payload)
     opened.files.extend(sources)
     opened.sources.extend(sources.values())
@@ -247,9 +239,8 @@ def _reason(error: Exception) -> str:
 def _external_file(where: str, location: str, opened: OpenedModel) -> Path:
     """Return the file of an external tensor, which must be in the model's folder."""
     if opened.path is None:
-        raise ModelError(
-            f"tensor '{where}' of the given model has its values in the file '{location}': give the model's path"
-        )
+        text = f"tensor '{where}' of {THE_MODEL} has its values in the file '{location}': give the model's path"
+        raise ModelError(text)
     if not location:
         raise ModelError(f"tensor '{where}' is external, and the model does not name its file")
     folder = opened.path.parent.resolve()

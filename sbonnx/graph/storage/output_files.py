@@ -7,12 +7,12 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
 from sbonnx.errors import OutputError, SbonnxError
 from sbonnx.graph.exporter import Skeleton
-from sbonnx.graph.storage import protobuf_payloads
 from sbonnx.graph.storage.temporary import MARKER, temporary_folder
 
 EXTERNAL_BYTES: Final = 3 << 29
@@ -28,15 +28,6 @@ SPECIAL: Final = {
     stat.S_IFSOCK: "a socket",
 }
 """File types that are never replaced. A rename over /dev/null by root would remove the device."""
-
-
-def model_pieces(made: Skeleton) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of the model with its weights inside, in pieces; the same graph gives the same bytes."""
-    for piece in protobuf_payloads.attach(made.model.SerializeToString(deterministic=True), made.sizes()):
-        if piece.payload is None:
-            yield piece.content
-        else:
-            yield from made.chunks(piece.payload)
 
 
 def write_model(
@@ -59,13 +50,17 @@ def write_model(
         check_target(target, inputs, force=force)
     with _reporting(path), _temporary(path) as temporary:
         if not external:
-            _write(temporary, model_pieces(made))
+            _write(temporary, made.pieces())
             move(temporary, path)
             return
         with _temporary(data) as temporary_data:
-            places = list(_places(made.sizes()))
-            _write(temporary_data, _data_pieces(made, places))
-            _write(temporary, [_with_locations(made, data.name, places)])
+            offsets = list(accumulate((size + -size % ALIGNMENT for size in made.sizes()), initial=0))
+
+            def place(number: int, size: int) -> dict[str, str]:
+                return {"location": data.name, "offset": str(offsets[number]), "length": str(size)}
+
+            _write(temporary_data, _data_pieces(made))
+            _write(temporary, [made.located(place)])
             new = not data.exists()
             move(temporary_data, data)
             try:
@@ -120,8 +115,8 @@ def check_target(path: Path, inputs: Iterable[Path], *, force: bool) -> None:
     there = is_replaceable(path)
     _check_folder(path)
     if any(_same(path, given) for given in inputs):
-        what = "an input of this run" if there else "another output of this run"
-        raise OutputError(f"'{path}' is {what}: give another name for the output")
+        kind = "an input of this run" if there else "another output of this run"
+        raise OutputError(f"'{path}' is {kind}: give another name for the output")
     if there and not force:
         raise OutputError(f"'{path}' exists: give --force (force=True) to replace it")
 
@@ -163,7 +158,7 @@ def move(temporary: Path, path: Path) -> None:
 def _check_folder(path: Path) -> None:
     folder = path.parent
     if not os.path.isdir(folder):
-        raise OutputError(f"there is no folder '{folder}' to write '{path.name}' to: make it first")
+        raise OutputError(f"there is no folder '{folder}' to write '{path.name}' to: create it first")
     if not os.access(folder, os.W_OK | os.X_OK):
         read_only = hasattr(os, "statvfs") and os.statvfs(folder).f_flag & os.ST_RDONLY
         reason = os.strerror(errno.EROFS if read_only else errno.EACCES)
@@ -202,37 +197,25 @@ def _write(path: Path, contents: Iterable[bytes | memoryview]) -> None:
             file.write(content)
 
 
-def _places(sizes: Iterable[int]) -> Iterator[int]:
-    """Yield the offset of each payload in the data file."""
-    at = 0
-    for size in sizes:
-        yield at
-        at += size + -size % ALIGNMENT
-
-
-def _data_pieces(made: Skeleton, places: list[int]) -> Iterator[bytes | memoryview]:
-    at = 0
-    for number, (place, size) in enumerate(zip(places, made.sizes(), strict=True)):
-        yield bytes(place - at)
+def _data_pieces(made: Skeleton) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of the data file: payloads, each padded to the alignment except the last."""
+    padding = 0
+    for number, size in enumerate(made.sizes()):
+        yield bytes(padding)
         yield from made.chunks(number)
-        at = place + size
-
-
-def _with_locations(made: Skeleton, file: str, places: list[int]) -> bytes:
-    """Serialize the model with its references replaced by offsets in the data file."""
-    return made.located(lambda number, size: {"location": file, "offset": str(places[number]), "length": str(size)})
+        padding = -size % ALIGNMENT
 
 
 @contextmanager
 def staged(target: Path, inputs: Iterable[Path] = (), *, force: bool = False) -> Iterator[Path]:
-    """Yield a path of the same name in a hidden folder next to `target`, to write to and to test.
+    """Yield a path of the same name in a hidden folder next to `target`, to write to and to verify.
 
     The files in that folder (the model and its data files, which it references relatively) are moved to their final
-    place when the block ends. An exception or an interrupt leaves nothing behind, and an older file unchanged.
+    path when the block ends. After an exception or interrupt no file is left, and an older one is unchanged.
 
         with staged(Path("m.int8.onnx")) as path:
             save(graph, path)
-            prove(path)
+            verify(path)
 
     Args:
         inputs, force: as in `check_target`.

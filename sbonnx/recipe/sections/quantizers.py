@@ -7,16 +7,16 @@ from typing import Annotated, Any, ClassVar, Final, Literal, final
 
 from pydantic import BeforeValidator, model_validator
 
-from sbonnx.recipe import names, values
+from sbonnx.recipe import names, value_types
 from sbonnx.recipe.problem import Wrong, short
 from sbonnx.recipe.sections.base import Section, key, new_key
 
 ScaleName = Literal["observer", "search", "hqq"]
 ScaleSetting = Literal["auto", ScaleName]
-Start = Annotated[Literal["gptq", "nearest"], values.ANY_CASE]
-Ramp = Annotated[Literal["linear", "cosine"], values.ANY_CASE]
-Distribution = Annotated[Literal["gaus", "laplace"], values.ANY_CASE]
-Layout = Annotated[Literal["NCHW", "NLC"], values.ANY_CASE]
+Start = Annotated[Literal["gptq", "nearest"], value_types.ANY_CASE]
+Ramp = Annotated[Literal["linear", "cosine"], value_types.ANY_CASE]
+Distribution = Annotated[Literal["gaus", "laplace"], value_types.ANY_CASE]
+Layout = Annotated[Literal["NCHW", "NLC"], value_types.ANY_CASE]
 
 AUTO: Final = "auto"
 """The rounding chosen by bit width and by whether there are data."""
@@ -29,7 +29,7 @@ BLOCKS: Final = "blocks"
 class Pact(Section):
     """A.QUANTIZER.PACT: learned clipping bound of activations."""
 
-    alpha_value: values.AboveZero | None = key(
+    alpha_value: value_types.AboveZero | None = key(
         None, "first value of the clipping bound that `pact` learns", "above 0", shown="the calibrated range"
     )
 
@@ -38,7 +38,7 @@ class Pact(Section):
 class Percentile(Section):
     """OBSERVER.PERCENTILE: clipping of the tails."""
 
-    alpha: values.Tail = key(0.001, "share of the values that `percentile` cuts off at each end", "0 to below 0.5")
+    alpha: value_types.Tail = key(0.001, "share of the values that `percentile` cuts off at each end", "0 to below 0.5")
 
 
 @final
@@ -52,7 +52,7 @@ class Aciq(Section):
 class MovingAverage(Section):
     """A.OBSERVER.MOVING_AVERAGE: moving average (EMA) of min and max."""
 
-    ema_ratio: values.Ratio = key(0.9, "weight of the old value in `moving_average`", "0 to below 1")
+    ema_ratio: value_types.Ratio = key(0.9, "weight of the old value in `moving_average`", "0 to below 1")
 
 
 _BIT = ("width of a code; 0 leaves the side float", "0, 2 to 16; onnxruntime: 0, 2 to 8{}; tensorrt: 0, 8")
@@ -64,24 +64,24 @@ _DISABLE = ("leave this side float", "true, false")
 class WeightQuantizer(Section):
     """W.QUANTIZER: type and bit width of weights."""
 
-    type: values.WeightQuantizerName = key(
+    type: value_types.WeightQuantizerName = key(
         "uniform", "how weights are rounded or trained", "uniform, dorefa, lsq, lsq+ (lsq_plus), adaround"
     )
-    disable: values.Flag = key(False, *_DISABLE)
-    bit: values.Bits = key(8, _BIT[0], f"{_BIT[1].format('')}; tensorrt from 10 on: 4 where inputs stay float")
-    dtype: values.DtypeName = new_key("int", *_DTYPE)
+    disable: value_types.Flag = key(False, *_DISABLE)
+    bit: value_types.Bits = key(8, _BIT[0], f"{_BIT[1].format('')}; tensorrt from 10 on: 4 where inputs stay float")
+    dtype: value_types.DtypeName = new_key("int", *_DTYPE)
 
 
 @final
 class ActivationQuantizer(Section):
     """A.QUANTIZER: type and bit width of activations."""
 
-    type: values.ActivationQuantizerName = key(
+    type: value_types.ActivationQuantizerName = key(
         "uniform", "how activations are quantized or trained", "uniform, dorefa, lsq, lsq+ (lsq_plus), pact"
     )
-    disable: values.Flag = key(False, *_DISABLE)
-    bit: values.Bits = key(8, _BIT[0], _BIT[1].format(", 16"))
-    dtype: values.DtypeName = new_key("int", *_DTYPE)
+    disable: value_types.Flag = key(False, *_DISABLE)
+    bit: value_types.Bits = key(8, _BIT[0], _BIT[1].format(", 16"))
+    dtype: value_types.DtypeName = new_key("int", *_DTYPE)
     pact: Pact = Pact()
 
 
@@ -89,7 +89,7 @@ class ActivationQuantizer(Section):
 class WeightObserver(Section):
     """W.OBSERVER: range estimation of weights."""
 
-    type: values.WeightObserverName = key(
+    type: value_types.WeightObserverName = key(
         "minmax", "how the range of a weight is chosen", "minmax, mse, percentile, kl_histogram, aciq, auto"
     )
     percentile: Percentile = Percentile()
@@ -100,7 +100,7 @@ class WeightObserver(Section):
 class ActivationObserver(Section):
     """A.OBSERVER: range estimation of activations."""
 
-    type: values.ActivationObserverName = key(
+    type: value_types.ActivationObserverName = key(
         "minmax",
         "how the range of an activation is chosen",
         "minmax, moving_average, mse, percentile, kl_histogram, aciq, auto",
@@ -116,7 +116,7 @@ class ActivationObserver(Section):
 class QAdd(Section):
     """A.QADD: quantization of the inputs of Add."""
 
-    enable_quant: values.Flag | None = key(
+    enable_quant: value_types.Flag | None = key(
         None, "the ancestor's spelling of QUANTIZE_INPUTS_OF.ADD", "true, false", shown="the backend decides"
     )
 
@@ -150,17 +150,21 @@ def _refuse_types(quantizer: str, observer: str, refused: frozenset[str], home: 
 class Gptq(Section):
     """W.ROUNDING.GPTQ: rounding by second moments (Hessian), with error compensation."""
 
-    damping: values.AboveZero = new_key(0.01, "share of the mean second moment that is added to all of them", "above 0")
-    order: Annotated[Literal["pivot", "activation", "none"], values.ANY_CASE] = new_key(
+    damping: value_types.AboveZero = new_key(
+        0.01, "share of the mean second moment that is added to all of them", "above 0"
+    )
+    order: Annotated[Literal["pivot", "activation", "none"], value_types.ANY_CASE] = new_key(
         "pivot",
         "inputs in the order of least error, by falling second moment, or as they come",
         "pivot, activation, none",
     )
-    beams: values.Count = new_key(16, "choices of codes that each output keeps in play; 1 is plain GPTQ", "1 or more")
-    steps: values.CountOrNone = new_key(
+    beams: value_types.Count = new_key(
+        16, "choices of codes that each output keeps in play; 1 is plain GPTQ", "1 or more"
+    )
+    steps: value_types.CountOrNone = new_key(
         8, "steps of tabu search afterwards, of one code each, for each input of an output", "0 or more"
     )
-    sweeps: values.CountOrNone = new_key(
+    sweeps: value_types.CountOrNone = new_key(
         20, "passes of coordinate descent over the codes afterwards, while any changes", "0 or more"
     )
 
@@ -169,34 +173,34 @@ class Gptq(Section):
 class AdaRound(Section):
     """W.ROUNDING.ADAROUND: rounding up or down, learned by gradient descent."""
 
-    iterations: values.Count = new_key(1000, "steps of Adam", "1 or more")
-    lr: values.AboveZero = new_key(0.1, "its learning rate", "above 0")
-    warmup: values.Ratio = new_key(0.2, "share of the steps before the pull to whole codes begins", "0 to below 1")
-    weight: values.AboveZero = new_key(
+    iterations: value_types.Count = new_key(1000, "steps of Adam", "1 or more")
+    lr: value_types.AboveZero = new_key(0.1, "its learning rate", "above 0")
+    warmup: value_types.Ratio = new_key(0.2, "share of the steps before the pull to whole codes begins", "0 to below 1")
+    weight: value_types.AboveZero = new_key(
         0.2, "weight of that pull, against the error of one code in one weight", "above 0"
     )
-    beta_start: values.AboveZero = new_key(20.0, "its exponent at the beginning", "above 0")
-    beta_end: values.AboveZero = new_key(2.0, "and at the end", "above 0")
+    beta_start: value_types.AboveZero = new_key(20.0, "its exponent at the beginning", "above 0")
+    beta_end: value_types.AboveZero = new_key(2.0, "and at the end", "above 0")
     schedule: Ramp = new_key("cosine", "how the exponent goes from one to the other", "cosine, linear")
     start: Start = new_key("gptq", "the codes to begin with", "gptq, nearest")
-    sweeps: values.CountOrNone = new_key(
+    sweeps: value_types.CountOrNone = new_key(
         20, "passes of coordinate descent between the two codes afterwards, while any changes", "0 or more"
     )
-    loss: Annotated[Literal["moments", "batches"], values.ANY_CASE] = new_key(
+    loss: Annotated[Literal["moments", "batches"], value_types.ANY_CASE] = new_key(
         "moments",
         "the error of the layer by second moments, or of what follows it on batches of samples (with torch)",
         "moments, batches",
     )
-    scope: Annotated[Literal["block", "layer"], values.ANY_CASE] = new_key(
+    scope: Annotated[Literal["block", "layer"], value_types.ANY_CASE] = new_key(
         "block",
         "with LOSS: batches, whose output has its error taken: of all layers between two places where one tensor "
         "carries everything (a residual block), or of each layer with what follows it",
         "block, layer",
     )
-    drop: values.Share = new_key(
+    drop: value_types.Share = new_key(
         0.5, "with LOSS: batches, share of activations that a step takes from the float network", "0 to 1"
     )
-    scale_lr: values.Share = new_key(
+    scale_lr: value_types.Share = new_key(
         0.01,
         "with LOSS: batches, learning rate of the scales of activations, relative; 0: they stay as observed",
         "0 to 1",
@@ -215,11 +219,11 @@ class AdaRound(Section):
 class AdaQuant(Section):
     """W.ROUNDING.ADAQUANT: weights and scales learned by gradient descent."""
 
-    iterations: values.Count = new_key(500, "steps of Adam", "1 or more")
-    lr: values.AboveZero = new_key(0.01, "its learning rate for weights, in codes", "above 0")
-    scale_lr: values.AboveZero = new_key(0.003, "its learning rate for scales, relative", "above 0")
+    iterations: value_types.Count = new_key(500, "steps of Adam", "1 or more")
+    lr: value_types.AboveZero = new_key(0.01, "its learning rate for weights, in codes", "above 0")
+    scale_lr: value_types.AboveZero = new_key(0.003, "its learning rate for scales, relative", "above 0")
     start: Start = new_key("gptq", "the codes to begin with", "gptq, nearest")
-    sweeps: values.CountOrNone = new_key(
+    sweeps: value_types.CountOrNone = new_key(
         20, "passes of coordinate descent each time codes and scales are fitted to each other", "0 or more"
     )
 
@@ -230,12 +234,12 @@ class Rounding(Section):
 
     short_form: ClassVar[str] = "TYPE"
 
-    type: values.RoundingName = new_key(
+    type: value_types.RoundingName = new_key(
         AUTO,
         "how a weight becomes codes",
         "auto (gptq below 8 bits where there are data, else nearest), nearest, gptq, adaround, adaquant",
     )
-    scale: Annotated[ScaleSetting, values.ANY_CASE] = new_key(
+    scale: Annotated[ScaleSetting, value_types.ANY_CASE] = new_key(
         AUTO,
         "where scales of weights come from: W.OBSERVER, least error of the layer's output, or W.OBSERVER with "
         "half-quadratic zero points (affine weights only)",
@@ -261,7 +265,7 @@ _SPECIFIC = ("other values for some nodes or tensors; the first match wins", "li
 class _WeightSettings(Section):
     """Keys for all weights or for some."""
 
-    qscheme: values.WeightSchemeName = key(
+    qscheme: value_types.WeightSchemeName = key(
         "per-channel-symmetric",
         _SCHEME,
         "per-channel-symmetric, per-channel-affine, per-tensor-symmetric, per-tensor-affine; tensorrt: symmetric ones; "
@@ -269,8 +273,8 @@ class _WeightSettings(Section):
         "per-channel-symmetric",
         shown="per-channel-symmetric; onnxruntime: auto",
     )
-    block_size: values.BlockSize = new_key(
-        values.NO_BLOCKS,
+    block_size: value_types.BlockSize = new_key(
+        value_types.NO_BLOCKS,
         "how many values along the summed axis of a MatMul or Gemm share a scale",
         "none, 16, 32, 64, 128, 256; tensorrt: 64, 128 with 4 bits; onnxruntime: with MODE weight_only",
         shown="none; tensorrt with 4 bits: 128, or 64 where that divides the axis",
@@ -288,7 +292,7 @@ class _WeightSettings(Section):
 class _ActivationSettings(Section):
     """Keys for all activations or for some."""
 
-    qscheme: values.SchemeName = key(
+    qscheme: value_types.SchemeName = key(
         "per-tensor-affine",
         _SCHEME,
         "per-tensor-affine, per-tensor-symmetric, per-channel-affine, per-channel-symmetric; "
@@ -322,15 +326,15 @@ class ActivationChange(_ActivationSettings):
         return _from_pairs(data)
 
 
-WeightEntry = Annotated[dict[values.Pattern, WeightChange], BeforeValidator(values.a_mapping)]
-ActivationEntry = Annotated[dict[values.Pattern, ActivationChange], BeforeValidator(values.a_mapping)]
+WeightEntry = Annotated[dict[value_types.Pattern, WeightChange], BeforeValidator(value_types.a_mapping)]
+ActivationEntry = Annotated[dict[value_types.Pattern, ActivationChange], BeforeValidator(value_types.a_mapping)]
 
 
 @final
 class Weights(_WeightSettings):
     """W: quantization of weights."""
 
-    specific: Annotated[tuple[WeightEntry, ...], BeforeValidator(values.a_list)] = key((), *_SPECIFIC)
+    specific: Annotated[tuple[WeightEntry, ...], BeforeValidator(value_types.a_list)] = key((), *_SPECIFIC)
 
 
 @final
@@ -338,7 +342,7 @@ class Activations(_ActivationSettings):
     """A: quantization of activations."""
 
     qadd: QAdd = QAdd()
-    specific: Annotated[tuple[ActivationEntry, ...], BeforeValidator(values.a_list)] = key((), *_SPECIFIC)
+    specific: Annotated[tuple[ActivationEntry, ...], BeforeValidator(value_types.a_list)] = key((), *_SPECIFIC)
 
 
 Side = Weights | Activations
@@ -349,16 +353,16 @@ Change = WeightChange | ActivationChange
 class Schedule(Section):
     """SCHEDULE: batch-norm folding and tuning, placement of Q/DQ."""
 
-    fuse_bn: values.Flag = key(
+    fuse_bn: value_types.Flag = key(
         False,
         "fold batch normalization into the linear layers before quantizing",
         "true, false",
         shown="false; true without a recipe",
     )
-    bn_tuning: values.Flag = key(
+    bn_tuning: value_types.Flag = key(
         False, "tune batch normalization with quantization on, then fold it", "true, false; true wants W per channel"
     )
-    disable_unnecessary_quant: values.Flag = key(
+    disable_unnecessary_quant: value_types.Flag = key(
         True, "no Q/DQ between a linear layer, normalization or Add and the activation after it", "true, false"
     )
 
@@ -372,24 +376,24 @@ def _inputs(meaning: str) -> Any:
 class QuantizeInputsOf(Section):
     """QUANTIZE_INPUTS_OF: operators whose inputs are quantized."""
 
-    add: values.Flag | None = _inputs("inputs of Add")
-    concat: values.Flag | None = _inputs("inputs of Concat")
-    pool: values.Flag | None = _inputs("inputs of averaging pools and ReduceMean")
-    softmax: values.Flag | None = _inputs("inputs of Softmax and its kin")
-    norm: values.Flag | None = _inputs("inputs of normalizations that were not folded")
-    elementwise: values.Flag | None = _inputs("inputs of Mul, Sub and Div of two tensors")
-    resize: values.Flag | None = _inputs("inputs of Resize")
-    embedding: values.Flag | None = _inputs("tables read by Gather")
-    matmul: values.Flag | None = _inputs("inputs of a MatMul of two activations")
+    add: value_types.Flag | None = _inputs("inputs of Add")
+    concat: value_types.Flag | None = _inputs("inputs of Concat")
+    pool: value_types.Flag | None = _inputs("inputs of averaging pools and ReduceMean")
+    softmax: value_types.Flag | None = _inputs("inputs of Softmax and its kin")
+    norm: value_types.Flag | None = _inputs("inputs of normalizations that were not folded")
+    elementwise: value_types.Flag | None = _inputs("inputs of Mul, Sub and Div of two tensors")
+    resize: value_types.Flag | None = _inputs("inputs of Resize")
+    embedding: value_types.Flag | None = _inputs("tables read by Gather")
+    matmul: value_types.Flag | None = _inputs("inputs of a MatMul of two activations")
 
 
 @final
 class SideBits(Section):
     """FIRST_BITS and LAST_BITS: a bit width for each side, written ``{W: 8, A: 8}``, ``w8a8`` or ``8``."""
 
-    w: values.Bits | None = new_key(None, "width of the weight", "0, 2 to 16", shown="that of W")
-    a: values.Bits | None = new_key(None, "width of the inputs", "0, 2 to 16", shown="that of A")
+    w: value_types.Bits | None = new_key(None, "width of the weight", "0, 2 to 16", shown="that of W")
+    a: value_types.Bits | None = new_key(None, "width of the inputs", "0, 2 to 16", shown="that of A")
 
     @classmethod
     def _expand(cls, data: Any) -> Any:
-        return data if data is None or isinstance(data, Mapping) else values.both_bits(data)
+        return data if data is None or isinstance(data, Mapping) else value_types.both_bits(data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Final, Literal, final
 
-from sbonnx.recipe import values
+from sbonnx.recipe import value_types
 from sbonnx.recipe.problem import Wrong
 from sbonnx.recipe.sections.base import Section, new_key
 
@@ -17,29 +17,29 @@ BY_OUTPUT: Final = ("VERIFY.MIN_SQNR_DB", "VERIFY.MIN_COSINE")
 class Equalize(Section):
     """EQUALIZE: cross-layer equalization, SmoothQuant, AWQ, channel splitting."""
 
-    cross_layer: values.Flag = new_key(
+    cross_layer: value_types.Flag = new_key(
         False,
         "equal ranges of channels in neighbouring layers, by scales that cancel (Nagel 2019); for per-tensor weights",
         "true, false",
     )
-    absorb_bias: values.Flag = new_key(
+    absorb_bias: value_types.Flag = new_key(
         False, "what lies always above 0 before a Relu moved into the next layers' biases", "true, false; wants data"
     )
-    smooth_quant: values.Strength = new_key(
+    smooth_quant: value_types.Strength = new_key(
         False,
         "ranges of channels moved from inputs of layers into their weights (Xiao 2023); the number is the strength",
         "false, true (0.5 for matrix products, 0.3 for convolutions), 0 to 1; wants data",
     )
-    split_channels: values.Ratio = new_key(
+    split_channels: value_types.Ratio = new_key(
         0.0, "outlier channels cut in two, at most this share of a layer's (Zhao 2019)", "0 to below 1"
     )
-    awq: values.Flag = new_key(
+    awq: value_types.Flag = new_key(
         False,
         "inputs of matrix products scaled by what they meet, so that weights that matter are rounded less (Lin 2023); "
         "with weight_only by a Mul where nothing before takes the scale up",
         "true, false; wants data",
     )
-    clip: Annotated[Literal["keep", "channels", "relu"], values.ANY_CASE] = new_key(
+    clip: Annotated[Literal["keep", "channels", "relu"], value_types.ANY_CASE] = new_key(
         "channels",
         "a Clip at a number between two layers, such as ReLU6: it keeps their scales as they are, is given a bound a "
         "channel (Relu and Min), or becomes a Relu, which changes what the model computes",
@@ -53,14 +53,18 @@ class Asym(Section):
 
     short_form: ClassVar[str] = "ENABLE"
 
-    enable: values.Flag | None = new_key(
+    enable: value_types.Flag | None = new_key(
         None,
         "measure with everything upstream quantized already, layer by layer",
         "true, false",
         shown="true where weights are rounded behind quantized layers anyway",
     )
-    ranges: values.Flag = new_key(True, "with ENABLE: ranges of activations are those after upstream", "true, false")
-    rounding: values.Flag = new_key(True, "with ENABLE: rounding of weights sees inputs after upstream", "true, false")
+    ranges: value_types.Flag = new_key(
+        True, "with ENABLE: ranges of activations are those after upstream", "true, false"
+    )
+    rounding: value_types.Flag = new_key(
+        True, "with ENABLE: rounding of weights sees inputs after upstream", "true, false"
+    )
 
 
 @final
@@ -69,18 +73,18 @@ class MomentsOf(Section):
 
     short_form: ClassVar[str] = "INPUTS"
 
-    inputs: Annotated[Literal["quantized", "float"], values.ANY_CASE] = new_key(
+    inputs: Annotated[Literal["quantized", "float"], value_types.ANY_CASE] = new_key(
         "quantized",
         "inputs of a layer as they come through the quantized layers before it, or as in the float network (one pass)",
         "quantized, float",
     )
-    share: values.Share | None = new_key(
+    share: value_types.Share | None = new_key(
         None,
         "with INPUTS: quantized: how much of the error that its inputs bring a layer's weight is to make up for",
         "0 to 1",
         shown="by samples held out, layer by layer",
     )
-    rows: values.CountOrNone = new_key(
+    rows: value_types.CountOrNone = new_key(
         32, "rows of its inputs that a layer sees, for each weight of an output; 0: all there are", "0 or more"
     )
 
@@ -89,21 +93,21 @@ class MomentsOf(Section):
 class Calibration(Section):
     """CALIBRATION: how ranges and input activations are measured."""
 
-    memory: values.Memory = new_key(
+    memory: value_types.Memory = new_key(
         "2 GiB", "memory for activations while calibrating; past it they go to disk", "a size: 2 GiB, 500 MB"
     )
-    granularity: Annotated[Literal["auto", "whole", "budget", "layer"], values.ANY_CASE] = new_key(
+    granularity: Annotated[Literal["auto", "whole", "budget", "layer"], value_types.ANY_CASE] = new_key(
         "auto",
         "what runs at a time: the whole graph, pieces whose outputs fit MEMORY, or single layers over all the data",
         "auto (whole where it fits, else budget; layer for ASYM), whole, budget, layer",
     )
-    workers: values.Count = new_key(
+    workers: value_types.Count = new_key(
         1, "kept for recipes that name it: samples run on threads of one process", "1 or more"
     )
-    threads: values.Count | None = new_key(
+    threads: value_types.Count | None = new_key(
         None, "samples that run at a time, on one thread each", "1 or more", shown="one a core"
     )
-    cache: values.Folder = new_key(
+    cache: value_types.Folder = new_key(
         None,
         "folder that keeps what was measured, for other settings on the same model and data, and to go on after a stop",
         "a folder, none",
@@ -111,58 +115,60 @@ class Calibration(Section):
     )
     asym: Asym = Asym()
     moments: MomentsOf = MomentsOf()
-    feedback: values.Feedback = new_key(
+    feedback: value_types.Feedback = new_key(
         {},
         "recurrent models: the input that takes each output at the next step; a feed that brings it begins a sequence",
         "{output: input}",
     )
-    pick: Annotated[Literal["first", "random"], values.ANY_CASE] = new_key(
+    pick: Annotated[Literal["first", "random"], value_types.ANY_CASE] = new_key(
         "first",
         "which feeds SAMPLES keeps: the first, or some by chance (by SEED and position, the same ones everywhere)",
         "first, random",
     )
-    seed: values.Seed = new_key(0, "of what is picked by chance", "0 or more")
+    seed: value_types.Seed = new_key(0, "of what is picked by chance", "0 or more")
 
     @property
     def memory_bytes(self) -> int:
         """Memory budget in bytes."""
-        return values.memory_bytes(self.memory)
+        return value_types.memory_bytes(self.memory)
 
 
 @final
 class Verification(Section):
     """VERIFY: comparison with the float model, and limits that the result must meet."""
 
-    feeds: values.Count = new_key(64, "how many feeds of the data the result is compared with float on", "1 or more")
-    held_out: values.Ratio = new_key(
+    feeds: value_types.Count = new_key(
+        64, "how many feeds of the data the result is compared with float on", "1 or more"
+    )
+    held_out: value_types.Ratio = new_key(
         0.0625,
         "share of the samples that is not calibrated on, to verify on; 64 at most, none of fewer than 64; 0: none, "
         "and the samples calibrated on are verified on",
         "0 to below 1",
     )
-    latency: values.Flag = new_key(True, "time both models side by side", "true, false")
-    min_sqnr_db: values.DecibelByOutput | None = new_key(
+    latency: value_types.Flag = new_key(True, "time both models side by side", "true, false")
+    min_sqnr_db: value_types.DecibelByOutput | None = new_key(
         None,
         "signal to noise that outputs must reach against float, in decibel; below 3 they always count as lost",
         "a number, {output: number}",
         shown="none",
     )
-    min_cosine: values.CosineByOutput | None = new_key(
+    min_cosine: value_types.CosineByOutput | None = new_key(
         None, "cosine to the float outputs that outputs must reach", "-1 to 1, {output: number}", shown="none"
     )
-    levels_db: values.Decibel | None = new_key(
+    levels_db: value_types.Decibel | None = new_key(
         None,
         "signal to noise of the outputs at each optimisation level of onnxruntime against those without any",
         "a number",
         shown="20, where it also changes the distance from float by more than 3",
     )
-    max_size_ratio: values.AboveZero | None = new_key(
+    max_size_ratio: value_types.AboveZero | None = new_key(
         None, "size of the file over that of the float one, at most", "above 0", shown="none"
     )
-    max_latency_ratio: values.AboveZero | None = new_key(
+    max_latency_ratio: value_types.AboveZero | None = new_key(
         None, "time of one run over that of the float model, at most", "above 0", shown="none"
     )
-    min_integer: values.Share | None = new_key(
+    min_integer: value_types.Share | None = new_key(
         None,
         "share of the planned ops that run in integer kernels on onnxruntime's CPU, at least",
         "0 to 1",
@@ -182,32 +188,32 @@ class Auto(Section):
 
     short_form: ClassVar[str] = "ENABLE"
 
-    enable: values.Flag = new_key(
+    enable: value_types.Flag = new_key(
         False,
         "try what may help at these widths, one thing after another, and keep what does on samples held out",
         "true, false",
         shown="false; true with --recipe auto",
     )
-    held_out: values.Ratio = new_key(
+    held_out: value_types.Ratio = new_key(
         0.25,
         "share of the feeds that is held out to judge trials by; the last run calibrates on it too",
         "0 to below 1",
     )
-    samples: values.Count = new_key(128, "feeds that trials calibrate on at most", "1 or more")
+    samples: value_types.Count = new_key(128, "feeds that trials calibrate on at most", "1 or more")
 
 
 @final
 class Budget(Section):
     """MIXED.BUDGET: limit of size or cost for mixed precision."""
 
-    bits: values.AboveZero | None = new_key(None, "bits of a weight, on average", "above 0", shown="none")
-    size: values.AboveZero | None = new_key(
+    bits: value_types.AboveZero | None = new_key(None, "bits of a weight, on average", "above 0", shown="none")
+    size: value_types.AboveZero | None = new_key(
         None, "bytes of all constants over those of the float model", "above 0", shown="none"
     )
-    bit_operations: values.AboveZero | None = new_key(
+    bit_operations: value_types.AboveZero | None = new_key(
         None, "multiplications times the bits of both factors, over those of w8a8", "above 0", shown="none"
     )
-    latency: values.AboveZero | None = new_key(
+    latency: value_types.AboveZero | None = new_key(
         None, "time of the ops with weights over that in float, by KERNEL_COSTS; onnxruntime", "above 0", shown="none"
     )
 
@@ -217,30 +223,32 @@ class Mixed(Section):
     """MIXED: mixed precision, a bit width for each layer."""
 
     budget: Budget = Budget()
-    max_loss: values.Percentage | None = new_key(
+    max_loss: value_types.Percentage | None = new_key(
         None,
         "what may be lost on samples held out: layers get more bits until it is kept",
         "0 to 1, or in percent: 0.5%",
         shown="none",
     )
-    loss: Annotated[Literal["auto", "top1", "relative"], values.ANY_CASE] = new_key(
+    loss: Annotated[Literal["auto", "top1", "relative"], value_types.ANY_CASE] = new_key(
         "auto",
         "what MAX_LOSS is of: samples whose largest class is another than in float, or the norm of the error of the "
         "outputs over that of the outputs",
         "auto (top1 for one output of classes), top1, relative",
     )
-    weights: values.Widths = new_key(
+    weights: value_types.Widths = new_key(
         (), "widths of weights to choose from", "list of 2 to 16 and float", shown="2, 3, 4, 8 and that of W"
     )
-    activations: values.Widths = new_key(
+    activations: value_types.Widths = new_key(
         (), "widths of activations to choose from", "list of 2 to 16 and float", shown="that of A"
     )
-    solver: Annotated[Literal["exact", "greedy"], values.ANY_CASE] = new_key(
+    solver: Annotated[Literal["exact", "greedy"], value_types.ANY_CASE] = new_key(
         "exact",
         "how widths are chosen: the best of all choices by the losses measured, or step by step",
         "exact, greedy",
     )
-    feeds: values.Count = new_key(32, "feeds that the loss of each layer at each width is measured on", "1 or more")
+    feeds: value_types.Count = new_key(
+        32, "feeds that the loss of each layer at each width is measured on", "1 or more"
+    )
 
     @property
     def wanted(self) -> bool:

@@ -13,7 +13,7 @@ from sbonnx.recipe.problem import Path, Wrong, key_path, one_of
 from sbonnx.recipe.resolve import Part
 from sbonnx.recipe.sections.base import nested_value, overlay
 from sbonnx.recipe.sections.quantizers import SideBits
-from sbonnx.recipe.values import MAX_BITS, MIN_BITS
+from sbonnx.recipe.value_types import MAX_BITS, MIN_BITS
 from sbonnx.spec import FP8, FP8_BITS
 
 TENSORRT: Final = "tensorrt"

@@ -1,7 +1,7 @@
 """Types of values in a recipe: accepted input, canonical spelling, and JSON schema for editors.
 
-A `Reader` converts a value from YAML or Python to the canonical value, or raises `Wrong`. As in Sparsebit, numbers and
-booleans may also be quoted.
+A `ValueReader` converts a value from YAML or Python to the canonical value, or raises `Wrong`. As in Sparsebit,
+numbers and booleans may also be quoted.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _BOUNDS: Final[dict[str, Callable[[float, float], bool]]] = {
 
 
 @dataclass(frozen=True, eq=False)
-class Reader:
+class ValueReader:
     """Annotation of a type for pydantic.
 
     Attributes:
@@ -132,7 +132,7 @@ def both_bits(value: object) -> dict[str, int]:
     return {"W": weight, "A": activation}
 
 
-def whole(text: str, low: int, high: int | None = None, **schema: int) -> Reader:
+def whole(text: str, low: int, high: int | None = None, **schema: int) -> ValueReader:
     """Return a reader of whole numbers from `low` to `high`.
 
     Args:
@@ -143,10 +143,10 @@ def whole(text: str, low: int, high: int | None = None, **schema: int) -> Reader
     def read(value: object) -> int:
         return _accepted(integer(value), lambda found: found >= low and (high is None or found <= high), text, value)
 
-    return Reader(read, {"type": "integer", "minimum": low, **schema})
+    return ValueReader(read, {"type": "integer", "minimum": low, **schema})
 
 
-def real(text: str, **bounds: float) -> Reader:
+def real(text: str, **bounds: float) -> ValueReader:
     """Return a reader of numbers.
 
     Args:
@@ -160,7 +160,7 @@ def real(text: str, **bounds: float) -> Reader:
     def read(value: object) -> float:
         return _accepted(number(value), accepts, text, value)
 
-    return Reader(read, {"type": "number", **bounds})
+    return ValueReader(read, {"type": "number", **bounds})
 
 
 def _percentage(value: object) -> float:
@@ -354,10 +354,10 @@ class AnyCase:
 ANY_CASE: Final = AnyCase()
 
 
-def _type(known: tuple[str, ...], refused: frozenset[str] = frozenset()) -> Reader:
+def _type(known: tuple[str, ...], refused: frozenset[str] = frozenset()) -> ValueReader:
     """Return a reader of types. The JSON schema offers those known for this side and accepts any name (plug-ins)."""
     offered = {"enum": [name for name in known if name not in refused]}
-    return Reader(type_name, {"type": "string", "anyOf": [offered, {"pattern": "^[A-Za-z][A-Za-z0-9_-]*[+]?$"}]})
+    return ValueReader(type_name, {"type": "string", "anyOf": [offered, {"pattern": "^[A-Za-z][A-Za-z0-9_-]*[+]?$"}]})
 
 
 _TEXT = {"type": "string", "minLength": 1}
@@ -378,8 +378,8 @@ _WIDTHS = {
 _DECIBEL = {"low": -1000.0, "high": 1000.0, "text": "a number of decibel"}
 _COSINE = {"low": -1.0, "high": 1.0, "text": "a cosine, -1 to 1"}
 
-Flag = Annotated[bool, Reader(flag, {"type": "boolean"})]
-Bits = Annotated[int, Reader(bits, _BITS)]
+Flag = Annotated[bool, ValueReader(flag, {"type": "boolean"})]
+Bits = Annotated[int, ValueReader(bits, _BITS)]
 Count = Annotated[int, whole("a whole number, 1 or more", 1)]
 CountOrNone = Annotated[int, whole("a whole number, 0 or more", 0)]
 Seed = Annotated[int, whole("a whole number, 0 or more, of up to 18 digits", 0, 10**18 - 1)]  # as `integer` reads
@@ -388,33 +388,33 @@ Share = Annotated[float, real("a share, from 0 to 1", minimum=0, maximum=1)]
 Tail = Annotated[float, real(_TAIL, minimum=0, exclusiveMaximum=0.5)]
 Ratio = Annotated[float, real("a number from 0 to below 1", minimum=0, exclusiveMaximum=1)]
 AboveZero = Annotated[float, real("a number above 0", exclusiveMinimum=0)]
-Interval = Annotated[tuple[float, float], Reader(_interval, _PAIR)]
+Interval = Annotated[tuple[float, float], ValueReader(_interval, _PAIR)]
 WeightQuantizerName = Annotated[str, _type(names.QUANTIZERS, names.ONLY_ACTIVATIONS)]
 WeightObserverName = Annotated[str, _type(names.OBSERVERS, names.ONLY_ACTIVATIONS)]
 ActivationQuantizerName = Annotated[str, _type(names.QUANTIZERS, names.ONLY_WEIGHTS)]
 ActivationObserverName = Annotated[str, _type(names.OBSERVERS, names.ONLY_WEIGHTS)]
 RoundingName = Annotated[str, _type(names.ROUNDINGS)]
-VersionName = Annotated[Version, Reader(_version, {"anyOf": [{"enum": list(VERSIONS)}, {"type": "number"}]})]
+VersionName = Annotated[Version, ValueReader(_version, {"anyOf": [{"enum": list(VERSIONS)}, {"type": "number"}]})]
 DtypeName = Annotated[Kind, ANY_CASE]
-BlockSize = Annotated[int | str, Reader(_block_size, _BLOCKS)]
+BlockSize = Annotated[int | str, ValueReader(_block_size, _BLOCKS)]
 BackendName = Annotated[names.Backend, ANY_CASE]
 SchemeName = Annotated[names.Scheme, ANY_CASE]
 WeightSchemeName = Annotated[names.WeightScheme, ANY_CASE]
-Device = Annotated[str, Reader(_device, _DEVICES)]
-Memory = Annotated[str, Reader(_memory, {"type": ["string", "integer"], "pattern": "^ *[0-9]"})]
+Device = Annotated[str, ValueReader(_device, _DEVICES)]
+Memory = Annotated[str, ValueReader(_memory, {"type": ["string", "integer"], "pattern": "^ *[0-9]"})]
 ModeName = Annotated[names.Mode, ANY_CASE]
-Folder = Annotated[str | None, Reader(_folder, _TEXT)]
-KernelCosts = Annotated[str, Reader(_kernel_costs, _TEXT)]
-Feedback = Annotated[dict[str, str], Reader(_feedback, {"type": "object", "additionalProperties": _TEXT})]
-Pattern = Annotated[str, Reader(_pattern, _TEXT)]
-TensorPattern = Annotated[str, Reader(_tensor_pattern, _TEXT)]
-Patterns = Annotated[tuple[Pattern, ...], Reader(items, _TEXTS)]
-TensorGroup = Annotated[tuple[TensorPattern, ...], Reader(items, _TEXTS)]
-Strength = Annotated[float | bool, Reader(_strength, _STRENGTHS)]
-Decibel = Annotated[float, Reader(partial(_figure, **_DECIBEL), {"type": "number"})]
+Folder = Annotated[str | None, ValueReader(_folder, _TEXT)]
+KernelCosts = Annotated[str, ValueReader(_kernel_costs, _TEXT)]
+Feedback = Annotated[dict[str, str], ValueReader(_feedback, {"type": "object", "additionalProperties": _TEXT})]
+Pattern = Annotated[str, ValueReader(_pattern, _TEXT)]
+TensorPattern = Annotated[str, ValueReader(_tensor_pattern, _TEXT)]
+Patterns = Annotated[tuple[Pattern, ...], ValueReader(items, _TEXTS)]
+TensorGroup = Annotated[tuple[TensorPattern, ...], ValueReader(items, _TEXTS)]
+Strength = Annotated[float | bool, ValueReader(_strength, _STRENGTHS)]
+Decibel = Annotated[float, ValueReader(partial(_figure, **_DECIBEL), {"type": "number"})]
 DecibelByOutput = Annotated[
-    float | dict[str, float], Reader(partial(_by_output, **_DECIBEL), {"anyOf": [{"type": "number"}, _NUMBERS]})
+    float | dict[str, float], ValueReader(partial(_by_output, **_DECIBEL), {"anyOf": [{"type": "number"}, _NUMBERS]})
 ]
-CosineByOutput = Annotated[float | dict[str, float], Reader(partial(_by_output, **_COSINE), _COSINES)]
-Percentage = Annotated[float, Reader(_percentage, _NUMBER_OR_TEXT)]
-Widths = Annotated[tuple[int, ...], Reader(_widths, _WIDTHS)]
+CosineByOutput = Annotated[float | dict[str, float], ValueReader(partial(_by_output, **_COSINE), _COSINES)]
+Percentage = Annotated[float, ValueReader(_percentage, _NUMBER_OR_TEXT)]
+Widths = Annotated[tuple[int, ...], ValueReader(_widths, _WIDTHS)]
