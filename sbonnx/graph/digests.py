@@ -195,6 +195,3 @@ def _given(tensor: Tensor) -> bytes:
     sizes = None if dims is None else [size if isinstance(size, int) else None for size in dims]
     kind = dtype(tensor)
     return combined("given", tensor.name.encode(), f"{kind} {sizes} {getattr(tensor, 'type', '')}".encode())
-
-
-__all__ = ["array_digests", "combined", "outputs_digest", "tensor_digests", "text"]

@@ -43,7 +43,12 @@ def extract(
         if name not in index:
             raise ModelError(f"there is no tensor '{name}' to extract")
     given = {name: index[name] for name in inputs}
-    inside = None if scope == "" else _local(_find_scope(graph, scope))
+    inside: set[int] | None = None
+    if scope:
+        body = next((body for path, body in scopes(graph) if path == scope), None)
+        if body is None:
+            raise ModelError(f"there is no scope '{scope}' in the graph")
+        inside = {id(tensor) for tensor in [*body.inputs, *(made for node in body.nodes for made in node.outputs)]}
     wanted = [index[name] for name in outputs]
     nodes = _between(wanted, given, inside)
     copier = _Copier()
@@ -63,20 +68,6 @@ def extract(
     domains = list(graph.import_domains or ())
     name = f"{graph.name}_piece"
     return Graph(copies, copied_inputs, results, name=name, opset=graph.opset, import_domains=domains, info=info)
-
-
-def _find_scope(graph: Graph, path: str) -> Body:
-    for where, scope in scopes(graph):
-        if where == path:
-            return scope
-    raise ModelError(f"there is no scope '{path}' in the graph")
-
-
-def _local(scope: Body) -> set[int]:
-    """Return the ids of a body's own tensors: its inputs and the outputs of its nodes."""
-    local = {id(tensor) for tensor in scope.inputs}
-    local.update(id(tensor) for node in scope.nodes for tensor in node.outputs)
-    return local
 
 
 def _between(wanted: Sequence[Tensor], given: Mapping[str, Tensor], inside: set[int] | None) -> list[Node]:
@@ -135,7 +126,7 @@ class _Copier:
                 self.outside.append(self.as_input(tensor))
         return self.copies[id(tensor)]
 
-    def made(self, tensor: Tensor) -> Tensor:
+    def defined(self, tensor: Tensor) -> Tensor:
         """Copy a tensor that is an output of a node or an input of a body."""
         return self.as_input(tensor) if tensor.name else Variable.empty()
 
@@ -150,7 +141,7 @@ class _Copier:
         inputs = [self.tensor(tensor) for tensor in node.inputs]
         # A node of the piece may also compute a tensor that is an input of the piece, next to a needed output.
         outputs = [
-            self.made(tensor) if id(tensor) not in self.copies else self.hidden(tensor) for tensor in node.outputs
+            self.defined(tensor) if id(tensor) not in self.copies else self.hidden(tensor) for tensor in node.outputs
         ]
         return Node(node.op, node.name, attrs, inputs, outputs, domain=node.domain)
 
@@ -160,7 +151,7 @@ class _Copier:
 
     def body(self, body: Body) -> Body:
         copied = Body(name=body.name, opset=body.opset)
-        copied.inputs = [self.made(tensor) for tensor in body.inputs]
+        copied.inputs = [self.defined(tensor) for tensor in body.inputs]
         copied.nodes = [self.node(node) for node in body.nodes]
         copied.outputs = [self.tensor(tensor) for tensor in body.outputs]
         return copied

@@ -22,11 +22,10 @@ from onnx import (
 from sbonnx.errors import ModelError
 from sbonnx.graph.exporter import read_type
 from sbonnx.graph.model import Body, Constant, Graph, ModelInfo, Node, Tensor, Variable
-from sbonnx.graph.protos import copied, graph_protos, node_protos
+from sbonnx.graph.protos import copied, domain_of, graph_protos, node_protos
 from sbonnx.graph.storage.model_file import Payload
 from sbonnx.graph.storage.weights import MappedWeights, byte_size, numpy_dtype
 from sbonnx.graph.validation import MAX_RANK
-from sbonnx.ops import STANDARD_DOMAINS
 from sbonnx.spec import Array
 
 LARGEST_DENSE: Final = 1 << 30
@@ -203,8 +202,7 @@ class _GraphImporter:
         carrier.device_configurations.extend(proto.device_configurations)
         if carrier.ByteSize():
             self.info.nodes[proto.name] = carrier
-        domain = None if proto.domain in STANDARD_DOMAINS else proto.domain
-        return Node(proto.op_type, proto.name, attrs, inputs, outputs, domain=domain)
+        return Node(proto.op_type, proto.name, attrs, inputs, outputs, domain=domain_of(proto) or None)
 
     def attribute(self, proto: AttributeProto, node: NodeProto, visible: dict[str, Tensor], path: str) -> Any:
         if proto.type in _PLAIN:
@@ -238,7 +236,7 @@ class _GraphImporter:
 
 
 def _is_constant(node: NodeProto) -> bool:
-    return node.op_type == "Constant" and node.domain in STANDARD_DOMAINS
+    return node.op_type == "Constant" and not domain_of(node)
 
 
 def _has_more(value: ValueInfoProto) -> bool:

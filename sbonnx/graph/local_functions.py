@@ -15,8 +15,15 @@ from onnx import FunctionProto, ModelProto, NodeProto
 from onnx.inliner import inline_local_functions
 
 from sbonnx.errors import ModelError
-from sbonnx.graph.protos import MAX_BODIES, ONNX_ERRORS, body_protos, node_protos, single_line, topological_order
-from sbonnx.ops import STANDARD_DOMAINS
+from sbonnx.graph.protos import (
+    MAX_BODIES,
+    ONNX_ERRORS,
+    body_protos,
+    domain_of,
+    node_protos,
+    single_line,
+    topological_order,
+)
 
 Key = tuple[str, str, str]
 """Domain ("" for the default), name and overload of a function."""
@@ -54,7 +61,7 @@ class InlinedSize:
 def key_of(node: NodeProto | FunctionProto) -> Key:
     """Return the key of a function, or of the function that a node may call."""
     name = node.op_type if isinstance(node, NodeProto) else node.name
-    return ("" if node.domain in STANDARD_DOMAINS else node.domain, name, node.overload)
+    return domain_of(node), name, node.overload
 
 
 def attribute_types(model: ModelProto) -> dict[Key, dict[str, int]]:

@@ -28,13 +28,13 @@ from sbonnx.graph.protos import (
     body_protos,
     copied,
     describe,
+    domain_of,
     graph_protos,
     node_protos,
     replace_entries,
     single_line,
 )
 from sbonnx.graph.storage.weights import numpy_dtype
-from sbonnx.ops import STANDARD_DOMAINS
 
 NEWEST: Final = int(onnx.defs.onnx_opset_version())
 """Newest opset of the default domain that the installed onnx supports."""
@@ -61,7 +61,7 @@ def default_opset(model: ModelProto, label: str) -> int:
         )
     versions: dict[str, int] = {}
     for entry in model.opset_import:
-        domain = "" if entry.domain in STANDARD_DOMAINS else entry.domain
+        domain = domain_of(entry)
         if versions.setdefault(domain, entry.version) != entry.version:
             raise ModelError(f"{label} imports two versions of the domain '{domain or 'ai.onnx'}'")
     if "" not in versions:
@@ -82,7 +82,7 @@ def require_known_ops(model: ModelProto, opset: int, label: str) -> None:
     domains = {entry.domain for entry in model.opset_import}
     bad: dict[str, NodeProto] = {}
     for node in node_protos(model.graph):
-        if node.domain in STANDARD_DOMAINS:
+        if not domain_of(node):
             node.ClearField("domain")
             if complaint(node.op_type, opset):
                 bad.setdefault(node.op_type, node)

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError, Message
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from sbonnx.errors import ModelError
+from sbonnx.ops import STANDARD_DOMAINS
 
 ONNX_ERRORS: Final = (
     RuntimeError,
@@ -45,6 +46,11 @@ def replace_entries(field: Any, entries: Iterable[Message]) -> None:
 def single_line(error: object) -> str:
     """Format an error of onnx's tools on one line."""
     return " ".join(str(error).split())
+
+
+def domain_of(item: NodeProto | FunctionProto | onnx.OperatorSetIdProto) -> str:
+    """Return the operator domain; "" for the default one, which has two names."""
+    return "" if item.domain in STANDARD_DOMAINS else item.domain
 
 
 def body_protos(node: NodeProto) -> Iterator[tuple[str, GraphProto]]:

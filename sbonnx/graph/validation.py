@@ -27,10 +27,9 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from sbonnx.errors import ModelError
 from sbonnx.graph.local_functions import Key, attribute_types, key_of
 from sbonnx.graph.model import Constant, Graph, Node
-from sbonnx.graph.protos import body_protos, describe, function_scopes, graph_protos, tensor_protos
+from sbonnx.graph.protos import body_protos, describe, domain_of, function_scopes, graph_protos, tensor_protos
 from sbonnx.graph.query import all_nodes, constant, dtype
 from sbonnx.graph.storage.weights import byte_size
-from sbonnx.ops import STANDARD_DOMAINS
 
 MAX_RANK: Final = 64
 """Maximum dimensions of a tensor: numpy's limit."""
@@ -105,8 +104,9 @@ def signature(op: str, version: int, domain: str) -> Signature | None:
     except onnx.defs.SchemaError:
         return None
     single = onnx.defs.OpSchema.FormalParameterOption.Single
+    types = {name: str(known.type).rpartition(".")[2] for name, known in schema.attributes.items()}
     return Signature(
-        attributes={name: _type_of(known) for name, known in schema.attributes.items()},
+        attributes={name: int(AttributeProto.AttributeType.Value(kind)) for name, kind in types.items()},
         required=frozenset(name for name, known in schema.attributes.items() if known.required),
         inputs=(schema.min_input, schema.max_input),
         outputs=(schema.min_output, schema.max_output),
@@ -129,9 +129,7 @@ def validate(model: ModelProto) -> None:
     for scope in graph_protos(model.graph):
         _check_scope(scope, versions, functions)
     for function in model.functions:
-        own = {
-            "" if entry.domain in STANDARD_DOMAINS else entry.domain: entry.version for entry in function.opset_import
-        }
+        own = {domain_of(entry): entry.version for entry in function.opset_import}
         for scope in function_scopes(function):
             _check_scope(scope, {**versions, **own}, functions)
     for tensor, where in tensor_protos(model):
@@ -140,9 +138,14 @@ def validate(model: ModelProto) -> None:
 
 def _check_scope(scope: GraphProto, versions: dict[str, int], functions: dict[Key, dict[str, int]]) -> None:
     for value in [*scope.input, *scope.output, *scope.value_info]:
-        _check_type(value.type, value.name)
+        for tensor in _types(value.type):
+            rank = len(tensor.shape.dim)
+            if rank > MAX_RANK:
+                raise ModelError(f"'{value.name}' has {rank} dimensions; sbonnx reads up to {MAX_RANK}")
+            if tensor.elem_type:
+                byte_size(tensor.elem_type, 1)  # checks the element type
     for node in scope.node:
-        domain = "" if node.domain in STANDARD_DOMAINS else node.domain
+        domain = domain_of(node)
         _check_attributes(node)
         called = functions.get(key_of(node))
         if called is not None:
@@ -173,10 +176,6 @@ def _check_attributes(node: NodeProto) -> None:
             raise ModelError(f"{describe(node)}: attribute '{one.name}' has type {text}")
         if field in MESSAGES and not held and not one.ref_attr_name:
             raise ModelError(f"{describe(node)}: attribute '{one.name}' of type {_name(one.type)} has no value")
-
-
-def _type_of(attribute: onnx.defs.OpSchema.Attribute) -> int:
-    return int(AttributeProto.AttributeType.Value(str(attribute.type).rpartition(".")[2]))
 
 
 def _name(kind: int) -> str:
@@ -210,7 +209,7 @@ def _check_values(node: NodeProto) -> None:
 
     Strings of a Constant or of other domains may be any bytes.
     """
-    only_text = node.op_type != "Constant" and node.domain in STANDARD_DOMAINS
+    only_text = node.op_type != "Constant" and not domain_of(node)
     for one in node.attribute:
         least = LEAST.get(one.name)
         if least is not None and one.type == AttributeProto.INT and one.i < least and not one.ref_attr_name:
@@ -303,14 +302,6 @@ def _types(proto: TypeProto) -> Iterator[TypeProto.Tensor | TypeProto.SparseTens
             stack.append(one.optional_type.elem_type)
         elif kind == "map_type":
             stack.append(one.map_type.value_type)
-
-
-def _check_type(proto: TypeProto, where: str) -> None:
-    for tensor in _types(proto):
-        if len(tensor.shape.dim) > MAX_RANK:
-            raise ModelError(f"'{where}' has {len(tensor.shape.dim)} dimensions; sbonnx reads up to {MAX_RANK}")
-        if tensor.elem_type:
-            byte_size(tensor.elem_type, 1)
 
 
 def free_sizes(values: Sequence[ValueInfoProto]) -> int:

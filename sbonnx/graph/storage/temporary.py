@@ -32,6 +32,7 @@ NAME_BYTES: Final = 200
 """Bytes of an output's name used in the name of its temporary folder: file systems allow 255 in all."""
 
 _swept: set[str] = set()
+"""Parent folders in which this process has removed abandoned folders."""
 
 
 @contextmanager
@@ -49,7 +50,10 @@ def temporary_folder(next_to: Path | None = None) -> Iterator[Path]:
     else:
         short = os.fsencode(next_to.name)[:NAME_BYTES].decode(errors="ignore")
         parent, prefix, suffix = next_to.parent, f".{short}.", SUFFIX
-    _sweep_once(parent)
+    resolved = os.path.realpath(parent)
+    if resolved not in _swept:
+        _swept.add(resolved)
+        sweep(parent)
     folder, lock = _locked_folder(parent, prefix, suffix)
     try:
         yield folder
@@ -81,23 +85,12 @@ def sweep(parent: Path) -> None:
         return
     try:
         with os.scandir(parent) as entries:
-            names = [entry.name for entry in entries if _is_our_name(entry.name)]
+            names = [entry.name for entry in entries]
     except OSError:  # missing or not readable: the caller's own write reports it
         return
     for name in names:
-        _remove_abandoned(os.path.join(parent, name))
-
-
-def _sweep_once(parent: Path) -> None:
-    """Run `sweep` once per folder in a process."""
-    place = os.path.realpath(parent)
-    if place not in _swept:
-        _swept.add(place)
-        sweep(parent)
-
-
-def _is_our_name(name: str) -> bool:
-    return name.startswith(PREFIX) or (name.startswith(".") and name.endswith(SUFFIX))
+        if name.startswith(PREFIX) or (name.startswith(".") and name.endswith(SUFFIX)):
+            _remove_abandoned(os.path.join(parent, name))
 
 
 def _remove_abandoned(path: str) -> None:
@@ -135,6 +128,3 @@ def _empty(folder: int) -> None:
                 os.rmdir(name, dir_fd=descriptor)
             except NotADirectoryError:  # a symlink to a folder
                 os.unlink(name, dir_fd=descriptor)
-
-
-__all__ = ["MARKER", "PREFIX", "SUFFIX", "sweep", "temporary_folder"]
