@@ -11,7 +11,7 @@ from sbonnx.graph.query import node_by_name
 from sbonnx.plan import Site
 from sbonnx.recipe import Recipe, load
 from sbonnx.recipe.node_patterns import matcher
-from sbonnx.recipe.problem import likest
+from sbonnx.recipe.problem import most_similar
 from sbonnx.recipe.resolve import changed, changes
 from sbonnx.recipe.sections.base import overlay
 from sbonnx.recipe.torch_modules import ModuleCall, candidates
@@ -274,7 +274,7 @@ def find_layers(model: PipelineSteps, name: str, *, single: bool = False) -> lis
     found = [ModuleCall(node, "", (node,)) for node in layers.names if covers.hits_node(node, "")] or layers.find(name)
     if not found:
         known = list(dict.fromkeys([*(layer.name for layer in layers.layers), *layers.names]))
-        close = ", ".join(map(repr, likest(name, known, count=3)))
+        close = ", ".join(map(repr, most_similar(name, known, count=3)))
         raise RecipeError(f"the model has no layer '{name}'. Nearest: {close}")
     several = candidates(name, found) or ([layer.path or layer.name for layer in found] if single else [])
     if len(several) > 1:

@@ -27,7 +27,7 @@ from functools import lru_cache
 from typing import Final, Literal
 
 from sbonnx.isolation import python_command
-from sbonnx.recipe.problem import UNSAID, Path, Wrong, likest
+from sbonnx.recipe.problem import OMITTED, Path, Wrong, most_similar
 from sbonnx.recipe.torch_modules import Modules, NodeInfo, candidates
 
 PatternKind = Literal["name", "node", "op", "re", "tensor"]
@@ -154,7 +154,7 @@ class PatternUse:
 
     def problem(self, text: str, hint: str) -> Wrong:
         """Return a problem of the pattern; the message has the pattern once."""
-        return Wrong(text, hint, path=self.path, value=UNSAID if self.path[-1] == self.pattern else self.pattern)
+        return Wrong(text, hint, path=self.path, value=OMITTED if self.path[-1] == self.pattern else self.pattern)
 
 
 @dataclass
@@ -239,6 +239,6 @@ def _unmatched(use: PatternUse, nodes: Sequence[NodeInfo], names: Collection[str
     elif is_name and found.body in {node.op for node in nodes}:
         hint = f"For an operator type write 'op:{found.body}'"
     else:
-        close = likest(found.body, pool, count=3)
+        close = most_similar(found.body, pool, count=3)
         hint = f"Nearest: {', '.join(map(repr, close))}" if close else f"The model has no {what}"
     return use.problem(f"matches no {what} of the model", hint)

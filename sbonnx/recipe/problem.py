@@ -14,7 +14,7 @@ from sbonnx.errors import RecipeError
 
 Path = tuple[str | int, ...]
 
-UNSAID: Final = object()
+OMITTED: Final = object()
 """Marks a value that the message omits: the text contains it, or there is none."""
 
 COMPARED: Final = 300
@@ -47,7 +47,7 @@ def one_of(names: Iterable[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def likest(word: str, names: Collection[str], *, count: int) -> list[str]:
+def most_similar(word: str, names: Collection[str], *, count: int) -> list[str]:
     """Return the names of nodes or tensors most similar to `word`: by number of shared parts, then by similarity.
 
     Parts are runs of letters and digits: ``layer1_0_conv1`` shares three with ``/layer1/layer1.0/conv1/Conv``.
@@ -108,7 +108,7 @@ class Wrong(ValueError):
         value: the invalid value, if the message should repeat it.
     """
 
-    def __init__(self, text: str, hint: str = "", *, path: Path = (), value: object = UNSAID) -> None:
+    def __init__(self, text: str, hint: str = "", *, path: Path = (), value: object = OMITTED) -> None:
         super().__init__(text)
         self.text = text
         self.hint = hint
@@ -160,7 +160,7 @@ class KeyOrigin:
         if not problem.path and where == "in the recipe":
             subject = "the recipe"
         text = f"{subject} {problem.text}"
-        if problem.value is not UNSAID:
+        if problem.value is not OMITTED:
             text += f", got {short(problem.value)}"
         if problem.hint:
             text += f". {problem.hint}"

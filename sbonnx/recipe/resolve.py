@@ -178,7 +178,7 @@ class Part:
 
     @cached_property
     def settings(self) -> TensorSettings:
-        """TensorSettings with these values."""
+        """Settings with these values."""
         keys, why = self.keys, key_path(self.path)
         if self.is_float:
             why += ".QUANTIZER.DISABLE" if keys.quantizer.disable else ".QUANTIZER.BIT"

@@ -21,7 +21,7 @@ from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 from sbonnx.backends.tensorrt.profiles import VERSIONS, Version
 from sbonnx.recipe import names
 from sbonnx.recipe.node_patterns import check_pattern
-from sbonnx.recipe.problem import UNSAID, Wrong, one_of, short
+from sbonnx.recipe.problem import Wrong, one_of, short
 from sbonnx.spec import Kind
 
 _TRUTHS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -286,9 +286,9 @@ def _feedback(value: object) -> dict[str, str]:
     for output, name in value.items():
         if not isinstance(output, str) or not isinstance(name, str) or not output or not name:
             text = f"must map names of outputs to names of inputs, got {short(output)}: {short(name)}"
-            raise Wrong(text, _QUOTES, value=UNSAID)
+            raise Wrong(text, _QUOTES)
         if name in taken:
-            raise Wrong(f"feeds {short(name)} from two outputs, {short(taken[name])} and {short(output)}", value=UNSAID)
+            raise Wrong(f"feeds {short(name)} from two outputs, {short(taken[name])} and {short(output)}")
         taken[name] = output
     return {output: name for name, output in taken.items()}
 
@@ -328,7 +328,7 @@ def _pattern(value: object) -> str:
 def _tensor_pattern(value: object) -> str:
     pattern = _pattern(value)
     if pattern.lower().startswith(("op:", "node:")):
-        raise Wrong(f"is a pattern for nodes, and this key has tensors: {short(pattern)}", value=UNSAID)
+        raise Wrong(f"is a pattern for nodes, and this key has tensors: {short(pattern)}")
     return pattern
 
 

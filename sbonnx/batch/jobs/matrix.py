@@ -18,7 +18,7 @@ from sbonnx.batch.redaction import Redactor, names_in, revealed
 from sbonnx.batch.remote import is_url
 from sbonnx.errors import RecipeError
 from sbonnx.recipe.loading import AUTO
-from sbonnx.recipe.problem import Wrong, likest, nearest, one_of
+from sbonnx.recipe.problem import Wrong, most_similar, nearest, one_of
 
 if TYPE_CHECKING:
     from sbonnx.batch.jobs.jobfile import DefaultKeys, ExcludeKeys, JobFile, JobKeys
@@ -74,7 +74,7 @@ def selected(jobs: Sequence[Job], only: str | None) -> tuple[Job, ...]:
         return tuple(jobs)
     found = tuple(job for job in jobs if fnmatch.fnmatchcase(job.name, only))
     if not found:
-        near = ", ".join(likest(only, [job.name for job in jobs], count=3))
+        near = ", ".join(most_similar(only, [job.name for job in jobs], count=3))
         raise RecipeError(f"no job's name matches '{only}'; near it: {near}; --dry-run shows all of them")
     return found
 
