@@ -12,13 +12,14 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from numbers import Integral, Real
 from typing import Annotated, Any, Final, TypeVar, get_args
 
 from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 
 from sbonnx.backends.tensorrt.profiles import VERSIONS, Version
+from sbonnx.errors import RecipeError
+from sbonnx.options import parse_size
 from sbonnx.recipe import names
 from sbonnx.recipe.node_patterns import check_pattern
 from sbonnx.recipe.problem import Wrong, one_of, short
@@ -26,10 +27,9 @@ from sbonnx.spec import Kind
 
 _TRUTHS: Final = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _INTEGER = re.compile(r"[-+]?[0-9]{1,18}")
-_NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,3})?")
+_FLOAT = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,3})?")
 _TYPE_NAME = re.compile(r"[a-z][a-z0-9_]*\+?")
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
-_MEMORY = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kmgt]?)(i?)b?", re.IGNORECASE)
 _PER_SIDE = re.compile(r"w([0-9]{1,2})a([0-9]{1,2})", re.IGNORECASE)
 _PERCENT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*%\s*")
 
@@ -44,7 +44,6 @@ FLOAT_BITS: Final = 32
 """In ``w8a32`` the 32 means float."""
 
 _QUOTES: Final = "Put names that look like numbers or truth values in quotes"
-_NOT_A_SIZE: Final = "must be a size such as '2 GiB' or '500 MB'"
 
 Number = TypeVar("Number", int, float)
 
@@ -98,7 +97,7 @@ def number(value: object) -> float | None:
     """Read a finite float, or return None if it is not a number."""
     if isinstance(value, bool) or not isinstance(value, Real | str):
         return None
-    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+    if isinstance(value, str) and not _FLOAT.fullmatch(value):
         return None
     try:
         found = float(value)
@@ -192,18 +191,19 @@ def _strength(value: object) -> float | bool:
         raise Wrong("must be true, false or a number from 0 to 1", value=value) from problem
 
 
-def _figure(value: object, low: float, high: float, text: str) -> float:
-    return _accepted(number(value), lambda found: low <= found <= high, text, value)
+def _by_output(text: str, schema: dict[str, Any], **bounds: float) -> ValueReader:
+    """Return a reader of one number, or {output: number}."""
 
+    def read(value: object) -> float | dict[str, float]:
+        if not isinstance(value, Mapping):
+            return float(real(f"{text}, or a mapping {{output: number}}", **bounds).read(value))
+        for name in value:
+            if not isinstance(name, str) or not name:
+                raise Wrong(f"has the key {short(name)}: outputs are named in text")
+        return {name: real(f"{text} for output {short(name)}", **bounds).read(one) for name, one in value.items()}
 
-def _by_output(value: object, low: float, high: float, text: str) -> float | dict[str, float]:
-    """Read one number, or {output: number}."""
-    if not isinstance(value, Mapping):
-        return _figure(value, low, high, f"{text}, or a mapping {{output: number}}")
-    for name in value:
-        if not isinstance(name, str) or not name:
-            raise Wrong(f"has the key {short(name)}: outputs are named in text")
-    return {name: _figure(one, low, high, f"{text} for output {short(name)}") for name, one in value.items()}
+    numbers = {"type": "object", "additionalProperties": {"type": "number"}}
+    return ValueReader(read, {"anyOf": [schema, numbers]})
 
 
 def _version(value: object) -> str:
@@ -245,21 +245,17 @@ def _device(value: object) -> str:
     raise Wrong("must be auto, cpu, cuda or cuda:N", value=value)
 
 
-def memory_bytes(text: str) -> int:
-    """Convert ``2 GiB``, ``512MB`` or ``1000000`` to a number of bytes."""
-    match = _MEMORY.fullmatch(text.strip())
-    if match is None:
-        raise Wrong(_NOT_A_SIZE, value=text)
-    base = 1024 if match[3] else 1000
-    return int(float(match[1]) * base ** ("kmgt".index(match[2].lower()) + 1 if match[2] else 0))
-
-
 def _memory(value: object) -> str:
     number_of_bytes = integer(value)
     text = value if number_of_bytes is None else str(number_of_bytes)
-    if not isinstance(text, str) or len(text) > 30:
-        raise Wrong(_NOT_A_SIZE, value=value)
-    if memory_bytes(text) < 1:
+    problem = Wrong("must be a size such as '2 GiB' or '500 MB'", value=value)
+    if not isinstance(text, str) or len(text) > 30 or not text.strip()[:1].isdigit():
+        raise problem
+    try:
+        size = parse_size(text)
+    except RecipeError as error:
+        raise problem from error
+    if size < 1:
         raise Wrong("must be more than 0 bytes", value=value)
     return text.strip()
 
@@ -293,27 +289,25 @@ def _feedback(value: object) -> dict[str, str]:
     return {output: name for name, output in taken.items()}
 
 
+def _of_type(value: object, types: type | tuple[type, ...], text: str) -> object:
+    if isinstance(value, types):
+        return value
+    raise Wrong(f"must be {text}", value=value)
+
+
 def items(value: object) -> object:
     """Read a list, or a single text as a list of one; anything else is invalid (sets have no order)."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, list | tuple):
-        return value
-    raise Wrong("must be a list of patterns", value=value)
+    return [value] if isinstance(value, str) else _of_type(value, (list, tuple), "a list of patterns")
 
 
 def a_list(value: object) -> object:
     """Read a list."""
-    if isinstance(value, list | tuple):
-        return value
-    raise Wrong("must be a list", value=value)
+    return _of_type(value, (list, tuple), "a list")
 
 
 def a_mapping(value: object) -> object:
     """Read a mapping."""
-    if isinstance(value, Mapping):
-        return value
-    raise Wrong("must be a mapping", value=value)
+    return _of_type(value, Mapping, "a mapping")
 
 
 def _pattern(value: object) -> str:
@@ -368,15 +362,14 @@ _PAIR = {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems"
 _DEVICES = {"type": "string", "pattern": "^([Aa][Uu][Tt][Oo]|[Cc][Pp][Uu]|[Cc][Uu][Dd][Aa](:[0-9]+)?)$"}
 _TAIL = "a share of the values, from 0 to below 0.5 (0.001 cuts the outermost 0.1 % on each side)"
 
-_NUMBERS = {"type": "object", "additionalProperties": {"type": "number"}}
-_COSINES = {"anyOf": [{"type": "number", "minimum": -1, "maximum": 1}, _NUMBERS]}
+_NUMBER = {"type": "number"}
+_COSINE = {"type": "number", "minimum": -1, "maximum": 1}
+_DECIBEL = {"minimum": -1000.0, "maximum": 1000.0}
 _STRENGTHS = {"anyOf": [{"type": "boolean"}, {"type": "number", "minimum": 0, "maximum": 1}]}
 _NUMBER_OR_TEXT = {"anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, {"type": "string"}]}
 _WIDTHS = {
     "anyOf": [{"type": "array", "items": {"anyOf": [{"type": "integer"}, {"const": "float"}]}}, {"type": "string"}]
 }
-_DECIBEL = {"low": -1000.0, "high": 1000.0, "text": "a number of decibel"}
-_COSINE = {"low": -1.0, "high": 1.0, "text": "a cosine, -1 to 1"}
 
 Flag = Annotated[bool, ValueReader(flag, {"type": "boolean"})]
 Bits = Annotated[int, ValueReader(bits, _BITS)]
@@ -411,10 +404,8 @@ TensorPattern = Annotated[str, ValueReader(_tensor_pattern, _TEXT)]
 Patterns = Annotated[tuple[Pattern, ...], ValueReader(items, _TEXTS)]
 TensorGroup = Annotated[tuple[TensorPattern, ...], ValueReader(items, _TEXTS)]
 Strength = Annotated[float | bool, ValueReader(_strength, _STRENGTHS)]
-Decibel = Annotated[float, ValueReader(partial(_figure, **_DECIBEL), {"type": "number"})]
-DecibelByOutput = Annotated[
-    float | dict[str, float], ValueReader(partial(_by_output, **_DECIBEL), {"anyOf": [{"type": "number"}, _NUMBERS]})
-]
-CosineByOutput = Annotated[float | dict[str, float], ValueReader(partial(_by_output, **_COSINE), _COSINES)]
+Decibel = Annotated[float, ValueReader(real("a number of decibel", **_DECIBEL).read, _NUMBER)]
+DecibelByOutput = Annotated[float | dict[str, float], _by_output("a number of decibel", _NUMBER, **_DECIBEL)]
+CosineByOutput = Annotated[float | dict[str, float], _by_output("a cosine, -1 to 1", _COSINE, minimum=-1, maximum=1)]
 Percentage = Annotated[float, ValueReader(_percentage, _NUMBER_OR_TEXT)]
 Widths = Annotated[tuple[int, ...], ValueReader(_widths, _WIDTHS)]

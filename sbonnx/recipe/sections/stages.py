@@ -127,11 +127,6 @@ class Calibration(Section):
     )
     seed: value_types.Seed = new_key(0, "of what is picked by chance", "0 or more")
 
-    @property
-    def memory_bytes(self) -> int:
-        """Memory budget in bytes."""
-        return value_types.memory_bytes(self.memory)
-
 
 @final
 class Verification(Section):
