@@ -20,7 +20,7 @@ import numpy as np
 
 from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import DataError, OutputError
-from sbonnx.graph.storage.files import is_replaceable
+from sbonnx.graph.storage.output_files import is_replaceable
 from sbonnx.input_files import check_regular
 from sbonnx.spec import Array
 

@@ -18,7 +18,7 @@ from sbonnx.batch.redaction import revealed
 from sbonnx.batch.remote import is_url, local_path, upload
 from sbonnx.errors import OutputError, SbonnxError
 from sbonnx.graph.digests import file_digest
-from sbonnx.graph.storage.files import is_replaceable
+from sbonnx.graph.storage.output_files import is_replaceable
 from sbonnx.recipe import AUTO
 
 RESERVED: Final = ("report.json", "report.html", "report.xml", ".sbonnx")
