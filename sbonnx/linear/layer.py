@@ -1,0 +1,228 @@
+"""Linear operators (Conv, ConvTranspose, Gemm, MatMul): layout of the weight, channels, scaling of channels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import numpy as np
+
+from sbonnx.graph import Constant, Node
+from sbonnx.ops import CONVOLUTIONS, LINEAR, MATRIX_PRODUCTS
+from sbonnx.spec import Array, QParams
+
+
+def channel_axes(op: str, attributes: Mapping[str, Any], rank: int, index: int = 1) -> tuple[int | None, int | None]:
+    """Return the axes of output and input channels of the weight of a linear op, counted from the front.
+
+    Args:
+        op: operator type.
+        attributes: of the node, as graphsurgeon stores them.
+        rank: of the weight.
+        index: input that is the weight; 0 is possible for matrix products.
+
+    Returns:
+        None for an axis that does not exist; two None if this input is not the weight of a linear op.
+
+    Source: ONNX Conv (weight M, C/group, *kernel), ConvTranspose (C, M/group, *kernel), Gemm, MatMul.
+    """
+    if op in CONVOLUTIONS and index == 1 and rank >= 2:
+        return (0, 1) if op == "Conv" else (1, 0)
+    if op not in MATRIX_PRODUCTS or index not in (0, 1) or rank == 0:
+        return None, None
+    if op == "Gemm":
+        transposed = bool(attributes.get("transB" if index else "transA", 0))
+        return (0, 1) if transposed == bool(index) else (1, 0)
+    if rank == 1:
+        return None, 0
+    return (rank - 1, rank - 2) if index else (rank - 2, rank - 1)
+
+
+def weight_index(node: Node) -> int | None:
+    """Return the index of the constant weight among the inputs of a linear op; None if it has none."""
+    if node.op not in LINEAR or len(node.inputs) < 2:
+        return None
+    if isinstance(node.inputs[1], Constant):
+        return 1
+    return 0 if node.op == "MatMul" and isinstance(node.inputs[0], Constant) else None
+
+
+@final
+@dataclass(frozen=True)
+class LinearLayer:
+    """A linear op with the layout of its weight: ``groups`` matrices of (outputs, inputs).
+
+    The output of the op is, group by group, ``alpha * rows @ matrix.T + beta * bias``, with the rows of
+    `sbonnx.linear.im2col.Geometry` (for a convolution the unfolded windows).
+
+    Attributes:
+        op: "Conv", "ConvTranspose", "Gemm" or "MatMul".
+        shape: of the weight in the file.
+        out_axis, in_axis: axes of the weight that run over output and input channels (of a group).
+        index: input that is the weight: 1, or 0 for MatMul with the constant on the left.
+        group: of a convolution.
+        trans_a: whether Gemm transposes its data input.
+        alpha, beta: factors of Gemm.
+    """
+
+    op: str
+    shape: tuple[int, ...]
+    out_axis: int
+    in_axis: int
+    index: int = 1
+    group: int = 1
+    trans_a: bool = False
+    alpha: float = 1.0
+    beta: float = 1.0
+
+    @staticmethod
+    def of(node: Node) -> LinearLayer | str:
+        """Return the layer of a node with a constant weight, or the reason why it has no such layer."""
+        index = weight_index(node)
+        if index is None:
+            return f"{node.op} has no constant weight" if node.op in LINEAR else f"{node.op} is not a linear op"
+        return LinearLayer.of_shape(node.op, node.attrs, tuple(node.inputs[index].shape), index)
+
+    @staticmethod
+    def of_shape(op: str, attributes: Mapping[str, Any], shape: tuple[int, ...], index: int = 1) -> LinearLayer | str:
+        """Return the layer of a weight of `shape` at input `index`, or the reason why it has no such layer."""
+        out_axis, in_axis = channel_axes(op, attributes, len(shape), index)
+        group = int(attributes.get("group", 1)) if op in CONVOLUTIONS else 1
+        if op in CONVOLUTIONS and (len(shape) < 3 or group < 1 or shape[0] % group):
+            return f"a weight of shape {shape} does not fit group {group}"
+        if out_axis is None or in_axis is None:
+            return f"a weight of rank {len(shape)} has no output channels" if op in LINEAR else f"{op} is not linear"
+        if op != "Gemm":
+            return LinearLayer(op, shape, out_axis, in_axis, index, group)
+        if len(shape) != 2:
+            return f"a weight of shape {shape} does not fit Gemm"
+        alpha, beta = float(attributes.get("alpha", 1.0)), float(attributes.get("beta", 1.0))
+        trans_a = bool(attributes.get("transA", 0))
+        return LinearLayer(op, shape, out_axis, in_axis, index, 1, trans_a, alpha, beta)
+
+    # -- sizes
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """Spatial size of the window of a convolution; empty for other ops."""
+        return self.shape[2:] if self.op in CONVOLUTIONS else ()
+
+    @property
+    def groups(self) -> int:
+        """Number of matrices: groups of a convolution, batches of a MatMul weight."""
+        return self._split[0]
+
+    @property
+    def outputs(self) -> int:
+        """Rows of a matrix: output channels per group."""
+        return self._split[self._axis(self.out_axis)]
+
+    @property
+    def inputs(self) -> int:
+        """Columns of a matrix: input channels per group, times the taps of the kernel."""
+        return self._split[self._axis(self.in_axis)] * math.prod(self.kernel)
+
+    @property
+    def out_channels(self) -> int:
+        """Channels of the output. All batches of a MatMul weight have the same ones."""
+        return self.shape[self.out_axis] * (self.group if self.op == "ConvTranspose" else 1)
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of the data input. All batches of a MatMul weight have the same ones."""
+        return self.shape[self.in_axis] * (self.group if self.op == "Conv" else 1)
+
+    @property
+    def data_axis(self) -> int:
+        """Channel axis of the data input; negative counts from the end."""
+        if self.op in CONVOLUTIONS:
+            return 1
+        return -2 if self.trans_a or self.index == 0 else -1
+
+    # -- views of the weight
+
+    def matrices(self, weight: Array) -> Array:
+        """Return `weight`, or any array of its shape, as (G, O, K). May share memory with `weight`."""
+        wide = weight.reshape(self._split).transpose(self._order)
+        return np.asarray(wide.reshape(self.groups, self.outputs, self.inputs))
+
+    def from_matrices(self, matrices: Array) -> Array:
+        """Inverse of `matrices`: convert (G, O, K) to the layout in the file."""
+        wide = matrices.reshape([self._split[axis] for axis in self._order])
+        return np.ascontiguousarray(wide.transpose(np.argsort(self._order)).reshape(self.shape))
+
+    def spread(self, values: Array, qparams: QParams) -> Array:
+        """Broadcast scales or zero points of `qparams` to all weights, (G, O, K), dtype as `values`; read only."""
+        wide = qparams.along(values, self.shape)
+        return self.matrices(np.broadcast_to(wide, self.shape))
+
+    def grouped(self, weight: Array) -> Array:
+        """Return `weight` with a separate axis of groups in front, against which `by_outputs` broadcasts. A view."""
+        return weight.reshape(self._split)
+
+    def by_outputs(self, values: Array) -> Array:
+        """Reshape one number per output channel, or a scalar, to broadcast against `grouped`."""
+        return self._broadcast(values, self.out_axis, self.out_channels)
+
+    def by_inputs(self, values: Array) -> Array:
+        """Reshape one number per input channel, or a scalar, to broadcast against `grouped`."""
+        return self._broadcast(values, self.in_axis, self.in_channels)
+
+    def scale_outputs(self, weight: Array, scale: Array) -> Array:
+        """Multiply `weight` by one number per output channel, or a scalar. Computed in float64, rounded once."""
+        return self._scaled(weight, self.by_outputs(scale))
+
+    def scale_inputs(self, weight: Array, scale: Array) -> Array:
+        """Multiply `weight` by one number per input channel, or a scalar. Computed in float64, rounded once."""
+        return self._scaled(weight, self.by_inputs(scale))
+
+    def through(self, weight: Array, values: Array) -> Array:
+        """Return the outputs for an input with constant channels, float64 (groups * outputs,), without alpha and bias.
+
+        Args:
+            values: one number per input channel, or a scalar.
+        """
+        summed = (self._axis(self.in_axis), *range(3, len(self._split)))
+        wide = self.grouped(weight.astype(np.float64)) * self.by_inputs(values)
+        return np.asarray(wide.sum(axis=summed).reshape(-1))
+
+    def with_one_output(self) -> LinearLayer:
+        """Return the layer with one output per group: equal for layers that read their input in the same way."""
+        if self.op in CONVOLUTIONS:
+            shape = (self.group, *self.shape[1:]) if self.op == "Conv" else (self.shape[0], 1, *self.shape[2:])
+            return replace(self, shape=shape)
+        rank = len(self.shape)
+        shape = (*self.shape[:-2], self.shape[self.in_axis], 1)
+        return replace(self, shape=shape, out_axis=rank - 1, in_axis=rank - 2, beta=1.0)
+
+    @property
+    def _split(self) -> tuple[int, ...]:
+        """Shape of the weight with a separate axis of groups in front."""
+        if self.op in CONVOLUTIONS:
+            return (self.group, self.shape[0] // self.group, *self.shape[1:])
+        return (math.prod(self.shape[:-2]), *self.shape[-2:])
+
+    @property
+    def _order(self) -> tuple[int, ...]:
+        """Permutation of `_split` by which groups, outputs, inputs and kernel follow each other."""
+        return (0, self._axis(self.out_axis), self._axis(self.in_axis), *range(3, len(self._split)))
+
+    def _axis(self, axis: int) -> int:
+        """Return the axis of `_split` for an axis of the weight that runs over channels."""
+        return axis + 1 if self.op in CONVOLUTIONS else axis - len(self.shape) + 3
+
+    def _broadcast(self, values: Array, axis: int, channels: int) -> Array:
+        shape = [1] * len(self._split)
+        shape[0], shape[self._axis(axis)] = self.group, channels // self.group
+        return np.broadcast_to(values, (channels,)).reshape(shape)
+
+    def _scaled(self, weight: Array, factor: Array) -> Array:
+        """Multiply without a full copy in float64; return `weight` itself if all factors are 1."""
+        if (factor == 1.0).all():
+            return weight
+        out = np.empty_like(weight, order="C", subok=False)
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.multiply(self.grouped(weight), factor, out=self.grouped(out), dtype=np.float64, casting="unsafe")
+        return out

@@ -1,0 +1,181 @@
+"""Layout of weights, channel axes and scaling of channels, against onnxruntime and against numpy's own indexing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sbonnx.graph import Constant, Node, Variable
+from sbonnx.linear.layer import LinearLayer, channel_axes
+from sbonnx.linear.layout import layout_of
+from sbonnx.ops import LINEAR
+from sbonnx.patterns.fuse.affine import Affine, Layout, fold_after, fold_before, layout
+from sbonnx.plan.blocks import summed_axis
+from sbonnx.plan.survey import weighted
+from sbonnx.spec import Array
+from tests.support.linear_ops import Linear, convolutions, products, transposed
+
+
+def linear_ops() -> st.SearchStrategy[Linear]:
+    return st.one_of(convolutions(), transposed(), products())
+
+
+def layer_of(case: Linear) -> LinearLayer:
+    layer = LinearLayer.of_shape(case.op, case.attributes, case.weight)
+    assert isinstance(layer, LinearLayer)
+    return layer
+
+
+def wide(values: Array, axis: int, rank: int) -> Array:
+    """One number per channel, to broadcast against an activation."""
+    return values.reshape([-1 if place == axis % rank else 1 for place in range(rank)])
+
+
+def out_axis(case: Linear) -> int:
+    return 1 if case.op in ("Conv", "ConvTranspose") else -1
+
+
+@settings(max_examples=100, deadline=None)
+@given(linear_ops(), st.integers(0, 2**16))
+def test_scaled_outputs(case: Linear, seed: int) -> None:
+    layer, x, weight = layer_of(case), case.input(seed), case.constant(seed + 1)
+    scale = np.random.default_rng(seed).uniform(0.5, 2.0, layer.out_channels)
+    y = case.run(x, weight)
+    assert y.shape[out_axis(case)] == layer.out_channels
+    found = case.run(x, layer.scale_outputs(weight, scale))
+    np.testing.assert_allclose(found, y * wide(scale, out_axis(case), y.ndim), rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=100, deadline=None)
+@given(linear_ops(), st.integers(0, 2**16))
+def test_scaled_inputs(case: Linear, seed: int) -> None:
+    layer, x, weight = layer_of(case), case.input(seed), case.constant(seed + 1)
+    assert x.shape[layer.data_axis] == layer.in_channels
+    scale = np.random.default_rng(seed).uniform(0.5, 2.0, layer.in_channels)
+    scaled = (x * wide(scale, layer.data_axis, x.ndim)).astype(np.float32)
+    found = case.run(x, layer.scale_inputs(weight, scale))
+    np.testing.assert_allclose(found, case.run(scaled, weight), rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=50, deadline=None)
+@given(products(), st.integers(0, 2**16))
+def test_constant_channels_pass_through_products(case: Linear, seed: int) -> None:
+    layer, weight = layer_of(case), case.constant(seed)
+    values = np.random.default_rng(seed).normal(size=layer.in_channels)
+    x = np.broadcast_to(wide(values, layer.data_axis, len(case.reads)), case.reads).astype(np.float32)
+    y = case.run(x, weight)
+    expected = layer.alpha * layer.through(weight, values).reshape(*case.weight[:-2], 1, layer.outputs)
+    if y.ndim < 2:
+        expected = expected.reshape(y.shape)
+    np.testing.assert_allclose(y, np.broadcast_to(expected, y.shape), rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2**16))
+def test_constant_channels_pass_through_convolutions(groups: int, channels: int, outputs: int, seed: int) -> None:
+    case = Linear("Conv", (1, groups * channels, 4, 5), (groups * outputs, channels, 3, 2), {"group": groups})
+    layer, weight = layer_of(case), case.constant(seed)
+    values = np.random.default_rng(seed).normal(size=layer.in_channels)
+    y = case.run(np.broadcast_to(wide(values, 1, 4), case.reads).astype(np.float32), weight)
+    np.testing.assert_allclose(y[0, :, 0, 0], layer.through(weight, values), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
+def test_constant_on_the_left(batch: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    weight, data = rng.normal(size=(*batch, 4, 5)), rng.normal(size=(5, 6))
+    node = Node("MatMul", "m", {}, [Constant("w", weight.astype(np.float32)), Variable("x")], [Variable("y")])
+    layer = LinearLayer.of(node)
+    assert isinstance(layer, LinearLayer)
+    assert (layer.index, layer.in_channels, layer.out_channels) == (0, 5, 4)
+    matrices = layer.matrices(weight)
+    np.testing.assert_allclose((matrices @ data).reshape(*batch, 4, 6), weight @ data)
+    assert np.array_equal(layer.from_matrices(matrices), weight)
+    by_input, by_output = rng.uniform(0.5, 2, 5), rng.uniform(0.5, 2, 4)
+    np.testing.assert_allclose(layer.scale_inputs(weight, by_input) @ data, weight @ (by_input[:, None] * data))
+    np.testing.assert_allclose(layer.scale_outputs(weight, by_output) @ data, by_output[:, None] * (weight @ data))
+
+
+@pytest.mark.parametrize(
+    ("op", "attributes", "shape", "why"),
+    [
+        ("Relu", {}, (3, 3), "Relu is not linear"),
+        ("Conv", {}, (3, 3), "a weight of shape (3, 3) does not fit group 1"),
+        ("Conv", {"group": 2}, (3, 3, 1), "a weight of shape (3, 3, 1) does not fit group 2"),
+        ("Gemm", {}, (2, 3, 4), "a weight of shape (2, 3, 4) does not fit Gemm"),
+        ("MatMul", {}, (3,), "a weight of rank 1 has no output channels"),
+    ],
+)
+def test_reasons(op: str, attributes: dict[str, int], shape: tuple[int, ...], why: str) -> None:
+    assert LinearLayer.of_shape(op, attributes, shape) == why
+
+
+def test_nodes_without_a_constant_weight() -> None:
+    x, y = Variable("x"), Variable("y")
+    assert LinearLayer.of(Node("MatMul", "m", {}, [x, y])) == "MatMul has no constant weight"
+    assert LinearLayer.of(Node("Relu", "r", {}, [x])) == "Relu is not a linear op"
+    left = Node("Conv", "c", {}, [Constant("w", np.ones((1, 1, 1), np.float32)), y])
+    assert LinearLayer.of(left) == "Conv has no constant weight"
+
+
+# -- against the descriptions that this one replaces
+
+
+@settings(max_examples=300, deadline=None)
+@given(linear_ops(), st.integers(0, 2**16))
+def test_the_old_layout(case: Linear, seed: int) -> None:
+    layer, old, weight = layer_of(case), case.layout, case.constant(seed)
+    assert (layer.groups, layer.outputs, layer.inputs) == (old.groups, old.outputs, old.inputs)
+    matrices = layer.matrices(weight)
+    assert np.array_equal(matrices, old.matrices(weight))
+    assert np.array_equal(layer.from_matrices(matrices), old.weight(matrices))
+    assert layer.kernel == case.geometry.kernel
+    one = layer.with_one_output()
+    assert (one.groups, one.outputs, one.inputs) == (layer.groups, 1, layer.inputs)
+    assert layout_of(one.op, {**case.attributes, "transB": 0}, one.shape) is not None
+
+
+@settings(max_examples=300, deadline=None)
+@given(linear_ops(), st.integers(0, 2**16), st.booleans())
+def test_the_old_affine_layout(case: Linear, seed: int, scalar: bool) -> None:
+    layer, weight, rng = layer_of(case), case.constant(seed), np.random.default_rng(seed)
+    old = layout(case.op, case.attributes, case.weight)
+    assert isinstance(old, Layout)
+    assert (layer.out_channels, layer.in_channels) == (old.out_channels, old.in_channels)
+    for after in (True, False):
+        channels = () if scalar else (layer.out_channels if after else layer.in_channels,)
+        scale, shift = rng.normal(size=(2, *channels))
+        map_, attributes = Affine(scale, np.zeros_like(shift)), {**case.attributes, "alpha": 1.0}
+        old_weight = (fold_after if after else fold_before)(case.op, attributes, weight, None, map_).weight
+        scaled = layer.scale_outputs(weight, scale) if after else layer.scale_inputs(weight, scale)
+        assert old_weight.tobytes() == scaled.tobytes()
+        if not after:
+            along = shift.reshape(old.inputs) if channels else shift
+            through = (weight.astype(np.float64).reshape(old.shape) * along).sum(axis=old.summed).reshape(-1)
+            assert through.tobytes() == layer.through(weight, shift).tobytes()
+
+
+@settings(max_examples=200, deadline=None)
+@given(linear_ops(), st.booleans(), st.sampled_from([np.float32, np.float16]))
+def test_the_old_axes(case: Linear, left: bool, kind: type) -> None:
+    if left and (case.op != "MatMul" or len(case.weight) < 1):
+        return
+    weight = Constant("w", case.constant(0).astype(kind))
+    inputs = [weight, Variable("x")] if left else [Variable("x"), weight]
+    node = Node(case.op, "n", dict(case.attributes), inputs, [Variable("y")])
+    old, layer = weighted(node), LinearLayer.of(node)
+    assert old is not None
+    assert isinstance(layer, LinearLayer)
+    assert (old.weight, old.data, old.axis) == (layer.index, 1 - layer.index, layer.out_axis)
+    if case.op not in ("Conv", "ConvTranspose"):
+        assert summed_axis(node, layer.index) == layer.in_axis
+    if not left and case.op != "Gemm":
+        assert layer.out_axis == LINEAR[case.op].out_axis % len(case.weight)
+
+
+def test_axes_of_vectors() -> None:
+    for index in (0, 1):
+        assert channel_axes("MatMul", {}, 1, index) == (None, 0)
+    assert channel_axes("Relu", {}, 2) == channel_axes("Conv", {}, 4, 0) == (None, None)
