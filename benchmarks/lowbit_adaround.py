@@ -177,7 +177,7 @@ def _by_moments(
     """Run the form by second moments: total seconds, seconds for the sums, moments, codes."""
     start = time.perf_counter()
     with one_blas_thread():  # as in layer-wise calibration
-        sums = MomentSums(layer.layout, layer.geometry, two_streams=False)
+        sums = MomentSums(layer.geometry, two_streams=False)
         for first in range(0, len(inputs), MOST):
             some = inputs[first : first + MOST]
             sums.add(np.concatenate(some), sample=range(first, first + len(some)))

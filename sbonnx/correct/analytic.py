@@ -20,7 +20,7 @@ from sbonnx.correct.corrected import with_corrections
 from sbonnx.correct.expected import Expected, expected_rows, spreads, through
 from sbonnx.graph import Constant, Graph, Node
 from sbonnx.graph.query import constant, node_by_name, tensors_by_name
-from sbonnx.linear.layout import layout_of
+from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import LINEAR
 from sbonnx.plan.types import Plan, Site, Solution
 from sbonnx.report import Refusal
@@ -61,13 +61,12 @@ def correct_analytically(graph: Graph, plan: Plan, solution: Solution) -> Soluti
 
 def _shift(node: Node, site: Site, solution: Solution, known: Mapping[str, Expected]) -> Array | str:
     """Return the mean output shift of a layer by rounding its weight, float64 (O,), or why it is unknown."""
-    weight = constant(node.inputs[LINEAR[node.op].weight])
+    weight, layer = constant(node.inputs[LINEAR[node.op].weight]), LinearLayer.of_rows(node)
     rows = expected_rows(node, known)
-    layout = None if weight is None else layout_of(node.op, node.attrs, tuple(weight.shape))
-    if weight is None or layout is None or rows is None:
+    if weight is None or layer is None or rows is None:
         return "no batch norm says what its input is on average"
     rounded = solution.qparams[site.key].dequantize(solution.codes[site.key])
-    return through(layout.matrices(rounded.astype(np.float64) - weight.astype(np.float64)), rows)
+    return through(layer.matrices(rounded.astype(np.float64) - weight.astype(np.float64)), rows)
 
 
 def _moved(bias: Constant, solution: Solution, by: Array) -> Array:

@@ -24,7 +24,7 @@ import numpy as np
 from sbonnx.correct.normals import CHANNELS, channel_map, known_channels
 from sbonnx.graph import Graph, Node, Tensor
 from sbonnx.graph.query import constant, rank, scopes, shape
-from sbonnx.linear.layout import layout_of
+from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import LINEAR
 from sbonnx.spec import Array
 
@@ -235,19 +235,16 @@ def _concat(node: Node, known: Mapping[str, Expected]) -> Expected | None:
 def _linear(node: Node, known: Mapping[str, Expected]) -> Expected | None:
     """Layer without batch norm: propagates the mean, not the standard deviation."""
     kind = LINEAR[node.op]
-    weight = constant(node.inputs[kind.weight])
+    weight, layer = constant(node.inputs[kind.weight]), LinearLayer.of_rows(node)
     rows = expected_rows(node, known)
-    if weight is None or rows is None:
+    if weight is None or layer is None or rows is None:
         return None
-    layout = layout_of(node.op, node.attrs, tuple(weight.shape))
-    if layout is None:
-        return None
-    mean = through(layout.matrices(weight.astype(np.float64)), rows)
+    mean = through(layer.matrices(weight.astype(np.float64)), rows)
     if kind.bias is not None and kind.bias < len(node.inputs) and not node.inputs[kind.bias].is_empty():
         bias = constant(node.inputs[kind.bias])
         if bias is None or bias.size not in (1, mean.size):
             return None
-        mean = mean + float(node.attrs.get("beta", 1.0)) * bias.astype(np.float64).reshape(-1)
+        mean = mean + layer.beta * bias.astype(np.float64).reshape(-1)
     return Expected(mean)
 
 
@@ -262,21 +259,18 @@ def expected_rows(node: Node, known: Mapping[str, Expected]) -> Array | None:
     A ConvTranspose multiplies each input position with the whole kernel and adds overlapping results: an output gets
     ``1 / strides`` of the kernel on average, so the rows are scaled by this factor.
     """
-    kind = LINEAR[node.op]
-    x = _known(node.inputs[1 - kind.weight], known)
-    weight = node.inputs[kind.weight]
-    layout = None if constant(weight) is None else layout_of(node.op, node.attrs, tuple(weight.shape))
-    if x is None or layout is None or node.attrs.get("transA", 0):
+    x, layer = _known(node.inputs[0], known), LinearLayer.of_rows(node)
+    if x is None or layer is None or layer.trans_a:
         return None
-    if node.op in ("MatMul", "Gemm") and rank(node.inputs[1 - kind.weight]) != 2:
+    if node.op in ("MatMul", "Gemm") and rank(node.inputs[0]) != 2:
         return None
-    channels = x.mean.size // layout.groups
-    if channels * layout.groups != x.mean.size or layout.inputs % channels:
+    channels = x.mean.size // layer.groups
+    if channels * layer.groups != x.mean.size or layer.inputs % channels:
         return None
-    rows = np.repeat(x.mean.reshape(layout.groups, channels), layout.inputs // channels, axis=1)
+    rows = np.repeat(x.mean.reshape(layer.groups, channels), layer.inputs // channels, axis=1)
     if node.op == "ConvTranspose":
         rows = rows / math.prod(node.attrs.get("strides") or [1])
-    return np.asarray(rows * float(node.attrs.get("alpha", 1.0)) if node.op == "Gemm" else rows)
+    return np.asarray(rows * layer.alpha)
 
 
 RULES: Final[dict[str, Callable[[Node, Mapping[str, Expected]], Expected | None]]] = {

@@ -211,7 +211,7 @@ def _error(aware: Aware, matrix: Array, a: Array, s: Array | None) -> float:
     """
     layout = aware.moments.layout
     factor = np.ones(matrix.shape[1], np.float32) if s is None else s.astype(np.float32)
-    rounded = layout.matrices(aware.fake_quant(layout.weight((matrix * factor)[None])))[0] / factor
+    rounded = layout.matrices(aware.fake_quant(layout.from_matrices((matrix * factor)[None])))[0] / factor
     d = matrix - rounded
     return float(np.einsum("ok,ok->", d @ a, d, dtype=np.float64))
 

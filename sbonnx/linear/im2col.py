@@ -11,8 +11,8 @@ from typing import Any, final
 import numpy as np
 
 from sbonnx.errors import ModelError
-from sbonnx.linear.layout import Layout
-from sbonnx.ops import CONVOLUTIONS, EMBEDDING
+from sbonnx.linear.layer import LinearLayer
+from sbonnx.ops import CONVOLUTIONS
 from sbonnx.spec import Array
 
 AUTO_PADS = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
@@ -27,40 +27,35 @@ class Geometry:
     """Input geometry of a linear op: output = alpha-scaled rows @ matrix.T, group by group.
 
     A row of a convolution is the window of one output position, flattened as (input channels of the group, *kernel)
-    like the matrices of its `Layout`; padding is 0. Rows are numbered by (batch, *output positions) for a convolution,
-    (batch axes that the weight does not have, rows) for MatMul, the rows of Gemm, and the ids of an embedding, whose
-    row is 1 in the group of its id and 0 in the others.
+    like the matrices of its `LinearLayer`; padding is 0. Rows are numbered by (batch, *output positions) for a
+    convolution, by (batch axes that the weight does not have, rows) for MatMul, and by the rows of Gemm.
 
     Attributes:
-        layout: of the weight.
+        layer: the op and the layout of its weight, which is not on the left.
         strides, dilations: one per spatial axis; empty if the op is not a convolution, as are the next four.
         pads: begin of all axes, then end of all axes.
         auto_pad: one of `AUTO_PADS`.
         output_padding: of ConvTranspose.
         output_shape: of ConvTranspose, spatial; None if it follows from the other attributes.
-        transposed: the input is (K, rows): transA of Gemm.
-        alpha: factor of the rows: alpha of Gemm.
     """
 
-    layout: Layout
+    layer: LinearLayer
     strides: tuple[int, ...] = ()
     dilations: tuple[int, ...] = ()
     pads: tuple[int, ...] = ()
     auto_pad: str = "NOTSET"
     output_padding: tuple[int, ...] = ()
     output_shape: tuple[int, ...] | None = None
-    transposed: bool = False
-    alpha: float = 1.0
 
     @property
     def kernel(self) -> tuple[int, ...]:
         """Spatial size of the window; empty if the op is not a convolution."""
-        return self.layout.shape[2:] if self.layout.op in CONVOLUTIONS else ()
+        return self.layer.kernel
 
     @property
     def channels(self) -> int:
         """Input channels per group of a convolution; K for other ops."""
-        return self.layout.inputs // math.prod(self.kernel)
+        return self.layer.in_channels // self.layer.group
 
     def count(self, shape: Sequence[int]) -> int:
         """Return the number of rows of an input of `shape`.
@@ -85,48 +80,31 @@ class Geometry:
         """Return the rows of an input, float32 (G, n, K); may share memory with `x`.
 
         Args:
-            x: the op's input; ids (integers) for an embedding.
+            x: the op's input.
             picks: indices of the rows to return; None: all. Only these rows are unfolded.
 
         Raises:
             ValueError: the op cannot read `x`.
         """
-        if self.layout.op in EMBEDDING:
-            return self._one_hot(self.ids(x, picks))
         x = x if x.dtype == np.float32 else x.astype(np.float32)
         if self.kernel:
             return self._windows(x, picks)
         rows = self._matrix_rows(x, picks)
-        return rows if self.alpha == 1.0 else rows * np.float32(self.alpha)
-
-    def ids(self, x: Array, picks: Array | None = None) -> Array:
-        """Return the ids that an embedding looks up, int64 (n,), counted from the front.
-
-        Raises:
-            ValueError: an id is outside the table.
-        """
-        ids = x.reshape(-1).astype(np.int64)
-        ids = ids if picks is None else ids[picks]
-        size = self.layout.groups
-        if ids.size and not (-size <= ids.min() and ids.max() < size):
-            raise ValueError(f"ids from {ids.min()} to {ids.max()} are outside a table of {size} rows")
-        return np.where(ids < 0, ids + size, ids)
+        return rows if self.layer.alpha == 1.0 else rows * np.float32(self.layer.alpha)
 
     def _check(self, shape: tuple[int, ...]) -> None:
-        channels = self.layout.groups * self.channels
+        channels = self.layer.in_channels
         if len(shape) != 2 + len(self.kernel) or shape[1] != channels:
-            raise ValueError(f"{self.layout.op} of {channels} channels in {len(self.kernel)}-D cannot read {shape}")
+            raise ValueError(f"{self.layer.op} of {channels} channels in {len(self.kernel)}-D cannot read {shape}")
 
     def _row_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        if self.layout.op in EMBEDDING:
-            return shape
         if self.kernel:
             self._check(shape)
             return shape[0], *(self._extent(axis, size)[1] for axis, size in enumerate(shape[2:]))
-        if self.layout.op == "MatMul":
+        if self.layer.op == "MatMul":
             batch, _, rest = self._batches(shape)
             return *(batch[axis] for axis in rest), *shape[-2:-1]
-        return (shape[1 if self.transposed else 0],)
+        return (shape[1 if self.layer.trans_a else 0],)
 
     def source(self, axis: int, size: int) -> Array:
         """Return the index table of one axis with `size` entries, see `sources`.
@@ -136,7 +114,7 @@ class Geometry:
         begin, positions = self._extent(axis, size)
         stride, dilation = self.strides[axis], self.dilations[axis]
         position, tap = np.ogrid[:positions, : self.kernel[axis]]
-        if self.layout.op == "Conv":
+        if self.layer.op == "Conv":
             place = position * stride + tap * dilation - begin
             inside = (place >= 0) & (place < size)
         else:
@@ -152,7 +130,7 @@ class Geometry:
         """
         stride, window = self.strides[axis], (self.kernel[axis] - 1) * self.dilations[axis] + 1
         begin, end = self.pads[axis], self.pads[axis + len(self.kernel)]
-        if self.layout.op == "Conv":
+        if self.layer.op == "Conv":
             if self.auto_pad in ("NOTSET", "VALID"):
                 return begin, max((size + begin + end - window) // stride + 1, 0)
             positions = -(-size // stride)
@@ -173,7 +151,7 @@ class Geometry:
     def _windows(self, x: Array, picks: Array | None) -> Array:
         """Return the rows of a convolution, (G, n, K)."""
         tables = self.sources(x.shape)
-        space, groups = x.shape[2:], self.layout.groups
+        space, groups = x.shape[2:], self.layer.groups
         shape = (x.shape[0], *(len(table) for table in tables))
         picks = np.arange(math.prod(shape)) if picks is None else np.asarray(picks)
         batch, *positions = np.unravel_index(picks, shape)
@@ -188,34 +166,30 @@ class Geometry:
         found = flat[batch[:, None], :, place]
         found[outside] = 0.0
         wide = found.reshape(picks.size, place.shape[1], groups, self.channels).transpose(2, 0, 3, 1)
-        return np.ascontiguousarray(wide).reshape(groups, picks.size, self.layout.inputs)
+        return np.ascontiguousarray(wide).reshape(groups, picks.size, self.layer.inputs)
 
     def _matrix_rows(self, x: Array, picks: Array | None) -> Array:
         """Return the rows of Gemm or MatMul, (G, n, K)."""
-        if self.layout.op != "MatMul":
-            rows = (x.T if self.transposed else x)[None]
+        if self.layer.op != "MatMul":
+            rows = (x.T if self.layer.trans_a else x)[None]
             return rows if picks is None else rows[:, picks]
         x = x.reshape(1, -1) if x.ndim == 1 else x
         batch, own, rest = self._batches(x.shape)
         wide = np.broadcast_to(x, (*batch, *x.shape[-2:])).transpose(*own, *rest, len(batch), len(batch) + 1)
         rows_shape = tuple(batch[axis] for axis in rest) + x.shape[-2:-1]
         if picks is None:
-            return np.asarray(wide.reshape(self.layout.groups, math.prod(rows_shape), self.layout.inputs))
+            return np.asarray(wide.reshape(self.layer.groups, math.prod(rows_shape), self.layer.inputs))
         chosen = wide[(slice(None),) * len(own) + np.unravel_index(np.asarray(picks), rows_shape)]
-        return np.asarray(chosen.reshape(self.layout.groups, len(picks), self.layout.inputs))
+        return np.asarray(chosen.reshape(self.layer.groups, len(picks), self.layer.inputs))
 
     def _batches(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], list[int], list[int]]:
         """Return the batch shape of a MatMul output, the axes that the weight has (its groups), and all other axes."""
-        if shape[-1] != self.layout.inputs:
-            raise ValueError(f"MatMul of {self.layout.inputs} inputs cannot read {shape}")
-        batch = np.broadcast_shapes(shape[:-2], self.layout.shape[:-2])
-        weight = (1,) * (len(batch) - len(self.layout.shape[:-2])) + self.layout.shape[:-2]
+        if shape[-1] != self.layer.inputs:
+            raise ValueError(f"MatMul of {self.layer.inputs} inputs cannot read {shape}")
+        batch = np.broadcast_shapes(shape[:-2], self.layer.shape[:-2])
+        weight = (1,) * (len(batch) - len(self.layer.shape[:-2])) + self.layer.shape[:-2]
         own = [axis for axis, size in enumerate(weight) if size > 1]
         return batch, own, [axis for axis, size in enumerate(weight) if size == 1]
-
-    def _one_hot(self, ids: Array) -> Array:
-        """Return one-hot rows (G, n, 1): 1 in the group of the id."""
-        return np.asarray(np.arange(self.layout.groups)[:, None] == ids, np.float32)[..., None]
 
 
 @lru_cache(maxsize=64)
@@ -227,22 +201,20 @@ def _sources(geometry: Geometry, space: tuple[int, ...]) -> tuple[Array, ...]:
     return tables
 
 
-def geometry_of(op: str, attributes: Mapping[str, Any], layout: Layout, *, name: str = "") -> Geometry:
+def geometry_of(layer: LinearLayer, attributes: Mapping[str, Any], *, name: str = "") -> Geometry:
     """Create the input geometry of a linear node.
 
     Args:
-        op, attributes: of the node, as graphsurgeon stores them.
-        layout: of its weight, from `layout_of`.
+        layer: the op and the layout of its weight.
+        attributes: of the node, as graphsurgeon stores them.
         name: of the node, for error messages.
 
     Raises:
         ModelError: an attribute does not have one number for each axis, or auto_pad is unknown.
     """
-    if op == "Gemm":
-        return Geometry(layout, transposed=bool(attributes.get("transA", 0)), alpha=float(attributes.get("alpha", 1.0)))
+    op, axes = layer.op, len(layer.kernel)
     if op not in CONVOLUTIONS:
-        return Geometry(layout)
-    axes = len(layout.shape) - 2
+        return Geometry(layer)
     auto_pad = str(attributes.get("auto_pad", "NOTSET"))
     if auto_pad not in AUTO_PADS:
         raise ModelError(f"{op} '{name}': auto_pad is '{auto_pad}', which ONNX does not know; one of {AUTO_PADS} is")
@@ -255,7 +227,7 @@ def geometry_of(op: str, attributes: Mapping[str, Any], layout: Layout, *, name:
 
     wanted = attributes.get("output_shape")  # onnxruntime also accepts it with batch and channels in front
     return Geometry(
-        layout,
+        layer,
         strides=numbers("strides", 1),
         dilations=numbers("dilations", 1),
         pads=numbers("pads", 0, 2 * axes) if auto_pad == "NOTSET" else (0,) * 2 * axes,

@@ -86,6 +86,12 @@ class LinearLayer:
         return LinearLayer.of_shape(node.op, node.attrs, tuple(node.inputs[index].shape), index)
 
     @staticmethod
+    def of_rows(node: Node) -> LinearLayer | None:
+        """Return the layer of a node that multiplies rows of its first input with a constant weight; else None."""
+        layer = LinearLayer.of(node)
+        return layer if isinstance(layer, LinearLayer) and layer.index == 1 and 0 not in layer.shape else None
+
+    @staticmethod
     def of_shape(op: str, attributes: Mapping[str, Any], shape: tuple[int, ...], index: int = 1) -> LinearLayer | str:
         """Return the layer of a weight of `shape` at input `index`, or the reason why it has no such layer."""
         out_axis, in_axis = channel_axes(op, attributes, len(shape), index)

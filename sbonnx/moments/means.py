@@ -9,9 +9,8 @@ from typing import final
 import numpy as np
 
 from sbonnx.linear.im2col import Geometry
-from sbonnx.linear.layout import Layout
+from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments.lags import tap_sums
-from sbonnx.ops import EMBEDDING
 from sbonnx.spec import Array
 
 
@@ -26,7 +25,7 @@ class Means:
         mean_quantized: of x', float64 (G, K); the same object if only one network was run.
     """
 
-    layout: Layout
+    layout: LinearLayer
     rows: int
     mean: Array
     mean_quantized: Array
@@ -46,13 +45,13 @@ class MeanSums:
     convolution.
 
     Args:
-        layout, geometry: of the op.
+        geometry: of the op.
         two_streams: every sample has a float and a quantized input.
     """
 
-    def __init__(self, layout: Layout, geometry: Geometry, *, two_streams: bool) -> None:
-        self._layout, self._geometry = layout, geometry
-        self._totals = [np.zeros((layout.groups, layout.inputs)) for _ in range(2 if two_streams else 1)]
+    def __init__(self, geometry: Geometry, *, two_streams: bool) -> None:
+        self._layout, self._geometry = geometry.layer, geometry
+        self._totals = [np.zeros((self._layout.groups, self._layout.inputs)) for _ in range(2 if two_streams else 1)]
         self._planes: list[Array] = []
         self._count = 0
 
@@ -60,7 +59,7 @@ class MeanSums:
         """Accumulate the op's input activations of one or several samples. The arrays may be reused afterwards.
 
         Args:
-            x: the op's input in the float network, of any float type; ids for an embedding.
+            x: the op's input in the float network, of any float type.
             quantized: the input in the quantized network, if there are two streams.
             sample: number or numbers of the samples; ignored, as means do not depend on them.
 
@@ -75,10 +74,7 @@ class MeanSums:
             self._lay(streams)
             return
         for total, stream in zip(self._totals, streams, strict=True):
-            if self._layout.op in EMBEDDING:
-                total += np.bincount(self._geometry.ids(stream), minlength=self._layout.groups)[:, None]
-            else:
-                total += self._geometry.rows(stream).sum(axis=1, dtype=np.float64)
+            total += self._geometry.rows(stream).sum(axis=1, dtype=np.float64)
 
     def means(self) -> Means:
         """Return the means of everything added. Not finite if an input contained NaN or Inf."""

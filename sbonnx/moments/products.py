@@ -158,14 +158,14 @@ class WindowSums:
     """
 
     def __init__(self, geometry: Geometry, space: tuple[int, ...], pairs: Pairs, streams: int, arrays: Arrays) -> None:
-        self._layout, self._channels = geometry.layout, geometry.channels
+        self._layout, self._channels = geometry.layer, geometry.channels
         self._pairs, self._arrays, self._space = pairs, arrays, space
-        channels = geometry.layout.groups * geometry.channels
+        channels = geometry.layer.groups * geometry.channels
         self._tables = geometry.sources((1, channels, *space))
         self._plans = [lag_plan(self._tables, space, same=left == right) for left, right in pairs]
         alone = geometry.channels == 1 and arrays.einsum is np.einsum
         self._boxes = [Boxes.of(plan, space) if alone else None for plan in self._plans]
-        shape = (geometry.layout.groups, geometry.channels, geometry.channels)
+        shape = (geometry.layer.groups, geometry.channels, geometry.channels)
         self._sums: list[Any] = [
             [arrays.zeros(shape) for _ in plan.pieces] if boxes is None else boxes.zeros(channels)
             for plan, boxes in zip(self._plans, self._boxes, strict=True)

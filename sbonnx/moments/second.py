@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sbonnx.linear.layout import Layout
+from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments.means import Means
 from sbonnx.spec import Array
 
@@ -33,7 +33,7 @@ class Moments:
     If only one network was run, x' = x: `b` and `c` are the same object as `a`, and the two means are one object.
     """
 
-    layout: Layout
+    layout: LinearLayer
     rows: int
     a: Array
     b: Array
@@ -102,7 +102,7 @@ class Moments:
         """Mean over rows of the squared output error, float64 (G, O).
 
         Args:
-            weight, quantized: float matrices (G, O, K), see `Layout.matrices`.
+            weight, quantized: float matrices (G, O, K), see `LinearLayer.matrices`.
         """
         w, v = weight.astype(np.float64), quantized.astype(np.float64)
         if self.is_one_stream:

@@ -10,12 +10,11 @@ from typing import Final, final
 import numpy as np
 
 from sbonnx.linear.im2col import Geometry
-from sbonnx.linear.layout import Layout
+from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments.lags import lag_plan, speed
 from sbonnx.moments.planes import Boxes
 from sbonnx.moments.products import WAITING, Arrays, Pairs, RowSums, Streams, WindowSums, parts, rows_at_once
 from sbonnx.moments.second import Moments
-from sbonnx.ops import CONVOLUTIONS, EMBEDDING
 from sbonnx.spec import Array
 
 MOST_TAPS: Final = 64
@@ -33,7 +32,7 @@ class MomentSums:
     with the number of samples, see `bytes_for`.
 
     Args:
-        layout, geometry: of the op.
+        geometry: of the op.
         two_streams: every sample has a float and a quantized input.
         rows_a_sample: limit of rows used per sample. They are picked by a generator seeded with (seed, sample),
             identical in both streams, and only these rows are unfolded. If sums by lags over all rows are no more
@@ -44,7 +43,6 @@ class MomentSums:
 
     def __init__(
         self,
-        layout: Layout,
         geometry: Geometry,
         *,
         two_streams: bool,
@@ -52,13 +50,13 @@ class MomentSums:
         seed: int = 0,
         device: str = "cpu",
     ) -> None:
-        self._layout, self._geometry = layout, geometry
+        self._layout, self._geometry = geometry.layer, geometry
         self._rows_a_sample, self._seed = rows_a_sample, seed
         self._arrays = Arrays.on(device)
         self._streams = 2 if two_streams else 1
         # pairs of streams for a, b, c of `Moments`; stream 0 is the float one
         self._pairs = ((1, 1), (0, 1), (0, 0)) if two_streams else ((0, 0),)
-        self._rows = RowSums(layout.groups, layout.inputs, self._pairs, self._streams, self._arrays)
+        self._rows = RowSums(self._layout.groups, self._layout.inputs, self._pairs, self._streams, self._arrays)
         self._windows: WindowSums | None = None
         self._count = 0
         self._moments: Moments | None = None
@@ -67,7 +65,7 @@ class MomentSums:
         """Accumulate the op's input activations of one or several samples. The arrays may be reused afterwards.
 
         Args:
-            x: the op's input in the float network, of any float type; ids for an embedding.
+            x: the op's input in the float network, of any float type.
             quantized: the input in the quantized network, if there are two streams.
             sample: number of the sample, for the picks, or the numbers of samples stacked along the leading axis.
 
@@ -80,14 +78,12 @@ class MomentSums:
             raise ValueError(f"{[stream.shape for stream in streams]} do not fit these moments, or these were taken")
         count = self._geometry.count(x.shape)
         picks = self._picks(count, [sample] if isinstance(sample, int) else sample)
-        if self._layout.op not in EMBEDDING and self._by_lags(x.shape, count if picks is None else len(picks)):
+        if self._by_lags(x.shape, count if picks is None else len(picks)):
             self._count += count
             self._slide(tuple(np.asarray(stream, np.float32) for stream in streams))
             return
         self._count += count if picks is None else len(picks)
-        if self._layout.op in EMBEDDING:
-            self._look_up(streams, picks)
-        elif picks is None and not self._geometry.kernel:
+        if picks is None and not self._geometry.kernel:
             self._rows.add(tuple(self._geometry.rows(stream) for stream in streams))
         else:
             width = self._layout.groups * self._layout.inputs
@@ -158,18 +154,8 @@ class MomentSums:
             self._windows.fold(self._rows)
             self._windows = None
 
-    def _look_up(self, streams: Streams, picks: Array | None) -> None:
-        """Count ids: the moments of one-hot rows."""
-        ids = [self._geometry.ids(stream, picks) for stream in streams]
-        size = self._layout.groups
-        for (left, right), matrix in zip(self._pairs, self._rows.matrices, strict=True):
-            same = ids[left][ids[left] == ids[right]]
-            matrix += self._arrays.load(np.bincount(same, minlength=size)[:, None, None])
-        for total, found in zip(self._rows.totals, ids, strict=True):
-            total += np.bincount(found, minlength=size)[:, None]
 
-
-def bytes_for(layout: Layout, two_streams: bool) -> int:
+def bytes_for(layout: LinearLayer, two_streams: bool) -> int:
     """Return an upper bound of the bytes that `MomentSums` holds.
     For convolutions, add five times the input size of one sample.
 
@@ -177,10 +163,8 @@ def bytes_for(layout: Layout, two_streams: bool) -> int:
     buffered rows and three copies of those that are unfolded and multiplied at a time, with their source indices.
     """
     matrix = 8 * layout.groups * layout.inputs**2
-    if layout.op in EMBEDDING:
-        return matrix * (8 if two_streams else 4)
     width = layout.groups * layout.inputs
-    places = 3 * 8 * math.prod(layout.shape[2:]) if layout.op in CONVOLUTIONS else 0
+    places = 3 * 8 * math.prod(layout.kernel) if layout.kernel else 0
     rows = 4 * width * rows_at_once(width, WAITING) + (3 * 4 * width + places) * rows_at_once(width)
     return matrix * (6 if two_streams else 2) + rows * (2 if two_streams else 1)
 
@@ -197,7 +181,7 @@ def _picked(count: int, wanted: int, seed: int, sample: int) -> Array:
 @lru_cache(maxsize=64)
 def _nanoseconds(geometry: Geometry, pairs: Pairs, shape: tuple[int, ...]) -> float:
     """Estimate the time of the sums by lags over an input of `shape`."""
-    tables, groups, channels = geometry.sources(shape), geometry.layout.groups, geometry.channels
+    tables, groups, channels = geometry.sources(shape), geometry.layer.groups, geometry.channels
     share = min(1.0, math.prod(shape[2:]) / WAITING)
     total = 0.0
     for left, right in pairs:

@@ -15,8 +15,8 @@ from sbonnx.calib.qparams.solve import Solve
 from sbonnx.graph import Graph
 from sbonnx.graph.extract import extract
 from sbonnx.graph.query import dtype
-from sbonnx.linear.layout import layout_of
-from sbonnx.ops import CONVOLUTIONS, LINEAR
+from sbonnx.linear.layer import LinearLayer
+from sbonnx.ops import LINEAR
 from sbonnx.plan.types import Plan, Reader, Site, Solution
 from sbonnx.profile.checkers import Checker, kind_of, make_measure
 from sbonnx.profile.losses import compare
@@ -288,11 +288,12 @@ def _multiplies(piece: Piece, sample: Sample) -> int:
     if linear is None or weight is None:
         return 0
     (out,) = list(sample.outputs.values())[:1]
-    if piece.op in CONVOLUTIONS:
-        moving = out if linear.out_axis == 0 else sample.inputs[piece.data]  # ConvTranspose multiplies inputs
-        return int(moving.size * math.prod(weight.shape[1:]))
-    layout = layout_of(piece.op, piece.attributes, weight.shape)
-    return 0 if layout is None else int(out.size * layout.inputs)
+    layer = LinearLayer.of_shape(piece.op, piece.attributes, weight.shape)
+    if isinstance(layer, str):
+        return 0
+    if layer.op == "ConvTranspose":  # multiplies every input with the outputs of its group
+        return int(sample.inputs[piece.data].size * math.prod(weight.shape[1:]))
+    return int(out.size * layer.inputs)
 
 
 @final

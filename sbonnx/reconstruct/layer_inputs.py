@@ -8,11 +8,11 @@ from typing import Final
 
 from sbonnx.correct.biases import biases_of
 from sbonnx.graph import Constant, Graph, Node
-from sbonnx.graph.query import constant, scopes
+from sbonnx.graph.query import scopes
 from sbonnx.linear.im2col import Geometry, geometry_of
-from sbonnx.linear.layout import Layout, layout_of
+from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import Means, MeanSums, Moments, MomentSums, bytes_for
-from sbonnx.ops import CONVOLUTIONS, LINEAR
+from sbonnx.ops import LINEAR
 from sbonnx.plan.types import Plan, Reader, Site
 from sbonnx.report import Refusal
 from sbonnx.rounding import ROUNDERS
@@ -34,7 +34,7 @@ class Layer:
         index: index of the data input.
         tensor: name of the data input.
         reads: the site through which the data input is read, or None if it stays float.
-        layout, geometry: weight layout and input geometry of the node.
+        geometry: input geometry of the node.
         rounds: whether the rounding uses input statistics; else only the bias is corrected.
         bias: the constant that can compensate a mean error, or None.
     """
@@ -44,10 +44,14 @@ class Layer:
     index: int
     tensor: str
     reads: Site | None
-    layout: Layout
     geometry: Geometry
     rounds: bool = True
     bias: Constant | None = field(default=None, compare=False)
+
+    @property
+    def layout(self) -> LinearLayer:
+        """Layout of the weight."""
+        return self.geometry.layer
 
     def bytes_of_moments(self, *, two_streams: bool, hold_out: bool = False) -> int:
         """Return the memory of its moments during accumulation; 0 if only means are needed."""
@@ -99,13 +103,11 @@ def layers_of(graph: Graph, plan: Plan, *, correct: bool) -> tuple[list[Layer], 
 
 def _layer(node: Node, site: Site, index: int, read: dict[Reader, Site], bias: Constant | None) -> Layer | None:
     """Return the layer of a node; None if it is not a product of rows with a matrix."""
-    weight = constant(node.inputs[1 - index])
-    layout = None if weight is None else layout_of(node.op, node.attrs, tuple(weight.shape))
-    geometry = None if layout is None else geometry_of(node.op, node.attrs, layout)
-    if layout is None or geometry is None:
+    layer = LinearLayer.of_rows(node)
+    if layer is None:
         return None
-    reads = read.get(Reader(node.name, index))
-    return Layer(node, site, index, node.inputs[index].name, reads, layout, geometry, looks_at_inputs(site), bias)
+    reads, geometry = read.get(Reader(node.name, index)), geometry_of(layer, node.attrs)
+    return Layer(node, site, index, node.inputs[index].name, reads, geometry, looks_at_inputs(site), bias)
 
 
 def in_budget(
@@ -212,25 +214,19 @@ def watched(
     found: dict[object, Seen] = {}
     for layer in layers:
         reads = None if layer.reads is None else layer.reads.key
-        key = (layer.tensor, reads, layer.rounds, replace(layer.geometry, layout=_same_for(layer.layout)))
+        key = (layer.tensor, reads, layer.rounds, replace(layer.geometry, layer=layer.layout.with_one_output()))
         name = f"{layer.tensor}/{len(found)}"
         if key not in found and not layer.rounds:
-            means = MeanSums(layer.layout, layer.geometry, two_streams=two_streams)
+            means = MeanSums(layer.geometry, two_streams=two_streams)
             found[key] = WatchedMeans(name, layer.tensor, layer.reads, [], means)
         elif key not in found:
             sums = [
-                MomentSums(layer.layout, layer.geometry, two_streams=two_streams, rows_a_sample=rows(layer), seed=seed)
+                MomentSums(layer.geometry, two_streams=two_streams, rows_a_sample=rows(layer), seed=seed)
                 for _ in range(1 + hold_out)
             ]
             found[key] = Watched(name, layer.tensor, layer.reads, [], *sums)
         found[key].layers.append(layer)
     return list(found.values())
-
-
-def _same_for(layout: Layout) -> Layout:
-    """Return the layout with one output per group, which keeps everything that matters for reading the input."""
-    shape = (1, 1, *layout.shape[2:]) if layout.op in CONVOLUTIONS else (*layout.shape[:-2], 1, 1)
-    return Layout(layout.op, shape, layout.groups, 1, layout.inputs, (), ())
 
 
 __all__ = ["Layer", "Seen", "Watched", "WatchedMeans", "in_budget", "layers_of", "looks_at_inputs", "watched"]

@@ -8,14 +8,14 @@ from typing import final
 
 import numpy as np
 
-from sbonnx.linear.layout import Layout
+from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import Moments
 from sbonnx.spec import Array, QParams
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Weight and quantization grid of one layer, as matrices (G, O, K); see `Layout`.
+    """Weight and quantization grid of one layer, as matrices (G, O, K); see `LinearLayer`.
 
     Attributes:
         weight: float64.
@@ -31,7 +31,7 @@ class Grid:
     qmax: int
 
     @staticmethod
-    def of(weight: Array, qparams: QParams, layout: Layout) -> Grid:
+    def of(weight: Array, qparams: QParams, layout: LinearLayer) -> Grid:
         """Create the grid of a weight in its file layout."""
         return Grid(
             layout.matrices(np.asarray(weight, np.float64)),
@@ -121,5 +121,5 @@ def _better(grid: Grid, moments: Moments, qparams: QParams, moved: QParams, near
         found = np.minimum(found, plain)
     elif found.sum() > plain.sum():
         codes, moved, found = nearest, qparams, plain
-    whole = layout.weight(codes).astype(qparams.spec.dtype)
+    whole = layout.from_matrices(codes).astype(qparams.spec.dtype)
     return Rounded(whole, moved, float(found.sum()), float(plain.sum()))

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, final
 import numpy as np
 
 from sbonnx.errors import NumericError
-from sbonnx.linear.layout import Layout
+from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import Moments
 from sbonnx.rounding.base import Grid
 from sbonnx.rounding.search.beam import Planes, columns, search, shift
@@ -225,7 +225,7 @@ class _Part:
         """Return the scale that each cost belongs to, (G * classes, O), from `index` (G, O, K)."""
         return _take(index, self.chosen)[:, :, 0]
 
-    def costs(self, some: Sequence[QParams], layout: Layout) -> Iterator[Array]:
+    def costs(self, some: Sequence[QParams], layout: LinearLayer) -> Iterator[Array]:
         """Yield the squared output error (G * classes, O) for each of `some`, up to a constant of the layer.
 
         Several candidates are stacked along the output axis and searched together, because small layers are bound by

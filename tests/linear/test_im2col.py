@@ -14,10 +14,9 @@ from onnx import helper, numpy_helper
 
 from sbonnx.errors import ModelError
 from sbonnx.linear.im2col import geometry_of
-from sbonnx.linear.layout import Layout, layout_of
 from sbonnx.ops import LINEAR
 from sbonnx.spec import Array
-from tests.support.linear_ops import FIXED, Linear, linear_ops
+from tests.support.linear_ops import FIXED, Linear, layer_of, linear_ops
 
 
 def output_of(case: Linear, x: Array, weight: Array) -> Array:
@@ -26,7 +25,7 @@ def output_of(case: Linear, x: Array, weight: Array) -> Array:
 
 
 def as_rows(case: Linear, y: Array) -> Array:
-    """An output of onnxruntime as (G, n, O), n in the order of the rows; for Gather summed over the groups."""
+    """An output of onnxruntime as (G, n, O), n in the order of the rows."""
     layout = case.layout
     if case.op in ("Conv", "ConvTranspose"):
         wide = y.reshape(y.shape[0], layout.groups, layout.outputs, -1)
@@ -47,8 +46,6 @@ def check(case: Linear, seed: int) -> None:
     expected = as_rows(case, case.run(x, weight))
     found = output_of(case, x, weight)
     assert found.shape[1] == case.geometry.count(x.shape) == expected.shape[1]
-    if case.op == "Gather":
-        found = found.sum(axis=0, keepdims=True)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -96,12 +93,6 @@ def test_half_precision_becomes_single() -> None:
     assert np.array_equal(rows, case.geometry.rows(x.astype(np.float32)))
 
 
-def layout(op: str, shape: tuple[int, ...]) -> Layout:
-    found = layout_of(op, {}, shape)
-    assert found is not None
-    return found
-
-
 @pytest.mark.parametrize(
     ("attributes", "message"),
     [
@@ -112,7 +103,7 @@ def layout(op: str, shape: tuple[int, ...]) -> Layout:
 )
 def test_attributes_that_do_not_fit(attributes: dict[str, object], message: str) -> None:
     with pytest.raises(ModelError) as caught:
-        geometry_of("Conv", attributes, layout("Conv", (4, 3, 3, 3)), name="/head")
+        geometry_of(layer_of("Conv", {}, (4, 3, 3, 3)), attributes, name="/head")
     assert message in str(caught.value)
 
 
@@ -122,12 +113,6 @@ def test_attributes_that_do_not_fit(attributes: dict[str, object], message: str)
 def test_inputs_that_do_not_fit(name: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError):
         FIXED[name].geometry.count(shape)
-
-
-@pytest.mark.parametrize("id_", [7, -8])
-def test_ids_outside_the_table(id_: int) -> None:
-    with pytest.raises(ValueError, match="outside a table of 7 rows"):
-        FIXED["embedding"].geometry.ids(np.array([0, id_]))
 
 
 def test_the_shape_wanted_of_a_transposed_convolution_may_count_batch_and_channels() -> None:

@@ -9,23 +9,13 @@ from hypothesis import strategies as st
 
 from sbonnx.graph import Constant, Node, Variable
 from sbonnx.linear.layer import LinearLayer, channel_axes
-from sbonnx.linear.layout import layout_of
 from sbonnx.ops import LINEAR
 from sbonnx.patterns.fuse.affine import Affine, Layout, fold_after, fold_before, layout
 from sbonnx.plan.blocks import summed_axis
 from sbonnx.plan.survey import weighted
-from sbonnx.spec import Array
-from tests.support.linear_ops import Linear, convolutions, products, transposed
-
-
-def linear_ops() -> st.SearchStrategy[Linear]:
-    return st.one_of(convolutions(), transposed(), products())
-
-
-def layer_of(case: Linear) -> LinearLayer:
-    layer = LinearLayer.of_shape(case.op, case.attributes, case.weight)
-    assert isinstance(layer, LinearLayer)
-    return layer
+from sbonnx.spec import Array, QuantSpec, bounds_of, params_from_bounds
+from tests.rounding.layers import scales
+from tests.support.linear_ops import FIXED, Linear, layer_of, linear_ops, products
 
 
 def wide(values: Array, axis: int, rank: int) -> Array:
@@ -40,7 +30,7 @@ def out_axis(case: Linear) -> int:
 @settings(max_examples=100, deadline=None)
 @given(linear_ops(), st.integers(0, 2**16))
 def test_scaled_outputs(case: Linear, seed: int) -> None:
-    layer, x, weight = layer_of(case), case.input(seed), case.constant(seed + 1)
+    layer, x, weight = case.layout, case.input(seed), case.constant(seed + 1)
     scale = np.random.default_rng(seed).uniform(0.5, 2.0, layer.out_channels)
     y = case.run(x, weight)
     assert y.shape[out_axis(case)] == layer.out_channels
@@ -51,7 +41,7 @@ def test_scaled_outputs(case: Linear, seed: int) -> None:
 @settings(max_examples=100, deadline=None)
 @given(linear_ops(), st.integers(0, 2**16))
 def test_scaled_inputs(case: Linear, seed: int) -> None:
-    layer, x, weight = layer_of(case), case.input(seed), case.constant(seed + 1)
+    layer, x, weight = case.layout, case.input(seed), case.constant(seed + 1)
     assert x.shape[layer.data_axis] == layer.in_channels
     scale = np.random.default_rng(seed).uniform(0.5, 2.0, layer.in_channels)
     scaled = (x * wide(scale, layer.data_axis, x.ndim)).astype(np.float32)
@@ -62,7 +52,7 @@ def test_scaled_inputs(case: Linear, seed: int) -> None:
 @settings(max_examples=50, deadline=None)
 @given(products(), st.integers(0, 2**16))
 def test_constant_channels_pass_through_products(case: Linear, seed: int) -> None:
-    layer, weight = layer_of(case), case.constant(seed)
+    layer, weight = case.layout, case.constant(seed)
     values = np.random.default_rng(seed).normal(size=layer.in_channels)
     x = np.broadcast_to(wide(values, layer.data_axis, len(case.reads)), case.reads).astype(np.float32)
     y = case.run(x, weight)
@@ -76,7 +66,7 @@ def test_constant_channels_pass_through_products(case: Linear, seed: int) -> Non
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2**16))
 def test_constant_channels_pass_through_convolutions(groups: int, channels: int, outputs: int, seed: int) -> None:
     case = Linear("Conv", (1, groups * channels, 4, 5), (groups * outputs, channels, 3, 2), {"group": groups})
-    layer, weight = layer_of(case), case.constant(seed)
+    layer, weight = case.layout, case.constant(seed)
     values = np.random.default_rng(seed).normal(size=layer.in_channels)
     y = case.run(np.broadcast_to(wide(values, 1, 4), case.reads).astype(np.float32), weight)
     np.testing.assert_allclose(y[0, :, 0, 0], layer.through(weight, values), rtol=1e-4, atol=1e-4)
@@ -120,27 +110,66 @@ def test_nodes_without_a_constant_weight() -> None:
     assert LinearLayer.of(left) == "Conv has no constant weight"
 
 
+@settings(max_examples=100, deadline=None)
+@given(linear_ops())
+def test_matrices_and_back(case: Linear) -> None:
+    layout, weight = case.layout, case.constant(0)
+    matrices = layout.matrices(weight)
+    assert matrices.shape == (layout.groups, layout.outputs, layout.inputs)
+    assert np.array_equal(np.sort(matrices, axis=None), np.sort(weight, axis=None))
+    back = layout.from_matrices(matrices)
+    assert np.array_equal(back, weight)
+    assert back.flags.c_contiguous
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_the_input_keeps_the_order_of_channels(name: str) -> None:
+    """One input channel after the other, and the window within: what every file with rows or moments relies on."""
+    case = FIXED[name]
+    layout = case.layout
+    weight = np.arange(np.prod(case.weight)).reshape(case.weight)
+    row = layout.matrices(weight)[0, 0]
+    if case.op == "Conv":
+        assert np.array_equal(row, weight[0].reshape(-1))
+    elif case.op == "ConvTranspose":
+        channels = case.weight[0] // layout.groups
+        assert np.array_equal(row, weight[:channels, 0].reshape(-1))
+    else:
+        across = case.attributes.get("transB", 0)
+        first = weight.reshape(-1, *case.weight[-2:])[0]
+        assert np.array_equal(row, first[0] if across else first[:, 0])
+
+
+@pytest.mark.parametrize("name", FIXED)
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_every_weight_has_its_scale(name: str, axis: int | None) -> None:
+    """Codes times scales, matrix by matrix, are what `QParams` says of the whole weight."""
+    case = FIXED[name]
+    layout, weight = case.layout, case.constant(0)
+    spec = QuantSpec(bits=4, axis=axis, symmetric=False)
+    qparams = params_from_bounds(bounds_of(weight, axis), spec)
+    codes = qparams.quantize(weight)
+    scale, zero = layout.spread(qparams.scale, qparams), layout.spread(qparams.zero_point, qparams)
+    meant = (layout.matrices(codes).astype(np.float32) - zero.astype(np.float32)) * scale
+    assert np.array_equal(layout.from_matrices(meant), qparams.dequantize(codes))
+
+
+def test_blocks_of_scales_are_spread() -> None:
+    layout = layer_of("MatMul", {}, (8, 3))
+    weight = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+    qparams = scales(weight, QuantSpec(bits=4, axis=0, block_size=4))
+    spread = layout.spread(qparams.scale, qparams)
+    assert spread.shape == (1, 3, 8)
+    assert np.array_equal(spread[0], np.repeat(qparams.scale.T, 4, axis=1))
+
+
 # -- against the descriptions that this one replaces
-
-
-@settings(max_examples=300, deadline=None)
-@given(linear_ops(), st.integers(0, 2**16))
-def test_the_old_layout(case: Linear, seed: int) -> None:
-    layer, old, weight = layer_of(case), case.layout, case.constant(seed)
-    assert (layer.groups, layer.outputs, layer.inputs) == (old.groups, old.outputs, old.inputs)
-    matrices = layer.matrices(weight)
-    assert np.array_equal(matrices, old.matrices(weight))
-    assert np.array_equal(layer.from_matrices(matrices), old.weight(matrices))
-    assert layer.kernel == case.geometry.kernel
-    one = layer.with_one_output()
-    assert (one.groups, one.outputs, one.inputs) == (layer.groups, 1, layer.inputs)
-    assert layout_of(one.op, {**case.attributes, "transB": 0}, one.shape) is not None
 
 
 @settings(max_examples=300, deadline=None)
 @given(linear_ops(), st.integers(0, 2**16), st.booleans())
 def test_the_old_affine_layout(case: Linear, seed: int, scalar: bool) -> None:
-    layer, weight, rng = layer_of(case), case.constant(seed), np.random.default_rng(seed)
+    layer, weight, rng = case.layout, case.constant(seed), np.random.default_rng(seed)
     old = layout(case.op, case.attributes, case.weight)
     assert isinstance(old, Layout)
     assert (layer.out_channels, layer.in_channels) == (old.out_channels, old.in_channels)

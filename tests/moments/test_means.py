@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from sbonnx.linear.im2col import geometry_of
-from sbonnx.linear.layout import layout_of
 from sbonnx.moments import MeanSums, MomentSums
 from sbonnx.spec import Array
+from tests.support.linear_ops import layer_of
 
 CASES: dict[str, tuple[str, tuple[int, ...], dict[str, Any], list[tuple[int, ...]]]] = {
     "conv": ("Conv", (6, 3, 3, 3), {"pads": [1, 1, 1, 1], "strides": [2, 2]}, [(2, 3, 9, 8), (1, 3, 9, 8)]),
@@ -30,11 +30,10 @@ CASES: dict[str, tuple[str, tuple[int, ...], dict[str, Any], list[tuple[int, ...
 @pytest.mark.parametrize("two_streams", [False, True])
 def test_means_are_those_of_the_moments(name: str, two_streams: bool) -> None:
     op, shape, attributes, inputs = CASES[name]
-    layout = layout_of(op, attributes, shape)
-    assert layout is not None
-    geometry = geometry_of(op, attributes, layout)
-    means = MeanSums(layout, geometry, two_streams=two_streams)
-    moments = MomentSums(layout, geometry, two_streams=two_streams)
+    layout = layer_of(op, attributes, shape)
+    geometry = geometry_of(layout, attributes)
+    means = MeanSums(geometry, two_streams=two_streams)
+    moments = MomentSums(geometry, two_streams=two_streams)
     rng = np.random.default_rng(0)
     for sample, one in enumerate(inputs):
         x = rng.standard_normal(one).astype(np.float32) + 1
@@ -49,28 +48,16 @@ def test_means_are_those_of_the_moments(name: str, two_streams: bool) -> None:
     np.testing.assert_allclose(found.mean_error(weight, rounded), wanted.mean_error(weight, rounded), atol=1e-5)
 
 
-def test_ids_of_an_embedding() -> None:
-    layout = layout_of("Gather", {}, (4, 3))
-    assert layout is not None
-    means = MeanSums(layout, geometry_of("Gather", {}, layout), two_streams=False)
-    means.add(np.array([[0, 3], [3, -1]]), sample=0)
-    np.testing.assert_array_equal(means.means().mean[:, 0], [0.25, 0, 0, 0.75])
-
-
 @pytest.mark.parametrize("other", [None, np.zeros((1, 2, 5, 5), np.float32)])
 def test_streams_that_do_not_fit(other: Array | None) -> None:
-    layout = layout_of("Conv", {}, (4, 2, 3, 3))
-    assert layout is not None
-    means = MeanSums(layout, geometry_of("Conv", {}, layout), two_streams=True)
+    means = MeanSums(geometry_of(layer_of("Conv", {}, (4, 2, 3, 3)), {}), two_streams=True)
     with pytest.raises(ValueError, match="do not fit"):
         means.add(np.zeros((1, 2, 6, 6), np.float32), other, sample=0)
 
 
 def test_no_products_are_kept() -> None:
     """The memory of means is that of one sample's input, not K x K."""
-    layout = layout_of("Conv", {}, (8, 4096, 1, 1))
-    assert layout is not None
-    means = MeanSums(layout, geometry_of("Conv", {}, layout), two_streams=True)
+    means = MeanSums(geometry_of(layer_of("Conv", {}, (8, 4096, 1, 1)), {}), two_streams=True)
     x = np.ones((1, 4096, 2, 2), np.float32)
     means.add(x, x, sample=0)
     held = sum(value.nbytes for some in vars(means).values() if isinstance(some, list) for value in some)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbonnx.linear.im2col import Geometry, geometry_of
-from sbonnx.linear.layout import Layout, layout_of
 from sbonnx.moments import Moments, MomentSums, planes
 from sbonnx.moments.lags import lag_plan
 from sbonnx.moments.planes import Boxes
 from sbonnx.spec import Array
+from tests.support.linear_ops import layer_of
 
 compiled = pytest.mark.skipif(planes.loops is None, reason="not compiled: no C compiler where it was installed")
 in_both = pytest.mark.parametrize(
@@ -22,10 +22,8 @@ in_both = pytest.mark.parametrize(
 )
 
 
-def depthwise(channels: int, kernel: list[int], **attributes: Any) -> tuple[Layout, Geometry]:
-    layout = layout_of("Conv", {"group": channels}, (channels, 1, *kernel))
-    assert layout is not None
-    return layout, geometry_of("Conv", {"group": channels, "kernel_shape": kernel, **attributes}, layout)
+def depthwise(channels: int, kernel: list[int], **attributes: Any) -> Geometry:
+    return geometry_of(layer_of("Conv", {"group": channels}, (channels, 1, *kernel)), attributes)
 
 
 def images(shape: tuple[int, ...], seed: int) -> Array:
@@ -42,7 +40,7 @@ def test_each_box_is_summed_as_it_stands(data: st.DataObject) -> None:
     steps = {"strides": [data.draw(st.integers(1, 3)) for _ in sizes]}
     wide = {"dilations": [data.draw(st.integers(1, 2)) if size > 8 else 1 for size in sizes]}
     pads = {"pads": [data.draw(st.integers(0, k - 1)) for k in kernel * 2]}
-    _, geometry = depthwise(3, kernel, **steps, **wide, **pads)
+    geometry = depthwise(3, kernel, **steps, **wide, **pads)
     same = data.draw(st.booleans())
     plan = lag_plan(geometry.sources((1, 3, *sizes)), sizes, same=same)
     boxes = Boxes.of(plan, sizes)
@@ -64,8 +62,8 @@ def test_each_box_is_summed_as_it_stands(data: st.DataObject) -> None:
         np.testing.assert_allclose(sums[:, 0, 0], wanted, rtol=1e-4, atol=1e-4)
 
 
-def moments_of(count: int, geometry: Geometry, layout: Layout, x: Array, y: Array) -> Moments:
-    sums = MomentSums(layout, geometry, two_streams=True)
+def moments_of(count: int, geometry: Geometry, x: Array, y: Array) -> Moments:
+    sums = MomentSums(geometry, two_streams=True)
     for sample in range(count):
         sums.add(x[sample : sample + 1], y[sample : sample + 1], sample=sample)
     return sums.moments()
@@ -74,7 +72,7 @@ def moments_of(count: int, geometry: Geometry, layout: Layout, x: Array, y: Arra
 @in_both
 def test_sums_are_added_to(loops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planes, "loops", loops)
-    _, geometry = depthwise(2, [3, 3], pads=[1] * 4)
+    geometry = depthwise(2, [3, 3], pads=[1] * 4)
     boxes = Boxes.of(lag_plan(geometry.sources((1, 2, 9, 9)), (9, 9), same=True), (9, 9))
     assert boxes is not None
     one, other = images((1, 2, 9, 9), 1), images((3, 2, 9, 9), 2)
@@ -90,7 +88,7 @@ def test_sums_are_added_to(loops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_long_sums_keep_their_digits(loops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A plane of a million numbers near 1: one float32 sum over all of it would stand still."""
     monkeypatch.setattr(planes, "loops", loops)
-    _, geometry = depthwise(1, [1, 1])
+    geometry = depthwise(1, [1, 1])
     boxes = Boxes.of(lag_plan(geometry.sources((1, 1, 1000, 1000)), (1000, 1000), same=True), (1000, 1000))
     assert boxes is not None
     x = 1.0 + np.random.default_rng(0).random((1, 1, 1000, 1000), np.float32)
@@ -102,16 +100,16 @@ def test_long_sums_keep_their_digits(loops: Any, monkeypatch: pytest.MonkeyPatch
 @compiled
 @pytest.mark.parametrize("stride", [1, 2])
 def test_the_same_moments_where_nothing_was_compiled(stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    layout, geometry = depthwise(5, [3, 3], pads=[1] * 4, strides=[stride] * 2)
+    geometry = depthwise(5, [3, 3], pads=[1] * 4, strides=[stride] * 2)
     x, y = images((4, 5, 13, 20), 1), images((4, 5, 13, 20), 2)
     monkeypatch.setattr(MomentSums, "_by_lags", lambda *_: True)
-    ours = moments_of(4, geometry, layout, x, y)
+    ours = moments_of(4, geometry, x, y)
     monkeypatch.setattr(planes, "loops", None)
-    wanted = moments_of(4, geometry, layout, x, y)
+    wanted = moments_of(4, geometry, x, y)
     for name in ("a", "b", "c"):
         np.testing.assert_array_equal(getattr(ours, name), getattr(wanted, name))
 
 
 def test_three_axes_are_left_to_numpy() -> None:
-    _, deep = depthwise(2, [2, 2, 2])
+    deep = depthwise(2, [2, 2, 2])
     assert Boxes.of(lag_plan(deep.sources((1, 2, 4, 4, 4)), (4, 4, 4), same=True), (4, 4, 4)) is None

@@ -7,16 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbonnx.linear.layout import layout_of
 from sbonnx.moments import Moments
 from sbonnx.spec import Array
+from tests.support.linear_ops import layer_of
 
 
 def moments_of(x: Array, quantized: Array, outputs: int) -> Moments:
     """Of rows (G, n, K); the same object for both is one stream."""
     groups, rows, inputs = x.shape
-    layout = layout_of("Conv", {"group": groups}, (groups * outputs, inputs, 1))
-    assert layout is not None
+    layout = layer_of("Conv", {"group": groups}, (groups * outputs, inputs, 1))
     a = quantized.swapaxes(1, 2) @ quantized
     if x is quantized:
         mean = x.mean(axis=1)

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from sbonnx.linear.layout import Layout, layout_of
+from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import Moments
 from sbonnx.rounding import Rounded
 from sbonnx.spec import Array, Bounds, QParams, QuantSpec, bounds_of, params_from_bounds
+from tests.support.linear_ops import layer_of
 
 ROWS = 400
 
@@ -56,7 +57,7 @@ class Layer:
 
     weight: Array
     qparams: QParams
-    layout: Layout
+    layout: LinearLayer
     x: Array
     quantized: Array
 
@@ -100,8 +101,7 @@ def layer(case: Case, seed: int = 0) -> Layer:
     """A random layer of a kind."""
     generator = np.random.default_rng(seed)
     weight = generator.laplace(size=case.shape).astype(np.float32)
-    layout = layout_of(case.op, case.attributes, case.shape)
-    assert layout is not None
+    layout = layer_of(case.op, case.attributes, case.shape)
     x = rows(generator, layout.groups, layout.inputs)
     other = x + np.float32(0.1) * generator.normal(size=x.shape).astype(np.float32) if case.two else x
     return Layer(weight, scales(weight, case.spec), layout, x, other)

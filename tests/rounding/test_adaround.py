@@ -28,7 +28,7 @@ def grid_of(one: Layer) -> Grid:
 def beside(one: Layer) -> tuple[Array, Array]:
     """The lower and the upper code beside each weight, as it lies in the file."""
     spec = one.qparams.spec
-    ratio = one.layout.weight(grid_of(one).ratio())
+    ratio = one.layout.from_matrices(grid_of(one).ratio())
     low = np.clip(np.floor(ratio), spec.qmin, spec.qmax - 1)
     return low, low + 1
 

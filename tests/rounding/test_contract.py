@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 from sbonnx.errors import RecipeError
-from sbonnx.linear.layout import layout_of
 from sbonnx.rounding import ROUNDERS, Rounded, make_rounder
 from sbonnx.spec import FP8_BITS, Array, QuantSpec
 from tests.rounding.layers import CASES, CHANNELS, Case, Layer, layer, rows, scales
+from tests.support.linear_ops import layer_of
 
 by_name = pytest.mark.parametrize("name", ROUNDERS)
 by_case = pytest.mark.parametrize("case", CASES)
@@ -33,8 +33,7 @@ def rounded(name: str, one: Layer) -> Rounded:
 def alone(one: Layer, index: int) -> Layer:
     """A layer (Gemm, transB) with one of its outputs only."""
     weight = one.weight[index : index + 1]
-    layout = layout_of("Gemm", {"transB": 1}, weight.shape)
-    assert layout is not None
+    layout = layer_of("Gemm", {"transB": 1}, weight.shape)
     return replace(one, weight=weight, qparams=scales(weight, one.qparams.spec), layout=layout)
 
 
@@ -98,8 +97,7 @@ def test_a_group_is_its_own_problem(name: str) -> None:
     whole = one.error(rounded(name, one))
     for group in range(2):
         weight = one.weight[3 * group : 3 * group + 3]
-        layout = layout_of("Conv", {}, weight.shape)
-        assert layout is not None
+        layout = layer_of("Conv", {}, weight.shape)
         x, other = one.x[group : group + 1], one.quantized[group : group + 1]
         part = Layer(weight, scales(weight, one.qparams.spec), layout, x, other)
         np.testing.assert_allclose(whole[group], part.error(rounded(name, part))[0], rtol=0.1)

@@ -9,13 +9,13 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from sbonnx.linear.layout import layout_of
 from sbonnx.rounding import Rounder
 from sbonnx.rounding.adaquant import AdaQuant
 from sbonnx.rounding.adaround import AdaRound
 from sbonnx.rounding.gptq import Gptq
 from sbonnx.spec import Array, QuantSpec
 from tests.rounding.layers import Layer, scales
+from tests.support.linear_ops import layer_of
 
 IMAGES = 8
 SPEC = QuantSpec(bits=4, axis=0)
@@ -29,7 +29,7 @@ def images(pack: Path) -> Array:
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2), np.float32)
 
 
-def layer_of(pack: Path, index: int) -> Layer:
+def real_layer(pack: Path, index: int) -> Layer:
     """The layer of the 3 by 3 convolution number `index` of cifar_resnet20, its windows unfolded by numpy."""
     ort = pytest.importorskip("onnxruntime")
     model = onnx.load(pack / "models" / "cifar_resnet20.onnx")
@@ -45,15 +45,14 @@ def layer_of(pack: Path, index: int) -> Layer:
     stride = attributes.get("strides", [1, 1])[0]
     windows = np.lib.stride_tricks.sliding_window_view(x, weight.shape[2:], axis=(2, 3))[:, :, ::stride, ::stride]
     rows = windows.transpose(0, 2, 3, 1, 4, 5).reshape(1, -1, weight[0].size)
-    layout = layout_of("Conv", {}, weight.shape)
-    assert layout is not None
+    layout = layer_of("Conv", {}, weight.shape)
     return Layer(weight, scales(weight, SPEC), layout, rows, rows)
 
 
 @pytest.mark.parametrize("index", [3, pytest.param(10, marks=pytest.mark.slow)])
 def test_learned_roundings_are_no_worse_than_gptq(pack: Path, index: int) -> None:
     """From gptq's codes on; AdaRound from the nearest codes with the paper's rate and pull loses to all of them."""
-    one = layer_of(pack, index)
+    one = real_layer(pack, index)
     moments = one.moments
 
     def share(rounder: Rounder) -> float:

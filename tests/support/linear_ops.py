@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,13 +13,20 @@ from hypothesis import strategies as st
 from onnx import helper, numpy_helper
 
 from sbonnx.linear.im2col import Geometry, geometry_of
-from sbonnx.linear.layout import Layout, layout_of
+from sbonnx.linear.layer import LinearLayer
 from sbonnx.spec import Array
+
+
+def layer_of(op: str, attributes: Mapping[str, Any], shape: tuple[int, ...]) -> LinearLayer:
+    """The layer of a weight, which has one."""
+    layer = LinearLayer.of_shape(op, attributes, shape)
+    assert isinstance(layer, LinearLayer)
+    return layer
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A node that reads `reads` (a shape; of ids for Gather) and a constant of shape `weight`."""
+    """A node that reads `reads` (a shape) and a constant of shape `weight`."""
 
     op: str
     reads: tuple[int, ...]
@@ -26,21 +34,16 @@ class Linear:
     attributes: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def layout(self) -> Layout:
-        layout = layout_of(self.op, self.attributes, self.weight)
-        assert layout is not None
-        return layout
+    def layout(self) -> LinearLayer:
+        return layer_of(self.op, self.attributes, self.weight)
 
     @property
     def geometry(self) -> Geometry:
-        return geometry_of(self.op, self.attributes, self.layout)
+        return geometry_of(self.layout, self.attributes)
 
     def input(self, seed: int) -> Array:
-        """Random, with a mean; ids count from the front and from the back."""
-        random = np.random.default_rng(seed)
-        if self.op == "Gather":
-            return random.integers(-self.weight[0], self.weight[0], self.reads)
-        return random.normal(0.3, 1.0, self.reads).astype(np.float32)
+        """Random, with a mean."""
+        return np.random.default_rng(seed).normal(0.3, 1.0, self.reads).astype(np.float32)
 
     def constant(self, seed: int) -> Array:
         return np.random.default_rng(seed).normal(size=self.weight).astype(np.float32)
@@ -48,10 +51,9 @@ class Linear:
     def run(self, x: Array, weight: Array) -> Array:
         """The node in onnxruntime."""
         ort = pytest.importorskip("onnxruntime")
-        names = ["w", "x"] if self.op == "Gather" else ["x", "w"]
         kind = helper.np_dtype_to_tensor_dtype(x.dtype)
         graph = helper.make_graph(
-            [helper.make_node(self.op, names, ["y"], **self.attributes)],
+            [helper.make_node(self.op, ["x", "w"], ["y"], **self.attributes)],
             "one",
             [helper.make_tensor_value_info("x", kind, x.shape)],
             [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)],
@@ -62,12 +64,10 @@ class Linear:
         return np.asarray(session.run(None, {"x": x})[0])
 
     def by_output(self, y: Array) -> Array:
-        """An output summed to one number for each output of each group, (G, O); for Gather one for each O, (1, O)."""
+        """An output summed to one number for each output of each group, (G, O)."""
         y, layout = y.astype(np.float64), self.layout
         if self.op in ("Conv", "ConvTranspose"):
             return np.asarray(y.sum(axis=(0, *range(2, y.ndim))).reshape(layout.groups, layout.outputs))
-        if self.op == "Gather":
-            return np.asarray(y.reshape(-1, layout.outputs).sum(axis=0)[None])
         if self.op == "Gemm":
             return np.asarray(y.sum(axis=0)[None])
         y = y[..., None, :] if len(self.reads) == 1 else y
@@ -108,8 +108,6 @@ FIXED: dict[str, Linear] = {
     "matmul, batches": Linear("MatMul", (2, 3, 5, 6), (3, 6, 4)),
     "matmul, more batches": Linear("MatMul", (3, 5, 6), (2, 1, 6, 4)),
     "matmul, one for all": Linear("MatMul", (5, 6), (2, 3, 6, 4)),
-    "embedding": Linear("Gather", (3, 4), (7, 5)),
-    "embedding of images": Linear("Gather", (3,), (4, 2, 3)),
 }
 """The corners of every kind; `linear_ops` draws what lies between."""
 
@@ -164,14 +162,6 @@ def products(draw: st.DrawFn) -> Linear:
     return Linear("MatMul", (*reads_batch, rows, inputs), (*weight_batch, inputs, outputs))
 
 
-@st.composite
-def embeddings(draw: st.DrawFn) -> Linear:
-    """Gather from a constant table."""
-    reads = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=2)))
-    table = (draw(st.integers(1, 6)), *draw(st.lists(st.integers(1, 3), min_size=1, max_size=2)))
-    return Linear("Gather", reads, table)
-
-
 def linear_ops() -> st.SearchStrategy[Linear]:
     """Any of them."""
-    return st.one_of(convolutions(), transposed(), products(), embeddings())
+    return st.one_of(convolutions(), transposed(), products())
