@@ -6,14 +6,15 @@ import onnx
 
 from sbonnx.graph import Node
 from sbonnx.graph.query import constant
+from sbonnx.linear.im2col import reads_padding
 
 from ..edit import Edit
 from ..engine import Pattern
 from ..match import Match
 from ..sample import sample
 from ..tree import Op, Var, Want, X
-from .affine import Affine, Layout, fold_after, fold_before, of_batchnorm, padded_with_zeros
-from .linear import fold, kernel_shape, layout_of, linear, makes_gemm, rebuild, why_not_constant, why_not_fold
+from .affine import Affine, fold_after, fold_before, of_batchnorm
+from .linear import fold, layer_of, linear, makes_gemm, rebuild, why_not_constant, why_not_fold
 
 PARAMETERS = ("gamma", "beta", "mean", "variance")
 
@@ -49,12 +50,11 @@ def _check_after(match: Match) -> str | None:
     why = _why_not_affine(match) or why_not_constant(match)
     if why is not None:
         return why
-    view = layout_of(match)
-    if not isinstance(view, Layout):
-        return view
     if match["linear"].op == "MatMul" and not makes_gemm(match):
         return "the channels of a BatchNormalization after MatMul are its outputs only for tensors of rank 2"
-    return _why_not_channels(match, view.out_channels, "output") or why_not_fold(fold_after, match, _affine(match))
+    return _why_not_channels(match, layer_of(match).out_channels, "output") or why_not_fold(
+        fold_after, match, _affine(match)
+    )
 
 
 def _check_before(match: Match) -> str | None:
@@ -62,17 +62,15 @@ def _check_before(match: Match) -> str | None:
     if why is not None:
         return why
     node: Node = match["linear"]
-    view = layout_of(match)
-    if not isinstance(view, Layout):
-        return view
+    layer = layer_of(match)
     if node.op == "MatMul" and not makes_gemm(match):
         return "the channels of a BatchNormalization before MatMul are its inputs only for tensors of rank 2"
-    if node.attrs.get("transA", 0):
+    if layer.trans_a:
         return "Gemm transposes the normalised tensor"
     map_ = _affine(match)
-    if map_.shift.any() and padded_with_zeros(node.op, node.attrs, kernel_shape(match)):
+    if map_.shift.any() and reads_padding(layer, node.attrs):
         return f"'{node.name}' does not see whole kernels at its borders, so the shift is not the same everywhere"
-    return _why_not_channels(match, view.in_channels, "input") or why_not_fold(fold_before, match, map_)
+    return _why_not_channels(match, layer.in_channels, "input") or why_not_fold(fold_before, match, map_)
 
 
 def _rewrite_after(match: Match, edit: Edit) -> None:

@@ -7,21 +7,21 @@ import onnx
 
 from sbonnx.graph import Constant, Node, Tensor
 from sbonnx.graph.query import rank, shape
-from sbonnx.ops import MOVES_DATA, POOLS, RESIZES
+from sbonnx.linear.im2col import reads_padding
+from sbonnx.ops import CONVOLUTIONS, MOVES_DATA, POOLS, RESIZES
 
 from ..edit import Edit
 from ..engine import Pattern
 from ..match import Match
 from ..sample import sample
 from ..tree import Const, Op, Var, X
-from .affine import Affine, Layout, along_channel, fold_after, fold_before, of_constant, padded_with_zeros
+from .affine import Affine, along_channel, fold_after, fold_before, of_constant
 from .linear import (
     channel_constant,
     float_weight,
     fold,
     heir,
-    kernel_shape,
-    layout_of,
+    layer_of,
     linear,
     makes_gemm,
     rebuild,
@@ -63,15 +63,10 @@ def _meant_after(match: Match) -> bool:
 
 def _operand_after(match: Match) -> np.ndarray | str:
     """Return the operand as one number per output channel, or the reason why it is not."""
-    view = layout_of(match)
-    if not isinstance(view, Layout):
-        return view
-    node: Node = match["linear"]
-    if node.op == "Gemm":
-        return channel_constant(match, "c", 2, -1, view.out_channels)
-    if node.op == "MatMul":
-        return channel_constant(match, "c", rank(node.outputs[0]), -1, view.out_channels)
-    return channel_constant(match, "c", len(match["w"].shape), 1, view.out_channels)
+    node, layer = match["linear"], layer_of(match)
+    if node.op in CONVOLUTIONS:
+        return channel_constant(match, "c", len(layer.shape), 1, layer.out_channels)
+    return channel_constant(match, "c", 2 if node.op == "Gemm" else rank(node.outputs[0]), -1, layer.out_channels)
 
 
 def _check_after(match: Match) -> str | None:
@@ -108,7 +103,7 @@ def _scales_biased(match: Match) -> tuple[np.ndarray, np.ndarray] | str:
     if bias is None:
         return f"'{match['b'].name}' is not one number for each of {columns} columns"
     map_ = _affine(match, match.root, scale)
-    folded = fold_after("MatMul", {}, match.array("w"), None, map_)
+    folded = fold_after(layer_of(match), match.array("w"), None, map_)
     scaled = (map_.scale * bias.astype(np.float64)).astype(match.array("b").dtype)
     return folded.problem() or (folded.weight, scaled)
 
@@ -147,18 +142,14 @@ def _from_input(tensor: Tensor) -> bool:
 
 def _operand_before(match: Match) -> np.ndarray | str:
     """Return the operand as one number per input channel, or the reason why it is not."""
-    view = layout_of(match)
-    if not isinstance(view, Layout):
-        return view
-    node: Node = match["linear"]
-    if node.attrs.get("transA", 0):
+    layer = layer_of(match)
+    if layer.trans_a:
         return "Gemm transposes its input"
     given = shape(match["x"])
-    axis = 1 if node.op in ("Conv", "ConvTranspose") else -1
-    want = {"Gemm": 2, "MatMul": None}.get(node.op, len(match["w"].shape))
-    if given is None or (want is not None and len(given) != want) or given[axis] != view.in_channels:
-        return f"'{match['x'].name}' of shape {given} is not known to have {view.in_channels} channels"
-    return channel_constant(match, "c", len(given), axis, view.in_channels)
+    fits = given is not None and (layer.op == "MatMul" or len(given) == len(layer.shape))
+    if given is None or not fits or given[layer.data_axis] != layer.in_channels:
+        return f"'{match['x'].name}' of shape {given} is not known to have {layer.in_channels} channels"
+    return channel_constant(match, "c", len(given), layer.data_axis, layer.in_channels)
 
 
 def _check_before(match: Match) -> str | None:
@@ -170,7 +161,7 @@ def _check_before(match: Match) -> str | None:
         return values
     map_ = _affine(match, match["scale"], values)
     node: Node = match["linear"]
-    if map_.shift.any() and padded_with_zeros(node.op, node.attrs, kernel_shape(match)):
+    if map_.shift.any() and reads_padding(layer_of(match), node.attrs):
         return f"'{node.name}' does not see whole kernels at its borders, so the shift is not the same everywhere"
     return why_not_fold(fold_before, match, map_)
 

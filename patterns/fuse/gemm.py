@@ -14,7 +14,7 @@ from ..match import Match
 from ..sample import sample
 from ..tree import Const, Op, Var, X
 from .affine import Affine, Folded, along_channel, fold_after
-from .linear import float_weight, heir, linear, makes_gemm, misfit
+from .linear import float_weight, heir, layer_of, linear, makes_gemm, misfit
 
 SAME = Affine(np.float64(1.0).reshape(()), np.float64(0.0).reshape(()))
 
@@ -45,7 +45,7 @@ def _has_factors(match: Match) -> bool:
 def _folded(match: Match) -> Folded:
     """Return the constants with alpha and beta folded in; a computed bias is not changed."""
     bias = constant(match["b"]) if "b" in match else None
-    return fold_after("Gemm", match["linear"].attrs, match.array("w"), bias, SAME)
+    return fold_after(layer_of(match), match.array("w"), bias, SAME)
 
 
 def _check_factors(match: Match) -> str | None:

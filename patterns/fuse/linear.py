@@ -8,12 +8,13 @@ import numpy as np
 
 from sbonnx.graph import Node, Tensor
 from sbonnx.graph.query import constant, rank
+from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import LINEAR
 
 from ..edit import Edit
 from ..match import Match
 from ..tree import Maybe, Op, Var, Want
-from .affine import Affine, Folded, Layout, along_channel, layout
+from .affine import Affine, Folded, along_channel
 
 Fold = Callable[..., Folded]
 
@@ -45,25 +46,30 @@ def why_not_constant(match: Match) -> str | None:
 
 def misfit(match: Match) -> str | None:
     """Return why weight and bias do not fit each other (an invalid model), or None."""
-    view = layout_of(match)
-    if isinstance(view, str):
-        return view
+    layer = layer_or_why(match)
+    if isinstance(layer, str):
+        return layer
     bias = constant(match["b"]) if "b" in match else None
-    if bias is not None and bias.ndim and bias.shape[-1] not in (1, view.out_channels):
-        return f"bias '{match['b'].name}' of shape {tuple(bias.shape)} does not fit {view.out_channels} channels"
+    if bias is not None and bias.ndim and bias.shape[-1] not in (1, layer.out_channels):
+        return f"bias '{match['b'].name}' of shape {tuple(bias.shape)} does not fit {layer.out_channels} channels"
     return None
 
 
-def layout_of(match: Match) -> Layout | str:
-    """Return the channel layout of the matched node's weight, or the reason why it has none."""
-    return layout(match["linear"].op, match["linear"].attrs, match["w"].shape)
+def layer_or_why(match: Match) -> LinearLayer | str:
+    """Return the layer of the matched node, with the second input as weight, or the reason why there is none."""
+    return LinearLayer.of_shape(match["linear"].op, match["linear"].attrs, tuple(match["w"].shape))
+
+
+def layer_of(match: Match) -> LinearLayer:
+    """Return the layer of a matched node that `why_not_constant` or `misfit` has checked."""
+    layer = layer_or_why(match)
+    assert isinstance(layer, LinearLayer)
+    return layer
 
 
 def fold(how: Fold, match: Match, map_: Affine) -> Folded:
     """Apply `fold_after` or `fold_before` to the matched node."""
-    node: Node = match["linear"]
-    bias = match.array("b") if "b" in match else None
-    return how(node.op, node.attrs, match.array("w"), bias, map_)
+    return how(layer_of(match), match.array("w"), match.array("b") if "b" in match else None, map_)
 
 
 def why_not_fold(how: Fold, match: Match, map_: Affine) -> str | None:
@@ -122,8 +128,3 @@ def channel_constant(match: Match, name: str, rank_: int | None, axis: int, chan
         shape = tuple(values.shape)
         return f"constant '{match[name].name}' of shape {shape} is not one number for each of {channels} channels"
     return per_channel
-
-
-def kernel_shape(match: Match) -> tuple[int, ...]:
-    """Return the spatial size of a convolution's weight; () for matrices."""
-    return tuple(match["w"].shape[2:]) if match["linear"].op in ("Conv", "ConvTranspose") else ()

@@ -13,8 +13,8 @@ from sbonnx.equalize.channel_flow.trace import Traced
 from sbonnx.graph import Graph, Node
 from sbonnx.graph.edit import Names
 from sbonnx.graph.query import output_names, readers, shape
+from sbonnx.linear.im2col import reads_padding
 from sbonnx.ops import LINEAR
-from sbonnx.patterns.fuse.affine import padded_with_zeros
 from sbonnx.report import Refusal
 from sbonnx.spec import Array
 
@@ -63,7 +63,7 @@ def absorb(graph: Graph, traced: Traced, lows: Mapping[str, Array]) -> tuple[tup
     for weight in traced.weights:
         tensor = weight.node.outputs[0]
         low = lows.get(tensor.name)
-        if low is None or low.shape != (weight.view.out_channels,) or not (low > 0).any():
+        if low is None or low.shape != (weight.layer.out_channels,) or not (low > 0).any():
             continue
         uses = readers(tensor)
         relu = uses[0][0] if len(uses) == 1 and uses[0][0].op == "Relu" and tensor.name not in held else None
@@ -85,39 +85,30 @@ def _why_not(weight: Weight, relu: Node, by_node: Mapping[int, Weight], held: se
         return f"'{relu.outputs[0].name}' is an output"
     for node, index in readers(relu.outputs[0]):
         reader = by_node.get(id(node))
-        if reader is None or index != 0 or reader.view.in_channels != weight.view.out_channels:
+        if reader is None or index != 0 or reader.layer.in_channels != weight.layer.out_channels:
             return f"{node.op} '{node.name}' reads it and has no bias of its own"
         if not _has_bias(reader):
             return f"{node.op} '{node.name}' has no bias"
-        kernel = tuple(reader.values.shape[2:])
-        if padded_with_zeros(node.op, node.attrs, kernel):
+        if reads_padding(reader.layer, node.attrs):
             return f"{node.op} '{node.name}' pads with zeros"
     return None
 
 
 def _move(graph: Graph, weight: Weight, after: list[Weight], c: Array, names: Names) -> None:
     """Subtract c from one bias, and add its effect to the biases of the next layers, in place."""
-    alpha, beta = _factors(weight.node)
-    weight.set_bias(_wide(weight) - c / beta, names)
+    weight.set_bias(_wide(weight) - c / weight.layer.beta, names)
     for reader in after:
-        alpha, beta = _factors(reader.node)
-        view = reader.view
-        through = (reader.values.reshape(view.shape) * c.reshape(view.inputs)).sum(axis=view.summed).reshape(-1)
-        reader.set_bias(_wide(reader) + alpha * through / beta, names)
+        through = reader.layer.through(reader.values, c)
+        reader.set_bias(_wide(reader) + reader.layer.alpha * through / reader.layer.beta, names)
     normal = graph.info.normals.get(weight.node.outputs[0].name)
     if normal is not None:
         graph.info.normals[weight.node.outputs[0].name] = replace(normal, mean=normal.mean - c)
-
-
-def _factors(node: Node) -> tuple[float, float]:
-    """Return alpha and beta of Gemm."""
-    return float(node.attrs.get("alpha", 1.0)), float(node.attrs.get("beta", 1.0))
 
 
 def _wide(weight: Weight) -> Array:
     """Return the bias broadcast to all output channels, float64."""
     bias = weight.bias
     if bias is None:
-        return np.zeros(weight.view.out_channels)
-    wide = np.broadcast_to(bias, np.broadcast_shapes(bias.shape, (weight.view.out_channels,)))
+        return np.zeros(weight.layer.out_channels)
+    wide = np.broadcast_to(bias, np.broadcast_shapes(bias.shape, (weight.layer.out_channels,)))
     return wide.astype(np.float64)

@@ -27,6 +27,7 @@ from sbonnx.equalize.channel_flow.trace import Traced, trace
 from sbonnx.equalize.rules import RULES
 from sbonnx.equalize.scales import apply
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
+from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import Moments
 from sbonnx.ops import LINEAR, MATRIX_PRODUCTS
 from sbonnx.report import Refusal
@@ -238,14 +239,8 @@ def _multiply(one: _Set, s: Array, names: edit.Names) -> None:
     edit.add_node(one.body, "Mul", [one.tensor, inverse], names=names, stem=stem, outputs=[scaled])
     exact = 1 / np.asarray(query.constant(inverse), np.float64)
     for node in one.nodes:
-        index = LINEAR[node.op].weight
-        weight = _weight(node)
-        axis = _summed(node)
-        along = [-1 if at == axis else 1 for at in range(weight.ndim)]
-        set_constant(node, index, (weight * exact.reshape(along)).astype(weight.dtype), names)
+        index, weight = LINEAR[node.op].weight, _weight(node)
+        layer = LinearLayer.of_rows(node)
+        assert layer is not None
+        set_constant(node, index, layer.scale_inputs(weight, exact), names)
         edit.replace_input(node, 1 - index, scaled)
-
-
-def _summed(node: Node) -> int:
-    """Return the axis of a product's weight that is summed over."""
-    return 1 if node.op == "Gemm" and node.attrs.get("transB", 0) else 0

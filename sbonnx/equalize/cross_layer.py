@@ -74,7 +74,7 @@ class _Layer:
     """Ranges of a weight, and the groups of its channels.
 
     Attributes:
-        ranges: largest absolute value over the kernel, float32, shape of the view with the kernel reduced to 1.
+        ranges: largest absolute value over the kernel, float32 (group, outputs, inputs, 1).
         inputs, outputs: groups, (in channels,) and (out channels,).
         rows, columns: shapes in which vectors over outputs and inputs broadcast against `ranges`.
         peaks: largest known absolute value of each output channel, float64 (out channels,).
@@ -124,7 +124,7 @@ def _peaks(weight: Weight, ceilings: Array, normals: Mapping[str, Normal]) -> Ar
     Args:
         ceilings: upper bounds of the following Clips, (out channels,).
     """
-    channels = weight.view.out_channels
+    channels = weight.layer.out_channels
     normal, bias = normals.get(weight.node.outputs[0].name), weight.bias
     if normal is not None and len(normal.mean) == channels:
         return np.minimum(np.abs(normal.mean) + REACH * normal.std, ceilings)
@@ -139,29 +139,15 @@ def _is_free(weight: Weight, traced: Traced) -> bool:
 
 
 def _layer(weight: Weight, of: Array, ceilings: Array, normals: Mapping[str, Normal]) -> _Layer:
-    view = weight.view
-    kernel = tuple(
-        axis
-        for axis, (row, column) in enumerate(
-            zip(_wide(view.outputs, view.shape), _wide(view.inputs, view.shape), strict=True)
-        )
-        if row == 1 and column == 1
-    )
-    values = np.abs(weight.values.reshape(view.shape)).max(kernel, keepdims=True, initial=0.0)
-    rows, columns = _wide(view.outputs, view.shape), _wide(view.inputs, view.shape)
+    layer = weight.layer
     return _Layer(
-        values,
+        np.abs(layer.by_channel(weight.values)).max(3, keepdims=True, initial=0.0),
         of[weight.inputs],
         of[weight.outputs],
-        rows,
-        columns,
+        layer.out_shape,
+        layer.in_shape,
         _peaks(weight, ceilings[of[weight.outputs]], normals),
     )
-
-
-def _wide(shape: tuple[int, ...], full: tuple[int, ...]) -> tuple[int, ...]:
-    """Prepend axes of size 1 until `shape` has as many axes as `full`."""
-    return (1,) * (len(full) - len(shape)) + shape
 
 
 def _sets(layers: list[_Layer], fixed: Array) -> list[_Set]:

@@ -16,8 +16,8 @@ from sbonnx.equalize.channel_flow.ids import FIXED
 from sbonnx.equalize.channel_flow.trace import Rule, Trace, along, is_float, number, varies
 from sbonnx.graph import Body, Node, Tensor
 from sbonnx.graph.query import attribute, constant, shape
+from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import CONVOLUTIONS, LINEAR
-from sbonnx.patterns.fuse.affine import layout
 from sbonnx.spec import Array
 
 
@@ -59,17 +59,17 @@ def _linear(trace: Trace, node: Node, body: Body) -> None:
     if why is not None and node.op == "MatMul" and constant(weight) is None:
         _product(trace, node)
         return
-    view = layout(node.op, node.attrs, tuple(weight.shape)) if why is None else why
-    if isinstance(view, str):
-        trace.refuse(node, view)
+    layer = LinearLayer.of_shape(node.op, node.attrs, tuple(weight.shape)) if why is None else why
+    if isinstance(layer, str):
+        trace.refuse(node, layer)
         return
     x = node.inputs[0]
-    inputs = along(_right_aligned(trace, node, x), _in_axis(node), view.in_channels)
+    inputs = along(_right_aligned(trace, node, x), layer.data_axis, layer.in_channels)
     if inputs is None:
         trace.keep(x, f"'{node.name}' reads channels that lie along several axes")
-        inputs = np.full(view.in_channels, FIXED, np.int64)
-    outputs = trace.ids.fresh((view.out_channels,))
-    trace.weights.append(Weight(node, body, view, inputs, outputs, trace.why.get(id(x))))
+        inputs = np.full(layer.in_channels, FIXED, np.int64)
+    outputs = trace.ids.fresh((layer.out_channels,))
+    trace.weights.append(Weight(node, body, layer, inputs, outputs, trace.why.get(id(x))))
     spatial = (1,) * (len(weight.shape) - 2) if node.op in CONVOLUTIONS else ()
     trace.give(node.outputs[0], outputs if node.op == "MatMul" else outputs.reshape(1, -1, *spatial))
 
@@ -89,15 +89,8 @@ def _not_foldable(node: Node, weight: Tensor) -> str | None:
     return None
 
 
-def _in_axis(node: Node) -> int:
-    """Return the axis of the input that a linear node sums over."""
-    if node.op in CONVOLUTIONS:
-        return 1
-    return -2 if node.op == "Gemm" and attribute(node, "transA", 0) else -1
-
-
 def _right_aligned(trace: Trace, node: Node, x: Tensor) -> Array | None:
-    """Return the ids of the data input, with as many axes as `_in_axis` needs."""
+    """Return the ids of the data input, with as many axes as the channel axis needs."""
     ids = trace.known(x)
     if ids is None:
         return None

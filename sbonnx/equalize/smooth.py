@@ -79,24 +79,17 @@ def columns(weight: Weight, *, per_channel: bool) -> Array:
 
     With `per_channel` rows are divided by their largest value first.
     """
-    view = weight.view
-    full = np.abs(weight.values.reshape(view.shape))
-    rows, sides = (_wide(vector, view.shape) for vector in (view.outputs, view.inputs))
+    full = np.abs(weight.layer.by_channel(weight.values))
     if per_channel:
-        top = full.max(tuple(axis for axis, length in enumerate(rows) if length == 1), keepdims=True, initial=0.0)
+        top = full.max((2, 3), keepdims=True, initial=0.0)
         full = np.divide(full, top, out=np.zeros_like(full), where=top > 0)
-    found: Array = full.max(tuple(axis for axis, length in enumerate(sides) if length == 1)).reshape(-1)
+    found: Array = full.max((1, 3)).reshape(-1)
     return found.astype(np.float64)
 
 
 def is_depthwise(weight: Weight) -> bool:
     """Return whether each output is computed from one input channel."""
-    view = weight.view
-    return view.in_channels > 1 and len(view.shape) > 3 and view.shape[0] == view.in_channels
-
-
-def _wide(vector: tuple[int, ...], full: tuple[int, ...]) -> tuple[int, ...]:
-    return (1,) * (len(full) - len(vector)) + vector
+    return weight.layer.in_channels == weight.layer.group > 1
 
 
 def _centred(scales: Array, alive: Array, traced: Traced) -> Array:
@@ -120,12 +113,10 @@ def _free(weight: Weight, traced: Traced) -> bool:
 
 def _axis(weight: Weight) -> int | None:
     """Return the channel axis of the input, counted from the front; None if its rank is unknown."""
-    size = shape(weight.node.inputs[0])
-    if weight.node.op in CONVOLUTIONS:
-        return 1
-    if size is None or (weight.node.op == "Gemm" and weight.node.attrs.get("transA", 0)):
-        return None
-    return len(size) - 1
+    size, axis = shape(weight.node.inputs[0]), weight.layer.data_axis
+    if axis == -1:
+        return None if size is None else len(size) - 1
+    return axis if axis > 0 else None
 
 
 # --- inputs whose scale no preceding constant can absorb ----------------------------------------------
@@ -185,7 +176,7 @@ def put_mul(graph: Graph, fed: Fed, maxima: Array, strength: float, *, per_chann
     rounded = 1 / (1 / scales).astype(kind).astype(np.float64)
     for weight in fed.weights:
         replace_input(weight.node, 0, output)
-        values, _ = weight.scaled(rounded, np.ones(weight.view.out_channels))
+        values, _ = weight.scaled(rounded, np.ones(weight.layer.out_channels))
         weight.set_values(values, names)
     return scales
 

@@ -98,19 +98,18 @@ def _why_not(maker: Weight, after: Sequence[Weight], uses: int, nodes: Sequence[
     if len(after) < uses or not after:
         other = next((node for node in nodes if all(node is not weight.node for weight in after)), None)
         return "nothing reads it" if other is None else f"{other.op} '{other.name}' reads it"
-    grouped = next((weight for weight in (maker, *after) if int(weight.node.attrs.get("group", 1)) > 1), None)
+    grouped = next((weight for weight in (maker, *after) if weight.layer.group > 1), None)
     if grouped is not None:
         return f"'{grouped.node.name}' works on groups of channels"
-    if any(weight.view.in_channels != maker.view.out_channels for weight in after):
+    if any(weight.layer.in_channels != maker.layer.out_channels for weight in after):
         return "what reads it sees other channels"
     return None
 
 
 def _matrix(weight: Weight) -> Array:
     """Return |W| as (outputs, inputs, kernel), float64."""
-    rows, columns = _axis(weight, outputs=True), _axis(weight, outputs=False)
-    full = np.moveaxis(np.abs(weight.values.astype(np.float64)), (rows, columns), (0, 1))
-    return full.reshape(*full.shape[:2], -1)
+    matrix: Array = weight.layer.by_channel(np.abs(weight.values.astype(np.float64)))[0]
+    return matrix
 
 
 def _error(matrix: Array, doubled: Array, *, per_channel: bool) -> float:
@@ -143,15 +142,15 @@ def _picked(after: Sequence[Weight], settings: Equalization) -> Array:
 def _split(chain: _Chain, picked: Array, names: Names) -> None:
     """Append copies of the `picked` channels, in place: rows of the maker are copied, columns of its readers halved."""
     maker = chain.maker
-    twice = np.concatenate([np.arange(maker.view.out_channels), picked])
+    twice = np.concatenate([np.arange(maker.layer.out_channels), picked])
     bias = maker.bias
-    maker.set_values(np.take(maker.values, twice, _axis(maker, outputs=True)), names)
+    maker.set_values(np.take(maker.values, twice, maker.layer.out_axis), names)
     if bias is not None and bias.ndim and bias.shape[-1] > 1:
         maker.set_bias(np.take(bias, twice, bias.ndim - 1), names)
     for weight in chain.after:
-        axis = _axis(weight, outputs=False)
+        axis = weight.layer.in_axis
         factor = np.ones(len(twice))
-        factor[picked] = factor[maker.view.out_channels :] = 0.5
+        factor[picked] = factor[maker.layer.out_channels :] = 0.5
         wide = factor.reshape([-1 if place == axis else 1 for place in range(weight.values.ndim)])
         weight.set_values(np.take(weight.values, twice, axis) * wide, names)
     for tensor in chain.tensors:
@@ -159,12 +158,3 @@ def _split(chain: _Chain, picked: Array, names: Names) -> None:
         if size is not None:
             place = 1 if maker.node.op in CONVOLUTIONS else len(size) - 1
             tensor.shape = [*size[:place], len(twice), *size[place + 1 :]]
-
-
-def _axis(weight: Weight, *, outputs: bool) -> int:
-    """Return the axis of an ungrouped weight that runs over its output or input channels."""
-    op, rank = weight.node.op, weight.values.ndim
-    if op in CONVOLUTIONS:
-        return int(outputs == (op == "ConvTranspose"))
-    transposed = op == "Gemm" and bool(weight.node.attrs.get("transB", 0))
-    return rank - 2 if outputs == transposed else rank - 1

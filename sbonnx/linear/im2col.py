@@ -201,6 +201,21 @@ def _sources(geometry: Geometry, space: tuple[int, ...]) -> tuple[Array, ...]:
     return tables
 
 
+def reads_padding(layer: LinearLayer, attributes: Mapping[str, Any]) -> bool:
+    """Return whether some output of a layer depends on less than the whole kernel.
+
+    In this case a constant added to the input is not equivalent to a constant added to the output.
+    """
+    if layer.op not in CONVOLUTIONS:
+        return False
+    taps, auto_pad = math.prod(layer.kernel), attributes.get("auto_pad", "NOTSET")
+    pads = auto_pad == "NOTSET" and any(attributes.get("pads", ()))
+    if layer.op == "Conv":
+        return pads or (auto_pad in ("SAME_UPPER", "SAME_LOWER") and taps != 1)
+    pointwise = taps == 1 and all(stride == 1 for stride in attributes.get("strides", ()))
+    return pads or not pointwise or any(attributes.get("output_padding", ())) or "output_shape" in attributes
+
+
 def geometry_of(layer: LinearLayer, attributes: Mapping[str, Any], *, name: str = "") -> Geometry:
     """Create the input geometry of a linear node.
 

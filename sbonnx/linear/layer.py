@@ -164,35 +164,45 @@ class LinearLayer:
         wide = qparams.along(values, self.shape)
         return self.matrices(np.broadcast_to(wide, self.shape))
 
-    def grouped(self, weight: Array) -> Array:
-        """Return `weight` with a separate axis of groups in front, against which `by_outputs` broadcasts. A view."""
-        return weight.reshape(self._split)
+    def by_channel(self, weight: Array) -> Array:
+        """Return `weight` as (group, outputs, inputs, rest), a view; rest: taps of the kernel, or batches of a MatMul.
 
-    def by_outputs(self, values: Array) -> Array:
-        """Reshape one number per output channel, or a scalar, to broadcast against `grouped`."""
-        return self._broadcast(values, self.out_axis, self.out_channels)
+        Vectors over channels, reshaped to `out_shape` and `in_shape`, broadcast against it.
+        """
+        if self.op in CONVOLUTIONS:
+            wide = weight.reshape(self.group, self.shape[0] // self.group, self.shape[1], math.prod(self.kernel))
+            return np.asarray(wide if self.op == "Conv" else wide.swapaxes(1, 2))
+        wide = weight.reshape(self._split).transpose(self._order)[None]
+        return np.asarray(wide.transpose(0, 2, 3, 1))
 
-    def by_inputs(self, values: Array) -> Array:
-        """Reshape one number per input channel, or a scalar, to broadcast against `grouped`."""
-        return self._broadcast(values, self.in_axis, self.in_channels)
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """Shape in which a vector over output channels broadcasts against `by_channel`."""
+        return (self.group, self.out_channels // self.group, 1, 1)
+
+    @property
+    def in_shape(self) -> tuple[int, ...]:
+        """Shape in which a vector over input channels broadcasts against `by_channel`."""
+        return (self.group, 1, self.in_channels // self.group, 1)
 
     def scale_outputs(self, weight: Array, scale: Array) -> Array:
         """Multiply `weight` by one number per output channel, or a scalar. Computed in float64, rounded once."""
-        return self._scaled(weight, self.by_outputs(scale))
+        return self._scaled(weight, self._broadcast(scale, self.out_shape))
 
     def scale_inputs(self, weight: Array, scale: Array) -> Array:
         """Multiply `weight` by one number per input channel, or a scalar. Computed in float64, rounded once."""
-        return self._scaled(weight, self.by_inputs(scale))
+        return self._scaled(weight, self._broadcast(scale, self.in_shape))
 
     def through(self, weight: Array, values: Array) -> Array:
-        """Return the outputs for an input with constant channels, float64 (groups * outputs,), without alpha and bias.
+        """Return the outputs for constant input channels, without alpha and bias, float64 (out channels,).
+
+        Batches of a MatMul weight are summed.
 
         Args:
             values: one number per input channel, or a scalar.
         """
-        summed = (self._axis(self.in_axis), *range(3, len(self._split)))
-        wide = self.grouped(weight.astype(np.float64)) * self.by_inputs(values)
-        return np.asarray(wide.sum(axis=summed).reshape(-1))
+        wide = self.by_channel(weight.astype(np.float64)) * self._broadcast(values, self.in_shape)
+        return np.asarray(wide.sum(axis=(2, 3)).reshape(-1))
 
     def with_one_output(self) -> LinearLayer:
         """Return the layer with one output per group: equal for layers that read their input in the same way."""
@@ -219,10 +229,9 @@ class LinearLayer:
         """Return the axis of `_split` for an axis of the weight that runs over channels."""
         return axis + 1 if self.op in CONVOLUTIONS else axis - len(self.shape) + 3
 
-    def _broadcast(self, values: Array, axis: int, channels: int) -> Array:
-        shape = [1] * len(self._split)
-        shape[0], shape[self._axis(axis)] = self.group, channels // self.group
-        return np.broadcast_to(values, (channels,)).reshape(shape)
+    @staticmethod
+    def _broadcast(values: Array, shape: tuple[int, ...]) -> Array:
+        return np.broadcast_to(values, (math.prod(shape),)).reshape(shape)
 
     def _scaled(self, weight: Array, factor: Array) -> Array:
         """Multiply without a full copy in float64; return `weight` itself if all factors are 1."""
@@ -230,5 +239,5 @@ class LinearLayer:
             return weight
         out = np.empty_like(weight, order="C", subok=False)
         with np.errstate(over="ignore", invalid="ignore"):
-            np.multiply(self.grouped(weight), factor, out=self.grouped(out), dtype=np.float64, casting="unsafe")
+            np.multiply(self.by_channel(weight), factor, out=self.by_channel(out), dtype=np.float64, casting="unsafe")
         return out

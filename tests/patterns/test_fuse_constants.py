@@ -244,6 +244,13 @@ def test_integer_layers_are_left_alone() -> None:
     assert assert_becomes(source, ["MatMul", "Add"]) == Applied()
 
 
+def test_a_shift_before_batches_of_matrices_is_refused() -> None:
+    source = model(
+        "g (float[2,3,5] x) => (float[2,3,4] y) { a = Sub (x, k) y = MatMul (a, w) }", k=operand((5,)), w=(2, 5, 4)
+    )
+    assert "MatMul has no bias" in assert_becomes(source, ["Sub", "MatMul"]).refusals[0].why
+
+
 @pytest.mark.parametrize(
     ("bounds", "op"),
     [

@@ -9,8 +9,8 @@ import numpy as np
 from sbonnx.graph import Body, Node, Tensor, Variable
 from sbonnx.graph.edit import Names, add_constant, add_node, replace_input, replace_output
 from sbonnx.graph.query import constant
+from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import LINEAR
-from sbonnx.patterns.fuse.affine import Layout
 from sbonnx.spec import Array
 
 
@@ -22,14 +22,14 @@ class Weight:
 
     Attributes:
         node, body: the node and its scope.
-        view: how vectors over channels broadcast against the weight.
+        layer: layout of the weight.
         inputs, outputs: ids of its channels, int64 (in channels,) and (out channels,).
         why: why the input cannot be scaled, if known from the start.
     """
 
     node: Node
     body: Body
-    view: Layout
+    layer: LinearLayer
     inputs: Array
     outputs: Array
     why: str | None = None
@@ -67,8 +67,9 @@ class Weight:
 
     def scaled(self, before: Array, after: Array) -> tuple[Array, Array | None]:
         """Return weight and bias, float64, times `before` (in channels,) and over `after` (out channels,)."""
-        factor = before.reshape(self.view.inputs) / after.reshape(self.view.outputs)
-        weight = (self.values.reshape(self.view.shape) * factor).reshape(self.values.shape)
+        factor = before.reshape(self.layer.in_shape) / after.reshape(self.layer.out_shape)
+        weight = np.empty(self.values.shape)
+        np.multiply(self.layer.by_channel(self.values), factor, out=self.layer.by_channel(weight))
         bias = self.bias
         if bias is None:
             return weight, None
