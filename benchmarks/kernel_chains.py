@@ -14,6 +14,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from benchmarks.kernel_timing import optimised, session
+from sbonnx.linear.layer import channel_axes
 from sbonnx.ops import CONTROL_FLOW, DEQUANTIZE, LINEAR, MOVES_DATA, QDQ, QUANTIZE
 
 OPSET = 20
@@ -91,7 +92,7 @@ class Writer:
         name, activation = node.input[place.weight], node.input[0].removesuffix("_dq")
         if name not in held or name in self.floats or activation not in self.points:
             return
-        axis = place.out_axis % held[name].ndim
+        axis = out_axis(node, held[name].ndim)
         rest = tuple(index for index in range(held[name].ndim) if index != axis)
         scale = (np.abs(held[name]).max(axis=rest, keepdims=True) / 127).astype(np.float32)
         codes = np.rint(held[name] / scale).astype(np.int8)
@@ -198,8 +199,14 @@ def size(model: onnx.ModelProto) -> tuple[int, int]:
         elements += written
         weight = held.get(node.input[LINEAR[node.op_type].weight]) if node.op_type in LINEAR else None
         if weight is not None:
-            macs += written * int(np.prod(weight)) // weight[LINEAR[node.op_type].out_axis]
+            macs += written * int(np.prod(weight)) // weight[out_axis(node, len(weight))]
     return macs, elements
+
+
+def out_axis(node: onnx.NodeProto, rank: int) -> int:
+    """Return the output-channel axis of the weight of a linear node."""
+    attributes = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+    return channel_axes(node.op_type, attributes, rank)[0] or 0
 
 
 def by_turns(models: Sequence[onnx.ModelProto], feeds: Mapping[str, np.ndarray], seconds: float) -> list[float]:

@@ -12,26 +12,24 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Linear:
-    """Positions of weight and bias in the inputs of a linear op, and the output-channel axis.
+    """Positions of weight and bias in the inputs of a linear op; see `sbonnx.linear` for the axes of the weight.
 
     Attributes:
         weight: index of the weight among the inputs.
         bias: index of the bias, or None.
-        out_axis: axis of the weight that runs over output channels; negative counts from the end.
     """
 
     weight: int
     bias: int | None
-    out_axis: int
 
 
 LINEAR: Final[dict[str, Linear]] = {
-    "Conv": Linear(weight=1, bias=2, out_axis=0),
-    "ConvTranspose": Linear(weight=1, bias=2, out_axis=1),  # (in, out / group, *kernel)
-    "Gemm": Linear(weight=1, bias=2, out_axis=1),  # 0 if transB
-    "MatMul": Linear(weight=1, bias=None, out_axis=-1),
+    "Conv": Linear(weight=1, bias=2),
+    "ConvTranspose": Linear(weight=1, bias=2),
+    "Gemm": Linear(weight=1, bias=2),
+    "MatMul": Linear(weight=1, bias=None),
 }
-"""Linear ops; `QuantSpec.axis` of their weights is `out_axis` (Gemm: depends on transB)."""
+"""Linear ops."""
 
 CONVOLUTIONS: Final = frozenset({"Conv", "ConvTranspose"})
 

@@ -10,8 +10,8 @@ from typing import Literal
 
 from sbonnx.graph import Body, Constant, Graph, Node, Tensor, Variable
 from sbonnx.graph.extract import extract
-from sbonnx.graph.query import constant, dependencies, dtype, shape
-from sbonnx.ops import LINEAR
+from sbonnx.graph.query import dependencies, dtype, shape
+from sbonnx.linear.layer import weight_index
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def cut(
     nodes = needed(graph, targets)
     untyped = _crossing(nodes, {t.name: 1 for node in nodes for t in node.outputs if dtype(t) is None})
     if granularity == "layer":
-        starts = [i for i, node in enumerate(nodes) if i and _is_layer(node) and not untyped[i]]
+        starts = [i for i, node in enumerate(nodes) if i and weight_index(node) == 1 and not untyped[i]]
     elif granularity == "budget":
         allowed = [not count for count in untyped]
         starts = _narrow_cuts(nodes, set(targets), sizes or {}, budget, allowed)
@@ -156,12 +156,6 @@ def _segments(pieces: Sequence[Sequence[Node]], observed: Sequence[str], targets
         passing = tuple(name for name in observed if name in waiting)
         segments[0] = Segment(first.inputs, first.outputs, (*passing, *first.observed), first.nodes)
     return segments
-
-
-def _is_layer(node: Node) -> bool:
-    """Return whether the node is a linear op with a constant weight."""
-    kind = LINEAR.get(node.op)
-    return kind is not None and kind.weight < len(node.inputs) and constant(node.inputs[kind.weight]) is not None
 
 
 def _narrow_cuts(

@@ -9,6 +9,7 @@ import numpy as np
 from sbonnx.graph import Body, Constant, Graph, Node, Tensor
 from sbonnx.graph.edit import Names, add_constant, replace_input
 from sbonnx.graph.query import bodies, constant, dtype, readers, scopes
+from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import ADDS, LINEAR
 from sbonnx.spec import Array
 
@@ -58,15 +59,10 @@ def give_biases(graph: Graph) -> tuple[str, ...]:
 
 def outputs_of(node: Node) -> int | None:
     """Return the number of output channels of a linear node with a constant weight; None for any other node."""
-    kind = LINEAR.get(node.op)
-    weight = node.inputs[kind.weight] if kind is not None and kind.weight < len(node.inputs) else None
-    if kind is None or not isinstance(weight, Constant) or len(weight.shape) < 2:
+    layer = LinearLayer.of(node)
+    if isinstance(layer, str) or layer.index == 0 or (node.op == "MatMul" and layer.groups != 1):
         return None
-    if node.op == "Gemm":
-        return int(weight.shape[0 if node.attrs.get("transB", 0) else 1])
-    if node.op == "MatMul":
-        return int(weight.shape[-1]) if all(dim == 1 for dim in weight.shape[:-2]) else None
-    return int(weight.shape[kind.out_axis]) * (int(node.attrs.get("group", 1)) if kind.out_axis else 1)
+    return layer.out_channels
 
 
 def bias_reader(node: Node) -> tuple[Node, int] | None:

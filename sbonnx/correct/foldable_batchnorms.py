@@ -15,6 +15,7 @@ from sbonnx.correct import biases_of
 from sbonnx.correct.normals import CHANNELS, normal_of
 from sbonnx.graph import Constant, Graph, Node, Normal
 from sbonnx.graph.query import constant, rank, readers, scopes
+from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import LINEAR
 from sbonnx.plan.types import Plan, Reader, Site, Solution
 from sbonnx.report import Refusal
@@ -199,7 +200,9 @@ def _tunable(
     if tuple(bias.shape)[-1] != len(normal.mean):
         return f"'{node.name}' has {tuple(bias.shape)[-1]} outputs for {len(normal.mean)} channels"
     site = sites.get(Reader(node.name, kind.weight))
-    axis = _out_axis(node)
+    layer = LinearLayer.of(node)
+    assert isinstance(layer, LinearLayer)
+    axis = None if node.op == "ConvTranspose" and layer.group != 1 else layer.out_axis
     limits, kind_of_scale = limits_for(plan, weight), scale_type(weight, plan)
     why = _why_fixed(node, weight, axis, site, shared)
     return Layer(tensor.name, normal, dims, bias, weight, axis, site, limits, kind_of_scale, why)
@@ -222,16 +225,6 @@ def _why_fixed(
     if along != (spec.block_size is None):
         return f"'{weight.name}' has one scale for several outputs"
     return None
-
-
-def _out_axis(node: Node) -> int | None:
-    """Return the axis of a linear weight on which each output channel has a separate slice; None if there is none."""
-    if node.op == "ConvTranspose" and int(node.attrs.get("group", 1)) != 1:
-        return None
-    if node.op == "Gemm" and node.attrs.get("transB", 0):
-        return 0
-    kind = LINEAR[node.op]
-    return kind.out_axis % len(node.inputs[kind.weight].shape)
 
 
 def _values(tensor: object) -> Array:

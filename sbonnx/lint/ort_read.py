@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from sbonnx.graph import Constant, Node, Tensor, query
+from sbonnx.linear.layer import channel_axes
 from sbonnx.lint.view import Quantizer, View
 from sbonnx.ops import (
     ADDS,
@@ -63,10 +64,8 @@ class Weighted:
     @property
     def out_axis(self) -> int:
         """Output-channel axis of the weight, counted from the front."""
-        if self.node.op == "Gemm":
-            return 0 if self.node.attrs.get("transB") else 1
-        axis = LINEAR[self.node.op].out_axis
-        return axis + (query.rank(self.node.inputs[1]) or 2) if axis < 0 else axis
+        rank = query.rank(self.node.inputs[1]) or (4 if self.node.op == "Conv" else 2)
+        return channel_axes(self.node.op, self.node.attrs, rank)[0] or 0
 
     @property
     def groups(self) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 
 from sbonnx.backends.tensorrt.backend import FEW, slow_linear, unfit
 from sbonnx.graph import Node, Tensor, query
+from sbonnx.linear.layer import channel_axes
 from sbonnx.lint.tensorrt_codes import Site
 from sbonnx.lint.view import Quantizer, View
 from sbonnx.ops import (
@@ -135,9 +136,7 @@ def _tiny_product(node: Node) -> str | None:
     data, weight, out = (query.shape(tensor) for tensor in (node.inputs[0], node.inputs[1], node.outputs[0]))
     if weight is None or len(weight) < 2:
         return None
-    columns, depth = weight[-1], weight[-2]
-    if node.op == "Gemm" and node.attrs.get("transB", 0):
-        columns, depth = depth, columns
+    columns, depth = (weight[axis or 0] for axis in channel_axes(node.op, node.attrs, len(weight)))
     rows = _rows(out if out is not None else data)
     if rows == 1 or columns == 1:
         return f"a product of a matrix with one vector ({rows or '?'} x {depth} x {columns})"

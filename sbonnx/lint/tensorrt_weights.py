@@ -7,6 +7,7 @@ from typing import Final
 
 from sbonnx.backends.tensorrt.profiles import E8M0, FP4, INT4_BLOCKS
 from sbonnx.graph import Node, Tensor, query
+from sbonnx.linear.layer import channel_axes
 from sbonnx.lint.tensorrt_codes import Site
 from sbonnx.lint.view import RENAMES, Quantizer, View
 from sbonnx.ops import ACTIVATIONS, CONVOLUTIONS, LINEAR, NORMS, POOLS, SOFTMAX
@@ -53,23 +54,10 @@ def wanted_axes(view: View, one: Quantizer) -> list[tuple[int, Node]]:
             elif node.op in RENAMES or (node.op in ("QuantizeLinear", "DequantizeLinear") and index == 0):
                 stack.append((node.outputs[0], axes))
             else:
-                axis = _output_axis(node, index, len(axes))
+                axis, _ = channel_axes(node.op, node.attrs, len(axes), index) if len(axes) > 1 else (None, None)
                 if axis is not None:
                     found.append((axes[axis], node))
     return found
-
-
-def _output_axis(node: Node, index: int, rank: int) -> int | None:
-    """Return the output-channel axis of a weight at this input of a linear op, or None."""
-    linear = LINEAR.get(node.op)
-    if linear is None or index not in (0, 1) or rank < 2 or (node.op in CONVOLUTIONS and index != linear.weight):
-        return None
-    if node.op == "Gemm":
-        flipped = bool(node.attrs.get("transB" if index else "transA", 0))
-        return int(flipped != bool(index))
-    if node.op == "MatMul":
-        return rank - 1 if index else rank - 2
-    return linear.out_axis % rank
 
 
 def wrong_axis(view: View) -> Iterator[Site]:
@@ -175,6 +163,7 @@ def weights_per_tensor(view: View) -> Iterator[Site]:
         if one is None or one.many:
             continue
         shape = query.shape(one.data)
-        channels = shape[linear.out_axis] if shape is not None and len(shape) > linear.out_axis else 1
+        axis, _ = channel_axes(node.op, node.attrs, 0 if shape is None else len(shape))
+        channels = 1 if shape is None or axis is None else shape[axis]
         if channels != 1:
             yield one.name, one.data.name, f"one scale for the {channels} output channels of '{node.name}'"

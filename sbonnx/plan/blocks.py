@@ -8,6 +8,7 @@ from typing import Literal
 
 from sbonnx.backends import Backend
 from sbonnx.graph import Node
+from sbonnx.linear.layer import channel_axes
 from sbonnx.ops import MATRIX_PRODUCTS
 from sbonnx.recipe import TensorSettings
 from sbonnx.spec import QuantSpec
@@ -23,21 +24,6 @@ def weight_spec(backend: Backend, node: Node, index: int, axis: int | None, sett
     spec = spec_of(backend, "w", settings, axis if settings.per_channel else None)
     taken = backend.int4_blocks if backend.alone(spec) else ()
     return in_blocks(node, index, spec, settings.block_size, taken)
-
-
-def summed_axis(node: Node, index: int) -> int | None:
-    """Return the reduction axis of input `index` of a matrix product, counted from the front; None for other ops.
-
-    MatMul: the second to last axis of the right factor, the last axis of the left one (a vector has only one). Gemm:
-    depends on transA and transB.
-    """
-    rank = len(node.inputs[index].shape)
-    if node.op not in MATRIX_PRODUCTS or index > 1 or rank == 0:
-        return None
-    if node.op == "Gemm":
-        flipped = bool(node.attrs.get("transB" if index else "transA", 0))
-        return int(flipped == bool(index))
-    return max(rank - 2, 0) if index else rank - 1
 
 
 def block_for(length: int, wanted: int | None, taken: Sequence[int]) -> int | None:
@@ -63,8 +49,9 @@ def in_blocks(node: Node, index: int, spec: QuantSpec, wanted: int | None, taken
     Args:
         wanted, taken: see `block_for`.
     """
-    axis = summed_axis(node, index)
-    if axis is None:
+    shape = node.inputs[index].shape
+    _, axis = channel_axes(node.op, node.attrs, len(shape), index)
+    if axis is None or node.op not in MATRIX_PRODUCTS:
         return spec
-    size = block_for(node.inputs[index].shape[axis], wanted, taken)
+    size = block_for(shape[axis], wanted, taken)
     return spec if size is None else replace(spec, axis=axis, block_size=size)

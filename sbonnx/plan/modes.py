@@ -219,6 +219,6 @@ def _gemm(node: Node, at: Weighted) -> Iterator[str]:
         yield f"Gemm with alpha {node.attrs['alpha']:g}, which no scale can take in"
     if float(node.attrs.get("beta", 1.0)) != 1 and at.bias is not None:
         addend, weight = node.inputs[at.bias], node.inputs[at.weight]
-        width = weight.shape[0 if node.attrs.get("transB", 0) else 1]
+        width = weight.shape[at.axis or 0]
         if not isinstance(addend, Constant) or int(np.prod(addend.shape)) != width or addend.shape[-1:] != (width,):
             yield f"Gemm with beta {node.attrs['beta']:g} on an addend that is no constant vector"

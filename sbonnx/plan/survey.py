@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 
 from sbonnx.graph import Body, Constant, Graph, Node, Tensor, query
+from sbonnx.linear.layer import channel_axes, weight_index
 from sbonnx.ops import DEQUANTIZE, LINEAR
 from sbonnx.patterns import Block, find_blocks
+
+FLOATS: Final = (np.dtype(np.float32), np.dtype(np.float16))
+"""Types of weights and activations that are quantized."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class Survey:
             inner = [tensor for _, body in query.bodies(node) for tensor in body.outputs]
             for tensor in [*node.inputs, *inner]:
                 before |= source.get(tensor.name, set())
-            if node.op in LINEAR and weighted(node) is not None:
+            if weighted(node) is not None:
                 if not before:
                     first.add(node.name)
                 followed |= before
@@ -101,8 +105,7 @@ class Survey:
         found: set[str] = set()
         for place in reversed(self.places):  # a node before its bodies: they compute its outputs
             node = place.node
-            linear = node.op in LINEAR and weighted(node) is not None
-            if linear or any(tensor.name in found for tensor in node.outputs):
+            if weighted(node) is not None or any(tensor.name in found for tensor in node.outputs):
                 found.update(tensor.name for tensor in node.inputs)
                 found.update(tensor.name for _, body in query.bodies(node) for tensor in body.outputs)
         return found
@@ -116,7 +119,7 @@ class Survey:
         kind = query.dtype(tensor)
         if kind is None:
             return "its type is unknown"
-        if kind not in (np.dtype(np.float32), np.dtype(np.float16)):
+        if kind not in FLOATS:
             return f"its type is {kind}"
         producer = query.producer(tensor)
         if producer is not None and producer.op in DEQUANTIZE:
@@ -126,26 +129,11 @@ class Survey:
 
 def weighted(node: Node) -> Weighted | None:
     """Locate the constant weight of a linear op; None if it has none or is not a linear op."""
-    kind = LINEAR.get(node.op)
-    if kind is None or len(node.inputs) < 2:
+    index = weight_index(node)
+    if index is None or node.inputs[index].dtype not in FLOATS:
         return None
-    index = kind.weight
-    if not _is_float_constant(node.inputs[index]):
-        if node.op != "MatMul" or not _is_float_constant(node.inputs[0]):
-            return None
-        rank = len(node.inputs[0].shape)
-        return Weighted(weight=0, data=1, axis=rank - 2 if rank >= 2 else None, bias=None)
-    rank = len(node.inputs[index].shape)
-    axis: int | None = kind.out_axis
-    if node.op == "Gemm" and node.attrs.get("transB", 0):
-        axis = 0
-    if axis is not None and axis < 0:
-        axis += rank
-    bias = kind.bias if kind.bias is not None and len(node.inputs) > kind.bias else None
-    if bias is not None and node.inputs[bias].is_empty():
+    axis, _ = channel_axes(node.op, node.attrs, len(node.inputs[index].shape), index)
+    bias = LINEAR[node.op].bias
+    if bias is not None and (bias >= len(node.inputs) or node.inputs[bias].is_empty()):
         bias = None
-    return Weighted(weight=index, data=0, axis=axis if rank >= 2 else None, bias=bias)
-
-
-def _is_float_constant(tensor: Tensor) -> bool:
-    return isinstance(tensor, Constant) and tensor.dtype in (np.dtype(np.float32), np.dtype(np.float16))
+    return Weighted(weight=index, data=1 - index, axis=axis, bias=bias)

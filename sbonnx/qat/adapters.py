@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from sbonnx.errors import ModelError, RecipeError
+from sbonnx.linear.layer import channel_axes
 from sbonnx.ops import CONVOLUTIONS, LINEAR
 from sbonnx.plan import Site
 from sbonnx.qat.fakequant import FakeQuant, quant_parameters
@@ -205,13 +206,10 @@ def _target(module: fx.GraphModule, initializer: str, sites: list[Site]) -> Adap
         call = _call(module, read)
         if call.op not in LINEAR or reader.index != LINEAR[call.op].weight or weight.dim() < FEWEST_AXES:
             return f"is not a matrix of a linear layer: node '{reader.node}' ({call.op}) reads it"
-        axis = LINEAR[call.op].out_axis
-        if call.op == "Gemm" and call.integer("transB", 0):
-            axis = 0
         if call.op == "ConvTranspose" and call.integer("group", 1) > 1:
             return f"is of a grouped ConvTranspose ('{reader.node}')"
         reads.append(read)
-        axes.add(axis % weight.dim())
+        axes.add(channel_axes(call.op, call.attributes, weight.dim())[0] or 0)
     if len(axes) != 1:
         return "has readers with different output axes"
     return AdapterTarget(initializer, weight, axes.pop(), tuple(reads))

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sbonnx.graph import Constant, Node, Variable
+from sbonnx.graph import Constant, Node, Variable, load
 from sbonnx.linear.layer import LinearLayer, channel_axes
-from sbonnx.ops import LINEAR
-from sbonnx.plan.blocks import summed_axis
-from sbonnx.plan.survey import weighted
 from sbonnx.spec import Array, QuantSpec, bounds_of, params_from_bounds
 from tests.rounding.layers import scales
 from tests.support.linear_ops import FIXED, Linear, layer_of, linear_ops, products
+from tests.support.models import model, run
 
 
 def wide(values: Array, axis: int, rank: int) -> Array:
@@ -163,28 +162,44 @@ def test_blocks_of_scales_are_spread() -> None:
     assert np.array_equal(spread[0], np.repeat(qparams.scale.T, 4, axis=1))
 
 
-# -- against the descriptions that this one replaces
-
-
-@settings(max_examples=200, deadline=None)
-@given(linear_ops(), st.booleans(), st.sampled_from([np.float32, np.float16]))
-def test_the_old_axes(case: Linear, left: bool, kind: type) -> None:
-    if left and (case.op != "MatMul" or len(case.weight) < 1):
-        return
-    weight = Constant("w", case.constant(0).astype(kind))
-    inputs = [weight, Variable("x")] if left else [Variable("x"), weight]
-    node = Node(case.op, "n", dict(case.attributes), inputs, [Variable("y")])
-    old, layer = weighted(node), LinearLayer.of(node)
-    assert old is not None
-    assert isinstance(layer, LinearLayer)
-    assert (old.weight, old.data, old.axis) == (layer.index, 1 - layer.index, layer.out_axis)
-    if case.op not in ("Conv", "ConvTranspose"):
-        assert summed_axis(node, layer.index) == layer.in_axis
-    if not left and case.op != "Gemm":
-        assert layer.out_axis == LINEAR[case.op].out_axis % len(case.weight)
-
-
 def test_axes_of_vectors() -> None:
     for index in (0, 1):
         assert channel_axes("MatMul", {}, 1, index) == (None, 0)
     assert channel_axes("Relu", {}, 2) == channel_axes("Conv", {}, 4, 0) == (None, None)
+
+
+CALLS = {
+    "MatMul (x, w)": ((3, 8), (8, 5), 1),
+    "MatMul (w, x)": ((8, 3), (5, 8), 0),
+    "MatMul (x, w) ": ((2, 3, 8), (2, 8, 5), 1),
+    "Gemm (x, w)": ((3, 8), (8, 5), 1),
+    "Gemm <transB = 1> (x, w)": ((3, 8), (5, 8), 1),
+    "Gemm <transA = 1> (x, w)": ((8, 3), (8, 5), 1),
+    "MatMul (x, w)  ": ((3, 8), (8,), 1),
+}
+"""Shape of x, of w, and the input that w is."""
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_the_summed_axis_does_not_come_out(call: str) -> None:
+    """Changing one place of that axis changes every output that any other change of the weight could."""
+    shape, weight, index = CALLS[call]
+    rng = np.random.default_rng(0)
+    dims = ",".join(map(str, shape))
+    proto = model(f"agraph (float[{dims}] x) => (float y) {{ y = {call} }}", w=weight)
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    node = load(proto).nodes[0]
+    _, axis = channel_axes(node.op, node.attrs, len(weight), index)
+    assert axis is not None and weight[axis] == 8
+    x = rng.standard_normal(shape).astype(np.float32)
+    values = rng.standard_normal(weight).astype(np.float32)
+    whole = run(model_with(call, dims, values), {"x": x})["y"]
+    changed = values.copy()
+    np.moveaxis(changed, axis, 0)[3] += 1
+    assert (run(model_with(call, dims, changed), {"x": x})["y"] != whole).all()
+
+
+def model_with(call: str, dims: str, weight: Array) -> onnx.ModelProto:
+    proto = model(f"agraph (float[{dims}] x) => (float y) {{ y = {call} }}", w=weight)
+    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    return proto

@@ -20,6 +20,7 @@ import numpy as np
 import onnx
 
 from sbonnx.graph import Body, Graph, Node, Tensor, edit, query
+from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import BITS, CONVOLUTIONS, DEQUANTIZE, LINEAR, QUANTIZE
 from sbonnx.spec import Array
 
@@ -95,7 +96,8 @@ def _rounded_bias(node: Node) -> Array | None:
         return bias if fits else None
     if values is None or values.dtype != np.float32:
         return None
-    return np.zeros(_channels(node, values.shape), np.float32)
+    layer = LinearLayer.of(node)
+    return None if isinstance(layer, str) else np.zeros(layer.out_channels, np.float32)
 
 
 def _one_scale(node: Node) -> bool:
@@ -115,13 +117,6 @@ def _narrowed(node: Node) -> bool:
         if node.op not in PASSED:
             return node.op in QUANTIZE and int(node.attrs.get(BITS, BYTE)) < BYTE
     return False
-
-
-def _channels(node: Node, shape: tuple[int, ...]) -> int:
-    """Return the output channels of a node with a weight of this shape."""
-    if node.op == "ConvTranspose":
-        return shape[1] * int(node.attrs.get("group", 1))
-    return shape[1] if node.op == "Gemm" and not node.attrs.get("transB", 0) else shape[0]
 
 
 def _write(node: Node, bias: Array, body: Body, names: edit.Names) -> None:

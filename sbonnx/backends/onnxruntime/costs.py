@@ -17,6 +17,7 @@ from typing import Final
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Node, Tensor, query
 from sbonnx.input_files import read_regular
+from sbonnx.linear.layer import channel_axes
 from sbonnx.ops import CONVOLUTIONS, MATRIX_PRODUCTS, MOVES_DATA
 
 BUNDLED: Final = Path(__file__).with_name("kernel_costs.json")
@@ -157,7 +158,8 @@ class Costs:
         shape = query.shape(node.inputs[1]) or ()
         sizes = [size if isinstance(size, int) else UNKNOWN for size in shape]
         write = elements(node.outputs[0])
-        inner = sizes[1] if node.attrs.get("transB", 0) else sizes[-2] if len(sizes) > 1 else prod(sizes)
+        _, axis = channel_axes(node.op, node.attrs, len(sizes))
+        inner = 1 if axis is None else sizes[axis]
         amounts = {"macs": write * inner, "read": elements(node.inputs[0]), "write": write, "weights": prod(sizes)}
         kernel = "QGemm" if node.op == "Gemm" else "MatMulIntegerToFloat"
         return Price(self.ns(node.op, "", "float", **amounts), self.ns(kernel, "", "u8", **amounts))

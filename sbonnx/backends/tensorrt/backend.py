@@ -17,6 +17,7 @@ from sbonnx.backends.tensorrt.profiles import (
     VERSIONS,
 )
 from sbonnx.graph import Constant, Node, query
+from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import ADDS, CONVOLUTIONS, POOLS, QDQ
 from sbonnx.spec import QuantSpec, ScaleLimits
 
@@ -64,11 +65,10 @@ def slow_linear(node: Node) -> str | None:
     """
     if node.op not in CONVOLUTIONS:
         return _small_product(node)
-    groups = node.attrs.get("group", 1)
-    if len(node.inputs[1].shape or ()) < 2:
+    layer = LinearLayer.of_shape(node.op, node.attrs, tuple(node.inputs[1].shape or ()))
+    if isinstance(layer, str):
         return "the shape of its weight is not known, or none of a convolution"
-    first, second = node.inputs[1].shape[:2]
-    sizes = (second, first // groups) if node.op == "Conv" else (first // groups, second)
+    groups, sizes = layer.group, (layer.in_channels // layer.group, layer.out_channels // layer.group)
     if groups > 1 and any(size % GROUP_MULTIPLE for size in sizes):
         return (
             f"a group has {sizes[0]} input and {sizes[1]} output channels; "
