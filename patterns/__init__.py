@@ -9,19 +9,15 @@ from .blocks import Block, find_blocks
 from .edit import Edit
 from .engine import Applied, Pattern, Sweep, apply
 from .fuse.batchnorm import FUSE_BN, FUSE_BN_BEFORE
-from .fuse.clip import CLIP_TO_RELU
+from .fuse.canonical import CLIP_TO_RELU, EINSUM_TO_MATMUL, FOLD_GEMM_FACTORS, MATMUL_ADD_TO_GEMM
 from .fuse.constant import FUSE_CONSTANT, FUSE_CONSTANT_BEFORE, FUSE_SCALE_OF_BIASED
-from .fuse.einsum import EINSUM_TO_MATMUL
-from .fuse.gemm import FOLD_GEMM_FACTORS, MATMUL_ADD_TO_GEMM
 from .fuse.pad import FUSE_PAD_AVERAGE_POOL, FUSE_PAD_CONV, FUSE_PAD_MAX_POOL
 from .match import Match
 from .simplify.branches import INLINE_IF
 from .simplify.collapse import COLLAPSE
-from .simplify.dead import DEAD
-from .simplify.duplicates import INITIALIZERS, NODES
 from .simplify.fold import FOLD
-from .simplify.identity import DROPOUT, IDENTITY
-from .simplify.nothing import NOTHING
+from .simplify.no_ops import NO_OPS
+from .simplify.redundant import DEAD, INITIALIZERS, NODES
 from .simplify.shapes import SHAPES
 from .tree import Any_, Const, Maybe, Op, Or, Var, X
 
@@ -29,9 +25,7 @@ SIMPLIFY: tuple[Pattern | Sweep, ...] = (
     FOLD,  # first: infers the shapes that the following patterns need
     INLINE_IF,  # a condition is often folded first
     DEAD,  # before the patterns: a dead reader counts as a second reader
-    IDENTITY,
-    DROPOUT,
-    *NOTHING,
+    *NO_OPS,
     *COLLAPSE,
     *SHAPES,  # their constants are folded in the next round
     NODES,

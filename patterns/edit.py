@@ -10,7 +10,7 @@ import numpy as np
 from sbonnx.graph import Constant, Node, Tensor, Variable
 from sbonnx.graph.edit import add_constant
 
-from .index import GraphIndex, forget
+from .index import GraphIndex, move_readers
 from .match import Match
 
 
@@ -115,25 +115,12 @@ class Edit:
         if producer is not None and (self._index.is_output(old) or any(node is producer for node in self._new)):
             self._take_over(old, new, producer)
         else:
-            self._move_readers(old, new)
+            self._touched += move_readers(old, new)
             self._orphaned.append(old)
-
-    def set_input(self, node: Node, position: int, tensor: Tensor) -> None:
-        """Connect an input of an existing node to `tensor` (appended if `position` is one past the last)."""
-        if position == len(node.inputs):
-            node.inputs.append(tensor)
-        else:
-            old = node.inputs[position]
-            if not old.is_empty():
-                forget(old.outputs, node)
-                self._orphaned.append(old)
-            list.__setitem__(node.inputs, position, tensor)
-            list.append(tensor.outputs, node)
-        self._touched.append(node)
 
     def _take_over(self, old: Tensor, new: Tensor, producer: Node) -> None:
         """Make `old` the output of `new`'s producer; the old producer gets an unused output instead."""
-        self._move_readers(new, old)
+        self._touched += move_readers(new, old)
         if old.dtype is None:
             old.dtype = new.dtype
         if old.shape is None:
@@ -151,15 +138,6 @@ class Edit:
                 list.__setitem__(producer.outputs, position, old)
                 list.append(old.inputs, producer)
         list.clear(new.inputs)
-
-    def _move_readers(self, old: Tensor, new: Tensor) -> None:
-        for node in {id(node): node for node in old.outputs}.values():
-            self._touched.append(node)
-            for position, tensor in enumerate(node.inputs):
-                if tensor is old:
-                    list.__setitem__(node.inputs, position, new)
-                    list.append(new.outputs, node)
-        list.clear(old.outputs)
 
     def finish(self) -> list[Node]:
         """Remove nodes without readers and assign the final names of new nodes.

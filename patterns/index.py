@@ -169,6 +169,18 @@ def forget(nodes: list[Node], node: Node) -> None:
             return
 
 
+def move_readers(old: Tensor, new: Tensor) -> list[Node]:
+    """Connect all readers of `old` to `new`, in place, and return them."""
+    moved = list({id(node): node for node in old.outputs}.values())
+    for node in moved:
+        for position, tensor in enumerate(node.inputs):
+            if tensor is old:
+                list.__setitem__(node.inputs, position, new)
+                list.append(new.outputs, node)
+    list.clear(old.outputs)
+    return moved
+
+
 def _in_order(nodes: list[Node]) -> bool:
     position = {id(node): number for number, node in enumerate(nodes)}
     return all(

@@ -14,16 +14,7 @@ from sbonnx.graph.query import scopes
 
 from ..index import GraphIndex
 from ..match import STANDARD, Match, find
-from .activations import ACTIVATIONS
-from .attention import ATTENTION
-from .norms import NORMS
-from .shape import Shape
-
-SHAPES: Final = (
-    *ATTENTION,
-    *NORMS,  # the widest of each kind first; LayerNorm before RMSNorm, which is its second half
-    *ACTIVATIONS,
-)
+from .shapes import SHAPES, Shape
 
 NATIVE: Final = {
     "Attention": "attention_softmax",

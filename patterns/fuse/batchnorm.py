@@ -1,4 +1,11 @@
-"""BatchNormalization folding: at inference it is one scale and shift per channel of an adjacent linear layer."""
+"""BatchNormalization folding: at inference it is one scale and shift per channel of an adjacent linear layer.
+
+Supported: BatchNormalization after or before Conv, ConvTranspose and Gemm, and MatMul of matrices, with constants.
+Refused: training_mode; parameters or weights that are computed; other numbers of channels; before a layer with zero
+padding if the shift is not 0; before a Gemm that transposes its input; values out of range of the weight's type.
+Equations: s = gamma / sqrt(variance + epsilon), t = beta - mean s; s (W x + b) + t = (s W) x + (s b + t);
+W (s x + t) + b = (W s) x + (W t + b).
+"""
 
 from __future__ import annotations
 
@@ -13,8 +20,19 @@ from ..engine import Pattern
 from ..match import Match
 from ..sample import sample
 from ..tree import Op, Var, Want, X
-from .affine import Affine, fold_after, fold_before, of_batchnorm
-from .linear import fold, layer_of, linear, makes_gemm, rebuild, why_not_constant, why_not_fold
+from .linear import (
+    Affine,
+    fold,
+    fold_after,
+    fold_before,
+    layer_of,
+    linear,
+    makes_gemm,
+    of_batchnorm,
+    rebuild,
+    why_not_constant,
+    why_not_fold,
+)
 
 PARAMETERS = ("gamma", "beta", "mean", "variance")
 

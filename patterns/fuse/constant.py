@@ -1,4 +1,11 @@
-"""Folds Mul, Div, Add or Sub with a constant per channel into the weight and bias of an adjacent linear layer."""
+"""Folds Mul, Div, Add or Sub with a constant per channel into the weight and bias of an adjacent linear layer.
+
+Supported: a scalar or one number per channel after a linear layer, after MatMul and its bias, and between a graph input
+and a linear layer.
+Refused: constants that vary along other axes; computed weights or biases; before a layer with zero padding if the shift
+is not 0; a shift at a MatMul of batches, which has no bias; values out of range of the weight's type.
+Equations: s (W x + b) + t = (s W) x + (s b + t); W (s x + t) + b = (W s) x + (W t + b).
+"""
 
 from __future__ import annotations
 
@@ -15,15 +22,19 @@ from ..engine import Pattern
 from ..match import Match
 from ..sample import sample
 from ..tree import Const, Op, Var, X
-from .affine import Affine, along_channel, fold_after, fold_before, of_constant
 from .linear import (
+    Affine,
+    along_channel,
     channel_constant,
     float_weight,
     fold,
+    fold_after,
+    fold_before,
     heir,
     layer_of,
     linear,
     makes_gemm,
+    of_constant,
     rebuild,
     why_not_constant,
     why_not_fold,

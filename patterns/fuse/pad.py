@@ -1,4 +1,11 @@
-"""Fuses a Pad into the padding of a following convolution or pool, if both pad with the same value."""
+"""Fuses a Pad into the padding of a following convolution or pool, if both pad with the same value.
+
+Supported: constant Pad of spatial axes before Conv (with 0), AveragePool (with 0, counted) and MaxPool (with -inf, or
+with a number up to 0 after values that are never negative).
+Refused: other modes, negative pads, pads of batch or channels, computed pads, auto_pad SAME, windows that could hold
+nothing but padding, ceil_mode.
+Equations: conv(pad(x, p), q) = conv(x, p + q); the mean over a window counts its zeros; max(x, v) = x for v <= min(x).
+"""
 
 from __future__ import annotations
 

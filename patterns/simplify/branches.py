@@ -1,4 +1,9 @@
-"""Inlines the taken branch of an If whose condition is a constant."""
+"""Inlines the taken branch of an If whose condition is a constant.
+
+Supported: an If of any scope with both branches and a constant condition, also inside branches of another one.
+Refused: nothing; an If with a computed condition stays without a message.
+Equations: If(true, then, else) = then, If(false, then, else) = else.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +18,7 @@ from sbonnx.graph.query import bodies, constant, scopes
 from sbonnx.report import Fired, Refusal
 
 from ..engine import Sweep
+from ..index import forget, move_readers
 from ..match import STANDARD
 from ..sample import sample
 
@@ -61,16 +67,11 @@ def _inline(node: Node, names: Names) -> list[Node]:
             nodes.append(Node("Identity", names.fresh(f"{node.name}/Identity"), {}, [inner], [outer]))
             continue
         given.add(id(inner))
-        for reader in {id(reader): reader for reader in inner.outputs}.values():
-            for place, tensor in enumerate(reader.inputs):
-                if tensor is inner:
-                    list.__setitem__(reader.inputs, place, outer)
-                    list.append(outer.outputs, reader)
+        move_readers(inner, outer)
         for place, tensor in enumerate(maker.outputs):
             if tensor is inner:
                 list.__setitem__(maker.outputs, place, outer)
                 list.append(outer.inputs, maker)
-        list.clear(inner.outputs)
         list.clear(inner.inputs)
         for later, tensor in enumerate(taken.outputs):  # an output listed twice: the second one copies the first
             if tensor is inner:
@@ -84,10 +85,7 @@ def _inline(node: Node, names: Names) -> list[Node]:
 def _unlink(node: Node, *, spared: Body | None = None) -> None:
     """Remove a node, and the nodes in its bodies, from the readers of its inputs."""
     for tensor in node.inputs:
-        for place, reader in enumerate(tensor.outputs):
-            if reader is node:
-                list.__delitem__(tensor.outputs, place)
-                break
+        forget(tensor.outputs, node)
     list.clear(node.inputs)
     for _, body in bodies(node):
         if body is not spared:

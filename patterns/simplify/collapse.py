@@ -1,17 +1,24 @@
-"""Merges two consecutive nodes that move data into one, or removes both."""
+"""Merges two consecutive nodes that move data into one, or removes both.
+
+Supported: Reshape after Reshape, Flatten, Squeeze or Unsqueeze; Transpose after Transpose; Squeeze and Unsqueeze along
+the same axes.
+Refused: two nodes that cancel, if their output is one that no other node can provide under its name.
+Equations: reshape(reshape(x, s), t) = reshape(x, t); permutations compose; squeeze(unsqueeze(x, a), a) = x.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from sbonnx.graph.query import constant
+from sbonnx.graph.query import constant, rank
 
 from ..edit import Edit
 from ..engine import Pattern
 from ..match import Match
 from ..sample import sample
 from ..tree import Const, Maybe, Op, Or, Var, X
-from .drop import drop, integers, rank, why_not_drop
+from .infer import integers
+from .no_ops import drop, why_not_drop
 
 INT64 = np.int64
 

@@ -1,9 +1,11 @@
 """Constant folding: nodes that depend on no input are computed once by onnxruntime and replaced by constants.
 
-Not folded: random ops, custom domains, nodes with bodies, sequences, RoiAlign (unbounded work), integer divisions
+Supported: nodes of the standard domain whose inputs are constants, in every scope.
+Refused: random ops, custom domains, nodes with bodies, sequences, RoiAlign (unbounded work), integer divisions
 before their operands are known (an overflow in the kernel kills the process), and QuantizeLinear / DequantizeLinear
 with all dependent nodes (a quantized model must remain quantized). A result may be at most 1 MiB larger than the
 constants it is computed from. Nodes with results of unknown size are run only if they are small.
+Equations: f(c) is a constant if c is one.
 """
 
 from __future__ import annotations
@@ -30,8 +32,7 @@ from sbonnx.runtime import onnxruntime, open_session, session_options
 from ..engine import Sweep
 from ..match import STANDARD
 from ..sample import sample
-from .drop import static
-from .infer import infer_shapes
+from .infer import infer_shapes, static
 
 NAME: Final = "fold_constants"
 

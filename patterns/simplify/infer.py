@@ -1,4 +1,4 @@
-"""Shape inference from inputs and operators only, ignoring shapes stored in the file.
+"""Shapes: inference from inputs and operators only, ignoring shapes stored in the file, and queries.
 
 A file may contain outdated shapes, for example from before its batch size was changed, and patterns must not rely on
 these. Stored shapes of intermediate tensors are used only for outputs of custom-domain operators, which ONNX cannot
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from sbonnx.graph import Graph, Node, Variable
+from sbonnx.graph import Graph, Node, Tensor, Variable
 from sbonnx.graph.exporter import read_type, skeleton
 from sbonnx.graph.io import has_long_vector
 from sbonnx.graph.protos import ONNX_ERRORS, graph_protos
@@ -67,3 +67,19 @@ def _take(node: Node, found: dict[str, Inferred], fixed: set[int]) -> None:
             tensor.shape = shape
         elif tensor.shape is not None:
             tensor.shape = (None,) * len(tensor.shape)
+
+
+def sizes(tensor: Tensor) -> tuple[int | None, ...] | None:
+    """Return the dimensions, None for those that are not known numbers; None if the rank is unknown."""
+    return None if tensor.shape is None else tuple(dim if isinstance(dim, int) else None for dim in tensor.shape)
+
+
+def static(tensor: Tensor) -> tuple[int, ...] | None:
+    """Return the dimensions if all are known numbers, else None."""
+    known = sizes(tensor)
+    return None if known is None or None in known else tuple(dim for dim in known if dim is not None)
+
+
+def integers(values: np.ndarray) -> list[int]:
+    """Convert a small integer tensor to a flat list."""
+    return [int(value) for value in values.reshape(-1)]

@@ -10,7 +10,7 @@ import numpy as np
 from sbonnx.graph import Graph, Node, Normal, Tensor
 from sbonnx.graph.edit import Names, add_constant, replace_input
 from sbonnx.graph.query import constant, rank, readers, scopes, shape
-from sbonnx.patterns.fuse.affine import Affine, along_channel, of_batchnorm, of_constant
+from sbonnx.patterns.fuse.linear import Affine, along_channel, of_batchnorm, of_constant
 from sbonnx.spec import Array
 
 CHANNELS: Final = 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import onnx
 import pytest
 
@@ -15,6 +17,9 @@ CATALOGUE = {one.name: one for one in (*SIMPLIFY, *FUSE)}
 EXACT = {one.name for one in SIMPLIFY}
 FUSED = 2e-6
 """Fusion rounds weights anew: a few units in the last place of float32, of the largest output."""
+
+HEADINGS = ("Supported", "Refused", "Equations")
+"""Paragraphs in the docstring of a file with patterns, in this order."""
 
 every = pytest.mark.parametrize("name", CATALOGUE)
 
@@ -97,3 +102,10 @@ def test_the_whole_catalogue_keeps_what_the_examples_compute(name: str) -> None:
 
 def test_every_pattern_says_why_it_is_true() -> None:
     assert [name for name, one in CATALOGUE.items() if len(one.source) < 10] == []
+
+
+@every
+def test_its_file_opens_with_what_it_supports(name: str) -> None:
+    text = sys.modules[CATALOGUE[name].example.__module__].__doc__ or ""
+    starts = [line.partition(":")[0] for line in text.splitlines() if ": " in line]
+    assert [start for start in starts if start in HEADINGS] == list(HEADINGS)

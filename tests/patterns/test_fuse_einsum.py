@@ -8,7 +8,7 @@ import pytest
 
 from sbonnx.graph import load, to_proto
 from sbonnx.patterns import FUSE, SIMPLIFY, apply
-from sbonnx.patterns.fuse.einsum import EINSUM_TO_MATMUL
+from sbonnx.patterns.fuse.canonical import EINSUM_TO_MATMUL
 from sbonnx.pipeline import prepare
 from sbonnx.stages.state import read_recipe
 from tests.support.models import model, run

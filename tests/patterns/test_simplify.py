@@ -12,7 +12,7 @@ import pytest
 from sbonnx.graph import load, to_proto
 from sbonnx.graph.query import all_nodes
 from sbonnx.patterns import SIMPLIFY, apply
-from sbonnx.patterns.simplify.nothing import reshapes_nothing
+from sbonnx.patterns.simplify.no_ops import reshapes_nothing
 from tests.patterns.checks import assert_same_outputs, assert_sound, random_feeds
 from tests.patterns.simplified import INT64, ints, ops, simplified, target
 from tests.support.models import model

@@ -1,19 +1,39 @@
-"""Removes no-op nodes (Cast, Reshape, Slice, Pad, ...) whose output equals their input in shape, type and value."""
+"""Removes no-op nodes, whose output equals their input: Cast, Reshape, Transpose, Slice, Pad, Identity, Dropout, ...
+
+Supported: Cast to the type of the input, Reshape and Expand to its shape, Transpose by the identity, Slice of
+everything, Pad by 0, Concat of one tensor, Flatten of a matrix, Tile by 1, Resize by 1, Identity, Dropout at inference.
+Refused: an output that no other node can provide under its name; Dropout whose training_mode is computed or on.
+Equations: y = x in type, shape and value.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx
 
-from sbonnx.graph.query import constant, dtype
+from sbonnx.graph.query import constant, dtype, rank
 
+from ..edit import Edit
 from ..engine import Pattern
 from ..match import Match
 from ..sample import sample
 from ..tree import Const, Maybe, Op, Or, Var, X
-from .drop import ALL, drop, integers, rank, sizes, static, why_not_drop
+from .infer import integers, sizes, static
 
 INT64 = np.int64
+
+ALL = 2**31 - 1
+"""A Slice with this end or a larger one has no upper limit: exporters write INT32_MAX or INT64_MAX."""
+
+
+def drop(match: Match, edit: Edit) -> None:
+    """Replace the root's first output by "x"."""
+    edit.replace(match.root.outputs[0], match["x"])
+
+
+def why_not_drop(match: Match) -> str | None:
+    """Return why "x" cannot replace the root's first output, or None."""
+    return match.why_not_replace(match.root.outputs[0], match["x"])
 
 
 def _casts_nothing(match: Match) -> bool:
@@ -252,4 +272,57 @@ RESIZE = Pattern(
     ),
 )
 
-NOTHING = (CAST, RESHAPE, TRANSPOSE, SLICE, PAD, CONCAT, EXPAND, FLATTEN, TILE, RESIZE)
+
+def _identity_example() -> onnx.ModelProto:
+    return sample("g (float[2,3] x) => (float[2,3] y) { a = Relu(x) b = Identity(a) y = Sigmoid(b) }")
+
+
+def _identity_counter_example() -> onnx.ModelProto:
+    return sample("g (float[2,3] x) => (float[2,3] y) { y = Identity(x) }")
+
+
+IDENTITY = Pattern(
+    "identity",
+    tree=Op("Identity", Var("x")),
+    where=lambda match: why_not_drop(match) is None,
+    rewrite=drop,
+    source="Identity gives its input; one that the interface needs (from an input to an output) is not meant",
+    example=_identity_example,
+    counter_example=_identity_counter_example,
+)
+
+
+def _why_not_drop_dropout(match: Match) -> str | None:
+    mode = match["mode"]
+    if mode is not None:
+        value = constant(mode)
+        if value is None:
+            return f"training_mode '{mode.name}' is computed"
+        if value.any():
+            return "training_mode is on: it drops values at random"
+    return why_not_drop(match)
+
+
+def _dropout_example() -> onnx.ModelProto:
+    return sample("g (float[2,3] x) => (float[2,3] y) { a = Relu(x) b, mask = Dropout(a) y = Sigmoid(b) }")
+
+
+def _dropout_counter_example() -> onnx.ModelProto:
+    return sample(
+        "g (float[2,3] x) => (float[2,3] y) { a = Relu(x) b = Dropout(a, ratio, mode) y = Sigmoid(b) }",
+        ratio=np.array(0.0, np.float32),
+        mode=np.array(True),
+    )
+
+
+DROPOUT = Pattern(
+    "dropout",
+    tree=Op("Dropout", Var("x"), Maybe(X), Maybe(Var("mode"))),
+    check=_why_not_drop_dropout,
+    rewrite=drop,
+    source="Dropout without training_mode gives its input (and a mask: a mask that is used keeps the node)",
+    example=_dropout_example,
+    counter_example=_dropout_counter_example,
+)
+
+NO_OPS = (IDENTITY, DROPOUT, CAST, RESHAPE, TRANSPOSE, SLICE, PAD, CONCAT, EXPAND, FLATTEN, TILE, RESIZE)

@@ -1,4 +1,10 @@
-"""Merges equal constants and equal computations (common subexpressions)."""
+"""Removes nodes that no output needs, and merges equal constants and equal computations (common subexpressions).
+
+Supported: constants with equal type, shape and bytes; nodes of one scope with equal op, attributes and inputs.
+Refused: outputs, and constants that the file lists as inputs; random ops, custom domains, nodes with bodies, and Q/DQ
+nodes, because a pair belongs to its reader. All of them stay without a message.
+Equations: equal operators on equal inputs have equal outputs.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +16,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from sbonnx.graph import Constant, Graph, Node, Tensor
+from sbonnx.graph import Constant, Graph, Node
 from sbonnx.graph.edit import sweep
 from sbonnx.graph.query import all_nodes, bodies, scopes
 from sbonnx.graph.storage.weights import MappedWeights, chunks
@@ -18,6 +24,7 @@ from sbonnx.ops import QDQ, RANDOM
 from sbonnx.report import Fired, Refusal
 
 from ..engine import Sweep
+from ..index import move_readers
 from ..match import STANDARD
 from ..sample import sample
 
@@ -40,15 +47,6 @@ def _digest(tensor: Constant) -> bytes:
     return total.digest()
 
 
-def _move_readers(old: Tensor, new: Tensor) -> None:
-    for node in {id(node): node for node in old.outputs}.values():
-        for place, tensor in enumerate(node.inputs):
-            if tensor is old:
-                list.__setitem__(node.inputs, place, new)
-                list.append(new.outputs, node)
-    list.clear(old.outputs)
-
-
 def merge_initializers(graph: Graph) -> list[Fired | Refusal]:
     """Replace every constant by the first one with the same type, shape and bytes, in place.
 
@@ -68,7 +66,7 @@ def merge_initializers(graph: Graph) -> list[Fired | Refusal]:
             kept = first.setdefault(_digest(tensor), tensor)
             if kept is not tensor:
                 fired.append(Fired("merge_initializers", tensor.name))
-                _move_readers(tensor, kept)
+                move_readers(tensor, kept)
     return fired
 
 
@@ -131,7 +129,7 @@ def merge_nodes(graph: Graph) -> list[Fired | Refusal]:
                 continue
             fired.append(Fired("merge_nodes", node.name))
             for old, new in zip(node.outputs, kept.outputs, strict=True):
-                _move_readers(old, new)
+                move_readers(old, new)
     if fired:
         sweep(graph)
     return fired
@@ -146,4 +144,22 @@ NODES = Sweep(
         "g (float[2,3] x) => (float[2,3] y)"
         "{ a = LeakyRelu<alpha=0.1>(x) b = LeakyRelu<alpha=0.2>(x) c = Neg(b) y = Add(a, c) }"
     ),
+)
+
+
+def remove_dead(graph: Graph) -> list[Fired | Refusal]:
+    """Remove nodes that lead to no output, in every scope and in place. Unused inputs are kept."""
+    before = list(all_nodes(graph))
+    if not sweep(graph):
+        return []
+    alive = {id(node) for node in all_nodes(graph)}
+    return [Fired("dead_code", node.name) for node in before if id(node) not in alive]
+
+
+DEAD = Sweep(
+    "dead_code",
+    run=remove_dead,
+    source="ONNX operators have no effect but their outputs",
+    example=lambda: sample("g (float[2,3] x) => (float[2,3] y) { a = Exp(x) b = Neg(a) y = Relu(x) }"),
+    counter_example=lambda: sample("g (float[2,3] x, float[2] unused) => (float[2,3] y) { a = Exp(x) y = Relu(a) }"),
 )
