@@ -62,7 +62,7 @@ THIRD_PARTIES: dict[str, frozenset[str] | None] = {
     ),
     "torch": frozenset({"qat", "torchnet", "rounding.adaround", "calib.engine.cuda", "moments.products"}),
     "xxhash": frozenset({"graph.digests"}),
-    "networkx": frozenset({"plan.paying"}),
+    "networkx": frozenset({"plan.cost_partition"}),
     "threadpoolctl": frozenset({"calib.engine.threads"}),
     "pydantic": frozenset({"recipe", "batch.jobs.jobfile"}),
     "yaml": frozenset({"recipe", "cli", "batch.jobs.jobfile"}),

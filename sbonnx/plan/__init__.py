@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from sbonnx.ops import BITS
-from sbonnx.plan.archive import load_solution, save_solution
+from sbonnx.plan.archive import from_dict, load_solution, save_solution, to_dict
 from sbonnx.plan.make import make
-from sbonnx.plan.text import from_dict, to_dict
 from sbonnx.plan.types import ObserverChoice, Plan, Reader, Role, Site, Solution
 
 __all__ = [

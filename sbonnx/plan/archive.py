@@ -1,4 +1,4 @@
-"""Save and load a solution as one .npz file: scales, zero points, codes and ranges, with the specs as JSON inside."""
+"""Saves and loads plans, as plain values for JSON, and solutions, as one .npz file with the specs as JSON inside."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.errors import ModelError
+from sbonnx.errors import ModelError, RecipeError
 from sbonnx.graph.storage.output_files import write_bytes
 from sbonnx.plan.magnitudes import Magnitudes
-from sbonnx.plan.types import Gain, Reader, Solution
+from sbonnx.plan.types import Gain, ObserverChoice, Plan, Reader, RoundingChoice, Site, Solution
 from sbonnx.report import Refusal
-from sbonnx.spec import FP8, Array, Bounds, QParams, QuantSpec
+from sbonnx.spec import FP8, Array, Bounds, QParams, QuantSpec, ScaleLimits
 
-FORMAT: Final = 1
+PLAN_FORMAT: Final = 1
+SOLUTION_FORMAT: Final = 1
 HEAD: Final = "sbonnx.json"
 
 DAMAGED: Final = (
@@ -42,7 +43,7 @@ def save_solution(solution: Solution, path: Path) -> None:
     for number, key in enumerate(keys):
         arrays.update({f"{number}.{part}": _plain(value) for part, value in _parts(solution, key).items()})
     head = {
-        "format": FORMAT,
+        "format": SOLUTION_FORMAT,
         "keys": keys,
         "specs": {key: asdict(qparams.spec) for key, qparams in solution.qparams.items()},
         "refusals": [asdict(refusal) for refusal in solution.refusals],
@@ -100,9 +101,9 @@ def load_solution(path: Path) -> Solution:
             arrays = {name: file[name] for name in file.files if name != HEAD}
     except DAMAGED as error:
         raise ModelError(f"'{path}' is not a saved solution ({error}). Calibrate again.") from error
-    if not isinstance(head, dict) or head.get("format") != FORMAT:
+    if not isinstance(head, dict) or head.get("format") != SOLUTION_FORMAT:
         found = head.get("format") if isinstance(head, dict) else None
-        raise ModelError(f"'{path}' has format {found}; this version reads {FORMAT}. Calibrate again.")
+        raise ModelError(f"'{path}' has format {found}; this version reads {SOLUTION_FORMAT}. Calibrate again.")
     try:
         return _assemble(head, arrays)
     except KeyError as error:
@@ -135,3 +136,47 @@ def _magnitudes(arrays: Mapping[str, Array], number: int) -> Magnitudes:
     octaves, ends, counts = (arrays[f"magnitudes.{number}.{part}"] for part in ("octaves", "ends", "counts"))
     zeros, nan, inf, samples = (int(count) for count in counts)
     return Magnitudes(float(ends[0]), float(ends[1]), octaves[0], octaves[1], zeros, nan, inf, samples)
+
+
+def to_dict(plan: Plan) -> dict[str, Any]:
+    """Convert a plan to plain values that ``json.dumps`` accepts."""
+    return {"format": PLAN_FORMAT, **asdict(plan)}
+
+
+def from_dict(values: dict[str, Any]) -> Plan:
+    """Rebuild the plan that `to_dict` wrote.
+
+    Raises:
+        RecipeError: another format, or a key is missing or unknown.
+    """
+    if values.get("format") != PLAN_FORMAT:
+        raise RecipeError(
+            f"the plan has format {values.get('format')!r}; this version reads format {PLAN_FORMAT}. Plan again."
+        )
+    try:
+        return Plan(
+            sites=tuple(_site(row) for row in values["sites"]),
+            refusals=tuple(Refusal(**row) for row in values["refusals"]),
+            backend=values["backend"],
+            scale_rule=values["scale_rule"],
+            weights=values["weights"],
+            weights_alone=values["weights_alone"],
+            float_type=values["float_type"],
+            scales=ScaleLimits(**values["scales"]),
+        )
+    except (KeyError, TypeError) as error:
+        raise RecipeError(f"the plan is damaged ({error}). Plan again.") from error
+
+
+def _site(row: dict[str, Any]) -> Site:
+    return Site(
+        **{
+            **row,
+            "spec": QuantSpec(**row["spec"]),
+            "readers": tuple(Reader(**reader) for reader in row["readers"]),
+            "observer": ObserverChoice(**row["observer"]),
+            "rounding": RoundingChoice(**row["rounding"]),
+            "fixed": None if row["fixed"] is None else tuple(row["fixed"]),
+            "follows": None if row["follows"] is None else tuple(row["follows"]),
+        }
+    )

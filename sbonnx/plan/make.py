@@ -9,13 +9,12 @@ from typing import Final
 from sbonnx.backends import Backend
 from sbonnx.cpu import has_dot_product
 from sbonnx.graph import Graph
-from sbonnx.plan.groups import tie
+from sbonnx.plan.cost_partition import slower_in_integers
+from sbonnx.plan.drafts import Drafts, tie
 from sbonnx.plan.modes import ModePlacer
-from sbonnx.plan.paying import unpaid
 from sbonnx.plan.placement import Placer
 from sbonnx.plan.survey import Survey
 from sbonnx.plan.types import Plan, Site
-from sbonnx.plan.wishes import Wishes
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import LEARNED, UNIFORM
 from sbonnx.recipe.resolve import tensor_hit
@@ -42,15 +41,15 @@ def make(graph: Graph, recipe: Recipe, backend: Backend, *, observers: frozenset
     recipe.check_types(observers=observers, quantizers={UNIFORM, *LEARNED, *ROUNDERS}, roundings={AUTO, *ROUNDERS})
     survey = Survey(graph)
     if recipe.mode == "static":
-        wishes = _placed(survey, recipe, backend)
-        tie(survey, recipe, backend, wishes)
+        drafts = _placed(survey, recipe, backend)
+        tie(survey, recipe, backend, drafts)
     else:
-        wishes = Wishes()
-        ModePlacer(survey, recipe, backend, wishes, _short_weights(recipe, backend)).run()
-    sites = tuple(_fixed(site, recipe) for site in wishes.sites() if site.readers or site.role == "activation")
+        drafts = Drafts()
+        ModePlacer(survey, recipe, backend, drafts, _short_weights(recipe, backend)).run()
+    sites = tuple(_fixed(site, recipe) for site in drafts.sites() if site.readers or site.role == "activation")
     return Plan(
         sites=sites,
-        refusals=(*wishes.refusals, *_idle(sites, recipe, backend)),
+        refusals=(*drafts.refusals, *_idle(sites, recipe, backend)),
         backend=backend.name,
         scale_rule=recipe.scale_rule,
         weights=recipe.weights,
@@ -60,21 +59,21 @@ def make(graph: Graph, recipe: Recipe, backend: Backend, *, observers: frozenset
     )
 
 
-def _placed(survey: Survey, recipe: Recipe, backend: Backend) -> Wishes:
+def _placed(survey: Survey, recipe: Recipe, backend: Backend) -> Drafts:
     """Place the sites that the rules ask for, except where the backend's kernel costs say that integers are slower."""
-    wishes = Wishes()
+    drafts = Drafts()
     short = _short_weights(recipe, backend)
-    placer = Placer(survey, recipe, backend, wishes, short_weights=short)
+    placer = Placer(survey, recipe, backend, drafts, short_weights=short)
     placer.run()
     if backend.costs is None or recipe.kernel_costs == "none":
-        return wishes
+        return drafts
     costs = backend.costs(None if recipe.kernel_costs == "bundled" else recipe.kernel_costs)
-    declined = unpaid(survey, placer.integer | placer.ruled, backend.folds, costs)
+    declined = slower_in_integers(survey, placer.integer | placer.ruled, backend.folds, costs)
     if not declined:
-        return wishes
-    wishes = Wishes()
-    Placer(survey, recipe, backend, wishes, declined=declined, short_weights=short).run()
-    return wishes
+        return drafts
+    drafts = Drafts()
+    Placer(survey, recipe, backend, drafts, declined=declined, short_weights=short).run()
+    return drafts
 
 
 def _short_weights(recipe: Recipe, backend: Backend) -> bool:

@@ -11,11 +11,10 @@ import numpy as np
 from sbonnx.backends import Backend
 from sbonnx.graph import Constant, Node, query
 from sbonnx.ops import DEQUANTIZE, EMBEDDING, INTEGER_OPS, LINEAR, MATRIX_PRODUCTS
-from sbonnx.plan.blocks import in_blocks
-from sbonnx.plan.sites import weight_draft
+from sbonnx.plan.drafts import Drafts
+from sbonnx.plan.site_builder import in_blocks, weight_draft
 from sbonnx.plan.survey import Place, Survey, Weighted, weighted
 from sbonnx.plan.types import Reader
-from sbonnx.plan.wishes import Wishes
 from sbonnx.recipe import Recipe, TensorSettings
 
 DYNAMIC: Final = "dynamic"
@@ -67,17 +66,17 @@ CONVOLUTION: Final = {
 
 @dataclass(frozen=True)
 class ModePlacer:
-    """Placement of weight sites for modes other than static; fills `wishes` in place."""
+    """Placement of weight sites for modes other than static; fills `drafts` in place."""
 
     survey: Survey
     recipe: Recipe
     backend: Backend
-    wishes: Wishes
+    drafts: Drafts
     short_weights: bool = False
 
     def run(self) -> None:
         """Place every site, in topological order."""
-        self._refuse_wishes()
+        self._refuse_measured()
         for place in self.survey.places:
             node = place.node
             if node.op in INTEGER_OPS:
@@ -87,17 +86,17 @@ class ModePlacer:
             elif node.op in LINEAR:
                 self._at_linear(place)
 
-    def _refuse_wishes(self) -> None:
+    def _refuse_measured(self) -> None:
         """Refuse recipe requests that need measured activations."""
         why = f"MODE: {self.recipe.mode} quantizes weights, and measures nothing"
         if self.recipe.calibration.asym.enable:
-            self.wishes.refuse("measure behind quantized layers", "CALIBRATION.ASYM", why)
+            self.drafts.refuse("measure behind quantized layers", "CALIBRATION.ASYM", why)
         for name, wanted in self.recipe.quantize_inputs_of:
             if wanted is True and name != "embedding":
-                self.wishes.refuse("quantize inputs", f"QUANTIZE_INPUTS_OF.{name.upper()}", why)
+                self.drafts.refuse("quantize inputs", f"QUANTIZE_INPUTS_OF.{name.upper()}", why)
 
     def _refuse(self, node: Node, why: str) -> None:
-        self.wishes.refuse("quantize", node.name, why)
+        self.drafts.refuse("quantize", node.name, why)
 
     def _at_linear(self, place: Place) -> None:
         node, at = place.node, weighted(place.node)
@@ -110,7 +109,7 @@ class ModePlacer:
                 "a", node=node.name, op=node.op, tensor=node.inputs[at.data].name, place=self.survey.place_of(node)
             )
             if not settings.enabled:
-                self.wishes.refuse("quantize input", node.name, f"the recipe says so ({settings.why})")
+                self.drafts.refuse("quantize input", node.name, f"the recipe says so ({settings.why})")
                 return
         self._weight(place, at.weight, at.axis, f"weight of {node.op}: {self._method.why}")
 
@@ -165,7 +164,7 @@ class ModePlacer:
             "w", node=node.name, op=node.op, tensor=tensor.name, place=self.survey.place_of(node)
         )
         if not settings.enabled:
-            self.wishes.refuse("quantize weight", node.name, f"the recipe says so ({settings.why})")
+            self.drafts.refuse("quantize weight", node.name, f"the recipe says so ({settings.why})")
             return
         spec = self.backend.spec("w", settings.bits, settings.symmetric, axis if settings.per_channel else None)
         if settings.per_channel and node.op in MATRIX_PRODUCTS:
@@ -176,10 +175,10 @@ class ModePlacer:
             spec = replace(spec, bits=7)
         unfit = self.backend.unfit(node, spec)
         if unfit is not None:
-            self.wishes.refuse("quantize weight", node.name, unfit)
+            self.drafts.refuse("quantize weight", node.name, unfit)
             return
-        wish = weight_draft(place, index, spec, settings, why, self.recipe.mode)
-        self.wishes.add(wish, Reader(node.name, index))
+        draft = weight_draft(place, index, spec, settings, why, self.recipe.mode)
+        self.drafts.add(draft, Reader(node.name, index))
 
     def _block(self, settings: TensorSettings) -> int | None:
         return settings.block_size or self._method.block

@@ -11,8 +11,7 @@ from sbonnx.backends import Rule
 from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.ops import ADDS, EMBEDDING, INTEGER_OPS, LINEAR, MOVES_DATA, NORMS, RECURRENT
 from sbonnx.patterns import Block
-from sbonnx.plan.blocks import spec_of, weight_spec
-from sbonnx.plan.sites import Sites
+from sbonnx.plan.site_builder import SiteBuilder, spec_of, weight_spec
 from sbonnx.plan.survey import Place, Weighted, weighted
 from sbonnx.plan.types import Reader
 
@@ -21,8 +20,8 @@ PRODUCERS = frozenset(LINEAR) | {"BatchNormalization"} | ADDS
 
 
 @dataclass(frozen=True)
-class Placer(Sites):
-    """Placement of sites in one walk in topological order; fills `wishes` in place.
+class Placer(SiteBuilder):
+    """Placement of sites in one walk in topological order; fills `drafts` in place.
 
     Attributes:
         integer: names of the weighted ops with both data and weight quantized.
@@ -50,7 +49,7 @@ class Placer(Sites):
                     if node.op in RECURRENT
                     else "is quantized already"
                 )
-                self.wishes.refuse("quantize", node.name, f"{node.op}: {why}")
+                self.drafts.refuse("quantize", node.name, f"{node.op}: {why}")
                 continue
             if node.name in self.survey.in_loop:
                 self._refuse_loop(node)
@@ -59,7 +58,7 @@ class Placer(Sites):
             if node.op in self.backend.linear and at is not None:
                 self._at_linear(place, at)
             elif node.op in LINEAR and at is not None:
-                self.wishes.refuse("quantize", node.name, f"{self.backend.name} has no integer kernel for {node.op}")
+                self.drafts.refuse("quantize", node.name, f"{self.backend.name} has no integer kernel for {node.op}")
             elif node.op in EMBEDDING and isinstance(node.inputs[0], Constant):
                 self._at_embedding(place)
             else:
@@ -75,7 +74,7 @@ class Placer(Sites):
     def _refuse_loop(self, node: Node) -> None:
         if node.op in LINEAR:
             loop = self.survey.in_loop[node.name]
-            self.wishes.refuse(
+            self.drafts.refuse(
                 "quantize", node.name, f"it stands in the body of '{loop}', whose steps are not observed"
             )
 
@@ -84,7 +83,7 @@ class Placer(Sites):
     def _at_linear(self, place: Place, at: Weighted) -> None:
         node = place.node
         if at.weight == 0 and not self.backend.any_bits:
-            self.wishes.refuse("quantize", node.name, f"{self.backend.name} wants the constant on the right of MatMul")
+            self.drafts.refuse("quantize", node.name, f"{self.backend.name} wants the constant on the right of MatMul")
             return
         wanted = self.recipe.settings(
             "w", node=node.name, op=node.op, tensor=node.inputs[at.weight].name, place=self.survey.place_of(node)
@@ -92,7 +91,7 @@ class Placer(Sites):
         kind = weight_spec(self.backend, node, at.weight, at.axis, wanted) if wanted.enabled else None
         if kind is not None and self.backend.alone(kind) and not isinstance(node.inputs[at.data], Constant):
             if self.weight(place, at.weight, at.axis, f"weight of {node.op}, whose input stays float") is not None:
-                self.wishes.refuse("quantize input", node.name, f"{self.backend.name} has int4 for weights alone")
+                self.drafts.refuse("quantize input", node.name, f"{self.backend.name} has int4 for weights alone")
             return
         slow = (
             self.declined.get(node.name)
@@ -104,11 +103,11 @@ class Placer(Sites):
         if node.op in self.backend.linear_output and self._behind_fold(node).name in self.survey.outputs:
             slow = f"it writes an output of the graph, which stays float, and {node.op} has no integer kernel for that"
         if slow is not None:
-            self.wishes.refuse("quantize", node.name, slow)
+            self.drafts.refuse("quantize", node.name, slow)
             return
         data = self.activation(node, at.data, f"input of {node.op}", "linear")
         if data is None and not self.backend.any_bits:
-            self.wishes.refuse("quantize weight", node.name, "its input stays float")
+            self.drafts.refuse("quantize weight", node.name, "its input stays float")
             return
         weight = self.weight(place, at.weight, at.axis, f"weight of {node.op}")
         if data is not None and weight is not None:
@@ -191,7 +190,7 @@ class Placer(Sites):
         if not self._acts(rule) or rule.unless(node) is not None:
             return
         if node.name in self.declined:
-            self.wishes.refuse("quantize", node.name, self.declined[node.name])
+            self.drafts.refuse("quantize", node.name, self.declined[node.name])
             return
         dynamic = [
             i for i, tensor in enumerate(node.inputs) if not isinstance(tensor, Constant) and not tensor.is_empty()
@@ -216,7 +215,7 @@ class Placer(Sites):
         if after is not None and not self._asked(rule):
             self.ruled.add(node.name)
         if rule.one_scale and after is not None and keys[0] is not None:
-            self.wishes.join(keys[0], after)
+            self.drafts.join(keys[0], after)
 
     def _continues_integers(self, rule: Rule, node: Node, dynamic: list[int]) -> bool:
         """Return whether an op continues a run of integer kernels, if its rule requires that.
@@ -233,7 +232,7 @@ class Placer(Sites):
         if rule.when != "inputs_integer":
             return any(written)
         return any(written) and all(
-            done or self.wishes.has_activation(tensor.name) for done, tensor in zip(written, tensors, strict=True)
+            done or self.drafts.has_activation(tensor.name) for done, tensor in zip(written, tensors, strict=True)
         )
 
     def _output(self, node: Node, why: str, rule: str) -> str | None:
@@ -252,7 +251,7 @@ class Placer(Sites):
         spec = spec_of(self.backend, "a", settings, None)
         key = self.written[tensor.name] = self.open_site(tensor, spec, settings, why, rule)
         for reader, index in readers:
-            self.wishes.drafts[key].readers[Reader(reader.name, index)] = None
+            self.drafts.by_key[key].readers[Reader(reader.name, index)] = None
         return key
 
     def _wants_integers(self, reader: Node, tensor: Tensor) -> bool:
@@ -298,7 +297,7 @@ class Placer(Sites):
 
     def _read_quantized(self, tensor: Tensor) -> bool:
         """Return whether a reader of `tensor`, directly or through data movement, has it quantized."""
-        if self.wishes.has_activation(tensor.name):
+        if self.drafts.has_activation(tensor.name):
             return True
         return any(
             self._read_quantized(node.outputs[0])

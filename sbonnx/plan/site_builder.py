@@ -1,18 +1,19 @@
-"""Creation of single sites: combines the recipe's settings and the backend's rules for one tensor."""
+"""Drafts of single sites: combines the recipe's settings and the backend's rules for one tensor."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from sbonnx.backends import Backend
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Constant, Node, Tensor, query
+from sbonnx.linear.layer import channel_axes
 from sbonnx.ops import MATRIX_PRODUCTS
-from sbonnx.plan.blocks import spec_of, weight_spec
+from sbonnx.plan.drafts import Draft, Drafts
 from sbonnx.plan.survey import Place, Survey
 from sbonnx.plan.types import ObserverChoice, Reader, RoundingChoice
-from sbonnx.plan.wishes import Draft, Wishes
 from sbonnx.recipe import Recipe, TensorSettings
 from sbonnx.recipe.resolve import NEAREST
 from sbonnx.spec import BIAS_BITS, QuantSpec
@@ -52,12 +53,12 @@ def weight_draft(place: Place, index: int, spec: QuantSpec, settings: TensorSett
 
 
 @dataclass(frozen=True)
-class Sites:
-    """Builder of sites: adds them to `wishes`, and records a refusal if one is not possible.
+class SiteBuilder:
+    """Builder of sites: adds them to `drafts`, and records a refusal if one is not possible.
 
     Attributes:
         survey, recipe, backend: sources of the decisions.
-        wishes: collects the sites.
+        drafts: collects the sites.
         written: site key by tensor, for tensors that an integer kernel writes. All readers get the dequantized
             tensor, because the producer must write integers only; readers that the recipe keeps float are excepted.
         short_weights: 8-bit weights get 7 bits.
@@ -66,7 +67,7 @@ class Sites:
     survey: Survey
     recipe: Recipe
     backend: Backend
-    wishes: Wishes
+    drafts: Drafts
     written: dict[str, str] = field(default_factory=dict)
     short_weights: bool = False
 
@@ -77,7 +78,7 @@ class Sites:
         )
         if not settings.enabled:
             what = "quantize weight" if side == "w" else "quantize input"
-            self.wishes.refuse(what, node.name, f"the recipe says so ({settings.why})")
+            self.drafts.refuse(what, node.name, f"the recipe says so ({settings.why})")
             return None
         return settings
 
@@ -89,17 +90,17 @@ class Sites:
             return None
         obstacle = self.survey.quantizable(tensor)
         if obstacle is not None:
-            self.wishes.refuse("quantize input", node.name, f"'{tensor.name}': {obstacle}")
+            self.drafts.refuse("quantize input", node.name, f"'{tensor.name}': {obstacle}")
             return None
         spec = spec_of(self.backend, "a", settings, self._channels(node, tensor, settings))
         if tensor.name in self.written:
             key = self.written[tensor.name]  # all readers already have this pair
-            if self.wishes.drafts[key].spec != spec:
-                why = f"'{tensor.name}' is written as {self.wishes.drafts[key].spec.label()} for all its readers"
-                self.wishes.refuse(f"quantize input as {spec.label()}", node.name, why)
+            if self.drafts.by_key[key].spec != spec:
+                why = f"'{tensor.name}' is written as {self.drafts.by_key[key].spec.label()} for all its readers"
+                self.drafts.refuse(f"quantize input as {spec.label()}", node.name, why)
             return key
         key = self.open_site(tensor, spec, settings, why, rule)
-        self.wishes.drafts[key].readers[Reader(node.name, index)] = None
+        self.drafts.by_key[key].readers[Reader(node.name, index)] = None
         return key
 
     def _channels(self, node: Node, tensor: Tensor, settings: TensorSettings) -> int | None:
@@ -109,13 +110,13 @@ class Sites:
             return None  # without such an axis the whole tensor has one scale
         if node.op in MATRIX_PRODUCTS:
             why = f"{node.op} sums over the channels of its input: one scale for the whole tensor"
-            self.wishes.refuse("quantize input per channel", node.name, why)
+            self.drafts.refuse("quantize input per channel", node.name, why)
             return None
         return axis
 
     def open_site(self, tensor: Tensor, spec: QuantSpec, settings: TensorSettings, why: str, rule: str) -> str:
         """Add a pair on a tensor, without readers. Return the site's key."""
-        wish = Draft(
+        draft = Draft(
             tensor=tensor.name,
             role="activation",
             spec=spec,
@@ -124,7 +125,7 @@ class Sites:
             why=why,
             rule=rule,
         )
-        return self.wishes.add(wish, None)
+        return self.drafts.add(draft, None)
 
     def weight(self, place: Place, index: int, axis: int | None, why: str) -> str | None:
         """Add a site for the weight at input `index`. Return its key, or None if refused."""
@@ -138,17 +139,17 @@ class Sites:
             spec = replace(spec, bits=7)
         why_not = f"'{tensor.name}' is empty" if 0 in tensor.shape else self.backend.unfit(node, spec)
         if why_not is not None:
-            self.wishes.refuse("quantize weight", node.name, why_not)
+            self.drafts.refuse("quantize weight", node.name, why_not)
             return None
-        return self.wishes.add(weight_draft(place, index, spec, settings, why, "weight"), Reader(node.name, index))
+        return self.drafts.add(weight_draft(place, index, spec, settings, why, "weight"), Reader(node.name, index))
 
     def bias(self, place: Place, node: Node, index: int, data: str, weight: str) -> None:
         """Add an int32 site for a constant bias, with the product of the scales of the sites `data` and `weight`."""
         tensor = node.inputs[index]
         if not isinstance(tensor, Constant) or len(tensor.shape) != 1:
             return
-        axis = None if self.wishes.drafts[weight].spec.axis is None else 0
-        wish = Draft(
+        axis = None if self.drafts.by_key[weight].spec.axis is None else 0
+        draft = Draft(
             tensor=tensor.name,
             role="bias",
             spec=QuantSpec(bits=BIAS_BITS, axis=axis),
@@ -158,4 +159,47 @@ class Sites:
             rule="bias",
             follows=(data, weight),
         )
-        self.wishes.add(wish, Reader(node.name, index))
+        self.drafts.add(draft, Reader(node.name, index))
+
+
+def spec_of(backend: Backend, side: Literal["w", "a"], settings: TensorSettings, axis: int | None) -> QuantSpec:
+    """Return the type that the recipe asks for, as the backend spells it."""
+    return replace(backend.spec(side, settings.bits, settings.symmetric, axis), kind=settings.dtype)
+
+
+def weight_spec(backend: Backend, node: Node, index: int, axis: int | None, settings: TensorSettings) -> QuantSpec:
+    """Return the type of the weight at input `index`, block-wise if the recipe or the bit width requires it."""
+    spec = spec_of(backend, "w", settings, axis if settings.per_channel else None)
+    taken = backend.int4_blocks if backend.alone(spec) else ()
+    return in_blocks(node, index, spec, settings.block_size, taken)
+
+
+def block_for(length: int, wanted: int | None, taken: Sequence[int]) -> int | None:
+    """Return the block size of an axis: the requested one, else the largest supported size that divides the axis.
+
+    Args:
+        length: size of the reduction axis.
+        wanted: block size from the recipe, or None.
+        taken: block sizes that the runtime supports; empty if it needs no blocks.
+
+    Returns:
+        The block size, or None if none was requested and the runtime needs no blocks. If no supported size divides
+        `length`, the largest supported size.
+    """
+    if wanted is not None or not taken:
+        return wanted
+    return next((size for size in sorted(taken, reverse=True) if length % size == 0), max(taken))
+
+
+def in_blocks(node: Node, index: int, spec: QuantSpec, wanted: int | None, taken: Sequence[int] = ()) -> QuantSpec:
+    """Return `spec` with one scale per block along the reduction axis of the weight; `spec` unchanged if there is none.
+
+    Args:
+        wanted, taken: see `block_for`.
+    """
+    shape = node.inputs[index].shape
+    _, axis = channel_axes(node.op, node.attrs, len(shape), index)
+    if axis is None or node.op not in MATRIX_PRODUCTS:
+        return spec
+    size = block_for(shape[axis], wanted, taken)
+    return spec if size is None else replace(spec, axis=axis, block_size=size)

@@ -35,7 +35,7 @@ BLOCKED: Final = CONVOLUTIONS | BLOCKED_POOLS
 
 
 @dataclass
-class Division:
+class MinCut:
     """Flow network whose minimum cut is the cheapest partition into integers and float."""
 
     costs: Costs
@@ -156,7 +156,7 @@ def _is_weight(node: Node, index: int) -> bool:
     return kind is not None and index in (kind.weight, kind.bias) and isinstance(node.inputs[index], Constant)
 
 
-def unpaid(survey: Survey, able: set[str], folds: frozenset[str], costs: Costs) -> dict[str, str]:
+def slower_in_integers(survey: Survey, able: set[str], folds: frozenset[str], costs: Costs) -> dict[str, str]:
     """Find the ops that would be slower in integers than in float, with the reason.
 
     Args:
@@ -165,11 +165,11 @@ def unpaid(survey: Survey, able: set[str], folds: frozenset[str], costs: Costs) 
         folds: op types that onnxruntime folds into the preceding op.
         costs: table of kernel costs.
     """
-    division = Division(costs, survey, able, folds)
-    division.build()
+    cut = MinCut(costs, survey, able, folds)
+    cut.build()
     found = {}
-    for name in division.floats():
-        price = division.prices[name]
+    for name in cut.floats():
+        price = cut.prices[name]
         found[name] = (
             f"it would be slower in integers: about {price.integers / 1000:.0f} µs a sample, in float "
             f"{price.floats / 1000:.0f}, without the pairs at its edges"

@@ -19,7 +19,7 @@ from sbonnx.backends.onnxruntime.costs import BUNDLED, KINDS, Costs, Price, load
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Node, Tensor, query
 from sbonnx.pipeline import prepare
-from sbonnx.plan.paying import SLACK_NS, SLACK_SHARE, unpaid
+from sbonnx.plan.cost_partition import SLACK_NS, SLACK_SHARE, slower_in_integers
 from sbonnx.plan.survey import Survey
 from sbonnx.stages.state import read_recipe
 from tests.support.models import model
@@ -93,7 +93,7 @@ def test_the_cut_is_the_cheapest_of_all_divisions(seed: int) -> None:
     movers = {place.node.name for place in survey.places if place.node.op == "Transpose"}
     able = set(names) - movers
     costs = Prices(seed)
-    floats = set(unpaid(survey, able, frozenset(), costs))
+    floats = set(slower_in_integers(survey, able, frozenset(), costs))
     best = min(
         price_of(survey, able, {name for name, chosen in zip(names, choice, strict=True) if chosen}, costs)
         for choice in itertools.product((False, True), repeat=len(names))
