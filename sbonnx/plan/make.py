@@ -45,7 +45,7 @@ def make(graph: Graph, recipe: Recipe, backend: Backend, *, observers: frozenset
         tie(survey, recipe, backend, drafts)
     else:
         drafts = Drafts()
-        ModePlacer(survey, recipe, backend, drafts, _short_weights(recipe, backend)).run()
+        ModePlacer(survey, recipe, backend, drafts, short_weights=_short_weights(recipe, backend)).run()
     sites = tuple(_fixed(site, recipe) for site in drafts.sites() if site.readers or site.role == "activation")
     return Plan(
         sites=sites,

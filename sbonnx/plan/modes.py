@@ -8,14 +8,12 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.backends import Backend
 from sbonnx.graph import Constant, Node, query
 from sbonnx.ops import DEQUANTIZE, EMBEDDING, INTEGER_OPS, LINEAR, MATRIX_PRODUCTS
-from sbonnx.plan.drafts import Drafts
-from sbonnx.plan.site_builder import in_blocks, weight_draft
-from sbonnx.plan.survey import Place, Survey, Weighted, weighted
+from sbonnx.plan.site_builder import SiteBuilder, in_blocks, weight_draft
+from sbonnx.plan.survey import Place, Weighted, weighted
 from sbonnx.plan.types import Reader
-from sbonnx.recipe import Recipe, TensorSettings
+from sbonnx.recipe import TensorSettings
 
 DYNAMIC: Final = "dynamic"
 WEIGHT_ONLY: Final = "weight_only"
@@ -65,14 +63,8 @@ CONVOLUTION: Final = {
 
 
 @dataclass(frozen=True)
-class ModePlacer:
+class ModePlacer(SiteBuilder):
     """Placement of weight sites for modes other than static; fills `drafts` in place."""
-
-    survey: Survey
-    recipe: Recipe
-    backend: Backend
-    drafts: Drafts
-    short_weights: bool = False
 
     def run(self) -> None:
         """Place every site, in topological order."""
@@ -104,13 +96,8 @@ class ModePlacer:
         if why is not None or at is None:
             self._refuse(node, why or _no_weight(node))
             return
-        if self.recipe.mode == DYNAMIC:
-            settings = self.recipe.settings(
-                "a", node=node.name, op=node.op, tensor=node.inputs[at.data].name, place=self.survey.place_of(node)
-            )
-            if not settings.enabled:
-                self.drafts.refuse("quantize input", node.name, f"the recipe says so ({settings.why})")
-                return
+        if self.recipe.mode == DYNAMIC and self.settings_of("a", node, node.inputs[at.data]) is None:
+            return
         self._weight(place, at.weight, at.axis, f"weight of {node.op}: {self._method.why}")
 
     @property
@@ -159,12 +146,8 @@ class ModePlacer:
     def _weight(self, place: Place, index: int, axis: int | None, why: str) -> None:
         """Add a site on the weight at input `index`, unless the recipe keeps it float."""
         node = place.node
-        tensor = node.inputs[index]
-        settings = self.recipe.settings(
-            "w", node=node.name, op=node.op, tensor=tensor.name, place=self.survey.place_of(node)
-        )
-        if not settings.enabled:
-            self.drafts.refuse("quantize weight", node.name, f"the recipe says so ({settings.why})")
+        settings = self.settings_of("w", node, node.inputs[index])
+        if settings is None:
             return
         spec = self.backend.spec("w", settings.bits, settings.symmetric, axis if settings.per_channel else None)
         if settings.per_channel and node.op in MATRIX_PRODUCTS:
