@@ -7,7 +7,13 @@ them. `absorb` moves biases, `split` splits outlier channels.
 
 from __future__ import annotations
 
-from sbonnx.equalize.settings import Equalization
-from sbonnx.equalize.steps import Equalized, equalize, equalize_measured, wanted_ranges
+from sbonnx.equalize.steps import (
+    Equalization,
+    Equalized,
+    channel_ranges,
+    equalize,
+    equalize_measured,
+    wanted_ranges,
+)
 
-__all__ = ["Equalization", "Equalized", "equalize", "equalize_measured", "wanted_ranges"]
+__all__ = ["Equalization", "Equalized", "channel_ranges", "equalize", "equalize_measured", "wanted_ranges"]

@@ -12,8 +12,7 @@ import numpy as np
 
 from sbonnx.equalize.channel_flow import ops as moving
 from sbonnx.equalize.channel_flow.constants import Ceiling, Vector, Weight
-from sbonnx.equalize.channel_flow.ids import FIXED
-from sbonnx.equalize.channel_flow.trace import Rule, Trace, along, is_float, number, varies
+from sbonnx.equalize.channel_flow.trace import FIXED, Rule, Trace, along, is_float, number, varies
 from sbonnx.graph import Body, Node, Tensor
 from sbonnx.graph.query import attribute, constant, shape
 from sbonnx.linear.layer import LinearLayer

@@ -10,7 +10,6 @@ import numpy as np
 
 from sbonnx.equalize.channel_flow.constants import Weight
 from sbonnx.equalize.channel_flow.trace import Traced
-from sbonnx.equalize.settings import Equalization
 from sbonnx.graph import Graph, Node, Tensor
 from sbonnx.graph.edit import Names
 from sbonnx.graph.query import output_names, readers, shape
@@ -44,7 +43,9 @@ class _Chain:
     refusal: str | None = None
 
 
-def split_channels(graph: Graph, traced: Traced, settings: Equalization) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
+def split_channels(
+    graph: Graph, traced: Traced, share: float, *, per_channel: bool
+) -> tuple[tuple[str, ...], tuple[Refusal, ...]]:
     """Duplicate the channels with the largest weights and halve their weights, if this lowers the error, in place.
 
         sum_j W_oj x_j = sum_(j not split) W_oj x_j + sum_(j split) (W_oj / 2) x_j + (W_oj / 2) x_j
@@ -53,7 +54,8 @@ def split_channels(graph: Graph, traced: Traced, settings: Equalization) -> tupl
     squared error of the weights (squared step, summed over columns) falls to `PAYS`.
 
     Args:
-        settings: `split` is the maximum share of channels to add, `per_channel` whether each row has its own scale.
+        share: maximum number of channels to add, as a share of the channels of a layer.
+        per_channel: whether each row has its own scale.
 
     Returns:
         names of the layers whose inputs were split, and refusals for the others.
@@ -67,7 +69,10 @@ def split_channels(graph: Graph, traced: Traced, settings: Equalization) -> tupl
     refused: list[Refusal] = []
     for maker in traced.weights:
         chain = _chain(maker, by_node, held)
-        picked = np.zeros(0, np.int64) if chain.refusal is not None else _picked(chain.after, settings)
+        if chain.refusal is None:
+            picked = _picked(chain.after, share, per_channel=per_channel)
+        else:
+            picked = np.zeros(0, np.int64)
         if not len(picked):
             refused.append(
                 Refusal(WHAT, maker.node.name, chain.refusal or "the error of the next weights would not fall")
@@ -122,20 +127,20 @@ def _error(matrix: Array, doubled: Array, *, per_channel: bool) -> float:
     return float((rows**2).sum() * count)
 
 
-def _picked(after: Sequence[Weight], settings: Equalization) -> Array:
+def _picked(after: Sequence[Weight], share: float, *, per_channel: bool) -> Array:
     """Select the channels to split, those with the largest weights; none if the error does not fall enough."""
     matrices = [_matrix(weight) for weight in after]
     channels = matrices[0].shape[1]
-    most = int(settings.split * channels)
+    most = int(share * channels)
     top = np.max([m.max((0, 2)) / max(float(m.max()), np.finfo(np.float64).tiny) for m in matrices], axis=0)
     order = np.argsort(-top, kind="stable")[:most]
     best, least = order[:0], 1.0
-    before = [_error(m, order[:0], per_channel=settings.per_channel) for m in matrices]
+    before = [_error(m, order[:0], per_channel=per_channel) for m in matrices]
     for count in range(1, len(order) + 1):
-        now = [_error(m, order[:count], per_channel=settings.per_channel) for m in matrices]
-        share = max(a / b if b else 1.0 for a, b in zip(now, before, strict=True))
-        if share < least:
-            best, least = order[:count], share
+        now = [_error(m, order[:count], per_channel=per_channel) for m in matrices]
+        rest = max(a / b if b else 1.0 for a, b in zip(now, before, strict=True))
+        if rest < least:
+            best, least = order[:count], rest
     return np.sort(best) if least <= PAYS else order[:0]
 
 

@@ -1,4 +1,4 @@
-"""Equalization in two steps: one that needs only weights, and one that needs measured ranges."""
+"""Equalization in two steps, one that needs only weights and one that needs measured ranges."""
 
 from __future__ import annotations
 
@@ -8,19 +8,95 @@ from typing import Final
 
 import numpy as np
 
+from sbonnx.calib.calibrator import Calibrator
+from sbonnx.calib.data.dataset import Dataset
 from sbonnx.equalize import smooth
 from sbonnx.equalize.absorb import absorb, before_relus
-from sbonnx.equalize.channel_flow.trace import Traced, trace
+from sbonnx.equalize.channel_flow.trace import Clips, Traced, trace
 from sbonnx.equalize.cross_layer import cross_layer_scales
 from sbonnx.equalize.rules import RULES
 from sbonnx.equalize.scales import apply
-from sbonnx.equalize.settings import Equalization
 from sbonnx.equalize.split import split_channels
 from sbonnx.graph import Graph
 from sbonnx.graph.edit import Names, sort
-from sbonnx.graph.query import producer
+from sbonnx.graph.query import producer, scopes
+from sbonnx.options import RunOptions, without_cache
+from sbonnx.plan.types import Plan, Site
 from sbonnx.report import Fired, Refusal
-from sbonnx.spec import Array, Bounds
+from sbonnx.spec import Array, Bounds, QuantSpec
+
+
+@dataclass(frozen=True)
+class Equalization:
+    """Settings of the transformations of a float graph before planning; none is enabled by default.
+
+    Attributes:
+        cross_layer: equalize channel ranges of consecutive layers by scales that cancel, using weights only.
+        clips: treatment of a Clip from 0 to a number between two layers, with `cross_layer` and `smooth`.
+        absorb_bias: move high biases before a Relu into the next layers.
+        smooth: SmoothQuant strength for convolutions and for matrix products: move channel ranges from layer inputs
+            into their weights. None: off.
+        split: maximum number of channels added by outlier channel splitting, as a share of the channels of a layer.
+        per_channel: whether weights get one scale per output channel.
+        bits: bit width of the quantized weights.
+    """
+
+    cross_layer: bool = False
+    clips: Clips = "channels"
+    absorb_bias: bool = False
+    smooth: tuple[float, float] | None = None
+    split: float = 0.0
+    per_channel: bool = True
+    bits: int = 8
+
+    @property
+    def any(self) -> bool:
+        """Whether any transformation is enabled."""
+        return self.cross_layer or self.absorb_bias or self.smooth is not None or self.split > 0
+
+    @property
+    def needs_ranges(self) -> bool:
+        """Whether calibration data are needed."""
+        return self.smooth is not None or self.absorb_bias
+
+
+def channel_ranges(
+    graph: Graph,
+    wanted: Mapping[str, int],
+    data: Dataset,
+    options: RunOptions | None = None,
+) -> dict[str, Bounds]:
+    """Run the float graph over the data once and return the exact minimum and maximum of every channel.
+
+    Args:
+        graph: simplified and fused; not changed.
+        wanted: channel axis by tensor name.
+        options: see `RunOptions`.
+
+    Returns:
+        bounds of shape (channels,) by tensor. Tensors that no sample reached (a branch that never ran, bodies of Loop
+        and Scan) are left out.
+
+    Raises:
+        DataError: no data, or data that does not fit the model.
+        NumericError: NaN or Inf in one of the tensors.
+        ModelError, DeviceError: see `LayerRunner`.
+    """
+    sites = tuple(
+        Site(name, name, "activation", QuantSpec(axis=wanted[name]), (), "ranges a channel", name, scope=scope)
+        for scope, body in scopes(graph)
+        for name in dict.fromkeys(tensor.name for node in body.nodes for tensor in node.outputs)
+        if name in wanted
+    )
+    if not sites:
+        return {}
+    with Calibrator(graph, Plan(sites), without_cache(options)) as calibrator:
+        calibrator.observe_all(data)
+        found = calibrator.sketches()
+    return {
+        name: Bounds(sketch.lo, sketch.hi) for (name, _), sketch in found.items() if sketch.samples and sketch.finite
+    }
+
 
 CROSS_LAYER: Final = "equalize_cross_layer"
 ABSORB: Final = "absorb_bias"
@@ -52,7 +128,9 @@ def equalize(graph: Graph, settings: Equalization) -> Equalized:
         traced = trace(graph, RULES, settings.clips)
         _scale(graph, traced, cross_layer_scales(traced, graph.info.normals), settings, CROSS_LAYER, done)
     if settings.split > 0:
-        fired, refusals = split_channels(graph, trace(graph, RULES, "keep"), settings)
+        fired, refusals = split_channels(
+            graph, trace(graph, RULES, "keep"), settings.split, per_channel=settings.per_channel
+        )
         done.fired += [Fired(SPLIT, name) for name in fired]
         done.refusals += refusals
     return done

@@ -14,9 +14,8 @@ from sbonnx.calib.qparams.solve import weights_alone
 from sbonnx.calib.recurrent import read_steps, unroll
 from sbonnx.correct.analytic import correct_analytically
 from sbonnx.correct.batchnorm_tuning import tune_norms
-from sbonnx.equalize import equalize_measured, wanted_ranges
-from sbonnx.equalize.awq_calibrate import scale_by_activations
-from sbonnx.equalize.channel_ranges import channel_ranges
+from sbonnx.equalize import channel_ranges, equalize_measured, wanted_ranges
+from sbonnx.equalize.awq import scale_by_activations
 from sbonnx.errors import DataError
 from sbonnx.options import RunOptions
 from sbonnx.plan import make

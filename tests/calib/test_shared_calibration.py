@@ -13,7 +13,7 @@ from sbonnx import graph as graphs
 from sbonnx.calib.data.dataset import Dataset, read
 from sbonnx.calib.equal_tensors import EqualTensors, equal_tensors
 from sbonnx.calib.shared_calibration import CalibrationTasks, observe_courses
-from sbonnx.equalize.channel_ranges import channel_ranges
+from sbonnx.equalize import channel_ranges
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
 from sbonnx.options import RunOptions

@@ -12,9 +12,8 @@ import sbonnx
 from sbonnx import graph as graphs
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.calib.qparams.solve import weights_alone
-from sbonnx.equalize import awq_calibrate as aware
-from sbonnx.equalize.awq import WRITES_OUTPUT, Aware, Scaled
-from sbonnx.equalize.awq_calibrate import scale_by_activations
+from sbonnx.equalize import awq as aware
+from sbonnx.equalize.awq import WRITES_OUTPUT, Aware, Scaled, scale_by_activations
 from sbonnx.graph.query import constant
 from sbonnx.options import RunOptions
 from sbonnx.pipeline import quantized_graph

@@ -14,8 +14,7 @@ import pytest
 import sbonnx
 from sbonnx import graph as graphs
 from sbonnx.calib.data import dataset as datasets
-from sbonnx.equalize import Equalization, Equalized, equalize, equalize_measured, wanted_ranges
-from sbonnx.equalize.channel_ranges import channel_ranges
+from sbonnx.equalize import Equalization, Equalized, channel_ranges, equalize, equalize_measured, wanted_ranges
 from sbonnx.errors import RecipeError
 from sbonnx.graph.query import constant
 from sbonnx.quant_model import QuantModel

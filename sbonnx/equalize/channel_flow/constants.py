@@ -37,7 +37,7 @@ class Weight:
     @property
     def values(self) -> Array:
         """The current weight."""
-        found = constant(self.node.inputs[LINEAR[self.node.op].weight])
+        found = constant(self.node.inputs[self.layer.index])
         assert found is not None
         return found
 
@@ -49,7 +49,7 @@ class Weight:
 
     def set_values(self, values: Array, names: Names) -> None:
         """Replace the weight in place, keeping its type and name."""
-        set_constant(self.node, LINEAR[self.node.op].weight, values.astype(self.values.dtype), names)
+        set_constant(self.node, self.layer.index, values.astype(self.values.dtype), names)
 
     def set_bias(self, values: Array, names: Names) -> None:
         """Replace the bias in place, in the type of the weight. A bias is added if the node has none."""

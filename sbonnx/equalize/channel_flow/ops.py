@@ -7,8 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.equalize.channel_flow.ids import FIXED
-from sbonnx.equalize.channel_flow.trace import Rule, Shape, Trace, varies
+from sbonnx.equalize.channel_flow.trace import FIXED, Rule, Shape, Trace, varies
 from sbonnx.graph import Body, Node, Tensor
 from sbonnx.graph.query import attribute, constant, shape
 from sbonnx.ops import PICKS_MAX, POOLS, REDUCES
