@@ -5,7 +5,7 @@ Blocks are never rewritten. A group is a block only if nothing outside it reads 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,8 +13,8 @@ from sbonnx.graph import Constant, Graph, Node, Tensor
 from sbonnx.graph.query import scopes
 
 from ..index import GraphIndex
-from ..match import STANDARD, Match, find
-from .shapes import SHAPES, Shape
+from ..match import STANDARD, find
+from .shapes import SHAPES
 
 NATIVE: Final = {
     "Attention": "attention_softmax",
@@ -80,32 +80,23 @@ def _candidates(index: GraphIndex, by_op: dict[str, list[Node]]) -> Iterator[tup
     for shape in SHAPES:
         for op in shape.tree.ops:
             for node in by_op.get(op, ()):
-                match = _match(shape, node, index)
-                if match is not None:
+                outcome = find(shape.tree, node, index)
+                if outcome is None or outcome[1] is not None:  # no match, or intermediate results are read elsewhere
+                    continue
+                match = outcome[0]
+                if shape.where is None or shape.where(match):
                     outside = {id(match[name]) for name in shape.outside}
                     data = match[shape.data]
                     nodes = [inner for inner in match.nodes if id(inner) not in outside]
                     yield shape.kind, nodes, data.outputs[0] if isinstance(data, Node) else data
 
 
-def _match(shape: Shape, node: Node, index: GraphIndex) -> Match | None:
-    """Match the shape with its last node at `node`; None if its intermediate results are read elsewhere."""
-    outcome = find(shape.tree, node, index)
-    if outcome is None or outcome[1] is not None:
-        return None
-    return outcome[0] if shape.where is None or shape.where(outcome[0]) else None
-
-
 def _block(kind: str, nodes: list[Node], data: Tensor, scope: str) -> Block:
     inside = {id(tensor) for node in nodes for tensor in node.outputs}
-    read = _unique([data, *(tensor for node in nodes for tensor in node.inputs)])
+    read = {id(tensor): tensor for tensor in [data, *(tensor for node in nodes for tensor in node.inputs)]}
     inputs = [
         tensor.name
-        for tensor in read
+        for tensor in read.values()
         if not isinstance(tensor, Constant) and not tensor.is_empty() and id(tensor) not in inside
     ]
     return Block(kind, tuple(node.name for node in nodes), tuple(inputs), nodes[-1].outputs[0].name, scope)
-
-
-def _unique(tensors: Iterable[Tensor]) -> list[Tensor]:
-    return list({id(tensor): tensor for tensor in tensors}.values())

@@ -15,7 +15,6 @@ from sbonnx.graph import Node
 from sbonnx.graph.query import constant
 from sbonnx.linear.im2col import reads_padding
 
-from ..edit import Edit
 from ..engine import Pattern
 from ..match import Match
 from ..sample import sample
@@ -91,14 +90,6 @@ def _check_before(match: Match) -> str | None:
     return _why_not_channels(match, layer.in_channels, "input") or why_not_fold(fold_before, match, map_)
 
 
-def _rewrite_after(match: Match, edit: Edit) -> None:
-    rebuild(match, edit, match["linear"].inputs[0], fold(fold_after, match, _affine(match)))
-
-
-def _rewrite_before(match: Match, edit: Edit) -> None:
-    rebuild(match, edit, match["bn"].inputs[0], fold(fold_before, match, _affine(match)))
-
-
 def _sample(nodes: str, extra_output: str = "") -> onnx.ModelProto:
     """Create a model with a Conv and a BatchNormalization of four channels each."""
     return sample(
@@ -130,7 +121,9 @@ FUSE_BN = Pattern(
     name="fuse_bn",
     tree=batchnorm(linear(X)),
     check=_check_after,
-    rewrite=_rewrite_after,
+    rewrite=lambda match, edit: rebuild(
+        match, edit, match["linear"].inputs[0], fold(fold_after, match, _affine(match))
+    ),
     source="BatchNormalization at inference: gamma * (x - mean) / sqrt(var + eps) + beta, affine in each channel",
     example=_after,
     counter_example=lambda: _after(extra_output=", float[1,4,4,4] c"),
@@ -140,7 +133,7 @@ FUSE_BN_BEFORE = Pattern(
     name="fuse_bn_before",
     tree=linear(batchnorm(X)),
     check=_check_before,
-    rewrite=_rewrite_before,
+    rewrite=lambda match, edit: rebuild(match, edit, match["bn"].inputs[0], fold(fold_before, match, _affine(match))),
     source="a linear layer of an affine map is a linear layer, where no zero padding stands between",
     example=lambda: _before(pad=0),
     counter_example=lambda: _before(pad=1),

@@ -251,14 +251,6 @@ def _is_zero(values: np.ndarray) -> bool:
     return values.size == 1 and is_float(values) and float(values.reshape(())) == 0.0
 
 
-def _is_no_bound(values: np.ndarray) -> bool:
-    return values.size == 1 and float(values.reshape(())) == np.inf
-
-
-def _to_relu(match: Match, edit: Edit) -> None:
-    edit.replace(match.root.outputs[0], edit.node("Relu", [match["x"]], name=match.root.name))
-
-
 def _clip(high: float) -> onnx.ModelProto:
     return sample(
         "g (float[2,3] x) => (float[2,3] y) { y = Clip (x, low, high) }",
@@ -269,8 +261,15 @@ def _clip(high: float) -> onnx.ModelProto:
 
 CLIP_TO_RELU = Pattern(
     name="clip_to_relu",
-    tree=Op("Clip", Var("x"), Const("low", _is_zero), Maybe(Const("high", _is_no_bound))),
-    rewrite=_to_relu,
+    tree=Op(
+        "Clip",
+        Var("x"),
+        Const("low", _is_zero),
+        Maybe(Const("high", lambda values: values.size == 1 and float(values.reshape(())) == np.inf)),
+    ),
+    rewrite=lambda match, edit: edit.replace(
+        match.root.outputs[0], edit.node("Relu", [match["x"]], name=match.root.name)
+    ),
     source="Relu is max(x, 0)",
     example=lambda: _clip(np.inf),
     counter_example=lambda: _clip(6.0),

@@ -304,19 +304,20 @@ def scale_by_activations(
             seen = watched(some, two_streams=False, rows=lambda layer: ROWS, seed=0)
             sums = [one for one in seen if isinstance(one, Watched)]
             _run(graph, units, sums, options)
-            aware = {layer.node.name: _aware(one, layer, plan.scale_rule) for one in sums for layer in one.layers}
+            aware = {
+                layer.node.name: Aware(one.moments(layer), _fake_quant(layer.site, plan.scale_rule))
+                for one in sums
+                for layer in one.layers
+            }
             done, declined = awq(graph, aware, multiply=not plan.of_role("activation"))
             scaled += done
             refusals += declined
     return scaled, refusals
 
 
-def _aware(one: Watched, layer: Layer, rule: ScaleRule) -> Aware:
-    """Create the inputs of `awq` for one layer: second moments, and fake quantization as in the exported file."""
-    return Aware(one.moments(layer), _fake_quant(layer.site, rule))
-
-
 def _fake_quant(site: Site, rule: ScaleRule) -> Callable[[Array], Array]:
+    """Return the fake quantization of a weight, as in the exported file."""
+
     def fake_quant(weight: Array) -> Array:
         return params_from_bounds(weight_bounds(site, weight, rule), site.spec, rule=rule).fake_quant(weight)
 

@@ -63,7 +63,10 @@ def _linear(trace: Trace, node: Node, body: Body) -> None:
         trace.refuse(node, layer)
         return
     x = node.inputs[0]
-    inputs = along(_right_aligned(trace, node, x), layer.data_axis, layer.in_channels)
+    ids = trace.known(x) if node.op not in CONVOLUTIONS else trace.full(x)
+    if ids is not None:
+        ids = ids.reshape((1,) * max(0, 2 - ids.ndim) + ids.shape)
+    inputs = along(ids, layer.data_axis, layer.in_channels)
     if inputs is None:
         trace.keep(x, f"'{node.name}' reads channels that lie along several axes")
         inputs = np.full(layer.in_channels, FIXED, np.int64)
@@ -86,16 +89,6 @@ def _not_foldable(node: Node, weight: Tensor) -> str | None:
     if bias is not None and bias.name and constant(bias) is None:
         return f"the bias of {node.op} '{node.name}' is computed"
     return None
-
-
-def _right_aligned(trace: Trace, node: Node, x: Tensor) -> Array | None:
-    """Return the ids of the data input, with as many axes as the channel axis needs."""
-    ids = trace.known(x)
-    if ids is None:
-        return None
-    if node.op in CONVOLUTIONS:
-        return trace.full(x)
-    return ids.reshape((1,) * max(0, 2 - ids.ndim) + ids.shape)
 
 
 def _product(trace: Trace, node: Node) -> None:
@@ -154,7 +147,11 @@ def _mul(trace: Trace, node: Node, body: Body) -> None:
     """A gate passes the scale of its factor; a constant vector has a scale itself; a scalar changes nothing."""
     place = next((index for index, tensor in enumerate(node.inputs) if constant(tensor) is not None), None)
     if place is None:
-        _gate(trace, node)
+        known = [ids for ids in map(trace.known, node.inputs) if ids is not None]
+        if len(known) == 1:
+            trace.give(node.outputs[0], known[0])
+        else:
+            trace.refuse(node)
         return
     values = constant(node.inputs[place])
     assert values is not None
@@ -166,15 +163,6 @@ def _mul(trace: Trace, node: Node, body: Body) -> None:
     fresh = trace.ids.fresh(values.shape)
     trace.vectors.append(Vector(node, place, ids, fresh))
     trace.give(node.outputs[0], fresh)
-
-
-def _gate(trace: Trace, node: Node) -> None:
-    known = [trace.known(tensor) for tensor in node.inputs]
-    free = [ids for ids in known if ids is not None]
-    if len(free) == 1:
-        trace.give(node.outputs[0], free[0])
-    else:
-        trace.refuse(node)
 
 
 def _div(trace: Trace, node: Node, body: Body) -> None:

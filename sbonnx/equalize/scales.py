@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from sbonnx.equalize.channel_flow.constants import Vector, put_ceiling, put_relu, set_constant
@@ -31,7 +29,8 @@ def apply(graph: Graph, traced: Traced, scales: Array, *, clips: Clips = "channe
     made = [weight.scaled(s[weight.inputs], s[weight.outputs]) for weight in traced.weights]
     vectors = [_scaled(vector, s) for vector in traced.vectors]
     for (values, bias), weight in zip(made, traced.weights, strict=True):
-        if _overflows([values] if bias is None else [values, bias], weight.values.dtype.type):
+        largest = float(np.finfo(weight.values.dtype.type).max)
+        if not all(np.abs(array).max(initial=0) <= largest for array in (values, bias) if array is not None):
             return f"the weight or bias of '{weight.node.name}' would not be finite"
     for weight, (values, bias) in zip(traced.weights, made, strict=True):
         if (s[weight.inputs] != 1).any() or (s[weight.outputs] != 1).any():
@@ -67,8 +66,3 @@ def _scaled(vector: Vector, s: Array) -> Array:
     over = np.float64(1) if vector.over is None else s[vector.over]
     made: Array = values * times / over
     return made.reshape(values.shape)
-
-
-def _overflows(arrays: Sequence[Array], kind: type[np.floating]) -> bool:
-    largest = float(np.finfo(kind).max)
-    return any(array.size and not np.abs(array).max() <= largest for array in arrays)

@@ -111,14 +111,13 @@ def _why_not(maker: Weight, after: Sequence[Weight], uses: int, nodes: Sequence[
     return None
 
 
-def _matrix(weight: Weight) -> Array:
-    """Return |W| as (outputs, inputs, kernel), float64."""
-    matrix: Array = weight.layer.by_channel(np.abs(weight.values.astype(np.float64)))[0]
-    return matrix
-
-
 def _error(matrix: Array, doubled: Array, *, per_channel: bool) -> float:
-    """Return the expected squared error of a weight: squared step of each row, times the weighted number of columns."""
+    """Return the expected squared error of a weight: squared step of each row, times the weighted number of columns.
+
+    Args:
+        matrix: absolute weights (outputs, inputs, kernel), float64.
+        doubled: inputs that are split.
+    """
     count = matrix.shape[1] - len(doubled) + TWICE * len(doubled)
     scaled = matrix.copy()
     scaled[:, doubled] /= 2
@@ -129,7 +128,7 @@ def _error(matrix: Array, doubled: Array, *, per_channel: bool) -> float:
 
 def _picked(after: Sequence[Weight], share: float, *, per_channel: bool) -> Array:
     """Select the channels to split, those with the largest weights; none if the error does not fall enough."""
-    matrices = [_matrix(weight) for weight in after]
+    matrices = [weight.layer.by_channel(np.abs(weight.values.astype(np.float64)))[0] for weight in after]
     channels = matrices[0].shape[1]
     most = int(share * channels)
     top = np.max([m.max((0, 2)) / max(float(m.max()), np.finfo(np.float64).tiny) for m in matrices], axis=0)

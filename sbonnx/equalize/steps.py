@@ -159,16 +159,12 @@ def equalize_measured(graph: Graph, settings: Equalization, ranges: Mapping[str,
     done = Equalized()
     if settings.absorb_bias:
         lows = {name: bounds.lo.astype(np.float64) for name, bounds in ranges.items()}
-        _absorb(graph, lows, done)
+        names, refusals = absorb(graph, trace(graph, RULES, "keep"), lows)
+        done.fired += [Fired(ABSORB, name) for name in names]
+        done.refusals += refusals
     if settings.smooth is not None:
         _smooth(graph, settings, smooth.largest(ranges), done)
     return done
-
-
-def _absorb(graph: Graph, lows: Mapping[str, Array], done: Equalized) -> None:
-    names, refusals = absorb(graph, trace(graph, RULES, "keep"), lows)
-    done.fired += [Fired(ABSORB, name) for name in names]
-    done.refusals += refusals
 
 
 def _smooth(graph: Graph, settings: Equalization, maxima: Mapping[str, Array], done: Equalized) -> None:

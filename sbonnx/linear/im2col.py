@@ -63,7 +63,14 @@ class Geometry:
         Raises:
             ValueError: the op cannot read such an input.
         """
-        return math.prod(self._row_shape(tuple(shape)))
+        shape = tuple(shape)
+        if self.kernel:
+            self._check(shape)
+            return shape[0] * math.prod(self._extent(axis, size)[1] for axis, size in enumerate(shape[2:]))
+        if self.layer.op == "MatMul":
+            batch, _, rest = self._batches(shape)
+            return math.prod((*(batch[axis] for axis in rest), *shape[-2:-1]))
+        return shape[1 if self.layer.trans_a else 0]
 
     def sources(self, shape: Sequence[int]) -> list[Array]:
         """Return the input index that each tap reads at each output position, for each spatial axis.
@@ -96,15 +103,6 @@ class Geometry:
         channels = self.layer.in_channels
         if len(shape) != 2 + len(self.kernel) or shape[1] != channels:
             raise ValueError(f"{self.layer.op} of {channels} channels in {len(self.kernel)}-D cannot read {shape}")
-
-    def _row_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        if self.kernel:
-            self._check(shape)
-            return shape[0], *(self._extent(axis, size)[1] for axis, size in enumerate(shape[2:]))
-        if self.layer.op == "MatMul":
-            batch, _, rest = self._batches(shape)
-            return *(batch[axis] for axis in rest), *shape[-2:-1]
-        return (shape[1 if self.layer.trans_a else 0],)
 
     def source(self, axis: int, size: int) -> Array:
         """Return the index table of one axis with `size` entries, see `sources`.

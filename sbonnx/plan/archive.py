@@ -41,7 +41,8 @@ def save_solution(solution: Solution, path: Path) -> None:
     keys = list(dict.fromkeys([*solution.qparams, *solution.codes, *solution.bounds, *solution.bias_scales]))
     arrays: dict[str, Array] = {}
     for number, key in enumerate(keys):
-        arrays.update({f"{number}.{part}": _plain(value) for part, value in _parts(solution, key).items()})
+        for part, values in _parts(solution, key).items():  # .npz does not support fp8: stored as bytes
+            arrays[f"{number}.{part}"] = values.view(np.uint8) if str(values.dtype) == FP8 else values
     head = {
         "format": SOLUTION_FORMAT,
         "keys": keys,
@@ -66,13 +67,8 @@ def save_solution(solution: Solution, path: Path) -> None:
     write_bytes(path, packed.getbuffer())
 
 
-def _plain(values: Array) -> Array:
-    """View fp8 values as uint8 bytes, because .npz does not support fp8."""
-    return values.view(np.uint8) if str(values.dtype) == FP8 else values
-
-
 def _typed(values: Array, spec: QuantSpec) -> Array:
-    """Restore fp8 values that `_plain` stored as bytes."""
+    """Restore fp8 values that were stored as bytes."""
     return values.view(spec.dtype) if spec.is_fp8 else values
 
 

@@ -142,15 +142,10 @@ def tie(survey: Survey, recipe: Recipe, backend: Backend, drafts: Drafts) -> Non
             drafts.refuse("share scale", draft.tensor, why)
 
 
-def _copies(node: Node) -> bool:
-    """Return whether the output holds only values of the first input and zeros."""
-    return node.op in COPIES or (node.op in PADS and fills_zero(node))
-
-
 def _tie_to_origin(tensor: Tensor, key: str, drafts: Drafts) -> None:
     """Join a site with the nearest preceding site if only data movement separates them."""
     producer = query.producer(tensor)
-    while producer is not None and _copies(producer):
+    while producer is not None and (producer.op in COPIES or (producer.op in PADS and fills_zero(producer))):
         before = producer.inputs[0]
         for other in drafts.activation_keys(before.name):
             if drafts.join(other, key):

@@ -46,7 +46,11 @@ def make(graph: Graph, recipe: Recipe, backend: Backend, *, observers: frozenset
     else:
         drafts = Drafts()
         ModePlacer(survey, recipe, backend, drafts, short_weights=_short_weights(recipe, backend)).run()
-    sites = tuple(_fixed(site, recipe) for site in drafts.sites() if site.readers or site.role == "activation")
+    sites = tuple(
+        site if site.role == "bias" else replace(site, fixed=recipe.fixed_range(site.tensor))
+        for site in drafts.sites()
+        if site.readers or site.role == "activation"
+    )
     return Plan(
         sites=sites,
         refusals=(*drafts.refusals, *_idle(sites, recipe, backend)),
@@ -81,11 +85,6 @@ def _short_weights(recipe: Recipe, backend: Backend) -> bool:
     if not backend.saturates:
         return False
     return not has_dot_product() if recipe.reduce_range is None else recipe.reduce_range
-
-
-def _fixed(site: Site, recipe: Recipe) -> Site:
-    """Apply the recipe's fixed range, if any; biases have none because their scale is derived."""
-    return site if site.role == "bias" else replace(site, fixed=recipe.fixed_range(site.tensor))
 
 
 def _idle(sites: Sequence[Site], recipe: Recipe, backend: Backend) -> Iterator[Refusal]:

@@ -124,24 +124,16 @@ class ModePlacer(SiteBuilder):
         if query.rank(data) in (None, 0, 1):
             yield f"its input '{data.name}' is no matrix, or of unknown rank"
         yield from _gemm(node, at)
-        yield from self._kinds(node, at)
-        yield from self._small(int(np.prod(weight.shape)))
-
-    def _small(self, size: int) -> Iterator[str]:
-        """Yield the reason against quantizing a weight of `size` values, if it is too small."""
-        asked = self.recipe.min_weight_size
-        least = self._method.smallest if asked is None else asked
-        if size < least:
-            why = "" if asked is not None else f", below which {self._method.below}"
-            yield f"it has {size} weights; MIN_WEIGHT_SIZE is {least}{why}"
-
-    def _kinds(self, node: Node, at: Weighted) -> Iterator[str]:
-        """Yield the reasons against quantizing that follow from the float type of a product."""
-        kind = query.dtype(node.inputs[at.data])
+        kind = query.dtype(data)
         if self.recipe.mode == DYNAMIC and kind != np.dtype(np.float32):
             yield f"its type is {kind}, scales are computed from float32 only"
         elif kind is None:
             yield "its type is unknown"
+        size, asked = int(np.prod(weight.shape)), self.recipe.min_weight_size
+        least = self._method.smallest if asked is None else asked
+        if size < least:
+            why = "" if asked is not None else f", below which {self._method.below}"
+            yield f"it has {size} weights; MIN_WEIGHT_SIZE is {least}{why}"
 
     def _weight(self, place: Place, index: int, axis: int | None, why: str) -> None:
         """Add a site on the weight at input `index`, unless the recipe keeps it float."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -205,14 +204,12 @@ def _resize(trace: Trace, node: Node, body: Body) -> None:
     ids = trace.full(node.inputs[0])
     before, after = shape(node.inputs[0]), shape(node.outputs[0])
     outside = attribute(node, "coordinate_transformation_mode", "") == "tf_crop_and_resize"
-    if ids is None or before is None or after is None or outside or not _stay(varies(ids), before, after):
+    if ids is None or before is None or after is None or outside:
         trace.refuse(node)
-    else:
+    elif all(isinstance(before[axis], int) and before[axis] == after[axis] for axis in varies(ids)):
         trace.give(node.outputs[0], ids)
-
-
-def _stay(axes: Sequence[int], before: Shape, after: Shape) -> bool:
-    return all(isinstance(before[axis], int) and before[axis] == after[axis] for axis in axes)
+    else:
+        trace.refuse(node)
 
 
 RULES: Final[dict[str, Rule]] = {
