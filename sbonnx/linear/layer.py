@@ -118,17 +118,17 @@ class LinearLayer:
     @property
     def groups(self) -> int:
         """Number of matrices: groups of a convolution, batches of a MatMul weight."""
-        return self._split[0]
+        return self.group if self.op in CONVOLUTIONS else math.prod(self.shape[:-2])
 
     @property
     def outputs(self) -> int:
         """Rows of a matrix: output channels per group."""
-        return self._split[self._axis(self.out_axis)]
+        return self.out_channels // self.group
 
     @property
     def inputs(self) -> int:
         """Columns of a matrix: input channels per group, times the taps of the kernel."""
-        return self._split[self._axis(self.in_axis)] * math.prod(self.kernel)
+        return self.in_channels // self.group * math.prod(self.kernel)
 
     @property
     def out_channels(self) -> int:
@@ -151,13 +151,16 @@ class LinearLayer:
 
     def matrices(self, weight: Array) -> Array:
         """Return `weight`, or any array of its shape, as (G, O, K). May share memory with `weight`."""
-        wide = weight.reshape(self._split).transpose(self._order)
-        return np.asarray(wide.reshape(self.groups, self.outputs, self.inputs))
+        if self.op in CONVOLUTIONS:
+            return self.by_channel(weight).reshape(self.groups, self.outputs, self.inputs)
+        return np.moveaxis(self.by_channel(weight)[0], 2, 0)
 
     def from_matrices(self, matrices: Array) -> Array:
         """Inverse of `matrices`: convert (G, O, K) to the layout in the file."""
-        wide = matrices.reshape([self._split[axis] for axis in self._order])
-        return np.ascontiguousarray(wide.transpose(np.argsort(self._order)).reshape(self.shape))
+        weight = np.empty(self.shape, matrices.dtype)
+        wide = self.by_channel(weight)
+        wide[...] = matrices.reshape(wide.shape) if self.op in CONVOLUTIONS else np.moveaxis(matrices, 0, 2)
+        return weight
 
     def spread(self, values: Array, qparams: QParams) -> Array:
         """Broadcast scales or zero points of `qparams` to all weights, (G, O, K), dtype as `values`; read only."""
@@ -169,11 +172,10 @@ class LinearLayer:
 
         Vectors over channels, reshaped to `out_shape` and `in_shape`, broadcast against it.
         """
-        if self.op in CONVOLUTIONS:
-            wide = weight.reshape(self.group, self.shape[0] // self.group, self.shape[1], math.prod(self.kernel))
-            return np.asarray(wide if self.op == "Conv" else wide.swapaxes(1, 2))
-        wide = weight.reshape(self._split).transpose(self._order)[None]
-        return np.asarray(wide.transpose(0, 2, 3, 1))
+        first, second = self.shape[:2] if self.op in CONVOLUTIONS else self.shape[-2:]
+        wide = weight.reshape(self.groups, first // self.group, second, math.prod(self.kernel))
+        wide = wide if self.out_axis < self.in_axis else wide.swapaxes(1, 2)
+        return wide if self.op in CONVOLUTIONS else wide.transpose(3, 1, 2, 0)
 
     @property
     def out_shape(self) -> tuple[int, ...]:
@@ -212,22 +214,6 @@ class LinearLayer:
         rank = len(self.shape)
         shape = (*self.shape[:-2], self.shape[self.in_axis], 1)
         return replace(self, shape=shape, out_axis=rank - 1, in_axis=rank - 2, beta=1.0)
-
-    @property
-    def _split(self) -> tuple[int, ...]:
-        """Shape of the weight with a separate axis of groups in front."""
-        if self.op in CONVOLUTIONS:
-            return (self.group, self.shape[0] // self.group, *self.shape[1:])
-        return (math.prod(self.shape[:-2]), *self.shape[-2:])
-
-    @property
-    def _order(self) -> tuple[int, ...]:
-        """Permutation of `_split` by which groups, outputs, inputs and kernel follow each other."""
-        return (0, self._axis(self.out_axis), self._axis(self.in_axis), *range(3, len(self._split)))
-
-    def _axis(self, axis: int) -> int:
-        """Return the axis of `_split` for an axis of the weight that runs over channels."""
-        return axis + 1 if self.op in CONVOLUTIONS else axis - len(self.shape) + 3
 
     @staticmethod
     def _broadcast(values: Array, shape: tuple[int, ...]) -> Array:
