@@ -54,8 +54,8 @@ def weight_index(node: Node) -> int | None:
 class LinearLayer:
     """A linear op with the layout of its weight: ``groups`` matrices of (outputs, inputs).
 
-    The output of the op is, group by group, ``alpha * rows @ matrix.T + beta * bias``, with the rows of
-    `sbonnx.linear.im2col.Geometry` (for a convolution the unfolded windows).
+    The output of the op is, group by group, ``rows @ matrix.T + beta * bias``, with the rows of
+    `sbonnx.linear.im2col.Geometry`: unfolded windows for a convolution, alpha times the input for Gemm.
 
     Attributes:
         op: "Conv", "ConvTranspose", "Gemm" or "MatMul".
