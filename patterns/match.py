@@ -105,7 +105,7 @@ def find(tree: Op, node: Node, index: GraphIndex) -> tuple[Match, str | None] | 
         The match and the reason why the engine must not rewrite it (None: it may), or None if the tree does not match.
         If a commutative op allows several matches, the first one that may be rewritten is returned.
     """
-    search = _Search(tree, node, index)
+    search = _TreeSearch(tree, node, index)
     if search.enter(tree, node, None, None) or search.blocked is not None:
         bound, nodes, why = search.found if search.found is not None else search.blocked  # type: ignore[misc]
         everything = {**dict.fromkeys(_names(tree)), **bound}
@@ -119,7 +119,7 @@ def _names(tree: Op) -> tuple[str, ...]:
     return tuple(dict.fromkeys(captures(tree)))
 
 
-class _Search:
+class _TreeSearch:
     """Depth-first search with backtracking over the goals of one tree."""
 
     def __init__(self, tree: Op, root: Node, index: GraphIndex) -> None:

@@ -14,7 +14,7 @@ from sbonnx.graph.query import scopes
 
 from ..index import GraphIndex
 from ..match import STANDARD, find
-from .shapes import SHAPES
+from .decompositions import SHAPES
 
 NATIVE: Final = {
     "Attention": "attention_softmax",

@@ -16,8 +16,8 @@ from sbonnx.graph.query import constant
 from sbonnx.linear.im2col import reads_padding
 
 from ..engine import Pattern
+from ..example_model import sample
 from ..match import Match
-from ..sample import sample
 from ..tree import Op, Var, Want, X
 from .linear import (
     Affine,

@@ -21,8 +21,8 @@ from sbonnx.graph.query import constant
 
 from ..edit import Edit
 from ..engine import Pattern
+from ..example_model import sample
 from ..match import Match
-from ..sample import sample
 from ..tree import Const, Maybe, Op, Var, X
 from .linear import (
     Affine,

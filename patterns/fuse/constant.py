@@ -19,8 +19,8 @@ from sbonnx.ops import CONVOLUTIONS, MOVES_DATA, POOLS, RESIZES
 
 from ..edit import Edit
 from ..engine import Pattern
+from ..example_model import sample
 from ..match import Match
-from ..sample import sample
 from ..tree import Const, Op, Var, X
 from .linear import (
     Affine,

@@ -18,8 +18,8 @@ from sbonnx.ops import MOVES_DATA, PICKS_MAX, POOLS
 
 from ..edit import Edit
 from ..engine import Pattern
+from ..example_model import sample
 from ..match import Match
-from ..sample import sample
 from ..tree import Maybe, Op, Var, X
 
 NOT_NEGATIVE = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Softmax", "Abs", "Sqrt", "Exp", "Softplus", "ReduceL2"})

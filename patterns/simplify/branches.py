@@ -18,9 +18,9 @@ from sbonnx.graph.query import bodies, constant, scopes
 from sbonnx.report import Fired, Refusal
 
 from ..engine import Sweep
+from ..example_model import sample
 from ..index import forget, move_readers
 from ..match import STANDARD
-from ..sample import sample
 
 NAME = "inline_if"
 

@@ -14,8 +14,8 @@ from sbonnx.graph.query import constant, rank
 
 from ..edit import Edit
 from ..engine import Pattern
+from ..example_model import sample
 from ..match import Match
-from ..sample import sample
 from ..tree import Const, Maybe, Op, Or, Var, X
 from .infer import integers
 from .no_ops import drop, why_not_drop

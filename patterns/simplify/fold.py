@@ -30,8 +30,8 @@ from sbonnx.report import Fired, Refusal
 from sbonnx.runtime import onnxruntime, open_session, session_options
 
 from ..engine import Sweep
+from ..example_model import sample
 from ..match import STANDARD
-from ..sample import sample
 from .infer import infer_shapes, static
 
 NAME: Final = "fold_constants"

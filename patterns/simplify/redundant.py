@@ -24,9 +24,9 @@ from sbonnx.ops import QDQ, RANDOM
 from sbonnx.report import Fired, Refusal
 
 from ..engine import Sweep
+from ..example_model import sample
 from ..index import move_readers
 from ..match import STANDARD
-from ..sample import sample
 
 
 def _constants(graph: Graph) -> Iterable[Constant]:

@@ -24,8 +24,8 @@ from sbonnx.ops import ACTIVATIONS, NORMS, QDQ, SOFTMAX
 
 from ..edit import Edit
 from ..engine import Pattern
+from ..example_model import sample
 from ..match import STANDARD, Match, attribute_of
-from ..sample import sample
 from ..tree import Maybe, Op, Var, X
 from .infer import integers, sizes, static
 

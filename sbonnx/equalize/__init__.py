@@ -1,8 +1,8 @@
 """Equalization: function-preserving transformations of the float graph that make it easier to quantize.
 
-`trace` follows the scales of channels through the graph (with the rules in `rules` and `channel_flow.ops`) to the
-constants that can absorb them (`channel_flow.constants`). `cross_layer` and `smooth` compute scales, `scales` applies
-them. `absorb` moves biases, `split` splits outlier channels.
+`channel_flow` traces the scales of channels through the graph, by the rules in `rules`, to the constants that can absorb
+them. `cross_layer` and `smooth` compute scales, `channel_scales` applies them. `absorb` moves biases, `split` splits
+outlier channels, `awq` scales the inputs of products. `steps` runs them.
 """
 
 from __future__ import annotations

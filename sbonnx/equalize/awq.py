@@ -28,10 +28,10 @@ from sbonnx.calib.engine.layerwise import run_float
 from sbonnx.calib.engine.samples import SampleSplitter, canonical_samples
 from sbonnx.calib.engine.threads import one_blas_thread
 from sbonnx.calib.qparams.solve import weight_bounds
-from sbonnx.equalize.channel_flow.constants import set_constant
+from sbonnx.equalize.channel_flow.absorbers import set_constant
 from sbonnx.equalize.channel_flow.trace import Traced, trace
+from sbonnx.equalize.channel_scales import apply
 from sbonnx.equalize.rules import RULES
-from sbonnx.equalize.scales import apply
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import Moments
@@ -97,7 +97,7 @@ class Scaled:
 
 
 @dataclass(frozen=True)
-class _Set:
+class _ProductSet:
     """Products that read one tensor."""
 
     tensor: Tensor
@@ -122,7 +122,7 @@ def awq(graph: Graph, layers: Mapping[str, Aware], *, multiply: bool = True) -> 
     log = np.zeros(len(traced.groups.fixed))
     taken = traced.groups.fixed.copy()
     names = edit.Names(graph)
-    multiplied: list[tuple[_Set, Array]] = []
+    multiplied: list[tuple[_ProductSet, Array]] = []
     ends = query.output_names(graph)
     for one in _sets(graph, layers):
         last = next((node.name for node in one.nodes if node.outputs[0].name in ends), None)
@@ -153,7 +153,7 @@ def awq(graph: Graph, layers: Mapping[str, Aware], *, multiply: bool = True) -> 
     return done, refusals
 
 
-def _sets(graph: Graph, layers: Mapping[str, Aware]) -> list[_Set]:
+def _sets(graph: Graph, layers: Mapping[str, Aware]) -> list[_ProductSet]:
     """Group the products by the tensor that they read, in order."""
     found: dict[int, tuple[Tensor, Body, list[Node]]] = {}
     for _, body in query.scopes(graph):
@@ -163,7 +163,7 @@ def _sets(graph: Graph, layers: Mapping[str, Aware]) -> list[_Set]:
                 continue
             tensor = node.inputs[1 - LINEAR[node.op].weight]
             found.setdefault(id(tensor), (tensor, body, []))[2].append(node)
-    return [_Set(tensor, body, tuple(nodes)) for tensor, body, nodes in found.values()]
+    return [_ProductSet(tensor, body, tuple(nodes)) for tensor, body, nodes in found.values()]
 
 
 def _weight(node: Node) -> Array:
@@ -172,7 +172,7 @@ def _weight(node: Node) -> Array:
     return values
 
 
-def _search(one: _Set, layers: Mapping[str, Aware]) -> tuple[Array | None, float]:
+def _search(one: _ProductSet, layers: Mapping[str, Aware]) -> tuple[Array | None, float]:
     """Search the best scale of a tensor, float64 (K,), and the remaining error share; None if the gain is too small."""
     size = np.zeros(0)
     wide = np.zeros(0)
@@ -226,7 +226,7 @@ def _error(aware: Aware, matrix: Array, a: Array, s: Array | None) -> float:
     return float(np.einsum("ok,ok->", d @ a, d, dtype=np.float64))
 
 
-def _groups(traced: Traced, one: _Set, length: int) -> Array | None:
+def _groups(traced: Traced, one: _ProductSet, length: int) -> Array | None:
     """Return the groups of a tensor's channels, (K,); None if they are shared or read by weights of other nodes."""
     ids = traced.ids.get(one.tensor.name)
     if ids is None or ids.shape[-1] != length or ids.size != length:
@@ -239,7 +239,7 @@ def _groups(traced: Traced, one: _Set, length: int) -> Array | None:
     return None if any(np.isin(traced.groups.of[w.inputs], groups).any() for w in others) else groups
 
 
-def _multiply(one: _Set, s: Array, names: edit.Names) -> None:
+def _multiply(one: _ProductSet, s: Array, names: edit.Names) -> None:
     """Insert a Mul so that the products read the tensor times 1 / s, and multiply their weights by s, in place."""
     kind = query.dtype(one.tensor)
     inverse = edit.add_constant(one.body, f"{one.tensor.name}_inverse_scale", (1 / s).astype(kind), names)

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.equalize.channel_flow.constants import Weight
+from sbonnx.equalize.channel_flow.absorbers import Weight
 from sbonnx.equalize.channel_flow.trace import Traced
 from sbonnx.graph.model import Normal
 from sbonnx.spec import Array
@@ -106,7 +106,7 @@ def _shares(values: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class _Set:
+class _ChannelSet:
     """Channels that share a layer, with the layers that compute them and those that read them.
 
     Attributes:
@@ -150,7 +150,7 @@ def _layer(weight: Weight, of: Array, ceilings: Array, normals: Mapping[str, Nor
     )
 
 
-def _sets(layers: list[_Layer], fixed: Array) -> list[_Set]:
+def _sets(layers: list[_Layer], fixed: Array) -> list[_ChannelSet]:
     """Partition groups into sets that share an axis of a layer, in the order in which they are computed."""
     owner = np.full(len(fixed), -1, np.int64)
     parent: list[int] = []
@@ -177,11 +177,11 @@ def _sets(layers: list[_Layer], fixed: Array) -> list[_Set]:
         makers = tuple(layer for layer in layers if mine[layer.outputs].any())
         readers = tuple(layer for layer in layers if mine[layer.inputs].any())
         if len(free) and makers and readers:
-            found.append(_Set(free, makers, readers))
+            found.append(_ChannelSet(free, makers, readers))
     return found
 
 
-def _step(one: _Set, log: Array, groups: int) -> Array:
+def _step(one: _ChannelSet, log: Array, groups: int) -> Array:
     """Return the update of the logarithms of a set's scales."""
     before, after = np.zeros(groups), np.zeros(groups)
     for layer in one.makers:

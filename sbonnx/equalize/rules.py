@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.equalize.channel_flow import ops as moving
-from sbonnx.equalize.channel_flow.constants import Ceiling, Vector, Weight
+from sbonnx.equalize.channel_flow import moving_ops
+from sbonnx.equalize.channel_flow.absorbers import Ceiling, Vector, Weight
 from sbonnx.equalize.channel_flow.trace import FIXED, Rule, Trace, along, is_float, number, varies
 from sbonnx.graph import Body, Node, Tensor
 from sbonnx.graph.query import attribute, constant, shape
@@ -222,6 +222,6 @@ RULES: Final[dict[str, Rule]] = {
     "BatchNormalization": _channel_norm,
     "InstanceNormalization": _channel_norm,
     "GroupNormalization": _channel_norm,
-    **moving.RULES,
+    **moving_ops.RULES,
 }
 """Rules by op type. Inputs of all other ops are not scaled."""

@@ -11,7 +11,7 @@ import numpy as np
 from sbonnx.graph import Constant, Node, query
 from sbonnx.ops import DEQUANTIZE, EMBEDDING, INTEGER_OPS, LINEAR, MATRIX_PRODUCTS
 from sbonnx.plan.site_builder import SiteBuilder, in_blocks, weight_draft
-from sbonnx.plan.survey import Place, Weighted, weighted
+from sbonnx.plan.survey import LinearInputs, Place, weighted
 from sbonnx.plan.types import Reader
 from sbonnx.recipe import TensorSettings
 
@@ -104,7 +104,7 @@ class ModePlacer(SiteBuilder):
     def _method(self) -> Method:
         return METHODS[self.backend.name, self.recipe.mode]
 
-    def _obstacles(self, place: Place, at: Weighted | None) -> Iterator[str]:
+    def _obstacles(self, place: Place, at: LinearInputs | None) -> Iterator[str]:
         """Yield the reasons why the product of a node stays float; nothing if it can be quantized."""
         node = place.node
         if node.op not in MATRIX_PRODUCTS:
@@ -183,7 +183,7 @@ def _no_weight(node: Node) -> str:
     return f"its weight is {query.dtype(second)}" if isinstance(second, Constant) else "it multiplies two activations"
 
 
-def _gemm(node: Node, at: Weighted) -> Iterator[str]:
+def _gemm(node: Node, at: LinearInputs) -> Iterator[str]:
     """Yield the reasons that follow from Gemm attributes that the kernels do not support."""
     if node.op != "Gemm":
         return

@@ -12,7 +12,7 @@ from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.ops import ADDS, EMBEDDING, INTEGER_OPS, LINEAR, MOVES_DATA, NORMS, RECURRENT
 from sbonnx.patterns import Block
 from sbonnx.plan.site_builder import SiteBuilder, spec_of, weight_spec
-from sbonnx.plan.survey import Place, Weighted, weighted
+from sbonnx.plan.survey import LinearInputs, Place, weighted
 from sbonnx.plan.types import Reader
 
 PRODUCERS = frozenset(LINEAR) | {"BatchNormalization"} | ADDS
@@ -80,7 +80,7 @@ class Placer(SiteBuilder):
 
     # --- one op ---------------------------------------------------------------------------------------
 
-    def _at_linear(self, place: Place, at: Weighted) -> None:
+    def _at_linear(self, place: Place, at: LinearInputs) -> None:
         node = place.node
         if at.weight == 0 and not self.backend.any_bits:
             self.drafts.refuse("quantize", node.name, f"{self.backend.name} wants the constant on the right of MatMul")

@@ -25,7 +25,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Weighted:
+class LinearInputs:
     """A linear op with a constant weight: input indices of weight, data and bias, and the output-channel axis."""
 
     weight: int
@@ -127,7 +127,7 @@ class Survey:
         return None
 
 
-def weighted(node: Node) -> Weighted | None:
+def weighted(node: Node) -> LinearInputs | None:
     """Locate the constant weight of a linear op; None if it has none or is not a linear op."""
     index = weight_index(node)
     if index is None or node.inputs[index].dtype not in FLOATS:
@@ -136,4 +136,4 @@ def weighted(node: Node) -> Weighted | None:
     bias = LINEAR[node.op].bias
     if bias is not None and (bias >= len(node.inputs) or node.inputs[bias].is_empty()):
         bias = None
-    return Weighted(weight=index, data=1 - index, axis=axis, bias=bias)
+    return LinearInputs(weight=index, data=1 - index, axis=axis, bias=bias)

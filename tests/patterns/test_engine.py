@@ -13,7 +13,7 @@ from sbonnx.errors import ModelError
 from sbonnx.graph import Graph, load
 from sbonnx.graph.query import all_nodes, node_by_name
 from sbonnx.patterns import Applied, Const, Edit, Match, Maybe, Op, Or, Pattern, Var, X, apply, engine, match
-from sbonnx.patterns.sample import sample
+from sbonnx.patterns.example_model import sample
 from tests.patterns.checks import assert_same_outputs, assert_sound, random_feeds
 from tests.support.models import model
 

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from sbonnx.equalize.channel_flow.constants import Ceiling, Vector, Weight
+from sbonnx.equalize.channel_flow.absorbers import Ceiling, Vector, Weight
 from sbonnx.graph import Body, Graph, Node, Tensor
 from sbonnx.graph.query import bodies, captured, constant, dtype, scopes, shape
 from sbonnx.ops import READS_SHAPE, STANDARD_DOMAINS
@@ -22,7 +22,7 @@ FIXED: Final = 0
 
 
 @dataclass(frozen=True)
-class Groups:
+class ChannelGroups:
     """Partition of channels into groups with one scale each, under all constraints.
 
     Attributes:
@@ -77,7 +77,7 @@ class Ids:
         if ids.size:
             self._pins.append((np.unique(ids), why))
 
-    def groups(self) -> Groups:
+    def groups(self) -> ChannelGroups:
         """Compute groups from all constraints. Takes a few linear passes over the ids."""
         label = np.arange(self._count, dtype=np.int64)
         if self._pairs:
@@ -98,7 +98,7 @@ class Ids:
             fixed[groups] = True
             for group in groups.tolist():
                 why.setdefault(group, reason)
-        return Groups(of, fixed, why)
+        return ChannelGroups(of, fixed, why)
 
 
 Clips = Literal["keep", "channels", "relu"]
@@ -175,7 +175,7 @@ class Traced:
         weights, vectors, ceilings: constants that absorb scales.
     """
 
-    groups: Groups
+    groups: ChannelGroups
     ids: dict[str, Array]
     weights: tuple[Weight, ...]
     vectors: tuple[Vector, ...]
