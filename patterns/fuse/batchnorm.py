@@ -86,7 +86,7 @@ def _check_before(match: Match) -> str | None:
         return "Gemm transposes the normalised tensor"
     map_ = _affine(match)
     if map_.shift.any() and reads_padding(layer, node.attrs):
-        return f"'{node.name}' does not see whole kernels at its borders, so the shift is not the same everywhere"
+        return f"'{node.name}' applies less than its whole kernel at some outputs, where a shift before it differs"
     return _why_not_channels(match, layer.in_channels, "input") or why_not_fold(fold_before, match, map_)
 
 

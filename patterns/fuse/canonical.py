@@ -160,7 +160,7 @@ class Equation:
         """Return why it is not a product of the data with a matrix, or None."""
         for term in (self.data, self.weight, self.out):
             if not term.isalpha():
-                return f"'{term}' holds an ellipsis, or no letter"
+                return f"'{term}' contains an ellipsis, or no letter"
             if len(set(term)) < len(term):
                 return f"'{term}' takes a diagonal"
         if both := set(self.rows) & set(self.columns):
@@ -168,7 +168,7 @@ class Equation:
         if not self.rows:
             return "it sums over all axes of the input"
         if alone := set(self.data + self.weight) - set(self.out + self.summed):
-            return f"'{min(alone)}' is summed in one input alone"
+            return f"'{min(alone)}' is summed over in one input only"
         return None
 
 

@@ -173,7 +173,7 @@ def _check_before(match: Match) -> str | None:
     map_ = _affine(match, match["scale"], values)
     node: Node = match["linear"]
     if map_.shift.any() and reads_padding(layer_of(match), node.attrs):
-        return f"'{node.name}' does not see whole kernels at its borders, so the shift is not the same everywhere"
+        return f"'{node.name}' applies less than its whole kernel at some outputs, where a shift before it differs"
     return why_not_fold(fold_before, match, map_)
 
 

@@ -54,9 +54,9 @@ class Folded:
     def problem(self) -> str | None:
         """Return why these constants cannot be used, or None."""
         if not np.isfinite(self.weight).all():
-            return "the folded weight would hold values that are not finite"
+            return "the folded weight would not be finite"
         if self.bias is not None and not np.isfinite(self.bias).all():
-            return "the folded bias would hold values that are not finite"
+            return "the folded bias would not be finite"
         return None
 
 
@@ -249,7 +249,7 @@ def channel_constant(match: Match, name: str, rank_: int | None, axis: int, chan
     if rank_ is None and values.ndim <= 1 and axis == -1:
         rank_ = 1
     if rank_ is None:
-        return f"the rank of the tensor that '{match[name].name}' meets is not known"
+        return f"the rank of the other operand of '{match[name].name}' is not known"
     per_channel = along_channel(values, rank_, axis, channels)
     if per_channel is None:
         shape = tuple(values.shape)

@@ -52,7 +52,7 @@ def _added(match: Match) -> tuple[int, ...] | str:
     if both[:, :2].any():
         return "it pads the batch or the channels"
     if (both < 0).any():
-        return "it cuts off instead of adding"
+        return "it has negative pads"
     return tuple(int(pad) for pad in both[:, 2:].reshape(-1))
 
 
@@ -91,7 +91,7 @@ def _check_conv(match: Match) -> str | None:
     if isinstance(pads, str):
         return pads
     if _value(match) != 0.0:
-        return "it pads with something else than 0"
+        return "it pads with another value than 0"
     return None
 
 
@@ -114,20 +114,20 @@ def _check_pool(match: Match) -> str | None:
 
 def _why_not_average(match: Match) -> str | None:
     if _value(match) != 0.0:
-        return "it pads with something else than 0"
+        return "it pads with another value than 0"
     counted = bool(match.attribute("window", "count_include_pad"))
     if not counted and any(match["window"].attrs.get("pads") or ()):
-        return f"'{match['window'].name}' has padding of its own that it does not count"
+        return f"'{match['window'].name}' has padding that it does not count"
     return None
 
 
 def _why_not_max(match: Match) -> str | None:
     value = _value(match)
     if value is None:
-        return "what it pads with is not one known number"
+        return "its pad value is not one known number"
     if value == -np.inf or (value <= 0.0 and _never_negative(match["x"])):
         return None
-    return f"it pads with {value:g}, a maximum ignores its padding, and '{match['x'].name}' may lie below"
+    return f"it pads with {value:g}, a maximum ignores its padding, and '{match['x'].name}' may be smaller"
 
 
 def _never_negative(tensor: Tensor) -> bool:

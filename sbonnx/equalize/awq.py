@@ -142,7 +142,7 @@ def awq(graph: Graph, layers: Mapping[str, Aware], *, multiply: bool = True) -> 
             multiplied.append((one, s))
             done.append(Scaled(one.tensor.name, share, True))
         else:
-            refusals.append(Refusal(STEP, one.tensor.name, "nothing that computes it takes up the scale"))
+            refusals.append(Refusal(STEP, one.tensor.name, "no constant before it absorbs the scale"))
     why = apply(graph, traced, np.exp(log))
     if why is not None:
         refusals += [Refusal(STEP, one.tensor, why) for one in done if not one.multiplied]

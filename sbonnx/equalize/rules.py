@@ -44,7 +44,7 @@ def _clip(trace: Trace, node: Node, body: Body) -> None:
     elif lo == 0.0 and hi == np.inf:
         trace.give(node.outputs[0], ids)
     elif lo != 0.0 or hi is None or trace.clips == "keep":
-        trace.refuse(node, f"Clip '{node.name}' cuts at numbers that are the same for all channels")
+        trace.refuse(node, f"Clip '{node.name}' clips all channels at one number")
     else:
         trace.give(node.outputs[0], ids)
         trace.ceilings.append(Ceiling(node, body, float(hi), ids))
@@ -68,7 +68,7 @@ def _linear(trace: Trace, node: Node, body: Body) -> None:
         ids = ids.reshape((1,) * max(0, 2 - ids.ndim) + ids.shape)
     inputs = along(ids, layer.data_axis, layer.in_channels)
     if inputs is None:
-        trace.keep(x, f"'{node.name}' reads channels that lie along several axes")
+        trace.keep(x, f"'{node.name}' reads channels along several axes")
         inputs = np.full(layer.in_channels, FIXED, np.int64)
     outputs = trace.ids.fresh((layer.out_channels,))
     trace.weights.append(Weight(node, body, layer, inputs, outputs, trace.why.get(id(x))))
@@ -114,9 +114,9 @@ def _add(trace: Trace, node: Node, body: Body) -> None:
         return
     one, other = (trace.known(tensor) for tensor in node.inputs)
     if one is None or other is None:
-        trace.refuse(node, f"{node.op} '{node.name}' reads a tensor beside it that keeps its values")
+        trace.refuse(node, f"{node.op} '{node.name}' reads another tensor that is not scaled")
         return
-    why = f"{node.op} '{node.name}' reads channels that keep their values"
+    why = f"{node.op} '{node.name}' reads channels that are not scaled"
     trace.give(node.outputs[0], trace.ids.unite(one, other, why))
 
 

@@ -107,7 +107,7 @@ def _why_not(maker: Weight, after: Sequence[Weight], uses: int, nodes: Sequence[
     if grouped is not None:
         return f"'{grouped.node.name}' works on groups of channels"
     if any(weight.layer.in_channels != maker.layer.out_channels for weight in after):
-        return "what reads it sees other channels"
+        return "its readers have another number of channels"
     return None
 
 

@@ -177,7 +177,7 @@ def _smooth(graph: Graph, settings: Equalization, maxima: Mapping[str, Array], d
         found = maxima.get(one.tensor.name)
         why = "its inputs were not measured: no sample reached it"
         if found is not None:
-            why = "its channels are alike: a Mul in front of it would gain too little"
+            why = "its channels have similar ranges: a Mul before it would gain too little"
             if smooth.put_mul(graph, one, found, product, per_channel=settings.per_channel, names=names) is not None:
                 done.fired += [Fired(SMOOTH_MUL, weight.node.name) for weight in one.weights]
                 continue
@@ -203,5 +203,5 @@ def _scale(graph: Graph, traced: Traced, scales: Array, settings: Equalization, 
         maker = producer(weight.node.inputs[0])
         if maker is not None and maker.op == "Mul" and any(row.node == name for row in done.fired):
             continue  # scaled by its own Mul
-        reason = traced.groups.reason(weight.inputs) or weight.why or "nothing before it can take up a scale"
+        reason = traced.groups.reason(weight.inputs) or weight.why or "no constant before it can absorb a scale"
         done.refusals.append(Refusal(what, name, reason))

@@ -137,7 +137,7 @@ def tie(survey: Survey, recipe: Recipe, backend: Backend, drafts: Drafts) -> Non
     for key, draft in drafts.by_key.items():
         group = recipe.shared_group(draft.tensor) if draft.role == "activation" else None
         if group is not None and not drafts.join(first.setdefault(group, key), key):
-            alone = "each channel has a scale of its own"
+            alone = "it has one scale per channel"
             why = alone if draft.spec.axis is not None else f"its type differs from that of '{first[group]}'"
             drafts.refuse("share scale", draft.tensor, why)
 

@@ -39,7 +39,7 @@ class Method:
 
 METHODS: Final = {
     ("onnxruntime", DYNAMIC): Method(
-        128 * 128, None, "the scale of the input is computed as the model runs", "its kernel is slower than float"
+        128 * 128, None, "the scale of the input is computed at run time", "its kernel is slower than float"
     ),
     ("onnxruntime", WEIGHT_ONLY): Method(32 * 32, 32, "MatMulNBits reads a fraction of the bytes"),
     ("tensorrt", WEIGHT_ONLY): Method(32 * 32, None, "read in 4 bits, computed in high precision"),
@@ -110,15 +110,15 @@ class ModePlacer(SiteBuilder):
         if node.op not in MATRIX_PRODUCTS:
             yield f"{node.op}: {CONVOLUTION[self.recipe.mode]}"
         if node.name in self.survey.in_loop:
-            yield f"it stands in the body of '{self.survey.in_loop[node.name]}', which is run step by step"
+            yield f"it is in the body of '{self.survey.in_loop[node.name]}', which runs step by step"
         if at is None:
             yield _no_weight(node)
             return
         if at.weight == 0:
-            yield "the constant stands on the left, and kernels want it on the right"
+            yield "the constant is the left factor; kernels require it on the right"
         weight, data = node.inputs[at.weight], node.inputs[at.data]
         if len(weight.shape) != 2:
-            yield f"its weight has {len(weight.shape)} axes, a matrix is wanted"
+            yield f"its weight has {len(weight.shape)} axes, a matrix is required"
         if isinstance(data, Constant):
             yield "both inputs are constants"
         if query.rank(data) in (None, 0, 1):
@@ -167,9 +167,9 @@ class ModePlacer(SiteBuilder):
         if not str(query.dtype(table)).startswith("float") or len(table.shape) != 2 or node.attrs.get("axis", 0) != 0:
             return
         if self.recipe.mode == DYNAMIC:
-            self._refuse(node, "a table has no input whose scale could be computed as the model runs")
+            self._refuse(node, "a table has no input whose scale could be computed at run time")
         elif node.name in self.survey.in_loop:
-            self._refuse(node, f"it stands in the body of '{self.survey.in_loop[node.name]}'")
+            self._refuse(node, f"it is in the body of '{self.survey.in_loop[node.name]}'")
         else:
             self._weight(place, 0, 0, "rows of an embedding: weights alone are rounded")
 
@@ -188,9 +188,9 @@ def _gemm(node: Node, at: LinearInputs) -> Iterator[str]:
     if node.op != "Gemm":
         return
     if node.attrs.get("transA", 0):
-        yield "Gemm with transA: kernels read the input as it lies"
+        yield "Gemm with transA, which kernels do not support"
     if float(node.attrs.get("alpha", 1.0)) <= 0:
-        yield f"Gemm with alpha {node.attrs['alpha']:g}, which no scale can take in"
+        yield f"Gemm with alpha {node.attrs['alpha']:g}, which cannot be folded into a scale"
     if float(node.attrs.get("beta", 1.0)) != 1 and at.bias is not None:
         addend, weight = node.inputs[at.bias], node.inputs[at.weight]
         width = weight.shape[at.axis or 0]

@@ -74,9 +74,7 @@ class Placer(SiteBuilder):
     def _refuse_loop(self, node: Node) -> None:
         if node.op in LINEAR:
             loop = self.survey.in_loop[node.name]
-            self.drafts.refuse(
-                "quantize", node.name, f"it stands in the body of '{loop}', whose steps are not observed"
-            )
+            self.drafts.refuse("quantize", node.name, f"it is in the body of '{loop}', whose steps are not observed")
 
     # --- one op ---------------------------------------------------------------------------------------
 

@@ -87,7 +87,7 @@ def test_constant_over_layer_is_not_linear() -> None:
 def test_division_by_zero_is_refused() -> None:
     applied = apply(load(after(LAYERS["gemm"], "div", np.zeros(4, np.float32))), FUSE)
     assert not applied.fired
-    assert "not finite" in applied.refusals[0].why
+    assert "not be finite" in applied.refusals[0].why
 
 
 @pytest.mark.parametrize("use", USES)
@@ -110,7 +110,7 @@ def test_normalised_input_through_a_resize_and_a_padded_convolution() -> None:
         w=(4, 3, 3, 3),
     )
     applied = assert_becomes(source, ["Cast", "Resize", "Sub", "Conv"])
-    assert any("whole kernels" in refusal.why for refusal in applied.refusals)
+    assert any("whole kernel" in refusal.why for refusal in applied.refusals)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 6, 7), (1, 3, 6, 1)])

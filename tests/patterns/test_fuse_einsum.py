@@ -55,9 +55,9 @@ def test_it_computes_the_same(equation: str, weight_first: bool, dynamic: str) -
     ("equation", "why"),
     [
         ("bhk,hkd->bhd", "'h' is an axis of input, weight and output"),
-        ("bnd,dk->bk", "'n' is summed in one input alone"),
+        ("bnd,dk->bk", "'n' is summed over in one input only"),
         ("d,dk->k", "sums over all axes"),
-        ("bnd,dhk->bnk", "'h' is summed in one input alone"),
+        ("bnd,dhk->bnk", "'h' is summed over in one input only"),
     ],
 )
 def test_what_is_no_matrix_product_is_refused_with_its_reason(equation: str, why: str) -> None:

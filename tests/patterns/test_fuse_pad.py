@@ -96,9 +96,9 @@ def test_pads_by_axes() -> None:
     [
         ({"mode": "reflect"}, "mode 'reflect'"),
         ({"mode": "edge"}, "mode 'edge'"),
-        ({"value": 1.0}, "something else than 0"),
-        ({"value": -np.inf}, "something else than 0"),
-        ({"pads": np.array([0, 0, -1, 0, 0, 0, 0, 0], np.int64)}, "cuts off"),
+        ({"value": 1.0}, "another value than 0"),
+        ({"value": -np.inf}, "another value than 0"),
+        ({"pads": np.array([0, 0, -1, 0, 0, 0, 0, 0], np.int64)}, "negative pads"),
         ({"pads": np.array([1, 0, 0, 0, 0, 0, 0, 0], np.int64)}, "the batch or the channels"),
     ],
 )

@@ -98,7 +98,7 @@ def test_dynamic_needs_both_sides() -> None:
 @pytest.mark.parametrize(
     ("text", "weights", "why"),
     [
-        ("y = MatMul (w, x)", {"w": (512, 384)}, "the constant stands on the left"),
+        ("y = MatMul (w, x)", {"w": (512, 384)}, "the constant is the left factor"),
         ("y = Gemm <transA = 1> (x, w)", {"w": (512, 384)}, "Gemm with transA"),
         ("c = Sin (x)  y = MatMul (x, c)", {}, "it multiplies two activations"),
     ],
@@ -125,7 +125,7 @@ def test_a_loop_is_not_looked_into() -> None:
     proto = model(text, w=(256, 256), count=np.array(3), yes=np.array(True))
     plan = planned(proto, "onnxruntime", "weight_only")
     assert not plan.sites
-    assert any("stands in the body of" in refusal.why for refusal in plan.refusals)
+    assert any("is in the body of" in refusal.why for refusal in plan.refusals)
 
 
 def test_ranges_fixed_by_hand_hold_for_every_block() -> None:

@@ -43,7 +43,7 @@ def _reshape(trace: Trace, node: Node, body: Body) -> None:
     ids, before, after = trace.full(node.inputs[0]), shape(node.inputs[0]), shape(node.outputs[0])
     moved = None if ids is None or before is None or after is None else reshaped(ids, before, after)
     if moved is None:
-        trace.refuse(node, f"{node.op} '{node.name}' makes a shape in which channels are not found again")
+        trace.refuse(node, f"{node.op} '{node.name}' does not preserve channels")
     else:
         trace.give(node.outputs[0], moved)
 

@@ -155,7 +155,7 @@ class Trace:
 
     def refuse(self, node: Node, why: str | None = None) -> None:
         """Mark the inputs and outputs of a node as not scaled."""
-        why = why or f"{node.op} '{node.name}' reads its values as they are"
+        why = why or f"{node.op} '{node.name}' needs its inputs unscaled"
         for tensor in node.inputs:
             self.keep(tensor, why)
         for tensor in node.outputs:
