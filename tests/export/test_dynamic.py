@@ -158,4 +158,4 @@ def test_the_plan_carries_its_rule() -> None:
     plan = prepared(attention(), mode="dynamic").plan
     assert not plan.of_role("activation")
     assert {site.spec.label() for site in plan.sites} == {"int8 axis 1"}
-    assert all("as the model runs" in site.why for site in plan.sites)
+    assert all("at run time" in site.why for site in plan.sites)
