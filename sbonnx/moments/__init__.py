@@ -4,8 +4,7 @@ Second moments determine the squared output error of a layer, means determine it
 """
 
 from sbonnx.moments.means import Means, MeanSums
-from sbonnx.moments.second import Moments
-from sbonnx.moments.share import share_of, shrinkage_of
+from sbonnx.moments.second import Moments, share_of, shrinkage_of
 from sbonnx.moments.sums import MomentSums, bytes_for
 
 __all__ = ["MeanSums", "Means", "MomentSums", "Moments", "bytes_for", "share_of", "shrinkage_of"]

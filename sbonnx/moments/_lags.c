@@ -1,5 +1,5 @@
 /* Sums of products of a plane with itself, or with another plane of its size, at a lag, over boxes. The moments of a
- * depthwise convolution follow from these sums. planes.py is the numpy fallback with bit-identical results: a sum has
+ * depthwise convolution follow from these sums. lags.py has the numpy fallback with bit-identical results: a sum has
  * LANES float32 lanes on every processor, and no product may be fused with a sum (-ffp-contract=off).
  *
  * Arrays are passed as addresses, because the stable ABI of Python 3.10 has no buffers. Callers check types and sizes.

@@ -70,8 +70,13 @@ class MeanSums:
         if len(streams) != len(self._totals) or streams[-1].shape != x.shape:
             raise ValueError(f"{[stream.shape for stream in streams]} do not fit these means")
         self._count += self._geometry.count(x.shape)
-        if self._geometry.kernel:
-            self._lay(streams)
+        if self._geometry.kernel:  # inputs (N, C, *space) are added per position
+            if self._planes and self._planes[0].shape != x.shape[1:]:
+                self._fold()
+            if not self._planes:
+                self._planes = [np.zeros(stream.shape[1:]) for stream in streams]
+            for plane, stream in zip(self._planes, streams, strict=True):
+                plane += stream.sum(axis=0, dtype=np.float64) if len(stream) > 1 else stream[0]
             return
         for total, stream in zip(self._totals, streams, strict=True):
             total += self._geometry.rows(stream).sum(axis=1, dtype=np.float64)
@@ -81,15 +86,6 @@ class MeanSums:
         self._fold()
         found = [total / max(self._count, 1) for total in self._totals]
         return Means(self._layout, self._count, found[0], found[-1])
-
-    def _lay(self, streams: tuple[Array, ...]) -> None:
-        """Add inputs (N, C, *space) per position."""
-        if self._planes and self._planes[0].shape != streams[0].shape[1:]:
-            self._fold()
-        if not self._planes:
-            self._planes = [np.zeros(stream.shape[1:]) for stream in streams]
-        for plane, stream in zip(self._planes, streams, strict=True):
-            plane += stream.sum(axis=0, dtype=np.float64) if len(stream) > 1 else stream[0]
 
     def _fold(self) -> None:
         """Convert the sums per position to sums per window tap."""

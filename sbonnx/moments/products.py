@@ -10,8 +10,7 @@ from typing import Any, Final, TypeAlias, final
 import numpy as np
 
 from sbonnx.linear.im2col import Geometry
-from sbonnx.moments.lags import LagPlan, lag_plan, tap_sums
-from sbonnx.moments.planes import Boxes
+from sbonnx.moments.lags import Boxes, LagPlan, lag_plan, tap_sums
 from sbonnx.spec import Array
 
 CHUNK: Final = 16 << 20

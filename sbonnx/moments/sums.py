@@ -11,8 +11,7 @@ import numpy as np
 
 from sbonnx.linear.im2col import Geometry
 from sbonnx.linear.layer import LinearLayer
-from sbonnx.moments.lags import lag_plan, speed
-from sbonnx.moments.planes import Boxes
+from sbonnx.moments.lags import Boxes, lag_plan, speed
 from sbonnx.moments.products import WAITING, Arrays, Pairs, RowSums, Streams, WindowSums, parts, rows_at_once
 from sbonnx.moments.second import Moments
 from sbonnx.spec import Array
@@ -80,7 +79,11 @@ class MomentSums:
         picks = self._picks(count, [sample] if isinstance(sample, int) else sample)
         if self._by_lags(x.shape, count if picks is None else len(picks)):
             self._count += count
-            self._slide(tuple(np.asarray(stream, np.float32) for stream in streams))
+            if self._windows is not None and not self._windows.fits(x.shape[2:]):
+                self._fold()
+            if self._windows is None:
+                self._windows = WindowSums(self._geometry, x.shape[2:], self._pairs, self._streams, self._arrays)
+            self._windows.add(tuple(np.asarray(stream, np.float32) for stream in streams))
             return
         self._count += count if picks is None else len(picks)
         if picks is None and not self._geometry.kernel:
@@ -138,15 +141,6 @@ class MomentSums:
         groups, inputs = self._layout.groups, self._layout.inputs
         unfolded = math.prod(kernel) * 15.0 + groups * inputs * (1.5 + 0.4 * inputs / speed(inputs))
         return _nanoseconds(self._geometry, self._pairs, shape) <= rows * len(self._pairs) * unfolded
-
-    def _slide(self, inputs: Streams) -> None:
-        """Accumulate by lags."""
-        space = inputs[0].shape[2:]
-        if self._windows is not None and not self._windows.fits(space):
-            self._fold()
-        if self._windows is None:
-            self._windows = WindowSums(self._geometry, space, self._pairs, self._streams, self._arrays)
-        self._windows.add(inputs)
 
     def _fold(self) -> None:
         """Add the sums by lags to the row sums."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sbonnx.linear.im2col import Geometry, geometry_of
 from sbonnx.moments import Moments, MomentSums, planes
 from sbonnx.moments.lags import lag_plan
-from sbonnx.moments.planes import Boxes
+from sbonnx.moments.lags import Boxes
 from sbonnx.spec import Array
 from tests.support.linear_ops import layer_of
 
