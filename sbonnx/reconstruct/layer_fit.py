@@ -18,7 +18,7 @@ from sbonnx.plan.types import Gain, Plan, RoundingChoice, Site
 from sbonnx.reconstruct.layer_inputs import WHAT, Layer, Seen, Watched, WatchedMeans, watched
 from sbonnx.report import Refusal
 from sbonnx.rounding import ROUNDERS, make_rounder
-from sbonnx.rounding.scales import search_bounds
+from sbonnx.rounding.range_search import search_bounds
 from sbonnx.spec import Array, Bounds, QParams
 
 LEAST_ROWS: Final = 8192

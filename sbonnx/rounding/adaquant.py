@@ -10,9 +10,9 @@ import ml_dtypes
 import numpy as np
 
 from sbonnx.moments import Moments
-from sbonnx.rounding.adam import Adam
 from sbonnx.rounding.adaround import Start, best_alone, first_codes
 from sbonnx.rounding.base import Grid, Rounder
+from sbonnx.rounding.choices import Adam
 from sbonnx.rounding.gptq import Gptq
 from sbonnx.rounding.search.descent import alive, descend
 from sbonnx.spec import ANY_SCALE, HALF_LIMITS, Array, QParams
@@ -34,6 +34,7 @@ NARROW: Final[tuple[Any, ...]] = (np.float16, ml_dtypes.bfloat16)
 
 
 @final
+@dataclass(frozen=True)
 class AdaQuant(Rounder):
     """AdaQuant: optimizes weights over all codes, together with their scales.
 
@@ -58,21 +59,15 @@ class AdaQuant(Rounder):
 
     moves_scales = True
 
-    def __init__(
-        self,
-        iterations: int = 500,
-        lr: float = 0.01,
-        scale_lr: float = 0.003,
-        start: Start = "gptq",
-        sweeps: int = 20,
-    ) -> None:
-        if iterations < 1 or sweeps < 0:
+    iterations: int = 500
+    lr: float = 0.01
+    scale_lr: float = 0.003
+    start: Start = "gptq"
+    sweeps: int = 20
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1 or self.sweeps < 0:
             raise ValueError("iterations must be >= 1 and sweeps >= 0")
-        self.iterations = iterations
-        self.lr = lr
-        self.scale_lr = scale_lr
-        self.start = start
-        self.sweeps = sweeps
 
     def solve(self, grid: Grid, moments: Moments, qparams: QParams) -> tuple[Array, QParams]:
         """Compute codes and scales; see `Rounder.solve`.
@@ -82,7 +77,7 @@ class AdaQuant(Rounder):
         Raises:
             NumericError: the moments contain NaN or Inf.
         """
-        problem = _Problem(grid, moments, _Sharing.of(qparams, moments), qparams)
+        problem = _LayerProblem(grid, moments, _Sharing.of(qparams, moments), qparams)
         nearest = np.clip(np.rint(grid.ratio()), grid.qmin, grid.qmax)
         found = problem.state(nearest, problem.given)
         first = first_codes(self.start, grid, moments, qparams)
@@ -104,7 +99,7 @@ class AdaQuant(Rounder):
         codes = problem.silent_nearest(found)
         return codes, qparams if (moved == qparams.scale).all() else replace(qparams, scale=moved)
 
-    def _learn(self, problem: _Problem, codes: Array) -> _State:
+    def _learn(self, problem: _LayerProblem, codes: Array) -> _AdaQuantState:
         """Run Adam from `codes` and return the best state on the way."""
         learner = _Learner(problem, codes)
         for step in range(self.iterations):
@@ -114,7 +109,7 @@ class AdaQuant(Rounder):
 
 
 @dataclass(frozen=True)
-class _State:
+class _AdaQuantState:
     """Codes, float64 (G, O, K); scales, float64 (S,), rounded to their storage type; error (U,)."""
 
     codes: Array
@@ -168,7 +163,7 @@ class _Sharing:
 
 
 @final
-class _Problem:
+class _LayerProblem:
     """The optimization problem of one layer: evaluates and compares states."""
 
     def __init__(self, grid: Grid, moments: Moments, sharing: _Sharing, qparams: QParams) -> None:
@@ -182,33 +177,33 @@ class _Problem:
         self._least = np.maximum(given / FURTHEST, np.minimum(given, limits.least))
         self._most = np.minimum(given * FURTHEST, np.maximum(given, limits.most))
 
-    def state(self, codes: Array, scale: Array) -> _State:
+    def state(self, codes: Array, scale: Array) -> _AdaQuantState:
         """Return a state with its error.
 
         Scales (S,) are limited to a range around the given ones and rounded to their storage type.
         """
         near = np.clip(scale, self._least, self._most).astype(np.float32).astype(self._stored).astype(np.float64)
         error = self.moments.error(self.grid.weight, self.grid_of(near).values(codes))
-        return _State(codes, near, self.sharing.over_units(error))
+        return _AdaQuantState(codes, near, self.sharing.over_units(error))
 
     def grid_of(self, scale: Array) -> Grid:
         """Return the grid with other scales (S,)."""
         return replace(self.grid, scale=np.broadcast_to(scale[self.sharing.scales], self.grid.weight.shape))
 
-    def better(self, one: _State, other: _State) -> _State:
+    def better(self, one: _AdaQuantState, other: _AdaQuantState) -> _AdaQuantState:
         """Return the better state of each unit; `one` if both are equal."""
         is_less = other.error < one.error
         codes = np.where(is_less[self.sharing.units][..., None], other.codes, one.codes)
         scale = np.where(is_less[self.sharing.of_scale], other.scale, one.scale)
-        return _State(codes, scale, np.minimum(one.error, other.error))
+        return _AdaQuantState(codes, scale, np.minimum(one.error, other.error))
 
-    def silent_nearest(self, state: _State) -> Array:
+    def silent_nearest(self, state: _AdaQuantState) -> Array:
         """Return the codes of `state`, with the nearest ones for inputs that are constant 0 and have no effect."""
         nearest = np.clip(np.rint(self.grid_of(state.scale).ratio()), self.grid.qmin, self.grid.qmax)
         moves = alive(np.einsum("gkk->gk", self.moments.a))[:, None, :]
         return np.where(moves, state.codes, nearest)
 
-    def fitted(self, state: _State) -> _State:
+    def fitted(self, state: _AdaQuantState) -> _AdaQuantState:
         """Return `state` with scales moved to the minimum of the error along each unit's scale gradient.
 
         The error is quadratic in the scales. If a unit has one scale, this is the optimum. If it has several (blocks),
@@ -236,7 +231,7 @@ class _Learner:
     not depend on this scaling.
     """
 
-    def __init__(self, problem: _Problem, codes: Array) -> None:
+    def __init__(self, problem: _LayerProblem, codes: Array) -> None:
         grid, moments, self._sharing = problem.grid, problem.moments, problem.sharing
         self._qmin, self._qmax = grid.qmin, grid.qmax
         square = np.einsum("gkk->gk", moments.a)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, Literal, final
 
 import numpy as np
@@ -23,8 +23,28 @@ MARGIN: Final = 0.01
 """Minimum initial distance from 0 and 1: where the sigmoid is clipped, the gradient is 0."""
 
 
+class AnnealedRounder(Rounder):
+    """Rounder with a regularizer whose exponent falls from `beta_start` to `beta_end` after a warm-up."""
+
+    iterations: int
+    warmup: float
+    beta_start: float
+    beta_end: float
+    schedule: Ramp
+
+    def beta(self, step: int) -> float | None:
+        """Return the exponent of the regularizer at `step`, None before it starts."""
+        begin = self.warmup * self.iterations
+        if step < begin:
+            return None
+        way = (step - begin) / (self.iterations - begin)
+        left = 1.0 - way if self.schedule == "linear" else (1.0 + math.cos(math.pi * way)) / 2.0
+        return self.beta_end + (self.beta_start - self.beta_end) * left
+
+
 @final
-class AdaRound(Rounder):
+@dataclass(frozen=True)
+class AdaRound(AnnealedRounder):
     """AdaRound: rounds every weight to one of its two neighbouring codes, chosen by gradient descent on soft choices.
 
         v = (low + h(u) - zero) * scale,   h(u) = clip(1.2 sigmoid(u) - 0.1, 0, 1)
@@ -58,29 +78,19 @@ class AdaRound(Rounder):
     Source: Nagel et al. 2020, "Up or Down? Adaptive Rounding for Post-Training Quantization", equations 21 to 25.
     """
 
-    def __init__(
-        self,
-        iterations: int = 1000,
-        lr: float = 0.1,
-        warmup: float = 0.2,
-        weight: float = 0.2,
-        beta_start: float = 20.0,
-        beta_end: float = 2.0,
-        schedule: Ramp = "cosine",
-        start: Start = "gptq",
-        sweeps: int = 20,
-    ) -> None:
-        if iterations < 1 or sweeps < 0 or not 0 <= warmup < 1:
+    iterations: int = 1000
+    lr: float = 0.1
+    warmup: float = 0.2
+    weight: float = 0.2
+    beta_start: float = 20.0
+    beta_end: float = 2.0
+    schedule: Ramp = "cosine"
+    start: Start = "gptq"
+    sweeps: int = 20
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1 or self.sweeps < 0 or not 0 <= self.warmup < 1:
             raise ValueError("iterations must be >= 1, sweeps >= 0 and warmup within [0, 1)")
-        self.iterations = iterations
-        self.lr = lr
-        self.warmup = warmup
-        self.weight = weight
-        self.beta_start = beta_start
-        self.beta_end = beta_end
-        self.schedule = schedule
-        self.start = start
-        self.sweeps = sweeps
 
     def solve(self, grid: Grid, moments: Moments, qparams: QParams) -> tuple[Array, QParams]:
         """Compute codes by AdaRound; see `Rounder.solve`.
@@ -101,15 +111,6 @@ class AdaRound(Rounder):
             return codes, qparams
         before, after = (moments.error(grid.weight, grid.values(each)) for each in (first, codes))
         return np.where((after < before)[..., None], codes, first), qparams
-
-    def beta(self, step: int) -> float | None:
-        """Return the exponent of the regularizer at `step`, None before it starts."""
-        begin = self.warmup * self.iterations
-        if step < begin:
-            return None
-        way = (step - begin) / (self.iterations - begin)
-        left = 1.0 - way if self.schedule == "linear" else (1.0 + math.cos(math.pi * way)) / 2.0
-        return self.beta_end + (self.beta_start - self.beta_end) * left
 
 
 def first_codes(start: Start, grid: Grid, moments: Moments, qparams: QParams) -> Array:

@@ -1,15 +1,19 @@
-"""Base class and data types of all rounding methods."""
+"""Base class and data types of all rounding methods, round to nearest, and the compiled loops that they share."""
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Final, final
 
 import numpy as np
 
+from sbonnx.cpu import cores
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments import Moments
+from sbonnx.native import compiled
 from sbonnx.spec import Array, QParams
 
 
@@ -123,3 +127,40 @@ def _better(grid: Grid, moments: Moments, qparams: QParams, moved: QParams, near
         codes, moved, found = nearest, qparams, plain
     whole = layout.from_matrices(codes).astype(qparams.spec.dtype)
     return Rounded(whole, moved, float(found.sum()), float(plain.sum()))
+
+
+@final
+class Nearest(Rounder):
+    """Rounds each weight to the nearest code."""
+
+    needs_moments = False
+
+    def solve(self, grid: Grid, moments: Moments, qparams: QParams) -> tuple[Array, QParams]:
+        """Round every weight to the nearest code; see `Rounder.solve`."""
+        return np.clip(np.rint(grid.ratio()), grid.qmin, grid.qmax), qparams
+
+
+loops = compiled("sbonnx.rounding._search")
+
+WORTH: Final = 1 << 22
+"""Numbers to read below which a single thread is used."""
+
+
+def over_rows(
+    name: str, before: tuple[int, ...], rows: int, after: tuple[int, ...], reads: int, *, first: int = 0
+) -> None:
+    """Call the loop `name` as ``(*before, first, last, *after)`` on chunks of rows, with threads.
+
+    Args:
+        reads: total number of values read, which decides about threads.
+    """
+    loop = getattr(loops, name)
+    threads = min(cores(), rows - first) if reads >= WORTH else 1
+    if threads == 1:
+        loop(*before, first, rows, *after)
+        return
+    edges = [first + (rows - first) * i // threads for i in range(threads + 1)]
+    with ThreadPoolExecutor(threads, thread_name_prefix="sbonnx-rounding") as pool:
+        parts = [pool.submit(loop, *(*before, begin, end, *after)) for begin, end in itertools.pairwise(edges)]
+    for part in parts:
+        part.result()

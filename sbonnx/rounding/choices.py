@@ -1,4 +1,4 @@
-"""Adam steps of AdaRound: soft rounding choices, optimized on the quadratic output error of a layer."""
+"""Adam, and its steps in AdaRound: soft rounding choices, optimized on the quadratic output error of a layer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,56 @@ import numpy as np
 from sbonnx.cpu import cores
 from sbonnx.moments import Moments
 from sbonnx.native import address
-from sbonnx.rounding.adam import TINY, factors
-from sbonnx.rounding.base import Grid
-from sbonnx.rounding.search import compiled as native
-from sbonnx.rounding.search.compiled import over_rows
+from sbonnx.rounding import base
+from sbonnx.rounding.base import Grid, over_rows
 from sbonnx.rounding.search.descent import alive
 from sbonnx.spec import Array
+
+DECAY: Final = 0.9
+DECAY_SQUARE: Final = 0.999
+TINY: Final = 1e-8
+"""Hyperparameters of the paper, which are also torch's defaults."""
+
+
+def factors(rate: float, steps: int) -> Array:
+    """Return the bias-corrected step factors ``rate / (1 - 0.9^t)`` and ``1 / (1 - 0.999^t)``, t from 1, (steps, 2)."""
+    t = np.arange(1.0, steps + 1.0)
+    return np.stack([rate / (1.0 - DECAY**t), 1.0 / (1.0 - DECAY_SQUARE**t)], axis=1)
+
+
+@final
+class Adam:
+    """Adam optimizer with per-element step sizes.
+
+        m = 0.9 m + 0.1 g,   v = 0.999 v + 0.001 g^2,   x -= rate * (m / (1 - 0.9^t)) / (sqrt(v / (1 - 0.999^t)) + 1e-8)
+
+    Source: Kingma & Ba 2015, "Adam: A Method for Stochastic Optimization", algorithm 1.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._mean = np.zeros(shape, np.float32)
+        self._square = np.zeros(shape, np.float32)
+        self._part = np.empty(shape, np.float32)
+        self._steps = 0
+
+    def step(self, values: Array, gradient: Array, rate: float) -> None:
+        """Update `values`, float32, in place. `gradient`, float32 of the same shape, is overwritten."""
+        self._steps += 1
+        part = self._part
+        np.subtract(gradient, self._mean, out=part)
+        part *= 1.0 - DECAY
+        self._mean += part
+        np.multiply(gradient, gradient, out=gradient)
+        gradient -= self._square
+        gradient *= 1.0 - DECAY_SQUARE
+        self._square += gradient
+        np.multiply(self._square, 1.0 / (1.0 - DECAY_SQUARE**self._steps), out=part)
+        np.sqrt(part, out=part)
+        part += TINY
+        np.divide(self._mean, part, out=part)
+        part *= rate / (1.0 - DECAY**self._steps)
+        values -= part
+
 
 ZETA: Final = 1.1
 GAMMA: Final = -0.1
@@ -65,14 +109,14 @@ def learn_choices(
     Returns:
         float64 (G, O, K).
     """
-    problem = _Problem.of(choice, moments, share)
-    u = problem.in_numpy(rate, weight, betas) if native.loops is None else problem.compiled(rate, weight, betas)
+    problem = _SoftProblem.of(choice, moments, share)
+    u = problem.in_numpy(rate, weight, betas) if base.loops is None else problem.compiled(rate, weight, betas)
     return (u >= 0.0).astype(np.float64)
 
 
 @final
 @dataclass(frozen=True)
-class _Problem:
+class _SoftProblem:
     """The optimization problem of one layer.
 
     Rows are divided by their magnitude and each weight's gradient by the curvature c_k, so that numbers stay near 1;
@@ -96,7 +140,7 @@ class _Problem:
     unit: float
 
     @staticmethod
-    def of(choice: Grid, moments: Moments, share: Array) -> _Problem:
+    def of(choice: Grid, moments: Moments, share: Array) -> _SoftProblem:
         square = np.einsum("gkk->gk", moments.a)
         moves = alive(square)
         size = np.maximum(square.max(axis=1), np.finfo(np.float32).tiny)[:, None, None]
@@ -108,7 +152,7 @@ class _Problem:
         uniform = bool((ratio == 1.0).all())
         a, rest = _in_steps(2.0 * moments.a / size, STEPS_OF_A), 2.0 * rest / size / first
         unit = _unit(a, rest, 1.0 if uniform else float(ratio.max()))
-        return _Problem(
+        return _SoftProblem(
             a,
             _in_steps(rest, unit * STEPS_OF_A),
             (curve if uniform else curve / ratio).astype(np.float32),
@@ -185,7 +229,7 @@ def _schedule(rate: float, weight: float, betas: Sequence[float | None]) -> Arra
 class _Soft:
     """Soft choices of one layer and their optimization in numpy, with the same operations as `_learn.c`."""
 
-    def __init__(self, problem: _Problem) -> None:
+    def __init__(self, problem: _SoftProblem) -> None:
         shape = problem.u.shape
         self._problem = problem
         self.u: Array = problem.u.copy()

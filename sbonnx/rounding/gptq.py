@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, final
 
 import numpy as np
@@ -24,6 +25,7 @@ MORE: Final = 4
 
 
 @final
+@dataclass(frozen=True)
 class Gptq(Rounder):
     """GPTQ with beam search, followed by tabu search and coordinate descent on the same objective.
 
@@ -49,23 +51,16 @@ class Gptq(Rounder):
     (Chen et al. 2025, "The geometry of LLM quantization"); the shift of the target for quantized inputs is ours.
     """
 
-    def __init__(
-        self,
-        damping: float = 0.01,
-        order: Order = "pivot",
-        beams: int = 16,
-        steps: int = 8,
-        block: int = 64,
-        sweeps: int = 20,
-    ) -> None:
-        if damping < 0 or beams < 1 or steps < 0 or block < 1 or sweeps < 0:
+    damping: float = 0.01
+    order: Order = "pivot"
+    beams: int = 16
+    steps: int = 8
+    block: int = 64
+    sweeps: int = 20
+
+    def __post_init__(self) -> None:
+        if self.damping < 0 or self.beams < 1 or self.steps < 0 or self.block < 1 or self.sweeps < 0:
             raise ValueError("damping, steps and sweeps must be >= 0, beams and block >= 1")
-        self.damping = damping
-        self.order: Order = order
-        self.beams = beams
-        self.steps = steps
-        self.block = block
-        self.sweeps = sweeps
 
     def solve(self, grid: Grid, moments: Moments, qparams: QParams) -> tuple[Array, QParams]:
         """Compute codes by GPTQ, tabu search and coordinate descent; see `Rounder.solve`.
@@ -76,18 +71,14 @@ class Gptq(Rounder):
         if not (np.isfinite(moments.a).all() and np.isfinite(moments.b).all()):
             raise NumericError("the inputs of the layer hold NaN or infinite values")
         order, factor = ordered_factor(moments.a, self.damping, self.order)
-        beams = self._beams(moments.layout.inputs)
+        # more beams for few columns, where they are cheap, and one for a single column
+        inputs = moments.layout.inputs
+        beams = 1 if inputs == 1 or self.beams == 1 else self.beams * int(np.clip(FEW // inputs, 1, MORE))
         found = self._search(Planes.of(grid, order, factor, shift(grid, moments)), beams)
         del factor
         codes = columns(found, np.argsort(order, axis=1))
         codes = tabu(grid, codes, moments, self.steps)
         return descend(grid, codes, moments, self.sweeps), qparams
-
-    def _beams(self, inputs: int) -> int:
-        """Return the number of beams: more for few columns, where they are cheap, and 1 for a single column."""
-        if inputs == 1 or self.beams == 1:
-            return 1
-        return self.beams * int(np.clip(FEW // inputs, 1, MORE))
 
     def _search(self, planes: Planes, beams: int) -> Array:
         """Return codes (G, O, K) in the order of rounding. Runs on parts of the groups, or of the outputs if G is 1."""

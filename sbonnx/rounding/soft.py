@@ -13,8 +13,8 @@ from typing import Any, Final, Literal, final
 import numpy as np
 
 from sbonnx.moments import Moments
-from sbonnx.rounding.adaround import MARGIN, Ramp, Start
-from sbonnx.rounding.base import Grid, Rounder
+from sbonnx.rounding.adaround import MARGIN, AnnealedRounder, Ramp, Start
+from sbonnx.rounding.base import Grid
 from sbonnx.rounding.choices import GAMMA, ZETA
 from sbonnx.rounding.gptq import Gptq
 from sbonnx.spec import Array, QParams
@@ -36,7 +36,7 @@ BLOCKS: Final = "blocks"
 
 @final
 @dataclass(frozen=True)
-class SoftBlocks(Rounder):
+class SoftBlocks(AnnealedRounder):
     """AdaRound on batches of input activations of a whole block of layers.
 
     The optimization is in `sbonnx.reconstruct.blockwise.walk_blocks`.
@@ -87,15 +87,6 @@ class SoftBlocks(Rounder):
         if self.start == "gptq":
             return Gptq().solve(grid, moments, qparams)
         return np.clip(np.rint(grid.ratio()), grid.qmin, grid.qmax), qparams
-
-    def beta(self, step: int) -> float | None:
-        """Return the exponent of the regularizer at `step`, None before it starts."""
-        begin = self.warmup * self.iterations
-        if step < begin:
-            return None
-        way = (step - begin) / (self.iterations - begin)
-        left = 1.0 - way if self.schedule == "linear" else (1.0 + math.cos(math.pi * way)) / 2.0
-        return self.beta_end + (self.beta_start - self.beta_end) * left
 
     def settled(self, step: int) -> float:
         """Return the share of weights that are frozen at one of their codes at `step`.
@@ -179,6 +170,3 @@ class Choice:
 def pull(h: Any, beta: float) -> Any:
     """Return the regularizer ``sum(1 - |2 h - 1|^beta)``, which is 0 if every weight is at one of its codes."""
     return (1.0 - (2.0 * h - 1.0).abs().pow(beta)).sum()
-
-
-__all__ = ["BLOCKS", "SETTLINGS", "Choice", "SoftBlocks", "pull"]

@@ -1,4 +1,4 @@
-"""Soft choices: the compiled steps take those in numpy, output by output, however outputs are put together."""
+"""Soft choices, compiled and in numpy, output by output; Adam against torch's own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 from sbonnx.moments import Moments
+from sbonnx.rounding import base as native
 from sbonnx.rounding import choices as module
 from sbonnx.rounding.adaround import AdaRound
 from sbonnx.rounding.base import Grid
-from sbonnx.rounding.choices import _Problem, learn_choices
-from sbonnx.rounding.search import compiled as native
+from sbonnx.rounding.choices import Adam, _SoftProblem, learn_choices
 from sbonnx.spec import Array, QuantSpec
 from tests.rounding.layers import CASES, CHANNELS, Case, Layer, layer
 
@@ -49,9 +49,9 @@ def parts(one: Layer) -> tuple[Grid, Moments, Array]:
     )
 
 
-def problem_of(one: Layer) -> _Problem:
+def problem_of(one: Layer) -> _SoftProblem:
     """Begun beside the weights, where the gradient is zero."""
-    problem = _Problem.of(*parts(one))
+    problem = _SoftProblem.of(*parts(one))
     return replace(problem, u=problem.u + np.random.default_rng(0).normal(0.0, 0.5, problem.u.shape).astype(np.float32))
 
 
@@ -156,3 +156,27 @@ def test_numbers_beyond_float32_end() -> None:
     problem = problem_of(one)
     problem.a[:] = np.nan
     assert problem.compiled(0.1, 0.2, BETAS).shape == (1, 4, 40)
+
+
+@pytest.mark.parametrize("rate", [0.1, 1e-3])
+def test_steps_are_those_of_torch(rate: float) -> None:
+    torch = pytest.importorskip("torch")
+    generator = np.random.default_rng(0)
+    start = generator.normal(size=(3, 5)).astype(np.float32)
+    curve = np.exp(generator.normal(0.0, 3.0, (3, 5))).astype(np.float32)
+    ours, adam = start.copy(), Adam(start.shape)
+    theirs = torch.tensor(start.copy(), requires_grad=True)
+    optimizer = torch.optim.Adam([theirs], lr=rate)
+    for _ in range(200):
+        adam.step(ours, curve * ours, rate)
+        optimizer.zero_grad()
+        (torch.tensor(curve) * theirs * theirs / 2).sum().backward()
+        optimizer.step()
+    np.testing.assert_allclose(ours, theirs.detach().numpy(), rtol=1e-3, atol=1e-5)
+
+
+def test_a_gradient_of_zero_moves_nothing() -> None:
+    values = np.ones((2, 2), np.float32)
+    adam = Adam(values.shape)
+    adam.step(values, np.array([[0, 1], [0, -1]], np.float32), 0.5)
+    np.testing.assert_allclose(values, [[1.0, 0.5], [1.0, 1.5]], rtol=1e-6)

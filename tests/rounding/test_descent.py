@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sbonnx.rounding import base as native
 from sbonnx.rounding.base import Grid
-from sbonnx.rounding.search import compiled as native
 from sbonnx.rounding.search.descent import descend
 from sbonnx.spec import Array
 from tests.rounding.layers import CASES, CHANNELS, Case, Layer, layer

@@ -11,9 +11,9 @@ import pytest
 from sbonnx.errors import NumericError
 from sbonnx.moments import Moments
 from sbonnx.rounding import Rounded
+from sbonnx.rounding import base as native
 from sbonnx.rounding.base import Grid
 from sbonnx.rounding.gptq import Gptq
-from sbonnx.rounding.search import compiled as native
 from sbonnx.rounding.search.beam import Planes, search, shift
 from sbonnx.rounding.search.factor import Order, ordered_factor
 from sbonnx.spec import Array, QuantSpec

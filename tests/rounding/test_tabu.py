@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbonnx.moments import Moments
+from sbonnx.rounding import base as native
 from sbonnx.rounding.base import Grid
 from sbonnx.rounding.gptq import Gptq
-from sbonnx.rounding.search import compiled as native
 from sbonnx.rounding.search import tabu as module
 from sbonnx.rounding.search.descent import descend
 from sbonnx.rounding.search.tabu import tabu

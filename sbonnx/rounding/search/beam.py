@@ -8,9 +8,8 @@ import numpy as np
 
 from sbonnx.moments import Moments
 from sbonnx.native import address
-from sbonnx.rounding.base import Grid
-from sbonnx.rounding.search import compiled as native
-from sbonnx.rounding.search.compiled import over_rows
+from sbonnx.rounding import base
+from sbonnx.rounding.base import Grid, over_rows
 from sbonnx.rounding.search.factor import back_substitute
 from sbonnx.spec import Array
 
@@ -118,17 +117,12 @@ def search(planes: Planes, beams: int, block: int) -> tuple[Array, Array]:
             kept = state.settle(state.follow(pending[1], parents))
             before = pending[0]
             codes[:, :, before] = kept
-            error[:, :, before] = _errors(planes, before, kept)
+            values = (kept - planes.zero[:, :, before]) * planes.scale[:, :, before]
+            error[:, :, before] = planes.weight[:, :, before] - values
         pending = part, own, state.errors(planes, part, own)
     if pending:
         codes[:, :, pending[0]] = state.best(pending[1])
     return codes, state.cost.min(axis=1).reshape(groups, outputs)
-
-
-def _errors(planes: Planes, part: slice, codes: Array) -> Array:
-    """Return the rounding error of the weight for codes (G, O, B) of the columns `part`."""
-    lost = planes.weight[:, :, part] - (codes - planes.zero[:, :, part]) * planes.scale[:, :, part]
-    return np.asarray(lost)
 
 
 class _Beams:
@@ -180,7 +174,7 @@ class _Beams:
         weight, scale, zero = (
             np.ascontiguousarray(each[:, :, part]) for each in (planes.weight, planes.scale, planes.zero)
         )
-        if native.loops is not None:
+        if base.loops is not None:
             return self._compiled(free, (weight, scale, zero, pivots, triangle), planes.qmin, planes.qmax)
         weight, scale, zero = (np.moveaxis(each, 2, 0).reshape(width, -1, 1) for each in (weight, scale, zero))
         pivots = np.repeat(pivots.T, self.outputs, axis=1)[:, :, None]

@@ -10,9 +10,8 @@ import numpy as np
 
 from sbonnx.moments import Moments
 from sbonnx.native import address
-from sbonnx.rounding.base import Grid
-from sbonnx.rounding.search import compiled as native
-from sbonnx.rounding.search.compiled import over_rows
+from sbonnx.rounding import base
+from sbonnx.rounding.base import Grid, over_rows
 from sbonnx.spec import Array
 
 DEAD: Final = 1e-10
@@ -49,7 +48,7 @@ def descend(grid: Grid, codes: Array, moments: Moments, sweeps: int) -> Array:
     step = np.where(moves, -1.0 / np.where(moves, diagonal, 1.0), 0.0)[:, None, :] / grid.scale
     short = partial(np.ascontiguousarray, dtype=np.float32)
     state = _State(short(before), short(rest), short(step), short(grid.scale), short(moments.a), grid.qmin, grid.qmax)
-    return state.in_numpy(sweeps) if native.loops is None else state.compiled(sweeps)
+    return state.in_numpy(sweeps) if base.loops is None else state.compiled(sweeps)
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,7 @@ def ordered_factor(a: Array, damping: float, order: Order) -> tuple[Array, Array
             return _factor(damped(a, damping), order)
         except np.linalg.LinAlgError:
             damping = max(damping, 1e-6) * DAMPING_GROWTH
-    raise NumericError("the second moments of the layer's inputs are no positive definite matrix at any damping")
+    raise NumericError("the second moments of the layer's inputs are not positive definite at any damping")
 
 
 def _factor(a: Array, order: Order) -> tuple[Array, Array]:

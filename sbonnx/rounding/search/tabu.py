@@ -10,9 +10,8 @@ import numpy as np
 
 from sbonnx.moments import Moments
 from sbonnx.native import address
-from sbonnx.rounding.base import Grid
-from sbonnx.rounding.search import compiled as native
-from sbonnx.rounding.search.compiled import over_rows
+from sbonnx.rounding import base
+from sbonnx.rounding.base import Grid, over_rows
 from sbonnx.rounding.search.descent import alive
 from sbonnx.spec import Array
 
@@ -67,7 +66,7 @@ def tabu(grid: Grid, codes: Array, moments: Moments, steps: int) -> Array:
         size = max(1, PART // (max(outputs, columns) * columns))
         parts = [(slice(at, at + size), slice(None)) for at in range(0, groups, size)]
     for part in parts:
-        problem = _Problem.of(grid, before, moments, part)
+        problem = _TabuProblem.of(grid, before, moments, part)
         problem.search(count)
         after[part] = problem.codes
     fell = moments.error(grid.weight, grid.values(after)) < moments.error(grid.weight, grid.values(before))
@@ -75,7 +74,7 @@ def tabu(grid: Grid, codes: Array, moments: Moments, steps: int) -> Array:
 
 
 @dataclass(frozen=True)
-class _Problem:
+class _TabuProblem:
     """A part of the problem: some outputs of the only group, or all outputs of some groups; rows padded with zeros.
 
     Attributes:
@@ -96,11 +95,11 @@ class _Problem:
     qmax: int
 
     @staticmethod
-    def of(grid: Grid, codes: Array, moments: Moments, part: tuple[slice, slice]) -> _Problem:
+    def of(grid: Grid, codes: Array, moments: Moments, part: tuple[slice, slice]) -> _TabuProblem:
         a, b = moments.a[part[0]], moments.b[part[0]]
         rest = (codes[part] - grid.zero[part]) * grid.scale[part] @ a - grid.weight[part] @ b
         moves = alive(np.einsum("gkk->gk", a))
-        return _Problem(
+        return _TabuProblem(
             _padded(a),
             _padded(rest),
             _padded(grid.scale[part]),
@@ -113,9 +112,9 @@ class _Problem:
     def search(self, steps: int) -> None:
         """Write the best codes found to `codes`."""
         groups, outputs, columns = self.codes.shape
-        if native.loops is None:
+        if base.loops is None:
             for group in range(groups):
-                _Walk.of(self, group).go(steps, tenure(columns))
+                _TabuState.of(self, group).go(steps, tenure(columns))
             return
         arrays = (address(each) for each in (self.a, self.rest, self.scale, self.dead, self.codes))
         before = (*arrays, outputs, columns, self.a.shape[2])
@@ -125,7 +124,7 @@ class _Problem:
 
 
 @dataclass
-class _Walk:
+class _TabuState:
     """numpy fallback of the compiled loop: all outputs of a group at once, (O, P) float32, changed in place."""
 
     a: Array
@@ -139,7 +138,7 @@ class _Walk:
     qmax: int
 
     @staticmethod
-    def of(problem: _Problem, group: int) -> _Walk:
+    def of(problem: _TabuProblem, group: int) -> _TabuState:
         """Create the state of one group of a problem; shares its codes and half gradient."""
         a, scale, codes = problem.a[group], problem.scale[group], problem.codes[group]
         columns, padded = a.shape
@@ -149,7 +148,9 @@ class _Walk:
         wide = np.pad(codes, ((0, 0), more))
         up, down = (np.where(there & (wide != end), np.float32(0), BARRED) for end in (problem.qmax, problem.qmin))
         curve = np.where(there, scale * scale * square, np.float32(0))
-        return _Walk(a, problem.rest[group], np.float32(2) * scale, curve, up, down, codes, problem.qmin, problem.qmax)
+        return _TabuState(
+            a, problem.rest[group], np.float32(2) * scale, curve, up, down, codes, problem.qmin, problem.qmax
+        )
 
     def go(self, steps: int, tenure: int) -> None:
         """Write the best codes found to `codes`."""

@@ -11,7 +11,7 @@ import pytest
 from sbonnx.errors import NumericError
 from sbonnx.rounding import Rounded
 from sbonnx.rounding.gptq import Gptq
-from sbonnx.rounding.scales import By, search_bounds
+from sbonnx.rounding.range_search import By, search_bounds
 from sbonnx.spec import Array, Bounds, QuantSpec, bounds_of, params_from_bounds
 from tests.rounding.layers import CASES, Case, Layer, layer
 

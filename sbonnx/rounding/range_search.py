@@ -83,7 +83,10 @@ def search_bounds(
     """
     if spec.is_fp8:
         return bounds
-    _check(moments, candidates)
+    if candidates < 2:
+        raise ValueError("at least two candidates are needed")
+    if not (np.isfinite(moments.a).all() and np.isfinite(moments.b).all()):
+        raise NumericError("the inputs of the layer hold NaN or infinite values")
     make = partial(params_from_bounds, spec=spec, rule=rule, scale_dtype=scale_dtype, least=least)
     start = make(bounds)
     index = moments.layout.spread(np.arange(start.scale.size).reshape(start.scale.shape), start)
@@ -117,13 +120,6 @@ def _summed(parts: Sequence[tuple[Array, Iterator[Array]]], shape: tuple[int, ..
             total += np.bincount(own.ravel(), one.ravel(), total.size)
         totals.append(total.reshape(shape))
     return totals
-
-
-def _check(moments: Moments, candidates: int) -> None:
-    if candidates < 2:
-        raise ValueError("at least two candidates are needed")
-    if not (np.isfinite(moments.a).all() and np.isfinite(moments.b).all()):
-        raise NumericError("the inputs of the layer hold NaN or infinite values")
 
 
 def _worse(before: Array, after: Array, index: Array) -> Array:
@@ -164,19 +160,16 @@ def _least(
             least = np.where(better, spent, least)
 
     for moves in ((1.0, 1.0), (1.0, 0.0), (0.0, 1.0)) if one_sided else ((1.0, 1.0),):
-        centre = best
-        attempt([_towards(centre, moves, share) for share in np.linspace(NARROWEST, WIDEST, candidates)])
+        centre, tried = best, []
+        for share in np.linspace(NARROWEST, WIDEST, candidates):
+            low, high = (np.full(shape, share) if move else end for end, move in zip(centre, moves, strict=True))
+            tried.append((low, high))
+        attempt(tried)
         for halving in range(1, HALVINGS + 1):
             centre = best
             offsets = (-step / 2**halving, step / 2**halving)
             attempt([(centre[0] + moves[0] * offset, centre[1] + moves[1] * offset) for offset in offsets])
     return best
-
-
-def _towards(centre: Shares, moves: tuple[float, float], share: float) -> Shares:
-    """Return `centre` with the moving ends set to `share`."""
-    low, high = (np.full(each.shape, share) if move else each for each, move in zip(centre, moves, strict=True))
-    return low, high
 
 
 def _classes(index: Array) -> list[Array]:
