@@ -14,6 +14,7 @@ Source: Hubara et al., Improving post training neural quantization, arXiv 2006.1
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -30,9 +31,8 @@ from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.quantized.fake_quant import quantize_reads
 from sbonnx.calib.quantized.stream import staged
 from sbonnx.calib.storage.tensor_store import TensorStore
-from sbonnx.correct.corrected import with_corrections
+from sbonnx.correct.biases import with_corrections
 from sbonnx.correct.foldable_batchnorms import CHANNELS, Tunable, tunables
-from sbonnx.correct.running_variance import RunningVariance
 from sbonnx.errors import NumericError
 from sbonnx.graph import Constant, Graph, Node, Variable
 from sbonnx.graph.edit import Names, add_constant, replace_input
@@ -41,6 +41,58 @@ from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, Reader, Solution
 from sbonnx.report import Refusal
 from sbonnx.spec import Array, QParams
+
+
+@dataclass(frozen=True)
+class RunningVariance:
+    """Mean and variance of each channel. Size and merging cost do not depend on the number of values.
+
+    Attributes:
+        count: number of values of each channel.
+        mean: float64 (C,).
+        squares: sum of squared distances to the mean, float64 (C,).
+    """
+
+    count: int
+    mean: Array
+    squares: Array
+
+    @staticmethod
+    def of(x: Array, axis: int) -> RunningVariance:
+        """Compute the statistics of one array with its channels along `axis`; sums in float64.
+
+        Deviations are taken from the channel means of this array, which avoids cancellation.
+        """
+        if axis == 1 and x.ndim > 1:
+            rows = x.reshape(x.shape[0], x.shape[1], math.prod(x.shape[2:]))
+        else:
+            rows = np.moveaxis(x, axis, 0).reshape(1, x.shape[axis], x.size // max(x.shape[axis], 1))
+        count = rows.shape[0] * rows.shape[2]
+        if not count:
+            return RunningVariance(0, np.zeros(rows.shape[1]), np.zeros(rows.shape[1]))
+        mean = rows.mean(axis=(0, 2), dtype=np.float64)
+        away = rows - mean[:, None]  # float64
+        return RunningVariance(count, mean, np.einsum("ncs,ncs->c", away, away))
+
+    def merge(self, other: RunningVariance) -> RunningVariance:
+        """Return the statistics over the values of both.
+
+        Source: Chan, Golub, LeVeque, Algorithms for computing the sample variance, 1983, formula 2.1.
+        """
+        count = self.count + other.count
+        if not count:
+            return self
+        away = other.mean - self.mean
+        share = other.count / count
+        return RunningVariance(
+            count, self.mean + away * share, self.squares + other.squares + away**2 * (self.count * share)
+        )
+
+    @property
+    def variance(self) -> Array:
+        """Population variance, float64 (C,), as in batch normalization; 0 without values."""
+        return self.squares / max(self.count, 1)
+
 
 Reference = Literal["norm", "float"]
 
@@ -81,8 +133,12 @@ def tune_norms(
         NumericError: quantization caused NaN or Inf; the message names the sample.
         DataError, ModelError, DeviceError: see `LayerRunner`.
     """
-    why = _why_not(graph, solution)
-    if why is not None:
+    why = ""
+    if not graph.info.normals:
+        why = "it has no batch norm with known parameters: they were folded before the export, or there were none"
+    elif not solution.qparams:
+        why = "nothing is quantized: batch norms have the statistics that they were trained with"
+    if why:
         return replace(solution, refusals=(*solution.refusals, Refusal("tune batch norms", "the model", why)))
     found, refusals = tunables(graph, plan, solution)
     if not found:
@@ -103,15 +159,6 @@ def tune_norms(
     made = with_corrections(plan, tensors_by_name(graph), solution, constants, qparams)
     note = f"{len(found)} batch norms were tuned to the statistics of the quantized network"
     return replace(made, refusals=(*made.refusals, *refusals), notes=(*made.notes, note))
-
-
-def _why_not(graph: Graph, solution: Solution) -> str | None:
-    """Return why there is nothing to tune, or None."""
-    if not graph.info.normals:
-        return "it holds no batch norm whose numbers are known: they were folded before it was exported, or never there"
-    if not solution.qparams:
-        return "nothing of it is quantized: batch norms have the statistics that they were trained with"
-    return None
 
 
 def tuned_to(one: Tunable, seen: RunningVariance, float_: RunningVariance | None, solution: Solution) -> Tuned:
@@ -243,6 +290,3 @@ def _tune(piece: Graph, tensor: Variable, tuned: Tuned, rank: int, names: Names)
     for node, place in uses:
         replace_input(node, place, nodes[-1].outputs[0])
     piece.nodes[:0] = nodes
-
-
-__all__ = ["Reference", "RunningVariance", "Tuned", "tune_norms", "tuned_to"]

@@ -1,17 +1,21 @@
-"""Biases of linear nodes: the constants that can compensate the mean error of a rounded weight."""
+"""Biases of linear nodes, which can compensate the mean error of a rounded weight; solutions with corrected biases."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
+from sbonnx.calib.qparams.solve import bias_codes, weight_of
 from sbonnx.graph import Body, Constant, Graph, Node, Tensor
 from sbonnx.graph.edit import Names, add_constant, replace_input
 from sbonnx.graph.query import bodies, constant, dtype, readers, scopes
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import ADDS, LINEAR
-from sbonnx.spec import Array
+from sbonnx.plan.types import Plan, Solution
+from sbonnx.report import Refusal
+from sbonnx.spec import Array, QParams
 
 
 def bias_of(graph: Graph, node: Node) -> Constant | None:
@@ -52,7 +56,16 @@ def give_biases(graph: Graph) -> tuple[str, ...]:
             values = None if _own(node, held) is not None else _wanted(node)
             if values is not None:
                 names = Names(graph) if names is None else names
-                _give(body, node, values, names)
+                place = LINEAR[node.op].bias
+                assert place is not None
+                had = place < len(node.inputs) and not node.inputs[place].is_empty()
+                made = add_constant(body, node.inputs[place].name if had else f"{node.name}.bias", values, names)
+                if place < len(node.inputs):
+                    replace_input(node, place, made)
+                else:
+                    node.inputs.append(made)
+                if node.op == "Gemm":
+                    node.attrs.pop("beta", None)
                 given.append(node.name)
     return tuple(given)
 
@@ -80,26 +93,18 @@ def _own(node: Node, held: frozenset[int]) -> Constant | None:
     """Implement `bias_of`; `held`: ids of the outputs of the graph and its bodies."""
     outputs = outputs_of(node)
     place = None if outputs is None else bias_reader(node)
-    if outputs is None or place is None or place[1] >= len(place[0].inputs) or not _is_plain(node):
+    scaled = node.op == "Gemm" and float(node.attrs.get("beta", 1.0)) != 1.0
+    if outputs is None or place is None or place[1] >= len(place[0].inputs) or scaled:
         return None
     if place[0] is not node and id(node.outputs[0]) in held:
         return None
     tensor = place[0].inputs[place[1]]
-    if not isinstance(tensor, Constant) or not _fits(tensor, outputs):
+    kind, shape = dtype(tensor), tuple(tensor.shape or ())
+    floating = kind is not None and (kind.kind == "f" or kind.name == "bfloat16")
+    fits = floating and len(shape) > 0 and shape[-1] == outputs and all(dim == 1 for dim in shape[:-1])
+    if not isinstance(tensor, Constant) or not fits:  # (O,) or (1, ..., O)
         return None
     return tensor if len(readers(tensor)) == 1 and id(tensor) not in held else None
-
-
-def _fits(tensor: Constant, outputs: int) -> bool:
-    """Return whether a constant has one floating-point number for each output: (O,) or (1, ..., O)."""
-    kind, shape = dtype(tensor), tuple(tensor.shape)
-    floating = kind is not None and (kind.kind == "f" or kind.name == "bfloat16")
-    return floating and len(shape) > 0 and shape[-1] == outputs and all(dim == 1 for dim in shape[:-1])
-
-
-def _is_plain(node: Node) -> bool:
-    """Return whether the bias is added unscaled."""
-    return node.op != "Gemm" or float(node.attrs.get("beta", 1.0)) == 1.0
 
 
 def _wanted(node: Node) -> Array | None:
@@ -119,33 +124,45 @@ def _wanted(node: Node) -> Array | None:
     return np.ascontiguousarray(wide.astype(values.dtype))
 
 
-def _give(body: Body, node: Node, values: Array, names: Names) -> None:
-    """Set `values` as the bias of `node`, in place."""
-    place = LINEAR[node.op].bias
-    assert place is not None
-    had = place < len(node.inputs) and not node.inputs[place].is_empty()
-    stem = node.inputs[place].name if had else f"{node.name}.bias"
-    made = add_constant(body, stem, values, names)
-    if place < len(node.inputs):
-        replace_input(node, place, made)
-    else:
-        node.inputs.append(made)
-    if node.op == "Gemm":
-        node.attrs.pop("beta", None)
-
-
 def _held(graph: Graph) -> frozenset[int]:
     """Return ids of the outputs of the graph and of every body."""
-    return frozenset(id(tensor) for body in _scopes_with_bodies(graph) for tensor in body.outputs)
-
-
-def _scopes_with_bodies(graph: Graph) -> Iterator[Body]:
-    """Yield the graph and every body in it."""
     stack: list[Body] = [graph]
+    held: set[int] = set()
     while stack:
         body = stack.pop()
-        yield body
+        held.update(id(tensor) for tensor in body.outputs)
         stack.extend(inner for node in body.nodes for _, inner in bodies(node))
+    return frozenset(held)
 
 
-__all__ = ["bias_of", "bias_reader", "biases_of", "give_biases", "outputs_of"]
+def with_corrections(
+    plan: Plan,
+    tensors: Mapping[str, Tensor],
+    solution: Solution,
+    constants: Mapping[str, Array],
+    qparams: Mapping[str, QParams] | None = None,
+) -> Solution:
+    """Return `solution` with new constants and new weight scales; biases are requantized to match.
+
+    Args:
+        tensors: of all scopes, by name.
+        constants: new values by tensor name, in the type and shape of the tensor.
+        qparams: by site key; other sites and the codes of weights are unchanged.
+    """
+    numbers = {**solution.qparams, **(qparams or {})}
+    values = {**solution.constants, **constants}
+    codes, scales = dict(solution.codes), dict(solution.bias_scales)
+    refusals = list(solution.refusals)
+    for site in plan.of_role("bias"):
+        if site.key not in solution.codes:
+            continue
+        bias = values.get(site.tensor)
+        found = bias_codes(site, weight_of(site, tensors[site.tensor]) if bias is None else bias, numbers)
+        if isinstance(found, Refusal):
+            refusals.append(found)
+            del codes[site.key], scales[site.key]
+        else:
+            codes[site.key], scales[site.key] = found
+    return replace(
+        solution, qparams=numbers, codes=codes, bias_scales=scales, constants=values, refusals=tuple(refusals)
+    )

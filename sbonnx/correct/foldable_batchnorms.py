@@ -165,7 +165,7 @@ def tunables(graph: Graph, plan: Plan, solution: Solution) -> tuple[list[Tunable
             if normal is None or not (node.op in LINEAR or node.op == "BatchNormalization"):
                 continue
             said.add(normal.node)
-            made = _tunable(node, normal, biases, sites, shared, plan) if scope == "" else "it lies in a branch"
+            made = _tunable(node, normal, biases, sites, shared, plan) if scope == "" else "it is in a branch"
             if isinstance(made, str):
                 refusals.append(Refusal(WHAT, normal.node, made))
                 continue
@@ -196,7 +196,7 @@ def _tunable(
     kind = LINEAR[node.op]
     weight, bias = node.inputs[kind.weight], biases.get(node.name)
     if bias is None or not isinstance(weight, Constant):
-        return f"'{node.name}' has no bias of its own to take up the mean"
+        return f"'{node.name}' has no separate bias for the mean"
     if tuple(bias.shape)[-1] != len(normal.mean):
         return f"'{node.name}' has {tuple(bias.shape)[-1]} outputs for {len(normal.mean)} channels"
     site = sites.get(Reader(node.name, kind.weight))

@@ -114,15 +114,3 @@ def known_channels(tensor: Tensor) -> int | None:
     dims = shape(tensor)
     length = dims[CHANNELS] if dims is not None and len(dims) > CHANNELS else None
     return length if isinstance(length, int) else None
-
-
-__all__ = [
-    "CHANNELS",
-    "STATISTICS",
-    "batchnorm_constants",
-    "channel_map",
-    "known_channels",
-    "normal_of",
-    "own_statistics",
-    "record_normals",
-]

@@ -9,7 +9,7 @@ import numpy as np
 from torch import fx, nn
 
 from sbonnx import graph as graphs
-from sbonnx.correct.corrected import with_corrections
+from sbonnx.correct.biases import with_corrections
 from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph
 from sbonnx.graph.edit import Names, add_constant, replace_input

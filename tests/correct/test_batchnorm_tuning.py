@@ -1,4 +1,4 @@
-"""Batch-norm tuning, held against onnxruntime running the exported file and the model with its batch norms."""
+"""Batch-norm tuning against onnxruntime, with the exported file and with the model and its batch norms."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import numpy_helper
 
 import sbonnx
 from sbonnx import graph as graphs
 from sbonnx.calib.data.dataset import read
 from sbonnx.calib.qparams.solve import weights_alone
-from sbonnx.correct.batchnorm_tuning import tune_norms
+from sbonnx.correct.batchnorm_tuning import RunningVariance, tune_norms
 from sbonnx.errors import DataError
 from sbonnx.options import RunOptions
 from sbonnx.pipeline import prepare, quantized_graph
@@ -210,8 +212,8 @@ def test_what_cannot_be_tuned_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "bits", "why"),
     [
-        ("y = Relu(c)", "w4a8", "holds no batch norm"),
-        ("y = BatchNormalization(c, g, t, m, v)", "w0a0", "nothing of it is quantized"),
+        ("y = Relu(c)", "w4a8", "has no batch norm"),
+        ("y = BatchNormalization(c, g, t, m, v)", "w0a0", "nothing is quantized"),
     ],
 )
 def test_nothing_to_tune_is_said(text: str, bits: str, why: str) -> None:
@@ -259,3 +261,31 @@ def pack_feeds(pack: Path, count: int) -> list[dict[str, Array]]:
         if len(found) >= count:
             break
     return found[:count]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.sampled_from([(3,), (3, 4), (3, 2, 5)]), st.floats(-1e4, 1e4))
+def test_pieces_give_what_the_whole_gives(seed: int, pieces: int, dims: tuple[int, ...], offset: float) -> None:
+    """Far from 0 as well, where the difference of two sums of squares would hold nothing."""
+    rng = np.random.default_rng(seed)
+    x = (rng.standard_normal((7, *dims)) + offset).astype(np.float32)
+    whole = RunningVariance.of(x, 1)
+    merged = RunningVariance.of(x[:0], 1)
+    for piece in np.array_split(x, pieces):
+        merged = merged.merge(RunningVariance.of(piece, 1))
+    exact = np.moveaxis(x, 1, 0).reshape(3, -1).astype(np.float64)
+    for found in (whole, merged):
+        assert found.count == exact.shape[1]
+        np.testing.assert_allclose(found.mean, exact.mean(axis=1), rtol=1e-12)
+        np.testing.assert_allclose(found.variance, exact.var(axis=1), rtol=1e-7, atol=1e-12)
+
+
+def test_channels_along_any_axis() -> None:
+    x = np.random.default_rng(0).standard_normal((4, 3, 5)).astype(np.float16)
+    for axis in range(3):
+        exact = np.moveaxis(x, axis, 0).reshape(x.shape[axis], -1).astype(np.float64)
+        np.testing.assert_allclose(RunningVariance.of(x, axis).variance, exact.var(axis=1), rtol=1e-9)
+
+
+def test_nothing_seen_is_no_variance() -> None:
+    assert RunningVariance.of(np.zeros((0, 2), np.float32), 1).variance.tolist() == [0.0, 0.0]
