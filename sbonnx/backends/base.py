@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from sbonnx.backends.onnxruntime.costs import Costs
-from sbonnx.backends.tensorrt.profiles import INT4_BITS, Profile
+from sbonnx.backends.onnxruntime.costs import KernelCosts
+from sbonnx.backends.tensorrt.profiles import INT4_BITS, VersionProfile
 from sbonnx.graph import Node, query
 from sbonnx.ops import ELEMENTWISE, MATRIX_PRODUCTS
 from sbonnx.spec import ANY_SCALE, QuantSpec, ScaleLimits
@@ -126,6 +126,9 @@ class Backend:
             then every op with an integer kernel is quantized.
         saturates: on CPUs without 8-bit dot products its kernels add two products in 16 bits.
         judged_without: onnxruntime graph transformers to disable when onnxruntime is used in place of this runtime.
+        packs_weights: weights of up to 4 bits are 8-bit codes in the graph, packed when the file is written.
+        block_products: has products of block-wise weights (MatMulNBits), for the mode weight_only.
+        clips_fp8: Max and Min before fp8 pairs prevent fusions that do not support them.
         unfit: returns the reason why a weighted op cannot have weights of a type, or None.
         int4_blocks: block sizes of 4-bit weights, whose inputs stay float; empty if any form is supported, with
             quantized inputs as well.
@@ -146,12 +149,15 @@ class Backend:
     spec: Callable[[Literal["w", "a"], int, bool, int | None], QuantSpec]
     legalise: Callable[[Any], list[str]]
     judged_without: tuple[str, ...] = ()
-    costs: Callable[[str | None], Costs] | None = None
+    packs_weights: bool = False
+    block_products: bool = False
+    clips_fp8: bool = True
+    costs: Callable[[str | None], KernelCosts] | None = None
     saturates: bool = False
     unfit: Callable[[Node, QuantSpec], str | None] = any_type
     int4_blocks: tuple[int, ...] = ()
     scales: ScaleLimits = ANY_SCALE
-    profile: Profile | None = None
+    profile: VersionProfile | None = None
 
     def alone(self, spec: QuantSpec) -> bool:
         """Return whether weights of this type need inputs that stay float (weight-only)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from sbonnx.backends.base import Backend, Rule, copies, never, signed_when_symmetric
-from sbonnx.backends.onnxruntime.biases import keep_biases
+from sbonnx.backends.onnxruntime.exact_biases import keep_biases
 from sbonnx.ops import ACTIVATIONS, ADDS, CONCATS, ELEMENTWISE, MATRIX_PRODUCTS, POOLS, REDUCES, RESIZES, SOFTMAX
 
 NORM_OPS: Final = frozenset({"LayerNormalization", "RMSNormalization", "GroupNormalization"})
@@ -31,7 +31,7 @@ RULES: Final = (
         ACTIVATIONS | ACTIVATION_BLOCKS,
         "first",
         when="not_after_producer",
-        why="input of an activation that does not stand straight after a conv, linear, batch norm or add",
+        why="input of an activation that does not directly follow a conv, linear, batch norm or add",
     ),
     Rule("pool", POOLS, "first", switch="pool", why="input of an averaging pool"),
     Rule("reduce", REDUCES & {"ReduceMean"}, "first", switch="pool", why="input of a mean"),

@@ -38,7 +38,7 @@ def run(given: Arguments) -> int:
     """Run ``sbonnx lint`` and return the exit code."""
     from sbonnx import graph as graphs
     from sbonnx.lint import TARGETS, lint, rules_for
-    from sbonnx.lint.sarif import sarif as to_sarif
+    from sbonnx.lint.findings import sarif as to_sarif
 
     model, target, output = given[MODEL], given[TARGET], given[OUTPUT]
     sarif, fix, force = given[SARIF], given[FIX], given[options.FORCE]

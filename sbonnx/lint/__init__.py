@@ -11,12 +11,12 @@ from sbonnx import graph as graphs
 from sbonnx.backends.tensorrt.profiles import PROFILES
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Graph
+from sbonnx.lint.findings import Finding, LintRule, Severity
 from sbonnx.lint.ort import ORT_RULES
 from sbonnx.lint.tensorrt import TENSORRT
-from sbonnx.lint.types import Finding, Rule, Severity
 from sbonnx.lint.view import View
 
-RULES: Final[dict[str, tuple[Rule, ...]]] = {
+RULES: Final[dict[str, tuple[LintRule, ...]]] = {
     "tensorrt": TENSORRT,
     "onnxruntime": ORT_RULES,
 }
@@ -25,7 +25,7 @@ RULES: Final[dict[str, tuple[Rule, ...]]] = {
 TARGETS: Final = (*(profile.target for profile in PROFILES.values()), "onnxruntime")
 
 
-def rules_for(target: str) -> tuple[Rule, ...]:
+def rules_for(target: str) -> tuple[LintRule, ...]:
     """Return the rules that apply to a target.
 
     Raises:
@@ -60,4 +60,4 @@ def lint(model: str | os.PathLike[str] | ModelProto | Graph, target: str = TARGE
     ]
 
 
-__all__ = ["RULES", "TARGETS", "Finding", "Rule", "Severity", "View", "lint", "rules_for"]
+__all__ = ["RULES", "TARGETS", "Finding", "LintRule", "Severity", "View", "lint", "rules_for"]

@@ -10,214 +10,213 @@ from typing import Final
 
 from sbonnx.lint import ort_kernels as kernels
 from sbonnx.lint import ort_numbers as numbers
-from sbonnx.lint import ort_placement as placement
-from sbonnx.lint.types import Rule
+from sbonnx.lint.findings import LintRule
 
 _STATIC: Final = (
-    Rule(
+    LintRule(
         "O01",
         "every scale is a finite number above 0",
         "error",
         "calibrate the tensor again with finite data, or leave its pair out",
         numbers.bad_scale,
     ),
-    Rule(
+    LintRule(
         "O02",
         "no scale is denormal in float32",
         "warning",
         "raise the scale to 2**-126 at least; for a channel of zeros any scale is exact",
         numbers.denormal_scale,
     ),
-    Rule(
+    LintRule(
         "O03",
         "a vector of scales has the length of the axis it runs over",
         "error",
         "set 'axis' to the dimension that the scales belong to",
         numbers.scale_shape,
     ),
-    Rule(
+    LintRule(
         "O04",
         "scales of a weight run over its output channels",
         "error",
         "quantize the weight along the output channels: axis 0 of a Conv, the last one of a MatMul",
         numbers.weight_axis,
     ),
-    Rule(
+    LintRule(
         "O05",
         "the bias of a Gemm has the scale x_scale * w_scale and the zero point 0",
         "error",
         "quantize the bias again with the product of the other two scales, or leave it float",
         numbers.gemm_bias,
     ),
-    Rule(
+    LintRule(
         "O06",
         "the bias of a convolution has the scale x_scale * w_scale and the zero point 0",
         "warning",
         "quantize the bias again with the product of the other two scales, or leave it float",
         numbers.conv_bias,
     ),
-    Rule(
+    LintRule(
         "O07",
-        "no bias code stands at the end of int32",
+        "no bias code is at a limit of int32",
         "error",
         "raise the weight's scale for that channel, or leave the bias float",
         numbers.bias_saturated,
     ),
-    Rule(
+    LintRule(
         "O08",
         "bias and products fit int32",
         "warning",
         "raise the weight's scale for that channel, or leave the op float",
         numbers.accumulator,
     ),
-    Rule(
+    LintRule(
         "O09",
         "scales and zero points are constants",
         "warning",
         "store them as initializers",
         numbers.computed_scale,
     ),
-    Rule(
+    LintRule(
         "O10",
         "pairs are in float32",
         "warning",
         "quantize the float32 model: on CPU, half precision has no integer kernels",
         numbers.half_scale,
     ),
-    Rule(
+    LintRule(
         "O11",
         "activations of Conv, Gemm and MatMul are uint8",
         "warning",
         "quantize activations to uint8: on x86, onnxruntime rewrites some int8 pairs so, and runs the rest in float",
         numbers.signed_activation,
     ),
-    Rule(
+    LintRule(
         "O12",
         "weights are int8",
         "warning",
         "quantize weights to int8, symmetric",
         numbers.unsigned_weight,
     ),
-    Rule(
+    LintRule(
         "O13",
         "int8 weights have the zero point 0",
         "warning",
         "quantize weights symmetrically",
         numbers.weight_zero_point,
     ),
-    Rule(
+    LintRule(
         "O14",
         "activations have 8 bits",
         "warning",
         "quantize the activation to uint8, or leave it float",
         numbers.wide_activation,
     ),
-    Rule(
+    LintRule(
         "O15",
         "where the weight is quantized, so is the activation",
         "warning",
         "put a pair on the op's input, or keep the weight float; in blocks of 4 or 8 bits a MatMul reads it as it is",
-        placement.weight_only,
+        kernels.weight_only,
     ),
-    Rule(
+    LintRule(
         "O16",
         "where the activation is quantized, so is the weight",
         "warning",
-        "quantize the weight, or take the pair away",
-        placement.float_weight,
+        "quantize the weight, or remove the pair",
+        kernels.float_weight,
     ),
-    Rule(
+    LintRule(
         "O17",
         "the output of a quantized convolution is quantized",
         "warning",
         "put a pair on the convolution's output, before any op but Relu and Clip",
-        placement.conv_output,
+        kernels.conv_output,
     ),
-    Rule(
+    LintRule(
         "O18",
         "a Relu or Clip between integer ops is replaced by the zero point",
         "warning",
-        "give the pair behind it the zero point at the lowest code, and a range that ends at the Clip's or below",
-        placement.rectifier_stays,
+        "give the pair after it the zero point at the lowest code, and a range that ends at the Clip's or below",
+        kernels.rectifier_stays,
     ),
-    Rule(
+    LintRule(
         "O19",
-        "pairs stand around ops that have an integer kernel",
+        "pairs are around ops that have an integer kernel",
         "warning",
-        "take the pairs away, unless the ops before and behind need them",
-        placement.no_kernel,
+        "remove the pairs, unless the ops before and after need them",
+        kernels.no_kernel,
     ),
-    Rule(
+    LintRule(
         "O20",
         "Softmax stays float",
         "warning",
-        "take the pairs around the Softmax away",
-        placement.softmax,
+        "remove the pairs around the Softmax",
+        kernels.softmax,
     ),
-    Rule(
+    LintRule(
         "O21",
         "all inputs of an op between pairs are quantized",
         "warning",
-        "put a pair on the float input, constants too, or take the others away",
-        placement.float_side,
+        "put a pair on the float input, constants too, or remove the others",
+        kernels.float_side,
     ),
-    Rule(
+    LintRule(
         "O22",
         "ops that only move or pick codes have one scale on both sides",
         "warning",
-        "give the pairs before and behind it the same scale and zero point",
-        placement.two_scales,
+        "give the pairs before and after it the same scale and zero point",
+        kernels.two_scales,
     ),
-    Rule(
+    LintRule(
         "O23",
         "a pair serves an integer kernel",
         "warning",
-        "take the pair away",
-        placement.useless_pair,
+        "remove the pair",
+        kernels.useless_pair,
     ),
-    Rule(
+    LintRule(
         "O24",
         "outputs of the graph are not rounded without need",
         "warning",
-        "take the pair at the output away",
-        placement.output_pair,
+        "remove the pair at the output",
+        kernels.output_pair,
     ),
-    Rule(
+    LintRule(
         "O25",
         "both halves of a pair have the same numbers",
         "warning",
         "give the DequantizeLinear the scale and zero point of its QuantizeLinear",
-        placement.rescale,
+        kernels.rescale,
     ),
-    Rule(
+    LintRule(
         "O26",
         "codes are not turned into other codes",
         "info",
-        "let both pairs share one scale, or take one away",
-        placement.requantized,
+        "let both pairs share one scale, or remove one",
+        kernels.requantized,
     ),
-    Rule(
+    LintRule(
         "O27",
         "grouped convolutions stay float",
         "info",
-        "take the pairs of the convolution away, or measure that they win",
-        placement.grouped_conv,
+        "remove the pairs of the convolution, or measure that they win",
+        kernels.grouped_conv,
     ),
-    Rule(
+    LintRule(
         "O28",
         "the codes of a Sigmoid or Softmax output cover 0 to 1",
         "info",
         "give it the scale 1/256 and the zero point at the lowest code",
-        placement.unit_range,
+        kernels.unit_range,
     ),
-    Rule(
+    LintRule(
         "O29",
         "uint8 x int8 products do not saturate on this CPU",
         "warning",
         "quantize the weights again with reduce_range (7 bits), or use uint8 weights: slower, and exact",
         numbers.saturates_here,
     ),
-    Rule(
+    LintRule(
         "O30",
         "uint8 x int8 products do not saturate on x86 CPUs without VNNI or AMX",
         "info",
@@ -228,21 +227,21 @@ _STATIC: Final = (
 
 ORT_RULES: Final = (
     *_STATIC,
-    Rule(
+    LintRule(
         "O31",
         "onnxruntime loads the model",
         "error",
-        "mend what its message names",
+        "fix what its message names",
         kernels.refused,
     ),
-    Rule(
+    LintRule(
         "O32",
         "no op stays float between pairs in the optimised graph",
         "warning",
-        "take the pairs around the op away, or complete them",
+        "remove the pairs around the op, or complete them",
         kernels.stays_float(tuple(rule.check for rule in _STATIC)),
     ),
-    Rule(
+    LintRule(
         "O33",
         "the kernels of the optimised graph are counted",
         "info",

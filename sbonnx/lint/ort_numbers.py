@@ -129,7 +129,7 @@ def bias_saturated(view: View) -> Found:
     for linear, _, codes in _with_bias(view):
         count = int(((codes >= ends.max) | (codes <= ends.min)).sum())
         if count:
-            why = f"{count} of {codes.size} bias codes stand at the end of int32: the bias did not fit its scale"
+            why = f"{count} of {codes.size} bias codes are at a limit of int32: the bias did not fit its scale"
             yield linear.node.name, linear.node.inputs[2].name, why
 
 

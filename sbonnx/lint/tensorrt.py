@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from sbonnx.backends.tensorrt.profiles import PROFILES
-from sbonnx.lint import tensorrt_codes as codes
-from sbonnx.lint import tensorrt_fusion as fusion
-from sbonnx.lint import tensorrt_sizes as sizes
-from sbonnx.lint import tensorrt_weights as weights
-from sbonnx.lint.types import Rule
+from sbonnx.lint import tensorrt_parameters as parameters
+from sbonnx.lint import tensorrt_placement as placement
+from sbonnx.lint.findings import LintRule
 
 STRONGLY_TYPED: Final = tuple(profile.target for profile in PROFILES.values() if profile.only_strong)
 """Versions that compute every op in the type that the file says; in older versions this is a build option."""
@@ -17,257 +15,259 @@ STRONGLY_TYPED: Final = tuple(profile.target for profile in PROFILES.values() if
 WITH_DLA_FLAG: Final = ("tensorrt@11", "tensorrt@10")
 """Versions whose parser has the flag for asymmetric quantization on a DLA."""
 
-TENSORRT: Final[tuple[Rule, ...]] = (
-    Rule(
+TENSORRT: Final[tuple[LintRule, ...]] = (
+    LintRule(
         "T01",
         "quantization is written with QuantizeLinear and DequantizeLinear alone",
         "error",
         "export in the QDQ format, not QOperator, and without dynamic quantization",
-        codes.integer_ops,
+        parameters.integer_ops,
     ),
-    Rule(
+    LintRule(
         "T02",
         "zero points are constant zeros",
         "error",
         "quantize symmetrically, or re-centre the codes of a constant",
-        codes.asymmetric,
+        parameters.asymmetric,
     ),
-    Rule(
+    LintRule(
         "T02-dla",
-        "codes are signed; only a DLA takes others, behind a flag",
+        "codes are signed; only a DLA takes others, with a parser flag",
         "info",
-        "nothing where T02 and T03 are mended; for a DLA on Orin, 10.11 and later: set the parser's flag "
+        "nothing if T02 and T03 are fixed; for a DLA on Orin, 10.11 and later: set the parser's flag "
         "ENABLE_UINT8_AND_ASYMMETRIC_QUANTIZATION_DLA",
-        codes.unsigned_for_dla,
+        parameters.unsigned_for_dla,
         WITH_DLA_FLAG,
     ),
-    Rule(
+    LintRule(
         "T03",
         "codes have a type that TensorRT takes",
         "error",
         "quantize to int8; leave biases in float",
-        codes.refused_codes,
+        parameters.refused_codes,
     ),
-    Rule(
+    LintRule(
         "T04",
-        "QuantizeLinear says the type of its codes",
+        "QuantizeLinear specifies the type of its codes",
         "error",
         "give it a zero point of int8 zeros",
-        codes.untyped_codes,
+        parameters.untyped_codes,
     ),
-    Rule(
+    LintRule(
         "T05",
         "scales are finite and above 0, in float16 as well",
         "error",
         "raise the scale to the smallest normal number of the type, 6.1e-5 for float16; 1 for a channel of zeros",
-        codes.bad_scales,
+        parameters.bad_scales,
     ),
-    Rule(
+    LintRule(
         "T06",
         "scales are floating-point constants",
         "error",
         "calibrate to constants; fold constants before the export",
-        codes.computed_scales,
+        parameters.computed_scales,
     ),
-    Rule(
+    LintRule(
         "T07",
-        "scales are one, one a channel, or one a block",
+        "scales are per tensor, per channel or per block",
         "error",
         "give scales the shape [], [channels], or that of the data with one dimension divided",
-        codes.misshapen_scales,
+        parameters.misshapen_scales,
     ),
-    Rule(
+    LintRule(
         "T08",
         "activations have one scale",
         "error",
         "quantize activations per tensor",
-        weights.channels_of_activations,
+        parameters.channels_of_activations,
     ),
-    Rule("T09", "a vector of scales says its axis", "error", "write the attribute 'axis'", weights.unwritten_axis),
-    Rule(
+    LintRule(
+        "T09", "a vector of scales specifies its axis", "error", "write the attribute 'axis'", parameters.unwritten_axis
+    ),
+    LintRule(
         "T10",
         "scales of a weight run over its output channels",
         "error",
         "Conv: axis 0; ConvTranspose: 1; MatMul: last; Gemm: 0 with transB, else 1",
-        weights.wrong_axis,
+        parameters.wrong_axis,
     ),
-    Rule("T11", "int4 stands for weights in blocks", "error", "use blocks of 64 or 128, or int8", weights.int4),
-    Rule(
+    LintRule("T11", "int4 is used for weights in blocks", "error", "use blocks of 64 or 128, or int8", parameters.int4),
+    LintRule(
         "T12",
         "FP4 and MXFP8 have the blocks and scales that TensorRT knows",
         "error",
-        "FP4: blocks of 16, scales in FP8 behind a DequantizeLinear; MXFP8: blocks of 32 with E8M0 scales",
-        weights.small_floats,
+        "FP4: blocks of 16, scales in FP8 with a DequantizeLinear; MXFP8: blocks of 32 with E8M0 scales",
+        parameters.small_floats,
     ),
-    Rule(
+    LintRule(
         "T13",
         "quantized tensors have a dimension",
         "error",
-        "take the pair away, or give the tensor the shape [1]",
-        codes.scalars,
+        "remove the pair, or give the tensor the shape [1]",
+        parameters.scalars,
     ),
-    Rule(
+    LintRule(
         "T14",
         "the opset has the types and forms in use",
         "error",
         "convert the model to that opset",
-        codes.old_opset,
+        parameters.old_opset,
     ),
-    Rule(
+    LintRule(
         "T14-newest",
         "the opset is not newer than the parser is documented for",
         "warning",
         "export with that opset or an older one; operators that did not change since are read all the same",
-        codes.new_opset,
+        parameters.new_opset,
     ),
-    Rule(
+    LintRule(
         "T15",
         "tensor and scale have one float type",
         "error",
         "store the scale in the type of the tensor",
-        codes.mixed_types,
+        parameters.mixed_types,
     ),
-    Rule(
+    LintRule(
         "T16",
         "codes enter float ops through a DequantizeLinear",
         "error",
         "put a DequantizeLinear in between",
-        weights.integers_in_float_ops,
+        parameters.integers_in_float_ops,
     ),
-    Rule("T17", "biases are float", "error", "store the dequantized bias as floats", weights.quantized_biases),
-    Rule(
+    LintRule("T17", "biases are float", "error", "store the dequantized bias as floats", parameters.quantized_biases),
+    LintRule(
         "T18",
         "both nodes of a pair have the same numbers",
         "warning",
         "use one scale and one zero point for both",
-        weights.rescaled,
+        parameters.rescaled,
     ),
-    Rule(
+    LintRule(
         "T19",
         "scales are of half precision in a model of half precision",
         "warning",
         "store scales in the type of the model",
-        codes.float_islands,
+        parameters.float_islands,
         STRONGLY_TYPED,
     ),
-    Rule(
+    LintRule(
         "P01",
         "weighted ops have Q/DQ on activation and weight, or on neither",
         "warning",
-        "quantize the other side too, or take the pair away",
-        fusion.one_sided,
+        "quantize the other side too, or remove the pair",
+        placement.one_sided,
     ),
-    Rule(
+    LintRule(
         "P02",
         "no Q/DQ between a weighted op and what fuses into it",
         "warning",
-        "move the pair behind the op that fuses",
-        fusion.splits_fusion,
+        "move the pair after the op that fuses",
+        placement.splits_fusion,
     ),
-    Rule(
+    LintRule(
         "P03",
-        "outputs of weighted ops are quantized only for ops that gain by it",
+        "outputs of weighted ops are quantized only for ops that benefit",
         "warning",
-        "take the pair away",
-        fusion.needless_outputs,
+        "remove the pair",
+        placement.needless_outputs,
     ),
-    Rule(
+    LintRule(
         "P04",
-        "a residual Add has its skip branch behind Q/DQ, and no other",
+        "a residual Add has Q/DQ on its skip branch only",
         "warning",
         "one pair at the Add, on the skip branch",
-        fusion.residual_adds,
+        placement.residual_adds,
     ),
-    Rule(
+    LintRule(
         "P05",
         "a tensor is quantized once",
         "warning",
         "let all readers share one pair",
-        fusion.repeated,
+        placement.repeated,
     ),
-    Rule(
+    LintRule(
         "P06",
         "a Concat has one scale around it",
         "warning",
         "use the largest of the scales for all",
-        fusion.concat_scales,
+        placement.concat_scales,
     ),
-    Rule(
+    LintRule(
         "P07",
         "one scale before and after ops that only move or pick values",
         "warning",
         "keep one pair, or give both the same scale",
-        fusion.rescaled_moves,
+        placement.rescaled_moves,
     ),
-    Rule(
+    LintRule(
         "P08",
         "pools, Add and Resize with int8 inputs write int8",
         "warning",
-        "quantize the output too, or take the pairs at the inputs away",
-        fusion.half_fused,
+        "quantize the output too, or remove the pairs at the inputs",
+        placement.half_fused,
     ),
-    Rule(
+    LintRule(
         "P09",
-        "nothing is quantized twice in a row with different scales",
+        "nothing is quantized twice in succession with different scales",
         "warning",
         "keep one pair",
-        fusion.requantized,
+        placement.requantized,
     ),
-    Rule(
+    LintRule(
         "P10",
         "inputs and outputs of the graph are float",
         "warning",
-        "take the pair away, unless integers are asked for",
-        fusion.quantized_interface,
+        "remove the pair, unless integers are asked for",
+        placement.quantized_interface,
     ),
-    Rule(
+    LintRule(
         "P11",
         "softmax, norms and masks keep high precision; attention's products are int8 on both sides or on none",
         "warning",
-        "take the pair away",
-        sizes.high_precision,
+        "remove the pair",
+        placement.high_precision,
     ),
-    Rule(
+    LintRule(
         "P12",
         "quantized ops are large enough for integer kernels",
         "warning",
         "leave this op in float",
-        sizes.tiny,
+        placement.tiny,
     ),
-    Rule(
+    LintRule(
         "P12-full",
         "channels of int8 convolutions are multiples of 32",
         "info",
         "nothing, unless the architecture is still to be chosen",
-        sizes.padded_channels,
+        placement.padded_channels,
     ),
-    Rule(
+    LintRule(
         "P13",
-        "weights of convolutions have one scale a channel",
+        "weights of convolutions have one scale per channel",
         "warning",
         "quantize weights per channel",
-        weights.weights_per_tensor,
+        parameters.weights_per_tensor,
     ),
-    Rule(
+    LintRule(
         "P14",
         "ops of other domains have no Q/DQ around them",
         "info",
-        "keep it in float, or take the pair away where the plugin takes int8 itself",
-        sizes.foreign_ops,
+        "keep it in float, or remove the pair where the plugin takes int8 itself",
+        placement.foreign_ops,
     ),
-    Rule(
+    LintRule(
         "P15",
         "for a DLA every tensor has Q/DQ",
         "info",
         "nothing on a GPU; for a DLA quantize the inputs of these ops too",
-        sizes.not_for_dla,
+        placement.not_for_dla,
     ),
-    Rule(
+    LintRule(
         "P16",
         "a weight that consumers read along different axes has a pair for each",
         "warning",
         "give each consumer its own pair",
-        weights.shared_weights,
+        parameters.shared_weights,
     ),
 )
 """Rules: T for data, P for placement.

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import networkx
 
-from sbonnx.backends.onnxruntime.costs import Costs, Price
+from sbonnx.backends.onnxruntime.costs import KernelCosts, Price
 from sbonnx.graph import Constant, Node, Tensor, query
 from sbonnx.ops import BLOCKED_POOLS, CONVOLUTIONS, LINEAR, MATRIX_PRODUCTS, MOVES_DATA
 from sbonnx.plan.survey import Survey
@@ -38,7 +38,7 @@ BLOCKED: Final = CONVOLUTIONS | BLOCKED_POOLS
 class MinCut:
     """Flow network whose minimum cut is the cheapest partition into integers and float."""
 
-    costs: Costs
+    costs: KernelCosts
     survey: Survey
     able: set[str]
     folds: frozenset[str]
@@ -156,7 +156,9 @@ def _is_weight(node: Node, index: int) -> bool:
     return kind is not None and index in (kind.weight, kind.bias) and isinstance(node.inputs[index], Constant)
 
 
-def slower_in_integers(survey: Survey, able: set[str], folds: frozenset[str], costs: Costs) -> dict[str, str]:
+def slower_in_integers(
+    survey: Survey, able: set[str], folds: frozenset[str], costs: KernelCosts
+) -> dict[str, str]:
     """Find the ops that would be slower in integers than in float, with the reason.
 
     Args:

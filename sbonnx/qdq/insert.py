@@ -12,14 +12,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from sbonnx.backends import BACKENDS
 from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph, Node, Tensor, Variable, edit, query, set_node_metadata
 from sbonnx.ops import QDQ
 from sbonnx.plan import BITS, Plan, Role, Site, Solution
 from sbonnx.spec import BLOCKS_SINCE, CHANNELS_SINCE, CODES_SINCE, HALF_SCALES_SINCE, Array, QParams, QuantSpec
-
-RUN_BY_ONNXRUNTIME: Final = frozenset({"virtual", "onnxruntime"})
-"""Backends whose files onnxruntime runs with all its graph transformers."""
 
 BYTES: Final = (np.dtype(np.int8), np.dtype(np.uint8))
 
@@ -51,7 +49,7 @@ def insert(graph: Graph, plan: Plan, solution: Solution) -> int:
     Raises:
         ModelError: the graph's opset has no type for a bit width of the plan.
     """
-    writer = _Writer(graph, plan, solution)
+    writer = _PairWriter(graph, plan, solution)
     count = sum(writer.write(site) for site in plan.sites)
     writer.place()
     writer.set_constants()
@@ -64,17 +62,12 @@ def _along(spec: QuantSpec) -> dict[str, int | None]:
     return {"axis": spec.axis, "block_size": spec.block_size}
 
 
-def _granularity(spec: QuantSpec) -> str:
-    if spec.block_size is not None:
-        return f"blocks of {spec.block_size}"
-    return "per-tensor" if spec.axis is None else "per-channel"
-
-
-class _Writer:
+class _PairWriter:
     """State and lookup tables of one insertion."""
 
     def __init__(self, graph: Graph, plan: Plan, solution: Solution) -> None:
         self.graph, self.plan, self.solution = graph, plan, solution
+        self.backend = BACKENDS[plan.backend]
         self.names = edit.Names(graph)
         self.nodes = query.node_by_name(graph)
         self.tensors = query.tensors_by_name(graph)
@@ -91,22 +84,18 @@ class _Writer:
         if qparams is None:
             return False
         tensor = self.tensors[site.tensor]
-        self._check_opset(site)
-        if site.role == "weight":
-            codes = self.solution.codes[site.key]
-            after = self._weight(site, tensor, qparams, codes)
-        else:
-            after = self._activation(site, tensor, qparams)
-        self._rewire(site, after)
-        return True
-
-    def _check_opset(self, site: Site) -> None:
         needed = opset_needed([(site.role, site.spec)])
         if self.graph.opset < needed:
             raise ModelError(
                 f"'{site.tensor}' as {site.spec.label()} needs opset {needed}, the graph has {self.graph.opset}; "
                 f"load it with opset={needed}"
             )
+        if site.role == "weight":
+            after = self._weight(site, tensor, qparams, self.solution.codes[site.key])
+        else:
+            after = self._activation(site, tensor, qparams)
+        self._rewire(site, after)
+        return True
 
     def _rewire(self, site: Site, after: Tensor) -> None:
         for reader in site.readers:
@@ -120,19 +109,18 @@ class _Writer:
         self.new.setdefault(site.scope, {}).setdefault(name, []).extend(nodes)
         for node in nodes:
             node.attrs[BITS] = site.spec.bits
-            if node.op in QDQ:
-                self._describe(node, site)
-
-    def _describe(self, node: Node, site: Site) -> None:
-        about = {
-            "bits": str(site.spec.bits),
-            "tensor": site.tensor,
-            "observer": site.observer.name,
-            "granularity": _granularity(site.spec),
-            "scheme": "symmetric" if site.spec.symmetric else "affine",
-        }
-        for key, value in about.items():
-            set_node_metadata(self.graph, node.name, f"sbonnx.{key}", value)
+            if node.op not in QDQ:
+                continue
+            granularity = "per-tensor" if site.spec.axis is None else "per-channel"
+            metadata = {
+                "bits": str(site.spec.bits),
+                "tensor": site.tensor,
+                "observer": site.observer.name,
+                "granularity": f"blocks of {site.spec.block_size}" if site.spec.block_size is not None else granularity,
+                "scheme": "symmetric" if site.spec.symmetric else "affine",
+            }
+            for key, value in metadata.items():
+                set_node_metadata(self.graph, node.name, f"sbonnx.{key}", value)
 
     def place(self) -> None:
         """Insert the new nodes into their bodies, each after the node that feeds it. One pass per body."""
@@ -175,7 +163,7 @@ class _Writer:
         shape = query.shape(tensor)
         native = stored_type("activation", site.spec)
         exact = site.spec.fills_dtype and site.spec.native_dtype == native
-        exact = exact and not (site.spec.is_fp8 and self.plan.backend in RUN_BY_ONNXRUNTIME)
+        exact = exact and not (site.spec.is_fp8 and self.backend.clips_fp8)
         numbers = self._numbers(site, qparams, kind, native)
         nodes = [] if exact else self._clip(site, tensor, qparams, kind)
         source = nodes[-1].outputs[0] if nodes else tensor
@@ -210,12 +198,11 @@ class _Writer:
         kind = query.dtype(tensor)
         native = self._stored_weight(site)
         shape = tuple(codes.shape)
+        numbers = self._numbers(site, qparams, kind, native)
         if self.plan.weights == "codes":
-            numbers = self._numbers(site, qparams, kind, native)
             stored: Tensor = edit.add_constant(self.graph, f"{site.tensor}_quantized", codes.astype(native), self.names)
             nodes: list[Node] = []
         else:
-            numbers = self._numbers(site, qparams, kind, native)
             values = qparams.dequantize(codes).astype(kind)
             rounded = edit.add_constant(self.graph, f"{site.tensor}_rounded", values, self.names)
             quantize = self._node(
@@ -234,7 +221,7 @@ class _Writer:
         such weights are int8 here and packed in the file (`sbonnx.export.packed`).
         """
         native = stored_type("weight", site.spec)
-        if self.plan.backend == "onnxruntime" and site.spec.block_size is None:
+        if self.backend.packs_weights and site.spec.block_size is None:
             return site.spec.dtype
         beside = any(reader.node in self.beside_pairs for reader in site.readers)
         if site.spec.block_size is None or not beside or np.dtype(native) not in BYTES:

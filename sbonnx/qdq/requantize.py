@@ -1,17 +1,127 @@
-"""Handling of models that are already quantized: refuse them, or convert them back to float first."""
+"""Models that are already quantized: find their Q/DQ pairs; refuse the models, or convert them back to float."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
 
 from sbonnx.errors import ModelError
-from sbonnx.graph import Graph, Node, query
-from sbonnx.ops import QDQ, QUANTIZE
-from sbonnx.qdq.strip import strip
-from sbonnx.qdq.unfold import is_integer_op, unfold
+from sbonnx.graph import Constant, Graph, Node, node_metadata, query
+from sbonnx.ops import DEQUANTIZE, QDQ, QUANTIZE
+from sbonnx.plan import BITS
+from sbonnx.qdq.from_qoperator import is_integer_op, unfold
+from sbonnx.qdq.strip import source_of, strip
 from sbonnx.report import Refusal
+from sbonnx.spec import FP8, Array, QParams, QuantSpec
 
-WHAT = "take an earlier quantization out"
+
+@dataclass(frozen=True)
+class Pair:
+    """One DequantizeLinear with constant parameters, its source and its output.
+
+    Attributes:
+        node: name of the DequantizeLinear.
+        source: the float tensor that is quantized, or the constant that holds codes.
+        output: the dequantized tensor.
+        qparams: scale, zero point and bit width.
+        constant: the source is a constant: codes (`codes` True) or floats followed by a QuantizeLinear.
+        codes: there is no QuantizeLinear; the source holds integers.
+    """
+
+    node: str
+    source: str
+    output: str
+    qparams: QParams
+    constant: bool
+    codes: bool
+
+
+def read(graph: Graph) -> tuple[Pair, ...]:
+    """Find every pair of the graph, including branches, in node order. int32 biases are left out."""
+    pairs = []
+    for _, body in query.scopes(graph):
+        for node in body.nodes:
+            if node.op in DEQUANTIZE:
+                pair = _read_one(node, node_metadata(graph, node.name).get("sbonnx.scheme"))
+                if pair is not None:
+                    pairs.append(pair)
+    return tuple(pairs)
+
+
+def _numbers(node: Node) -> tuple[Array, Array] | None:
+    """Return scale and zero point of a Q or DQ node if both are constants."""
+    scale = query.constant(node.inputs[1])
+    zero = query.constant(node.inputs[2]) if len(node.inputs) > 2 and not node.inputs[2].is_empty() else None
+    if scale is None:
+        return None
+    if zero is None:
+        kind = query.dtype(node.inputs[0]) if node.op in DEQUANTIZE else None
+        zero = np.zeros(scale.shape, kind if kind is not None else np.uint8)
+    return scale, zero
+
+
+def _spec(zero: Array, node: Node, axis: int | None, scheme: str | None) -> QuantSpec:
+    """Derive the spec from the zero point's type and value, ``__bits``, and the scheme in the metadata.
+
+    Only the metadata distinguishes an affine type with a central zero point from a symmetric one.
+    """
+    kind = str(zero.dtype)
+    block = int(node.attrs["block_size"]) if axis is not None and node.attrs.get("block_size") else None
+    if kind == FP8:
+        return QuantSpec(axis=axis, block_size=block, kind="fp8")
+    signed = not kind.startswith("u")
+    width = int("".join(c for c in kind if c.isdigit()))
+    bits = int(node.attrs.get(BITS, width))
+    centre = 0 if signed else 1 << (bits - 1)
+    symmetric = scheme != "affine" and bool((zero.astype(np.int32) == centre).all())
+    return QuantSpec(bits=bits, signed=signed, symmetric=symmetric, axis=axis, block_size=block)
+
+
+def _untaken(codes: Array | None, zero: Array, spec: QuantSpec) -> Array:
+    """Recover zero points that were subtracted from stored codes, else return `zero`.
+
+    `sbonnx.backends.onnxruntime.rewrites` subtracts them. Any zero points with which the codes fit the bit width
+    are equivalent: this chooses those with which each channel begins at the lowest code.
+    """
+    if codes is None or spec.block_size or not codes.size:
+        return zero
+    others = tuple(axis for axis in range(codes.ndim) if axis != spec.axis)
+    low, high = (np.asarray(end(codes, axis=others), np.int64).reshape(zero.shape) for end in (np.min, np.max))
+    beyond = (low < spec.qmin) | (high > spec.qmax)
+    if not beyond.any() or (high - low > spec.qmax - spec.qmin).any():
+        return zero
+    return np.where(beyond, spec.qmin - low, 0).astype(spec.dtype)
+
+
+def _read_one(node: Node, scheme: str | None) -> Pair | None:
+    numbers = _numbers(node)
+    kind = "" if numbers is None else str(numbers[1].dtype)
+    if numbers is None or kind == "int32" or not (kind == FP8 or kind.lstrip("u").startswith("int")):
+        return None
+    scale, zero = numbers
+    one = scale.ndim == 0 or (scale.size == 1 and not node.attrs.get("block_size"))
+    axis = None if one else int(node.attrs.get("axis", 1))
+    if axis is not None and axis < 0:
+        axis += query.rank(node.inputs[0]) or 0
+    scale = scale.astype(np.float32).reshape(() if axis is None else scale.shape)
+    spec = _spec(zero, node, axis, scheme)
+    zero_point = zero.astype(spec.dtype).reshape(scale.shape)
+    tensor, codes = source_of(node)
+    if codes and not spec.symmetric and not zero.any():
+        zero_point = _untaken(query.unpacked(node.inputs[0]), zero_point, spec)
+    return Pair(
+        node=node.name,
+        source=tensor.name,
+        output=node.outputs[0].name,
+        qparams=QParams(scale, zero_point, spec),
+        constant=isinstance(tensor, Constant),
+        codes=codes,
+    )
+
+
+WHAT = "remove an earlier quantization"
 
 
 def _quantized(graph: Graph) -> Iterator[Node]:
@@ -39,18 +149,17 @@ def make_float(graph: Graph, *, requantize: bool) -> tuple[Refusal, ...]:
         tensor = next((str(one.name) for one in first.inputs if not one.is_empty()), "")
         raise ModelError(
             f"{where} is quantized already, first at '{first.name}' ({first.op} of '{tensor}'): give its float model, "
-            "or --requantize (requantize=True) to take its pairs out first"
+            "or --requantize (requantize=True) to remove its pairs first"
         )
     fired, refusals = unfold(graph)
     pairs = strip(graph)
     written = f"; integer operators written as float ones: {len(fired)}" if fired else ""
-    graph.info.notes.append(f"pairs of an earlier quantization taken out: {pairs}{written}")
-    left = (Refusal(WHAT, str(node.name), _why(node)) for node in _quantized(graph))
-    known = {refusal.where for refusal in refusals}
-    return (*refusals, *(refusal for refusal in left if refusal.where not in known))
-
-
-def _why(node: Node) -> str:
-    if node.op in QUANTIZE:
-        return "its codes are read by other ops than a DequantizeLinear"
-    return "its codes or numbers are computed" if node.op in QDQ else "it has no float operator"
+    graph.info.notes.append(f"pairs of an earlier quantization removed: {pairs}{written}")
+    left, known = [], {refusal.where for refusal in refusals}
+    for node in _quantized(graph):
+        why = "its codes or numbers are computed" if node.op in QDQ else "it has no float operator"
+        if node.op in QUANTIZE:
+            why = "its codes are read by other ops than a DequantizeLinear"
+        if node.name not in known:
+            left.append(Refusal(WHAT, str(node.name), why))
+    return (*refusals, *left)

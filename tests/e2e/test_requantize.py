@@ -20,7 +20,7 @@ from sbonnx.pipeline import prepare
 from sbonnx.quant_model import QuantModel
 from sbonnx.spec import Array
 from sbonnx.stages.state import read_recipe
-from tests.qdq.test_unfold import Reader, images, product
+from tests.qdq.test_from_qoperator import Reader, images, product
 from tests.support.models import model, residual, run
 
 BACKENDS = ("onnxruntime", "tensorrt", "virtual")
@@ -64,7 +64,7 @@ def test_requantizing_finds_the_same_sites_and_quality(backend: str) -> None:
     again = sbonnx.quantize(made, images(), backend=backend, verify=False, requantize=True)
     assert again.quantized is not None
     pairs = sum(node.op_type == "DequantizeLinear" for node in made.graph.node)
-    assert f"pairs of an earlier quantization taken out: {pairs}" in again.notes
+    assert f"pairs of an earlier quantization removed: {pairs}" in again.notes
     assert Counter(node.op_type for node in again.quantized.graph.node) == Counter(
         node.op_type for node in made.graph.node
     )
@@ -145,7 +145,7 @@ def test_what_cannot_be_taken_out_is_told() -> None:
     rng = np.random.default_rng(0)
     data = [{"c": rng.integers(0, 255, (3, 8)).astype(np.uint8), "x": rng.standard_normal((3, 8)).astype(np.float32)}]
     report = sbonnx.quantize(proto, data, verify=False, requantize=True)
-    (refusal,) = [one for one in report.refusals if one.what == "take an earlier quantization out"]
+    (refusal,) = [one for one in report.refusals if one.what == "remove an earlier quantization"]
     assert "computed" in refusal.why
 
 

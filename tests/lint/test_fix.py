@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from sbonnx import graph as graphs
 from sbonnx.lint import Finding, lint
-from sbonnx.lint.fix import FIXES, Mended, fix
+from sbonnx.lint.fix import FIXES, FixedModel, fix
 from sbonnx.spec import Array
 from tests.lint.qdq_models import CHANNELS, Net
 from tests.lint.seeded import BLOCKS, CASES, CONCAT, CONV, F32, I8, MORE, RESIDUAL, Case, pair
@@ -268,7 +268,7 @@ def test_the_deeper_branch_of_a_residual_add_loses_its_pair() -> None:
 
 
 def test_pairs_that_cannot_be_mended_say_why() -> None:
-    mended: Mended = fix(MORE["P04"][0].model(), "tensorrt@11")
+    mended: FixedModel = fix(MORE["P04"][0].model(), "tensorrt@11")
     (row,) = [row for row in mended.rows if row.rule == "P04"]
     assert not row.done
     assert "calibration" in row.what

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import sbonnx
 from sbonnx import graph as graphs
-from sbonnx.backends.onnxruntime.costs import BUNDLED, KINDS, Costs, Price, load_costs
+from sbonnx.backends.onnxruntime.costs import BUNDLED, KINDS, KernelCosts, Price, load_costs
 from sbonnx.errors import RecipeError
 from sbonnx.graph import Node, Tensor, query
 from sbonnx.pipeline import prepare
@@ -39,7 +39,7 @@ BRANCHES = """agraph (float[N,4,8,8] x) => (float[N,4,8,8] y) {
 }"""
 
 
-class Prices(Costs):
+class Prices(KernelCosts):
     """Prices by chance; those of an op do not change."""
 
     def __init__(self, seed: int) -> None:
@@ -60,7 +60,7 @@ class Prices(Costs):
         return self._chance("dequantize", tensor.name)
 
 
-def price_of(survey: Survey, able: set[str], integers: set[str], costs: Costs) -> float:
+def price_of(survey: Survey, able: set[str], integers: set[str], costs: KernelCosts) -> float:
     """What a division costs, added up as one would by hand."""
     nodes = [place.node for place in survey.places]
     prices = {node.name: price for node in nodes if (price := costs.of(node)) is not None}
@@ -176,7 +176,7 @@ def table(cost: str) -> str:
 def test_no_table(text: str, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     path.write_text(text)
-    with pytest.raises(RecipeError, match=r"KERNEL_COSTS: .*costs.json is no table of kernel costs"):
+    with pytest.raises(RecipeError, match=r"KERNEL_COSTS: .*costs.json is not a table of kernel costs"):
         plan_of(pooled(), kernel_costs=str(path))
 
 

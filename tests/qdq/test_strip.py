@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from sbonnx import graph as graphs
 from sbonnx import qdq
-from sbonnx.backends.onnxruntime.alignment import align
+from sbonnx.backends.onnxruntime.convolutions import align
 from sbonnx.calib.data import dataset as datasets
 from sbonnx.graph import Graph, query
 from sbonnx.pipeline import prepare, quantized_graph

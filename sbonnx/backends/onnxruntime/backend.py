@@ -10,14 +10,11 @@ from typing import Final, Literal
 import numpy as np
 
 from sbonnx.backends.base import ON_REQUEST, Backend, Rule, fills_zero, interpolates
-from sbonnx.backends.onnxruntime.alignment import align
-from sbonnx.backends.onnxruntime.biases import keep_biases
-from sbonnx.backends.onnxruntime.clips import clip_codes
-from sbonnx.backends.onnxruntime.codes import pad_codes
+from sbonnx.backends.onnxruntime.convolutions import align
 from sbonnx.backends.onnxruntime.costs import load_costs
+from sbonnx.backends.onnxruntime.exact_biases import keep_biases
+from sbonnx.backends.onnxruntime.rewrites import centre_weights, clip_codes, pad_codes, write_sums
 from sbonnx.backends.onnxruntime.stems import widen_stems
-from sbonnx.backends.onnxruntime.sums import write_sums
-from sbonnx.backends.onnxruntime.zero_points import centre_weights
 from sbonnx.graph import Graph, Node, query
 from sbonnx.ops import ADDS, CONCATS, MULTIPLIES, PADS, PICKS_MAX, POOLS, RECTIFIERS, RESIZES
 from sbonnx.runtime import version
@@ -160,4 +157,6 @@ ONNXRUNTIME: Final = Backend(
     legalise=legalise,
     costs=load_costs,
     saturates=True,
+    packs_weights=True,
+    block_products=True,
 )

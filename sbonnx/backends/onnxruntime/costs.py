@@ -75,7 +75,7 @@ def elements(tensor: Tensor) -> int:
 
 
 @dataclass(frozen=True)
-class Costs:
+class KernelCosts:
     """Table of kernel costs, by kernel, variant and input type ("float" or "u8")."""
 
     fits: Mapping[tuple[str, str, str], Fit]
@@ -195,7 +195,7 @@ ELEMENTWISE_KERNELS: Final[dict[str, tuple[_Kernel, _Kernel]]] = {
 
 
 @cache
-def load_costs(path: str | None = None) -> Costs:
+def load_costs(path: str | None = None) -> KernelCosts:
     """Load the table from a file that ``benchmarks.kernels`` wrote; None: the bundled one.
 
     Raises:
@@ -210,10 +210,10 @@ def load_costs(path: str | None = None) -> Costs:
     except (OSError, ValueError, OverflowError, KeyError, TypeError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {str(error)[:100]}"
         raise RecipeError(
-            f"KERNEL_COSTS: {path} is no table of kernel costs ({reason}); write one with "
+            f"KERNEL_COSTS: {path} is not a table of kernel costs ({reason}); write one with "
             "python -m benchmarks.kernels --output FILE"
         ) from error
-    return Costs(fits)
+    return KernelCosts(fits)
 
 
 def _cost(value: object) -> float:

@@ -47,18 +47,19 @@ def widen_stems(graph: Graph) -> list[str]:
         made: dict[tuple[int, str, int], Tensor] = {}
         for node in list(body.nodes):
             conv = integer_conv(node)
-            if conv is None or conv.depthwise or not _computed_codes(conv) or _rows(conv) < FEW_ROWS:
+            if conv is None or conv.depthwise:
+                continue
+            codes, shape = conv.data.inputs[0], query.shape(node.outputs[0])
+            if query.producer(codes) is None or query.dtype(codes) not in (np.dtype(np.uint8), np.dtype(np.int8)):
+                continue
+            sizes = shape[2:] if shape is not None else (None,)
+            if prod(size if isinstance(size, int) else UNKNOWN for size in sizes) < FEW_ROWS:
                 continue
             done += _widened(conv, body, names, made)
     if done:
         edit.sweep(graph)  # pairs without readers
         edit.sort(graph)
     return done
-
-
-def _computed_codes(conv: IntegerConv) -> bool:
-    codes = conv.data.inputs[0]
-    return query.producer(codes) is not None and query.dtype(codes) in (np.dtype(np.uint8), np.dtype(np.int8))
 
 
 def _widened(
@@ -84,13 +85,6 @@ def _widened(
         edit.replace_input(conv.node, 0, made[key])
         widen(conv, 1, missing, body, names)
         yield f"{conv.node.name}: {channels} input channels widened to {channels + missing}"
-
-
-def _rows(conv: IntegerConv) -> int:
-    """Count the output positions of one sample."""
-    shape = query.shape(conv.node.outputs[0])
-    sizes = shape[2:] if shape is not None else (None,)
-    return prod(size if isinstance(size, int) else UNKNOWN for size in sizes)
 
 
 def _padded(conv: IntegerConv, channels: int, body: Body, names: edit.Names) -> Tensor:

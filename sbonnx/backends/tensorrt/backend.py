@@ -164,6 +164,7 @@ TENSORRT: Final = Backend(
     spec=spec,
     legalise=legalise,
     judged_without=(ROUNDS_BIASES,),
+    clips_fp8=False,
     unfit=unfit,
     int4_blocks=INT4_BLOCKS,
     scales=ScaleLimits(MIN_SCALE, MAX_SCALE),

@@ -53,7 +53,7 @@ def scale_of(bounds: Bounds) -> float:
     """
     lo, hi = np.asarray(bounds.lo, np.float64), np.asarray(bounds.hi, np.float64)
     if lo.ndim or hi.ndim:
-        raise NumericError(f"it has {lo.size} ranges, one a channel, and TensorRT's file holds one a tensor")
+        raise NumericError(f"it has {lo.size} ranges, one per channel, and TensorRT's file has one per tensor")
     if not (np.isfinite(lo) and np.isfinite(hi)):
         raise NumericError(f"its range {float(lo)} .. {float(hi)} is not finite")
     widest = max(-float(lo), float(hi), 0.0)
@@ -84,17 +84,17 @@ def write_calibration_cache(
     """
     target = Path(path)
     if not _VERSION.fullmatch(version):
-        raise OutputError(f"'{version}' is no version of a calibration cache: write it like {VERSION}")
+        raise OutputError(f"'{version}' is not a version of a calibration cache: write it like {VERSION}")
     if not ranges:
         raise OutputError(f"'{target}' would hold no ranges: TensorRT takes an empty calibration cache for none")
     lines = [version]
     for name, bounds in ranges.items():
         if not name or not name.isprintable() or name != name.strip():
-            raise OutputError(f"tensor {name!r} cannot stand in a calibration cache: rename it in the model")
+            raise OutputError(f"tensor {name!r} cannot be written to a calibration cache: rename it in the model")
         try:
             scale = scale_of(bounds)
         except NumericError as error:
-            raise NumericError(f"tensor '{name}' cannot stand in a calibration cache: {error}") from None
+            raise NumericError(f"tensor '{name}' cannot be written to a calibration cache: {error}") from None
         lines.append(f"{name}: {struct.pack('>f', scale).hex()}")
     check_target(target, (), force=force)
     write_text(target, "\n".join(lines) + "\n")
@@ -109,17 +109,17 @@ def read_calibration_cache(path: str | os.PathLike[str]) -> tuple[str, dict[str,
     try:
         lines = read_regular(path, LARGEST).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise DataError(f"'{path}' cannot be read: {reason}") from error
     if not lines or not _VERSION.fullmatch(lines[0].strip()):
-        raise DataError(f"'{path}' is no calibration cache of TensorRT: its first line must be like {VERSION}")
+        raise DataError(f"'{path}' is not a TensorRT calibration cache: its first line must be like {VERSION}")
     scales: dict[str, Array] = {}
     for number, line in enumerate(lines[1:], 2):
         if not line.strip():
             continue
         found = _LINE.fullmatch(line.strip())
         if not found:
-            raise DataError(f"line {number} of '{path}' is no 'tensor: hexadecimal scale': {line[:60]!r}")
+            raise DataError(f"line {number} of '{path}' is not 'tensor: hexadecimal scale': {line[:60]!r}")
         # TensorRT omits leading zeros
         scales[found["name"]] = np.array(struct.unpack(">f", bytes.fromhex(found["bits"].zfill(8)))[0], np.float32)
     return lines[0].strip(), scales

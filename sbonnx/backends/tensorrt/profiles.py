@@ -40,7 +40,7 @@ MAX_SCALE: Final = 65504.0
 
 
 @dataclass(frozen=True)
-class Profile:
+class VersionProfile:
     """Properties of one TensorRT version.
 
     Attributes:
@@ -66,9 +66,9 @@ class Profile:
         return f"tensorrt@{self.version}"
 
 
-PROFILES: Final[dict[str, Profile]] = {
-    "11": Profile("11", 25, frozenset({"int8", FP8, "int4", FP4}), only_strong=True),
-    "10": Profile("10", 24, frozenset({"int8", FP8, "int4", FP4})),
-    "8.6": Profile("8.6", 17, frozenset({"int8"})),
+PROFILES: Final[dict[str, VersionProfile]] = {
+    "11": VersionProfile("11", 25, frozenset({"int8", FP8, "int4", FP4}), only_strong=True),
+    "10": VersionProfile("10", 24, frozenset({"int8", FP8, "int4", FP4})),
+    "8.6": VersionProfile("8.6", 17, frozenset({"int8"})),
 }
 """Profiles by version, newest first. FP4 since 10.8."""

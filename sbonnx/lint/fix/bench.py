@@ -1,7 +1,9 @@
-"""Editing context of the fixes: a graph, its lint view, and the common edits."""
+"""Fixes and their results, and the editing context that they share: a graph, its lint view, the common edits."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import ml_dtypes
@@ -10,9 +12,50 @@ import numpy as np
 from sbonnx.graph import Body, Constant, Graph, Node, Tensor, Variable, edit, query
 from sbonnx.lint.view import COMMUTES, RENAMES, Quantizer, View
 from sbonnx.ops import DEQUANTIZE, QUANTIZE
-from sbonnx.qdq import clamps
-from sbonnx.qdq.values import Numbers
+from sbonnx.qdq.arithmetic import QDQParams
+from sbonnx.qdq.strip import restore
 from sbonnx.spec import Array
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """One place that was fixed, or could not be fixed.
+
+    Attributes:
+        rule: id of the rule, such as "T02".
+        node: name of the node, or "".
+        tensor: name of the tensor, or "".
+        what: description of the change, or the reason why it was not possible.
+        done: the model was changed.
+        exact: the model computes the same values as before, bit for bit.
+    """
+
+    rule: str
+    node: str
+    tensor: str
+    what: str
+    done: bool = True
+    exact: bool = False
+
+    def to_dict(self) -> dict[str, str | bool]:
+        """Convert to plain values for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Fix:
+    """One automatic fix.
+
+    Attributes:
+        rules: ids of the rules whose findings it removes.
+        title: what it does.
+        apply: changes the graph of the bench and returns the results; called again until it changes nothing.
+    """
+
+    rules: tuple[str, ...]
+    title: str
+    apply: Callable[[Bench], Iterable[Fixed]]
+
 
 PASSES: Final = COMMUTES | RENAMES
 
@@ -48,7 +91,7 @@ class Bench:
             self._constants[key] = edit.add_constant(self.graph, stem, values, self.names)
         return self._constants[key]
 
-    def set_numbers(self, node: Node, new: Numbers, stem: str) -> None:
+    def set_numbers(self, node: Node, new: QDQParams, stem: str) -> None:
         """Set a new scale and an explicit zero point on a Q or DQ node. In place."""
         edit.replace_input(node, 1, self.constant(f"{stem}_scale", new.scale))
         self.set_zero(node, self.constant(f"{stem}_zero_point", new.zero))
@@ -61,14 +104,14 @@ class Bench:
             node.inputs.append(zero)
         node.attrs.pop("output_dtype", None) if node.op in QUANTIZE else None
 
-    def numbers(self, one: Quantizer) -> Numbers | None:
+    def numbers(self, one: Quantizer) -> QDQParams | None:
         """Return the parameters of a Q or DQ node, read through one Cast or Identity; None if they are computed."""
         kind = query.dtype(one.node.inputs[1])
         if one.scale is None or one.codes is None or (one.has_zero and one.zero is None):
             return None
         scale = one.scale.astype(one.scale.dtype if kind is None else kind)
         zero = np.zeros(scale.shape) if one.zero is None else one.zero
-        return Numbers(scale, zero.astype(code_type(one.codes)), 1 if one.axis is None else one.axis, one.block)
+        return QDQParams(scale, zero.astype(code_type(one.codes)), 1 if one.axis is None else one.axis, one.block)
 
     # --- removing pairs -----------------------------------------------------------------------------------------------
 
@@ -80,7 +123,14 @@ class Bench:
         """
         if id(back.node) in self._floats:
             return self._floats[id(back.node)]
-        found = self._float_constant(back) if self.view.is_constant(back.data) else self._float_source(back)
+        found: Tensor | str
+        before = self.view.quantizer_of(back.data)
+        if self.view.is_constant(back.data):
+            found = self._float_constant(back)
+        elif before is None or not before.quantizes:
+            found = f"the codes '{back.data.name}' are computed without a QuantizeLinear"
+        else:
+            found = self.rectified(before.node)
         if isinstance(found, str):
             return found
         kinds = {query.dtype(found), query.dtype(back.output)} - {None}
@@ -102,16 +152,10 @@ class Bench:
             return f"the numbers of '{back.name}' are not constants that fit"
         return self.constant(f"{back.data.name}_float", values)
 
-    def _float_source(self, back: Quantizer) -> Tensor | str:
-        before = self.view.quantizer_of(back.data)
-        if before is None or not before.quantizes:
-            return f"the codes '{back.data.name}' are computed without a QuantizeLinear"
-        return self.rectified(before.node)
-
     def rectified(self, quantize: Node) -> Tensor:
         """Return the input of a QuantizeLinear with the Relu or Clip restored that it replaced; created once."""
         if id(quantize) not in self._rectified:
-            self._rectified[id(quantize)] = clamps.restore(quantize, self.scope_of(quantize), self.names)
+            self._rectified[id(quantize)] = restore(quantize, self.scope_of(quantize), self.names)
         return self._rectified[id(quantize)]
 
     def bypass(self, node: Node, index: int) -> str | None:

@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from sbonnx.graph import Node, Tensor, edit, query
-from sbonnx.lint import tensorrt_fusion as fusion
-from sbonnx.lint import tensorrt_sizes as sizes
-from sbonnx.lint.fix.bench import Bench
-from sbonnx.lint.fix.types import Fixed
+from sbonnx.lint import ort_kernels, ort_read, tensorrt_placement
+from sbonnx.lint.fix.bench import Bench, Fixed
 from sbonnx.lint.view import Quantizer
 from sbonnx.ops import ADDS, EPILOGUES, LINEAR
 
@@ -42,7 +40,7 @@ def duplicates(bench: Bench) -> Iterator[Fixed]:
         same = next((other for other in known if _alike(one, other)), None)
         if same is None:
             if known:
-                why = f"'{known[0].name}' quantizes it with other numbers: which are right, calibration knows"
+                why = f"'{known[0].name}' quantizes it with other numbers: calibrate again to determine which are right"
                 yield Fixed("P05", one.name, str(one.data.name), why, done=False)
             known.append(one)
             continue
@@ -61,20 +59,20 @@ def interface(bench: Bench) -> Iterator[Fixed]:
     for one in bench.view.quantizers:
         if id(one.output) not in leaving:
             if not one.quantizes and any(one.data is tensor for tensor in bench.view.graph.inputs):
-                why = "the model is given codes: whoever feeds it decides"
+                why = "the input of the model is codes: the caller decides"
                 yield Fixed("P10", one.name, str(one.data.name), why, done=False)
         elif one.quantizes:
-            why = "the model returns codes: whoever reads it decides"
+            why = "the output of the model is codes: the caller decides"
             yield Fixed("P10", one.name, str(one.output.name), why, done=False)
         else:
-            yield removed(bench, "P10", one, "the pair on the output is taken away")
+            yield removed(bench, "P10", one, "the pair on the output is removed")
 
 
 def splitting(bench: Bench) -> Iterator[Fixed]:
     """P02: Bypass pairs between a weighted op and the ops that fuse into it."""
     view = bench.view
     for one in view.quantizers:
-        source = fusion.weighted_before(view, one.data) if one.quantizes else None
+        source = tensorrt_placement.weighted_before(view, one.data) if one.quantizes else None
         if source is None:
             continue
         for back in view.dequantizers_of(one):
@@ -87,24 +85,26 @@ def splitting(bench: Bench) -> Iterator[Fixed]:
 
 def needless(bench: Bench) -> Iterator[Fixed]:
     """P03: Remove pairs on outputs of weighted ops that benefit no reader."""
-    named = {name for name, _, _ in fusion.needless_outputs(bench.view)}
+    named = {name for name, _, _ in tensorrt_placement.needless_outputs(bench.view)}
     for one in bench.view.quantizers:
         if one.quantizes and one.name in named:
             for back in bench.view.dequantizers_of(one):
-                yield removed(bench, "P03", back, "the pair is taken away")
+                yield removed(bench, "P03", back, "the pair is removed")
 
 
 def residual(bench: Bench) -> Iterator[Fixed]:
     """P04: Keep only the pair on the skip branch of an Add with pairs on both branches."""
     view = bench.view
-    named = {name for name, _, _ in fusion.residual_adds(view)}
+    named = {name for name, _, _ in tensorrt_placement.residual_adds(view)}
     for node in view.nodes:
         if node.op not in ADDS or str(node.name) not in named:
             continue
         backs = [view.dequantizer(tensor) for tensor in node.inputs]
-        convs = [fusion.conv_branch(view, tensor, back) for tensor, back in zip(node.inputs, backs, strict=True)]
+        convs = [
+            tensorrt_placement.conv_branch(view, tensor, back) for tensor, back in zip(node.inputs, backs, strict=True)
+        ]
         if None in backs:
-            why = "the skip branch has no pair: its scale is calibration's to find"
+            why = "the skip branch has no pair: its scale requires calibration"
             yield Fixed("P04", str(node.name), str(node.outputs[0].name), why, done=False)
             continue
         main = max((at for at in (0, 1) if convs[at]), key=lambda at: _depth(node.inputs[at]))
@@ -133,11 +133,11 @@ def _depth(tensor: Tensor) -> int:
 
 def rescaled(bench: Bench) -> Iterator[Fixed]:
     """P07, P09: Keep only the later of two consecutive pairs, with or without data movement in between."""
-    for rule, check in (("P09", fusion.requantized), ("P07", fusion.rescaled_moves)):
+    for rule, check in (("P09", tensorrt_placement.requantized), ("P07", tensorrt_placement.rescaled_moves)):
         named = {name for name, _, _ in check(bench.view)}
         for one in bench.view.quantizers:
             if one.quantizes and one.name in named:
-                yield bypassed(bench, rule, one.node, 0, "the pair before it is taken away on this way")
+                yield bypassed(bench, rule, one.node, 0, "the pair before it is removed on this path")
 
 
 def _first(node: Node) -> tuple[int, ...]:
@@ -146,29 +146,33 @@ def _first(node: Node) -> tuple[int, ...]:
 
 def half_fused(bench: Bench) -> Iterator[Fixed]:
     """P08: Let pools, Add and Resize read floats if their output is not quantized."""
-    yield from _at_inputs(bench, "P08", fusion.half_fused, _first)
+    yield from _at_inputs(bench, "P08", tensorrt_placement.half_fused, _first)
 
 
 def delicate(bench: Bench) -> Iterator[Fixed]:
     """P11: Let softmax, norms, masks and one-sided products read floats."""
-    yield from _at_inputs(bench, "P11", sizes.high_precision, lambda node: tuple(range(min(2, len(node.inputs)))))
+    yield from _at_inputs(
+        bench, "P11", tensorrt_placement.high_precision, lambda node: tuple(range(min(2, len(node.inputs))))
+    )
 
 
 def tiny(bench: Bench) -> Iterator[Fixed]:
     """P12: Convert weighted ops that are too small for integer kernels to float, with dequantized weights."""
-    yield from _at_inputs(bench, "P12", sizes.tiny, lambda node: tuple(sorted({0, 1, LINEAR[node.op].weight})))
+    yield from _at_inputs(
+        bench, "P12", tensorrt_placement.tiny, lambda node: tuple(sorted({0, 1, LINEAR[node.op].weight}))
+    )
 
 
 def one_sided(bench: Bench) -> Iterator[Fixed]:
     """P01: Remove the pair of weighted ops that have only one; a weight is dequantized."""
-    yield from _at_inputs(bench, "P01", fusion.one_sided, lambda node: (0, 1))
+    yield from _at_inputs(bench, "P01", tensorrt_placement.one_sided, lambda node: (0, 1))
 
 
 def scalars(bench: Bench) -> Iterator[Fixed]:
     """T13: Remove pairs on tensors without dimensions."""
     for one in bench.view.quantizers:
         if not one.quantizes and query.rank(one.data) == 0:
-            yield removed(bench, "T13", one, "the pair is taken away")
+            yield removed(bench, "T13", one, "the pair is removed")
 
 
 def _at_inputs(
@@ -186,5 +190,34 @@ def _at_inputs(
             back = bench.view.dequantizer(node.inputs[index])
             if back is not None:
                 stored = bench.view.is_constant(back.data)
-                what = "the weight is stored as floats" if stored else "the pair before it is taken away"
+                what = "the weight is stored as floats" if stored else "the pair before it is removed"
                 yield bypassed(bench, rule, node, index, what, exact=stored)
+
+
+# --- onnxruntime ------------------------------------------------------------------------------------------------------
+
+
+def weights_alone(bench: Bench) -> Iterator[Fixed]:
+    """O15: Store weights as dequantized floats if their op reads float activations."""
+    named = {name for name, _, _ in ort_kernels.weight_only(bench.view)}
+    for linear in ort_read.weighted(bench.view):
+        if str(linear.node.name) in named:
+            what = "the weight is stored as floats"
+            yield bypassed(bench, "O15", linear.node, LINEAR[linear.node.op].weight, what, exact=True)
+
+
+def activations_alone(bench: Bench) -> Iterator[Fixed]:
+    """O16: Remove pairs before ops with a float weight."""
+    named = {name for name, _, _ in ort_kernels.float_weight(bench.view)}
+    for linear in ort_read.weighted(bench.view):
+        if str(linear.node.name) in named:
+            yield bypassed(bench, "O16", linear.node, 0, "the pair before it is removed")
+
+
+def useless(bench: Bench) -> Iterator[Fixed]:
+    """O23, O24: Remove pairs that serve no integer kernel."""
+    for rule, check in (("O23", ort_kernels.useless_pair), ("O24", ort_kernels.output_pair)):
+        named = {name for name, _, _ in check(bench.view)}
+        for one in bench.view.quantizers:
+            if not one.quantizes and one.name in named:
+                yield removed(bench, rule, one, "the pair is removed")

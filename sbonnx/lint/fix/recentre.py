@@ -1,4 +1,4 @@
-"""Fixes of zero points and quantized types: signed with zero point 0 for TensorRT, unsigned for onnxruntime."""
+"""Fixes of zero points and quantized types, signed for TensorRT and unsigned for onnxruntime; one scale at a Concat."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import Any, Final
 import numpy as np
 
 from sbonnx.cpu import has_dot_product
-from sbonnx.graph import Tensor, edit, query
-from sbonnx.lint import ort_read
-from sbonnx.lint.fix.bench import Bench, code_type
-from sbonnx.lint.fix.types import Fixed
+from sbonnx.graph import Node, Tensor, edit, query
+from sbonnx.lint import ort_read, tensorrt_placement
+from sbonnx.lint.fix.bench import Bench, Fixed, code_type
 from sbonnx.lint.view import Quantizer
 from sbonnx.ops import DEQUANTIZE
-from sbonnx.qdq.values import Numbers, is_integer, limits
+from sbonnx.qdq.arithmetic import QDQParams, is_integer, limits
 from sbonnx.spec import SAFE_CODE, Array
 
 SIGNED: Final = {"uint8": "int8", "int8": "int8", "uint4": "int4", "int4": "int4"}
@@ -23,7 +22,7 @@ SIGNED: Final = {"uint8": "int8", "int8": "int8", "uint4": "int4", "int4": "int4
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairNodes:
     """A QuantizeLinear and the DequantizeLinear nodes that read it, all with the same parameters."""
 
     quantize: Quantizer
@@ -35,7 +34,7 @@ class Pair:
         return (self.quantize, *self.backs)
 
 
-def pair_of(bench: Bench, one: Quantizer) -> Pair | str:
+def pair_of(bench: Bench, one: Quantizer) -> PairNodes | str:
     """Return the pair that starts with a QuantizeLinear, or the reason why its parameters cannot be changed."""
     backs = bench.view.dequantizers_of(one)
     for node, index in bench.view.readers(one.output):
@@ -45,8 +44,8 @@ def pair_of(bench: Bench, one: Quantizer) -> Pair | str:
         return f"the codes '{one.output.name}' are an output"
     other = next((back for back in backs if not back.same_numbers(one)), None)
     if other is not None:
-        return f"'{other.name}' has other numbers than its QuantizeLinear: which are right, calibration knows"
-    return Pair(one, tuple(backs))
+        return f"'{other.name}' has other numbers than its QuantizeLinear: calibrate again to determine which are right"
+    return PairNodes(one, tuple(backs))
 
 
 def symmetric(bench: Bench) -> Iterator[Fixed]:
@@ -88,7 +87,7 @@ def _activation(bench: Bench, rule: str, one: Quantizer) -> Fixed:
         what = f"{was} -> {new.zero.dtype} zero point 0, scale {_first(old.scale):.4g} -> {_first(new.scale):.4g}"
     if floats is not one.data:
         node = query.producer(floats)
-        what += f"; {'' if node is None else node.op} written back, which saturation did the work of"
+        what += f"; {'' if node is None else node.op} restored, which saturation had replaced"
         edit.replace_input(one.node, 0, floats)
         exact = False
     for each in pair.nodes:
@@ -96,7 +95,7 @@ def _activation(bench: Bench, rule: str, one: Quantizer) -> Fixed:
     return Fixed(rule, one.name, tensor, what, exact=exact)
 
 
-def _about_zero(old: Numbers) -> tuple[Numbers, bool]:
+def _about_zero(old: QDQParams) -> tuple[QDQParams, bool]:
     """Compute signed parameters with zero point 0 that cover the old range, and whether the scale is unchanged.
 
     scale' = scale * max((qmax - zero) / qmax', (zero - qmin) / -qmin')
@@ -111,7 +110,7 @@ def _about_zero(old: Numbers) -> tuple[Numbers, bool]:
     return replace(old, scale=old.scale if shifted else scale, zero=np.zeros(old.zero.shape, kind)), shifted
 
 
-def renumber(bench: Bench, one: Quantizer, new: Numbers, stem: str) -> None:
+def renumber(bench: Bench, one: Quantizer, new: QDQParams, stem: str) -> None:
     """Set new parameters on a node of a pair, and their type on its codes. In place."""
     bench.set_numbers(one.node, new, stem)
     codes: Tensor = one.output if one.quantizes else one.data
@@ -150,7 +149,7 @@ def constant(bench: Bench, rule: str, one: Quantizer) -> Fixed:
     return Fixed(rule, one.name, tensor, what, exact=exact)
 
 
-def _narrowed(old: Numbers, steps: Array) -> tuple[Numbers, Array]:
+def _narrowed(old: QDQParams, steps: Array) -> tuple[QDQParams, Array]:
     """Compute signed parameters with zero point 0 for codes minus their zero point, and the new codes.
 
     Scales grow only if codes exceed the limits: ``scale' = scale * max(max / qmax, min / qmin, 1)``.
@@ -165,7 +164,7 @@ def _narrowed(old: Numbers, steps: Array) -> tuple[Numbers, Array]:
     return new, np.asarray(np.clip(codes, low, high).astype(np.int64).astype(kind))
 
 
-def grouped(old: Numbers, values: Array, reduce: np.ufunc) -> Array:
+def grouped(old: QDQParams, values: Array, reduce: np.ufunc) -> Array:
     """Return the largest or smallest value under each scale, in the shape of the scale."""
     found = np.zeros(old.scale.shape, np.float64)
     if old.scale.size == 1:
@@ -208,19 +207,14 @@ def signed_weights(bench: Bench) -> Iterator[Fixed]:
         rule = named.get(id(one.node))
         if rule is None:
             continue
-        if rule == "O12" and _would_saturate(bench, one):
+        # without 8-bit dot products, a CPU adds int8 x uint8 products in 16 bits
+        steps = None if rule != "O12" or has_dot_product() else ort_read.steps(bench.view, one)
+        saturates = steps is None or bool((np.abs(steps) > SAFE_CODE).any())
+        if rule == "O12" and not has_dot_product() and saturates:
             why = "int8 codes of that size saturate on this CPU, uint8 ones do not: quantize again with reduce_range"
             yield Fixed(rule, one.name, str(one.data.name), why, done=False)
         else:
             yield constant(bench, rule, one)
-
-
-def _would_saturate(bench: Bench, one: Quantizer) -> bool:
-    """Return whether this CPU adds int8 x uint8 products in 16 bits, and the codes are large enough to overflow."""
-    if has_dot_product():
-        return False
-    steps = ort_read.steps(bench.view, one)
-    return steps is None or bool((np.abs(steps) > SAFE_CODE).any())
 
 
 def _weights(bench: Bench) -> Iterator[tuple[str, Quantizer]]:
@@ -231,3 +225,55 @@ def _weights(bench: Bench) -> Iterator[tuple[str, Quantizer]]:
         if back is not None and back.codes in SIGNED:
             before = bench.view.quantizer_of(back.data)
             yield "O12" if back.codes == "uint8" else "O13", back if before is None else before
+
+
+def concats(bench: Bench) -> Iterator[Fixed]:
+    """P06: Set the largest scale on all pairs around a Concat: nothing saturates, small inputs round coarser."""
+    named = {name for name, _, _ in tensorrt_placement.concat_scales(bench.view)}
+    for node in bench.view.nodes:
+        if str(node.name) not in named:
+            continue
+        found = _around(bench, node)
+        if isinstance(found, str):
+            yield Fixed("P06", str(node.name), str(node.outputs[0].name), found, done=False)
+            continue
+        scale = max((numbers.scale for _, numbers in found), key=lambda scale: float(scale.reshape(())))
+        for pair, numbers in found:
+            for each in pair.nodes:
+                renumber(bench, each, replace(numbers, scale=scale), str(node.name))
+        what = f"scale {float(scale.reshape(())):.4g} for the {len(found)} pairs around it"
+        yield Fixed("P06", str(node.name), str(node.outputs[0].name), what)
+
+
+def _around(bench: Bench, node: Node) -> list[tuple[PairNodes, QDQParams]] | str:
+    """Return the pairs at inputs and output, including those beyond data movement, or why they cannot share a scale."""
+    sides = [back for tensor in node.inputs if (back := bench.view.dequantizer(tensor)) is not None]
+    waiting = list(bench.view.quantized_readers(node.outputs[0]))
+    for back in sides:
+        before = bench.view.quantizer_of(back.data)
+        if before is None:
+            return f"'{back.name}' has no QuantizeLinear whose scale could be changed"
+        waiting.append(before)
+    opens: dict[int, Quantizer] = {}
+    while waiting:
+        one = waiting.pop()
+        if id(one.node) not in opens:
+            opens[id(one.node)] = one
+            waiting += _beyond_movers(bench, one)
+    found: list[tuple[PairNodes, QDQParams]] = []
+    for one in opens.values():
+        pair, numbers = pair_of(bench, one), bench.numbers(one)
+        if isinstance(pair, str) or numbers is None:
+            return pair if isinstance(pair, str) else f"the numbers of '{one.name}' are computed"
+        if numbers.scale.size != 1 or np.any(numbers.zero) or str(numbers.zero.dtype) != "int8":
+            return f"'{one.name}' is not int8 with one scale and the zero point 0"
+        found.append((pair, replace(numbers, scale=numbers.scale.reshape(()), zero=numbers.zero.reshape(()))))
+    return found
+
+
+def _beyond_movers(bench: Bench, one: Quantizer) -> list[Quantizer]:
+    """Return the pairs before and after `one` with only data movement in between: P07 requires one scale for them."""
+    found = [other for back in bench.view.dequantizers_of(one) for other in bench.view.quantized_readers(back.output)]
+    before = bench.view.dequantizer(one.data)
+    opening = None if before is None else bench.view.quantizer_of(before.data)
+    return found if opening is None else [*found, opening]

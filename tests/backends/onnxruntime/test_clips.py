@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbonnx import graph as graphs
-from sbonnx.backends.onnxruntime.clips import clip_codes
+from sbonnx.backends.onnxruntime.rewrites import clip_codes
 from sbonnx.spec import QuantSpec, bounds_of, params_from_bounds
 from tests.export.writing import ops
 from tests.support.models import model, run

@@ -11,8 +11,7 @@ import onnxruntime as ort
 import pytest
 
 from sbonnx import graph as graphs
-from sbonnx.backends.onnxruntime.codes import pad_codes
-from sbonnx.backends.onnxruntime.sums import write_sums
+from sbonnx.backends.onnxruntime.rewrites import pad_codes, write_sums
 from sbonnx.spec import Array
 from tests.support.models import model, run
 

@@ -111,20 +111,20 @@ def test_a_tensor_of_zeros_gets_a_scale_that_does_not_stop_tensorrt() -> None:
 @pytest.mark.parametrize(
     ("bounds", "why"),
     [
-        (Bounds(np.zeros(3, np.float32), np.ones(3, np.float32)), "3 ranges, one a channel"),
+        (Bounds(np.zeros(3, np.float32), np.ones(3, np.float32)), "3 ranges, one per channel"),
         (of(-1, np.nan), "-1.0 .. nan is not finite"),
         (of(-np.inf, 1), "-inf .. 1.0 is not finite"),
     ],
 )
 def test_ranges_it_cannot_hold(bounds: Bounds, why: str, tmp_path: Path) -> None:
-    with pytest.raises(NumericError, match=rf"tensor 'conv1' cannot stand .*{why}"):
+    with pytest.raises(NumericError, match=rf"tensor 'conv1' cannot be written .*{why}"):
         write_calibration_cache(tmp_path / "m.cache", {"fine": of(0, 1), "conv1": bounds})
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["", " a", "a ", "a\nb", "a\tb", "a\rb", "a\u2028b", "a\x85b"])
 def test_names_it_cannot_hold(name: str, tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="cannot stand in a calibration cache: rename it in the model"):
+    with pytest.raises(OutputError, match="cannot be written to a calibration cache: rename it in the model"):
         write_calibration_cache(tmp_path / "m.cache", {name: of(0, 1)})
 
 
@@ -152,10 +152,10 @@ def test_a_file_that_is_there_is_kept(tmp_path: Path) -> None:
     [
         (b"", "its first line must be like TRT-8601"),
         (b"a: 3f800000\n", "its first line must be like TRT-8601"),
-        (b"TRT-8601-EntropyCalibration2\na 3f800000\n", r"line 2 of .* is no 'tensor: hexadecimal scale'"),
+        (b"TRT-8601-EntropyCalibration2\na 3f800000\n", r"line 2 of .* is not 'tensor: hexadecimal scale'"),
         (b"TRT-8601-EntropyCalibration2\na: 3f800000\nb: 0.25\n", "line 3 of"),
         (b"TRT-8601-EntropyCalibration2\na: 3f80000011\n", "line 2 of"),
-        (b"\xff\xfe\x00", "it is no text"),
+        (b"\xff\xfe\x00", "it is not text"),
     ],
 )
 def test_files_that_are_none(content: bytes, why: str, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 from sbonnx import quantize
 from sbonnx.assets import digits
-from sbonnx.backends.onnxruntime.biases import exact_codes
+from sbonnx.backends.onnxruntime.exact_biases import exact_codes
 from sbonnx.spec import Array
 
 IMAGES = np.load(digits().calib)["image"][:32]

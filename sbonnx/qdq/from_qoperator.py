@@ -2,22 +2,21 @@
 
 ``QLinearConv(x, sx, zx, w, sw, zw, sy, zy, b)`` is by definition ``Q(Conv(DQ(x), DQ(w), DQ(b)), sy, zy)`` with the
 scale ``sx * sw`` for the int32 bias (ONNX operator reference, QLinearConv). The same holds for the other operators.
+Ops on integer codes between a QuantizeLinear and a DequantizeLinear become ops on floats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
-from sbonnx.ops import INTEGER_OPS, STANDARD_DOMAINS
-from sbonnx.qdq import layouts
-from sbonnx.qdq import unfold_products as products
-from sbonnx.qdq.layouts import LAYOUTS, Layout
-from sbonnx.qdq.lift import lift
-from sbonnx.qdq.unfolder import WHAT, Unfolder, optional
+from sbonnx.ops import INTEGER_OPS, MOVES_DATA, PADS, PICKS_MAX, QUANTIZE, STANDARD_DOMAINS
+from sbonnx.qdq import integer_products
+from sbonnx.qdq.arithmetic import QDQParams, numbers
+from sbonnx.qdq.integer_products import OPERATORS, WHAT, IntegerOperator, Unfolder, optional
 from sbonnx.report import Fired, Refusal
 
 
@@ -26,7 +25,7 @@ def is_integer_op(node: Node) -> bool:
     domain = node.domain or ""
     if domain in STANDARD_DOMAINS:
         return node.op in INTEGER_OPS
-    return domain == layouts.MICROSOFT and node.op in layouts.CONTRIBUTED
+    return domain == integer_products.MICROSOFT and node.op in integer_products.CONTRIBUTED
 
 
 def unfold(graph: Graph) -> tuple[tuple[Fired, ...], tuple[Refusal, ...]]:
@@ -55,9 +54,10 @@ def unfold(graph: Graph) -> tuple[tuple[Fired, ...], tuple[Refusal, ...]]:
 def _scope(work: Unfolder, body: Body) -> None:
     gone: set[int] = set()
     for node in list(body.nodes):
-        if not is_integer_op(node) or node.op == products.DYNAMIC:
+        if not is_integer_op(node) or node.op == integer_products.DYNAMIC:
             continue
-        why = _rewriter(node)(work, body, node)
+        rewrite = _concat if node.op == integer_products.CONCAT else integer_products.rewrite
+        why = (_by_layout if node.op in OPERATORS else rewrite)(work, body, node)
         if why is None:
             work.fired.append(Fired(f"{WHAT}: {node.op}", str(node.name)))
             gone.add(id(node))
@@ -68,15 +68,9 @@ def _scope(work: Unfolder, body: Body) -> None:
     body.nodes = [node for node in body.nodes if id(node) not in gone]
 
 
-def _rewriter(node: Node) -> Callable[[Unfolder, Body, Node], str | None]:
-    if node.op in LAYOUTS:
-        return _by_layout
-    return _concat if node.op == layouts.CONCAT else products.rewrite
-
-
 def _by_layout(work: Unfolder, body: Body, node: Node) -> str | None:
     """Rewrite an operator of the table. Return the reason why it cannot be rewritten, or None."""
-    layout = LAYOUTS[node.op]
+    layout = OPERATORS[node.op]
     if node.attrs.get("channels_last", 0):
         return "its channels come last, which the float operator does not know"
     bias = None
@@ -84,9 +78,12 @@ def _by_layout(work: Unfolder, body: Body, node: Node) -> str | None:
         bias = _bias(work, body, node, layout)
         if bias is None:
             return "the scale of its bias is computed"
+    axes = layout.axes
+    if layout.op == "Gemm":
+        axes = (1 if node.attrs.get("transA", 0) else 0, 0 if node.attrs.get("transB", 0) else 1)
     operands = [
         work.dequantize(body, node.inputs[codes], node.inputs[scale], optional(node, zero), axis)
-        for (codes, scale, zero), axis in zip(layout.data, _axes(node, layout), strict=False)
+        for (codes, scale, zero), axis in zip(layout.data, axes, strict=False)
     ]
     inputs = [*(node.inputs[at] for at in layout.passed), *operands, *([] if bias is None else [bias])]
     attrs = {name: value for name, value in node.attrs.items() if name not in layout.drop}
@@ -94,13 +91,7 @@ def _by_layout(work: Unfolder, body: Body, node: Node) -> str | None:
     return None
 
 
-def _axes(node: Node, layout: Layout) -> tuple[int, ...]:
-    if layout.op != "Gemm":
-        return layout.axes
-    return (1 if node.attrs.get("transA", 0) else 0, 0 if node.attrs.get("transB", 0) else 1)
-
-
-def _bias(work: Unfolder, body: Body, node: Node, layout: Layout) -> Tensor | None:
+def _bias(work: Unfolder, body: Body, node: Node, layout: IntegerOperator) -> Tensor | None:
     """Dequantize the bias: codes times the product of the operands' scales (QGemm: also times alpha)."""
     assert layout.bias is not None
     scale = work.product(node.inputs[layout.data[0][1]], node.inputs[layout.data[1][1]])
@@ -141,3 +132,77 @@ def _concat(work: Unfolder, body: Body, node: Node) -> str | None:
     ]
     _write(work, body, node, "Concat", dict(node.attrs), operands, 0)
     return None
+
+
+FILL: Final = 2
+"""Index of Pad's fill value."""
+
+MOVERS: Final = MOVES_DATA | PICKS_MAX | PADS
+
+
+@dataclass(frozen=True)
+class Lifted:
+    """Result of `lift`.
+
+    Attributes:
+        nodes: the converted ops, which now have float inputs and outputs.
+        refusals: ops that were not converted, with the reason.
+    """
+
+    nodes: tuple[Node, ...]
+    refusals: tuple[Refusal, ...]
+
+
+def lift(graph: Graph, what: str) -> Lifted:
+    """Write ``Q -> op -> DQ`` as ``Q -> DQ -> op -> Q -> DQ`` with the same scales, for ops that only move values.
+
+    In place. Quantization commutes with moving values, so the results are equal. A Pad fills with the dequantized value
+    of its fill code.
+
+    Args:
+        what: name of the step in refusals.
+    """
+    names = edit.Names(graph)
+    nodes: list[Node] = []
+    refusals: list[Refusal] = []
+    for _, body in list(query.scopes(graph)):
+        for node in list(body.nodes):
+            source = query.producer(node.inputs[0]) if node.inputs else None
+            if node.op not in MOVERS or source is None or source.op not in QUANTIZE:
+                continue
+            found = numbers(source)
+            if found is None or found.scale.size != 1:
+                why = f"{node.op} moves codes whose scale is computed, or one of many"
+                refusals.append(Refusal(what, str(node.name), why))
+                continue
+            _lift(node, source, found, body, names)
+            nodes.append(node)
+    if nodes:
+        edit.sort(graph)
+    return Lifted(tuple(nodes), tuple(refusals))
+
+
+def _lift(node: Node, source: Node, found: QDQParams, body: Body, names: edit.Names) -> None:
+    codes: Tensor = node.inputs[0]
+    pair = source.inputs[1:]
+    before = _like(codes, names.fresh(f"{codes.name}_float"), found)
+    made = Node("DequantizeLinear", names.fresh(f"{codes.name}_DequantizeLinear"), dict(source.attrs), [], [before])
+    made.inputs.extend([codes, *pair])
+    edit.replace_input(node, 0, before)
+    body.nodes.append(made)
+    if node.op in PADS and len(node.inputs) > FILL and not node.inputs[FILL].is_empty():
+        fill = query.constant(node.inputs[FILL])
+        if fill is not None:
+            floats = np.asarray(found.dequantize(fill.reshape(())))
+            edit.replace_input(node, FILL, edit.add_constant(body, f"{node.name}_fill", floats, names))
+    for index, output in enumerate(list(node.outputs)):
+        floats_out = _like(output, names.fresh(f"{output.name}_float"), found)
+        edit.replace_output(node, index, floats_out)
+        after = Node("QuantizeLinear", names.fresh(f"{node.name}_QuantizeLinear"), dict(source.attrs), [], [output])
+        after.inputs.extend([floats_out, *pair])
+        body.nodes.append(after)
+
+
+def _like(tensor: Tensor, name: str, found: QDQParams) -> Variable:
+    shape = query.shape(tensor)
+    return Variable(name, found.scale.dtype, None if shape is None else list(shape))

@@ -1,24 +1,67 @@
-"""Fixes of single parameters: explicit zero points and axes, float biases, scale types and minimum scales."""
+"""Fixes of operator forms and single parameters: opset, integer operators, zero points, axes, biases, scales."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from sbonnx.graph import Node, edit, query
-from sbonnx.lint import tensorrt_codes as codes
-from sbonnx.lint.fix.bench import Bench
+from sbonnx import graph as graphs
+from sbonnx.backends.tensorrt.profiles import PROFILES
+from sbonnx.errors import ModelError
+from sbonnx.graph import Graph, Node, edit, query
+from sbonnx.lint import ort_kernels, ort_numbers, ort_read, tensorrt_parameters
+from sbonnx.lint.fix.bench import Bench, Fixed
 from sbonnx.lint.fix.pairs import bypassed
 from sbonnx.lint.fix.recentre import pair_of, renumber
-from sbonnx.lint.fix.types import Fixed
-from sbonnx.lint.tensorrt_codes import HALVES
-from sbonnx.lint.view import Quantizer
+from sbonnx.lint.ort_read import Weighted
+from sbonnx.lint.tensorrt_parameters import HALVES, opset_wanted
+from sbonnx.lint.view import Quantizer, View
 from sbonnx.ops import LINEAR
-from sbonnx.qdq.values import Numbers, is_integer, limits
+from sbonnx.qdq import unfold
+from sbonnx.qdq.arithmetic import QDQParams, is_integer, limits
 from sbonnx.spec import MIN_SCALE_FP16, UNUSED_SCALE, Array
+
+
+def lifted(graph: Graph, target: str) -> tuple[Graph, tuple[Fixed, ...]]:
+    """Convert the graph to the opset that its Q/DQ need, and report it; return the same graph if not needed."""
+    view = View(graph, target)
+    if view.family != "tensorrt":
+        return graph, ()
+    needed, newest = opset_wanted(view), PROFILES[view.release].newest_opset
+    if needed <= view.opset:
+        return graph, ()
+    if needed > newest:
+        why = f"opset {needed} is newer than {target} reads: use other types or another version"
+        return graph, (Fixed("T14", "", "", why, done=False),)
+    try:
+        made = graphs.load(graphs.to_proto(graph), opset=needed)
+    except ModelError as error:
+        return graph, (Fixed("T14", "", "", f"cannot be converted to opset {needed}: {error}", done=False),)
+    made.info.path, made.info.files = graph.info.path, graph.info.files
+    what = f"converted from opset {view.opset} to {made.opset}"
+    return made, (Fixed("T14", "", "", what, exact=True),)
+
+
+def before(bench: Bench) -> Iterable[Fixed]:
+    """T14: Do nothing; `lifted` creates a new graph, and runs before all other fixes."""
+    return ()
+
+
+def unfolded(bench: Bench) -> Iterator[Fixed]:
+    """T01: Convert the QOperator format, dynamic quantization and MatMulNBits to float operators between pairs.
+
+    The last two lose what no pair can express.
+    """
+    fired, refusals = unfold(bench.graph)
+    for one in fired:
+        op = one.pattern.rpartition(" ")[2]
+        yield Fixed("T01", one.node, "", f"{op} written as float operator between pairs")
+    for refusal in refusals:
+        yield Fixed("T01", refusal.where, "", refusal.why, done=False)
+
 
 DEFAULT_AXIS: Final = 1
 """Default axis of Q and DQ in ONNX."""
@@ -72,7 +115,7 @@ def float_constants(bench: Bench) -> Iterator[Fixed]:
 
 def typed_scales(bench: Bench) -> Iterator[Fixed]:
     """T15: Convert the scale of a QuantizeLinear to the type of its input; its DequantizeLinear gets the same value."""
-    named = {name for name, _, _ in codes.mixed_types(bench.view)}
+    named = {name for name, _, _ in tensorrt_parameters.mixed_types(bench.view)}
     for one in bench.view.quantizers:
         if not one.quantizes or one.name not in named:
             continue
@@ -97,7 +140,7 @@ def typed_scales(bench: Bench) -> Iterator[Fixed]:
 
 def float_islands(bench: Bench) -> Iterator[Fixed]:
     """T19: Let a DequantizeLinear return half precision itself if all readers cast its float32 output to it."""
-    named = {name for name, _, _ in codes.float_islands(bench.view)}
+    named = {name for name, _, _ in tensorrt_parameters.float_islands(bench.view)}
     for one in bench.view.quantizers:
         if one.quantizes or one.name not in named:
             continue
@@ -116,7 +159,7 @@ def float_islands(bench: Bench) -> Iterator[Fixed]:
         one.output.dtype = scale.dtype
         for cast in casts:
             edit.replace_all_uses(cast.outputs[0], one.output, graph=bench.scope_of(cast))
-        what = f"the scale stored as {kind}, and {len(casts)} Cast nodes after it taken away"
+        what = f"the scale stored as {kind}, and {len(casts)} Cast nodes after it removed"
         yield Fixed("T19", one.name, one.scale_name, what)
 
 
@@ -137,24 +180,24 @@ def _good(scale: Array) -> Array:
     return np.asarray(np.isfinite(values) & (values > 0))
 
 
-def rescaled(bench: Bench) -> Iterator[Fixed]:
+def report_mismatch(bench: Bench) -> Iterator[Fixed]:
     """T18: Report only."""
     for one in bench.view.quantizers:
         before = None if one.quantizes else bench.view.quantizer_of(one.data)
         if before is not None and before.quantizes and not one.same_numbers(before):
-            why = f"'{before.name}' has other numbers: which are right, calibration knows"
+            why = f"'{before.name}' has other numbers: calibrate again to determine which are right"
             yield Fixed("T18", one.name, str(one.data.name), why, done=False)
 
 
 def scale_floors(bench: Bench) -> Iterator[Fixed]:
     """T05: Raise scales of stored tensors that are 0, or 0 in float16, to float16's smallest normal number."""
-    named = {name for name, _, _ in codes.bad_scales(bench.view)}
+    named = {name for name, _, _ in tensorrt_parameters.bad_scales(bench.view)}
     for one in bench.view.quantizers:
         if one.name not in named:
             continue
         old, stored = bench.numbers(one), query.constant(one.data)
         if old is None or stored is None or not is_integer(old.zero.dtype):
-            why = "the scale of a computed tensor is calibration's to find"
+            why = "the scale of a computed tensor requires calibration"
             yield Fixed("T05", one.name, one.scale_name, why, done=False)
             continue
         raised = _raised(old, stored, quantizes=one.quantizes)
@@ -168,7 +211,7 @@ def scale_floors(bench: Bench) -> Iterator[Fixed]:
         yield Fixed("T05", one.name, one.scale_name, why_not or what, done=why_not is None)
 
 
-def _store(bench: Bench, one: Quantizer, new: Numbers, values: Array) -> str | None:
+def _store(bench: Bench, one: Quantizer, new: QDQParams, values: Array) -> str | None:
     """Write raised scales to the pair of stored floats, or to a DequantizeLinear together with its codes."""
     stem = str(one.data.name)
     if not one.quantizes:
@@ -183,11 +226,11 @@ def _store(bench: Bench, one: Quantizer, new: Numbers, values: Array) -> str | N
     return None
 
 
-def _raised(old: Numbers, stored: Array, *, quantizes: bool) -> tuple[Numbers, Array] | str:
+def _raised(old: QDQParams, stored: Array, *, quantizes: bool) -> tuple[QDQParams, Array] | str:
     """Compute parameters with scales that float16 can represent, and codes of the same values (floats are kept)."""
     scale = old.scale.astype(np.float64)
     if not np.isfinite(scale).all() or (scale > float(np.finfo(np.float16).max)).any() or (scale < 0).any():
-        return "a scale that is negative, infinite or no number stands for nothing that could be kept"
+        return "a scale that is negative, infinite or NaN represents no value that could be kept"
     floor = np.where(scale == 0, UNUSED_SCALE, MIN_SCALE_FP16)
     with np.errstate(over="ignore"):
         lost = scale.astype(np.float16) == 0
@@ -204,3 +247,58 @@ def _raised(old: Numbers, stored: Array, *, quantizes: bool) -> tuple[Numbers, A
     kept = np.broadcast_to(ratio, stored.shape) == 1
     values = np.where(kept, stored.astype(np.int64), np.clip(np.rint(steps) + zero, low, high))
     return new, np.asarray(values.astype(np.int64).astype(stored.dtype))
+
+
+# --- onnxruntime ------------------------------------------------------------------------------------------------------
+
+
+def biases(bench: Bench) -> Iterator[Fixed]:
+    """O05, O06: Round int32 biases to the scale x_scale * w_scale."""
+    named = {name for check in (ort_numbers.gemm_bias, ort_numbers.conv_bias) for name, _, _ in check(bench.view)}
+    for linear in ort_read.weighted(bench.view):
+        node, bias = linear.node, linear.bias
+        if str(node.name) not in named or bias is None:
+            continue
+        rule = "O05" if node.op == "Gemm" else "O06"
+        tensor = str(node.inputs[2].name)
+        made = _on_product(bench, linear, bias)
+        if isinstance(made, str):
+            yield Fixed(rule, str(node.name), tensor, made, done=False)
+            continue
+        values, new = made
+        back = bias.node if len(bench.view.readers(bias.output)) == 1 else None
+        if back is None:
+            yield Fixed(rule, str(node.name), tensor, "other ops read the same dequantized bias", done=False)
+            continue
+        bench.set_numbers(back, new, str(bias.data.name))
+        edit.replace_input(back, 0, bench.constant(f"{bias.data.name}_rescaled", values))
+        back.attrs.update({"axis": 0} if new.scale.ndim else {})
+        yield Fixed(rule, str(node.name), tensor, "the bias rounded to the scale x_scale * w_scale")
+
+
+def _on_product(bench: Bench, linear: Weighted, bias: Quantizer) -> tuple[Array, QDQParams] | str:
+    """Compute codes and parameters of a bias at the product of the other two scales, or return a reason against it."""
+    x, w = linear.x, linear.w
+    stored, old = query.constant(bias.data), bench.numbers(bias)
+    if stored is None or old is None or x is None or w is None or x.scale is None or w.scale is None:
+        return "its codes or the scales are computed"
+    if x.scale.size != 1 or w.scale.ndim > 1:
+        return "the scales of activation or weight are neither per tensor nor per channel"
+    product = x.scale.astype(np.float64).reshape(()) * w.scale.astype(np.float64)
+    product = product.reshape(()) if product.size == 1 else product.reshape(-1)
+    floats = old.dequantized(stored)
+    if floats is None or (product.ndim and product.size != stored.size):
+        return "its scales do not fit it"
+    codes = np.rint(floats.astype(np.float64) / product)
+    ends = np.iinfo(np.int32)
+    if not np.isfinite(codes).all() or (np.abs(codes) >= ends.max).any():
+        return "on that scale it does not fit int32: raise the weight's scale for that channel"
+    scale = np.asarray(product.astype(old.scale.dtype))
+    return codes.astype(np.int32), QDQParams(scale, np.zeros(scale.shape, np.int32), 0)
+
+
+def report_rescaling(bench: Bench) -> Iterator[Fixed]:
+    """O25: Report only."""
+    for name, tensor, _ in ort_kernels.rescale(bench.view):
+        why = "the halves of the pair have other numbers: calibrate again to determine which are right"
+        yield Fixed("O25", name, tensor, why, done=False)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbonnx import graph as graphs
-from sbonnx.backends.onnxruntime.alignment import align
+from sbonnx.backends.onnxruntime.convolutions import align
 from sbonnx.backends.onnxruntime.stems import widen_stems
 from sbonnx.spec import Array
 from tests.support.models import model, run

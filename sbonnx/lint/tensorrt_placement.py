@@ -1,24 +1,35 @@
-"""TensorRT's rules for the placement of pairs around fusions: P01 to P10."""
+"""TensorRT's rules for the placement of pairs: around fusions (P01 to P10), and on ops better in float (P11 to P15)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Final
 
-from sbonnx.graph import Node, Tensor
-from sbonnx.lint.tensorrt_codes import Site
+import numpy as np
+
+from sbonnx.backends.tensorrt.backend import FEW, slow_linear, unfit
+from sbonnx.graph import Node, Tensor, query
+from sbonnx.linear.layer import channel_axes
+from sbonnx.lint.tensorrt_parameters import Site
 from sbonnx.lint.view import COMMUTES, Quantizer, View
 from sbonnx.ops import (
     ADDS,
     CONCATS,
     CONVOLUTIONS,
+    ELEMENTWISE,
     EPILOGUES,
+    HALF_LOSES,
     LINEAR,
     MULTIPLIES,
+    PICKS_MAX,
     POOLS,
     QDQ,
+    RECTIFIERS,
     RESIZES,
+    SOFTMAX,
+    STANDARD_DOMAINS,
 )
+from sbonnx.spec import FP8, QuantSpec
 
 TAKES_INT8: Final = frozenset(LINEAR) | ADDS | MULTIPLIES | POOLS | RESIZES | CONCATS
 """Ops that benefit from an int8 input."""
@@ -82,13 +93,10 @@ def splits_fusion(view: View) -> Iterator[Site]:
             continue
         for back in view.dequantizers_of(one):
             for node, index in view.readers(back.output):
-                if (index == 0 and node.op in EPILOGUES) or _adds_constant(view, node):
+                adds = node.op in ADDS and any(view.is_constant(tensor) for tensor in node.inputs)
+                if (index == 0 and node.op in EPILOGUES) or adds:
                     why = f"Q/DQ between {source.op} '{source.name}' and {node.op} '{node.name}', which would fuse"
                     yield one.name, one.data.name, why
-
-
-def _adds_constant(view: View, node: Node) -> bool:
-    return node.op in ADDS and any(view.is_constant(tensor) for tensor in node.inputs)
 
 
 def needless_outputs(view: View) -> Iterator[Site]:
@@ -150,13 +158,13 @@ def _residual_fault(backs: list[Quantizer | None], convs: list[str]) -> str | No
     behind = [back is not None for back in backs]
     if all(behind):
         conv = next(filter(None, convs))
-        return f"both branches stand behind Q/DQ: the Add no longer fuses with Conv '{conv}'"
+        return f"both branches have Q/DQ: the Add no longer fuses with Conv '{conv}'"
     if not any(behind):
         conv = next(filter(None, convs))
         return f"the skip branch is float: Conv '{conv}' fused with the Add returns float"
     at = behind.index(True)
     if convs[at] and not convs[1 - at]:
-        return f"the branch of Conv '{convs[at]}' stands behind Q/DQ, and the skip branch is float"
+        return f"the branch of Conv '{convs[at]}' has Q/DQ, and the skip branch is float"
     return None
 
 
@@ -225,7 +233,151 @@ def quantized_interface(view: View) -> Iterator[Site]:
     leaving = {id(tensor) for tensor in view.graph.outputs}
     for one in view.quantizers:
         if id(one.output) in leaving:
-            what = "codes" if one.quantizes else "behind Q/DQ"
+            what = "codes" if one.quantizes else "quantized"
             yield one.name, one.output.name, f"the output '{one.output.name}' of the graph is {what}"
         if not one.quantizes and id(one.data) in inputs:
             yield one.name, one.data.name, f"the input '{one.data.name}' of the graph holds codes"
+
+
+PLAIN: Final = frozenset(LINEAR) | POOLS | PICKS_MAX | ADDS | ELEMENTWISE | RECTIFIERS | CONCATS
+"""Ops that a DLA runs in int8."""
+
+LONGEST_INT8: Final = 512
+"""Longest sequence for which int8 attention fuses."""
+
+WHOLE_VECTOR: Final = 32
+"""Channels that an int8 kernel reads at once."""
+
+FP8_HEAD: Final = range(9, 257)
+"""Head sizes for which fp8 attention fuses."""
+
+
+def high_precision(view: View) -> Iterator[Site]:
+    """P11: Find pairs before softmax and norms, at masks, and on only one input of attention's products."""
+    for node in view.nodes:
+        if node.op in HALF_LOSES and (one := view.dequantizer(node.inputs[0])) is not None:
+            yield node.name, node.inputs[0].name, f"{node.op} reads what '{one.name}' returns: it wants high precision"
+        elif node.op in ADDS and any(reader.op in SOFTMAX for reader, _ in view.readers(node.outputs[0])):
+            masked = [tensor for tensor in node.inputs if view.dequantizer(tensor) is not None]
+            if masked:
+                yield node.name, masked[0].name, "the Add of a mask before Softmax reads Q/DQ"
+        elif node.op == "MatMul" and not any(view.is_constant(tensor) for tensor in node.inputs):
+            why = _product(view, node)
+            if why:
+                yield node.name, node.outputs[0].name, why
+
+
+def _product(view: View, node: Node) -> str | None:
+    """Return the fault of the pairs before a product of two computed tensors, or None."""
+    sides = [view.dequantizer(tensor) for tensor in node.inputs]
+    if not any(sides):
+        return None
+    if None in sides:
+        return "only one factor of a product of activations has Q/DQ: quantize both or none"
+    first, shape = query.shape(node.inputs[0]), query.shape(node.outputs[0])
+    if not first or not shape or not _is_scores(view, node):
+        return None
+    length, head = shape[-1], first[-1]
+    codes = {side.codes for side in sides if side is not None}
+    if codes == {"int8"} and isinstance(length, int) and length > LONGEST_INT8:
+        return f"int8 attention over {length} positions; TensorRT fuses up to {LONGEST_INT8}"
+    if codes == {FP8} and isinstance(head, int) and head not in FP8_HEAD:
+        return f"fp8 attention with heads of {head}; TensorRT fuses {FP8_HEAD.start} to {FP8_HEAD.stop - 1}"
+    return None
+
+
+def _is_scores(view: View, node: Node) -> bool:
+    """Return whether the output of a product goes to a Softmax, through scaling and a mask."""
+    tensor: Tensor = node.outputs[0]
+    for _ in range(4):
+        readers = view.readers(tensor)
+        if any(reader.op in SOFTMAX for reader, _ in readers):
+            return True
+        if len(readers) != 1 or readers[0][0].op not in ADDS | ELEMENTWISE:
+            return False
+        tensor = readers[0][0].outputs[0]
+    return False
+
+
+def tiny(view: View) -> Iterator[Site]:
+    """P12: Find quantized weighted ops that are too small or have too many groups for integer kernels."""
+    for node in view.weighted:
+        linear = LINEAR[node.op]
+        one = view.dequantizer(node.inputs[linear.weight])
+        if one is None or view.dequantizer(node.inputs[1 - linear.weight]) is None:
+            continue
+        if node.op in CONVOLUTIONS:
+            shape = query.shape(node.inputs[1])
+            if shape is None or len(shape) < 3 or any(not isinstance(dim, int) for dim in shape):
+                continue
+            why = (unfit(node, QuantSpec(kind="fp8")) if one.codes == FP8 else None) or slow_linear(node)
+        else:
+            why = _tiny_product(node)
+        if why:
+            yield node.name, node.outputs[0].name, why
+
+
+def padded_channels(view: View) -> Iterator[Site]:
+    """P12-full: Report once the int8 convolutions whose channels are not multiples of 32, to which kernels pad."""
+    named = {name for name, _, _ in tiny(view)}
+    total, odd = 0, []
+    for node in view.weighted:
+        if node.op not in CONVOLUTIONS or node.name in named:
+            continue
+        pairs = [view.dequantizer(tensor) for tensor in node.inputs[:2]]
+        if any(one is None or one.codes != "int8" for one in pairs):
+            continue
+        total += 1
+        shape = query.shape(node.inputs[1])
+        sizes = [dim for dim in (shape or ())[:2] if isinstance(dim, int)]
+        if node.attrs.get("group", 1) == 1 and any(size % WHOLE_VECTOR for size in sizes):
+            odd.append((node, sizes))
+    if odd:
+        (node, sizes), several = odd[0], f"{len(odd)} of {total} int8 convolutions"
+        why = f"{several} have channels that are not multiples of {WHOLE_VECTOR}, first {' and '.join(map(str, sizes))}"
+        yield node.name, node.outputs[0].name, why
+
+
+def _tiny_product(node: Node) -> str | None:
+    data, weight, out = (query.shape(tensor) for tensor in (node.inputs[0], node.inputs[1], node.outputs[0]))
+    if weight is None or len(weight) < 2:
+        return None
+    columns, depth = (weight[axis or 0] for axis in channel_axes(node.op, node.attrs, len(weight)))
+    shape, rows = out if out is not None else data, None  # None: a dimension is dynamic
+    if shape is not None and all(isinstance(dim, int) for dim in shape[:-1]):
+        rows = int(np.prod([dim for dim in shape[:-1] if isinstance(dim, int)], dtype=np.int64))
+    if rows == 1 or columns == 1:
+        return f"a product of a matrix with one vector ({rows or '?'} x {depth} x {columns})"
+    for name, size in (("columns", columns), ("rows", depth)):
+        if isinstance(size, int) and size < FEW:
+            return f"a weight of {size} {name}; fewer than {FEW} do not fill an integer kernel"
+    return None
+
+
+def foreign_ops(view: View) -> Iterator[Site]:
+    """P14: Find pairs around ops of other domains."""
+    for node in view.nodes:
+        if (node.domain or "") in STANDARD_DOMAINS or node.op in QDQ or node.op.startswith("TRT_"):
+            continue
+        tensors = [tensor for tensor in node.inputs if view.dequantizer(tensor) is not None]
+        tensors += [tensor for tensor in node.outputs if next(view.quantized_readers(tensor), None) is not None]
+        if tensors:
+            yield node.name, tensors[0].name, f"Q/DQ at {node.op} of the domain '{node.domain}'"
+
+
+def not_for_dla(view: View) -> Iterator[Site]:
+    """P15: Report how much of a quantized model would stay float, which a DLA does not run."""
+    if not view.quantizers:
+        return
+    total, plain = 0, []
+    for node in view.nodes:
+        if node.op not in PLAIN:
+            continue
+        kinds = [(tensor, query.dtype(tensor)) for tensor in node.inputs if not view.is_constant(tensor)]
+        computed = [tensor for tensor, kind in kinds if kind is None or "float" in str(kind)]
+        total += bool(computed)
+        if any(view.dequantizer(tensor) is None for tensor in computed):
+            plain.append(node)
+    if plain:
+        why = f"{len(plain)} of {total} ops read float tensors; a DLA in int8 needs Q/DQ on all of them"
+        yield plain[0].name, plain[0].inputs[0].name, why

@@ -83,7 +83,8 @@ def _rounded_bias(node: Node) -> Array | None:
         return None
     linear = LINEAR[node.op]
     data, weight = (query.producer(node.inputs[index]) for index in (0, linear.weight))
-    if data is None or data.op not in DEQUANTIZE or not _one_scale(data):
+    scale = query.constant(data.inputs[1]) if data is not None and data.op in DEQUANTIZE else None
+    if data is None or scale is None or scale.size != 1:
         return None
     values = query.constant(node.inputs[linear.weight])
     half = query.dtype(node.inputs[0]) == np.float16
@@ -98,11 +99,6 @@ def _rounded_bias(node: Node) -> Array | None:
         return None
     layer = LinearLayer.of(node)
     return None if isinstance(layer, str) else np.zeros(layer.out_channels, np.float32)
-
-
-def _one_scale(node: Node) -> bool:
-    scale = query.constant(node.inputs[1])
-    return scale is not None and scale.size == 1
 
 
 def _in_bytes(node: Node | None) -> bool:

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from sbonnx import graph as graphs
 from sbonnx import qdq
-from sbonnx.qdq.layouts import CONCAT, CONTRIBUTED, LAYOUTS, UNKNOWN
+from sbonnx.qdq.integer_products import CONCAT, CONTRIBUTED, OPERATORS, UNKNOWN
 from sbonnx.spec import Array
 from tests.support.models import residual, run
 
@@ -39,7 +39,7 @@ class Single:
     def __init__(self, op: str, weight: str = "uint8", per_channel: bool = False, **attributes: Any) -> None:
         self.rng = np.random.default_rng(0)
         self.stored: list[onnx.TensorProto] = []
-        self.layout = LAYOUTS[op]
+        self.layout = OPERATORS[op]
         inputs = [""] * (self.layout.out + 2)
         for number, (codes, scale, zero) in enumerate(self.layout.data):
             second = number == 1 and op in SHAPES
@@ -80,7 +80,7 @@ class Single:
         return {"x": self.codes(tuple(dim.dim_value for dim in x.type.tensor_type.shape.dim), "uint8")}
 
 
-FORMS = [(op, "uint8") for op in LAYOUTS] + [(op, "int8") for op in SHAPES]
+FORMS = [(op, "uint8") for op in OPERATORS] + [(op, "int8") for op in SHAPES]
 FORMS += [("QLinearConv", "per channel"), ("QGemm", "per channel")]
 
 
@@ -92,7 +92,7 @@ def test_every_layout_computes_what_onnxruntimes_kernel_does(op: str, form: str)
     graph = graphs.load(single.model, opset=1)
     fired, refusals = qdq.unfold(graph)
     assert ([one.node for one in fired], refusals) == (["node"], ())
-    assert LAYOUTS[op].op in {node.op for node in graph.nodes}
+    assert OPERATORS[op].op in {node.op for node in graph.nodes}
     assert not [node for node in graph.nodes if qdq.is_integer_op(node)]
     reference, made = run(single.model, feed)["y"], run(graphs.to_proto(graph), feed)["y"]
     assert np.abs(reference.astype(int) - made.astype(int)).max() <= 1
@@ -115,7 +115,7 @@ def test_the_float_operator_keeps_the_name_and_the_shape() -> None:
     ],
 )
 def test_what_cannot_be_written_says_why(op: str, attributes: dict[str, Any], why: str) -> None:
-    if op in LAYOUTS:
+    if op in OPERATORS:
         model = Single(op, **attributes).model
     else:
         assert op in UNKNOWN

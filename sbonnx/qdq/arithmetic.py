@@ -17,7 +17,7 @@ DEFAULT_AXIS: Final = 1
 
 
 @dataclass(frozen=True)
-class Numbers:
+class QDQParams:
     """Constant parameters of one Q or DQ node.
 
     Attributes:
@@ -95,7 +95,7 @@ def limits(kind: Any) -> tuple[int, int]:
     return (0, (1 << bits) - 1) if name.startswith("u") else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
 
 
-def numbers(node: Node) -> Numbers | None:
+def numbers(node: Node) -> QDQParams | None:
     """Return the parameters of a Q or DQ node, or None if they are not all constants."""
     scale = query.constant(node.inputs[1])
     has_zero = len(node.inputs) > 2 and not node.inputs[2].is_empty()
@@ -103,18 +103,14 @@ def numbers(node: Node) -> Numbers | None:
     if scale is None or (has_zero and zero is None):
         return None
     if zero is None:
-        zero = np.zeros(scale.shape, _kind(node))
+        kind: Any = None
+        if node.op in DEQUANTIZE:
+            kind = query.dtype(node.inputs[0])
+        elif named := int(node.attrs.get("output_dtype", 0)):
+            kind = onnx.helper.tensor_dtype_to_np_dtype(named)
+        zero = np.zeros(scale.shape, np.uint8 if kind is None else kind)
     axis = int(node.attrs.get("axis", DEFAULT_AXIS))
-    return Numbers(scale, zero, axis, int(node.attrs.get("block_size", 0)))
-
-
-def _kind(node: Node) -> Any:
-    """Return the quantized type of a node without a zero point."""
-    if node.op in DEQUANTIZE:
-        kind = query.dtype(node.inputs[0])
-        return np.uint8 if kind is None else kind
-    named = int(node.attrs.get("output_dtype", 0))
-    return onnx.helper.tensor_dtype_to_np_dtype(named) if named else np.uint8
+    return QDQParams(scale, zero, axis, int(node.attrs.get("block_size", 0)))
 
 
 def dequantized(node: Node, codes: Array) -> Array | None:
