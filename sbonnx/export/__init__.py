@@ -2,7 +2,25 @@
 
 from __future__ import annotations
 
-from sbonnx.export.finish import finish
-from sbonnx.export.read import Converted
+from sbonnx.backends import BACKENDS
+from sbonnx.export import dynamic, nbits, packed, qoperator
+from sbonnx.export.conversion import Converted
+from sbonnx.graph import Graph
+from sbonnx.recipe import Recipe
+
+
+def finish(graph: Graph, recipe: Recipe) -> Converted | None:
+    """Convert Q/DQ to the operators of the recipe's mode and format. In place; return None if Q/DQ stay."""
+    backend, converted = BACKENDS[recipe.backend], None
+    if recipe.mode == "dynamic":
+        converted = dynamic.convert(graph)
+    elif recipe.mode == "weight_only" and backend.block_products:
+        converted = nbits.convert(graph, accuracy_level=recipe.accuracy_level)
+    elif recipe.format == "qoperator":
+        converted = qoperator.convert(graph)
+    if backend.packs_weights and recipe.weights == "codes":
+        packed.pack(graph)
+    return converted
+
 
 __all__ = ["Converted", "finish"]

@@ -8,8 +8,7 @@ from typing import Final
 import numpy as np
 from onnx import TensorProto
 
-from sbonnx.export.products import Product, product
-from sbonnx.export.read import Converted, is_weight
+from sbonnx.export.conversion import Converted, Product, is_weight, product
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
 from sbonnx.report import Refusal
 
@@ -27,7 +26,7 @@ def convert(graph: Graph) -> Converted:
 
     Source: ONNX DynamicQuantizeLinear, MatMulInteger.
     """
-    writer = _Writer(graph)
+    writer = _DynamicWriter(graph)
     refusals: list[Refusal] = []
     for scope, body in list(query.scopes(graph)):
         for node in list(body.nodes):
@@ -51,7 +50,7 @@ def _obstacle(found: Product) -> str | None:
     if is_weight(found.data):
         return "both its inputs are constants"
     if codes.block is not None:
-        return "MatMulInteger takes a scale a column, not blocks"
+        return "MatMulInteger takes one scale per column, not blocks"
     if codes.axis == found.sum_axis:
         return "the scales of its weight run along the summed axis"
     if codes.zero.dtype not in (np.dtype(np.int8), np.dtype(np.uint8)):
@@ -59,7 +58,7 @@ def _obstacle(found: Product) -> str | None:
     return None
 
 
-class _Writer:
+class _DynamicWriter:
     """State of one conversion, with a cache of the quantized form of each tensor."""
 
     def __init__(self, graph: Graph) -> None:

@@ -8,8 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from sbonnx.backends.onnxruntime import backend as ort
-from sbonnx.export.products import Product, product
-from sbonnx.export.read import Codes, Converted, dequantized
+from sbonnx.export.conversion import CONTRIB, Codes, Converted, Product, dequantized, product
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
 from sbonnx.ops import EMBEDDING
 from sbonnx.plan import BITS
@@ -17,9 +16,6 @@ from sbonnx.report import Refusal
 from sbonnx.spec import Array
 
 STEP: Final = "keep weights in blocks"
-
-DOMAIN: Final = "com.microsoft"
-"""Domain of onnxruntime's own operators."""
 
 MIN_BLOCK: Final = 16
 """Smallest block size of onnxruntime's kernels; block sizes are powers of two."""
@@ -171,7 +167,7 @@ def _write_product(found: Product, body: Body, names: edit.Names, accuracy_level
     product_of = output if found.addend is None else Variable(names.fresh(f"{node.name}_product"), kind, output.shape)
     stem = f"{node.name}_MatMulNBits"
     made = edit.add_node(body, "MatMulNBits", inputs, names=names, stem=stem, attrs=attrs, outputs=[product_of])
-    made.domain = DOMAIN
+    made.domain = CONTRIB
     if found.addend is not None:
         terms = [product_of, found.addend]
         edit.add_node(body, "Add", terms, names=names, stem=f"{node.name}_Add", outputs=[output])
@@ -208,4 +204,4 @@ def _write_table(node: Node, codes: Codes, body: Body, names: edit.Names, bits: 
     edit.replace_output(node, 0, Variable(names.fresh(f"{node.name}_dequantized"), output.dtype))
     stem = f"{node.name}_GatherBlockQuantized"
     made = edit.add_node(body, "GatherBlockQuantized", inputs, names=names, stem=stem, attrs=attrs, outputs=[output])
-    made.domain = DOMAIN
+    made.domain = CONTRIB

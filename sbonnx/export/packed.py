@@ -1,6 +1,6 @@
 """Compact storage of low-bit weights: int4 (int2 if the opset has it) followed by a Cast to 8 bits.
 
-Codes whose zero point per channel was subtracted (`sbonnx.backends.onnxruntime.zero_points`) span as few values, but
+Codes whose zero point per channel was subtracted (`sbonnx.backends.onnxruntime.rewrites`) span as few values, but
 around a different centre in each channel. This centre is subtracted before packing and restored by a Sub after the
 Cast.
 
@@ -48,7 +48,10 @@ def pack(graph: Graph) -> int:
                 stored = node.inputs[index]
                 key = (id(body), id(stored))
                 if key not in casts:
-                    found = _narrow(np.asarray(query.constant(stored)), _channels(node), graph.opset)
+                    axis = 0 if node.op in INTEGER_CONVOLUTIONS else -1  # with one zero point per channel
+                    if node.op in DEQUANTIZE:
+                        axis = int(node.attrs.get("axis", 1))
+                    found = _narrow(np.asarray(query.constant(stored)), axis, graph.opset)
                     if found is None:
                         continue
                     casts[key] = _wide(body, stored, found, names)
@@ -71,7 +74,7 @@ def _codes_of(node: Node) -> Iterator[int]:
 
 
 @dataclass(frozen=True)
-class Narrow:
+class PackedCodes:
     """Codes packed in few bits.
 
     Attributes:
@@ -83,24 +86,17 @@ class Narrow:
     middles: Array | None = None
 
 
-def _channels(node: Node) -> int:
-    """Return the axis along which a weight has one zero point per channel."""
-    if node.op in DEQUANTIZE:
-        return int(node.attrs.get("axis", 1))
-    return 0 if node.op in INTEGER_CONVOLUTIONS else -1
-
-
-def _narrow(codes: Array, axis: int, opset: int) -> Narrow | None:
+def _narrow(codes: Array, axis: int, opset: int) -> PackedCodes | None:
     """Return `codes` in the narrowest type of the opset that holds them, if needed after centring each channel."""
     kind = _narrowest(codes, opset)
     if kind is not None:
-        return Narrow(codes.astype(kind))
+        return PackedCodes(codes.astype(kind))
     others = tuple(at for at in range(codes.ndim) if at != axis % codes.ndim)
     low, high = (end(codes, axis=others, keepdims=True).astype(np.int32) for end in (np.min, np.max))
     middles = -((low + high + 1) // 2) if codes.dtype == np.int8 else -low
     moved = (codes + middles).astype(codes.dtype)
     kind = _narrowest(moved, opset)
-    return None if kind is None else Narrow(moved.astype(kind), middles)
+    return None if kind is None else PackedCodes(moved.astype(kind), middles)
 
 
 def _narrowest(codes: Array, opset: int) -> Any:
@@ -113,7 +109,7 @@ def _narrowest(codes: Array, opset: int) -> Any:
     return None
 
 
-def _wide(body: Body, stored: Tensor, narrow: Narrow, names: edit.Names) -> Tensor:
+def _wide(body: Body, stored: Tensor, narrow: PackedCodes, names: edit.Names) -> Tensor:
     """Add a Cast of packed codes to 8 bits, and return its output."""
     packed = edit.add_constant(body, f"{stored.name}_packed", narrow.codes, names)
     kind = query.dtype(stored)

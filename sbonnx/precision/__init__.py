@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sbonnx.precision.convert import OPSET, Converted, convert
-from sbonnx.precision.emulate import emulated
+from sbonnx.precision.convert import OPSET, PrecisionResult, convert, emulated
 
-__all__ = ["OPSET", "Converted", "convert", "emulated"]
+__all__ = ["OPSET", "PrecisionResult", "convert", "emulated"]

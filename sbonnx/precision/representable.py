@@ -1,20 +1,148 @@
-"""Finds tensors that a narrower float type cannot represent, by the values seen in calibration."""
+"""Limits of a narrower float type: inputs and outputs that follow it, constants that fit, and observed value ranges."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
 
 import numpy as np
+import onnx
 
 from sbonnx.graph import Node, Tensor, query
-from sbonnx.ops import DEQUANTIZE, QUANTIZE, READS_RELATIVE, SUMS, SUMS_SQUARES
+from sbonnx.graph.storage.weights import onnx_dtype
+from sbonnx.ops import CONTROL_FLOW, DEQUANTIZE, QUANTIZE, READS_RELATIVE, STANDARD_DOMAINS, SUMS, SUMS_SQUARES
 from sbonnx.plan import BITS
 from sbonnx.plan.magnitudes import FloatKind, Magnitudes
-from sbonnx.precision.constants import finite_peak, lowest_db, misfit
-from sbonnx.precision.slots import is_float32
+from sbonnx.qdq.arithmetic import numbers
 from sbonnx.spec import Array
+
+FLOAT32 = np.dtype(np.float32)
+
+
+def is_float32(tensor: Tensor) -> bool:
+    """Return whether a tensor is float32, the type that is converted."""
+    return bool(tensor.name) and query.dtype(tensor) == FLOAT32
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Positions of the float32 inputs and outputs of a node that are converted with it; others keep their type."""
+
+    inputs: frozenset[int] = frozenset()
+    outputs: frozenset[int] = frozenset()
+
+    @property
+    def indifferent(self) -> bool:
+        """Whether the node reads one float tensor in either type and has no float output: Shape, ArgMax, IsNaN."""
+        return not self.outputs and len(self.inputs) == 1
+
+
+@cache
+def _schema(op: str, opset: int) -> Any:
+    return onnx.defs.get_schema(op, opset, "") if onnx.defs.has(op, "") else None
+
+
+def slots_of(node: Node, opset: int, kind: FloatKind) -> Slots | str:
+    """Return the slots of a node, or the reason why it stays float32.
+
+    A type parameter of the schema ties inputs and outputs together; each that has a float32 tensor must allow the
+    narrower type. Formal parameters of the fixed type tensor(float) (the scales of Resize) stay float32. An output type
+    that is tied to no input is set by an attribute: supported for Cast and ConstantOfShape only.
+    """
+    if node.op in CONTROL_FLOW:
+        return Slots()
+    if (node.domain or "") not in STANDARD_DOMAINS:
+        return f"{node.domain}.{node.op} is not an ONNX operator: its types are unknown"
+    schema = _schema(node.op, opset)
+    allowed = {one.type_param_str: one.allowed_type_strs for one in schema.type_constraints}
+    by_attribute = node.op == "Cast" or (node.op == "ConstantOfShape" and "value" in node.attrs)
+    wanted = f"tensor({onnx.TensorProto.DataType.Name(onnx_dtype(kind.dtype)).lower()})"
+    found: list[set[int]] = [set(), set()]
+    bound: set[str] = set()
+    for side, tensors, formals in ((0, node.inputs, schema.inputs), (1, node.outputs, schema.outputs)):
+        for index, tensor in enumerate(tensors):
+            if not tensor.name:
+                continue
+            formal = formals[min(index, len(formals) - 1)]
+            parameter = formal.type_str
+            if parameter in allowed and query.dtype(tensor) is None:
+                return f"the type of '{tensor.name}' is not known"
+            if not is_float32(tensor) or parameter not in allowed:
+                continue
+            if wanted not in allowed[parameter]:
+                return f"{node.op} has no {kind.name} in opset {opset}"
+            if side == 0:
+                bound.add(parameter)
+            elif parameter not in bound and not by_attribute:
+                return f"the type of what {node.op} gives is an attribute of it"
+            found[side].add(index)
+    return Slots(frozenset(found[0]), frozenset(found[1]))
+
+
+SPARE_DB: Final = 16.0
+"""Tolerated excess of rounding noise over that of normal numbers, in dB, before a tensor stays float32.
+
+The limit is 50 dB in float16, where most of the signal is carried by values under 5e-6. 8-bit quantization gives 30 to
+45 dB.
+"""
+
+CHUNK: Final = 1 << 20
+"""Number of values processed at a time."""
+
+
+def lowest_db(kind: FloatKind) -> float:
+    """Return the signal-to-noise ratio of rounding, in dB, below which a tensor stays float32."""
+    return kind.worst_db - SPARE_DB
+
+
+def _chunks(values: Array) -> Iterator[Array]:
+    flat = values.reshape(-1)
+    for start in range(0, flat.size, CHUNK):
+        yield flat[start : start + CHUNK]
+
+
+def narrowed(values: Array, kind: FloatKind) -> Array:
+    """Return `values`, float32, in the narrower type. Infinities and NaN are preserved."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(values.astype(kind.dtype))
+
+
+def finite_peak(values: Array) -> float:
+    """Return the largest finite magnitude, 0 if there is none."""
+    peaks = [np.max(np.abs(part), where=np.isfinite(part), initial=0.0) for part in _chunks(values)]
+    return float(max(peaks, default=0.0))
+
+
+def rounding_db(values: Array, kind: FloatKind) -> float:
+    """Return the signal-to-noise ratio of finite values rounded to `kind`, in dB; inf if rounding is exact."""
+    signal = noise = 0.0
+    for part in _chunks(values):
+        wide = part[np.isfinite(part)].astype(np.float64)
+        near = narrowed(wide.astype(np.float32), kind).astype(np.float64)
+        signal += float((wide**2).sum())
+        noise += float(((wide - near)[np.isfinite(near)] ** 2).sum())
+    return 10 * math.log10(signal / noise) if signal > 0 and noise > 0 else math.inf
+
+
+def misfit(values: Array, kind: FloatKind) -> str | None:
+    """Return why a float32 constant cannot be converted to the narrower type, or None."""
+    peak = finite_peak(values)
+    if peak > kind.largest:
+        return f"holds {peak:.3g}, past {kind.largest:.6g}, the largest {kind.name}"
+    left = rounding_db(values, kind)
+    if left < lowest_db(kind):
+        return f"holds values so small that {kind.name} keeps {max(left, 0.0):.0f} dB of them"
+    return None
+
+
+def exactly(values: Array, kind: FloatKind) -> bool:
+    """Return whether all values, float32, are normal numbers of the narrower type, as required for scales."""
+    wide = np.asarray(values, np.float32)
+    return bool((np.abs(wide) >= kind.normal).all() and (narrowed(wide, kind).astype(np.float32) == wide).all())
+
 
 MARGIN: Final = 2.0
 """Factor by which values may exceed those seen in calibration."""
@@ -89,15 +217,11 @@ class Ranges:
             return None
         for node, index in query.readers(tensor):
             if node.op in READS_RELATIVE or (node.op == "Div" and index == 1) or (node.op == "Pow" and index == 0):
-                small = f"{found.smallest:.1g}, where {self.kind.name} loses digits"
-                if node.op != "Pow" or self._root(node):
+                power = query.constant(node.inputs[1]) if node.op == "Pow" else None
+                if power is None or (power < 1).any():  # of Pow only roots and reciprocals
+                    small = f"{found.smallest:.1g}, where {self.kind.name} loses digits"
                     return f"'{node.name}' ({node.op}) reads values down to {small}"
         return None
-
-    def _root(self, node: Node) -> bool:
-        """Return whether a Pow takes a root or a reciprocal."""
-        power = query.constant(node.inputs[1])
-        return power is None or bool((power < 1).any())
 
     def inside(self, node: Node) -> str | None:
         """Return why a node would overflow internally although its inputs and outputs fit; or None."""
@@ -144,26 +268,8 @@ def weight_codes(node: Node) -> Array | None:
     values = query.constant(maker.inputs[0]) if maker is not None and maker.op in QUANTIZE else None
     if values is not None:
         return values.astype(np.float32)
-    codes, scale = query.constant(source), query.constant(node.inputs[1])
-    if codes is None or scale is None:
-        return None
-    zero = query.constant(node.inputs[2]) if len(node.inputs) > 2 else None
-    steps = _along(scale.astype(np.float32), node, codes.shape)
-    shift = np.float32(0) if zero is None else _along(zero.astype(np.float32), node, codes.shape)
-    return np.asarray((codes.astype(np.float32) - shift) * steps, np.float32)
-
-
-def _along(numbers: Array, node: Node, shape: tuple[int, ...]) -> Array:
-    """Reshape scales or zero points of a DequantizeLinear so that they broadcast with its input.
-
-    Source: ONNX DequantizeLinear: one number, one per index of `axis`, or one per block of `block_size` indices.
-    """
-    axis, block = int(node.attrs.get("axis", 1)), int(node.attrs.get("block_size", 0))
-    if numbers.size == 1:
-        return numbers.reshape(())
-    if numbers.ndim == 1 and not block:
-        return numbers.reshape([-1 if at == axis % len(shape) else 1 for at in range(len(shape))])
-    return np.take(np.repeat(numbers, block, axis=axis), np.arange(shape[axis]), axis=axis)
+    codes, params = query.constant(source), numbers(node)
+    return None if codes is None or params is None else params.dequantized(codes, np.float32)
 
 
 def code_limit(node: Node) -> float | None:
