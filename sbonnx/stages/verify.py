@@ -14,7 +14,7 @@ from sbonnx import verify as proof
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.recipe import Recipe
 from sbonnx.stages.state import PipelineState
-from sbonnx.verify.ort_options import Judged
+from sbonnx.verify.ort_options import VerifyOptions
 
 OLDEST_OPSET: Final = 7
 """Oldest opset that onnxruntime has kernels for."""
@@ -86,7 +86,7 @@ def _verified(
     """Add the verification results of the file at `path`. `size`: bytes of the file that it stands in for."""
     prepared, report, samples = state.prepared, state.report, state.data
     recipe, device = prepared.recipe, prepared.recipe.device
-    judged = Judged.of(prepared.plan, prepared.backend)
+    judged = VerifyOptions.of(prepared.plan, prepared.backend)
     comparison = proof.check(
         reference,
         path,
@@ -96,9 +96,8 @@ def _verified(
         device=device,
         limit=recipe.verify.feeds,
         latency=recipe.verify.latency,
-        without=judged.without,
         keep_io=recipe.keep_io or prepared.plan.float_type == "fp32",
-        opens=judged.opens,
+        options=judged,
     )
     if size is not None:
         comparison = replace(comparison, bytes_quantized=size)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from sbonnx.verify.comparison import COLLAPSED_DB, Comparison, LevelDifference
-from sbonnx.verify.kernels import FloatOp, Kernels
-from sbonnx.verify.limits import Limits
-from sbonnx.verify.proof import Depth, check, compare
+from sbonnx.verify.comparison import COLLAPSED_DB, Comparison, LevelDifference, Limits
+from sbonnx.verify.file_check import Depth, check, compare
+from sbonnx.verify.kernel_count import FloatOp, Kernels
 from sbonnx.verify.sessions import LEVEL_NAMES, Feeds, file_bytes, session
 
 __all__ = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from sbonnx.backends import Backend
 from sbonnx.plan import Plan
@@ -32,7 +33,7 @@ NO_CHANNELS = (
 
 
 @dataclass(frozen=True)
-class Judged:
+class VerifyOptions:
     """Conditions under which a file is compared with its float model.
 
     Attributes:
@@ -41,21 +42,24 @@ class Judged:
         notes: for the report.
     """
 
-    without: tuple[str, ...]
-    opens: bool
-    notes: tuple[str, ...]
+    without: tuple[str, ...] = ()
+    opens: bool = True
+    notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, plan: Plan, backend: Backend) -> Judged:
+    def of(cls, plan: Plan, backend: Backend) -> VerifyOptions:
         """Choose the transformers that the backend disables, and those that break a type or cannot run it."""
         half = plan.float_type == "fp16"
-        fp8 = backend.name != "virtual" and any(site.spec.is_fp8 for site in plan.sites)
+        fp8 = not backend.clips_fp8 and any(site.spec.is_fp8 for site in plan.sites)
         channels = any(site.role == "activation" and site.spec.axis is not None for site in plan.sites)
         without = list(backend.judged_without)
         if half and any(site.spec.block_size for site in plan.sites):
             without.append(FUSES_BLOCKS)
         if fp8 or channels:
             without.extend(FUSES_PAIRS)
-        said = {NO_FP8: fp8, NO_CHANNELS: channels}
-        notes = tuple(note for note, applies in said.items() if applies)
+        notes = tuple(note for note, applies in ((NO_FP8, fp8), (NO_CHANNELS, channels)) if applies)
         return cls(tuple(dict.fromkeys(without)), opens=not fp8, notes=notes)
+
+
+ALL_TRANSFORMERS: Final = VerifyOptions()
+"""Nothing is disabled."""

@@ -1,22 +1,26 @@
-"""onnxruntime sessions of files, and their compared properties: interface, outputs, size, optimized graph."""
+"""onnxruntime sessions of files: pairs of models, interface, outputs, size, latency measured alternately."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import numpy as np
 import onnx
 
 from sbonnx.calib.engine.runner import providers
-from sbonnx.cpu import cores
+from sbonnx.cpu import CPU, cores
 from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import read_proto
 from sbonnx.input_files import native_source
 from sbonnx.runtime import open_session, reason, session_options
 from sbonnx.spec import Array
+from sbonnx.verify.kernel_count import Kernels, count
 
 Feeds = Mapping[str, Array]
 
@@ -153,3 +157,127 @@ def same_interface(one: tuple[list[Entry], list[Entry]], other: tuple[list[Entry
             if None not in axes and axes[0] != axes[1] and (len(names) != 1 or names[0] in given):
                 return False
     return True
+
+
+WRITTEN: Final = ("extended", "all")
+"""Levels whose optimized graphs are saved, to count kernels in them."""
+
+
+@dataclass
+class Models:
+    """Sessions of two models.
+
+    Attributes:
+        floats, quantized: files (the float one may be a serialized model).
+        device: device to run on.
+        without: onnxruntime graph transformers to disable in the quantized model's sessions.
+        together: the float and the quantized session may be open at the same time; if so, they are kept open.
+        folder: where optimized graphs are written for counting; None: nothing is counted.
+    """
+
+    floats: Path | bytes
+    quantized: Path
+    device: str
+    without: Sequence[str]
+    together: bool
+    folder: Path | None = None
+    _open: dict[str, Any] = field(default_factory=dict)
+    _unwritten: str = ""
+
+    def open_float(self) -> Any:
+        """Return a session of the float model."""
+        if "float" not in self._open or not self.together:
+            return self._kept("float", session(self.floats, device=self.device))
+        return self._open["float"]
+
+    def open_quantized(self, level: str = "all") -> Any:
+        """Return a session of the quantized model at a level, and write its optimized graph if that is needed.
+
+        Raises:
+            ModelError: onnxruntime rejects the model.
+        """
+        if level in self._open:
+            return self._open[level]
+        path = self._place(level) if providers(self.device) == [CPU] else None
+        made = self._written(level, path) if path is not None else None
+        if made is None:
+            made = session(self.quantized, level=level, device=self.device, without=self.without)
+        return self._kept(level, made) if level == "all" else made
+
+    def _kept(self, name: str, made: Any) -> Any:
+        if self.together:
+            self._open[name] = made
+        return made
+
+    def _place(self, level: str) -> Path | None:
+        """Return the path for the optimized graph of a level, or None if it is not needed."""
+        wanted = self.folder is not None and level in WRITTEN and (self.together or level != "all")
+        path = None if self.folder is None else self.folder / f"{level}.onnx"
+        return path if wanted and path is not None and not path.exists() and not self._unwritten else None
+
+    def _written(self, level: str, path: Path) -> Any | None:
+        """Return a session whose optimized graph is written to `path`, or None if that fails."""
+        try:
+            return session(self.quantized, level=level, without=self.without, write=path)
+        except ModelError as error:  # the model itself, or the disk: the caller retries without writing
+            self._unwritten = f"its optimised graph could not be written next to temporary files ({error})"
+            return None
+
+    def kernels(self, model: onnx.ModelProto) -> Kernels:
+        """Count the integer kernels on the CPU.
+
+        Args:
+            model: contents of the quantized file.
+        """
+        found: dict[str, onnx.ModelProto] = {}
+        for level in WRITTEN:
+            path = self._place(level)
+            if path is not None:
+                self._written(level, path)
+            if self.folder is not None and (self.folder / f"{level}.onnx").exists():
+                found[level] = onnx.load(str(self.folder / f"{level}.onnx"), load_external_data=False)
+        if WRITTEN[0] not in found:
+            return Kernels(skipped=self._unwritten or "onnxruntime wrote no optimised graph")
+        return count(model, found[WRITTEN[0]], found.get(WRITTEN[1]))
+
+
+SECONDS: Final = 0.5
+RUNS: Final = (5, 200)
+"""Time limit in seconds and (least, most) runs for a pair of models."""
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Latency of the float and of the quantized model, in milliseconds.
+
+    Attributes:
+        best: shortest run of each.
+        middle: median run of each.
+        runs: number of runs of each.
+    """
+
+    best: tuple[float, float] = (0.0, 0.0)
+    middle: tuple[float, float] = (0.0, 0.0)
+    runs: int = 0
+
+
+def side_by_side(one: Any, other: Any, feeds: Feeds) -> Latency:
+    """Run two models alternately, each first in every other round, so that a busy machine affects both equally.
+
+    Args:
+        one, other: onnxruntime sessions.
+
+    Raises:
+        DataError: a model cannot run on these feeds.
+    """
+    models, taken = (one, other), ([], [])  # type: tuple[Any, Any], tuple[list[float], list[float]]
+    least, most = RUNS
+    begin = time.perf_counter()
+    for turn in range(most):
+        for which in (0, 1) if turn % 2 == 0 else (1, 0):
+            start = time.perf_counter()
+            run(models[which], feeds, 0)
+            taken[which].append(1000 * (time.perf_counter() - start))
+        if turn + 1 >= least and time.perf_counter() - begin > SECONDS:
+            break
+    return Latency((min(taken[0]), min(taken[1])), (median(taken[0]), median(taken[1])), len(taken[0]))

@@ -148,7 +148,7 @@ def test_folder_removed_during_the_run(
     """While the file is written, or while it is verified."""
     import shutil
 
-    for module, name in (("sbonnx.graph.storage.output_files", "_write"), ("sbonnx.verify.proof", "compare")):
+    for module, name in (("sbonnx.graph.storage.output_files", "_write"), ("sbonnx.verify.file_check", "compare")):
         (place / "out").mkdir(exist_ok=True)
         before = state(place)
         whole = getattr(__import__(module, fromlist=[name]), name)

@@ -54,7 +54,7 @@ def test_ops_that_stay_float(place: Path, capfd: pytest.CaptureFixture[str]) -> 
     flags = ["--set", "a_qscheme=per-tensor-symmetric", "--set", "min_integer=1"]
     assert main([*COMMAND, *flags]) == 1
     out, err = capfd.readouterr()
-    assert "VERIFY.MIN_INTEGER asks for 1 (first: 'stem': the Relu behind it stays in float" in err
+    assert "VERIFY.MIN_INTEGER asks for 1 (first: 'stem': the Relu after it stays in float" in err
     assert "integer kernel" in out and "planned ops" in out and "optimisation levels" in out
 
 

@@ -55,7 +55,7 @@ def in_calibration(error: BaseException) -> Fault:
 
 def in_verification(error: BaseException) -> Fault:
     """`error` once the file is written and is being proved."""
-    verify = importlib.import_module("sbonnx.verify.proof")
+    verify = importlib.import_module("sbonnx.verify.file_check")
     return lambda patch, folder: patch.setattr(verify, "compare", raising(error))
 
 

@@ -267,8 +267,8 @@ def test_large_models_are_compared_one_after_the_other(tmp_path: Path, monkeypat
     sbonnx.quantize(residual(), feeds(), output=path, verify=False)
     source = residual().SerializeToString()
     beside = verify.compare(source, path, feeds())
-    monkeypatch.setattr("sbonnx.verify.proof.TOGETHER_BYTES", 0)
-    monkeypatch.setattr("sbonnx.verify.proof.WAITING_BYTES", 0)
+    monkeypatch.setattr("sbonnx.verify.file_check.TOGETHER_BYTES", 0)
+    monkeypatch.setattr("sbonnx.verify.file_check.WAITING_BYTES", 0)
     apart = verify.compare(source, path, feeds())
     assert apart.outputs == beside.outputs
     assert apart.feeds == beside.feeds == 4

@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 from sbonnx import ops
-from sbonnx.verify.kernels import Kernels, count
+from sbonnx.verify.kernel_count import Kernels, count
 from tests.support.models import model
 from tests.verify.qdq import CONV, END, IMAGE, NUMBERS, START, WEIGHT, named, needed, optimised, qdq
 
@@ -43,17 +43,17 @@ FLOAT = {
     "relu": (
         f"{CONV} r = Relu (c) yq = QuantizeLinear (r, s, mid) y = DequantizeLinear (yq, s, mid)",
         "Conv_c",
-        "the Relu behind it stays in float: the zero point 128",
+        "the Relu after it stays in float: the zero point 128",
     ),
     "clip": (
         f"{CONV} r = Clip (c, lo, hi) yq = QuantizeLinear (r, s, low) y = DequantizeLinear (yq, s, low)",
         "Conv_c",
-        "the Clip behind it stays in float",
+        "the Clip after it stays in float",
     ),
     "epilogue": (
         f"{CONV} r = Tanh (c) yq = QuantizeLinear (r, s, mid) y = DequantizeLinear (yq, s, mid)",
         "Conv_c",
-        "Tanh 'Tanh_r' stands between it and the next pair",
+        "Tanh 'Tanh_r' is between it and the next pair",
     ),
     "two readers": (f"{CONV} {END.replace('y =', 'd =')} n = Neg (c) y = Add (d, n)", "Conv_c", "read in float by Neg"),
     "float activation": (
@@ -106,7 +106,7 @@ def test_a_product_joined_with_its_float_bias(tmp_path: Path) -> None:
         model(f"agraph (float[4,8] x) => (float y) {{ {body} }}", **needed(body, {"f": np.ones(8, np.float32)}))
     )
     found = counted(proto, tmp_path)
-    assert reasons(found) == {"MatMul_p": "onnxruntime joins it with the Add behind it to a Gemm, whose bias is float"}
+    assert reasons(found) == {"MatMul_p": "onnxruntime joins it with the Add after it into a Gemm, whose bias is float"}
 
 
 def test_products_need_no_pair_behind_them(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_the_graph_cannot_be_written(output: Path, tmp_path: Path, monkeypatch: 
     def refuses(*arguments: Any, write: Path | None = None, **more: Any) -> Any:
         return original(*arguments, write=None if write is None else tmp_path / "absent" / write.name, **more)
 
-    monkeypatch.setattr("sbonnx.verify.models.session", refuses)
+    monkeypatch.setattr("sbonnx.verify.sessions.session", refuses)
     comparison = verify.compare(residual().SerializeToString(), output, FEEDS, depth=DEEP)
     assert comparison.kernels is not None and "could not be written" in comparison.kernels.skipped
     assert comparison.kernels.share is None
@@ -95,7 +95,7 @@ def test_models_that_do_not_fit_together_are_counted_and_compared_at_all_levels(
 ) -> None:
     source = residual().SerializeToString()
     beside = verify.check(source, output, FEEDS)
-    monkeypatch.setattr("sbonnx.verify.proof.TOGETHER_BYTES", 0)
+    monkeypatch.setattr("sbonnx.verify.file_check.TOGETHER_BYTES", 0)
     apart = verify.check(source, output, FEEDS)
     assert [(one.level, one.off_db) for one in apart.levels] == [(one.level, one.off_db) for one in beside.levels]
     assert apart.kernels is not None and beside.kernels is not None
@@ -139,7 +139,7 @@ def test_the_report_says_what_stayed_float(tmp_path: Path) -> None:
     report = sbonnx.quantize(residual(), FEEDS, output=tmp_path / "q.onnx", a_qscheme="per-tensor-symmetric")
     rows = [one for one in report.refusals if one.what == "integer kernel"]
     assert {"stem", "conv1"} <= {one.where for one in rows}
-    assert all("Conv runs in float: the Relu behind it stays" in one.why for one in rows if one.where == "stem")
+    assert all("Conv runs in float: the Relu after it stays" in one.why for one in rows if one.where == "stem")
     kernels = report.metrics["kernels"]
     assert kernels["in_integers"] < kernels["planned"] and len(kernels["float_weighted"]) >= 2
     other = sbonnx.quantize(residual(), FEEDS, output=tmp_path / "t.onnx", backend="tensorrt")

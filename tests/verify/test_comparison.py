@@ -62,7 +62,7 @@ def test_outputs_that_are_not_there() -> None:
         Limits(min_sqnr_db={"q": 20.0}).check_outputs(["y", "z"])
     Limits(min_sqnr_db={"y": 20.0}, min_cosine=0.9).check_outputs(["y", "z"])
     (problem,) = Limits(min_cosine={"text": 0.9}).problems(MEASURED)
-    assert problem == "output 'text' holds no numbers to compare; VERIFY.MIN_COSINE asks for 0.9"
+    assert problem == "output 'text' is not numeric; VERIFY.MIN_COSINE asks for 0.9"
 
 
 def levels(off: float, all_: float, apart: float) -> Comparison:

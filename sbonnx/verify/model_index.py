@@ -1,7 +1,4 @@
-"""Bodies of a model as stored in the file: producers and readers of each tensor, and tensors that hold codes.
-
-They are read from the protobuf instead of a `Graph`, so that names are those of the runtime and nothing is moved.
-"""
+"""Bodies of a model as stored in the file: producers and readers of each tensor, and tensors that hold codes."""
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
-"""`check` and `compare`: verification of a quantized file against its float model."""
+"""`check` and `compare`: a quantized file against its float model, at every optimization level of onnxruntime."""
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -17,11 +19,122 @@ from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import check_file, read_proto
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.metrics import OutputDifference, OutputDifferences
-from sbonnx.verify import levels as by_level
 from sbonnx.verify.comparison import Comparison, LevelDifference
-from sbonnx.verify.latency import Latency, side_by_side
-from sbonnx.verify.models import Models
-from sbonnx.verify.sessions import Feeds, file_bytes, output_names, run, session
+from sbonnx.verify.ort_options import ALL_TRANSFORMERS, VerifyOptions
+from sbonnx.verify.sessions import (
+    LEVEL_NAMES,
+    Feeds,
+    Latency,
+    Models,
+    file_bytes,
+    interface,
+    output_names,
+    run,
+    same_interface,
+    session,
+    side_by_side,
+)
+
+FEEDS: Final = 4
+"""Maximum number of feeds run at every level."""
+
+SECONDS: Final = 0.05
+"""Time in seconds after which level "off", the slowest, starts no further feed; the others run the same number."""
+
+OFF: Final = LEVEL_NAMES[0]
+FLOAT: Final = "float"
+
+
+class Interface(Exception):
+    """Raised for a level at which the quantized model's inputs or outputs differ from those of the float model."""
+
+
+def differences(
+    models: Models,
+    data: Iterable[Feeds],
+    *,
+    limit: int | None,
+    strict: bool = True,
+    keep_io: bool = True,
+) -> tuple[LevelDifference, ...]:
+    """Compare the outputs at each level with the float model and with level "off".
+
+    Args:
+        data: feeds; the first `FEEDS` are run, or `limit` if that is less.
+        strict: the interface must be that of the float model, at every level.
+        keep_io: with `strict`: the float types of inputs and outputs must also be equal.
+
+    Raises:
+        Interface: an interface differs, with `strict`.
+        ModelError: the quantized model does not load at some level.
+        DataError: a model cannot run on a feed.
+    """
+    most = FEEDS if limit is None else min(FEEDS, limit)
+    rows: list[LevelDifference] = []
+    with TensorStore(WAITING_BYTES) as store:
+        opened = models.open_quantized(OFF)
+        offered = interface(opened, keep_io=keep_io)
+        done = _run(store, OFF, opened, islice(iter(data), most), SECONDS)
+        opened = None  # release a session before the next is opened
+        opened = models.open_float()
+        wanted, names = interface(opened, keep_io=keep_io), output_names(opened)
+        _run(store, FLOAT, opened, islice(iter(data), done))
+        for level in LEVEL_NAMES:
+            if level != OFF:
+                opened = None
+                opened = models.open_quantized(level)
+                offered = interface(opened, keep_io=keep_io)
+                _run(store, level, opened, islice(iter(data), done))
+            if strict and not same_interface(offered, wanted):
+                raise Interface(level)
+            if len(offered[1]) == len(names):
+                rows.extend(_rows(level, names, done, store))
+    return tuple(rows)
+
+
+def _run(store: TensorStore, who: str, model: Any, data: Iterator[Feeds], seconds: float = math.inf) -> int:
+    """Run at least one feed, until the feeds or the time are used up. Store the outputs that are float tensors.
+
+    Other outputs are skipped: a changed index is not a measure of error.
+    """
+    begin, done = time.perf_counter(), 0
+    for feeds in data:
+        for place, output in enumerate(run(model, feeds, done)):
+            if isinstance(output, np.ndarray) and output.dtype.kind == "f":
+                store.put((who, done, place), output)
+        done += 1
+        if time.perf_counter() - begin > seconds:
+            break
+    return done
+
+
+def _rows(level: str, names: list[str], done: int, store: TensorStore) -> Iterator[LevelDifference]:
+    """Compare one level's outputs, if they have the same shape as in float."""
+    found = {}
+    for reference in (FLOAT, OFF):
+        errors = OutputDifferences(names)
+        for index in range(done):
+            errors.add(_kept(store, reference, index, names), _kept(store, level, index, names))
+        found[reference] = {error.name: error for error in errors.result() if error.compared}
+    for name, error in found[FLOAT].items():
+        other = found[OFF].get(name)
+        if other is not None:
+            yield LevelDifference(level, name, _db(error), _db(other), other.max_abs, done)
+    if level != OFF:
+        for index in range(done):
+            for place in range(len(names)):
+                store.drop((level, index, place))
+
+
+def _db(error: OutputDifference) -> float:
+    """Return the signal-to-noise ratio; -inf for values that are not finite."""
+    return -math.inf if error.not_finite else error.sqnr_db
+
+
+def _kept(store: TensorStore, who: str, index: int, names: list[str]) -> list[Any]:
+    keys = [(who, index, place) for place in range(len(names))]
+    return [store.get(key) if key in store else None for key in keys]
+
 
 TOGETHER_BYTES: Final = 1 << 30
 """Total size in bytes above which models are opened one after the other, without a latency measurement."""
@@ -82,14 +195,20 @@ def compare(
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder()) if depth.kernels else None
         models = Models(float_model, quantized, device, without, together, folder)
-        rows = _levels(models, data or (), limit, depth) if depth.levels else ()
+        rows: tuple[LevelDifference, ...] = ()
+        if depth.levels:
+            try:
+                rows = differences(models, data or (), limit=limit, strict=depth.strict, keep_io=depth.keep_io)
+            except Interface as error:
+                text = f"inputs or outputs of {models.quantized} are not those of the float model"
+                raise ModelError(f"{text} (at optimisation level '{error}')") from error
         outputs: list[tuple[OutputDifference, ...]] = []
         took, done = Latency(), [0]
         if data is not None:
             sets = [data] if seen is None else [data, seen]
             outputs, done = (_together if together else _apart)(models, [_first(one, limit) for one in sets])
             if not done[0]:
-                raise DataError("there is nothing to compare on: the data holds no feeds")
+                raise DataError("there is nothing to compare: the data has no feeds")
             if depth.latency and together:
                 feed = next(iter(data)) if timed is None else timed
                 took = side_by_side(models.open_float(), models.open_quantized(), feed)
@@ -120,38 +239,27 @@ def check(
     device: str = "cpu",
     limit: int | None = None,
     latency: bool = True,
-    without: Sequence[str] = (),
     keep_io: bool = True,
-    opens: bool = True,
+    options: VerifyOptions = ALL_TRANSFORMERS,
 ) -> Comparison:
     """Validate the file with onnx.checker (full check) and compare interface and outputs with all of `Depth`.
 
     The arguments are those of `compare` and `Depth`, and:
 
     Args:
-        opens: also open the file in onnxruntime with all graph transformers, as users do.
+        options: graph transformers to disable, and whether to also open the file with all of them, as users do.
 
     Raises:
         ModelError: the file is not valid, does not load at some level, or its interface changed.
     """
     check_file(quantized)
-    if without and opens:  # users open it with all graph transformers
+    without = options.without
+    if without and options.opens:
         session(quantized, device=device)
     depth = Depth(latency=latency, levels=True, kernels=True, strict=True, keep_io=keep_io)
     return compare(
         float_model, quantized, data, seen=seen, timed=timed, device=device, limit=limit, without=without, depth=depth
     )
-
-
-def _levels(models: Models, data: Iterable[Feeds], limit: int | None, depth: Depth) -> tuple[LevelDifference, ...]:
-    with TensorStore(WAITING_BYTES) as store:
-        try:
-            return by_level.differences(
-                models, data, limit=limit, store=store, strict=depth.strict, keep_io=depth.keep_io
-            )
-        except by_level.Interface as error:
-            text = f"inputs or outputs of {models.quantized} are not those of the float model"
-            raise ModelError(f"{text} (at optimisation level '{error}')") from error
 
 
 def _first(data: Iterable[Feeds], limit: int | None) -> Callable[[], Iterator[Feeds]]:
