@@ -14,7 +14,7 @@ from sbonnx.errors import RecipeError
 from sbonnx.progress import Progress
 from sbonnx.recipe import Recipe, as_yaml
 from sbonnx.report import Report
-from sbonnx.search import Found, Metric, open_trials, search
+from sbonnx.search import Metric, SearchResult, open_trials, search
 from sbonnx.stages.state import Request, Source, read_recipe
 
 
@@ -71,7 +71,7 @@ def quantize(
     if wishes.auto.enable or wishes.mixed.wanted:
         trials = open_trials(model, data, wishes, rules, split=split, metric=metric, progress=progress)
         found = search(trials, wishes, frozenset(_decided(recipe, wishes)))
-        trials.told.what = ""
+        trials.progress.what = ""
         wishes = found.recipe
     request = Request(
         model,
@@ -99,7 +99,7 @@ def _check_targets(targets: Iterable[Any], inputs: Iterable[Any], *, force: bool
             taken.append(Path(target))
 
 
-def _with_search(report: Report, found: Found) -> Report:
+def _with_search(report: Report, found: SearchResult) -> Report:
     """Add the outcome of the recipe search to the report."""
     return replace(
         report,

@@ -48,7 +48,7 @@ class Report:
         settings: the resolved recipe.
         notes: what loading changed in the model (converted opset, inlined functions, ...).
         quantized: the model itself if no output path was given (left out of `to_dict`).
-        search: what AUTO and MIXED tried, see `sbonnx.search.Found`; empty if there was no search.
+        search: what AUTO and MIXED tried, see `sbonnx.search.SearchResult`; empty if there was no search.
         problems: reasons why the result is unusable or misses a limit (empty if there are none).
     """
 

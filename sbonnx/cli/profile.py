@@ -120,7 +120,7 @@ def _column(sort: str) -> Column:
 def _profile_recipe(given: Arguments) -> tuple[Graph, Profile]:
     """Quantize the model with the recipe and profile it on the same data."""
     from sbonnx.pipeline import solve
-    from sbonnx.profile import losses
+    from sbonnx.profile import WalkOptions, losses
     from sbonnx.stages.state import Request, read_recipe
 
     recipe, rules = read_recipe(given[options.RECIPE], given[options.BACKEND], given.overrides())
@@ -134,9 +134,7 @@ def _profile_recipe(given: Arguments) -> tuple[Graph, Profile]:
         state.solution,
         () if state.data is None else state.data.every,
         checker=given[METRIC],
-        device=recipe.device,
-        memory=recipe.calibration.memory,
-        threads=recipe.calibration.threads,
+        options=WalkOptions(None, recipe.device, recipe.calibration.memory, recipe.calibration.threads),
     )
     return state.prepared.graph, profile
 
@@ -144,7 +142,7 @@ def _profile_recipe(given: Arguments) -> tuple[Graph, Profile]:
 def _profile_file(given: Arguments, quantized: Path) -> tuple[Graph, Profile]:
     """Profile a quantized file against its float model."""
     from sbonnx.calib.data import dataset as datasets
-    from sbonnx.profile import losses, same_model, subject_of
+    from sbonnx.profile import WalkOptions, losses, same_model, subject_of
 
     model = given[options.MODEL]
     subject = subject_of(model, quantized)
@@ -158,8 +156,7 @@ def _profile_file(given: Arguments, quantized: Path) -> tuple[Graph, Profile]:
         subject.solution,
         feeds,
         checker=given[METRIC],
-        device=given[options.DEVICE] or "cpu",
-        memory=given[options.MEMORY] or DEFAULT_MEMORY,
+        options=WalkOptions(device=given[options.DEVICE] or "cpu", memory=given[options.MEMORY] or DEFAULT_MEMORY),
     )
     return subject.graph, replace(profile, notes=(*notes, *profile.notes))
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from sbonnx.profile.activations import LayerError, errors, first_lost, worst_first
-from sbonnx.profile.checkers import MEASURES, Checker, Measure, make_measure
-from sbonnx.profile.files import Subject, same_model, subject_of
-from sbonnx.profile.losses import losses, node_errors
-from sbonnx.profile.numbers import Candidate, Part
-from sbonnx.profile.rows import COLUMNS, Column, LayerLoss, Profile
+from sbonnx.profile.checkers import (
+    COLUMNS,
+    MEASURES,
+    Checker,
+    Column,
+    LayerLoss,
+    Measure,
+    Profile,
+    make_measure,
+)
+from sbonnx.profile.imported_file import Subject, same_model, subject_of
+from sbonnx.profile.layer_losses import LayerError, errors, first_lost, losses, node_errors, worst_first
+from sbonnx.profile.replacements import Candidate, Part
 from sbonnx.profile.sensitivity import Sensitivities, Sensitivity, sensitivity
+from sbonnx.profile.walk import WalkOptions
 
 __all__ = [
     "COLUMNS",
@@ -24,6 +32,7 @@ __all__ = [
     "Sensitivities",
     "Sensitivity",
     "Subject",
+    "WalkOptions",
     "errors",
     "first_lost",
     "losses",

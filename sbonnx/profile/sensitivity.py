@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Any, final
 
 from sbonnx.calib.data.dataset import Dataset, read
@@ -19,11 +19,10 @@ from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import LINEAR
 from sbonnx.plan.types import Plan, Reader, Site, Solution
 from sbonnx.profile.checkers import Checker, kind_of, make_measure
-from sbonnx.profile.losses import compare
-from sbonnx.profile.numbers import AtBits, ByCandidate, Candidate, Numbers, uses_of
-from sbonnx.profile.pieces import Known, Piece
-from sbonnx.profile.steps import Step
-from sbonnx.profile.walk import MEMORY, Sample, Values, Walk
+from sbonnx.profile.layer_losses import compare
+from sbonnx.profile.pieces import Known, LayerStep, StepSession
+from sbonnx.profile.replacements import AtBits, ByCandidate, Candidate, Replacements, uses_of
+from sbonnx.profile.walk import DEFAULTS, Sample, Values, Walk, WalkOptions
 from sbonnx.report import Refusal
 
 
@@ -87,13 +86,9 @@ def sensitivity(
     *,
     checker: Checker = "sqnr",
     network: bool = False,
-    network_checker: Checker | None = None,
     solve: Solve | None = None,
     solved: Mapping[Candidate, tuple[Plan, Solution]] | None = None,
-    limit: int | None = None,
-    device: str = "cpu",
-    memory: str | int = MEMORY,
-    threads: int | None = None,
+    options: WalkOptions = DEFAULTS,
 ) -> Sensitivities:
     """Measure the loss of quantizing each layer alone at each candidate.
 
@@ -106,10 +101,11 @@ def sensitivity(
         plan, solution: quantized uses, and ranges of activations. Layers are the nodes with such uses.
         candidates: bit widths; candidates that are equal for a layer (for example without weights) run only once.
         data: feeds, any reader.
-        checker: measure at the layers' outputs; `network_checker` at the network's, None: the same.
+        checker: measure at the outputs of the layers and of the network.
+        network: also measure at the network's outputs.
         solve: rounds a weight at a candidate's width (None: to nearest), unless it is the plan's width.
         solved: plan and solution of the whole network at a candidate, used with their ranges, codes and constants.
-        limit, device, memory, threads: see `sbonnx.profile.losses`.
+        options: see `sbonnx.profile.losses`.
 
     Returns:
         The rows, and refusals for layers inside branches, which have no figure at the network's outputs.
@@ -118,10 +114,10 @@ def sensitivity(
         RecipeError: no such measure.
         DataError: there are no feeds, or the model cannot run on one.
     """
-    measures = _Measures(checker, network_checker or checker)
+    kind_of(checker)
     data = data if isinstance(data, Dataset) else read(data, graph)
     uses, known = uses_of(plan, solution), dict(solved or {})
-    numbers: dict[Candidate, Numbers] = {
+    numbers: dict[Candidate, Replacements] = {
         one: ByCandidate(*known[one], one) if one in known else AtBits(graph, plan, solution, one, solve)
         for one in candidates
     }
@@ -132,53 +128,21 @@ def sensitivity(
         reads={*uses, *(reader for each in known.values() for reader in uses_of(*each))},
         replaced={name for _, each in known.values() for name in each.constants},
         wanted=outputs,
-        device=device,
-        memory=memory,
-        threads=threads,
+        options=options,
     )
-    with _Rest(walk, outputs, device) as rest:
-        seen = walk(data, _Look(numbers, uses, rest if network else None), limit=limit)
-        return _measured(seen, measures, numbers, uses, network=network)
-
-
-def _measured(
-    walked: Iterable[tuple[Piece, Iterator[_Seen]]],
-    measures: _Measures,
-    candidates: Iterable[Candidate],
-    uses: Mapping[Reader, Site],
-    *,
-    network: bool,
-) -> Sensitivities:
-    """Collect the figures of each layer during the walk."""
     rows: list[Sensitivity] = []
     refusals: list[Refusal] = []
-    for piece, seen in walked:
-        figures = _Figures(measures, candidates)
-        for one in seen:
-            figures.add(one)
-        rows.extend(figures.rows(piece, _sites(uses, piece.step.layer), network))
-        if network and piece.step.scope:
-            why = "it lies in a branch: its loss at the network's outputs was not measured"
-            refusals.append(Refusal("sensitivity at the outputs", piece.step.layer, why))
+    with closing(_Rest(walk, outputs, options.device)) as rest:
+        for piece, seen in walk(data, _Look(numbers, uses, rest if network else None)):
+            figures = _Figures(checker, numbers)
+            for one in seen:
+                figures.add(one)
+            mine = {reader.index: site for reader, site in uses.items() if reader.node == piece.step.layer}
+            rows.extend(figures.rows(piece, [mine[index] for index in sorted(mine)], network))
+            if network and piece.step.scope:
+                why = "it is in a branch: its loss at the network's outputs was not measured"
+                refusals.append(Refusal("sensitivity at the outputs", piece.step.layer, why))
     return Sensitivities(tuple(rows), tuple(refusals))
-
-
-def _sites(uses: Mapping[Reader, Site], layer: str) -> tuple[Site, ...]:
-    """Return the sites that a layer reads, in the order of its inputs."""
-    mine = {reader.index: site for reader, site in uses.items() if reader.node == layer}
-    return tuple(mine[index] for index in sorted(mine))
-
-
-@dataclass(frozen=True)
-class _Measures:
-    """Checkers at the layers' outputs and at the network's outputs."""
-
-    layer: Checker
-    network: Checker
-
-    def __post_init__(self) -> None:
-        kind_of(self.layer)
-        kind_of(self.network)
 
 
 @dataclass(frozen=True)
@@ -204,13 +168,13 @@ class _Rest:
         self._made = {name: number for number, step in enumerate(walk.steps) for name in step.outputs}
         self._number = {id(step): number for number, step in enumerate(walk.steps)}
         self._lock = threading.Lock()
-        self._open: tuple[Step, LayerRunner | None] | None = None
+        self._open: tuple[LayerStep, LayerRunner | None] | None = None
 
-    def follows(self, step: Step) -> bool:
+    def follows(self, step: LayerStep) -> bool:
         """Return whether the part after a layer can run as one piece: False inside a branch."""
         return not step.scope
 
-    def run(self, step: Step, sample: Sample, outputs: Values) -> Values:
+    def run(self, step: LayerStep, sample: Sample, outputs: Values) -> Values:
         """Compute the network's outputs that depend on the layer, from its outputs."""
         later = self._walk.read_after(step)
         own = {name: outputs[name] for name in self._outputs if name in outputs}
@@ -221,7 +185,7 @@ class _Rest:
         feeds = {name: outputs[name] if name in outputs else sample.read(name) for name in later}
         return {**own, **session.run(feeds)}
 
-    def _session(self, step: Step, later: Sequence[str]) -> LayerRunner | None:
+    def _session(self, step: LayerStep, later: Sequence[str]) -> LayerRunner | None:
         """Return the session for the part after a step; None if nothing follows."""
         if self._open is None or self._open[0] is not step:
             self.close()
@@ -239,25 +203,19 @@ class _Rest:
             self._open[1].close()
         self._open = None
 
-    def __enter__(self) -> _Rest:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 @final
 class _Look:
     """Run of a layer, and the part after it, at every candidate; candidates equal for the layer run only once."""
 
-    def __init__(self, numbers: Mapping[Candidate, Numbers], uses: Mapping[Reader, Site], rest: _Rest | None) -> None:
+    def __init__(
+        self, numbers: Mapping[Candidate, Replacements], uses: Mapping[Reader, Site], rest: _Rest | None
+    ) -> None:
         self._numbers, self._rest = numbers, rest
         self._weighted = {reader.node for reader, site in uses.items() if site.role == "weight"}
         self._fed = {reader.node for reader, site in uses.items() if site.role == "activation"}
 
-    def __call__(self, piece: Piece, sample: Sample) -> _Seen:
+    def __call__(self, piece: StepSession, sample: Sample) -> _Seen:
         step, rest = piece.step, self._rest
         follows = rest is not None and rest.follows(step)
         runs: dict[tuple[int | None, int | None], tuple[Values, Values]] = {}
@@ -281,7 +239,7 @@ class _Look:
         )
 
 
-def _multiplies(piece: Piece, sample: Sample) -> int:
+def _multiplies(piece: StepSession, sample: Sample) -> int:
     """Count the multiplications of a linear op with a quantized weight; 0 for other ops."""
     linear = LINEAR.get(piece.op)
     weight = None if linear is None else piece.constants().get(linear.weight)
@@ -300,10 +258,10 @@ def _multiplies(piece: Piece, sample: Sample) -> int:
 class _Figures:
     """Sums of one layer's measures over feeds."""
 
-    def __init__(self, measures: _Measures, candidates: Iterable[Candidate]) -> None:
-        self._checkers = measures
-        self._layer = {one: make_measure(measures.layer) for one in candidates}
-        self._network = {one: make_measure(measures.network) for one in self._layer}
+    def __init__(self, checker: Checker, candidates: Iterable[Candidate]) -> None:
+        self._loss = kind_of(checker).loss
+        self._layer = {one: make_measure(checker) for one in candidates}
+        self._network = {one: make_measure(checker) for one in self._layer}
         self._multiplies, self._feeds = 0, 0
 
     def add(self, seen: _Seen) -> None:
@@ -314,7 +272,7 @@ class _Figures:
             compare(measure, seen.found[candidate], seen.reference)
             compare(self._network[candidate], seen.last[candidate], seen.last_reference)
 
-    def rows(self, piece: Piece, sites: Sequence[Site], network: bool) -> Iterator[Sensitivity]:
+    def rows(self, piece: StepSession, sites: Sequence[Site], network: bool) -> Iterator[Sensitivity]:
         """Yield one row per candidate."""
         read = {r.index for site in sites if site.role == "weight" for r in site.readers if r.node == piece.step.layer}
         weights = sum(value.size for index, value in piece.constants().items() if index in read)
@@ -327,8 +285,8 @@ class _Figures:
                 candidate=candidate,
                 error=error,
                 network=last if known else None,
-                loss=kind_of(self._checkers.layer).loss(error),
-                network_loss=kind_of(self._checkers.network).loss(last) if known else None,
+                loss=self._loss(error),
+                network_loss=self._loss(last) if known else None,
                 sites=tuple(site.key for site in sites),
                 weights=weights,
                 multiplies=self._multiplies / max(self._feeds, 1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -16,12 +16,11 @@ from sbonnx.calib.engine.runner import providers
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.cpu import CPU, cores
 from sbonnx.errors import DataError
-from sbonnx.graph import Constant, Graph, Node, Tensor
+from sbonnx.graph import Constant, Graph, Tensor
 from sbonnx.graph.query import constant, node_by_name, tensors_by_name
 from sbonnx.plan.types import Reader
-from sbonnx.profile.numbers import Numbers
-from sbonnx.profile.pieces import Piece
-from sbonnx.profile.steps import Step, steps_of
+from sbonnx.profile.pieces import LayerStep, StepSession, steps_of
+from sbonnx.profile.replacements import Replacements
 from sbonnx.spec import Array
 
 T = TypeVar("T")
@@ -30,8 +29,25 @@ Values = dict[str, Array]
 FLOAT: Final = "float"
 QUANTIZED: Final = "quantized"
 
-MEMORY: Final = "512 MiB"
-"""Default memory for stored activations; beyond it they spill to disk."""
+
+@dataclass(frozen=True)
+class WalkOptions:
+    """Resources of a layer-wise run.
+
+    Attributes:
+        limit: number of feeds to use, from the first; None: all.
+        device: device to run on.
+        memory: bytes for stored activations; beyond it they spill to disk.
+        threads: number of feeds to run at the same time, each on one thread; None: the number of cores (1 on CUDA).
+    """
+
+    limit: int | None = None
+    device: str = "cpu"
+    memory: str | int = "512 MiB"
+    threads: int | None = None
+
+
+DEFAULTS: Final = WalkOptions()
 
 
 @dataclass(frozen=True)
@@ -55,7 +71,7 @@ class Sample:
     read: Callable[[str], Array]
 
 
-Look = Callable[[Piece, Sample], T]
+Look = Callable[[StepSession, Sample], T]
 
 
 @final
@@ -72,8 +88,7 @@ class Walk(Generic[T]):
         reads: every use that may be replaced; `replaced`: names of constants that may be replaced.
         quantized: replacements of the quantized stream; None: no such stream.
         wanted: additional tensors of the main graph to compute, stored to the end.
-        memory: bytes for activations.
-        threads: number of feeds to run at the same time, each on one thread; None: the number of cores (1 on CUDA).
+        options: device, memory, threads and number of feeds.
     """
 
     def __init__(
@@ -83,19 +98,17 @@ class Walk(Generic[T]):
         *,
         reads: Collection[Reader],
         replaced: Collection[str] = (),
-        quantized: Numbers | None = None,
+        quantized: Replacements | None = None,
         wanted: Sequence[str] = (),
-        device: str = "cpu",
-        memory: str | int = MEMORY,
-        threads: int | None = None,
+        options: WalkOptions = DEFAULTS,
     ) -> None:
         self.graph, self.quantized = graph, quantized
         self.index = tensors_by_name(graph)
         self.steps = steps_of(graph, layers, wanted)
         self.feeds = 0
         self._layers, self._reads, self._replaced = frozenset(layers), reads, frozenset(replaced)
-        self._device, self._memory = device, memory
-        self._threads = (threads or cores()) if providers(device) == [CPU] else 1
+        self._options = options
+        self._threads = (options.threads or cores()) if providers(options.device) == [CPU] else 1
         self._wanted = tuple(wanted)
         self._later = _read_later(self.steps, self.index)
         self._dirty = self._reached() if quantized is not None else frozenset()
@@ -104,7 +117,7 @@ class Walk(Generic[T]):
             for name in names:
                 self._readers[name] = self._readers.get(name, 0) + 1
 
-    def read_after(self, step: Step) -> tuple[str, ...]:
+    def read_after(self, step: LayerStep) -> tuple[str, ...]:
         """Return the tensors of the main graph, including inputs, computed up to `step` and read after it."""
         return self._later[id(step)]
 
@@ -113,13 +126,12 @@ class Walk(Generic[T]):
         data: Iterable[Mapping[str, Array]],
         look: Look[T],
         *,
-        limit: int | None = None,
         end: Callable[[Values, Values], None] | None = None,
-    ) -> Iterator[tuple[Piece, Iterator[T]]]:
+    ) -> Iterator[tuple[StepSession, Iterator[T]]]:
         """Yield each layer with the results of `look`, feed by feed in order.
 
         Args:
-            data: feeds, iterated once; the first `limit` are used.
+            data: feeds, iterated once; the first `options.limit` are used.
             look: called for each layer and feed, possibly from several threads at the same time.
             end: called at the end with the wanted tensors of each feed, in float and in the quantized network.
 
@@ -127,46 +139,41 @@ class Walk(Generic[T]):
             DataError: there are no feeds, or the model cannot run on one.
         """
         with ExitStack() as stack:
-            store = stack.enter_context(TensorStore(self._memory))
+            store = stack.enter_context(TensorStore(self._options.memory))
             pool = stack.enter_context(ThreadPoolExecutor(self._threads))
-            self._load(store, data, limit)
+            self._load(store, data)
             for step in self.steps:
                 if step.choice:
                     self._choose(store, step)
                     continue
-                with Piece(
-                    self.graph,
-                    step,
-                    reads=self._reads,
-                    replaced=self._replaced,
-                    index=self.index,
-                    device=self._device,
-                ) as piece:
+                device = self._options.device
+                piece = StepSession(
+                    self.graph, step, reads=self._reads, replaced=self._replaced, index=self.index, device=device
+                )
+                with closing(piece):
                     seen = self._pass(store, pool, piece, look)
                     if step.layer:
                         yield piece, seen
                     for _ in seen:  # feeds that the caller left, and nodes between layers
                         pass
             for number in range(self.feeds if end is not None else 0):
-                floats, quantized = (self._finals(store, stream, number) for stream in (FLOAT, QUANTIZED))
+                ends: list[Values] = []
+                for stream in (FLOAT, QUANTIZED):
+                    values = {name: self._get(store, stream, name, number) for name in self._wanted}
+                    ends.append({name: value for name, value in values.items() if value is not None})
                 if end is not None:
-                    end(floats, quantized)
+                    end(*ends)
 
-    def _finals(self, store: TensorStore, stream: str, number: int) -> Values:
-        """Return the wanted tensors of one feed that were computed."""
-        found = ((name, self._get(store, stream, name, number)) for name in self._wanted)
-        return {name: value for name, value in found if value is not None}
-
-    def _load(self, store: TensorStore, data: Iterable[Mapping[str, Array]], limit: int | None) -> None:
+    def _load(self, store: TensorStore, data: Iterable[Mapping[str, Array]]) -> None:
         """Put the graph inputs of all feeds into the store."""
         self.feeds = 0
-        for feeds in islice(iter(data), limit):
+        for feeds in islice(iter(data), self._options.limit):
             for tensor in self.graph.inputs:
                 readers = self._readers.get(tensor.name, 0)
                 store.put((FLOAT, tensor.name, self.feeds), feeds[tensor.name], readers=readers, copy=True)
             self.feeds += 1
         if not self.feeds:
-            raise DataError("there is nothing to profile on: the data holds no feeds")
+            raise DataError("there is nothing to profile: the data has no feeds")
 
     def _reached(self) -> frozenset[str]:
         """Return the names of the tensors that differ in the quantized stream."""
@@ -174,13 +181,11 @@ class Walk(Generic[T]):
         sites = {reader.node for reader in self._reads}
         nodes = node_by_name(self.graph)
         for step in self.steps:
-            own = any(name in sites or self._corrects(nodes[name]) for name in step.nodes)
+            corrected = {tensor.name for name in step.nodes for tensor in nodes[name].inputs} & self._replaced
+            own = corrected or any(name in sites for name in step.nodes)
             if own or found.intersection(step.reads):
                 found.update(step.outputs)
         return frozenset(found)
-
-    def _corrects(self, node: Node) -> bool:
-        return any(tensor.name in self._replaced for tensor in node.inputs)
 
     def _get(self, store: TensorStore, stream: str, name: str, number: int) -> Array | None:
         """Return a tensor of a stream; None if a branch that did not run would compute it."""
@@ -189,7 +194,7 @@ class Walk(Generic[T]):
             return store.get(key)
         return constant(self.index[name])
 
-    def _runs(self, store: TensorStore, stream: str, step: Step, number: int) -> bool:
+    def _runs(self, store: TensorStore, stream: str, step: LayerStep, number: int) -> bool:
         """Return whether a feed runs a step."""
         for name, wanted in step.conditions:
             value = self._get(store, stream, name, number)
@@ -197,7 +202,7 @@ class Walk(Generic[T]):
                 return False
         return True
 
-    def _release(self, store: TensorStore, step: Step, number: int) -> None:
+    def _release(self, store: TensorStore, step: LayerStep, number: int) -> None:
         for name in step.reads:
             for stream in (FLOAT, QUANTIZED):
                 if (stream, name, number) in store:
@@ -209,7 +214,7 @@ class Walk(Generic[T]):
             if readers and (stream == FLOAT or name in self._dirty):
                 store.put((stream, name, number), value, readers=readers)
 
-    def _pass(self, store: TensorStore, pool: ThreadPoolExecutor, piece: Piece, look: Look[T]) -> Iterator[T]:
+    def _pass(self, store: TensorStore, pool: ThreadPoolExecutor, piece: StepSession, look: Look[T]) -> Iterator[T]:
         """Run all feeds through one step, a few at a time; yield the results for those that run it."""
         step = piece.step
 
@@ -234,7 +239,7 @@ class Walk(Generic[T]):
                 if found is not None:
                     yield found
 
-    def _stream(self, store: TensorStore, piece: Piece, stream: str, number: int) -> Values | None:
+    def _stream(self, store: TensorStore, piece: StepSession, stream: str, number: int) -> Values | None:
         """Run one feed of one stream through a step; None if its conditions do not hold."""
         if not self._runs(store, stream, piece.step, number):
             return None
@@ -250,7 +255,7 @@ class Walk(Generic[T]):
             raise ValueError(f"'{name}' of feed {number} is read before it is computed")
         return value
 
-    def _choose(self, store: TensorStore, step: Step) -> None:
+    def _choose(self, store: TensorStore, step: LayerStep) -> None:
         """Store the outputs of an If: those of the branch that ran."""
         condition = step.inputs[0]
         for number in range(self.feeds):
@@ -264,7 +269,7 @@ class Walk(Generic[T]):
             self._release(store, step, number)
 
 
-def _read_later(steps: Sequence[Step], index: Mapping[str, Tensor]) -> dict[int, tuple[str, ...]]:
+def _read_later(steps: Sequence[LayerStep], index: Mapping[str, Tensor]) -> dict[int, tuple[str, ...]]:
     """Return, by id of each step, the variables computed before or by it that later steps read."""
     made = {name: number for number, step in enumerate(steps) for name in step.outputs}
     last = {name: number for number, step in enumerate(steps) for name in step.reads}

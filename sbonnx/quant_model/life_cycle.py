@@ -281,9 +281,7 @@ class QuantModel(LayerControls):
             solution,
             datasets.read(data, prepared.graph),
             checker=checker,
-            limit=limit,
-            device=recipe.device,
-            memory=recipe.calibration.memory,
+            options=profile.WalkOptions(limit, recipe.device, recipe.calibration.memory),
         )
 
     def dump_mermaid(self, file: str | os.PathLike[str] | TextIO, losses: Mapping[str, float] | None = None) -> None:

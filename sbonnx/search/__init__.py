@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from sbonnx.search.bit_search import choose, for_budget, for_loss
+from sbonnx.search.bit_search import Measured, MixedOutcome, choose, for_budget, for_loss
 from sbonnx.search.evaluation import Goal, Judge, Metric, Score
-from sbonnx.search.outcome import Measured, Outcome
+from sbonnx.search.loss_survey import SensitivitySurvey, survey
 from sbonnx.search.pareto import Front, Option
-from sbonnx.search.recipe_search import Attempt, Found, search
-from sbonnx.search.sensitivity import Survey, survey
+from sbonnx.search.recipe_search import Attempt, SearchResult, search
 from sbonnx.search.trials import Trials, open_trials, settled
 
 __all__ = [
     "Attempt",
-    "Found",
     "Front",
     "Goal",
     "Judge",
     "Measured",
     "Metric",
+    "MixedOutcome",
     "Option",
-    "Outcome",
     "Score",
-    "Survey",
+    "SearchResult",
+    "SensitivitySurvey",
     "Trials",
     "choose",
     "for_budget",

@@ -13,7 +13,7 @@ from sbonnx.profile import Candidate, Sensitivities, Sensitivity
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.names import FLOAT
 from sbonnx.recipe.sections.quantizers import AUTO
-from sbonnx.search.costs import Cost, Weighted
+from sbonnx.search.bit_costs import Cost, Weighted
 from sbonnx.search.pareto import Front, Option, either, join, join_all, leaf
 
 SPECIAL: Final = re.compile(r"[*?\[\]]")

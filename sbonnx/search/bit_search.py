@@ -2,20 +2,108 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Final, cast
+from dataclasses import dataclass, replace
+from typing import Any, Final, cast
 
 from sbonnx import recipe as recipes
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import Recipe
-from sbonnx.search.bit_groups import Choice, Group, with_choices
-from sbonnx.search.costs import CostName, Costs, costs_of
-from sbonnx.search.evaluation import Goal
-from sbonnx.search.outcome import Measured, Outcome, Tried
+from sbonnx.report import Refusal
+from sbonnx.search.bit_costs import CostName, Costs, costs_of
+from sbonnx.search.bit_groups import WEIGHT, Choice, Group, with_choices
+from sbonnx.search.evaluation import Goal, Score
+from sbonnx.search.loss_survey import SensitivitySurvey, survey
 from sbonnx.search.pareto import Front, greedy, join_all
-from sbonnx.search.sensitivity import Survey, survey
 from sbonnx.search.trials import Trials
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A choice of bit widths.
+
+    Attributes:
+        what: display name.
+        choices: (side, names, bits) for each layer or tensor group.
+        cost: total cost of the chosen layers, in the unit of `Costs.of`.
+        predicted: sum of the layers' losses: energy of the error divided by that of the outputs. None: unknown.
+    """
+
+    what: str
+    choices: tuple[Choice, ...]
+    cost: float
+    predicted: float | None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A choice of bit widths as a recipe, measured end to end on the hold-out set."""
+
+    what: str
+    recipe: Recipe
+    choices: tuple[Choice, ...]
+    cost: float
+    predicted: float | None
+    score: Score
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Number of layers by weight width and of tensors by activation width, such as ``{"w4": 12}``."""
+        counts = Counter(f"{side.lower()}{bits or 'f'}" for side, names, bits in self.choices for _ in names)
+        return dict(sorted(counts.items()))
+
+
+@dataclass(frozen=True)
+class MixedOutcome:
+    """The best choice and the alternatives.
+
+    Attributes:
+        recipe: the recipe with the chosen widths.
+        best: the choice in the recipe; one of `tried`.
+        unit: unit of costs: "bits", "size", "bit_operations" or "latency".
+        target: the budget in that unit, or the text of the requested loss.
+        met: whether the target was reached.
+        figures: cost of each of `tried` in the unit of the budget.
+        front: (cost, predicted loss) of the Pareto-optimal choices.
+    """
+
+    recipe: Recipe
+    best: Measured
+    tried: tuple[Measured, ...]
+    unit: str
+    target: float | str
+    met: bool
+    figures: tuple[float, ...]
+    front: tuple[tuple[float, float], ...]
+    refusals: tuple[Refusal, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        rows = [
+            {
+                "what": one.what,
+                "cost": figure,
+                "predicted": one.predicted,
+                "widths": one.widths,
+                "kept": one is self.best,
+                **one.score.to_dict(),
+            }
+            for one, figure in zip(self.tried, self.figures, strict=True)
+        ]
+        layers = {name: bits for side, names, bits in self.best.choices if side == WEIGHT for name in names}
+        tensors = {name: bits for side, names, bits in self.best.choices if side != WEIGHT for name in names}
+        return {
+            "unit": self.unit,
+            "target": self.target,
+            "met": self.met,
+            "tried": rows,
+            "weights": layers,
+            "activations": tensors,
+            "front": [list(point) for point in self.front],
+        }
+
 
 PRUDENCE: Final = (1.5, 2.0, 3.0)
 """Penalty factors for losses at low widths, each giving one more choice that is measured besides the solver's."""
@@ -30,7 +118,7 @@ FRONT_ROWS: Final = 64
 """Maximum number of points of the front in the report."""
 
 
-def choose(trials: Trials, recipe: Recipe) -> Outcome:
+def choose(trials: Trials, recipe: Recipe) -> MixedOutcome:
     """Choose a bit width for each layer, as the MIXED section of the recipe requires.
 
     Raises:
@@ -43,7 +131,7 @@ def choose(trials: Trials, recipe: Recipe) -> Outcome:
     return for_budget(trials, here, cast(CostName, name), float(budget), recipe.mixed.solver)
 
 
-def for_budget(trials: Trials, here: Survey, name: CostName, budget: float, solver: str) -> Outcome:
+def for_budget(trials: Trials, here: SensitivitySurvey, name: CostName, budget: float, solver: str) -> MixedOutcome:
     """Return the best choice within a budget among the solver's, more conservative ones and a uniform one.
 
     Losses of layers are additive only if errors are small. So the solver's choice and the alternatives are measured
@@ -76,10 +164,10 @@ def for_budget(trials: Trials, here: Survey, name: CostName, budget: float, solv
     best = min(tried, key=lambda one: one.score.error)
     front = join_all(here.fronts(costs))
     notes = [f"widths by MIXED.BUDGET.{name.upper()}: {best.what}, {costs.figure(best.cost):.4g} of {budget:g}"]
-    return _outcome(trials, here, costs, front, tried, best, notes, target=budget)
+    return _outcome(here, costs, front, tried, best, notes, target=budget)
 
 
-def _picks(here: Survey, costs: Costs, limit: float, solver: str) -> list[Tried]:
+def _picks(here: SensitivitySurvey, costs: Costs, limit: float, solver: str) -> list[Tried]:
     """List the choices within a limit that are worth measuring, the solver's first. Empty if none is within it.
 
     The others are a uniform one, and choices for which losses at widths below the uniform one are scaled up: at few
@@ -93,7 +181,13 @@ def _picks(here: Survey, costs: Costs, limit: float, solver: str) -> list[Tried]
     if uniform is not None and len(widths) > 1:
         bits = max(bits for _, _, bits in uniform.choices)
         for factor in PRUDENCE:
-            groups = [_prudent(group, bits, factor) for group in here.groups]
+            groups = []
+            for group in here.groups:
+                layers = [
+                    replace(layer, losses={b: x * (factor if 0 < b < bits else 1) for b, x in layer.losses.items()})
+                    for layer in group.layers
+                ]
+                groups.append(replace(group, layers=tuple(layers)))
             what = f"{solver} choice, losses below {bits} bits counted {factor} times"
             found.append(_pick(here, costs, limit, solver, groups, what))
     found.append(uniform)
@@ -104,7 +198,7 @@ def _picks(here: Survey, costs: Costs, limit: float, solver: str) -> list[Tried]
     return list(some.values())
 
 
-def _uniform(here: Survey, costs: Costs, bits: int) -> Tried | None:
+def _uniform(here: SensitivitySurvey, costs: Costs, bits: int) -> Tried | None:
     """All weights at one width; None if some layer does not have it."""
     choices = here.uniform(bits)
     every = [layer for group in here.groups for layer in group.layers]
@@ -112,16 +206,9 @@ def _uniform(here: Survey, costs: Costs, bits: int) -> Tried | None:
     return None if choices is None else Tried(f"{bits} bits everywhere", tuple(choices), cost, None)
 
 
-def _prudent(group: Group, bits: int, factor: float) -> Group:
-    """Return the group with the losses of weights below `bits` multiplied by `factor`."""
-    layers = [
-        replace(layer, losses={b: loss * (factor if 0 < b < bits else 1) for b, loss in layer.losses.items()})
-        for layer in group.layers
-    ]
-    return replace(group, layers=tuple(layers))
-
-
-def _pick(here: Survey, costs: Costs, limit: float, solver: str, groups: Iterable[Group], what: str) -> Tried | None:
+def _pick(
+    here: SensitivitySurvey, costs: Costs, limit: float, solver: str, groups: Iterable[Group], what: str
+) -> Tried | None:
     fronts = replace(here, groups=tuple(groups)).fronts(costs)
     if solver == "greedy":
         places = greedy(fronts, limit)
@@ -140,13 +227,13 @@ def _point(front: Front, place: int, what: str) -> Tried:
     return Tried(what, tuple(front.labels(place)), float(front.costs[place]), float(front.losses[place]))
 
 
-def _measured(trials: Trials, here: Survey, pick: Tried) -> Measured:
+def _measured(trials: Trials, here: SensitivitySurvey, pick: Tried) -> Measured:
     """Measure a choice end to end."""
     recipe = recipes.load(with_choices(here.recipe, pick.choices))
     return Measured(pick.what, recipe, pick.choices, pick.cost, pick.predicted, trials.score(recipe, pick.what))
 
 
-def for_loss(trials: Trials, here: Survey, goal: Goal, *, name: CostName = "bit_operations") -> Outcome:
+def for_loss(trials: Trials, here: SensitivitySurvey, goal: Goal, *, name: CostName = "bit_operations") -> MixedOutcome:
     """Return the cheapest choice on the Pareto front that reaches a goal, measured end to end.
 
     Binary search over the convex hull of the front. It assumes that a more expensive choice loses less; each step is
@@ -169,12 +256,11 @@ def for_loss(trials: Trials, here: Survey, goal: Goal, *, name: CostName = "bit_
         f"widths for {goal.text}: {best.what}, {'' if good else 'which is not reached, '}"
         f"{goal.figures(best.score)}, {costs.figure(best.cost):.4g} of the bit operations of w8a8"
     ]
-    return _outcome(trials, here, costs, front, tried, best, notes, target=goal.text, met=bool(good))
+    return _outcome(here, costs, front, tried, best, notes, target=goal.text, met=bool(good))
 
 
 def _outcome(
-    trials: Trials,
-    here: Survey,
+    here: SensitivitySurvey,
     costs: Costs,
     front: Front,
     tried: Sequence[Measured],
@@ -183,11 +269,11 @@ def _outcome(
     *,
     target: float | str,
     met: bool = True,
-) -> Outcome:
+) -> MixedOutcome:
     step = max(1, -(-len(front) // FRONT_ROWS))
     places = sorted({*range(0, len(front), step), len(front) - 1})
     where = "the network's outputs" if here.network else "each layer's outputs (the network's would have taken long)"
-    return Outcome(
+    return MixedOutcome(
         recipe=best.recipe,
         best=best,
         tried=tuple(tried),
@@ -199,6 +285,3 @@ def _outcome(
         refusals=(*here.refusals, *costs.refusals),
         notes=(*notes, f"losses of layers measured on {here.feeds} feeds at {where}"),
     )
-
-
-__all__ = ["choose", "for_budget", "for_loss"]

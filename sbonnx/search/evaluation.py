@@ -15,7 +15,7 @@ from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.runner import LayerRunner
 from sbonnx.calib.quantized.forward import Forward
 from sbonnx.errors import DataError
-from sbonnx.graph import Graph, Tensor, query
+from sbonnx.graph import Graph, query
 from sbonnx.metrics import OutputDifference, OutputDifferences
 from sbonnx.plan import Solution
 from sbonnx.spec import Array
@@ -179,12 +179,9 @@ def loss_kind(asked: str, graph: Graph) -> LossKind:
     """Resolve MIXED.LOSS: "auto" is "top1" if the model has one output of shape (N, C) with C > 1, else "relative"."""
     if asked in ("top1", "relative"):
         return "top1" if asked == "top1" else "relative"
-    return "top1" if len(graph.outputs) == 1 and _has_classes(graph.outputs[0]) else "relative"
-
-
-def _has_classes(tensor: Tensor) -> bool:
-    shape = query.shape(tensor)
-    return shape is not None and len(shape) == 2 and isinstance(shape[1], int) and shape[1] > 1
+    shape = query.shape(graph.outputs[0]) if len(graph.outputs) == 1 else None
+    classes = shape[1] if shape is not None and len(shape) == 2 else None
+    return "top1" if isinstance(classes, int) and classes > 1 else "relative"
 
 
 @final
@@ -228,13 +225,13 @@ class Judge:
                 if self.metric is not None:
                     losses.append(float(self.metric({name: found[name] for name in self._names}, plain)))
         if losses and not all(map(math.isfinite, losses)):
-            raise DataError("the metric gave a loss that is no finite number: it takes (quantized, float) outputs")
+            raise DataError("the metric gave a loss that is not a finite number: it takes (quantized, float) outputs")
         return replace(self._scored(sums.result(), losses), by_feed=_by_feed(energies))
 
     def _scored(self, outputs: tuple[OutputDifference, ...], losses: list[float]) -> Score:
         """Aggregate the differences of all outputs into a score."""
         if not outputs:
-            raise DataError("no output of the model holds numbers: there is nothing to judge trials by")
+            raise DataError("no output of the model is numeric: trials cannot be evaluated")
         broken = any(one.not_finite or one.mismatched for one in outputs)
         energies = [10 ** (-one.sqnr_db / 10) if one.sqnr_db > -math.inf else math.inf for one in outputs]
         error = math.inf if broken else float(np.mean(energies))
@@ -269,6 +266,3 @@ def _by_feed(energies: Sequence[Sequence[tuple[float, float]]]) -> tuple[float, 
     if not real.any():
         return ()
     return tuple(float(one) for one in (noise[:, real] / whole[real]).mean(axis=1))
-
-
-__all__ = ["Goal", "Judge", "LossKind", "Metric", "Samples", "Score", "divide", "loss_kind"]

@@ -245,6 +245,3 @@ def _filled(fronts: Sequence[Front], places: list[int], left: float) -> list[int
         _, number, there = best
         left -= float(fronts[number].costs[there] - fronts[number].costs[places[number]])
         places[number] = there
-
-
-__all__ = ["Front", "Option", "either", "greedy", "join", "join_all", "leaf", "undominated"]

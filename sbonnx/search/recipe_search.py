@@ -1,24 +1,178 @@
-"""Recipe search: greedy trial of steps, each kept if the error on the hold-out set falls."""
+"""Recipe search: greedy trial of steps by target and bit width, each kept if the error on the hold-out set falls."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final
 
 from sbonnx import graph as graphs
 from sbonnx.errors import SbonnxError
+from sbonnx.graph import Graph, query
+from sbonnx.ops import MATRIX_PRODUCTS
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.backend_limits import sides
-from sbonnx.recipe.names import FLOAT
+from sbonnx.recipe.names import FLOAT, FULL_BITS, is_per_channel
 from sbonnx.report import Refusal
-from sbonnx.search.bit_search import choose, for_loss
+from sbonnx.search.bit_search import MixedOutcome, choose, for_loss
 from sbonnx.search.evaluation import Goal, Score
-from sbonnx.search.outcome import Outcome
-from sbonnx.search.recipe_steps import Situation, Step, steps_for
-from sbonnx.search.sensitivity import survey
+from sbonnx.search.loss_survey import survey
 from sbonnx.search.trials import Trials, changed, settled
+
+BATCH_NORM: Final = "BatchNormalization"
+LOW_BITS: Final = 4
+"""Largest width at which learned scales and soft rounding (AdaQuant, AdaRound) may beat GPTQ."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Facts about recipe and model that decide which steps apply.
+
+    Attributes:
+        recipe: the given recipe.
+        batch_norms: whether the file has BatchNormalization nodes.
+        products: whether it has matrix products.
+        depthwise: whether it has depthwise convolutions.
+    """
+
+    recipe: Recipe
+    batch_norms: bool
+    products: bool
+    depthwise: bool = False
+
+    @staticmethod
+    def of(recipe: Recipe, graph: Graph) -> Situation:
+        """Collect the facts of a recipe and of the model as stored in the file."""
+        ops = {node.op for node in query.all_nodes(graph)}
+        depthwise = any(query.is_depthwise(node) for node in query.all_nodes(graph))
+        return Situation(recipe, BATCH_NORM in ops, bool(ops & MATRIX_PRODUCTS), depthwise)
+
+    @property
+    def weights(self) -> bool:
+        """Whether weights are quantized."""
+        return self.recipe.w.quantizer.bit != FLOAT and not self.recipe.w.quantizer.disable
+
+    @property
+    def low(self) -> bool:
+        """Whether weights have fewer than 8 bits, so that their rounding dominates the error."""
+        return self.weights and self.recipe.w.quantizer.bit < FULL_BITS
+
+    @property
+    def searched(self) -> bool:
+        """Whether scales of weights are searched by default."""
+        return self.low and self.recipe.w.block_size is None
+
+    @property
+    def corrected(self) -> bool:
+        """Whether biases are corrected by default, on quantized inputs."""
+        return self.recipe.corrects_biases(depthwise=self.depthwise)
+
+    @property
+    def inputs(self) -> bool:
+        """Whether activations are quantized by measured ranges."""
+        quantizer = self.recipe.a.quantizer
+        return self.recipe.mode == "static" and quantizer.bit != FLOAT and not quantizer.disable
+
+    @property
+    def per_channel(self) -> bool:
+        """Whether weights have one scale per channel."""
+        return is_per_channel(self.recipe.w.qscheme)
+
+
+@dataclass(frozen=True)
+class RecipeStep:
+    """One candidate change: keys of the recipe, and a condition.
+
+    Attributes:
+        name: display name.
+        keys: values by key path.
+        when: whether the step can help at all.
+    """
+
+    name: str
+    keys: Mapping[str, Any]
+    when: Callable[[Situation], bool]
+
+
+def _by_inputs(here: Situation) -> bool:
+    return here.weights and here.recipe.w.quantizer.dtype == "int" and here.recipe.mode != "dynamic"
+
+
+STEPS: Final = (
+    RecipeStep("ranges of activations: min-max", {"A.OBSERVER.TYPE": "minmax"}, lambda here: here.inputs),
+    RecipeStep("ranges of activations: percentile", {"A.OBSERVER.TYPE": "percentile"}, lambda here: here.inputs),
+    RecipeStep(
+        "ranges of weights: least error of the output",
+        {"W.ROUNDING.SCALE": "search"},
+        lambda here: _by_inputs(here) and not here.searched,
+    ),
+    RecipeStep("gptq at 8 bits", {"W.ROUNDING.TYPE": "gptq"}, lambda here: _by_inputs(here) and not here.low),
+    RecipeStep(
+        "bias correction: measured",
+        {"BIAS_CORRECTION": "empirical"},
+        lambda here: _by_inputs(here) and not here.corrected,
+    ),
+    RecipeStep("bias correction: none", {"BIAS_CORRECTION": "none"}, lambda here: here.weights and here.corrected),
+    RecipeStep(
+        "cross-layer equalization",
+        {"EQUALIZE.CROSS_LAYER": True},
+        lambda here: here.weights and here.inputs and not here.per_channel,
+    ),
+    RecipeStep(
+        "absorbed biases",
+        {"EQUALIZE.CROSS_LAYER": True, "EQUALIZE.ABSORB_BIAS": True},
+        lambda here: here.weights and here.inputs and not here.per_channel,
+    ),
+    RecipeStep(
+        "smoothed inputs (SmoothQuant)",
+        {"EQUALIZE.SMOOTH_QUANT": True},
+        lambda here: here.weights and here.inputs and here.per_channel,
+    ),
+    RecipeStep(
+        "weights scaled by input activations (AWQ)",
+        {"EQUALIZE.AWQ": True},
+        lambda here: here.low and here.products and here.per_channel,
+    ),
+    RecipeStep(
+        "tuned batch norms",
+        {"SCHEDULE.BN_TUNING": True},
+        lambda here: here.batch_norms and here.weights and here.per_channel,
+    ),
+    RecipeStep(
+        "ranges measured on quantized inputs",
+        {"CALIBRATION.ASYM.ENABLE": True},
+        lambda here: here.inputs and here.weights and not here.corrected,
+    ),
+    RecipeStep(
+        "adaquant",
+        {"W.ROUNDING.TYPE": "adaquant"},
+        lambda here: _by_inputs(here) and here.recipe.w.quantizer.bit <= LOW_BITS,
+    ),
+    RecipeStep(
+        "adaround",
+        {"W.ROUNDING.TYPE": "adaround"},
+        lambda here: _by_inputs(here) and here.recipe.w.quantizer.bit <= LOW_BITS,
+    ),
+)
+"""Cheap ones first. The settings of a step that gains are kept for later steps."""
+
+
+def steps_for(here: Situation, decided: frozenset[str]) -> list[RecipeStep]:
+    """Return the applicable steps, without those that would change a decided key.
+
+    Args:
+        decided: key paths, upper case, that the call or the recipe sets.
+    """
+    found = []
+    for step in STEPS:
+        mine = any(key in decided or key.rpartition(".")[0] in decided for key in step.keys)
+        has = all(attrgetter(key.lower())(here.recipe) == value for key, value in step.keys.items())
+        if step.when(here) and not mine and not has:
+            found.append(step)
+    return found
+
 
 WORTH: Final = 0.02
 """Minimum share of the error energy that a step must save to be kept; see `Score.beats`."""
@@ -72,7 +226,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Result of the search.
 
     Attributes:
@@ -91,7 +245,7 @@ class Found:
     plain: Score | None
     best: Score
     attempts: tuple[Attempt, ...]
-    outcome: Outcome | None
+    outcome: MixedOutcome | None
     trials: int
     judged: int
     divided: bool
@@ -142,7 +296,7 @@ class Found:
         }
 
 
-def search(trials: Trials, recipe: Recipe, decided: frozenset[str]) -> Found:
+def search(trials: Trials, recipe: Recipe, decided: frozenset[str]) -> SearchResult:
     """Run the search that AUTO and MIXED of a recipe request.
 
     Args:
@@ -163,7 +317,7 @@ def search(trials: Trials, recipe: Recipe, decided: frozenset[str]) -> Found:
     score = trials.score(best, "result") if outcome is None else outcome.best.score
     if plain is not None and recipe.mixed.max_loss is None and not _budgeted(recipe) and score.error > plain.error:
         final, score = settled(recipe), plain
-    return Found(
+    return SearchResult(
         recipe=final,
         plain=plain,
         best=score,
@@ -193,24 +347,20 @@ def _stepped(trials: Trials, recipe: Recipe, plain: Score, decided: frozenset[st
     steps = steps_for(Situation.of(recipe, graphs.load(trials.model)), decided)
     best, score = recipe, plain
     for number, step in enumerate(steps):
-        made, attempt = _try(trials, best, score, step, f"trial {number + 1} of {len(steps)}: {step.name}")
-        attempts.append(attempt)
-        if attempt.kept and attempt.score is not None:
-            best, score = made, attempt.score
+        try:
+            made = changed(best, dict(step.keys))
+            found = trials.score(made, f"trial {number + 1} of {len(steps)}: {step.name}")
+        except SbonnxError as error:
+            attempts.append(Attempt(step.name, step.keys, score, None, kept=False, why=str(error)))
+            continue
+        kept = found.beats(score, WORTH)
+        attempts.append(Attempt(step.name, step.keys, score, found, kept=kept))
+        if kept:
+            best, score = made, found
     return best
 
 
-def _try(trials: Trials, best: Recipe, score: Score, step: Step, what: str) -> tuple[Recipe, Attempt]:
-    """Try one more step on top of a recipe."""
-    try:
-        made = changed(best, dict(step.keys))
-        found = trials.score(made, what)
-    except SbonnxError as error:
-        return best, Attempt(step.name, step.keys, score, None, kept=False, why=str(error))
-    return made, Attempt(step.name, step.keys, score, found, kept=found.beats(score, WORTH))
-
-
-def _mixed(trials: Trials, recipe: Recipe, goal: Goal, *, searched: bool) -> Outcome | None:
+def _mixed(trials: Trials, recipe: Recipe, goal: Goal, *, searched: bool) -> MixedOutcome | None:
     """Choose widths layer by layer if requested, or if the goal is not reached without."""
     if _budgeted(recipe):
         return choose(trials, recipe)
@@ -229,6 +379,3 @@ def _more(now: int, wider: tuple[int, ...], allowed: tuple[int, ...]) -> tuple[i
     if now == FLOAT:
         return (FLOAT,)
     return (now, *(bits for bits in wider if bits == FLOAT or (bits > now and bits in allowed)))
-
-
-__all__ = ["Attempt", "Found", "goal_of", "search"]

@@ -45,7 +45,7 @@ def changed(recipe: Recipe, overrides: dict[str, Any]) -> Recipe:
 
 
 @final
-class Told(Progress):
+class TrialProgress(Progress):
     """Progress adapter that prefixes the name of the current trial. Closing it does not close the `Progress`."""
 
     def __init__(self, progress: Progress) -> None:
@@ -82,7 +82,7 @@ class Trials:
         rules: the backend.
         samples: calibration set and hold-out set.
         judge: evaluates solutions.
-        told: progress, prefixed with the name of the trial.
+        progress: prefixed with the name of the trial.
         count: number of trials so far.
     """
 
@@ -90,7 +90,7 @@ class Trials:
     rules: Backend
     samples: Samples
     judge: Judge
-    told: Told
+    progress: TrialProgress
     count: int = 0
     _known: dict[str, Score] = field(default_factory=dict)
 
@@ -108,8 +108,8 @@ class Trials:
 
         Raises: see `sbonnx.pipeline.solve`.
         """
-        self.told.what = what
-        state = solve(Request(self.model, self.trial(recipe), self.rules, data=self.samples.fit), self.told)
+        self.progress.what = what
+        state = solve(Request(self.model, self.trial(recipe), self.rules, data=self.samples.fit), self.progress)
         return state.prepared, state.solution
 
     def score(self, recipe: Recipe, what: str) -> Score:
@@ -162,7 +162,4 @@ def open_trials(
     samples = divide(given.fit, base.graph, recipe.auto.held_out, recipe.auto.samples)
     kind = "metric" if metric is not None else loss_kind(recipe.mixed.loss, base.graph)
     judge = Judge(base.graph, samples.held, kind, recipe.device, metric)
-    return Trials(model, rules, samples, judge, Told(progress or Silent()))
-
-
-__all__ = ["Told", "Trials", "changed", "open_trials", "settled"]
+    return Trials(model, rules, samples, judge, TrialProgress(progress or Silent()))

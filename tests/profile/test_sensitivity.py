@@ -11,12 +11,12 @@ import pytest
 from sbonnx.errors import RecipeError
 from sbonnx.graph import load
 from sbonnx.plan.types import Plan, Site, Solution
-from sbonnx.profile import Candidate, sensitivity
+from sbonnx.profile import Candidate, WalkOptions, sensitivity
 from sbonnx.spec import Array, QParams, QuantSpec
 from tests.calib.engine.branching import nested
 from tests.calib.naive import plan_linear
 from tests.calib.quantized.test_forward import with_qdq
-from tests.profile.test_losses import BRANCH_FEEDS, FEEDS, ROLES, only, shown, squared
+from tests.profile.test_layer_losses import BRANCH_FEEDS, FEEDS, ROLES, only, shown, squared
 from tests.support.calibration import calibrate
 from tests.support.models import model, residual, run
 
@@ -124,19 +124,6 @@ def test_a_rounding_of_the_caller(eight: tuple[Any, Any, Plan, Solution]) -> Non
         assert other.error > 1.1 * one.error if one.candidate.weight == 4 else other.error == one.error
 
 
-def test_two_measures(eight: tuple[Any, Any, Plan, Solution]) -> None:
-    _, graph, plan, solution = eight
-    found = sensitivity(
-        graph, plan, solution, [Candidate(4, 8)], FEEDS, checker="sqnr", network=True, network_checker="kl"
-    )
-    for row in found.rows:
-        assert row.error > 5
-        assert row.network is not None
-        assert 0 < row.network < 5
-        assert row.network_loss == row.network
-        assert row.loss == pytest.approx(10 ** (-row.error / 20))
-
-
 def test_layers_in_branches_have_no_figure_at_the_outputs() -> None:
     proto = nested()
     graph = load(proto)
@@ -149,10 +136,14 @@ def test_layers_in_branches_have_no_figure_at_the_outputs() -> None:
 
 def test_feeds_are_walked_once_and_may_be_limited(eight: tuple[Any, Any, Plan, Solution]) -> None:
     _, graph, plan, solution = eight
-    whole = sensitivity(graph, plan, solution, [Candidate(4, 8)], iter(FEEDS), network=True, threads=2)
-    again = sensitivity(graph, plan, solution, [Candidate(4, 8)], FEEDS, network=True, memory=64, threads=1)
+    whole = sensitivity(
+        graph, plan, solution, [Candidate(4, 8)], iter(FEEDS), network=True, options=WalkOptions(threads=2)
+    )
+    again = sensitivity(
+        graph, plan, solution, [Candidate(4, 8)], FEEDS, network=True, options=WalkOptions(memory=64, threads=1)
+    )
     assert whole == again
-    first = sensitivity(graph, plan, solution, [Candidate(4, 8)], FEEDS, limit=1).rows
+    first = sensitivity(graph, plan, solution, [Candidate(4, 8)], FEEDS, options=WalkOptions(limit=1)).rows
     alone = sensitivity(graph, plan, solution, [Candidate(4, 8)], FEEDS[:1]).rows
     assert first == alone
 

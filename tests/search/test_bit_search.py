@@ -17,9 +17,9 @@ from sbonnx.plan import Plan
 from sbonnx.recipe import Recipe
 from sbonnx.recipe import load as load_recipe
 from sbonnx.recipe.node_patterns import matcher
-from sbonnx.search import Survey, Trials, choose, open_trials, survey
+from sbonnx.search import SensitivitySurvey, Trials, choose, open_trials, survey
+from sbonnx.search.bit_costs import costs_of
 from sbonnx.search.bit_groups import ACTIVATION, WEIGHT, pattern_of, with_choices
-from sbonnx.search.costs import costs_of
 from sbonnx.stages.state import read_recipe
 from tests.support.models import residual
 
@@ -43,7 +43,7 @@ def plan_of(recipe: Recipe, trials: Trials) -> Plan:
     return prepare(residual(), recipe, trials.rules).plan
 
 
-def best_of_all(here: Survey, limit: float) -> float:
+def best_of_all(here: SensitivitySurvey, limit: float) -> float:
     """The least sum of losses of all choices of weights whose bits are within a limit."""
     layers = [layer for group in here.groups for layer in group.layers]
     found = []

@@ -19,7 +19,7 @@ from sbonnx.pipeline import prepare
 from sbonnx.recipe import load as load_recipe
 from sbonnx.search import Score, open_trials, search
 from sbonnx.search.evaluation import divide, loss_kind
-from sbonnx.search.recipe_steps import STEPS, Situation, steps_for
+from sbonnx.search.recipe_search import STEPS, Situation, steps_for
 from sbonnx.spec import Array
 from sbonnx.stages.state import read_recipe
 from tests.support.models import residual, run

@@ -12,11 +12,12 @@ from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.graph import query
 from sbonnx.pipeline import prepare
 from sbonnx.plan import Plan, Solution
-from sbonnx.profile import Candidate, Sensitivities, sensitivity
+from sbonnx.profile import Candidate, Sensitivities, WalkOptions, sensitivity
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.backend_limits import sides
 from sbonnx.recipe.names import FLOAT
 from sbonnx.report import Refusal
+from sbonnx.search.bit_costs import Costs, Weighted
 from sbonnx.search.bit_groups import (
     ACTIVATION,
     WEIGHT,
@@ -28,7 +29,6 @@ from sbonnx.search.bit_groups import (
     groups_of,
     with_choices,
 )
-from sbonnx.search.costs import Costs, Weighted
 from sbonnx.search.pareto import Front
 from sbonnx.search.trials import Trials, changed, settled
 from sbonnx.stages.state import Prepared
@@ -48,7 +48,7 @@ LEAST_FEEDS: Final = 4
 
 
 @dataclass(frozen=True)
-class Survey:
+class SensitivitySurvey:
     """Candidate widths of all layers and their losses.
 
     Attributes:
@@ -98,7 +98,9 @@ class Survey:
         return [(WEIGHT, layer.names, bits) for layer in self.free]
 
 
-def survey(trials: Trials, recipe: Recipe, weights: Sequence[int] = (), activations: Sequence[int] = ()) -> Survey:
+def survey(
+    trials: Trials, recipe: Recipe, weights: Sequence[int] = (), activations: Sequence[int] = ()
+) -> SensitivitySurvey:
     """Measure the loss of each layer at each width.
 
     The network is solved once for each weight width, with the second moments of each layer from the float network, so
@@ -114,7 +116,8 @@ def survey(trials: Trials, recipe: Recipe, weights: Sequence[int] = (), activati
     plain = settled(recipe)
     weights, activations = _widths(recipe, weights, activations)
     names = _Names.of(trials.model)
-    plans = {bits: prepare(trials.model, _at(plain, bits, None), trials.rules).plan for bits in weights if bits}
+    at_widths = {bits: changed(plain, {"W.QUANTIZER.BIT": bits}) for bits in weights if bits}
+    plans = {bits: prepare(trials.model, wider, trials.rules).plan for bits, wider in at_widths.items()}
     choosable, unnamed = _choosable(plans, weights, names)
     if not choosable and len(activations) < 2:
         raise RecipeError(
@@ -132,9 +135,14 @@ def survey(trials: Trials, recipe: Recipe, weights: Sequence[int] = (), activati
     fixed = {name: bits for name, bits in _widths_in(base.plan).items() if movable and name not in choosable}
     groups = groups_of(found, base.plan, choosable, fixed, inputs=movable)
     if movable:
-        groups = [_named(group, names, activations) for group in groups]
+        for at, group in enumerate(groups):
+            if any(tensor not in names.tensors for tensor in group.tensors):  # a recipe cannot name all of them
+                groups[at] = replace(group, tensors=())
+            else:
+                losses = {bits: loss for bits, loss in group.losses.items() if bits in activations}
+                groups[at] = replace(group, losses=losses)
     groups = [group for group in groups if group.layers or group.tensors]
-    return Survey(
+    return SensitivitySurvey(
         recipe=plain,
         groups=tuple(groups),
         kept=_kept(base.plan, found, {**choosable, **fixed}),
@@ -168,12 +176,6 @@ def _widths(recipe: Recipe, weights: Sequence[int], activations: Sequence[int]) 
     if recipe.w.quantizer.dtype != "int" or recipe.a.quantizer.dtype != "int":
         raise RecipeError("MIXED chooses between widths of integers: drop DTYPE: fp8, or MIXED")
     return both[0], both[1]
-
-
-def _at(recipe: Recipe, weight: int | None, activation: int | None) -> Recipe:
-    """Return a recipe with another width for a whole side."""
-    wanted = {"W.QUANTIZER.BIT": weight, "A.QUANTIZER.BIT": activation}
-    return changed(recipe, {key: bits for key, bits in wanted.items() if bits is not None})
 
 
 @dataclass(frozen=True)
@@ -245,9 +247,10 @@ def _sensitivities(
 ) -> tuple[Sensitivities, int, bool]:
     """Measure the losses. Also return the number of feeds, and whether they are at the network's outputs."""
     candidates = candidates_of(solved, activations)
+    calibration = base.recipe.calibration
     known = {Candidate(bits, None): (prepared.plan, one) for bits, (prepared, one) in solved.items()}
-    trials.told.what = "sensitivity"
-    trials.told.start("each layer at each width", None)
+    trials.progress.what = "sensitivity"
+    trials.progress.start("each layer at each width", None)
 
     def measure(feeds: int, network: bool, some: Sequence[Candidate]) -> Sensitivities:
         return sensitivity(
@@ -258,10 +261,7 @@ def _sensitivities(
             trials.samples.held,  # on the calibration feeds, layers with few rows would seem lossless
             network=network,
             solved={one: numbers for one, numbers in known.items() if one in some},
-            limit=feeds,
-            device=base.recipe.device,
-            memory=base.recipe.calibration.memory,
-            threads=base.recipe.calibration.threads,
+            options=WalkOptions(feeds, base.recipe.device, calibration.memory, calibration.threads),
         )
 
     first = measure(1, False, candidates[:1])
@@ -271,14 +271,6 @@ def _sensitivities(
         feeds = max(LEAST_FEEDS, int(NETWORK_MULTIPLIES / once))
     network = once * min(feeds, LEAST_FEEDS) <= NETWORK_MULTIPLIES
     return measure(feeds, network, candidates), feeds, network
-
-
-def _named(group: Group, names: _Names, activations: Sequence[int]) -> Group:
-    """Return the group without a choice for its inputs if a recipe cannot name all of their tensors."""
-    if any(tensor not in names.tensors for tensor in group.tensors):
-        return replace(group, tensors=())
-    losses = {bits: loss for bits, loss in group.losses.items() if bits in activations}
-    return replace(group, losses=losses)
 
 
 def _kept(plan: Plan, found: Sensitivities, chosen: Mapping[str, object]) -> dict[str, tuple[Weighted, int, int]]:
@@ -293,6 +285,3 @@ def _kept(plan: Plan, found: Sensitivities, chosen: Mapping[str, object]) -> dic
             counts = Weighted(row.layer, row.weights, row.multiplies)
             kept[row.layer] = (counts, weights[0].spec.bits, inputs[0].spec.bits if inputs else FLOAT)
     return kept
-
-
-__all__ = ["Survey", "survey"]

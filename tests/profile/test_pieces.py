@@ -10,12 +10,12 @@ from sbonnx.graph import load
 from sbonnx.graph.query import all_nodes
 from sbonnx.plan.types import Plan, Reader, Site
 from sbonnx.profile import losses
-from sbonnx.profile.steps import steps_of
+from sbonnx.profile.pieces import steps_of
 from sbonnx.spec import QuantSpec
 from tests.calib.engine.branching import nested
 from tests.calib.naive import plan_linear
 from tests.calib.quantized.test_forward import with_qdq
-from tests.profile.test_losses import squared
+from tests.profile.test_layer_losses import squared
 from tests.support.calibration import calibrate
 from tests.support.models import model, residual, run
 

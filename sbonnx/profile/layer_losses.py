@@ -1,31 +1,34 @@
-"""Losses per layer: isolated error in total, by weights and by activations, and accumulated error."""
+"""Losses per layer (isolated in total, by weights, by activations; accumulated) and errors of quantized activations."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Final
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from typing import Any, Final
 
+import numpy as np
+
+from sbonnx.calib.quantized.forward import Forward
 from sbonnx.graph import Graph, Tensor
 from sbonnx.graph.query import dtype, scopes
+from sbonnx.metrics import ratio_db
 from sbonnx.plan.types import Plan, Reader, Role, Site, Solution
-from sbonnx.profile.checkers import Checker, Measure, kind_of, make_measure
-from sbonnx.profile.numbers import PARTS, Part, Solved, uses_of
-from sbonnx.profile.pieces import Known, Piece
-from sbonnx.profile.rows import COLUMNS, Column, LayerLoss, Profile
-from sbonnx.profile.walk import MEMORY, Sample, Values, Walk
+from sbonnx.profile.checkers import COLUMNS, Checker, Column, LayerLoss, Measure, Profile, kind_of, make_measure
+from sbonnx.profile.pieces import Known, StepSession
+from sbonnx.profile.replacements import PARTS, Part, Solved, uses_of
+from sbonnx.profile.walk import DEFAULTS, Sample, Values, Walk, WalkOptions
 from sbonnx.spec import Array
 
 PART_OF: Final[dict[Column, Part]] = {"alone": "both", "weights": "weights", "activations": "activations"}
 """Quantized part of a layer for each figure; for "gathered" the whole network is quantized."""
 
-
-UNTYPED: Final = "it gives, or its branch reads, a tensor of unknown type, which cannot wait for a later layer"
+UNTYPED: Final = "it gives, or its branch reads, a tensor of unknown type, which cannot be stored for a later layer"
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _LayerOutputs:
     """Outputs of a layer on one feed: in float, and by figure; `strayed`: the quantized network took another branch."""
 
     reference: Values
@@ -34,7 +37,7 @@ class _Seen:
 
 
 @dataclass
-class _Sums:
+class _LayerMeasures:
     """Error measures of one layer."""
 
     checker: Checker
@@ -43,7 +46,7 @@ class _Sums:
     strayed: int = 0
     apart: int = 0
 
-    def all_of(self, feeds: Iterable[_Seen]) -> _Sums:
+    def all_of(self, feeds: Iterable[_LayerOutputs]) -> _LayerMeasures:
         """Add every feed, and return self."""
         for seen in feeds:
             self.feeds += 1
@@ -74,26 +77,22 @@ def losses(
     *,
     checker: Checker = "sqnr",
     columns: Sequence[Column] = COLUMNS,
-    limit: int | None = None,
-    device: str = "cpu",
-    memory: str | int = MEMORY,
-    threads: int | None = None,
+    options: WalkOptions = DEFAULTS,
 ) -> Profile:
     """Measure the loss of each node with a quantized input at its outputs, including branches of If.
 
     Each layer runs on stored float input activations: the network runs once in float, once quantized if "gathered" is
-    requested, and each layer once more for each other column. Time is linear in layers and feeds; memory is `memory`
-    plus the values of one layer.
+    requested, and each layer once more for each other column. Time is linear in layers and feeds; memory is
+    `options.memory` plus the values of one layer.
 
     Args:
         graph: the prepared float graph; not changed.
         plan, solution: the quantized sites and their parameters.
-        data: feeds, iterated once; the first `limit` are used.
+        data: feeds, iterated once; the first `options.limit` are used.
         checker: a name in `sbonnx.profile.MEASURES`, or a function of (quantized, float) outputs, which is called
             once per layer, output, column and feed, and averaged.
         columns: figures to measure.
-        memory: bytes for stored activations; beyond it they spill to disk.
-        threads: number of feeds to run at the same time, each on one thread; None: the number of cores.
+        options: number of feeds, device, memory for stored activations, threads.
 
     Raises:
         RecipeError: there is no such measure.
@@ -104,22 +103,20 @@ def losses(
     rows = rows_of(graph, uses)
     everything = Solved(plan, solution) if "gathered" in columns else None
     ends = _Ends(checker, [] if everything is None else graph.outputs)
-    walk: Walk[_Seen] = Walk(
+    walk: Walk[_LayerOutputs] = Walk(
         graph,
         rows,
         reads=uses,
         replaced=solution.constants,
         quantized=everything,
         wanted=tuple(ends.measures),
-        device=device,
-        memory=memory,
-        threads=threads,
+        options=options,
     )
     parts = {column: Solved(plan, solution, PART_OF[column]) for column in columns if column in PART_OF}
     layers: list[LayerLoss] = []
     notes: list[str] = []
-    for piece, seen in walk(data, _looking(parts, uses), limit=limit, end=ends.add):
-        sums = _Sums(checker).all_of(seen)
+    for piece, seen in walk(data, _looking(parts, uses), end=ends.add):
+        sums = _LayerMeasures(checker).all_of(seen)
         row = sums.filled(rows[piece.step.layer])
         layers.append(row)
         notes.extend(_notes(row, sums, walk.feeds))
@@ -128,12 +125,14 @@ def losses(
     return Profile(checker, tuple(layers), ends.values(), walk.feeds, (*notes, *ends.notes()))
 
 
-def _looking(parts: Mapping[Column, Solved], uses: Mapping[Reader, Site]) -> Callable[[Piece, Sample], _Seen]:
+def _looking(
+    parts: Mapping[Column, Solved], uses: Mapping[Reader, Site]
+) -> Callable[[StepSession, Sample], _LayerOutputs]:
     """Return a function that runs a layer on one feed for each figure that applies to it."""
     needs: dict[Column, Role] = {"weights": "weight", "activations": "activation"}
     has = {role: {reader.node for reader, site in uses.items() if site.role == role} for role in needs.values()}
 
-    def look(piece: Piece, sample: Sample) -> _Seen:
+    def look(piece: StepSession, sample: Sample) -> _LayerOutputs:
         layer = piece.step.layer
         known: Known = {}
         found: dict[Column, Values] = {
@@ -143,7 +142,7 @@ def _looking(parts: Mapping[Column, Solved], uses: Mapping[Reader, Site]) -> Cal
         }
         if sample.gathered is not None:
             found["gathered"] = sample.gathered
-        return _Seen(sample.outputs, found, strayed=sample.strayed)
+        return _LayerOutputs(sample.outputs, found, strayed=sample.strayed)
 
     return look
 
@@ -187,12 +186,12 @@ def rows_of(graph: Graph, uses: Mapping[Reader, Site]) -> dict[str, LayerLoss]:
     return rows
 
 
-def _notes(row: LayerLoss, sums: _Sums, feeds: int) -> Iterator[str]:
+def _notes(row: LayerLoss, sums: _LayerMeasures, feeds: int) -> Iterator[str]:
     """Yield messages about a layer's figures."""
     if sums.feeds < feeds and not row.scope:
         yield f"'{row.node}' ran on {sums.feeds} of {feeds} feeds"
     elif sums.feeds < feeds:
-        yield f"'{row.node}' lies in a branch that was taken on {sums.feeds} of {feeds} feeds"
+        yield f"'{row.node}' is in a branch that was taken on {sums.feeds} of {feeds} feeds"
     if sums.strayed:
         yield f"'{row.node}': the quantized network takes another branch on {sums.strayed} feeds"
     if sums.apart:
@@ -222,7 +221,7 @@ def node_errors(
         plan = replace(plan, sites=tuple(site for site in plan.sites if site.role in PARTS[part]))
         solution = replace(solution, constants={} if part == "activations" else solution.constants)
     wanted: Column = column if alone else "gathered"
-    found = losses(graph, plan, solution, data, checker=checker, columns=(wanted,), device=device)
+    found = losses(graph, plan, solution, data, checker=checker, columns=(wanted,), options=WalkOptions(device=device))
     values = {row.node: row.value(wanted) for row in found.layers}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -238,3 +237,95 @@ def compare(measure: Measure, quantized: Values, reference: Values) -> int:
         else:
             measure.add(quantized[name], ref)
     return apart
+
+
+LOST_DB = 3.0
+"""Signal-to-noise ratio in dB below which a tensor is considered lost."""
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """Errors of one quantized activation.
+
+    Attributes:
+        node: name of its first reader.
+        tensor: the quantized tensor.
+        label: its quantized type.
+        alone_db: isolated error: signal-to-noise ratio in dB if only this tensor is quantized.
+        sqnr_db: accumulated error: signal-to-noise ratio in dB of the tensor in the fully quantized network, without
+            its own rounding.
+        scale: scale of the first channel.
+    """
+
+    node: str
+    tensor: str
+    label: str
+    alone_db: float
+    sqnr_db: float
+    scale: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to plain values."""
+        return asdict(self)
+
+
+@dataclass
+class _Noise:
+    signal: float = 0.0
+    alone: float = 0.0
+    gathered: float = 0.0
+
+
+def errors(
+    graph: Graph,
+    plan: Plan,
+    solution: Solution,
+    data: Iterable[Mapping[str, Array]],
+    *,
+    limit: int | None = None,
+    device: str = "cpu",
+) -> tuple[LayerError, ...]:
+    """Measure the error of every quantized activation, in topological order.
+
+    Args:
+        graph: the prepared float graph.
+        data: feeds; the first `limit` are used.
+    """
+    sites = [site for site in plan.sites if site.role == "activation" and site.key in solution.qparams]
+    sites = [site for site in sites if not site.scope]  # tensors of branches exist only if the branch runs
+    names = list(dict.fromkeys(site.tensor for site in sites))
+    noise = {site.key: _Noise() for site in sites}
+    with (
+        Forward(graph, plan, solution, w_quant=False, a_quant=False, device=device, tensors=names) as float_run,
+        Forward(graph, plan, solution, device=device, tensors=names) as quant_run,
+    ):
+        for feeds in islice(iter(data), limit):
+            reference, value = float_run(feeds), quant_run(feeds)
+            for site in sites:
+                floats = reference[site.tensor]
+                ref, sums = floats.astype(np.float64), noise[site.key]
+                rounded = solution.qparams[site.key].fake_quant(floats).astype(np.float64)
+                sums.signal += float((ref**2).sum())
+                sums.alone += float(((rounded - ref) ** 2).sum())
+                sums.gathered += float(((value[site.tensor].astype(np.float64) - ref) ** 2).sum())
+    return tuple(
+        LayerError(
+            node=site.readers[0].node if site.readers else "",
+            tensor=site.tensor,
+            label=site.spec.label(),
+            alone_db=ratio_db(noise[site.key].signal, noise[site.key].alone),
+            sqnr_db=ratio_db(noise[site.key].signal, noise[site.key].gathered),
+            scale=float(solution.qparams[site.key].scale.flat[0]),
+        )
+        for site in sites
+    )
+
+
+def worst_first(rows: Sequence[LayerError]) -> tuple[LayerError, ...]:
+    """Sort rows by accumulated error, worst first."""
+    return tuple(sorted(rows, key=lambda row: (row.sqnr_db, row.alone_db)))
+
+
+def first_lost(rows: Sequence[LayerError]) -> LayerError | None:
+    """Return the first row, in topological order, whose tensor is lost, or None."""
+    return next((row for row in rows if min(row.sqnr_db, row.alone_db) < LOST_DB), None)

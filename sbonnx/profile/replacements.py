@@ -25,7 +25,7 @@ WIDTHS: Final = (2, 16)
 """Smallest and largest bit width."""
 
 
-class Numbers(Protocol):
+class Replacements(Protocol):
     """Source of quantized replacements for float values."""
 
     def constant(self, reader: Reader, tensor: Constant) -> Array | None:
@@ -138,17 +138,12 @@ class AtBits:
         if site is None or site.role != "activation" or bits is None:
             return None
         if site.key not in self._params:
-            self._params[site.key] = self._at(site, bits)
+            known = self._solution.qparams[site.key]
+            if bits != known.spec.bits:
+                bounds = self._solution.bounds.get(site.key, known.limits)
+                known = qparams_of(self._site(site, bits), bounds, self._tensors[site.tensor], self._plan)
+            self._params[site.key] = known
         return self._params[site.key]
-
-    def _at(self, site: Site, bits: int) -> QParams:
-        """Return an activation's parameters at another width."""
-        known = self._solution.qparams[site.key]
-        if bits == known.spec.bits:
-            return known
-        tensor = self._tensors[site.tensor]
-        bounds = self._solution.bounds.get(site.key, known.limits)
-        return qparams_of(self._site(site, bits), bounds, tensor, self._plan)
 
     @staticmethod
     def _site(site: Site, bits: int) -> Site:

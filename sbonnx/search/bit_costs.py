@@ -158,12 +158,9 @@ def _latency(
         return price.integers if integers else price.floats
 
     refusals = tuple(
-        Refusal("count time", name, f"the table of kernel costs holds no {nodes[name].op} of this kind: it counts 0")
+        Refusal("count time", name, f"the table of kernel costs has no {nodes[name].op} of this kind: it counts 0")
         for name, price in prices.items()
         if price is None
     )
     whole = sum(price.floats for price in prices.values() if price is not None)
     return Costs("latency", of, whole, sum(of(*one) for one in kept.values()), refusals)
-
-
-__all__ = ["Cost", "CostName", "Costs", "Weighted", "constant_bytes", "costs_of", "stored_bits"]

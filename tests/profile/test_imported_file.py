@@ -16,7 +16,7 @@ from sbonnx.assets import digits
 from sbonnx.errors import ModelError
 from sbonnx.metrics import sqnr_db
 from sbonnx.pipeline import quantized_graph, solve
-from sbonnx.profile import losses, same_model, subject_of
+from sbonnx.profile import WalkOptions, losses, same_model, subject_of
 from sbonnx.stages.state import Request, read_recipe
 from tests.support.models import model, residual, run
 
@@ -140,7 +140,7 @@ def test_the_file_is_not_touched(tmp_path: Path) -> None:
     path, _ = made(tmp_path, "onnxruntime")
     before = path.read_bytes()
     subject = subject_of(MODEL, path)
-    losses(subject.graph, subject.plan, subject.solution, DATA, limit=1)
+    losses(subject.graph, subject.plan, subject.solution, DATA, options=WalkOptions(limit=1))
     assert path.read_bytes() == before
 
 

@@ -17,7 +17,7 @@ from sbonnx.errors import DataError
 from sbonnx.graph import load
 from sbonnx.pipeline import prepare
 from sbonnx.plan.types import Plan, Reader, Site, Solution
-from sbonnx.profile import Column, losses, node_errors
+from sbonnx.profile import Column, WalkOptions, losses, node_errors
 from sbonnx.profile.walk import Walk
 from sbonnx.spec import Array, QuantSpec
 from sbonnx.stages.state import read_recipe
@@ -80,7 +80,7 @@ def squared(values: list[Array], references: list[Array]) -> float:
 def test_each_layer_as_a_file_of_its_own(column: Column, threads: int) -> None:
     proto = residual(opset=21)
     graph, plan, solution = solved(proto, FEEDS)
-    found = losses(graph, plan, solution, FEEDS, checker="mse", columns=(column,), threads=threads)
+    found = losses(graph, plan, solution, FEEDS, checker="mse", columns=(column,), options=WalkOptions(threads=threads))
     assert [row.node for row in found.layers] == list(LAYERS)
     tensors = {node.name: node.output[0] for node in proto.graph.node}
     for row in found.layers:
@@ -111,7 +111,7 @@ def test_memory_and_threads_change_nothing() -> None:
     """A store of a few bytes spills every tensor to disk."""
     graph, plan, solution = solved(residual(), FEEDS)
     found = [
-        losses(graph, plan, solution, FEEDS, memory=memory, threads=threads)
+        losses(graph, plan, solution, FEEDS, options=WalkOptions(memory=memory, threads=threads))
         for memory, threads in (("1 GiB", 1), (64, 1), (64, 4))
     ]
     assert found[0] == found[1] == found[2]
@@ -124,7 +124,7 @@ def test_the_batches_do_not_matter() -> None:
     for one, other in zip(cut.layers, whole.layers, strict=True):
         assert one.alone == pytest.approx(other.alone, abs=0.01)
         assert one.gathered == pytest.approx(other.gathered, abs=0.01)
-    assert losses(graph, plan, solution, FEEDS, limit=1).feeds == 1
+    assert losses(graph, plan, solution, FEEDS, options=WalkOptions(limit=1)).feeds == 1
 
 
 BRANCH_FEEDS = [
@@ -140,7 +140,7 @@ def test_layers_in_branches() -> None:
     found = losses(graph, plan, solution, BRANCH_FEEDS, checker="mse")
     rows = {row.tensor: row for row in found.layers}
     assert {name: row.feeds for name, row in rows.items()} == {"m": 4, "p": 3, "u": 2, "u2": 1, "e": 1}
-    assert sum("lies in a branch that was taken on" in note for note in found.notes) == 4
+    assert sum("is in a branch that was taken on" in note for note in found.notes) == 4
     skipped = [feed for feed in BRANCH_FEEDS if not feed["a"]]
     alone = with_qdq(proto, only(plan, rows["e"].node, ROLES["alone"]), solution)
     everything = with_qdq(proto, plan, solution)
@@ -257,7 +257,7 @@ def test_the_network_runs_once_however_many_layers(monkeypatch: pytest.MonkeyPat
         return plain(self, *args, **more)
 
     monkeypatch.setattr(LayerRunner, "run", counted)
-    losses(graph, plan, solution, FEEDS, threads=1)
+    losses(graph, plan, solution, FEEDS, options=WalkOptions(threads=1))
     per_feed = {name: runs.count(name) / len(FEEDS) for name in set(runs)}
     assert per_feed == {"'stem'": 5, "'conv1'": 5, "'conv2'": 5, "'fc'": 5, "'between layers'": 2 * 3}
 
@@ -272,7 +272,7 @@ def test_only_what_leads_to_a_layer_runs() -> None:
 
 def test_no_feeds() -> None:
     graph, plan, solution = solved(residual(), FEEDS)
-    with pytest.raises(DataError, match="the data holds no feeds"):
+    with pytest.raises(DataError, match="the data has no feeds"):
         losses(graph, plan, solution, [])
 
 
@@ -301,7 +301,7 @@ import resource, sys
 import numpy as np
 from tests.support.calibration import calibrate
 from sbonnx.graph import load
-from sbonnx.profile import losses
+from sbonnx.profile import WalkOptions, losses
 from tests.calib.naive import plan_linear
 from tests.support.models import residual
 
@@ -311,7 +311,8 @@ def feeds(count):
 
 graph = load(residual())
 plan = plan_linear(graph)
-losses(graph, plan, calibrate(graph, plan, list(feeds(2))), feeds(int(sys.argv[1])), memory="1 MiB", threads=1)
+options = WalkOptions(memory="1 MiB", threads=1)
+losses(graph, plan, calibrate(graph, plan, list(feeds(2))), feeds(int(sys.argv[1])), options=options)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
