@@ -18,7 +18,7 @@ from sbonnx.plan.types import Plan, Reader, Role, Site, Solution
 from sbonnx.profile.checkers import COLUMNS, Checker, Column, LayerLoss, Measure, Profile, kind_of, make_measure
 from sbonnx.profile.pieces import Known, StepSession
 from sbonnx.profile.replacements import PARTS, Part, Solved, uses_of
-from sbonnx.profile.walk import DEFAULTS, Sample, Values, Walk, WalkOptions
+from sbonnx.profile.walk import DEFAULTS, LayerSample, Values, Walk, WalkOptions
 from sbonnx.spec import Array
 
 PART_OF: Final[dict[Column, Part]] = {"alone": "both", "weights": "weights", "activations": "activations"}
@@ -127,12 +127,12 @@ def losses(
 
 def _looking(
     parts: Mapping[Column, Solved], uses: Mapping[Reader, Site]
-) -> Callable[[StepSession, Sample], _LayerOutputs]:
+) -> Callable[[StepSession, LayerSample], _LayerOutputs]:
     """Return a function that runs a layer on one feed for each figure that applies to it."""
     needs: dict[Column, Role] = {"weights": "weight", "activations": "activation"}
     has = {role: {reader.node for reader, site in uses.items() if site.role == role} for role in needs.values()}
 
-    def look(piece: StepSession, sample: Sample) -> _LayerOutputs:
+    def look(piece: StepSession, sample: LayerSample) -> _LayerOutputs:
         layer = piece.step.layer
         known: Known = {}
         found: dict[Column, Values] = {

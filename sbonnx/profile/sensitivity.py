@@ -22,7 +22,7 @@ from sbonnx.profile.checkers import Checker, kind_of, make_measure
 from sbonnx.profile.layer_losses import compare
 from sbonnx.profile.pieces import Known, LayerStep, StepSession
 from sbonnx.profile.replacements import AtBits, ByCandidate, Candidate, Replacements, uses_of
-from sbonnx.profile.walk import DEFAULTS, Sample, Values, Walk, WalkOptions
+from sbonnx.profile.walk import DEFAULTS, LayerSample, Values, Walk, WalkOptions
 from sbonnx.report import Refusal
 
 
@@ -174,7 +174,7 @@ class _Rest:
         """Return whether the part after a layer can run as one piece: False inside a branch."""
         return not step.scope
 
-    def run(self, step: LayerStep, sample: Sample, outputs: Values) -> Values:
+    def run(self, step: LayerStep, sample: LayerSample, outputs: Values) -> Values:
         """Compute the network's outputs that depend on the layer, from its outputs."""
         later = self._walk.read_after(step)
         own = {name: outputs[name] for name in self._outputs if name in outputs}
@@ -215,7 +215,7 @@ class _Look:
         self._weighted = {reader.node for reader, site in uses.items() if site.role == "weight"}
         self._fed = {reader.node for reader, site in uses.items() if site.role == "activation"}
 
-    def __call__(self, piece: StepSession, sample: Sample) -> _Seen:
+    def __call__(self, piece: StepSession, sample: LayerSample) -> _Seen:
         step, rest = piece.step, self._rest
         follows = rest is not None and rest.follows(step)
         runs: dict[tuple[int | None, int | None], tuple[Values, Values]] = {}
@@ -239,7 +239,7 @@ class _Look:
         )
 
 
-def _multiplies(piece: StepSession, sample: Sample) -> int:
+def _multiplies(piece: StepSession, sample: LayerSample) -> int:
     """Count the multiplications of a linear op with a quantized weight; 0 for other ops."""
     linear = LINEAR.get(piece.op)
     weight = None if linear is None else piece.constants().get(linear.weight)

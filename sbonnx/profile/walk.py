@@ -51,7 +51,7 @@ DEFAULTS: Final = WalkOptions()
 
 
 @dataclass(frozen=True)
-class Sample:
+class LayerSample:
     """One feed at one layer.
 
     Attributes:
@@ -71,7 +71,7 @@ class Sample:
     read: Callable[[str], Array]
 
 
-Look = Callable[[StepSession, Sample], T]
+Look = Callable[[StepSession, LayerSample], T]
 
 
 @final
@@ -229,7 +229,7 @@ class Walk(Generic[T]):
                 quantized = gathered if self.quantized is not None else None
                 strayed = self.quantized is not None and quantized is None
                 read = partial(self._known, store, number=number)
-                sample = Sample(number, inputs, floats, quantized, strayed, read)
+                sample = LayerSample(number, inputs, floats, quantized, strayed, read)
                 found = look(piece, sample)
             self._release(store, step, number)
             return found
