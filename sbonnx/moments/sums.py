@@ -12,7 +12,7 @@ import numpy as np
 from sbonnx.linear.im2col import Geometry
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.moments.lags import Boxes, lag_plan, speed
-from sbonnx.moments.products import WAITING, Arrays, Pairs, RowSums, Streams, WindowSums, parts, rows_at_once
+from sbonnx.moments.products import WAITING, Arrays, Pairs, RowSums, WindowSums, parts, rows_at_once
 from sbonnx.moments.second import Moments
 from sbonnx.spec import Array
 

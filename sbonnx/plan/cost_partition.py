@@ -156,9 +156,7 @@ def _is_weight(node: Node, index: int) -> bool:
     return kind is not None and index in (kind.weight, kind.bias) and isinstance(node.inputs[index], Constant)
 
 
-def slower_in_integers(
-    survey: Survey, able: set[str], folds: frozenset[str], costs: KernelCosts
-) -> dict[str, str]:
+def slower_in_integers(survey: Survey, able: set[str], folds: frozenset[str], costs: KernelCosts) -> dict[str, str]:
     """Find the ops that would be slower in integers than in float, with the reason.
 
     Args:

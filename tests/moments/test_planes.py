@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from sbonnx.linear.im2col import Geometry, geometry_of
 from sbonnx.moments import Moments, MomentSums, planes
-from sbonnx.moments.lags import lag_plan
-from sbonnx.moments.lags import Boxes
+from sbonnx.moments.lags import Boxes, lag_plan
 from sbonnx.spec import Array
 from tests.support.linear_ops import layer_of
 
