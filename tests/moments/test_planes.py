@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sbonnx.linear.im2col import Geometry, geometry_of
-from sbonnx.moments import Moments, MomentSums, planes
+from sbonnx.moments import Moments, MomentSums
+from sbonnx.moments import lags as planes
 from sbonnx.moments.lags import Boxes, lag_plan
 from sbonnx.spec import Array
 from tests.support.linear_ops import layer_of
