@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sbonnx.backends import BACKENDS
 from sbonnx.backends.tensorrt.profiles import INT4_BITS, INT4_BLOCKS, PROFILES, VERSIONS, Version
 from sbonnx.recipe import names
 from sbonnx.recipe.names import FLOAT, STATIC, is_per_channel
@@ -81,8 +82,11 @@ weight_only stay float, so that none of their settings can be invalid."""
 
 
 def sides(backend: str, mode: str) -> dict[str, SideLimits]:
-    """Return the limits of both sides; those of static if the backend lacks the mode (which is refused elsewhere)."""
-    return MODE_LIMITS.get((backend, mode), LIMITS[backend])
+    """Return the limits of both sides; those of static if the backend lacks the mode (which is refused elsewhere).
+
+    A backend without a row has the limits of "virtual".
+    """
+    return MODE_LIMITS.get((backend, mode)) or LIMITS.get(backend, LIMITS["virtual"])
 
 
 def defaults(backend: str) -> dict[str, Any]:
@@ -105,7 +109,7 @@ def complete(data: dict[str, Any]) -> dict[str, Any]:
     """
     data = _complete_spelling(_complete_version(data))
     backend = data.get("BACKEND", "virtual")
-    if not isinstance(backend, str) or backend.lower() not in LIMITS:  # invalid: reported by validation
+    if not isinstance(backend, str) or backend.lower() not in BACKENDS:  # invalid: reported by validation
         return data
     out = dict(data)
     for side, limits in sides(backend.lower(), str(data.get("MODE", STATIC)).lower()).items():

@@ -10,7 +10,8 @@ from typing import Any, Final
 import yaml
 from pydantic.fields import FieldInfo
 
-from sbonnx.recipe import names, yaml_text
+from sbonnx.backends import BACKENDS
+from sbonnx.recipe import yaml_text
 from sbonnx.recipe.loading import load
 from sbonnx.recipe.schema import Recipe
 from sbonnx.recipe.sections.base import Section, children
@@ -188,5 +189,5 @@ def json_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         **schema,
         "title": "sbonnx recipe",
-        "description": f"How to quantize a model, for the backends {', '.join(names.BACKENDS)}.",
+        "description": f"How to quantize a model, for the backends {', '.join(BACKENDS)}.",
     }

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from sbonnx.backends import BACKENDS
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import names, yaml_text
 from sbonnx.recipe.backend_limits import TWINS, defaults
@@ -201,10 +202,10 @@ def _source(source: Source, backend: str | None) -> tuple[dict[str, Any], KeyOri
 def _backend_name(backend: object) -> str:
     """Return the name in lower case, with an optional version: ``tensorrt@10``."""
     name = backend.lower() if isinstance(backend, str) else ""
-    if name in names.BACKENDS or name in names.VERSIONED:
+    if name in BACKENDS or name in names.VERSIONED:
         return name
-    hint = suggestion(name, (*names.BACKENDS, *names.VERSIONED))
-    raise RecipeError(f"the backend must be {one_of(names.BACKENDS)}, got {short(backend)}{hint and f'. {hint}'}")
+    hint = suggestion(name, (*BACKENDS, *names.VERSIONED))
+    raise RecipeError(f"the backend must be {one_of(BACKENDS)}, got {short(backend)}{hint and f'. {hint}'}")
 
 
 def _with_backend(data: dict[str, Any], origin: KeyOrigin, backend: str) -> dict[str, Any]:
@@ -213,7 +214,7 @@ def _with_backend(data: dict[str, Any], origin: KeyOrigin, backend: str) -> dict
     if given is None or given == backend.partition("@")[0]:
         return {**data, "BACKEND": backend}
     name = given.lower() if isinstance(given, str) else ""
-    if name in (*names.BACKENDS, *names.VERSIONED) and name != backend and not name.startswith(f"{backend}@"):
+    if name in (*BACKENDS, *names.VERSIONED) and name != backend and not name.startswith(f"{backend}@"):
         raise RecipeError(
             f"'BACKEND' {origin.where(('BACKEND',))} is {name}, but the backend {backend} was requested. "
             f"Drop one of them, or override BACKEND={backend}"

@@ -6,14 +6,12 @@ from typing import Final, Literal, get_args
 
 from sbonnx.backends.tensorrt.profiles import VERSIONS
 
-Backend = Literal["virtual", "onnxruntime", "tensorrt"]
 Scheme = Literal["per-tensor-symmetric", "per-tensor-affine", "per-channel-symmetric", "per-channel-affine"]
 WeightScheme = Literal[Scheme, "auto"]
 SideName = Literal["w", "a"]
 Place = Literal["", "first", "last"]
 Mode = Literal["static", "dynamic", "weight_only"]
 
-BACKENDS: Final[tuple[str, ...]] = get_args(Backend)
 VERSIONED: Final = tuple(f"tensorrt@{version}" for version in VERSIONS)
 """Backend names with a version."""
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, final
 
 from pydantic import BeforeValidator, PrivateAttr, model_validator
 
+from sbonnx.backends import BACKENDS
 from sbonnx.recipe import names, value_types
 from sbonnx.recipe.backend_limits import BackendLimits, complete
 from sbonnx.recipe.names import is_per_channel
@@ -44,9 +45,7 @@ class Recipe(Section):
     their values are equal, wherever they were written.
     """
 
-    backend: value_types.BackendName = key(
-        "virtual", "the runtime that the model is made for", ", ".join(names.BACKENDS)
-    )
+    backend: value_types.BackendName = key("virtual", "the runtime that the model is made for", ", ".join(BACKENDS))
     version: value_types.VersionName | None = new_key(
         None, "version of the runtime; also written BACKEND: tensorrt@10", "tensorrt: 11, 10, 8.6", shown="tensorrt: 11"
     )

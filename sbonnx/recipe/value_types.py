@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final, TypeVar, get_args
 
 from pydantic import BeforeValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
 
+from sbonnx.backends import BACKENDS
 from sbonnx.backends.tensorrt.profiles import VERSIONS, Version
 from sbonnx.errors import RecipeError
 from sbonnx.options import parse_size
@@ -326,13 +327,15 @@ def _tensor_pattern(value: object) -> str:
     return pattern
 
 
+@dataclass(frozen=True)
 class AnyCase:
-    """Annotation of a Literal for pydantic: its names are accepted in any case."""
+    """Annotation for pydantic: the names of a Literal, or the rows of a table, are accepted in any case."""
+
+    table: Mapping[str, Any] | None = None
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        spelled = {name.lower(): name for name in get_args(source)}
-
         def read(value: object) -> str:
+            spelled = {name.lower(): name for name in (get_args(source) if self.table is None else self.table)}
             if isinstance(value, str) and value.lower() in spelled:
                 return str(spelled[value.lower()])
             raise Wrong(f"must be {one_of(spelled.values())}", value=value)
@@ -340,7 +343,7 @@ class AnyCase:
         return BeforeValidator(read).__get_pydantic_core_schema__(source, handler)
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        names = handler(schema)["enum"]
+        names = handler(schema)["enum"] if self.table is None else list(self.table)
         cased = ["".join(f"[{c.upper()}{c.lower()}]" if c.isalpha() else c for c in name) for name in names]
         return {"type": "string", "anyOf": [{"enum": names}, {"pattern": f"^({'|'.join(cased)})$"}]}
 
@@ -390,7 +393,7 @@ RoundingName = Annotated[str, _type(names.ROUNDINGS)]
 VersionName = Annotated[Version, ValueReader(_version, {"anyOf": [{"enum": list(VERSIONS)}, {"type": "number"}]})]
 DtypeName = Annotated[Kind, ANY_CASE]
 BlockSize = Annotated[int | str, ValueReader(_block_size, _BLOCKS)]
-BackendName = Annotated[names.Backend, ANY_CASE]
+BackendName = Annotated[str, AnyCase(BACKENDS)]
 SchemeName = Annotated[names.Scheme, ANY_CASE]
 WeightSchemeName = Annotated[names.WeightScheme, ANY_CASE]
 Device = Annotated[str, ValueReader(_device, _DEVICES)]

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from sbonnx.backends import BACKENDS
 from sbonnx.recipe import annotated_default, json_schema, load, table
 from sbonnx.recipe.backend_limits import LIMITS
 from sbonnx.recipe.loading import all_keys
-from sbonnx.recipe.names import BACKENDS, SCHEMES, SHORT_FORMS
+from sbonnx.recipe.names import SCHEMES, SHORT_FORMS
 from sbonnx.recipe.yaml_text import parse
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "recipe.md"

@@ -9,10 +9,11 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from sbonnx.backends import BACKENDS
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import Recipe, as_yaml, load
 from sbonnx.recipe.loading import all_keys
-from sbonnx.recipe.names import BACKENDS, OBSERVERS, ONLY_ACTIVATIONS, ONLY_WEIGHTS, QUANTIZERS, SCHEMES
+from sbonnx.recipe.names import OBSERVERS, ONLY_ACTIVATIONS, ONLY_WEIGHTS, QUANTIZERS, SCHEMES
 from sbonnx.recipe.yaml_text import parse
 
 BITS = st.sampled_from([0, *range(2, 17)])
@@ -95,7 +96,7 @@ def test_a_recipe_survives_a_trip_through_yaml(source: dict[str, Any]) -> None:
 
 
 @SETTINGS
-@given(RECIPES, st.sampled_from(BACKENDS))
+@given(RECIPES, st.sampled_from(list(BACKENDS)))
 def test_every_backend_takes_it_or_says_why(source: dict[str, Any], backend: str) -> None:
     recipe = outcome(source, backend=backend)
     assert recipe is None or recipe.backend == backend

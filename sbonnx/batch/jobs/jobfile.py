@@ -11,11 +11,12 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
 
+from sbonnx.backends import BACKENDS
 from sbonnx.batch.jobs.job import Job, encodable
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import yaml_text
 from sbonnx.recipe.loading import BITS, WHOLE, all_keys
-from sbonnx.recipe.names import BACKENDS, SHORT_FORMS, VERSIONED
+from sbonnx.recipe.names import SHORT_FORMS, VERSIONED
 from sbonnx.recipe.problem import KeyOrigin, Wrong, nearest, one_of, short
 from sbonnx.recipe.value_types import both_bits
 
