@@ -123,7 +123,8 @@ def in_process(subject: Subject, effort: Effort, findings: Findings) -> None:
 
 def profile(subject: Subject, effort: Effort, findings: Findings) -> None:
     """Measure the CPU time of the parts of calibration relative to the float loop, and the speedup of two threads
-    without observation."""
+    without observation.
+    """
     session, samples = ways.float_session(subject.model), subject.samples(effort.count)
     two = halves(subject.model, samples)
     chosen: dict[str, Callable[[], ways.Seconds]] = {

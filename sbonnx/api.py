@@ -18,7 +18,7 @@ from sbonnx.search import Metric, SearchResult, open_trials, search
 from sbonnx.stages.state import Request, Source, read_recipe
 
 
-def quantize(
+def quantize(  # noqa: PLR0913 - public entry point
     model: Source,
     data: Any,
     *,

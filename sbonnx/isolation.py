@@ -74,14 +74,16 @@ def leave_safe_start() -> None:
 
 def _path_first() -> str:
     """Return statements that set the search path of a new interpreter to that of this one. `sys` is built in:
-    importing it reads no file."""
+    importing it reads no file.
+    """
     return f"import sys; sys.path[:] = {[str(entry) for entry in sys.path]!a}"
 
 
 @contextlib.contextmanager
 def _path_handed_over() -> Iterator[None]:
     """Make the command lines of `multiprocessing` set the search path first, within the context. Python 3.10 has
-    neither the variable nor a flag with this effect alone."""
+    neither the variable nor a flag with this effect alone.
+    """
     from multiprocessing import util
 
     start = util.spawnv_passfds

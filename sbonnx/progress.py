@@ -296,7 +296,8 @@ def _shown(text: str) -> str:
 
 def make_progress(*, quiet: bool = False, as_json: bool = False, stream: IO[str] | None = None) -> Progress:
     """Choose the display for a stream (None: stderr): JSON if requested, nothing if quiet, a bar on a terminal, else
-    lines."""
+    lines.
+    """
     if as_json:
         return JsonLines(stream)
     if quiet:

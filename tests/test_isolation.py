@@ -88,7 +88,8 @@ def test_processes_of_multiprocessing(hostile: Path, tmp_path: Path, context: st
 
 def test_a_command_finds_what_its_parent_finds(hostile: Path, tmp_path: Path) -> None:
     """Modules in zip files, in folders added to `sys.path`, and (of an interpreter without a virtual environment) in
-    the user site, there also through the import hook of an editable install."""
+    the user site, there also through the import hook of an editable install.
+    """
     with zipfile.ZipFile(tmp_path / "code.zip", "w") as archive:
         archive.writestr("in_zip.py", "import in_site, hooked\ndef main(*values): print(ascii(values))\n")
     base = tmp_path / "base"

@@ -42,7 +42,7 @@ class Engine(Protocol):
         """Run steps as specified by `LocalEngine.run`."""
 
 
-def batch(
+def batch(  # noqa: PLR0913 - public entry point
     jobs: str | os.PathLike[str] | Iterable[Job],
     *,
     workers: int | None = None,

@@ -104,7 +104,8 @@ class Intact:
 
     def outcome(self, step: Step) -> Outcome | None:
         """Return the outcome of a step; None if it has no output, its files are damaged, or the files that its metric
-        read have changed."""
+        read have changed.
+        """
         found = self.files(step.key, step.work)
         return found if found is not None and all(self._unchanged(reads) for reads in found.reads) else None
 

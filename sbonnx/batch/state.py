@@ -139,7 +139,8 @@ class State:
 
     def expected(self, step: Step) -> float | None:
         """Return the seconds of the last run of a step with this kind and title, whatever its settings; None if
-        unknown."""
+        unknown.
+        """
         row = self._db.execute(
             f"SELECT seconds FROM steps WHERE kind = ? AND title = ? AND {TIMED} ORDER BY finished DESC LIMIT 1",
             (step.kind, step.title),

@@ -349,7 +349,8 @@ def _work_lock(key: str, places: Places, tell: Tell) -> Iterator[None]:
 
 def _sketches(row: ResolvedJob, places: Places) -> Path | None:
     """Return the calibration cache of a plan; None if it was not measured: the step then measures it, with the same
-    result."""
+    result.
+    """
     if row.shared is None:
         return None
     root = places.sketches(row.shared)

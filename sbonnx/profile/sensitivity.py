@@ -77,7 +77,7 @@ class Sensitivities:
     refusals: tuple[Refusal, ...] = ()
 
 
-def sensitivity(
+def sensitivity(  # noqa: PLR0913 - public entry point
     graph: Graph,
     plan: Plan,
     solution: Solution,

@@ -45,7 +45,7 @@ COMPARED: Final = 8
 """Number of feeds on which the exported file is compared with the module."""
 
 
-def prepare(
+def prepare(  # noqa: PLR0913 - public entry point
     model: Source,
     data: Any,
     recipe: Any = None,
@@ -108,7 +108,7 @@ def prepare(
     return module
 
 
-def train(
+def train(  # noqa: PLR0913 - public entry point
     module: nn.Module,
     data: Any,
     settings: Settings | None = None,

@@ -306,7 +306,7 @@ class QuantModel(LayerControls):
 
     # --- export -------------------------------------------------------------------------------------
 
-    def export_onnx(
+    def export_onnx(  # noqa: PLR0913 - the ancestor's signature
         self,
         dummy_data: Any,
         name: str | os.PathLike[str] | None = None,

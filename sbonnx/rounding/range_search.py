@@ -44,7 +44,7 @@ Shares = tuple[Array, Array]
 """Ratios of ``lo`` and ``hi``, each float64, in the shape of the bounds."""
 
 
-def search_bounds(
+def search_bounds(  # noqa: PLR0913 - one search, all of its settings
     weight: Array,
     spec: QuantSpec,
     bounds: Bounds,

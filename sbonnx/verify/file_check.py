@@ -162,7 +162,7 @@ class Depth:
     keep_io: bool = True
 
 
-def compare(
+def compare(  # noqa: PLR0913 - public entry point
     float_model: Path | bytes,
     quantized: Path,
     data: Iterable[Feeds] | None,
@@ -229,7 +229,7 @@ def compare(
         )
 
 
-def check(
+def check(  # noqa: PLR0913 - public entry point
     float_model: Path | bytes,
     quantized: Path,
     data: Iterable[Feeds] | None,

@@ -107,7 +107,7 @@ def test_a_metric_of_ones_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "body, said",
+    ("body", "said"),
     [
         ("return 3", "must return {name: number}"),
         ("return {}", "must return {name: number}"),

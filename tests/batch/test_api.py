@@ -59,7 +59,8 @@ def runs(report: BatchReport) -> dict[str, int]:
 
 def test_the_whole_of_it(place: Path) -> None:
     """The files are those of `sbonnx.quantize`, byte for byte; measured once; nothing the second time; one recipe
-    changed: its job only, and without the float model."""
+    changed: its job only, and without the float model.
+    """
     jobs = [
         job(place, "ort"),
         job(place, "trt", "tensorrt"),
@@ -240,7 +241,7 @@ def test_large_models_begin_first(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "output, said",
+    ("output", "said"),
     [
         ("../x.onnx", "is outside the output folder"),
         (".sbonnx/x.onnx", "is a file that the batch itself writes"),

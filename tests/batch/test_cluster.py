@@ -41,7 +41,8 @@ from tests.calib.cache.caching import complete
 @pytest.mark.parametrize("shards", [1, 2, pytest.param(5, marks=pytest.mark.slow)])
 def test_same_bytes_as_the_local_engine(shards: int, both: Cluster, alone: Path, tmp_path: Path) -> None:
     """One calibration on one worker or cut into shards: files and statistics are those of the local engine, and every
-    sample went through the float model once."""
+    sample went through the float model once.
+    """
     seen = Seen()
     steps = steps_in(tmp_path)
     found = DaskEngine(both.client, shards=shards).run(steps, Places(tmp_path), seen)

@@ -155,7 +155,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("text, said", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("text", "said"), REFUSED.values(), ids=REFUSED)
 def test_what_cannot_be(models: Path, text: str, said: str) -> None:
     """Before anything runs."""
     (models / "r.yaml").write_text("SAMPLES: 3\n")
@@ -249,7 +249,7 @@ jobs:
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    ("text", "said"),
     [
         ("output: o\njobs: [{model: '${NO_SUCH_NAME}/a.onnx'}]", "no NO_SUCH_NAME: set it"),
         ("output: o\njobs: [{model: '${SHORT}/a.onnx'}]", "fewer than 4 characters"),

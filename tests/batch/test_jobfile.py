@@ -96,7 +96,7 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.parametrize("text, parts", PROBLEMS.values(), ids=PROBLEMS)
+@pytest.mark.parametrize(("text", "parts"), PROBLEMS.values(), ids=PROBLEMS)
 def test_what_is_wrong_is_said(tmp_path: Path, text: str, parts: list[str]) -> None:
     """In one line, with the file, the key and the mend."""
     with pytest.raises(RecipeError) as caught:

@@ -179,7 +179,8 @@ def test_a_shard_that_does_not_exist() -> None:
 @pytest.mark.parametrize("name", ["cifar_resnet20", "silero_vad"])
 def test_a_calibrate_step_of_a_real_model_in_parts(name: str, pack: Path, tmp_path: Path) -> None:
     """Three targets of two opsets; the second model has branches. The caches have the same rows,
-    whether one process filled them or three parts were merged, and every sample ran once."""
+    whether one process filled them or three parts were merged, and every sample ran once.
+    """
     spec = importlib.util.spec_from_file_location("pack_eval", pack / "eval.py")
     assert spec is not None and spec.loader is not None
     evaluation = importlib.util.module_from_spec(spec)

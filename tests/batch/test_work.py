@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -236,12 +235,12 @@ def tiny(path: Path, *, op: str = "Relu") -> None:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
+def place(tmp_path: Path) -> Path:
     """A folder with a tiny model and its data."""
     tiny(tmp_path / "m.onnx")
     rng = np.random.default_rng(1)
     np.savez(tmp_path / "d.npz", x=rng.normal(size=(8, 1, 8, 8)).astype(np.float32))
-    yield tmp_path
+    return tmp_path
 
 
 TINY = (("verify.latency", "false"), ("kernel_costs", "none"))
@@ -263,7 +262,7 @@ def own(folder: Path, name: str = "a", **changes: Any) -> Job:
 
 
 @pytest.mark.parametrize(
-    "spoil, said",
+    ("spoil", "said"),
     [
         (lambda place: (place / "d.npz").write_bytes(b"PK\x03\x04 cut short"), "d.npz"),
         (lambda place: np.savez(place / "d.npz", x=np.zeros((8, 3, 8, 8), np.float32)), "'x'"),

@@ -193,12 +193,11 @@ def unknown_output() -> onnx.ModelProto:
 
 
 def empty_size() -> onnx.ModelProto:
-    proto = graph_model(
+    return graph_model(
         [node("MatMul", "x weight", "h"), node("Concat", "h none", axis=1)],
         {"weight": WEIGHT, "none": np.zeros((4, 0), np.float32)},
         shape=[4, 4],
     )
-    return proto
 
 
 def mode_of_bytes() -> onnx.ModelProto:

@@ -60,7 +60,8 @@ LARGE = """agraph (float[N,4] x) => (float[N,4] y) {
     a = Mul (x, large)  b = Relu (a)  c = Mul (b, small)  d = Tanh (c)  y = Mul (d, two) }"""
 
 
-def test_activations_past_the_range_stay(level: str = "off") -> None:
+def test_activations_past_the_range_stay() -> None:
+    level = "off"
     feeds = normal(8, 4, scale=3)
     proto = model(LARGE, large=np.float32(3e4), small=np.float32(1e-4), two=np.float32(2))
     report = convert(proto, feeds)

@@ -1,5 +1,6 @@
 """Gradients of the fake-quant modules: against torch's own learnable fake quantization, and against the slope of the
-functions that the formulas are derivatives of (rounding and clipping held where they are), found by differences."""
+functions that the formulas are derivatives of (rounding and clipping held where they are), found by differences.
+"""
 
 from __future__ import annotations
 

@@ -270,5 +270,5 @@ class BatchReport:
 
     @property
     def exit_code(self) -> int:
-        """0: all jobs are done; 1: not all. (An invalid job file, exit code 2, never gets here.)"""
+        """0: all jobs are done; 1: not all. An invalid job file (exit code 2) never gets here."""
         return 0 if self.ok else 1

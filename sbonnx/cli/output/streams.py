@@ -64,7 +64,8 @@ def last_native_message() -> str:
 
 def _open_closed() -> None:
     """Open descriptors 0 to 2 if they are closed (``>&-``). Otherwise the next opened file would get such a number, and
-    everything printed would be written to it."""
+    everything printed would be written to it.
+    """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

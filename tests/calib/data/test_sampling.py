@@ -30,7 +30,6 @@ REFERENCE = (6457827717110365317, 3203168211198807973, 9817491932198370423, 4593
 
 def test_ranks_are_splitmix64() -> None:
     """The n-th number of SplitMix64 is the finaliser of its seed plus n times the golden gamma."""
-
     gamma = 0x9E3779B97F4A7C15
     assert tuple(_mix((1234567 + n * gamma) % 2**64) for n in range(5)) == REFERENCE
     assert rank(7, 3) == _mix(3 + _mix(7))
