@@ -34,6 +34,7 @@ test: $(VENV)/.dev
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
+	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -m "not slow" tests/test_floors.py tests/test_tiny.py
 
