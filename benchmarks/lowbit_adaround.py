@@ -17,8 +17,8 @@ from benchmarks.lowbit_runs import Bench
 from benchmarks.results import table
 from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data.dataset import read
-from sbonnx.calib.engine.batching import MOST
 from sbonnx.calib.engine.runner import LayerRunner
+from sbonnx.calib.engine.samples import MOST
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.threads import one_blas_thread
 from sbonnx.calib.quantized.state import QuantState

@@ -25,8 +25,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"equalize", "precision"}),
     frozenset({"reconstruct", "calib.shared_calibration"}),
     frozenset({"calib.calibrator", "correct", "profile"}),
-    frozenset({"calib.cache", "calib.quantized", "calib.recurrent", "calib.held_out"})
-    | {"calib.equal_tensors", "verify", "lint"},
+    frozenset({"calib.cache", "calib.quantized", "calib.recurrent", "calib.held_out"}) | {"verify", "lint"},
     frozenset({"calib.engine", "calib.qparams", "qdq", "export"}),
     frozenset({"plan"}),
     frozenset({"rounding"}),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
-from typing import Any, final
+from typing import Any, Final, final
 
 from sbonnx.calib.data import (
     ALL,
@@ -21,11 +21,54 @@ from sbonnx.calib.data import (
     open_source,
     without_defaults,
 )
+from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph
 from sbonnx.graph.query import dtype, shape
 from sbonnx.graph.storage.weights import MappedWeights
 from sbonnx.spec import Array
+
+MEMORY: Final = 64 << 20
+"""Bytes of feeds held in memory; the others are spilled to disk."""
+
+
+class FeedBuffer:
+    """Copies of feeds, in order, until `close`.
+
+    Args:
+        graph: the model that the feeds are for.
+        memory: bytes to hold in memory.
+    """
+
+    def __init__(self, graph: Graph, memory: int = MEMORY) -> None:
+        self.count = 0
+        self._graph = graph
+        self._names: list[tuple[str, ...]] = []
+        self._store = TensorStore(memory)
+
+    def add(self, feed: Feed) -> None:
+        """Append a copy of a feed.
+
+        Raises:
+            OutputError: the disk is full.
+        """
+        for name, value in feed.items():
+            self._store.put((self.count, name), value, copy=True)
+        self._names.append(tuple(feed))
+        self.count += 1
+
+    def dataset(self) -> Dataset:
+        """Return a data set of all feeds so far."""
+        return read(Source("what was fed", self._walk, self.count), self._graph)
+
+    def close(self) -> None:
+        """Free all feeds. Idempotent."""
+        self._store.close()
+
+    def _walk(self) -> Iterator[tuple[str, Feed]]:
+        """Yield (where, feed) in order."""
+        for number, names in enumerate(self._names):
+            yield f"feed {number + 1}", {name: self._store.get((number, name)) for name in names}
 
 
 @final
@@ -209,6 +252,3 @@ def input_defaults(graph: Graph) -> dict[str, Callable[[], Array]]:
 def _loaded(held: Any) -> Array:
     values: Array = held.load() if isinstance(held, MappedWeights) else held
     return values
-
-
-__all__ = ["Dataset", "Feed", "InputSpec", "input_defaults", "input_specs", "read"]

@@ -17,7 +17,7 @@ class Sample:
         feed: arrays by input name.
         samples: number of samples it holds.
         closes: whether it is the last of its feed.
-        parts: the samples of a micro-batch, without their feeds; see `sbonnx.calib.engine.batching`.
+        parts: the samples of a micro-batch, without their feeds; see `sbonnx.calib.engine.samples`.
         rank: position in the canonical order, see `sbonnx.calib.engine.samples`; 0 if the units were not
             sorted.
     """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from sbonnx import patterns
 from sbonnx.calib.calibrator import Calibrator
 from sbonnx.calib.data import dataset as datasets
-from sbonnx.calib.data.feed_buffer import FeedBuffer
+from sbonnx.calib.data.dataset import FeedBuffer
 from sbonnx.calib.engine.runner import providers
 from sbonnx.calib.held_out import HeldOutSplit
 from sbonnx.calib.quantized.forward import Forward

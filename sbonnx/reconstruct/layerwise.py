@@ -17,11 +17,10 @@ import numpy as np
 
 from sbonnx.calib.calibrator import MeasuredRanges
 from sbonnx.calib.data.sample import Sample
-from sbonnx.calib.engine.batching import grouped, width_for
 from sbonnx.calib.engine.layerwise import LayerVisitor, run_float, run_layerwise
 from sbonnx.calib.engine.observation import wishes_of
 from sbonnx.calib.engine.runner import LayerRunner, samples_at_once
-from sbonnx.calib.engine.samples import CanonicalSamples, memory_of_inputs
+from sbonnx.calib.engine.samples import CanonicalSamples, grouped, memory_of_inputs, width_for
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.engine.threads import one_blas_thread
 from sbonnx.calib.quantized.state import RoundSite, StreamResult

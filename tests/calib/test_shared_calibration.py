@@ -11,8 +11,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from sbonnx import graph as graphs
 from sbonnx.calib.data.dataset import Dataset, read
-from sbonnx.calib.equal_tensors import EqualTensors, equal_tensors
-from sbonnx.calib.shared_calibration import CalibrationTasks, observe_courses
+from sbonnx.calib.shared_calibration import CalibrationTasks, EqualTensors, equal_tensors, observe_courses
 from sbonnx.equalize import channel_ranges
 from sbonnx.errors import NumericError
 from sbonnx.graph import Graph

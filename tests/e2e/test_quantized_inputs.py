@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sbonnx import quantize
-from sbonnx.calib.data.feed_buffer import FeedBuffer
+from sbonnx.calib.data.dataset import FeedBuffer
 from sbonnx.calib.quantized.stream import QuantizedInputs
 from sbonnx.errors import DataError
 from sbonnx.plan import Solution

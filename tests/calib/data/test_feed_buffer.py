@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sbonnx.calib.data.feed_buffer import FeedBuffer
+from sbonnx.calib.data.dataset import FeedBuffer
 from sbonnx.graph import load
 from tests.support.models import model
 

@@ -10,8 +10,8 @@ import pytest
 
 from sbonnx import graph as graphs
 from sbonnx.calib.data.sample import Sample
-from sbonnx.calib.engine import batching as groups
-from sbonnx.calib.engine.batching import grouped, width_for
+from sbonnx.calib.engine import samples as groups
+from sbonnx.calib.engine.samples import grouped, width_for
 from sbonnx.errors import NumericError
 from sbonnx.reconstruct import layerwise as reconstruct
 from sbonnx.spec import Array
