@@ -90,7 +90,7 @@ def test_who_is_refused_says_why(night: Night) -> None:
     places, jobs, outcomes = night
     found = outcomes["quantize trt-w4a8"]
     assert (found.status, found.error) == ("refused", "RecipeError")
-    assert "weights alone on tensorrt" in found.reason
+    assert "weights only on tensorrt" in found.reason
     assert not Path(jobs[-1].output).exists()
     assert not places.made(found.key).exists()
 

@@ -144,7 +144,7 @@ def test_a_metric_of_the_user(place: Path) -> None:
     assert report.search["best"]["loss"] <= 0.02 or not report.ok
     with pytest.raises(RecipeError, match="give max_loss as well"):
         quantized(place, "q.onnx", metric=metric, force=True)
-    with pytest.raises(DataError, match="no finite number"):
+    with pytest.raises(DataError, match="not a finite number"):
         quantized(place, "q.onnx", max_loss="2%", metric=lambda made, plain: float("nan"), force=True)
 
 
