@@ -1,8 +1,8 @@
 """Child interpreters with the search path of this one, which never import from the working folder.
 
 `python -c` puts the working folder, which may hold downloaded files, first on the search path. A file `json.py` there
-would be run instead of the standard module. Calibration workers are started with `python_command`. `multiprocessing`
-creates its own command lines, so its processes are started within `safe_start`.
+would be run instead of the standard module. Commands of this program are started with `python_command`.
+`multiprocessing` creates its own command lines, so its processes are started within `safe_start`.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ MEMORY: Final = recipe_option(
 GRANULARITY: Final = recipe_option(
     "--granularity auto|whole|budget|layer", str, "How much of the model runs at a time.", CALIBRATION
 )
-WORKERS: Final = recipe_option("--workers N", int, "Calibrate in N processes, with the same result.", CALIBRATION)
+WORKERS: Final = recipe_option("--workers N", int, "No effect: samples run on threads.", CALIBRATION)
 CACHE: Final = recipe_option(
     "--cache FOLDER",
     Path,
