@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.config import JsonDict
@@ -120,12 +120,19 @@ class Section(BaseModel):
             return best_device() if (name, value) == ("DEVICE", "auto") else value
 
 
+def _as_section(annotation: Any) -> type[Section] | None:
+    """Return the section class that an annotation is, or None. In Python 3.10 ``tuple[int, ...]`` is a `type`, too."""
+    if isinstance(annotation, type) and get_origin(annotation) is None and issubclass(annotation, Section):
+        return annotation
+    return None
+
+
 def children(section: type[Section]) -> dict[str, type[Section]]:
     """Return the keys of `section` whose value is a section, with its class."""
     found = {}
     for name, info in section.model_fields.items():
-        if isinstance(info.annotation, type) and issubclass(info.annotation, Section):
-            found[name.upper()] = info.annotation
+        if (child := _as_section(info.annotation)) is not None:
+            found[name.upper()] = child
     return found
 
 
@@ -150,8 +157,8 @@ def canonical(section: type[Section], data: Any) -> dict[str, Any]:
 
 def _section_in(annotation: Any) -> type[Section] | None:
     """Return the section class that an annotation contains, at any depth of tuples and dicts."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return annotation
+    if (section := _as_section(annotation)) is not None:
+        return section
     for inner in get_args(annotation):
         found = _section_in(inner)
         if found is not None:
