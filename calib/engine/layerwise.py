@@ -7,6 +7,7 @@ read, and hands the tensors to a `LayerVisitor`. `run_float` is the pass through
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, ClassVar, Final, Generic, TypeVar
@@ -30,7 +31,7 @@ Step = Callable[[LayerRunner | None, dict[str, Any], Sample], None]
 """Runs one sample through a segment in one stream: session, known tensors, sample. Outputs are added to the tensors."""
 
 
-class LayerVisitor(Generic[R]):
+class LayerVisitor(ABC, Generic[R]):
     """The part of a layer-wise run that depends on its purpose.
 
     Attributes:
@@ -43,9 +44,9 @@ class LayerVisitor(Generic[R]):
     least: ClassVar[float] = 0.0
     recompute: ClassVar[bool] = True
 
+    @abstractmethod
     def open(self, stack: ExitStack, number: int, segment: Segment) -> Sequence[LayerRunner | None]:
         """Open the session of each stream for a segment, closed by `stack`; None: there is nothing to run."""
-        raise NotImplementedError
 
     def reserve(self, number: int, segment: Segment) -> AbstractContextManager[Step]:
         """Reserve what one thread needs to run the samples of a chunk, and return the function that runs one.
@@ -60,9 +61,9 @@ class LayerVisitor(Generic[R]):
 
         return nullcontext(step)
 
+    @abstractmethod
     def visit(self, number: int, unit: Sample, streams: Sequence[dict[str, Any]]) -> R:
         """Compute the result of a sample from the known tensors of each stream. Thread-safe."""
-        raise NotImplementedError
 
     def take(self, number: int, unit: Sample, result: R) -> None:
         """Take the result of a sample, in the order of the samples."""
