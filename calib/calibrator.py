@@ -27,6 +27,7 @@ from sbonnx.errors import DataError
 from sbonnx.graph import Graph
 from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan
+from sbonnx.progress import count_samples
 from sbonnx.report import Refusal
 from sbonnx.spec import Bounds
 
@@ -116,14 +117,14 @@ class Calibrator:
             with TensorStore(self._memory) as store:
                 for _ in observation.layerwise(units, store, self.options.progress):
                     pass
-            self.options.progress.count_samples(observation.samples)
+            count_samples(self.options.progress, observation.samples)
             return
         for unit, _ in observation.stream(units):
             self._count(unit)
 
     def _count(self, unit: Sample) -> None:
         """Count a sample that ran."""
-        self.options.progress.count_samples(unit.samples)
+        count_samples(self.options.progress, unit.samples)
         self.options.progress.advance(int(unit.closes))
 
     def _run_remembered(
@@ -138,7 +139,7 @@ class Calibrator:
             with TensorStore(self._memory) as store:
                 for done in observation.layerwise(units, store, self.options.progress):
                     cache.save({key: sketch for key, sketch in observation.found().items() if key[0] in done})
-            self.options.progress.count_samples(observation.samples)
+            count_samples(self.options.progress, observation.samples)
         else:
             first, sketches = cache.resume(wishes)
             observation.add(sketches)

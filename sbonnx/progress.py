@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, final
+from typing import IO, Any, Final, Protocol, final, runtime_checkable
 
 from sbonnx.terminal import LINE_LENGTH, escaped, one_line
 
@@ -19,17 +19,29 @@ JSON_EVERY: Final = 0.25
 """Seconds between two JSON lines, and between two updates of the figures next to the bar."""
 
 
-class Progress:
+class Progress(Protocol):
     """Receiver of progress updates; its methods do nothing. `start` begins a stage; `advance` counts its items."""
 
     def start(self, what: str, total: int | None) -> None:
         """Begin the stage `what`: a pass over `total` items (None: unknown), or one such pass for each segment."""
+        return
 
     def state(self, *, segment: tuple[int, int] | None = None, spilled: int = 0) -> None:
         """Set the current segment, k of n (None: unchanged; a new k resets the count), and the bytes on disk."""
+        return
 
     def advance(self, pieces: int = 1) -> None:
         """Count more items as done."""
+        return
+
+    def close(self) -> None:
+        """End the display. Idempotent."""
+        return
+
+
+@runtime_checkable
+class SampleCounter(Protocol):
+    """Optional part of a `Progress`: counts the samples that calibration runs."""
 
     def count_samples(self, samples: int) -> None:
         """Count samples that were run through the float model to observe its activations.
@@ -37,8 +49,11 @@ class Progress:
         Samples of an interrupted run, or with cached statistics, do not count.
         """
 
-    def close(self) -> None:
-        """End the display. Idempotent."""
+
+def count_samples(progress: Progress, samples: int) -> None:
+    """Count samples if `progress` is a `SampleCounter`; other receivers are left alone."""
+    if isinstance(progress, SampleCounter):
+        progress.count_samples(samples)
 
 
 def memory_in_use() -> int | None:

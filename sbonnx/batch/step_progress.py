@@ -172,7 +172,7 @@ class StepProgress(Progress):
         self._tell(self._what, self._done, self._total)
 
     def count_samples(self, samples: int) -> None:
-        """Implement `Progress.count_samples`."""
+        """Implement `SampleCounter.count_samples`."""
         self.samples += samples
 
 

@@ -12,7 +12,7 @@ from sbonnx.errors import DataError, RecipeError
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.pipeline import prepare, quantized_graph, solve
 from sbonnx.plan import Solution
-from sbonnx.progress import Progress, Silent
+from sbonnx.progress import Progress, Silent, count_samples
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.sections.stages import Auto, Mixed
 from sbonnx.search.evaluation import Judge, Metric, Samples, Score, divide, loss_kind
@@ -65,8 +65,8 @@ class TrialProgress(Progress):
         self._progress.advance(pieces)
 
     def count_samples(self, samples: int) -> None:
-        """Implement `Progress.count_samples`."""
-        self._progress.count_samples(samples)
+        """Implement `SampleCounter.count_samples`."""
+        count_samples(self._progress, samples)
 
     def close(self) -> None:
         """No-op: the next trial uses the same `Progress`."""

@@ -356,3 +356,29 @@ def test_progress_is_closed_when_it_fails(graph: Graph) -> None:
     with pytest.raises(DataError, match="holds 192 NaN"):
         sbonnx.quantize(residual(), list(feeds()), progress=told)
     assert told.closed
+
+
+class Receiver:
+    """Has the methods of `Progress` without deriving from it."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def start(self, what: str, total: int | None) -> None:
+        self.calls.append("start")
+
+    def state(self, *, segment: tuple[int, int] | None = None, spilled: int = 0) -> None:
+        self.calls.append("state")
+
+    def advance(self, pieces: int = 1) -> None:
+        self.calls.append("advance")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+@pytest.mark.parametrize("keys", [{}, {"granularity": "layer"}, {"recipe": "auto"}])
+def test_progress_needs_no_base_class(keys: dict[str, Any]) -> None:
+    told = Receiver()
+    sbonnx.quantize(residual(), batches(5), progress=told, **keys)
+    assert told.calls[0] == "start" and "advance" in told.calls

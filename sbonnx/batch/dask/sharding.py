@@ -38,7 +38,7 @@ from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import DataError
 from sbonnx.options import RunOptions
 from sbonnx.plan.types import Site
-from sbonnx.progress import Progress
+from sbonnx.progress import Progress, count_samples
 from sbonnx.recipe import Recipe
 from sbonnx.stages.state import equalization_of
 
@@ -100,7 +100,7 @@ class Shard:
         )
         try:
             for unit, _ in observation.stream(self._select(chain([first], units), progress)):
-                progress.count_samples(unit.samples)
+                count_samples(progress, unit.samples)
             return observation.found()
         finally:
             observation.close()
