@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,14 @@ READS: Final = "reads-"
 
 UNKNOWN: Final = 0.0
 """Placeholder for a value that could not be measured; the reason explains it."""
+
+MISSING: Final = {
+    "min_sqnr": "the outputs were not compared with float, which requires calibration data",
+    "min_agreement": "no output has two classes or more, or nothing was compared with float",
+    "max_size_ratio": "there is no size to compare with",
+    "max_latency_ratio": "the latency was not measured, which requires calibration data and VERIFY.LATENCY",
+}
+"""Reasons for missing values; other names are those of the job's metric."""
 
 
 @dataclass(frozen=True)
@@ -53,36 +61,31 @@ def judge(
         metrics: metrics of the report, see `sbonnx.verify.Comparison.to_dict`.
         own: values of the job's metric by name: {"float": value, "quantized": value}.
     """
+    outputs, own = metrics.get("outputs") or (), own or {}
+    figures = [
+        ("min_sqnr", _least(outputs, "sqnr_db"), accept.min_sqnr),
+        ("min_agreement", _least(outputs, "agreement"), accept.min_agreement),
+        ("max_size_ratio", _positive(metrics.get("size_ratio")), accept.max_size_ratio),
+        ("max_latency_ratio", _positive(metrics.get("latency_ratio")), accept.max_latency_ratio),
+        *((f"min_metric.{name}", own.get(name, {}).get("quantized"), least) for name, least in accept.min_metric),
+    ]
     rows: list[Row] = []
     reasons: list[str] = []
-    for what, found, wanted, least in _figures(accept, metrics, own or {}):
+    for what, found, wanted in figures:
+        if wanted is None:
+            continue
         if found is None or math.isnan(found):
             rows.append((what, UNKNOWN, wanted, False))
-            reasons.append(f"accept.{what} cannot be judged: {_missing_reason(what)}")
+            why = MISSING.get(what, "the metric returns no value of that name")
+            reasons.append(f"accept.{what} cannot be judged: {why}")
             continue
+        least = what.startswith("min_")
         met = found >= wanted if least else found <= wanted
         rows.append((what, found, wanted, met))
         if not met:
             reasons.append(f"{what}: {found:.6g}, and {'at least' if least else 'at most'} {wanted:.6g} is accepted")
-    named = tuple({"name": name, **values} for name, values in (own or {}).items())
+    named = tuple({"name": name, **values} for name, values in own.items())
     return AcceptanceResult(tuple(rows), tuple(reasons), named)
-
-
-def _figures(
-    accept: Acceptance, metrics: Mapping[str, Any], own: Mapping[str, Mapping[str, float]]
-) -> Iterator[tuple[str, float | None, float, bool]]:
-    """Yield (what, found, wanted, whether at least) for each threshold of the job."""
-    outputs = metrics.get("outputs") or ()
-    if accept.min_sqnr is not None:
-        yield "min_sqnr", _least(outputs, "sqnr_db"), accept.min_sqnr, True
-    if accept.min_agreement is not None:
-        yield "min_agreement", _least(outputs, "agreement"), accept.min_agreement, True
-    if accept.max_size_ratio is not None:
-        yield "max_size_ratio", _positive(metrics.get("size_ratio")), accept.max_size_ratio, False
-    if accept.max_latency_ratio is not None:
-        yield "max_latency_ratio", _positive(metrics.get("latency_ratio")), accept.max_latency_ratio, False
-    for name, wanted in accept.min_metric:
-        yield f"min_metric.{name}", own.get(name, {}).get("quantized"), wanted, True
 
 
 def _least(outputs: Any, key: str) -> float | None:
@@ -93,25 +96,6 @@ def _least(outputs: Any, key: str) -> float | None:
 
 def _positive(value: Any) -> float | None:
     return float(value) if value is not None and float(value) > 0 else None
-
-
-def _missing_reason(what: str) -> str:
-    """Return the reason why a value is missing."""
-    return {
-        "min_sqnr": "the outputs were not compared with float, which requires calibration data",
-        "min_agreement": "no output has two classes or more, or nothing was compared with float",
-        "max_size_ratio": "there is no size to compare with",
-        "max_latency_ratio": "the latency was not measured, which requires calibration data and VERIFY.LATENCY",
-    }.get(what, "the metric returns no value of that name")
-
-
-def run_metric(named: str, model: Path) -> dict[str, float]:
-    """Compute the metric "file.py:function" for a model file.
-
-    Raises: see `metric.loaded` and `Metric.values`.
-    """
-    with loaded(named) as metric:
-        return metric.values(model)
 
 
 def metric_values(
@@ -127,7 +111,7 @@ def metric_values(
     Returns:
         The values, and the names of the lists of files that they depend on (see `unchanged`).
 
-    Raises: see `run_metric`.
+    Raises: see `metric.loaded` and `Metric.values`.
     """
     if not model.is_file():
         raise ModelError(f"'{model}' is not a file")
@@ -195,6 +179,3 @@ def _write(file: Path, content: str) -> None:
     """Write a small file of the state folder atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, content)
-
-
-__all__ = ["AcceptanceResult", "code_digest", "judge", "metric_values", "run_metric", "unchanged"]

@@ -109,21 +109,17 @@ def fulfil(
     with State(wished.places) as state:
         left = _left(wished, state, publish, force=force)
         if engine is None:
-            engine = _engine(workers, scheduler if cluster is None else cluster, state)
+            if scheduler is None and cluster is None:
+                engine = LocalEngine(workers, expected=lambda step: state.expected(step) or guess(step))
+            else:
+                from sbonnx.batch.dask.cluster import DaskEngine
+
+                engine = DaskEngine(scheduler if cluster is None else cluster)
         outcomes = _run(engine, wished, left, Recorder(state, watch or Quiet()))
         report = _report(wished, left, outcomes, began)
         write_reports(report, wished.places)
         prune(wished.places)
     return report
-
-
-def _engine(workers: int | None, cluster: Any, state: State) -> Engine:
-    """Create a local engine, or a Dask engine if a cluster is given."""
-    if cluster is None:
-        return LocalEngine(workers, expected=lambda step: state.expected(step) or guess(step))
-    from sbonnx.batch.dask.cluster import DaskEngine
-
-    return DaskEngine(cluster)
 
 
 def guess(step: Step) -> float | None:
@@ -156,12 +152,8 @@ def write_reports(report: BatchReport, places: Places) -> None:
     from sbonnx.html_report import batch_page, junit
 
     values = plain(report)
-    texts = (
-        json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
-        batch_page(values),
-        junit(values),
-    )
-    for name, text in zip(REPORTS, texts, strict=True):
+    plain_text = json.dumps(values, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    for name, text in zip(REPORTS, (plain_text, batch_page(values), junit(values)), strict=True):
         graphs.write_text(places.output / name, text)
 
 
@@ -185,27 +177,22 @@ class Recorder(Watch):
         self.finished: set[str] = set()
 
     def begin(self, steps: Sequence[Step], settled: Mapping[str, Outcome]) -> None:
-        """Implement `Watch.begin`."""
         self._watch.begin(steps, settled)
 
     def started(self, step: Step, attempt: int, where: str) -> None:
-        """Implement `Watch.started`."""
         self._state.started(step, attempt, where)
         self._watch.started(step, attempt, where)
 
     def told(self, step: Step, stage: str, done: int, total: int | None, memory: int) -> None:
-        """Implement `Watch.told`."""
         self._watch.told(step, stage, done, total, memory)
 
     def ended(self, step: Step, outcome: Outcome, *, again: bool) -> None:
-        """Implement `Watch.ended`."""
         self._state.ended(step, outcome)
         if step.kind == "quantize" and outcome.status in FINE:
             self.finished.add(step.key)
         self._watch.ended(step, outcome, again=again)
 
     def close(self) -> None:
-        """Implement `Watch.close`."""
         self._watch.close()
 
 
@@ -246,18 +233,13 @@ def _run(engine: Engine, wished: BatchRequest, left: Todo, recorder: Recorder) -
     try:
         return engine.run(left.steps, wished.places, recorder) if left.steps else {}
     except KeyboardInterrupt as error:
-        done = _jobs_of(wished, recorder.finished | {k for k, one in settled.items() if one.status in FINE})
+        fine = recorder.finished | {key for key, outcome in settled.items() if outcome.status in FINE}
+        done = sum(len(step.jobs) for step in wished.steps if step.kind == "quantize" and step.key in fine)
         raise KeyboardInterrupt(
             f"{done} of {len(wished.chosen)} jobs are done; the same command continues from there"
         ) from error
     finally:
         recorder.close()
-
-
-def _jobs_of(wished: BatchRequest, keys: Iterable[str]) -> int:
-    """Count the chosen jobs of these steps."""
-    held = set(keys)
-    return sum(len(step.jobs) for step in wished.steps if step.kind == "quantize" and step.key in held)
 
 
 def _report(wished: BatchRequest, left: Todo, outcomes: Mapping[str, Outcome], began: str) -> BatchReport:
@@ -284,6 +266,3 @@ def _report(wished: BatchRequest, left: Todo, outcomes: Mapping[str, Outcome], b
         steps=known,
         titles={step.key: step.title for step in wished.steps if step.key in known},
     )
-
-
-__all__ = ["REPORTS", "WOULD", "Engine", "Recorder", "batch", "fulfil", "look", "plain", "write_reports"]

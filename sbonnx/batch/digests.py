@@ -52,7 +52,9 @@ class Digests:
         """
         try:
             if path.is_dir():
-                parts = [f"{one.relative_to(path).as_posix()} {self._of_file(one)}" for one in _files(path)]
+                files = sorted((one.relative_to(path), one) for one in path.rglob("*") if one.is_file())
+                visible = [(name, one) for name, one in files if not any(part.startswith(".") for part in name.parts)]
+                parts = [f"{name.as_posix()} {self._of_file(one)}" for name, one in visible]
                 return text(combined("folder", *(part.encode("utf-8", "surrogateescape") for part in parts)))
             return self._of_file(path)
         except (OSError, ValueError):  # ValueError: a path with a NUL character
@@ -154,12 +156,3 @@ def _stamp(path: Path) -> list[int]:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(f"'{path}' is not a regular file")
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
-
-
-def _files(folder: Path) -> list[Path]:
-    """List the visible files of a folder, recursively."""
-    found = [path for path in folder.rglob("*") if path.is_file()]
-    return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
-
-
-__all__ = ["MISSING", "Digests", "is_inside"]

@@ -242,6 +242,3 @@ def _processors() -> list[int]:
     with contextlib.suppress(AttributeError, OSError):
         return sorted(os.sched_getaffinity(0))
     return []
-
-
-__all__ = ["Expected", "LocalEngine", "default_workers"]

@@ -225,14 +225,11 @@ class _Heard:
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
         """Handle an audit event. An exception here would propagate into the user's code."""
         with contextlib.suppress(OSError, ValueError):  # no working directory, or NUL in a name
-            self._hear(event, args)
-
-    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
-        if event == "open" and len(args) == 3 and isinstance(args[0], (str, bytes)):
-            writes = isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
-            self._note(os.fsdecode(args[0]), self.written if writes else self.read)
-        elif event in ("os.listdir", "os.scandir") and args and isinstance(args[0], (str, bytes)):
-            self._note(os.fsdecode(args[0]) + os.sep, self.read)
+            if event == "open" and len(args) == 3 and isinstance(args[0], (str, bytes)):
+                writes = isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR)
+                self._note(os.fsdecode(args[0]), self.written if writes else self.read)
+            elif event in ("os.listdir", "os.scandir") and args and isinstance(args[0], (str, bytes)):
+                self._note(os.fsdecode(args[0]) + os.sep, self.read)
 
     def _note(self, path: str, known: set[str]) -> None:
         listed = path.endswith(os.sep)
@@ -269,6 +266,3 @@ def _listening(folder: str, state: Path | None) -> Iterator[_Heard]:
         yield heard
     finally:
         _hear.remove(heard)
-
-
-__all__ = ["Metric", "Rows", "digest_of", "loaded", "sources_of"]

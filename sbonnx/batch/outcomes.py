@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from datetime import datetime, timezone
+from functools import cache, partial
 from typing import Any, Final, get_args
 
 from sbonnx.batch.accept import unchanged
@@ -94,20 +95,20 @@ class Intact:
 
     intact = Intact(places)
     outcomes = [intact.outcome(step) for step in steps]
-    intact.save()
+    intact.digests.save()
     """
 
     def __init__(self, places: Places) -> None:
         self.digests = Digests(places.state)
         self._places = places
-        self._reads: dict[str, bool] = {}
+        self._unchanged = cache(partial(unchanged, places=places, digests=self.digests))
 
     def outcome(self, step: Step) -> Outcome | None:
         """Return the outcome of a step; None if it has no output, its files are damaged, or the files that its metric
         read have changed.
         """
         found = self.files(step.key, step.work)
-        return found if found is not None and all(self._unchanged(reads) for reads in found.reads) else None
+        return found if found is not None and all(map(self._unchanged, found.reads)) else None
 
     def files(self, key: str, work: str) -> Outcome | None:
         """Return the outcome under `key`, with files under `work`; None if one of them is missing or damaged."""
@@ -118,19 +119,10 @@ class Intact:
         intact = all(self.digests.of(folder / name) == digest for name, digest in found.files.items())
         return found if intact else None
 
-    def save(self) -> None:
-        """Write the digest cache."""
-        self.digests.save()
-
-    def _unchanged(self, reads: str) -> bool:
-        if reads not in self._reads:
-            self._reads[reads] = unchanged(reads, self._places, self.digests)
-        return self._reads[reads]
-
 
 def made_before(step: Step, places: Places) -> Outcome | None:
     """Return the outcome of one step, as `Intact.outcome`."""
     intact = Intact(places)
     found = intact.outcome(step)
-    intact.save()
+    intact.digests.save()
     return found

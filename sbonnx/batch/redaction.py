@@ -42,23 +42,19 @@ def revealed(text: str) -> str:
     Raises:
         RecipeError: a variable is not set, or shorter than `SHORTEST` characters.
     """
-    return _NAME.sub(lambda match: _value(match[1]), text)
 
+    def value_of(match: re.Match[str]) -> str:
+        name, value = match[1], os.environ.get(match[1])
+        if value is None:
+            raise RecipeError(f"the job file refers to ${{{name}}}, and the environment has no {name}: set it")
+        if len(value) < SHORTEST:
+            raise RecipeError(
+                f"the value of ${{{name}}} has fewer than {SHORTEST} characters and could not be redacted in logs and "
+                "reports: write it out in the job file"
+            )
+        return value
 
-def _value(name: str) -> str:
-    """Return the value of a variable.
-
-    Raises: see `revealed`.
-    """
-    value = os.environ.get(name)
-    if value is None:
-        raise RecipeError(f"the job file refers to ${{{name}}}, and the environment has no {name}: set it")
-    if len(value) < SHORTEST:
-        raise RecipeError(
-            f"the value of ${{{name}}} has fewer than {SHORTEST} characters and could not be redacted in logs and "
-            "reports: write it out in the job file"
-        )
-    return value
+    return _NAME.sub(value_of, text)
 
 
 class Redactor:
@@ -124,6 +120,3 @@ def reveal_job(job: Job) -> Job:
         overrides=tuple((key, revealed(value)) for key, value in job.overrides),
         accept=replace(job.accept, metric=of(job.accept.metric)),
     )
-
-
-__all__ = ["SHORTEST", "Redactor", "names_in", "reveal_job", "revealed"]

@@ -123,7 +123,10 @@ def fetch(name: str, folder: Path, *, what: str = "model") -> Fetched:
         home.mkdir(parents=True, exist_ok=True)
         got = _current(fs, where, files, home)
         if got is None:
-            with _locked(home):  # check again: another process may have downloaded it
+            with open(home / "lock", "w") as file:
+                if sys.platform != "win32":
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                # check again: another process may have downloaded it
                 got = _current(fs, where, files, home) or _download(fs, where, files, home, beside=what == "model")
     return got
 
@@ -239,7 +242,9 @@ def _download(fs: Any, where: str, files: Mapping[str, Mapping[str, Any]], home:
     """Download all files to a folder that appears atomically."""
     if not files:
         raise FileNotFoundError("the folder is empty")
-    _sweep(home)
+    for path in home.iterdir():  # unused versions and incomplete downloads; the caller holds the lock
+        if path.is_dir() and (path.name.startswith(TEMPORARY) or time.time() - path.stat().st_mtime > UNUSED):
+            shutil.rmtree(path, ignore_errors=True)
     place = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=home))
     try:
         name = Path(re.split(r"[?#]", where)[0].rstrip("/")).name or "content"
@@ -282,22 +287,6 @@ def _content(folder: Path) -> str:
     for path in sorted(one for one in folder.rglob("*") if one.is_file()):
         parts += [path.relative_to(folder).as_posix().encode(), file_digest(path)]
     return text(combined("content", *parts))
-
-
-def _sweep(home: Path) -> None:
-    """Remove unused versions and incomplete downloads. The caller holds the lock."""
-    for path in home.iterdir():
-        if path.is_dir() and (path.name.startswith(TEMPORARY) or time.time() - path.stat().st_mtime > UNUSED):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-@contextmanager
-def _locked(home: Path) -> Iterator[None]:
-    """Lock the folder of a URL, so that only one process downloads it."""
-    with open(home / "lock", "w") as file:
-        if sys.platform != "win32":
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 # --- file systems ------------------------------------------------------------------------------------
@@ -363,6 +352,3 @@ def _protocols(fs: Any) -> set[str]:
 def _parent(where: str) -> str:
     """Return the parent folder of a path or URL, without its query."""
     return re.split(r"[?#]", where)[0].rstrip("/").rpartition("/")[0]
-
-
-__all__ = ["FOLDER", "Fetched", "fetch", "is_url", "local_path", "localized", "shown", "upload"]

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final
+from typing import Final
 
 from sbonnx.batch.jobs.job import Outcome, Places, Step
 from sbonnx.batch.outcomes import JUDGED_ALONE, Intact, from_json, now, to_json
@@ -75,18 +74,13 @@ class State:
         self._stack.enter_context(batch_lock(self.places))
         try:
             self._open = _opened(self.places.database)
-            self._open.execute(
-                "UPDATE attempts SET ended = ?, status = ? WHERE ended IS NULL",
-                (now(), CUT_OFF),
-            )
+            self._open.execute("UPDATE attempts SET ended = ?, status = ? WHERE ended IS NULL", (now(), CUT_OFF))
         except BaseException:
             self.close()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -169,19 +163,9 @@ class State:
 
     def _put(self, step: Step, outcome: Outcome) -> None:
         stamped = outcome if outcome.finished else replace(outcome, finished=now())
-        values: tuple[Any, ...] = (
-            step.key,
-            step.kind,
-            step.title,
-            stamped.status,
-            stamped.reason,
-            stamped.error,
-            stamped.seconds,
-            stamped.peak_bytes,
-            stamped.attempts,
-            stamped.finished,
-            to_json(stamped),
-        )
+        columns = ("status", "reason", "error", "seconds", "peak_bytes", "attempts", "finished")
+        copied = (getattr(stamped, name) for name in columns)
+        values = (step.key, step.kind, step.title, *copied, to_json(stamped))
         self._db.execute(f"INSERT OR REPLACE INTO steps VALUES ({', '.join('?' * len(values))})", values)
 
 
@@ -248,7 +232,7 @@ def _settled(
         elif row is not None and row.status == "refused" and row.error not in PASSING:
             found[step.key] = row
     if remember:
-        intact.save()
+        intact.digests.save()
     return found
 
 

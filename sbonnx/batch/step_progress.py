@@ -40,12 +40,17 @@ class _At:
     done: int = 0
     total: int | None = None
     memory: int = 0
+    printed: str = ""
+    printed_at: float = 0.0
 
 
 class _Board(Watch):
     """Base of the displays: all steps, the running ones, and the estimated remaining time."""
 
-    def __init__(self, expected: Mapping[tuple[str, str], float] | None = None) -> None:
+    def __init__(
+        self, stream: IO[str] | None = None, *, expected: Mapping[tuple[str, str], float] | None = None
+    ) -> None:
+        self._stream = stream if stream is not None else sys.stderr
         self.is_open = False
         self.steps: dict[str, Step] = {}
         self.at_work: dict[str, _At] = {}
@@ -56,7 +61,6 @@ class _Board(Watch):
         self._spent = 0.0
 
     def begin(self, steps: Sequence[Step], settled: Mapping[str, Outcome]) -> None:
-        """Implement `Watch.begin`."""
         self.steps = {step.key: step for step in steps}
         self.settled = len(settled)
         self.outcomes = dict(settled)
@@ -64,7 +68,6 @@ class _Board(Watch):
         self.is_open = True
 
     def started(self, step: Step, attempt: int, where: str) -> None:
-        """Implement `Watch.started`."""
         self.at_work[step.key] = _At(step, time.monotonic(), attempt, where)
 
     def told(self, step: Step, stage: str, done: int, total: int | None, memory: int) -> None:
@@ -76,7 +79,6 @@ class _Board(Watch):
                 at.stage, at.done, at.total = stage, done, total
 
     def ended(self, step: Step, outcome: Outcome, *, again: bool) -> None:
-        """Implement `Watch.ended`."""
         self.at_work.pop(step.key, None)
         if again:
             return
@@ -86,7 +88,6 @@ class _Board(Watch):
             self._expected[step.kind, step.title] = outcome.seconds
 
     def close(self) -> None:
-        """Implement `Watch.close`."""
         if self.is_open:
             self.is_open = False
             self.finish()
@@ -157,22 +158,18 @@ class StepProgress(Progress):
         self._total: int | None = None
 
     def start(self, what: str, total: int | None) -> None:
-        """Implement `Progress.start`."""
         self._what, self._done, self._total = what, 0, total
         self._tell(what, 0, total)
 
     def state(self, *, segment: tuple[int, int] | None = None, spilled: int = 0) -> None:
-        """Implement `Progress.state`."""
         if segment is not None:
             self._done = 0
 
     def advance(self, pieces: int = 1) -> None:
-        """Implement `Progress.advance`."""
         self._done += pieces
         self._tell(self._what, self._done, self._total)
 
     def count_samples(self, samples: int) -> None:
-        """Implement `SampleCounter.count_samples`."""
         self.samples += samples
 
 
@@ -185,26 +182,18 @@ class Quiet(Watch):
 class BatchLines(_Board):
     """Prints one line at the begin, at the end, for each step that ends, and for each minute without one."""
 
-    def __init__(
-        self, stream: IO[str] | None = None, *, expected: Mapping[tuple[str, str], float] | None = None
-    ) -> None:
-        super().__init__(expected)
-        self._stream = stream if stream is not None else sys.stderr
-        self._printed = 0.0
+    _printed = 0.0
 
     def begin(self, steps: Sequence[Step], settled: Mapping[str, Outcome]) -> None:
-        """Implement `Watch.begin`."""
         super().begin(steps, settled)
         self._print(f"{len(steps)} steps, {len(settled)} up to date")
 
     def told(self, step: Step, stage: str, done: int, total: int | None, memory: int) -> None:
-        """Implement `Watch.told`."""
         super().told(step, stage, done, total, memory)
         if time.monotonic() - self._printed >= LINE_EVERY:
             self._print("running: " + "; ".join(_where(at) for at in self.at_work.values()))
 
     def ended(self, step: Step, outcome: Outcome, *, again: bool) -> None:
-        """Implement `Watch.ended`."""
         super().ended(step, outcome, again=again)
         self._print(f"[{len(self.outcomes)}/{len(self.steps)}] {ending(step, outcome, again=again)}")
 
@@ -226,40 +215,24 @@ class BatchJsonLines(_Board):
     peak_bytes, attempts, again. end: ended, steps, seconds. All but begin and end: left_seconds, null if unknown.
     """
 
-    def __init__(
-        self, stream: IO[str] | None = None, *, expected: Mapping[tuple[str, str], float] | None = None
-    ) -> None:
-        super().__init__(expected)
-        self._stream = stream if stream is not None else sys.stderr
-        self._printed: dict[str, tuple[str, float]] = {}
-
     def begin(self, steps: Sequence[Step], settled: Mapping[str, Outcome]) -> None:
-        """Implement `Watch.begin`."""
         super().begin(steps, settled)
         self._print("begin", steps=len(steps), up_to_date=len(settled))
 
     def started(self, step: Step, attempt: int, where: str) -> None:
-        """Implement `Watch.started`."""
         super().started(step, attempt, where)
-        self._printed.pop(step.key, None)
         self._print("started", **_about(step), attempt=attempt, where=where, left_seconds=self._left())
 
     def told(self, step: Step, stage: str, done: int, total: int | None, memory: int) -> None:
-        """Implement `Watch.told`."""
         super().told(step, stage, done, total, memory)
         at = self.at_work.get(step.key)
-        if at is None:
+        if at is None or (at.printed == at.stage and time.monotonic() - at.printed_at < JSON_EVERY):
             return
-        before, when = self._printed.get(step.key, ("", 0.0))
-        if before == at.stage and time.monotonic() - when < JSON_EVERY:
-            return
-        self._printed[step.key] = (at.stage, time.monotonic())
-        left = self._left()
+        at.printed, at.printed_at = at.stage, time.monotonic()
         figures = {"stage": at.stage, "done": at.done, "total": at.total, "memory_bytes": memory}
-        self._print("told", key=step.key, **figures, left_seconds=left)
+        self._print("told", key=step.key, **figures, left_seconds=self._left())
 
     def ended(self, step: Step, outcome: Outcome, *, again: bool) -> None:
-        """Implement `Watch.ended`."""
         super().ended(step, outcome, again=again)
         self._print(
             "ended",
@@ -297,19 +270,17 @@ class Table(_Board):
         from rich.console import Console
         from rich.live import Live
 
-        super().__init__(expected)
+        super().__init__(stream, expected=expected)
         self._console = Console(file=stream) if stream is not None else Console(stderr=True)
         self._live: Any = Live(
             console=self._console, get_renderable=self._drawn, refresh_per_second=DRAWS, transient=True
         )
 
     def begin(self, steps: Sequence[Step], settled: Mapping[str, Outcome]) -> None:
-        """Implement `Watch.begin`."""
         super().begin(steps, settled)
         self._live.start()
 
     def ended(self, step: Step, outcome: Outcome, *, again: bool) -> None:
-        """Implement `Watch.ended`."""
         super().ended(step, outcome, again=again)
         if outcome.status not in FINE:  # printed permanently, above the table
             self._console.print(ending(step, outcome, again=again), markup=False, highlight=False, soft_wrap=True)
@@ -321,6 +292,7 @@ class Table(_Board):
     def _drawn(self) -> Any:
         """Build the current table; called by rich's thread."""
         from rich.console import Group
+        from rich.progress_bar import ProgressBar
         from rich.table import Table as Rows
         from rich.text import Text
 
@@ -338,7 +310,8 @@ class Table(_Board):
             memory = size_text(at.memory) if at.memory else ""
             again = "" if at.attempt == 1 else f" (attempt {at.attempt})"
             time_so_far = clock(time.monotonic() - at.began)
-            rows.add_row(_name(at.step), Text(escaped(f"{at.stage}{again}")), _progress(at), time_so_far, memory)
+            bar = ProgressBar(at.total, min(at.done, at.total), width=20) if at.total else str(at.done or "")
+            rows.add_row(_name(at.step), Text(escaped(f"{at.stage}{again}")), bar, time_so_far, memory)
         return Group(Text(title), rows)
 
 
@@ -348,15 +321,6 @@ def _where(at: _At) -> str:
     count = f" {at.done}{of}" if at.done or at.total else ""
     memory = f", {size_text(at.memory)}" if at.memory else ""
     return f"{at.step.title} ({at.stage}{count}, {clock(time.monotonic() - at.began)}{memory})"
-
-
-def _progress(at: _At) -> Any:
-    """Return a progress bar if the total is known, else the count."""
-    from rich.progress_bar import ProgressBar
-
-    if at.total:
-        return ProgressBar(total=at.total, completed=min(at.done, at.total), width=20)
-    return str(at.done) if at.done else ""
 
 
 def _name(step: Step) -> Any:

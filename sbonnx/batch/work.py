@@ -31,7 +31,7 @@ from sbonnx.batch.jobs.steps import (
 )
 from sbonnx.batch.outcomes import FILE, FILES, JUDGED_ALONE, Intact, made_before, now, to_json
 from sbonnx.batch.process.cleanup import clear, used
-from sbonnx.batch.process.locks import lock_path, take
+from sbonnx.batch.process.locks import lock_path, take_when_free
 from sbonnx.batch.redaction import Redactor, reveal_job
 from sbonnx.batch.remote import localized
 from sbonnx.batch.step_progress import StepProgress
@@ -96,13 +96,13 @@ def run_step(step: Step, places: Places, tell: Tell, threads: int = 1, *, walk: 
     began = time.monotonic()
     redactor = Redactor.of(step.jobs)
     try:
-        outcome = _done_before(step, places)
+        outcome = made_before(step, places)
         if outcome is None:
             work = partial(_calibrate, walk=walk) if step.kind == "calibrate" else _quantize
             outcome = work(
                 step, places, tell, threads, partial(_create_output, step=step, places=places, redactor=redactor)
             )
-            publish(step, places)
+        publish(step, places)
     except SbonnxError as error:
         outcome = Outcome(step.key, "refused", str(error), error=type(error).__name__)
     except Exception as error:
@@ -113,14 +113,6 @@ def run_step(step: Step, places: Places, tell: Tell, threads: int = 1, *, walk: 
         outcome = replace(outcome, seconds=time.monotonic() - began, finished=now())
     redactor.log(places.log(step.key))
     return redactor.outcome(outcome)
-
-
-def _done_before(step: Step, places: Places) -> Outcome | None:
-    """Publish and return the existing output of this step or of another one with its key, if there is one."""
-    found = made_before(step, places)
-    if found is not None:
-        publish(step, places)
-    return found
 
 
 Keep = Callable[[str, Callable[[Path], Outcome]], Outcome]
@@ -273,12 +265,16 @@ def _quantize(step: Step, places: Places, tell: Tell, threads: int, keep: Keep) 
 
     if step.work == step.key:
         return keep(step.key, make)
-    with _work_lock(step.work, places, tell):
+    lock = take_when_free(lock_path(places, step.work), tell)  # steps with different acceptance share the work
+    try:
         work = Intact(places).files(step.work, step.work)
         adopted = work is not None
         if work is None:
             clear(places, step.work)
             work = keep(step.work, make)
+    finally:
+        if lock is not None:
+            os.close(lock)
     return keep(step.key, lambda _: _check_acceptance(row, work, places, tell, adopted=adopted))
 
 
@@ -332,21 +328,6 @@ def _check_acceptance(row: ResolvedJob, work: Outcome, places: Places, tell: Tel
     )
 
 
-@contextmanager
-def _work_lock(key: str, places: Places, tell: Tell) -> Iterator[None]:
-    """Lock the work that steps with different acceptance share, so that only one of them runs it."""
-    path = lock_path(places, key)
-    lock = take(path)
-    if lock is None:
-        tell("waiting for another process at the same step")
-        lock = take(path, wait=True)
-    try:
-        yield
-    finally:
-        if lock is not None:
-            os.close(lock)
-
-
 def _sketches(row: ResolvedJob, places: Places) -> Path | None:
     """Return the calibration cache of a plan; None if it was not measured: the step then measures it, with the same
     result.
@@ -394,6 +375,3 @@ def _report_values(report: Report, job: Job, wishes: Recipe, target: Path) -> di
     values["metrics"] = {**values["metrics"], "own": []}
     found: dict[str, Any] = map_strings(partial(_renamed, target=target, job=job), json_values(values))
     return found
-
-
-__all__ = ["run_step"]

@@ -37,7 +37,6 @@ OPTIONS: Final = (JOBS, WORKERS, ONLY, DRY_RUN, FORCE, SCHEDULER, *options.COMMO
 
 
 def run(given: Arguments) -> int:
-    """Run ``sbonnx batch`` and return the exit code."""
     from sbonnx.batch.api import fulfil, plain
     from sbonnx.batch.jobs.plan import wish
     from sbonnx.batch.state import past

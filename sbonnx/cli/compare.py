@@ -18,7 +18,6 @@ OPTIONS: Final = (FLOAT, QUANT, options.DATA, *options.FEEDS, *options.LIMITS, *
 
 
 def run(given: Arguments) -> int:
-    """Run ``sbonnx compare`` and return the exit code."""
     from sbonnx import graph as graphs
     from sbonnx import verify
     from sbonnx.calib.data import dataset as datasets

@@ -33,7 +33,6 @@ OPTIONS: Final = (OUT, *options.COMMON)
 
 
 def run(given: Arguments) -> int:
-    """Run ``sbonnx demo`` and return the exit code."""
     from sbonnx.assets import digits
     from sbonnx.backends import BACKENDS
     from sbonnx.graph.storage.output_files import write_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +19,6 @@ OPTIONS: Final = (options.MODEL, *options.COMMON)
 
 
 def run(given: Arguments) -> int:
-    """Run ``sbonnx inspect`` and return the exit code."""
     from sbonnx import graph as graphs
     from sbonnx.progress import size_text
     from sbonnx.verify import file_bytes
@@ -114,9 +114,7 @@ def _parameters(graph: Graph) -> tuple[int, int]:
     for tensor in query.all_tensors(graph):
         dtype = query.dtype(tensor)
         if isinstance(tensor, Constant) and dtype is not None:
-            values = 1
-            for dim in tensor.shape:
-                values *= dim
+            values = math.prod(tensor.shape)
             count += values
             size += values * dtype.itemsize
     return count, size

@@ -35,7 +35,6 @@ OPTIONS: Final = (MODEL, TARGET, SARIF, FIX, OUTPUT, options.FORCE, *options.COM
 
 
 def run(given: Arguments) -> int:
-    """Run ``sbonnx lint`` and return the exit code."""
     from sbonnx import graph as graphs
     from sbonnx.lint import TARGETS, lint, rules_for
     from sbonnx.lint.findings import sarif as to_sarif

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,7 +33,6 @@ OPTIONS: Final = (
 
 
 def run(given: Arguments) -> int:
-    """Run ``sbonnx plan`` and return the exit code."""
     from sbonnx import graph as graphs
     from sbonnx.pipeline import prepare
     from sbonnx.plan import to_dict
@@ -74,8 +74,6 @@ def run(given: Arguments) -> int:
 
 def _groups(sites: tuple[Site, ...]) -> dict[str, str]:
     """Map site keys to the tensor that names their group, for groups with more than one site."""
-    counts: dict[str, int] = {}
-    for site in sites:
-        counts[site.group] = counts.get(site.group, 0) + 1
+    counts = Counter(site.group for site in sites)
     tensors = {site.key: site.tensor for site in sites}
     return {site.key: tensors.get(site.group, site.group) for site in sites if counts[site.group] > 1}

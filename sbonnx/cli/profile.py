@@ -67,7 +67,6 @@ OPTIONS: Final = (
 
 
 def run(given: Arguments) -> int:
-    """Run ``sbonnx profile`` and return the exit code."""
     from sbonnx import graph as graphs
     from sbonnx.mermaid import mermaid as to_mermaid
 

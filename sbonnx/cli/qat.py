@@ -79,7 +79,6 @@ OPTIONS: Final = (
 
 
 def run(given: Arguments) -> int:
-    """Run ``sbonnx qat`` and return the exit code."""
     from sbonnx import graph as graphs
 
     output, data = required_output(given[options.OUTPUT]), given.required_data()

@@ -60,7 +60,6 @@ OPTIONS: Final = (
 
 
 def run(given: Arguments) -> int:
-    """Run ``sbonnx quantize`` and return the exit code."""
     from sbonnx.api import quantize
     from sbonnx.stages.state import read_recipe
 

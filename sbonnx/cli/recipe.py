@@ -19,7 +19,6 @@ OPTIONS: Final = (FILE, options.BACKEND, options.BITS, options.SET, SCHEMA, *opt
 
 
 def run(given: Arguments) -> int:
-    """Run ``sbonnx recipe`` and return the exit code."""
     from sbonnx import recipe as recipes
     from sbonnx.stages.state import read_recipe
 

@@ -58,7 +58,6 @@ OPTIONS: Final = (
 
 
 def run(given: Arguments) -> int:
-    """Run ``sbonnx simplify`` and return the exit code."""
     from sbonnx import graph as graphs
     from sbonnx import patterns
     from sbonnx.graph.storage.output_files import staged

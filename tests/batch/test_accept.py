@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from sbonnx.batch.accept import judge, metric_values, run_metric
+from sbonnx.batch.accept import judge, metric_values
 from sbonnx.batch.jobs.job import Acceptance, Places
+from sbonnx.batch.metric import loaded
 from sbonnx.errors import DataError, RecipeError
 
 METRICS: dict[str, Any] = {
@@ -28,6 +29,13 @@ ASKED: dict[str, Any] = {
     "max_size_ratio": (0.27, 0.27, 0.26),
     "max_latency_ratio": (1.0, 0.5, 0.4),
 }
+
+
+def run_metric(named: str, model: Path) -> dict[str, float]:
+    with loaded(named) as metric:
+        return metric.values(model)
+
+
 """By key: a threshold that is met, what is found, one that is not met."""
 
 

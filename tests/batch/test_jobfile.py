@@ -9,9 +9,9 @@ from runpy import run_path
 
 import pytest
 
-from sbonnx.batch.accept import run_metric
 from sbonnx.batch.jobs.job import Acceptance, Limits
 from sbonnx.batch.jobs.jobfile import AcceptKeys, JobFile, JobKeys, LimitKeys, as_text, read_jobs, schema
+from sbonnx.batch.metric import loaded
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import load
 
@@ -182,4 +182,5 @@ def test_the_example(tmp_path: Path) -> None:
     assert {Path(job.model).stem for job in jobs} == {"digits", "digits_moved", "digits_probs"}
     for job in jobs[::3]:
         assert job.accept.metric is not None
-        assert run_metric(job.accept.metric, Path(job.model))["top1"] > 0.95
+        with loaded(job.accept.metric) as metric:
+            assert metric.values(Path(job.model))["top1"] > 0.95

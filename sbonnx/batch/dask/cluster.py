@@ -381,6 +381,3 @@ class _ClusterRun:
 def _refused(key: str, error: SbonnxError) -> Outcome:
     """Create the outcome of a refused step."""
     return Outcome(key, "refused", reason=str(error), finished=now(), error=type(error).__name__)
-
-
-__all__ = ["DaskEngine"]

@@ -252,18 +252,3 @@ def _holds(path: str, word: str) -> bool:
 def _missing(paths: Sequence[str]) -> list[str]:
     """Return the paths that do not exist."""
     return [path for path in paths if not os.path.exists(path)]
-
-
-__all__ = [
-    "GPU",
-    "MEMORY",
-    "ClusterResources",
-    "absolute",
-    "can_be_sharded",
-    "check_paths",
-    "cluster_resources",
-    "connected",
-    "is_shared",
-    "needed",
-    "size_of",
-]

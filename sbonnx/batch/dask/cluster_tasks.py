@@ -206,7 +206,6 @@ class _Events:
         self._worker.log_event(self._errand.topic, message)
 
     def tell(self, stage: str, done: int = 0, total: int | None = None) -> None:
-        """Implement `Tell`."""
         at = time.monotonic()
         if stage != self._stage or at - self._at >= TELL_EVERY or done == total:
             self._stage, self._at = stage, at
@@ -351,6 +350,3 @@ def _umask() -> int:
     now_ = os.umask(0)
     os.umask(now_)
     return now_
-
-
-__all__ = ["ClusterErrand", "Parcel", "StepDied", "carry_out", "differences", "installed", "unpack"]

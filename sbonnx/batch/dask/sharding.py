@@ -212,6 +212,3 @@ def _copy(source: str, target: str) -> None:
         copy_database(Path(source), Path(target))
     else:
         shutil.copy2(source, target)
-
-
-__all__ = ["Shard", "merge_caches", "part_keys", "run_merged", "run_part", "shardable"]

@@ -323,6 +323,3 @@ def _error(origin: KeyOrigin, problem: Wrong, others: int = 0) -> RecipeError:
     if problem.path:  # job file keys are lower case: quote the whole path instead of each key, as recipes do
         told = f"'{key}'{told[told.index(origin.where(problem.path)) - 1 :]}"
     return RecipeError(told.replace("in this recipe)", "in this job file)").replace("the recipe in", "the job file in"))
-
-
-__all__ = ["JobFile", "read_jobs", "schema"]

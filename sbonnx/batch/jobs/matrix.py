@@ -103,13 +103,10 @@ def _of_entry(file: JobFile, entry: JobKeys, base: Path, output: Path, number: i
                 overrides=_overrides(width, file.defaults.set, entry.set),
                 accept=_accept(file.defaults, entry, base),
                 limits=_limits(file.defaults, entry),
-                outside_output=_first(entry.outside_output, file.defaults.outside_output, False),
+                outside_output=bool(
+                    file.defaults.outside_output if entry.outside_output is None else entry.outside_output
+                ),
             )
-
-
-def _first(*values: bool | None) -> bool:
-    """Return the first value that is not None."""
-    return next(value for value in values if value is not None)
 
 
 def _plain(text: str, path: tuple[Any, ...]) -> None:
@@ -268,7 +265,7 @@ def _distinct(jobs: Sequence[Job], entries: Sequence[tuple[Any, ...]], places: P
         more = f"; templates may contain {', '.join(f'{{{one}}}' for one in FIELDS)}"
         if job.name in names:
             raise Wrong(f"creates a second job named '{job.name}': use another name{more}", path=entry)
-        real = _real(job.output)
+        real = job.output if is_url(job.output) else os.path.realpath(revealed(job.output))
         if real in outputs:
             raise Wrong(
                 f"creates two jobs that write '{job.output}' ('{outputs[real]}', '{job.name}'){more}", path=entry
@@ -280,11 +277,6 @@ def _distinct(jobs: Sequence[Job], entries: Sequence[tuple[Any, ...]], places: P
         if told is not None:
             raise Wrong(f"creates an output that {told}", path=entry, value=job.output[:200])
         names[job.name] = outputs[real] = job.name
-
-
-def _real(text: str) -> str:
-    """Return the canonical form of a path or URL, to detect duplicates."""
-    return text if is_url(text) or text == AUTO else os.path.realpath(revealed(text))
 
 
 def glob_files(pattern: str, base: Path) -> Iterator[str]:
@@ -344,6 +336,3 @@ def _folder_entries(folder: str) -> list[os.DirEntry[str]]:
             return list(rows)
     except OSError:
         return []
-
-
-__all__ = ["FIELDS", "expand", "selected"]

@@ -230,6 +230,3 @@ def _clone(source: Path, target: Path) -> None:
             except OSError:  # different file systems, or cloning not supported
                 pass
     shutil.copyfile(source, target)
-
-
-__all__ = ["Inputs", "escape_of", "made_files", "publish", "refusal"]

@@ -259,15 +259,3 @@ def runtime_version() -> str:
 
 def _joined(tag: str, *parts: str) -> str:
     return text(combined(tag, *(part.encode("utf-8", "surrogatepass") for part in parts)))
-
-
-__all__ = [
-    "JobInputs",
-    "calibrate_key",
-    "job_inputs",
-    "quantize_key",
-    "recipe_of",
-    "sketches_digest",
-    "steps_of",
-    "work_key",
-]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from sbonnx.batch.jobs.job import Places
+from sbonnx.batch.jobs.job import Places, Tell
 from sbonnx.errors import OutputError
 
 if sys.platform != "win32":
@@ -56,6 +56,15 @@ def take(path: Path, *, wait: bool = False) -> int | None:
             f"'{path}' cannot be locked ({error.strerror}): use an output folder on a file system with locks"
         ) from error
     return fd
+
+
+def take_when_free(path: Path, tell: Tell) -> int | None:
+    """Lock `path` as `take`; report to `tell` if another process has to be waited for."""
+    lock = take(path)
+    if lock is None:
+        tell("waiting for another process at the same step")
+        lock = take(path, wait=True)
+    return lock
 
 
 @contextmanager

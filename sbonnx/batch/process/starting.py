@@ -123,6 +123,3 @@ def claim_socket_folder() -> None:
         stack = ExitStack()
         config["tempdir"] = str(stack.enter_context(temporary_folder()))
         atexit.register(stack.close)
-
-
-__all__ = ["claim_socket_folder", "environment", "started"]

@@ -26,7 +26,7 @@ from typing import Any, Final
 from sbonnx.batch.jobs.job import Outcome, Places, Step, Tell
 from sbonnx.batch.outcomes import now, to_json
 from sbonnx.batch.process.cleanup import clear, remove
-from sbonnx.batch.process.locks import lock_path, take
+from sbonnx.batch.process.locks import lock_path, take_when_free
 from sbonnx.calib.engine.threads import limit_threads
 from sbonnx.errors import SbonnxError
 from sbonnx.isolation import leave_safe_start
@@ -87,11 +87,12 @@ def serve(errand: Errand, sink: Connection, alive: Connection) -> None:
     send = _MessagePipe(sink)
     key, places = errand.step.key, errand.places
     # the lock is never closed, so that it is held until the process has ended
-    if take(lock_path(places, key)) is None:
-        send("waiting for another process at the same step")
-        take(lock_path(places, key), wait=True)
+    take_when_free(lock_path(places, key), send)
     try:
-        outcome = _adopted(errand) or _done(errand, send)
+        outcome = _adopted(errand)
+        if outcome is None:
+            clear(places, key)  # incomplete or damaged output; safe while the lock is held
+            outcome = (errand.work or own_work())(errand.step, places, send, errand.threads)
     except SbonnxError as error:
         outcome = Outcome(key, "refused", reason=str(error), finished=now(), error=type(error).__name__)
     except BaseException as error:
@@ -125,12 +126,6 @@ def _adopted(errand: Errand) -> Outcome | None:
     if made is not None and errand.step.kind == "quantize":
         (errand.publish or own_publish())(errand.step, errand.places)
     return made
-
-
-def _done(errand: Errand, send: Tell) -> Outcome:
-    """Run the step after removing incomplete or damaged output, which is safe while the lock is held."""
-    clear(errand.places, errand.step.key)
-    return (errand.work or own_work())(errand.step, errand.places, send, errand.threads)
 
 
 class _MessagePipe:

@@ -78,7 +78,6 @@ class _Sink(io.FileIO):
     """A stream that discards output once its reader has closed the pipe (``| head``)."""
 
     def write(self, data: Any) -> int:
-        """Implement `io.FileIO.write`."""
         try:
             return super().write(data) or 0
         except BrokenPipeError:
@@ -172,6 +171,3 @@ def _last_line(text: str) -> str:
 def _tail(file: int) -> bytes:
     size = os.fstat(file).st_size
     return os.pread(file, SHOWN_BYTES, max(0, size - SHOWN_BYTES))
-
-
-__all__ = ["last_native_message", "standard_streams"]
