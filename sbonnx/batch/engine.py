@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing.connection
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, final
 
@@ -120,6 +121,7 @@ def _ordered(steps: dict[str, Step]) -> list[str]:
     return found
 
 
+@dataclass
 class _LocalRun:
     """One run of an engine.
 
@@ -127,50 +129,46 @@ class _LocalRun:
         outcomes: outcomes of finished steps, by key.
     """
 
-    def __init__(
-        self,
-        steps: dict[str, Step],
-        places: Places,
-        watch: Watch,
-        workers: int,
-        start: Callable[..., StepProcess],
-        priorities: dict[str, float],
-    ) -> None:
-        self.outcomes: dict[str, Outcome] = {}
-        self._steps = steps
-        self._places = places
-        self._watch = watch
-        self._workers = workers
-        self._start = start
-        self._priorities = priorities
-        self._waiting = dict(steps)
-        self._attempts = dict.fromkeys(steps, 0)
-        self._running: dict[str, StepProcess] = {}
-        self._load = dict.fromkeys(_processors(), 0)
+    steps: dict[str, Step]
+    places: Places
+    watch: Watch
+    workers: int
+    start: Callable[..., StepProcess]
+    priorities: dict[str, float]
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.waiting = dict(self.steps)
+        self.attempts = dict.fromkeys(self.steps, 0)
+        self.running: dict[str, StepProcess] = {}
+        cpus: list[int] = []
+        with contextlib.suppress(AttributeError, OSError):  # the system does not report them
+            cpus = sorted(os.sched_getaffinity(0))
+        self.load = dict.fromkeys(cpus, 0)
 
     def go(self) -> None:
         """Run until all steps have ended."""
-        while self._waiting or self._running:
+        while self.waiting or self.running:
             self._skip()
             self._fill()
-            if not self._running:
+            if not self.running:
                 continue
-            sources = [source for one in self._running.values() for source in one.sources()]
+            sources = [source for one in self.running.values() for source in one.sources()]
             multiprocessing.connection.wait(sources, timeout=LOOK_EVERY)
-            for key, one in list(self._running.items()):
+            for key, one in list(self.running.items()):
                 self._look(key, one)
 
     def end(self) -> None:
         """Terminate all processes."""
-        for one in self._running.values():  # kill all before waiting for any
+        for one in self.running.values():  # kill all before waiting for any
             one.kill()
-        for one in self._running.values():
+        for one in self.running.values():
             one.end()
-        self._running.clear()
+        self.running.clear()
 
     def _look(self, key: str, one: StepProcess) -> None:
         """Process the messages of a process, and its end."""
-        step, watch = one.step, self._watch
+        step, watch = one.step, self.watch
         said: list[tuple[str, int, int | None]] = []
         before = one.memory
 
@@ -183,62 +181,55 @@ class _LocalRun:
             if not said and one.memory != before:
                 watch.told(step, "", 0, None, one.memory)
             return
-        del self._running[key]
+        del self.running[key]
         for cpu in one.cpus:
-            self._load[cpu] -= 1
+            self.load[cpu] -= 1
         self._settle(step, one.outcome)
 
     def _skip(self) -> None:
         """Skip steps whose dependencies failed, transitively."""
-        while skipped := skipped_steps(self._steps, self._waiting, self.outcomes):
+        while skipped := skipped_steps(self.steps, self.waiting, self.outcomes):
             for key, outcome in skipped:
                 self.outcomes[key] = outcome
-                self._watch.ended(self._waiting.pop(key), outcome, again=False)
+                self.watch.ended(self.waiting.pop(key), outcome, again=False)
 
     def _fill(self) -> None:
         """Start ready steps while workers are free."""
-        while free := self._workers - len(self._running):
+        while free := self.workers - len(self.running):
             ready = [
                 key
-                for key, step in self._waiting.items()
-                if all(need in self.outcomes or need not in self._steps for need in step.after)
+                for key, step in self.waiting.items()
+                if all(need in self.outcomes or need not in self.steps for need in step.after)
             ]
             if not ready:
                 return
-            key = max(ready, key=lambda one: (self._priorities[one], -list(self._steps).index(one)))
-            self._begin(self._waiting.pop(key), min(free, len(ready)))
+            key = max(ready, key=lambda one: (self.priorities[one], -list(self.steps).index(one)))
+            self._begin(self.waiting.pop(key), min(free, len(ready)))
 
     def _begin(self, step: Step, sharers: int) -> None:
         """Start a step with its share of the idle processors."""
-        idle = [cpu for cpu, load in self._load.items() if not load]
+        idle = [cpu for cpu, load in self.load.items() if not load]
         threads = max(1, len(idle) // sharers)
-        cpus = sorted(self._load, key=lambda cpu: (self._load[cpu], cpu))[:threads]
-        self._attempts[step.key] += 1
-        attempt = self._attempts[step.key]
+        cpus = sorted(self.load, key=lambda cpu: (self.load[cpu], cpu))[:threads]
+        self.attempts[step.key] += 1
+        attempt = self.attempts[step.key]
         try:
-            one = self._start(step, self._places, threads=threads, cpus=cpus, attempt=attempt)
+            one = self.start(step, self.places, threads=threads, cpus=cpus, attempt=attempt)
         except OSError as error:  # for example too many processes; may be temporary
-            self._watch.started(step, attempt, "none")
+            self.watch.started(step, attempt, "none")
             self._settle(step, Outcome(step.key, "crashed", str(error), attempts=attempt, finished=now()))
             return
-        self._running[step.key] = one
+        self.running[step.key] = one
         for cpu in one.cpus:
-            self._load[cpu] += 1
-        self._watch.started(step, attempt, str(one.pid))
+            self.load[cpu] += 1
+        self.watch.started(step, attempt, str(one.pid))
 
     def _settle(self, step: Step, outcome: Outcome) -> None:
         """Handle the end of an attempt: retry, or record the final outcome."""
         again = outcome.status in AGAIN and outcome.attempts <= step.limits.retries
         if again:
-            self._waiting[step.key] = step
-            self._priorities[step.key] = 0.0  # after the others: it may be what exhausts the machine
+            self.waiting[step.key] = step
+            self.priorities[step.key] = 0.0  # after the others: it may be what exhausts the machine
         else:
             self.outcomes[step.key] = outcome
-        self._watch.ended(step, outcome, again=again)
-
-
-def _processors() -> list[int]:
-    """Return the processors that this process may use; empty if the system does not report them."""
-    with contextlib.suppress(AttributeError, OSError):
-        return sorted(os.sched_getaffinity(0))
-    return []
+        self.watch.ended(step, outcome, again=again)

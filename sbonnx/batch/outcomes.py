@@ -12,6 +12,7 @@ from typing import Any, Final, get_args
 from sbonnx.batch.accept import unchanged
 from sbonnx.batch.digests import Digests
 from sbonnx.batch.jobs.job import FINE, Outcome, Places, Status, Step
+from sbonnx.errors import SbonnxError
 from sbonnx.terminal import json_values
 
 FILE: Final = "outcome.json"
@@ -83,6 +84,14 @@ def skipped_steps(
             reason = f"'{steps[failed[0]].title}' did not succeed ({ended.status}): {ended.reason}"
             skipped.append((key, Outcome(key, "skipped", reason=reason, attempts=0, finished=now())))
     return skipped
+
+
+def outcome_of(key: str, error: BaseException) -> Outcome:
+    """Return the outcome of a step that raised `error`: "refused" for a `SbonnxError`, else "failed"."""
+    name = type(error).__name__
+    if isinstance(error, SbonnxError):
+        return Outcome(key, "refused", str(error), finished=now(), error=name)
+    return Outcome(key, "failed", " ".join(f"{name}: {error}".split()), finished=now(), error=name)
 
 
 def now() -> str:

@@ -215,10 +215,9 @@ def _beside(fs: Any, where: str, names: Iterable[str]) -> dict[str, dict[str, An
 
 def _files(fs: Any, where: str) -> dict[str, dict[str, Any]]:
     """Return the file information of every file, by path relative to `where` ("" for `where` itself)."""
-    if _protocols(fs) & HTTP and not where.endswith("/"):  # a page with links is not a folder
-        return {"": fs.info(where)}
     info = fs.info(where)
-    if info.get("type") != "directory":
+    page = _protocols(fs) & HTTP and not where.endswith("/")  # a page with links is not a folder
+    if page or info.get("type") != "directory":
         return {"": info}
     found = fs.find(where, detail=True)
     root = str(fs._strip_protocol(where)).rstrip("/") + "/"  # the form in which the file system lists it

@@ -29,7 +29,7 @@ from sbonnx.batch.jobs.steps import (
     sketches_digest,
     work_key,
 )
-from sbonnx.batch.outcomes import FILE, FILES, JUDGED_ALONE, Intact, made_before, now, to_json
+from sbonnx.batch.outcomes import FILE, FILES, JUDGED_ALONE, Intact, made_before, now, outcome_of, to_json
 from sbonnx.batch.process.cleanup import clear, used
 from sbonnx.batch.process.locks import lock_path, take_when_free
 from sbonnx.batch.redaction import Redactor, reveal_job
@@ -103,14 +103,10 @@ def run_step(step: Step, places: Places, tell: Tell, threads: int = 1, *, walk: 
                 step, places, tell, threads, partial(_create_output, step=step, places=places, redactor=redactor)
             )
         publish(step, places)
-    except SbonnxError as error:
-        outcome = Outcome(step.key, "refused", str(error), error=type(error).__name__)
     except Exception as error:
-        print(escaped(redactor.text(traceback.format_exc()), keep="\n"), file=sys.stderr)
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        outcome = Outcome(step.key, "failed", reason, error=type(error).__name__)
-    if not outcome.finished:
-        outcome = replace(outcome, seconds=time.monotonic() - began, finished=now())
+        if not isinstance(error, SbonnxError):
+            print(escaped(redactor.text(traceback.format_exc()), keep="\n"), file=sys.stderr)
+        outcome = replace(outcome_of(step.key, error), seconds=time.monotonic() - began)
     redactor.log(places.log(step.key))
     return redactor.outcome(outcome)
 

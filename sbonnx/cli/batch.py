@@ -14,7 +14,7 @@ from sbonnx.cli.output.printer import Printer
 from sbonnx.terminal import LINE_LENGTH, one_line
 
 if TYPE_CHECKING:
-    from sbonnx.batch.jobs.job import BatchReport, JobResult
+    from sbonnx.batch.jobs.job import JobResult
     from sbonnx.batch.jobs.plan import BatchRequest
 
 HELP: Final = "Quantize many models for many targets. Finished jobs are not repeated; a crash affects a single job."
@@ -56,7 +56,9 @@ def run(given: Arguments) -> int:
             print(one_line(line, LINE_LENGTH), file=sys.stderr)
     printer.value(plain(report))
     printer.table(f"{report.title}", COLUMNS, [_row(row) for row in report.rows])
-    printer.line(_summary(report))
+    counts = Counter(row.outcome.status for row in report.rows)
+    ends = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+    printer.line(f"{len(report.rows)} jobs: {ends}; {sum(not row.up_to_date for row in report.rows)} of them run now")
     printer.line(f"report: {wished.places.output / 'report.html'}")
     return report.exit_code
 
@@ -118,11 +120,3 @@ def _row(row: JobResult) -> tuple[object, ...]:
         None if row.up_to_date else round(row.outcome.seconds, 1),
         shorten(row.outcome.reason, REASON_WIDTH, placeholder=" …"),
     )
-
-
-def _summary(report: BatchReport) -> str:
-    """Count the jobs by status, in one line."""
-    counts = Counter(row.outcome.status for row in report.rows)
-    fresh = sum(not row.up_to_date for row in report.rows)
-    ends = ", ".join(f"{count} {status}" for status, count in counts.most_common())
-    return f"{len(report.rows)} jobs: {ends}; {fresh} of them run now"

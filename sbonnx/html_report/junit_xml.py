@@ -58,9 +58,13 @@ def _jobs(report: Mapping[str, Any], suite: str) -> Iterable[ElementTree.Element
         model = address(job.get("model")).rstrip("/").rpartition("/")[2].partition("?")[0]
         group = model.removesuffix(".onnx").replace(".", "_") or "model"  # dots would separate packages
         case = _case(text(job.get("name")), f"{suite}.{group}", outcome)
+        lines = [f"model: {address(job.get('model'))}", f"target: {text(job.get('backend'))}"]
+        lines.append(f"output: {address(job.get('output'))}")
+        lines += [f"{one}: {'met' if one.met else 'not met'}" for one in acceptance_of(outcome)]
         if row.get("up_to_date"):
             case.set("time", "0.000")  # an up-to-date job took no time in this run
-        case.append(_system_out(job, outcome, bool(row.get("up_to_date"))))
+            lines.append("up to date: nothing was to be done")
+        ElementTree.SubElement(case, "system-out").text = "\n".join(lines)
         yield case
 
 
@@ -84,15 +88,3 @@ def _case(name: str, group: str, outcome: Mapping[str, Any]) -> ElementTree.Elem
         wrong = ElementTree.SubElement(case, kind, {"message": reason, "type": status or "unknown"})
         wrong.text = "\n".join([f"{status}: {reason}", *missed])
     return case
-
-
-def _system_out(job: Mapping[str, Any], outcome: Mapping[str, Any], up_to_date: bool) -> ElementTree.Element:
-    """Build the system-out element with model, target, output and acceptance."""
-    lines = [f"model: {address(job.get('model'))}", f"target: {text(job.get('backend'))}"]
-    lines.append(f"output: {address(job.get('output'))}")
-    lines += [f"{one}: {'met' if one.met else 'not met'}" for one in acceptance_of(outcome)]
-    if up_to_date:
-        lines.append("up to date: nothing was to be done")
-    out = ElementTree.Element("system-out")
-    out.text = "\n".join(lines)
-    return out

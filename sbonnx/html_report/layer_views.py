@@ -75,15 +75,6 @@ class Widths:
 
 
 @dataclass(frozen=True)
-class LayerSqnr:
-    """Chart data of one layer: name, isolated and accumulated SQNR in dB; None: unknown."""
-
-    name: str
-    isolated: float | None
-    accumulated: float | None
-
-
-@dataclass(frozen=True)
 class ChartBar:
     """A horizontal bar: x and width; `label` is the value as text, at its end. cut: the value is outside the axis."""
 
@@ -195,20 +186,17 @@ def layers_of(report: Mapping[str, Any], most: int) -> Layers:
         rows=tuple(rows[:most]),
         total=len(rows),
         ordered=ordered,
-        bars=bar_chart(_chart_layers(shown)) if shown else None,
-        strip=None if small else strip_chart(_chart_layers(in_order), hovered=min(most, HOVERED)),
+        bars=bar_chart(_labelled(shown)) if shown else None,
+        strip=None if small else strip_chart(_labelled(in_order), hovered=min(most, HOVERED)),
         widths=_widths(report, sites),
         complete=bool(sites),
     )
 
 
-def _chart_layers(rows: Sequence[LayerRow]) -> list[LayerSqnr]:
-    """Return chart layers with unique labels: if a node reads several tensors, the tensor is named too."""
+def _labelled(rows: Sequence[LayerRow]) -> list[LayerRow]:
+    """Make the node names unique: if a node reads several tensors, the tensor is named too."""
     times = Counter(row.node for row in rows)
-    return [
-        LayerSqnr(row.node if times[row.node] == 1 else f"{row.node} ← {row.tensor}", row.isolated, row.accumulated)
-        for row in rows
-    ]
+    return [row if times[row.node] == 1 else replace(row, node=f"{row.node} ← {row.tensor}") for row in rows]
 
 
 def _rows(layers: Sequence[Mapping[str, Any]], sites: Sequence[Mapping[str, Any]]) -> list[LayerRow]:
@@ -285,7 +273,7 @@ class _Axis:
         return tuple(Tick(self.at(value), count(value)) for value in range(first, int(self.high) + 1, step))
 
 
-def _axis(layers: Sequence[LayerSqnr], start: float, end: float) -> _Axis:
+def _axis(layers: Sequence[LayerRow], start: float, end: float) -> _Axis:
     """Build an axis that covers all finite values in whole steps, and 0."""
     values = [value for layer in layers for value in (layer.isolated, layer.accumulated) if value is not None]
     finite = [value for value in values if math.isfinite(value)]
@@ -294,7 +282,7 @@ def _axis(layers: Sequence[LayerSqnr], start: float, end: float) -> _Axis:
     return _Axis(max(low, LOWEST_DB), min(high, HIGHEST_DB), start, end)
 
 
-def bar_chart(layers: Sequence[LayerSqnr]) -> Bars:
+def bar_chart(layers: Sequence[LayerRow]) -> Bars:
     """Build a bar chart with one row per layer, in the given order."""
     axis = _axis(layers, NAMES_WIDTH, WIDTH - VALUES_WIDTH)
     rows = []
@@ -302,8 +290,8 @@ def bar_chart(layers: Sequence[LayerSqnr]) -> Bars:
         y = TOP + index * ROW_HEIGHT
         rows.append(
             BarRow(
-                name=layer.name,
-                label=shortened(layer.name, NAME_LENGTH),
+                name=layer.node,
+                label=shortened(layer.node, NAME_LENGTH),
                 y=y + ROW_HEIGHT / 2,
                 isolated=_bar(axis, layer.isolated, y + 4),
                 accumulated=_bar(axis, layer.accumulated, y + 5 + BAR_HEIGHT),
@@ -326,7 +314,7 @@ def _bar(axis: _Axis, value: float | None, y: float) -> ChartBar | None:
     )
 
 
-def strip_chart(layers: Sequence[LayerSqnr], *, hovered: int) -> Strip:
+def strip_chart(layers: Sequence[LayerRow], *, hovered: int) -> Strip:
     """Build a strip of all layers as columns, in the given order. Columns and marks are one SVG path each.
 
     Args:
@@ -346,7 +334,7 @@ def strip_chart(layers: Sequence[LayerSqnr], *, hovered: int) -> Strip:
         if layer.isolated is not None and not math.isnan(layer.isolated):
             marks.append(f"M{_short(x)} {_short(axis.at(layer.isolated))}h{wide}")
         if len(layers) <= hovered:
-            tooltip = f"{layer.name}: {decibel(layer.accumulated)} dB, isolated {decibel(layer.isolated)} dB"
+            tooltip = f"{layer.node}: {decibel(layer.accumulated)} dB, isolated {decibel(layer.isolated)} dB"
             hits.append(Hit(round(x - gap / 2, 1), round(pitch, 1), tooltip))
     return Strip(WIDTH, STRIP_HEIGHT, STRIP_LEFT, bottom, axis.ticks(), "".join(columns), "".join(marks), tuple(hits))
 

@@ -213,16 +213,16 @@ def _job(row: Mapping[str, Any], anchor: str, common: frozenset[tuple[str, str]]
 def acceptance_of(outcome: Mapping[str, Any]) -> tuple[AcceptanceRow, ...]:
     """Read the acceptance rows (key, value, threshold, met) of an outcome. Values that were not measured are None."""
     reason = text(outcome.get("reason"))
-    return tuple(_acceptance_row(text(key), *row, reason=reason) for key, *row in outcome.get("accepted") or ())
-
-
-def _acceptance_row(key: str, measured: object, threshold: object, met: object, *, reason: str) -> AcceptanceRow:
-    name = NAMES.get(key, key.removeprefix(OWN))
-    column = "metric" if key.startswith(OWN) else COLUMN_OF.get(name, "metric")
-    value = None if f"accept.{key} cannot be judged" in reason else number(measured)
-    sign = "≤" if key.startswith(AT_MOST) else "≥"
-    display = ABSENT if value is None else _display(column, value)
-    return AcceptanceRow(name, display, f"{sign} {_display(column, number(threshold))}", bool(met), value, column)
+    rows = []
+    for what, measured, threshold, met in outcome.get("accepted") or ():
+        key = text(what)
+        name = NAMES.get(key, key.removeprefix(OWN))
+        column = "metric" if key.startswith(OWN) else COLUMN_OF.get(name, "metric")
+        value = None if f"accept.{key} cannot be judged" in reason else number(measured)
+        display = ABSENT if value is None else _display(column, value)
+        limit = f"{'≤' if key.startswith(AT_MOST) else '≥'} {_display(column, number(threshold))}"
+        rows.append(AcceptanceRow(name, display, limit, bool(met), value, column))
+    return tuple(rows)
 
 
 def _display(column: str, value: float | None) -> str:

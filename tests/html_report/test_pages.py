@@ -216,12 +216,14 @@ def test_number_formats() -> None:
 
 def test_axis_with_any_values() -> None:
     odd: list[Any] = [None, math.nan, math.inf, -math.inf, 1e9, -1e9, 0.0]
-    drawn = layer_views.bar_chart([layer_views.LayerSqnr("n", value, value) for value in odd])
+    drawn = layer_views.bar_chart([layer_views.LayerRow(None, "n", "x", "", "", value, value, None) for value in odd])
     for row in drawn.rows:
         for bar in (row.isolated, row.accumulated):
             assert bar is None or layer_views.NAMES_WIDTH <= bar.x <= bar.x + bar.width <= layer_views.WIDTH
     assert [row.isolated is None for row in drawn.rows] == [True, True, *[False] * 5]
-    strip = layer_views.strip_chart([layer_views.LayerSqnr("n", value, value) for value in odd], hovered=10)
+    strip = layer_views.strip_chart(
+        [layer_views.LayerRow(None, "n", "x", "", "", value, value, None) for value in odd], hovered=10
+    )
     heights = [float(value) for value in re.findall(r"V(-?[\d.]+)", strip.columns)]
     assert len(heights) == 5 and all(0 <= value <= strip.height for value in heights)
     assert layer_views.bar_chart([]).rows == () and layer_views.strip_chart([], hovered=1).columns == ""

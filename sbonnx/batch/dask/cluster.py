@@ -27,7 +27,7 @@ from sbonnx.batch.dask.cluster_check import (
 from sbonnx.batch.dask.cluster_tasks import ClusterErrand, Parcel, StepDied, carry_out, installed, unpack
 from sbonnx.batch.dask.sharding import Shard, part_keys, run_part
 from sbonnx.batch.jobs.job import Outcome, Places, Step, Watch
-from sbonnx.batch.outcomes import from_json, now, read_made, skipped_steps
+from sbonnx.batch.outcomes import from_json, now, outcome_of, read_made, skipped_steps
 from sbonnx.batch.process.cleanup import remove, sweep
 from sbonnx.batch.process.step_main import Publish, Work, own_publish
 from sbonnx.errors import DeviceError, SbonnxError
@@ -169,6 +169,7 @@ class _Task:
     parts: list[str] = field(default_factory=list)
 
 
+@dataclass
 class _ClusterRun:
     """One run of an engine.
 
@@ -176,92 +177,89 @@ class _ClusterRun:
         outcomes: outcomes of the batch's finished steps, by key.
     """
 
-    def __init__(
-        self,
-        steps: dict[str, Step],
-        places: Places,
-        watch: Watch,
-        client: Any,
-        topic: str,
-        shared: bool,
-        publish: Publish | None,
-    ) -> None:
-        self.outcomes: dict[str, Outcome] = {}
-        self._steps = steps
-        self._places = places
-        self._watch = watch
-        self._client = client
-        self._topic = topic
-        self._shared = shared
-        self._publish = publish
-        self._tasks: dict[str, _Task] = {}
-        self._heard: SimpleQueue[tuple[str, Any]] = SimpleQueue()
-        self._refused: dict[str, str] = {}
-        client.subscribe_topic(topic, lambda event: self._heard.put(("said", event[1])))
+    steps: dict[str, Step]
+    places: Places
+    watch: Watch
+    client: Any
+    topic: str
+    shared: bool
+    publish: Publish | None
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tasks: dict[str, _Task] = {}
+        self.heard: SimpleQueue[tuple[str, Any]] = SimpleQueue()
+        self.refused: dict[str, str] = {}
+        self.client.subscribe_topic(self.topic, lambda event: self.heard.put(("said", event[1])))
 
     def submit(self, step: Step, errands: Sequence[ClusterErrand], need: tuple[dict[str, float], str | None]) -> None:
         """Submit the tasks of a step to the scheduler. Its dependencies must have been submitted before."""
         resources, refusal = need
         if refusal is not None:
-            self._refused[step.key] = refusal
+            self.refused[step.key] = refusal
             return
-        if any(key in self._refused for key in step.after):
+        if any(key in self.refused for key in step.after):
             return  # `_skip` handles it
-        before = [self._tasks[key].future for key in step.after if key in self._tasks]
+        before = [self.tasks[key].future for key in step.after if key in self.tasks]
         parts: list[str] = []
         for errand in errands:
             own = errand.step.key == step.key
             key = errand.step.key
-            future = self._client.submit(
+            future = self.client.submit(
                 carry_out,
                 errand,
                 *before,
-                *[self._tasks[part].future for part in parts],
-                key=f"{step.kind}-{key}-{self._topic[-8:]}",
+                *[self.tasks[part].future for part in parts],
+                key=f"{step.kind}-{key}-{self.topic[-8:]}",
                 resources=resources or None,
                 retries=step.limits.retries,
-                priority=len(self._steps) - len(self._tasks),
+                priority=len(self.steps) - len(self.tasks),
                 pure=False,
             )
-            self._tasks[key] = _Task(errand.step, future, own, parts=list(parts) if own else [])
-            future.add_done_callback(lambda _, key=key: self._heard.put(("ended", key)))
+            self.tasks[key] = _Task(errand.step, future, own, parts=list(parts) if own else [])
+            future.add_done_callback(lambda _, key=key: self.heard.put(("ended", key)))
             if not own:
                 parts.append(key)
 
     def go(self) -> None:
         """Run until all steps have ended."""
-        for key, why in self._refused.items():
+        for key, why in self.refused.items():
             self._settle(key, Outcome(key, "refused", reason=why, attempts=0, finished=now(), error="DeviceError"))
         self._skip()
         looked = time.monotonic()
-        while len(self.outcomes) < len(self._steps):
+        while len(self.outcomes) < len(self.steps):
             try:
-                kind, what = self._heard.get(timeout=LOOK_EVERY)
+                kind, what = self.heard.get(timeout=LOOK_EVERY)
             except Empty:
                 kind, what = "", None
             if kind == "said":
                 self._hear(what)
             elif kind == "ended":
-                self._ended(self._tasks[what])
+                self._ended(self.tasks[what])
             if time.monotonic() - looked > LOOK_EVERY:
                 looked = time.monotonic()
                 self._check()
 
     def end(self) -> None:
         """Cancel all unfinished tasks."""
-        open_ = [task.future for task in self._tasks.values() if not task.future.done()]
-        if open_ and self._client.status == "running":
-            self._client.cancel(open_, force=True)
-        for task in self._tasks.values():
+        open_ = [task.future for task in self.tasks.values() if not task.future.done()]
+        if open_ and self.client.status == "running":
+            self.client.cancel(open_, force=True)
+        for task in self.tasks.values():
             task.future.release()
-        if self._client.status == "running":
-            self._client.unsubscribe_topic(self._topic)
-        if not open_:
-            self._drop_parts()
+        if self.client.status == "running":
+            self.client.unsubscribe_topic(self.topic)
+        if open_:
+            return
+        for task in self.tasks.values():
+            if not task.own:  # a shard, which is merged into the statistics of its step by now
+                made: Path = self.places.made(task.step.key)
+                shutil.rmtree(made, ignore_errors=True)
+                remove(made.with_name(f"{made.name}.lock"))
 
     def _hear(self, said: Mapping[str, Any]) -> None:
         """Handle a message of a task."""
-        task = self._tasks[said["key"]]
+        task = self.tasks[said["key"]]
         if not task.own:
             if said["what"] == "told":
                 self._hear_part(task, said)
@@ -271,25 +269,25 @@ class _ClusterRun:
         if said["what"] == "began":
             if task.running:  # restarted without an end: its worker was lost
                 lost = Outcome(task.step.key, "crashed", reason=LOST, attempts=task.attempt, finished=now())
-                self._watch.ended(task.step, lost, again=True)
+                self.watch.ended(task.step, lost, again=True)
             task.attempt += 1
             task.running = True
-            self._watch.started(task.step, task.attempt, said["worker"])
+            self.watch.started(task.step, task.attempt, said["worker"])
         elif said["what"] == "died":
             if task.attempt <= task.step.limits.retries:
                 task.running = False
                 died = replace(from_json(said["outcome"]), attempts=task.attempt)
-                self._watch.ended(task.step, died, again=True)
+                self.watch.ended(task.step, died, again=True)
         else:
-            self._watch.told(task.step, said["stage"], said["done"], said["total"], 0)
+            self.watch.told(task.step, said["stage"], said["done"], said["total"], 0)
 
     def _hear_part(self, part: _Task, said: Mapping[str, Any]) -> None:
         """Forward the progress of a shard as that of its step."""
-        for task in self._tasks.values():
+        for task in self.tasks.values():
             if part.step.key in task.parts and task.step.key not in self.outcomes:
                 number = task.parts.index(part.step.key) + 1
                 stage = f"{said['stage']} ({number}/{len(task.parts)})"
-                self._watch.told(task.step, stage, said["done"], said["total"], 0)
+                self.watch.told(task.step, stage, said["done"], said["total"], 0)
 
     def _ended(self, task: _Task) -> None:
         """Handle the end of a task."""
@@ -314,19 +312,19 @@ class _ClusterRun:
             if parcel.outcome.status == "skipped":
                 return parcel.outcome
             try:
-                unpack(parcel.files, self._places)
+                unpack(parcel.files, self.places)
             except DeviceError as wrong:
-                return _refused(task.step.key, wrong)
+                return outcome_of(task.step.key, wrong)
             return replace(self._published(task.step, parcel.outcome), attempts=attempts)
         if isinstance(error, StepDied):
             with suppress(DeviceError):  # its files are only useful for the next attempt
-                unpack(error.parcel.files, self._places)
+                unpack(error.parcel.files, self.places)
             if error.parcel.outcome.key == task.step.key:
                 return replace(error.parcel.outcome, attempts=attempts)
-        if any(key in self._tasks and self._tasks[key].future.status == "error" for key in task.step.after):
+        if any(key in self.tasks and self.tasks[key].future.status == "error" for key in task.step.after):
             return Outcome(task.step.key, "skipped", finished=now())
         if isinstance(error, SbonnxError):
-            return _refused(task.step.key, error)
+            return outcome_of(task.step.key, error)
         if type(error).__name__ == "KilledWorker":
             return Outcome(task.step.key, "crashed", f"{LOST} each time", attempts=attempts, finished=now())
         reason = " ".join(f"{type(error).__name__}: {error}".split())
@@ -334,23 +332,23 @@ class _ClusterRun:
 
     def _published(self, step: Step, outcome: Outcome) -> Outcome:
         """Publish a worker's output from here, if workers do not share the folder."""
-        if self._shared or step.kind != "quantize" or read_made(self._places, step.key) is None:
+        if self.shared or step.kind != "quantize" or read_made(self.places, step.key) is None:
             return outcome
         try:
-            (self._publish or own_publish())(step, self._places)
+            (self.publish or own_publish())(step, self.places)
         except SbonnxError as error:
-            return _refused(step.key, error)
+            return outcome_of(step.key, error)
         return outcome
 
     def _settle(self, key: str, outcome: Outcome) -> None:
         """Record the final outcome of a step."""
         self.outcomes[key] = outcome
-        self._watch.ended(self._steps[key], outcome, again=False)
+        self.watch.ended(self.steps[key], outcome, again=False)
 
     def _skip(self) -> None:
         """Skip steps whose dependencies failed, transitively."""
         while skipped := skipped_steps(
-            self._steps, [key for key in self._steps if key not in self.outcomes], self.outcomes
+            self.steps, [key for key in self.steps if key not in self.outcomes], self.outcomes
         ):
             for key, outcome in skipped:
                 self._settle(key, outcome)
@@ -363,21 +361,8 @@ class _ClusterRun:
         """
         lost = any(
             task.future.status in GONE
-            for task in self._tasks.values()
+            for task in self.tasks.values()
             if task.own and task.step.key not in self.outcomes
         )
-        if lost or self._client.status in ("closing", "closed"):
+        if lost or self.client.status in ("closing", "closed"):
             raise DeviceError("the scheduler was lost: start it and run the batch again; finished steps are kept")
-
-    def _drop_parts(self) -> None:
-        """Remove the outputs of shards, which are merged into the statistics of their step by now."""
-        for task in self._tasks.values():
-            if not task.own:
-                made: Path = self._places.made(task.step.key)
-                shutil.rmtree(made, ignore_errors=True)
-                remove(made.with_name(f"{made.name}.lock"))
-
-
-def _refused(key: str, error: SbonnxError) -> Outcome:
-    """Create the outcome of a refused step."""
-    return Outcome(key, "refused", reason=str(error), finished=now(), error=type(error).__name__)

@@ -7,7 +7,7 @@ import importlib.util
 import math
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from sbonnx.batch.jobs.steps import recipe_of
 from sbonnx.batch.redaction import reveal_job
 from sbonnx.batch.remote import is_url, local_path
 from sbonnx.errors import DeviceError, OutputError, SbonnxError
-from sbonnx.recipe import AUTO
+from sbonnx.recipe import AUTO, Recipe
 
 GPU: Final = "GPU"
 """Worker resource for steps that run on CUDA."""
@@ -165,7 +165,7 @@ def needed(step: Step, resources: ClusterResources, state: Path) -> tuple[dict[s
         state: folder for downloads of recipes.
     """
     wanted: dict[str, float] = {}
-    if any(_on_cuda(job, state) for job in step.jobs):
+    if any(recipe.device.startswith("cuda") for recipe in _recipes(step, state)):
         wanted[GPU] = 1
         if not resources.gpu:
             return wanted, "its recipe's device is cuda, and no worker has a GPU: start one with --resources 'GPU=1'"
@@ -209,22 +209,15 @@ def size_of(job: Job) -> float:
 
 
 def can_be_sharded(step: Step, state: Path) -> bool:
-    """Return whether a calibrate step can be sharded. Invalid recipes are ignored, because the step reports them."""
+    """Return whether a calibrate step can be sharded."""
+    return all(shardable(recipe) is None for recipe in _recipes(step, state))
+
+
+def _recipes(step: Step, state: Path) -> Iterator[Recipe]:
+    """Yield the recipes of the jobs, without invalid ones, which the step reports."""
     for job in step.jobs:
-        try:
-            if shardable(recipe_of(reveal_job(job), state)) is not None:
-                return False
-        except SbonnxError:
-            continue
-    return True
-
-
-def _on_cuda(job: Job, state: Path) -> bool:
-    """Return whether a job needs a GPU; False for an invalid recipe, which its step reports."""
-    try:
-        return recipe_of(reveal_job(job), state).device.startswith("cuda")
-    except SbonnxError:
-        return False
+        with suppress(SbonnxError):
+            yield recipe_of(reveal_job(job), state)
 
 
 def _paths(job: Job, shared: bool) -> Sequence[str]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sbonnx.batch.dask.sharding import run_merged
-from sbonnx.batch.jobs.job import AGAIN, FINE, Job, Outcome, Places, Step
+from sbonnx.batch.jobs.job import AGAIN, FINE, Outcome, Places, Step
 from sbonnx.batch.jobs.outputs import file_name
 from sbonnx.batch.outcomes import FILE, from_json, now, read_made, to_json
 from sbonnx.batch.process.step_main import Publish, Work
@@ -28,6 +28,7 @@ from sbonnx.batch.remote import FOLDER
 from sbonnx.calib.cache.sketch_database import DATABASE, copy_database
 from sbonnx.cpu import cores
 from sbonnx.errors import DeviceError, OutputError
+from sbonnx.graph.storage.output_files import write_bytes
 
 TELL_EVERY: Final = 0.5
 """Minimum seconds between two progress messages of a step to the scheduler."""
@@ -110,7 +111,8 @@ def carry_out(errand: ClusterErrand, *before: Parcel) -> Parcel:
     events("began")
     parts = _parts_to_merge(errand, before, events)
     work = partial(run_merged, parts=parts, work=errand.work) if parts else errand.work
-    threads = _threads(errand, worker)
+    at_once = errand.slots.get(worker.address.rpartition(":")[0]) or worker.state.nthreads
+    threads = max(1, cores() // max(1, at_once))
     with _work_folder(errand, worker, before) as (near, places):
         try:
             process = StepProcess(near, places, threads=threads, work=work, publish=errand.publish)
@@ -241,13 +243,6 @@ def _parts_to_merge(errand: ClusterErrand, before: Sequence[Parcel], events: _Ev
     return errand.parts
 
 
-def _threads(errand: ClusterErrand, worker: Any) -> int:
-    """Return the number of threads for this task."""
-    host = worker.address.rpartition(":")[0]
-    at_once = errand.slots.get(host) or worker.state.nthreads
-    return max(1, cores() // max(1, at_once))
-
-
 @contextmanager
 def _work_folder(errand: ClusterErrand, worker: Any, before: Sequence[Parcel]) -> Iterator[tuple[Step, Places]]:
     """Yield the step and the folder to work in: that of the batch, or a temporary one of the worker."""
@@ -264,17 +259,14 @@ def _work_folder(errand: ClusterErrand, worker: Any, before: Sequence[Parcel]) -
         os.symlink(downloads, places.state / FOLDER)  # URLs are downloaded once per worker
         for parcel in before:
             unpack(parcel.files, places)
-        jobs = tuple(_redirected(job, folder, number) for number, job in enumerate(errand.step.jobs))
-        yield replace(errand.step, jobs=jobs), places
+        jobs = []
+        for number, job in enumerate(errand.step.jobs):
+            place = folder / "published" / str(number)
+            place.mkdir(parents=True)
+            jobs.append(replace(job, output=str(place / file_name(job))))  # a model refers to its data file by name
+        yield replace(errand.step, jobs=tuple(jobs)), places
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _redirected(job: Job, folder: Path, number: int) -> Job:
-    """Return the job with its output in a folder of the worker. The name is kept, because files refer to it."""
-    place = folder / "published" / str(number)
-    place.mkdir(parents=True)
-    return replace(job, output=str(place / file_name(job)))
 
 
 def _with_job_outputs(step: Step, near: Step, places: Places, outcome: Outcome) -> Outcome:
@@ -310,17 +302,8 @@ def _packed(places: Places) -> Iterator[tuple[str, bytes]]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_bytes(path, content)
 
 
 def _add_database(path: Path, content: bytes) -> None:
@@ -344,9 +327,3 @@ def _write_folder(folder: Path, rows: Sequence[tuple[str, bytes]]) -> None:
         os.rename(hidden, folder)
     finally:
         shutil.rmtree(hidden, ignore_errors=True)
-
-
-def _umask() -> int:
-    now_ = os.umask(0)
-    os.umask(now_)
-    return now_

@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -80,8 +80,15 @@ class Inputs:
         self._folders: dict[str, str] = {}
         seen: set[str] = set()
         for job in jobs:
-            for what, name in _named(job):
-                if name not in seen:
+            metric = job.accept.metric
+            names = {
+                "the model": job.model,
+                "the data": job.data,
+                "the recipe": None if job.recipe == AUTO else job.recipe,
+                "the metric": None if metric is None else metric.rpartition(":")[0],
+            }
+            for what, name in names.items():
+                if name is not None and name not in seen:
                     seen.add(name)
                     self._add(what, name, job.name)
 
@@ -118,17 +125,6 @@ class Inputs:
         if what == "the metric":
             for source in sources_of(path):
                 self._files[os.path.realpath(source)] = called
-
-
-def _named(job: Job) -> Sequence[tuple[str, str]]:
-    metric = job.accept.metric
-    rows = (
-        ("the model", job.model),
-        ("the data", job.data),
-        ("the recipe", None if job.recipe == AUTO else job.recipe),
-        ("the metric", None if metric is None else metric.rpartition(":")[0]),
-    )
-    return [(what, name) for what, name in rows if name is not None]
 
 
 if sys.platform == "linux":

@@ -74,7 +74,9 @@ def steps_of(jobs: Iterable[Job], state: Path | None = None) -> tuple[Step, ...]
     first: dict[str, Step] = {}
     behind: dict[str, str] = {}
     for shared, rows in groups.items():
-        step = _calibrate(shared, rows)
+        sharers = tuple(job for job, _ in rows)
+        model = sharers[0].model.replace(os.sep, "/").rpartition("/")[2]
+        step = Step(calibrate_key(shared, rows), "calibrate", f"calibrate {model}", sharers, (), _widest(sharers))
         first[step.key] = step
         behind.update((job.name, step.key) for job, _ in rows)
     steps: dict[str, Step] = {}
@@ -203,14 +205,6 @@ def calibrate_key(shared: str, rows: Iterable[tuple[Job, JobInputs]]) -> str:
     """Return the digest of a calibrate step. It includes the recipes of its jobs, because targets may need more."""
     wanted = sorted({f"{job.backend} {given.wishes}" for job, given in rows})
     return _joined("calibrate", FORMAT, __version__, shared, *wanted)
-
-
-def _calibrate(shared: str, rows: Sequence[tuple[Job, JobInputs]]) -> Step:
-    """Create the step that measures for some jobs."""
-    jobs = tuple(job for job, _ in rows)
-    key = calibrate_key(shared, rows)
-    model = jobs[0].model.replace(os.sep, "/").rpartition("/")[2]
-    return Step(key, "calibrate", f"calibrate {model}", jobs, (), _widest(jobs))
 
 
 def _widest(jobs: Sequence[Job]) -> Limits:

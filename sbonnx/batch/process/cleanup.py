@@ -107,21 +107,17 @@ def _old(root: Path, oldest: float) -> list[Path]:
 
 def used(made: Path) -> None:
     """Mark a folder or file as used now, so that `prune` keeps it."""
-    try:
+    with contextlib.suppress(OSError):  # a refused step has no output
         os.utime(made)
-    except OSError:  # a refused step has no output
-        return
 
 
 def remove(path: Path) -> None:
     """Remove a file or folder. Errors are ignored, because a leftover only costs disk space."""
-    try:
+    with contextlib.suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-    except OSError:
-        return
 
 
 def unmake(places: Places, key: str) -> None:
@@ -140,10 +136,8 @@ def unmake(places: Places, key: str) -> None:
 
 def remove_empty(folder: Path) -> None:
     """Remove a folder if it is empty."""
-    try:
+    with contextlib.suppress(OSError):  # in use
         folder.rmdir()
-    except OSError:  # in use
-        return
 
 
 def _unless_at_work(places: Places, key: str, do: Callable[[], None]) -> None:

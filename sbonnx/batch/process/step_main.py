@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sbonnx.batch.jobs.job import Outcome, Places, Step, Tell
-from sbonnx.batch.outcomes import now, to_json
+from sbonnx.batch.outcomes import outcome_of, to_json
 from sbonnx.batch.process.cleanup import clear, remove
 from sbonnx.batch.process.locks import lock_path, take_when_free
 from sbonnx.calib.engine.threads import limit_threads
@@ -93,12 +93,10 @@ def serve(errand: Errand, sink: Connection, alive: Connection) -> None:
         if outcome is None:
             clear(places, key)  # incomplete or damaged output; safe while the lock is held
             outcome = (errand.work or own_work())(errand.step, places, send, errand.threads)
-    except SbonnxError as error:
-        outcome = Outcome(key, "refused", reason=str(error), finished=now(), error=type(error).__name__)
     except BaseException as error:
-        print(escaped(traceback.format_exc(), keep="\n"), file=sys.stderr)
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        outcome = Outcome(key, "failed", reason=reason, finished=now(), error=type(error).__name__)
+        if not isinstance(error, SbonnxError):
+            print(escaped(traceback.format_exc(), keep="\n"), file=sys.stderr)
+        outcome = outcome_of(key, error)
     send.outcome(outcome)
     if errand.scratch is not None:
         remove(Path(tempfile.gettempdir()))

@@ -232,9 +232,10 @@ class StepProcess:
 
     def _concluded(self) -> Outcome:
         """Determine the outcome of the ended process."""
-        said = self._said
+        said = self._said or self._adopted()
         if said is None:
-            said = self._adopted() or self._dead()
+            status, reason = self._killed or _cause(self._process.exitcode or 0, self._oom_kills, self.peak)
+            said = Outcome(self.step.key, status, reason=reason)
         return replace(
             said,
             key=self.step.key,
@@ -257,13 +258,6 @@ class StepProcess:
             except Exception:  # the next attempt finds the output, and reports why it cannot be published
                 return None
         return made
-
-    def _dead(self) -> Outcome:
-        if self._killed is not None:
-            status, reason = self._killed
-        else:
-            status, reason = _cause(self._process.exitcode or 0, self._oom_kills, self.peak)
-        return Outcome(self.step.key, status, reason=reason)
 
     def _release(self) -> None:
         """Release all resources of the process."""
@@ -304,17 +298,10 @@ def _cause(code: int, oom_kills: int | None, peak: int) -> tuple[Status, str]:
     """Determine why a process died without an outcome."""
     if code >= 0:
         return "crashed", f"its process ended without a result (exit code {code})"
-    name = _signal_name(-code)
+    name = {one.value: one.name for one in signal.Signals}.get(-code, "unknown")
     if -code == getattr(signal, "SIGKILL", 9) and oom_kills is not None and (_oom_kills() or 0) > oom_kills:
         return "out of memory", f"the system killed it because memory ran out; it used {size_text(peak)} before"
     return "crashed", f"its process was killed by signal {-code} ({name})"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "unknown"
 
 
 def _oom_kills() -> int | None:
