@@ -118,11 +118,13 @@ def metric_values(
     digests = Digests(places.state)
     with loaded(named, places.state) as metric:
         ours = metric.values(quantized)
-        known = _cached_metric(named, model, places, digests)
+        key = text(combined("float metric", digests.of_model(model).encode(), code_digest(named, digests).encode()))
+        file = places.metrics / f"{key}.json"
+        known = _cached_metric(file, places, digests)
         theirs = metric.values(model) if known is None else known[0]
         own = _write_reads(metric.reads(digests), places, redactor or Redactor(()))
     if known is None:
-        _write(_float_file(named, model, places, digests), json.dumps({"values": theirs, "reads": own}))
+        _write(file, json.dumps({"values": theirs, "reads": own}))
     digests.save()
     found = {name: {"float": theirs[name], "quantized": value} for name, value in ours.items() if name in theirs}
     if not found:
@@ -149,16 +151,9 @@ def code_digest(named: str, digests: Digests) -> str:
     return text(combined("metric", function.encode(), *(os.fsencode(row) for row in rows)))
 
 
-def _float_file(named: str, model: Path, places: Places, digests: Digests) -> Path:
-    """Return the path of the cached metric of a float model."""
-    key = text(combined("float metric", digests.of_model(model).encode(), code_digest(named, digests).encode()))
-    return places.metrics / f"{key}.json"
-
-
-def _cached_metric(named: str, model: Path, places: Places, digests: Digests) -> tuple[dict[str, float], str] | None:
+def _cached_metric(file: Path, places: Places, digests: Digests) -> tuple[dict[str, float], str] | None:
     """Return the cached metric of the float model and its list of read files; None if not cached or outdated."""
     try:
-        file = _float_file(named, model, places, digests)
         found = json.loads(file.read_bytes())
         used(file)
         values, reads = {str(name): float(value) for name, value in found["values"].items()}, str(found["reads"])

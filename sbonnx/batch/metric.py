@@ -109,7 +109,10 @@ def sources_of(file: Path) -> list[Path]:
             continue
         found.add(path)
         for wanted, base in _imports(path, folder):
-            left += _modules(base, wanted)
+            place = base
+            for part in wanted.split("."):  # a module and its parent packages
+                place /= part
+                left += [one for one in (place.with_name(f"{part}.py"), place / "__init__.py") if one.is_file()]
     return sorted(found)
 
 
@@ -141,14 +144,6 @@ def _imports(path: Path, folder: Path) -> Iterator[tuple[str, Path]]:
             base = path.parents[min(node.level, len(path.parents)) - 1] if node.level else folder
             head = f"{node.module}." if node.module else ""
             yield from ((head + alias.name, base) for alias in node.names)
-
-
-def _modules(base: Path, name: str) -> list[Path]:
-    """List the existing files of a dotted name: its parent packages, and the module itself."""
-    parts = name.split(".")
-    places = [base.joinpath(*parts[: count + 1]) for count in range(len(parts))]
-    files = [file for place in places for file in (place.with_name(f"{place.name}.py"), place / "__init__.py")]
-    return [file for file in files if file.is_file()]
 
 
 class _SourceLoader(machinery.SourceFileLoader):

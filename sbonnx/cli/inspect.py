@@ -60,7 +60,7 @@ def run(given: Arguments) -> int:
 
 def _facts(graph: Graph) -> dict[str, Any]:
     from sbonnx import qdq
-    from sbonnx.graph import query
+    from sbonnx.graph import Constant, query
     from sbonnx.patterns import find_blocks
 
     info = graph.info
@@ -69,7 +69,8 @@ def _facts(graph: Graph) -> dict[str, Any]:
     domains = {
         entry.domain: entry.version for entry in graph.import_domains or () if entry.domain not in ("", "ai.onnx")
     }
-    parameters, size = _parameters(graph)
+    constants = [tensor for tensor in query.all_tensors(graph) if isinstance(tensor, Constant)]
+    sizes = [(math.prod(one.shape), dtype.itemsize) for one in constants if (dtype := query.dtype(one)) is not None]
     pairs = Counter(
         (pair.qparams.spec.label(), "constants" if pair.constant else "activations") for pair in qdq.read(graph)
     )
@@ -86,8 +87,8 @@ def _facts(graph: Graph) -> dict[str, Any]:
         "outputs": [_interface(tensor) for tensor in graph.outputs],
         "nodes": len(nodes),
         "ops": dict(sorted(ops.items(), key=lambda item: (-item[1], item[0]))),
-        "parameters": parameters,
-        "parameter_bytes": size,
+        "parameters": sum(count for count, _ in sizes),
+        "parameter_bytes": sum(count * itemsize for count, itemsize in sizes),
         "qdq": [{"type": label, "of": what, "pairs": count} for (label, what), count in pairs.most_common()],
         "blocks": [{"kind": kind, "count": count, "first": first[kind]} for kind, count in kinds.most_common()],
         "branches": {path: len(body.nodes) for path, body in query.scopes(graph) if path},
@@ -104,17 +105,3 @@ def _interface(tensor: Any) -> dict[str, Any]:
         "type": "string" if str(dtype) == "object" else "not a tensor" if dtype is None else str(dtype),
         "shape": None if shape is None else ["?" if dim is None else dim for dim in shape],
     }
-
-
-def _parameters(graph: Graph) -> tuple[int, int]:
-    """Return the number of values in all constants, and their bytes in memory."""
-    from sbonnx.graph import Constant, query
-
-    count = size = 0
-    for tensor in query.all_tensors(graph):
-        dtype = query.dtype(tensor)
-        if isinstance(tensor, Constant) and dtype is not None:
-            values = math.prod(tensor.shape)
-            count += values
-            size += values * dtype.itemsize
-    return count, size

@@ -38,6 +38,7 @@ def run(given: Arguments) -> int:
     from sbonnx import graph as graphs
     from sbonnx.lint import TARGETS, lint, rules_for
     from sbonnx.lint.findings import sarif as to_sarif
+    from sbonnx.lint.fix import fix as fix_model
 
     model, target, output = given[MODEL], given[TARGET], given[OUTPUT]
     sarif, fix, force = given[SARIF], given[FIX], given[options.FORCE]
@@ -49,8 +50,14 @@ def run(given: Arguments) -> int:
     rules = rules_for(target)
     if sarif is not None:
         graphs.check_target(sarif, inputs=[model, *([output] if output else [])], force=force)
-    rows = _write_fixed(model, target, required_output(output), force) if fix else ()
-    checked = output if fix and output is not None else model
+    checked = model
+    rows: tuple[Fixed, ...] = ()
+    if fix:
+        checked = required_output(output)
+        graphs.check_target(checked, inputs=[model], force=force)
+        done = fix_model(model, target)
+        graphs.save(done.graph, checked, force=force)
+        rows = done.rows
     findings = sorted(lint(checked, target), key=lambda finding: SEVERITIES.index(finding.severity))
     if sarif is not None:
         graphs.write_text(sarif, to_json(to_sarif(findings, rules, checked)) + "\n")
@@ -70,17 +77,6 @@ def run(given: Arguments) -> int:
     for path in filter(None, (output, sarif)):
         printer.line(f"written: {path}")
     return BELOW_QUALITY if counts["error"] else DONE
-
-
-def _write_fixed(model: Path, target: str, output: Path, force: bool) -> tuple[Fixed, ...]:
-    """Write the fixed model; return the applied and the failed fixes."""
-    from sbonnx import graph as graphs
-    from sbonnx.lint.fix import fix
-
-    graphs.check_target(output, inputs=[model], force=force)
-    done = fix(model, target)
-    graphs.save(done.graph, output, force=force)
-    return done.rows
 
 
 def _fix_tables(printer: Printer, rows: tuple[Fixed, ...]) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
 from sbonnx.cli.output.printer import to_json
-
-if TYPE_CHECKING:
-    from sbonnx.plan import Site
 
 HELP: Final = "Show what would be quantized and why. Refusals are listed with their reasons; no data is needed."
 
@@ -48,7 +45,8 @@ def run(given: Arguments) -> int:
     if output is not None:
         graphs.write_text(output, to_json(value) + "\n")
     printer.value(value)
-    groups = _groups(plan.sites)
+    counts = Counter(site.group for site in plan.sites)
+    tensors = {site.key: site.tensor for site in plan.sites}
     printer.table(
         f"{model} for {plan.backend}: {len(plan.sites)} tensors to quantize",
         ("tensor", "role", "type", "shares its scale with", "read by", "rule", "why"),
@@ -57,7 +55,7 @@ def run(given: Arguments) -> int:
                 site.tensor,
                 site.role,
                 "int32" if site.role == "bias" else site.spec.label(),  # a bias has the type of the accumulator
-                groups.get(site.key),
+                tensors.get(site.group, site.group) if counts[site.group] > 1 else None,
                 ", ".join(f"{reader.node}[{reader.index}]" for reader in site.readers),
                 site.rule,
                 site.why,
@@ -70,10 +68,3 @@ def run(given: Arguments) -> int:
     if output is not None:
         printer.line(f"written: {output}")
     return 0
-
-
-def _groups(sites: tuple[Site, ...]) -> dict[str, str]:
-    """Map site keys to the tensor that names their group, for groups with more than one site."""
-    counts = Counter(site.group for site in sites)
-    tensors = {site.key: site.tensor for site in sites}
-    return {site.key: tensors.get(site.group, site.group) for site in sites if counts[site.group] > 1}

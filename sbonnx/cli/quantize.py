@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments, required_output
-from sbonnx.cli.output.printer import Printer, to_json
+from sbonnx.cli.output.printer import to_json
 from sbonnx.cli.output.tables import OUTPUT_COLUMNS, comparison_facts, output_rows, show_search
 from sbonnx.errors import OutputError
 
@@ -117,11 +117,6 @@ def show_report(given: Arguments, report: Report) -> int:
         graphs.write_text(file, text)
     code = printer.problems(report.problems)
     printer.value(report.to_dict())
-    _tables(printer, report)
-    return code
-
-
-def _tables(printer: Printer, report: Report) -> None:
     counts = report.counts
     metrics = report.metrics
     printer.facts(
@@ -152,3 +147,4 @@ def _tables(printer: Printer, report: Report) -> None:
     for note in report.notes:
         printer.note(note)
     printer.line(f"written: {report.output}")
+    return code

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments, required_output
-from sbonnx.cli.output.printer import Printer
 from sbonnx.cli.output.tables import OUTPUT_COLUMNS, output_rows
 from sbonnx.errors import DataError
 
 if TYPE_CHECKING:
     from sbonnx.calib.data import InputSpec
     from sbonnx.graph import Graph
-    from sbonnx.patterns import Applied
     from sbonnx.spec import Array
     from sbonnx.verify import Comparison
 
@@ -74,7 +72,33 @@ def run(given: Arguments) -> int:
         graphs.save(graph, path)
         comparison, reason = _verify(given, path, graph)
         problems = _problems(comparison, graph) if comparison is not None else [reason]
-    _print_result(printer, (model, target), (before, _count(graph)), done, comparison, problems)
+    after = _count(graph)
+    fired = [match for applied in done for match in applied.fired]
+    refusals = [refusal for applied in done for refusal in applied.refusals]
+    outputs: Any = comparison.to_dict()["outputs"] if comparison is not None else []
+    printer.value(
+        {
+            "model": model,
+            "output": target,
+            "nodes_before": before,
+            "nodes_after": after,
+            "applied": fired,
+            "refusals": refusals,
+            "outputs": outputs,
+            "problems": problems,
+            "ok": not problems,
+        }
+    )
+    printer.facts(str(model), {"nodes": f"{before} -> {after}"})
+    first = {match.pattern: match.node for match in reversed(fired)}
+    counts = Counter(match.pattern for match in fired)
+    printer.table(
+        "applied", ("pattern", "times", "first at"), [(name, n, first[name]) for name, n in counts.most_common()]
+    )
+    printer.table(
+        "not done", ("what", "where", "why"), [(refusal.what, refusal.where, refusal.why) for refusal in refusals]
+    )
+    printer.table("outputs against the original", OUTPUT_COLUMNS, output_rows(outputs))
     for note in graph.info.notes:
         printer.note(note)
     printer.line(f"written: {target}")
@@ -168,39 +192,3 @@ def _problems(comparison: Comparison, graph: Graph) -> list[str]:
         for error in comparison.outputs
         if error.sqnr_db < least or error.not_finite or error.mismatched
     ]
-
-
-def _print_result(
-    printer: Printer,
-    paths: tuple[Path, Path],
-    nodes: tuple[int, int],
-    done: list[Applied],
-    comparison: Comparison | None,
-    problems: list[str],
-) -> None:
-    fired = [match for applied in done for match in applied.fired]
-    refusals = [refusal for applied in done for refusal in applied.refusals]
-    outputs: Any = comparison.to_dict()["outputs"] if comparison is not None else []
-    printer.value(
-        {
-            "model": paths[0],
-            "output": paths[1],
-            "nodes_before": nodes[0],
-            "nodes_after": nodes[1],
-            "applied": fired,
-            "refusals": refusals,
-            "outputs": outputs,
-            "problems": problems,
-            "ok": not problems,
-        }
-    )
-    printer.facts(str(paths[0]), {"nodes": f"{nodes[0]} -> {nodes[1]}"})
-    first = {match.pattern: match.node for match in reversed(fired)}
-    counts = Counter(match.pattern for match in fired)
-    printer.table(
-        "applied", ("pattern", "times", "first at"), [(name, n, first[name]) for name, n in counts.most_common()]
-    )
-    printer.table(
-        "not done", ("what", "where", "why"), [(refusal.what, refusal.where, refusal.why) for refusal in refusals]
-    )
-    printer.table("outputs against the original", OUTPUT_COLUMNS, output_rows(outputs))
