@@ -163,7 +163,6 @@ def _cached_metric(file: Path, places: Places, digests: Digests) -> tuple[dict[s
 
 
 def _write_reads(rows: Rows, places: Places, redactor: Redactor) -> str:
-    """Write a list of files and return its name."""
     content = json.dumps(redactor.values(rows))
     name = text(combined("reads", content.encode()))
     _write(places.metrics / f"{READS}{name}.json", content)
@@ -171,6 +170,5 @@ def _write_reads(rows: Rows, places: Places, redactor: Redactor) -> str:
 
 
 def _write(file: Path, content: str) -> None:
-    """Write a small file of the state folder atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_text(file, content)

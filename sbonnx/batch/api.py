@@ -243,7 +243,6 @@ def _run(engine: Engine, wished: BatchRequest, left: Todo, recorder: Recorder) -
 
 
 def _report(wished: BatchRequest, left: Todo, outcomes: Mapping[str, Outcome], began: str) -> BatchReport:
-    """Build the report, in the order of the jobs."""
     steps = {job.name: step for step in wished.steps if step.kind == "quantize" for job in step.jobs}
     all_outcomes = {**left.settled, **outcomes}
     rows = []

@@ -167,7 +167,6 @@ class _LocalRun:
         self.running.clear()
 
     def _look(self, key: str, one: StepProcess) -> None:
-        """Process the messages of a process, and its end."""
         step, watch = one.step, self.watch
         said: list[tuple[str, int, int | None]] = []
         before = one.memory
@@ -194,7 +193,6 @@ class _LocalRun:
                 self.watch.ended(self.waiting.pop(key), outcome, again=False)
 
     def _fill(self) -> None:
-        """Start ready steps while workers are free."""
         while free := self.workers - len(self.running):
             ready = [
                 key

@@ -78,7 +78,6 @@ class Redactor:
         return bool(self._pairs)
 
     def text(self, text: str) -> str:
-        """Redact a text."""
         for value, name in self._pairs:
             text = text.replace(value, name)
         return text

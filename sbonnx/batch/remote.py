@@ -209,7 +209,6 @@ def _current(fs: Any, where: str, files: Mapping[str, Mapping[str, Any]], home: 
 
 
 def _beside(fs: Any, where: str, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the file information of files next to `where`."""
     return {f"../{name}": fs.info(f"{_parent(where)}/{name}") for name in names}
 
 
@@ -281,7 +280,6 @@ def _inside(root: Path, part: str) -> Path:
 
 
 def _content(folder: Path) -> str:
-    """Return the digest of all files below a folder."""
     parts: list[bytes] = []
     for path in sorted(one for one in folder.rglob("*") if one.is_file()):
         parts += [path.relative_to(folder).as_posix().encode(), file_digest(path)]
@@ -344,7 +342,6 @@ def _secrets(url: str) -> list[str]:
 
 
 def _protocols(fs: Any) -> set[str]:
-    """Return the protocol names of a file system."""
     return {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
 
 

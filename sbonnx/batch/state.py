@@ -112,7 +112,6 @@ class State:
             db.execute("DELETE FROM steps WHERE key = ?", (key,))
 
     def started(self, step: Step, attempt: int, where: str) -> None:
-        """Record the start of an attempt."""
         with self._writing() as db:
             db.execute(
                 "INSERT INTO attempts (key, number, place, started) VALUES (?, ?, ?, ?)",
@@ -204,7 +203,6 @@ def _aside(places: Places) -> Iterator[sqlite3.Connection | None]:
 
 
 def _rows(db: sqlite3.Connection) -> dict[str, Outcome]:
-    """Return the last outcomes by key."""
     found = {}
     for key, text in db.execute("SELECT CAST(key AS BLOB), CAST(outcome AS BLOB) FROM steps"):  # text may be damaged
         try:

@@ -113,7 +113,6 @@ class _Board(Watch):
         return total / max(1, len(self.at_work))
 
     def counts(self) -> str:
-        """Format the number of ended, up-to-date and failed steps."""
         texts = [f"{len(self.outcomes)} of {len(self.steps)} steps"]
         if self.settled:
             texts.append(f"{self.settled} up to date")
@@ -198,7 +197,6 @@ class BatchLines(_Board):
         self._print(f"[{len(self.outcomes)}/{len(self.steps)}] {ending(step, outcome, again=again)}")
 
     def finish(self) -> None:
-        """Print the counts and the duration."""
         self._print(f"{self.counts()}, in {clock(time.monotonic() - self.began)}")
 
     def _print(self, text: str) -> None:
@@ -247,7 +245,6 @@ class BatchJsonLines(_Board):
         )
 
     def finish(self) -> None:
-        """Print the counts and the duration."""
         seconds = round(time.monotonic() - self.began, 3)
         self._print("end", ended=len(self.outcomes), steps=len(self.steps), seconds=seconds)
 
@@ -286,7 +283,6 @@ class Table(_Board):
             self._console.print(ending(step, outcome, again=again), markup=False, highlight=False, soft_wrap=True)
 
     def finish(self) -> None:
-        """Remove the table."""
         self._live.stop()
 
     def _drawn(self) -> Any:
@@ -316,7 +312,6 @@ class Table(_Board):
 
 
 def _where(at: _At) -> str:
-    """Format a running step for a line."""
     of = f" of {at.total}" if at.total else ""
     count = f" {at.done}{of}" if at.done or at.total else ""
     memory = f", {size_text(at.memory)}" if at.memory else ""
@@ -331,7 +326,6 @@ def _name(step: Step) -> Any:
 
 
 def _about(step: Step) -> dict[str, Any]:
-    """Return the JSON fields that identify a step."""
     return {"key": step.key, "kind": step.kind, "title": step.title, "jobs": [job.name for job in step.jobs]}
 
 

@@ -146,7 +146,6 @@ def _create_output(
 
 
 def _resolve(job: Job, places: Places) -> ResolvedJob:
-    """Read a job's files in their current state."""
     digests = Digests(places.state)
     real = localized(reveal_job(job), places.state / "remote")
     given = job_inputs(job, digests, places.state)
@@ -275,7 +274,6 @@ def _quantize(step: Step, places: Places, tell: Tell, threads: int, keep: Keep) 
 
 
 def _quantize_into(row: ResolvedJob, places: Places, folder: Path, tell: Tell, threads: int) -> Outcome:
-    """Quantize a job's model into a folder and collect its metrics."""
     real = row.real
     wishes = recipe_of(real)
     target = folder / FILES / file_name(row.job)
@@ -301,7 +299,6 @@ def _quantize_into(row: ResolvedJob, places: Places, folder: Path, tell: Tell, t
 
 
 def _check_acceptance(row: ResolvedJob, work: Outcome, places: Places, tell: Tell, *, adopted: bool) -> Outcome:
-    """Check the acceptance of a quantized file and return the outcome of the job."""
     tell("judge")
     accept, target = row.real.accept, places.made(row.work) / FILES / file_name(row.job)
     own: dict[str, dict[str, float]] | None = None

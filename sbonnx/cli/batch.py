@@ -64,7 +64,6 @@ def run(given: Arguments) -> int:
 
 
 def _preview(printer: Printer, wished: BatchRequest, workers: int | None, *, force: bool) -> int:
-    """Show the steps that a run would execute (``--dry-run``)."""
     from sbonnx.batch.api import look
     from sbonnx.batch.engine import default_workers
     from sbonnx.batch.step_progress import clock

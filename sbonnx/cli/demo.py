@@ -95,7 +95,6 @@ def _evaluation(paths: DigitsPaths) -> tuple[Any, Any]:
 
 
 def _accuracy(model: Path, paths: DigitsPaths) -> float:
-    """Return the classification accuracy on the evaluation images."""
     from sbonnx.calib.engine.runner import LayerRunner
     from sbonnx.graph import load
 

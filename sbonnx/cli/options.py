@@ -335,7 +335,6 @@ class Arguments:
         return data
 
     def printer(self) -> Printer:
-        """Return the printer of results."""
         return Printer(as_json=self[JSON], quiet=self[QUIET])
 
     def progress(self) -> Progress:

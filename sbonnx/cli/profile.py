@@ -98,7 +98,6 @@ def run(given: Arguments) -> int:
 
 
 def _check_words(metric: str, sort: str, top: int | None) -> None:
-    """Check the options before the work begins."""
     from sbonnx.profile import COLUMNS, MEASURES
 
     if metric not in MEASURES:
@@ -117,7 +116,6 @@ def _column(sort: str) -> Column:
 
 
 def _profile_recipe(given: Arguments) -> tuple[Graph, Profile]:
-    """Quantize the model with the recipe and profile it on the same data."""
     from sbonnx.pipeline import solve
     from sbonnx.profile import WalkOptions, losses
     from sbonnx.stages.state import Request, read_recipe
@@ -139,7 +137,6 @@ def _profile_recipe(given: Arguments) -> tuple[Graph, Profile]:
 
 
 def _profile_file(given: Arguments, quantized: Path) -> tuple[Graph, Profile]:
-    """Profile a quantized file against its float model."""
     from sbonnx.calib.data import dataset as datasets
     from sbonnx.profile import WalkOptions, losses, same_model, subject_of
 
@@ -161,7 +158,6 @@ def _profile_file(given: Arguments, quantized: Path) -> tuple[Graph, Profile]:
 
 
 def _tables(printer: Printer, title: str, profile: Profile, shown: Profile, column: Column) -> None:
-    """Show the measurements: outputs, layers with a bar each, and notes."""
     from sbonnx.profile import COLUMNS
 
     values = profile.to_dict()

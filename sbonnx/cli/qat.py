@@ -91,7 +91,6 @@ def run(given: Arguments) -> int:
 
 
 def _trained(given: Arguments, data: Path, output: Path) -> Report:
-    """Calibrate, train and export."""
     from sbonnx import qat
     from sbonnx.qat.training.batches import make_augment
     from sbonnx.stages.state import read_recipe

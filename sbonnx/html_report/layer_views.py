@@ -164,12 +164,10 @@ class Layers:
 
     @property
     def with_weights(self) -> bool:
-        """Whether any row has weight types."""
         return any(row.weights for row in self.rows)
 
     @property
     def with_order(self) -> bool:
-        """Whether any row has a position in the network."""
         return any(row.order is not None for row in self.rows)
 
 
@@ -340,5 +338,4 @@ def strip_chart(layers: Sequence[LayerRow], *, hovered: int) -> Strip:
 
 
 def _short(value: float) -> str:
-    """Format a coordinate with at most one decimal."""
     return f"{value:.1f}".removesuffix(".0")

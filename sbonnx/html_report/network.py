@@ -51,7 +51,6 @@ class PlaceGroup:
 
     @property
     def further(self) -> int:
-        """Number of places that are not listed."""
         return self.count - len(self.where)
 
 

@@ -258,7 +258,6 @@ class _ClusterRun:
                 remove(made.with_name(f"{made.name}.lock"))
 
     def _hear(self, said: Mapping[str, Any]) -> None:
-        """Handle a message of a task."""
         task = self.tasks[said["key"]]
         if not task.own:
             if said["what"] == "told":
@@ -290,7 +289,6 @@ class _ClusterRun:
                 self.watch.told(task.step, stage, said["done"], said["total"], 0)
 
     def _ended(self, task: _Task) -> None:
-        """Handle the end of a task."""
         key = task.step.key
         if not task.own or key in self.outcomes:
             return
@@ -304,7 +302,6 @@ class _ClusterRun:
         self._skip()
 
     def _outcome(self, task: _Task) -> Outcome:
-        """Return the outcome of a task that has ended."""
         error = task.future.exception()
         attempts = max(1, task.attempt)
         if error is None:
@@ -341,7 +338,6 @@ class _ClusterRun:
         return outcome
 
     def _settle(self, key: str, outcome: Outcome) -> None:
-        """Record the final outcome of a step."""
         self.outcomes[key] = outcome
         self.watch.ended(self.steps[key], outcome, again=False)
 

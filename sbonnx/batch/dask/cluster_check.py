@@ -51,7 +51,6 @@ class ClusterResources:
 
     @property
     def total(self) -> int:
-        """Number of concurrent tasks."""
         return sum(self.slots.values())
 
 
@@ -235,7 +234,6 @@ def _paths(job: Job, shared: bool) -> Sequence[str]:
 
 
 def _holds(path: str, word: str) -> bool:
-    """Return whether a file contains exactly `word`."""
     try:
         return Path(path).read_text() == word
     except OSError:
@@ -243,5 +241,4 @@ def _holds(path: str, word: str) -> bool:
 
 
 def _missing(paths: Sequence[str]) -> list[str]:
-    """Return the paths that do not exist."""
     return [path for path in paths if not os.path.exists(path)]

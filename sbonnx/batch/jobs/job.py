@@ -201,7 +201,6 @@ class Places:
 
     @property
     def state(self) -> Path:
-        """Folder of internal files."""
         return self.output / ".sbonnx"
 
     @property

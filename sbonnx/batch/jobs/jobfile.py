@@ -28,7 +28,6 @@ _TEXTS: Final = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type
 
 
 def _texts(value: object) -> tuple[str, ...]:
-    """Validate a string or a list of unique strings."""
     found = value if isinstance(value, list | tuple) else [value]
     if not found or not all(isinstance(one, str) and one for one in found):
         raise Wrong("must be a text, or a list of texts", value=value)
@@ -281,7 +280,6 @@ def read_jobs(path: str | os.PathLike[str]) -> tuple[str, Path, tuple[Job, ...]]
 
 
 def _problem(item: Any) -> Wrong:
-    """Convert one pydantic error."""
     path = tuple(part for part in item["loc"] if part != "[key]")
     cause = item.get("ctx", {}).get("error")
     if isinstance(cause, Wrong):
@@ -317,7 +315,6 @@ def _known(path: tuple[Any, ...]) -> list[str]:
 
 
 def _error(origin: KeyOrigin, problem: Wrong, others: int = 0) -> RecipeError:
-    """Build the error with file and line."""
     told = str(origin.error(problem, others))
     key = ".".join(str(part) for part in problem.path)
     if problem.path:  # job file keys are lower case: quote the whole path instead of each key, as recipes do

@@ -80,7 +80,6 @@ def selected(jobs: Sequence[Job], only: str | None) -> tuple[Job, ...]:
 
 
 def _of_entry(file: JobFile, entry: JobKeys, base: Path, output: Path, number: int) -> Iterator[Job]:
-    """Yield the jobs of one entry."""
     here = ("jobs", number)
     for key in ("name", "output"):
         _plain(getattr(entry, key) or "", (*here, key)) if not is_url(entry.output or "") else None
@@ -134,7 +133,6 @@ def _models(text: str, base: Path, here: tuple[Any, ...]) -> list[str]:
 
 
 def _values(model: str, backend: str, bits: str | None, recipe: str | None) -> dict[str, str | None]:
-    """Return the template fields of one job."""
     bare = re.split(r"[?#]", model)[0] if is_url(model) else model
     parts = bare.replace(os.sep, "/").rstrip("/").split("/")
     stem = parts[-1].removesuffix(".onnx") or parts[-1]

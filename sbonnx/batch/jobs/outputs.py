@@ -93,7 +93,6 @@ class Inputs:
                     self._add(what, name, job.name)
 
     def add(self, path: Path, what: str) -> None:
-        """Add one file."""
         self._files[os.path.realpath(path)] = what
 
     def over(self, output: str) -> str | None:
@@ -175,7 +174,6 @@ def made_files(step: Step, places: Places, job: Job) -> list[Path]:
 
 
 def _put(files: list[Path], job: Job, places: Places, wanted: dict[str, str], digests: Digests) -> bool:
-    """Copy the files of one job to its output."""
     output = revealed(job.output)
     place = local_path(output)
     if place is None:

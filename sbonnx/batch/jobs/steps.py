@@ -234,7 +234,6 @@ def _sorted(value: object) -> object:
 
 
 def _local(name: str, state: Path | None, what: str) -> Path:
-    """Return a local path; URLs are fetched."""
     if not is_url(name):
         return Path(name)
     return fetch(name, (state or Path(".sbonnx")) / "remote", what=what).path

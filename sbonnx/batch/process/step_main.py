@@ -158,7 +158,6 @@ class _MessagePipe:
 
 
 def _end() -> None:
-    """Kill this process and its process group."""
     with contextlib.suppress(OSError):
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

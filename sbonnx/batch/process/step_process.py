@@ -231,7 +231,6 @@ class StepProcess:
             self._process.kill()
 
     def _concluded(self) -> Outcome:
-        """Determine the outcome of the ended process."""
         said = self._said or self._adopted()
         if said is None:
             status, reason = self._killed or _cause(self._process.exitcode or 0, self._oom_kills, self.peak)
@@ -260,7 +259,6 @@ class StepProcess:
         return made
 
     def _release(self) -> None:
-        """Release all resources of the process."""
         self._end_all()  # child processes may outlive it
         self._pipe.close()
         self._alive.close()
@@ -295,7 +293,6 @@ def run_isolated(process: StepProcess, tell: Tell, stopped: Callable[[], bool] |
 
 
 def _cause(code: int, oom_kills: int | None, peak: int) -> tuple[Status, str]:
-    """Determine why a process died without an outcome."""
     if code >= 0:
         return "crashed", f"its process ended without a result (exit code {code})"
     name = {one.value: one.name for one in signal.Signals}.get(-code, "unknown")

@@ -96,7 +96,6 @@ class Printer:
         self.table(title, ("", ""), rows, headed=False)
 
     def line(self, text: str) -> None:
-        """Print one line of text."""
         if self.tables:
             print(escaped(text))
 
@@ -105,12 +104,10 @@ class Printer:
         self.line(one_line(f"note: {text}", LINE_LENGTH))
 
     def text(self, text: str) -> None:
-        """Print text of several lines."""
         if self.tables:
             print(escaped(text, keep="\n"))
 
     def value(self, value: Any) -> None:
-        """Print the JSON value if `as_json`."""
         if self.as_json:
             text = to_json(value)
             utf = (sys.stdout.encoding or "utf").lower().startswith("utf")
