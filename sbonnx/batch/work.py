@@ -279,11 +279,19 @@ def _quantize_into(row: ResolvedJob, places: Places, folder: Path, tell: Tell, t
     target = folder / FILES / file_name(row.job)
     target.parent.mkdir()
     progress = StepProgress(tell)
+    more: dict[str, Any] = {}  # none of these changes the resulting file
+    cache = _sketches(row, places)
+    if cache is not None:
+        more["CALIBRATION.CACHE"] = str(cache)
+    if wishes.calibration.threads is None:
+        more["CALIBRATION.THREADS"] = threads
+    if real.accept.max_latency_ratio is not None and not wishes.verify.latency:
+        more["VERIFY.LATENCY"] = True
     with _reporting_as_output(target, row.job):
         report = quantize(
             real.model,
             real.data,
-            recipe=_with(wishes, real, _sketches(row, places), threads),
+            recipe=load(wishes, overrides=more) if more else wishes,
             output=target,
             split=real.split,
             progress=progress,
@@ -334,18 +342,6 @@ def _sketches(row: ResolvedJob, places: Places) -> Path | None:
         return None
     used(root)
     return found if found.is_dir() and found.parent == root else None
-
-
-def _with(wishes: Recipe, job: Job, cache: Path | None, threads: int) -> Recipe:
-    """Add the batch's settings to the recipe. None of them changes the resulting file."""
-    more: dict[str, Any] = {}
-    if cache is not None:
-        more["CALIBRATION.CACHE"] = str(cache)
-    if wishes.calibration.threads is None:
-        more["CALIBRATION.THREADS"] = threads
-    if job.accept.max_latency_ratio is not None and not wishes.verify.latency:
-        more["VERIFY.LATENCY"] = True
-    return load(wishes, overrides=more) if more else wishes
 
 
 @contextmanager

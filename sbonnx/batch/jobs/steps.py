@@ -34,7 +34,7 @@ class JobInputs:
     Attributes:
         model, data: digests of the content; "none" without data.
         recipe: the validated recipe; None if it is invalid, which the step reports.
-        wishes: digest of the recipe including overrides.
+        wishes: digest of the recipe including overrides, and of its kernel cost file.
     """
 
     model: str
@@ -122,7 +122,12 @@ def job_inputs(job: Job, digests: Digests, state: Path | None = None) -> JobInpu
     recipe: Recipe | None = None
     try:
         recipe = recipe_of(real, state)
-        wishes = _wishes(recipe, digests)
+        plain = recipe.to_dict()
+        for key in ("MEMORY", "WORKERS", "THREADS", "CACHE"):  # without effect on results
+            plain["CALIBRATION"].pop(key, None)
+        costs = str(recipe.kernel_costs)
+        own = "" if costs in ("bundled", "none") else digests.of(Path(costs))
+        wishes = _joined("recipe", repr(_sorted(plain)), own)
     except SbonnxError as error:  # the step reports it; the key covers the source and the error
         source = "" if real.recipe in (None, AUTO) else digests.of(_local(str(real.recipe), state, "data"))
         rows = [f"{key}={value}" for key, value in real.overrides]
@@ -216,16 +221,6 @@ def _widest(jobs: Sequence[Job]) -> Limits:
         seconds=None if None in seconds else max(one for one in seconds if one is not None),
         retries=max(job.limits.retries for job in jobs),
     )
-
-
-def _wishes(recipe: Recipe, digests: Digests) -> str:
-    """Return the digest of a recipe and of its kernel cost file. Settings without effect on results are excluded."""
-    plain = recipe.to_dict()
-    for key in ("MEMORY", "WORKERS", "THREADS", "CACHE"):
-        plain["CALIBRATION"].pop(key, None)
-    costs = str(recipe.kernel_costs)
-    own = "" if costs in ("bundled", "none") else digests.of(Path(costs))
-    return _joined("recipe", repr(_sorted(plain)), own)
 
 
 def _sorted(value: object) -> object:
