@@ -28,8 +28,7 @@ from sbonnx.calib.engine.layerwise import run_float
 from sbonnx.calib.engine.samples import SampleSplitter, canonical_samples
 from sbonnx.calib.engine.threads import one_blas_thread
 from sbonnx.calib.qparams.solve import weight_bounds
-from sbonnx.equalize.channel_flow.absorbers import set_constant
-from sbonnx.equalize.channel_flow.trace import Traced, trace
+from sbonnx.equalize.channel_flow.trace import Traced, set_constant, trace
 from sbonnx.equalize.channel_scales import apply
 from sbonnx.equalize.rules import RULES
 from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sbonnx.equalize.channel_flow.absorbers import Vector, put_ceiling, put_relu, set_constant
-from sbonnx.equalize.channel_flow.trace import Clips, Traced, along
+from sbonnx.equalize.channel_flow.trace import Clips, Traced, Vector, along, put_ceiling, put_relu, set_constant
 from sbonnx.graph import Graph
 from sbonnx.graph.edit import Names, sort, sweep
 from sbonnx.graph.query import constant

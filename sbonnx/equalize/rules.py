@@ -11,8 +11,18 @@ from typing import Final
 import numpy as np
 
 from sbonnx.equalize.channel_flow import moving_ops
-from sbonnx.equalize.channel_flow.absorbers import Ceiling, Vector, Weight
-from sbonnx.equalize.channel_flow.trace import FIXED, Rule, Trace, along, is_float, number, varies
+from sbonnx.equalize.channel_flow.trace import (
+    FIXED,
+    Ceiling,
+    Rule,
+    Trace,
+    Vector,
+    Weight,
+    along,
+    is_float,
+    number,
+    varies,
+)
 from sbonnx.graph import Body, Node, Tensor
 from sbonnx.graph.query import attribute, constant, shape
 from sbonnx.linear.layer import LinearLayer

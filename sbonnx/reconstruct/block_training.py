@@ -15,7 +15,7 @@ from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import ModelError
 from sbonnx.plan.types import Site
 from sbonnx.reconstruct.soft_block import BESIDE, SoftBlock
-from sbonnx.rounding.soft import SETTLINGS, Choice, SoftBlocks, pull
+from sbonnx.rounding.adaround import SETTLINGS, Choice, SoftBlocks, pull
 from sbonnx.spec import Array, Bounds, QParams
 from sbonnx.torchnet import Unfit, as_tensor
 

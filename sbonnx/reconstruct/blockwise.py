@@ -32,7 +32,7 @@ from sbonnx.progress import Progress
 from sbonnx.reconstruct.block_training import FLOAT, QUANTIZED, ActivationPairs, BlockBatches, BlockResult, BlockTrainer
 from sbonnx.reconstruct.soft_block import SoftBlock
 from sbonnx.report import Refusal
-from sbonnx.rounding.soft import BLOCKS, SoftBlocks
+from sbonnx.rounding.adaround import BLOCKS, SoftBlocks
 from sbonnx.spec import Array, QParams
 
 Scope = Literal["block", "layer"]

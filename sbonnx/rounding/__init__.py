@@ -10,10 +10,9 @@ from typing import Any, Final
 
 from sbonnx.errors import RecipeError
 from sbonnx.rounding.adaquant import AdaQuant
-from sbonnx.rounding.adaround import AdaRound
+from sbonnx.rounding.adaround import BLOCKS, AdaRound, SoftBlocks
 from sbonnx.rounding.base import Grid, Nearest, Rounded, Rounder
 from sbonnx.rounding.gptq import Gptq
-from sbonnx.rounding.soft import BLOCKS, SoftBlocks
 
 ROUNDERS: Final[dict[str, type[Rounder]]] = {
     "nearest": Nearest,

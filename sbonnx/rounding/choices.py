@@ -202,7 +202,6 @@ class _SoftProblem:
 
 
 def _in_steps(values: Array, step: float) -> Array:
-    """Round to multiples of `step`, a power of two."""
     return np.asarray(np.rint(values / step) * step)
 
 

@@ -21,7 +21,7 @@ from sbonnx.pipeline import prepare, quantized_graph
 from sbonnx.plan.types import RoundingChoice
 from sbonnx.reconstruct import blockwise
 from sbonnx.reconstruct.solve import solution_from
-from sbonnx.rounding.soft import BLOCKS
+from sbonnx.rounding.adaround import BLOCKS
 from sbonnx.spec import Array
 from sbonnx.stages.state import Prepared, read_recipe
 from tests.support.models import model, run

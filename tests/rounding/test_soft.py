@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sbonnx.rounding.soft import LATE, Choice, SoftBlocks, pull
+from sbonnx.rounding.adaround import LATE, Choice, SoftBlocks, pull
 from sbonnx.spec import Array, QParams, QuantSpec, bounds_of, params_from_bounds
 
 torch = pytest.importorskip("torch")
