@@ -238,17 +238,12 @@ def _step(scores: Want) -> tuple[Op, ...]:
     )
 
 
-def _from_scores() -> Want:
+def _probabilities() -> Want:
+    """Tree for the softmax, its cast, or the replacement of NaN in masked rows; only the last has other readers."""
     scores = Op(PRODUCT, X, X, name="scores", shared=True)
     reached: Want = scores
     for _ in range(LENGTH):
         reached = Or(scores, *_step(reached))
-    return reached
-
-
-def _probabilities() -> Want:
-    """Tree for the softmax, its cast, or the replacement of NaN in masked rows; only the last has other readers."""
-    reached = _from_scores()
     softmax = Op("Softmax", reached, name="softmax")
     return Or(
         Op("Softmax", reached, shared=True),

@@ -31,7 +31,11 @@ def inline_constant_ifs(graph: Graph) -> list[Fired | Refusal]:
         (scope, node)
         for _, scope in scopes(graph)
         for node in scope.nodes
-        if node.op == "If" and node.domain in STANDARD and _is_settled(node)
+        if node.op == "If"
+        and node.domain in STANDARD
+        and node.inputs
+        and constant(node.inputs[0]) is not None
+        and {"then_branch", "else_branch"} <= set(node.attrs)
     ]
     if not found:
         return []
@@ -43,13 +47,6 @@ def inline_constant_ifs(graph: Graph) -> list[Fired | Refusal]:
     for _, scope in list(scopes(graph)):
         _splice(scope, replaced)
     return [Fired(NAME, node.name) for _, node in found if id(node) in replaced]
-
-
-def _is_settled(node: Node) -> bool:
-    """Return whether an If has both branches and a constant condition."""
-    return (
-        bool(node.inputs) and constant(node.inputs[0]) is not None and {"then_branch", "else_branch"} <= set(node.attrs)
-    )
 
 
 def _inline(node: Node, names: Names) -> list[Node]:

@@ -164,7 +164,6 @@ def _combine(node: Node, known: Mapping[str, Expected]) -> Expected | None:
 
 
 def _same(node: Node, known: Mapping[str, Expected]) -> Expected | None:
-    """Identity and Dropout."""
     return _known(node.inputs[0], known)
 
 
@@ -217,7 +216,6 @@ def _pad(node: Node, known: Mapping[str, Expected]) -> Expected | None:
 
 
 def _concat(node: Node, known: Mapping[str, Expected]) -> Expected | None:
-    """Concat along channels."""
     sides = [_known(tensor, known) for tensor in node.inputs]
     dims = rank(node.outputs[0])
     if dims is None or int(node.attrs.get("axis", 0)) % dims != CHANNELS or any(side is None for side in sides):

@@ -215,7 +215,8 @@ class _BatchNormTuning(LayerVisitor[dict[str, RunningVariance]]):
     ) -> dict[str, Tuned]:
         """Run all stages and return the correction of each tensor."""
         names = list(self.tunables)
-        stages = staged(self.graph, names, frozenset(Reader(n.name, i) for name in names for n, i in self._reads(name)))
+        reads = frozenset(Reader(node.name, i) for name in names for node, i in readers(self.index[name]))
+        stages = staged(self.graph, names, reads)
         self.options.progress.start("batch norms, quantized", units.feeds)
         self.stages = stages
         threads = samples_at_once(self.options)
@@ -237,9 +238,6 @@ class _BatchNormTuning(LayerVisitor[dict[str, RunningVariance]]):
     def take(self, number: int, unit: Sample, result: dict[str, RunningVariance]) -> None:
         """Merge the statistics of a sample."""
         self._merge(result)
-
-    def _reads(self, name: str) -> list[tuple[Node, int]]:
-        return readers(self.index[name])
 
     def _merge(self, spreads: Mapping[str, RunningVariance]) -> None:
         for name, spread in spreads.items():

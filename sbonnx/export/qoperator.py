@@ -243,7 +243,6 @@ def _softmax(site: NodeSite, sinks: Sinks, writer: Writer) -> str | None:
 
 
 def _alike(one: Codes | Sink, other: Codes | Sink) -> bool:
-    """Return whether two tensors have the same scale and zero point."""
     same = (one.scale, one.zero) == (other.scale, other.zero)
     return bool(same) and one.zero.dtype == other.zero.dtype
 

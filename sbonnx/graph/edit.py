@@ -36,7 +36,6 @@ class Names:
 
 
 def _unlink(links: list[Any], node: Node) -> None:
-    """Remove one entry of a node from a tensor's list, by identity."""
     for position, linked in enumerate(links):
         if linked is node:
             list.__delitem__(links, position)

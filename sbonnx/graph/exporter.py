@@ -154,11 +154,7 @@ class _GraphExporter:
                 has_type = tensor.dtype is not None or tensor.name in self.info.values
                 if tensor.name and tensor.name not in interface and has_type:
                     proto.value_info.append(self.value(tensor))
-        self._drop_stale_annotations(proto)
-        return proto
-
-    def _drop_stale_annotations(self, proto: GraphProto) -> None:
-        """Drop quantization annotations of removed tensors, which would make the file invalid."""
+        # quantization annotations of removed tensors would make the file invalid
         here = {tensor.name for tensor in proto.initializer} | {name for node in proto.node for name in node.output}
         here.update(value.name for value in proto.input)
         kept = [
@@ -168,6 +164,7 @@ class _GraphExporter:
         ]
         if len(kept) != len(proto.quantization_annotation):
             replace_entries(proto.quantization_annotation, kept)
+        return proto
 
     def node(self, node: Node, path: str) -> NodeProto:
         proto = NodeProto(op_type=node.op, name=node.name)

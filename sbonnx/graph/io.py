@@ -66,7 +66,14 @@ def _load(source: str | os.PathLike[str] | ModelProto, opset: int) -> Graph:
     own = info.original_opset = default_opset(model, opened.label)
     if not 1 <= opset <= NEWEST:
         raise ModelError(f"opset {opset} was requested; onnx {onnx.__version__} supports 1 to {NEWEST}")
-    _fix_name_and_sizes(model, info)
+    # runtimes accept a graph without a name, and negative sizes
+    if not model.graph.name:
+        model.graph.name = "graph"
+        info.notes.append("the graph had no name: named 'graph'")
+    freed = sum(free_sizes([*one.input, *one.output, *one.value_info]) for one in graph_protos(model.graph))
+    freed += sum(free_sizes(function.value_info) for function in model.functions)
+    if freed:
+        info.notes.append(f"{freed} tensors had sizes below 0: read as dynamic")
     _remove_initializer_inputs(model, info)
     validate(model)
     if model.functions:
@@ -83,7 +90,13 @@ def _load(source: str | os.PathLike[str] | ModelProto, opset: int) -> Graph:
     _name_nodes(model, info)
     if own < opset:
         model = _convert_opset(model, opset, opened.label, info)
-    _read_model_fields(model, info)
+    info.metadata = {entry.key: entry.value for entry in model.metadata_props}
+    if model.training_info:
+        info.notes.append("training information dropped: the graph is changed for inference")
+    for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
+        if model.HasField(name):
+            setattr(info.model, name, getattr(model, name))
+    info.model.configuration.extend(model.configuration)
     model = _infer(model, info)
     pairs = sum(node.op_type in QDQ for node in node_protos(model.graph))
     if pairs:
@@ -91,17 +104,6 @@ def _load(source: str | os.PathLike[str] | ModelProto, opset: int) -> Graph:
     graph = build(model, opened.payloads, info)
     require_no_traps(graph)
     return graph
-
-
-def _fix_name_and_sizes(model: ModelProto, info: ModelInfo) -> None:
-    """In place. Name a graph without a name, and make negative sizes dynamic. Runtimes accept both."""
-    if not model.graph.name:
-        model.graph.name = "graph"
-        info.notes.append("the graph had no name: named 'graph'")
-    freed = sum(free_sizes([*one.input, *one.output, *one.value_info]) for one in graph_protos(model.graph))
-    freed += sum(free_sizes(function.value_info) for function in model.functions)
-    if freed:
-        info.notes.append(f"{freed} tensors had sizes below 0: read as dynamic")
 
 
 def _remove_initializer_inputs(model: ModelProto, info: ModelInfo) -> None:
@@ -152,24 +154,12 @@ def _name_nodes(model: ModelProto, info: ModelInfo) -> None:
 
 
 def _convert_opset(model: ModelProto, opset: int, label: str, info: ModelInfo) -> ModelProto:
-    """Convert the model to the requested opset."""
     converted = convert_opset(model, opset, label)
     converted.ir_version = info.ir_version = max(model.ir_version, ir_version_for(converted.opset_import))
     info.notes.append(f"opset converted from {info.original_opset} to {opset}")
     sort_protos(converted.graph)
     _name_nodes(converted, ModelInfo())  # new nodes of the converter: not noted
     return converted
-
-
-def _read_model_fields(model: ModelProto, info: ModelInfo) -> None:
-    """In place. Move the model's fields outside the graph to `info`."""
-    info.metadata = {entry.key: entry.value for entry in model.metadata_props}
-    if model.training_info:
-        info.notes.append("training information dropped: the graph is changed for inference")
-    for name in ("producer_name", "producer_version", "domain", "model_version", "doc_string"):
-        if model.HasField(name):
-            setattr(info.model, name, getattr(model, name))
-    info.model.configuration.extend(model.configuration)
 
 
 def _infer(model: ModelProto, info: ModelInfo) -> ModelProto:

@@ -151,7 +151,20 @@ def from_dict(values: dict[str, Any]) -> Plan:
         )
     try:
         return Plan(
-            sites=tuple(_site(row) for row in values["sites"]),
+            sites=tuple(
+                Site(
+                    **{
+                        **row,
+                        "spec": QuantSpec(**row["spec"]),
+                        "readers": tuple(Reader(**reader) for reader in row["readers"]),
+                        "observer": ObserverChoice(**row["observer"]),
+                        "rounding": RoundingChoice(**row["rounding"]),
+                        "fixed": None if row["fixed"] is None else tuple(row["fixed"]),
+                        "follows": None if row["follows"] is None else tuple(row["follows"]),
+                    }
+                )
+                for row in values["sites"]
+            ),
             refusals=tuple(Refusal(**row) for row in values["refusals"]),
             backend=values["backend"],
             scale_rule=values["scale_rule"],
@@ -162,17 +175,3 @@ def from_dict(values: dict[str, Any]) -> Plan:
         )
     except (KeyError, TypeError) as error:
         raise RecipeError(f"the plan is damaged ({error}). Plan again.") from error
-
-
-def _site(row: dict[str, Any]) -> Site:
-    return Site(
-        **{
-            **row,
-            "spec": QuantSpec(**row["spec"]),
-            "readers": tuple(Reader(**reader) for reader in row["readers"]),
-            "observer": ObserverChoice(**row["observer"]),
-            "rounding": RoundingChoice(**row["rounding"]),
-            "fixed": None if row["fixed"] is None else tuple(row["fixed"]),
-            "follows": None if row["follows"] is None else tuple(row["follows"]),
-        }
-    )

@@ -116,16 +116,13 @@ class MinCut:
             INTEGERS if node.name in self.able else FLOATS
         )  # ops without a price stay on the side where the rules put them
 
-    def _written(self, node: Node | None) -> Any:
-        """Return the network node for the output of `node`: a matrix product in integers writes float."""
-        return FLOATS if node is None or node.op in MATRIX_PRODUCTS else self._label(node)
-
     def _passages(self, tensor: Tensor, producer: Node | None) -> None:
         """Add a QuantizeLinear where integers read float, and a DequantizeLinear where float reads integers."""
         readers = [node for node, index in query.readers(tensor) if not _is_weight(node, index)]
         if self.survey.quantizable(tensor) is not None:
             return
-        written = self._written(producer)
+        # a matrix product in integers writes float
+        written = FLOATS if producer is None or producer.op in MATRIX_PRODUCTS else self._label(producer)
         ends = {self._label(node) for node in readers}
         if tensor.name in self.survey.outputs:
             ends.add(FLOATS)

@@ -68,7 +68,12 @@ class ModePlacer(SiteBuilder):
 
     def run(self) -> None:
         """Place every site, in topological order."""
-        self._refuse_measured()
+        why = f"MODE: {self.recipe.mode} quantizes weights, and measures nothing"
+        if self.recipe.calibration.asym.enable:
+            self.drafts.refuse("measure behind quantized layers", "CALIBRATION.ASYM", why)
+        for name, wanted in self.recipe.quantize_inputs_of:
+            if wanted is True and name != "embedding":
+                self.drafts.refuse("quantize inputs", f"QUANTIZE_INPUTS_OF.{name.upper()}", why)
         for place in self.survey.places:
             node = place.node
             if node.op in INTEGER_OPS:
@@ -77,15 +82,6 @@ class ModePlacer(SiteBuilder):
                 self._at_table(place)
             elif node.op in LINEAR:
                 self._at_linear(place)
-
-    def _refuse_measured(self) -> None:
-        """Refuse recipe requests that need measured activations."""
-        why = f"MODE: {self.recipe.mode} quantizes weights, and measures nothing"
-        if self.recipe.calibration.asym.enable:
-            self.drafts.refuse("measure behind quantized layers", "CALIBRATION.ASYM", why)
-        for name, wanted in self.recipe.quantize_inputs_of:
-            if wanted is True and name != "embedding":
-                self.drafts.refuse("quantize inputs", f"QUANTIZE_INPUTS_OF.{name.upper()}", why)
 
     def _refuse(self, node: Node, why: str) -> None:
         self.drafts.refuse("quantize", node.name, why)

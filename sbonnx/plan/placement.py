@@ -152,16 +152,13 @@ class Placer(SiteBuilder):
             return
         names = set(block.nodes)
         for tensor_name in block.inputs[:1]:
-            tensor = self._tensor_read_by(names, tensor_name)
+            inputs = (tensor for name in names for tensor in self.survey.nodes[name].inputs)
+            tensor = next((tensor for tensor in inputs if tensor.name == tensor_name), None)
             if tensor is None or self._stands_after_producer(rule, tensor):
                 continue
             for node, index in query.readers(tensor):
                 if node.name in names:
                     self.activation(node, index, rule.why, rule.name)
-
-    def _tensor_read_by(self, names: set[str], tensor_name: str) -> Tensor | None:
-        inputs = (tensor for name in names for tensor in self.survey.nodes[name].inputs)
-        return next((tensor for tensor in inputs if tensor.name == tensor_name), None)
 
     def _wanted(self, rule: Rule) -> bool | None:
         """Return the recipe's switch for a rule; None leaves the decision to the backend."""

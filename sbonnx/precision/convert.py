@@ -278,7 +278,6 @@ def emulated(graph: Graph) -> Graph:
 
 
 def _rounding(source: Tensor, result: Tensor, names: edit.Names) -> list[Node]:
-    """Create Casts to bfloat16 and back."""
     half = Variable(names.fresh(f"{result.name}_bf16"), BFLOAT16, source.shape)
     steps: list[tuple[Tensor, Tensor, Any]] = [(source, half, BFLOAT16), (half, result, FLOAT32)]
     return [

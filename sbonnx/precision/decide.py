@@ -350,7 +350,6 @@ class _Decider:
                     self.made.slots.pop(id(node), None)
 
     def _comes_wide(self, tensor: Tensor) -> bool:
-        """Return whether the node that computes a float32 variable stays float32."""
         maker = query.producer(tensor)
         if not is_float32(tensor):
             return False
@@ -375,7 +374,6 @@ class _Decider:
                 del self.made.slots[id(node)]
 
     def _stays(self, reader: Node, index: int) -> bool:
-        """Return whether a node input still reads float32."""
         slots = self.made.slots.get(id(reader))
         if slots is not None and slots.indifferent:
             return True

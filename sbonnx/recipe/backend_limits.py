@@ -157,7 +157,6 @@ def _complete_spelling(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _value_at(data: Any, path: Sequence[str]) -> Any:
-    """Return the value at `path` in nested mappings, or None."""
     for part in path:
         data = data.get(part) if isinstance(data, dict) else None
     return data
@@ -309,7 +308,6 @@ class BackendLimits:
             yield Wrong(text, path=(*part.path, "OBSERVER", "TYPE"), value=observer)
 
     def _block_problems(self, part: Part) -> Iterator[Wrong]:
-        """Check that the backend's kernels support block-wise scales."""
         size = part.settings.block_size
         if size is None:
             return

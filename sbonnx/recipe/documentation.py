@@ -63,7 +63,6 @@ _TYPES: Final = {"boolean": "true/false", "integer": "whole number", "number": "
 
 
 def _type(schema: dict[str, Any]) -> str:
-    """Name the type of a JSON schema in a word or two."""
     kind = schema.get("type")
     if isinstance(kind, str) and kind in _TYPES:
         return _TYPES[kind]
@@ -98,7 +97,6 @@ def _default(info: FieldInfo) -> str:
 
 
 def _find(schema: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return the part of the JSON schema for one key."""
     part = schema
     for name in key.split("."):
         part = part["properties"][name]

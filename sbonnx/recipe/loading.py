@@ -48,7 +48,6 @@ def all_keys(section: type[Section] = Recipe, prefix: str = "") -> Iterator[str]
 
 
 def _pairs(overrides: Overrides) -> Iterator[tuple[str, Any]]:
-    """Yield (key, value) of each override, in order."""
     if isinstance(overrides, str):
         overrides = [overrides]
     if isinstance(overrides, Mapping):
@@ -82,7 +81,6 @@ def _path(name: Any) -> tuple[str, ...]:
 
 
 def _without(data: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
-    """Return `data` without the value at `path`."""
     inner = data.get(path[0])
     if len(path) == 1 or not isinstance(inner, dict):
         return {name: value for name, value in data.items() if len(path) > 1 or name != path[0]}

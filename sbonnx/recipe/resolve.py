@@ -101,7 +101,6 @@ class TensorSettings:
 
 
 def _observer_arguments(observer: Observer) -> dict[str, float | str]:
-    """Return the keyword arguments of an observer."""
     if observer.type == "percentile":
         return {"alpha": observer.percentile.alpha}
     if observer.type == "aciq":
@@ -112,7 +111,6 @@ def _observer_arguments(observer: Observer) -> dict[str, float | str]:
 
 
 def _activation_settings(keys: Activations | ActivationChange) -> dict[str, Any]:
-    """Return the settings that only activations have."""
     alpha = keys.quantizer.pact.alpha_value if keys.quantizer.type == "pact" else None
     return {"layout": keys.observer.layout, "quantizer_arguments": {} if alpha is None else {"alpha": alpha}}
 

@@ -210,7 +210,6 @@ def _calls(path: str, nodes: Sequence[NodeInfo]) -> Iterator[ModuleCall]:
 
 
 def _functions(nodes: Sequence[NodeInfo]) -> Iterator[ModuleCall]:
-    """Yield functions, numbered in the order of the file."""
     counts: Counter[str] = Counter()
     for node in nodes:
         name = FUNCTIONS.get(node.op, node.op.lower())

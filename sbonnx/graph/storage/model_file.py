@@ -134,7 +134,6 @@ def _require_file(path: Path) -> None:
 
 
 def _near(path: Path) -> str:
-    """Suggest files in the same folder with similar names."""
     if not path.parent.is_dir():
         return f": there is no folder '{path.parent}'"
     names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]

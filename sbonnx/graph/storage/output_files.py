@@ -113,7 +113,13 @@ def check_target(path: Path, inputs: Iterable[Path], *, force: bool) -> None:
             input; or it exists and `force` is False.
     """
     there = is_replaceable(path)
-    _check_folder(path)
+    folder = path.parent
+    if not os.path.isdir(folder):
+        raise OutputError(f"there is no folder '{folder}' to write '{path.name}' to: create it first")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        read_only = hasattr(os, "statvfs") and os.statvfs(folder).f_flag & os.ST_RDONLY
+        reason = os.strerror(errno.EROFS if read_only else errno.EACCES)
+        raise OutputError(f"'{path}' cannot be written: {reason}: name another folder")
     if any(_same(path, given) for given in inputs):
         kind = "an input of this run" if there else "another output of this run"
         raise OutputError(f"'{path}' is {kind}: give another name for the output")
@@ -153,16 +159,6 @@ def move(temporary: Path, path: Path) -> None:
     """
     is_replaceable(path)
     os.replace(temporary, path)
-
-
-def _check_folder(path: Path) -> None:
-    folder = path.parent
-    if not os.path.isdir(folder):
-        raise OutputError(f"there is no folder '{folder}' to write '{path.name}' to: create it first")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        read_only = hasattr(os, "statvfs") and os.statvfs(folder).f_flag & os.ST_RDONLY
-        reason = os.strerror(errno.EROFS if read_only else errno.EACCES)
-        raise OutputError(f"'{path}' cannot be written: {reason}: name another folder")
 
 
 def _same(path: Path, other: Path) -> bool:

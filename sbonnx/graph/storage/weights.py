@@ -189,20 +189,14 @@ def _release_pages(buffer: mmap.mmap | bytes, first: int = 0, last: int | None =
         buffer.madvise(mmap.MADV_DONTNEED, start, (len(buffer) if last is None else last) - start)
 
 
-def _mapping(values: Array) -> mmap.mmap | None:
-    """Return the map that an array is a view of, or None."""
-    owner: Any = values
-    while owner is not None and not isinstance(owner, mmap.mmap):
-        owner = owner.obj if isinstance(owner, memoryview) else getattr(owner, "base", None)
-    return owner
-
-
 def array_chunks(values: Array) -> Iterator[bytes | memoryview]:
     """Yield the bytes of an array as ONNX stores them (little-endian, sub-byte types packed), in pieces."""
     if onnx_dtype(values.dtype) in PACKED_BITS:
         yield bytes(numpy_helper.from_array(np.ascontiguousarray(values)).raw_data)
         return
-    mapped = _mapping(values)
+    mapped: Any = values  # at the end: the map that `values` is a view of, or None
+    while mapped is not None and not isinstance(mapped, mmap.mmap):
+        mapped = mapped.obj if isinstance(mapped, memoryview) else getattr(mapped, "base", None)
     flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     for start in range(0, flat.size, CHUNK_BYTES):
         piece = flat[start : start + CHUNK_BYTES]
