@@ -27,7 +27,7 @@ import numpy as np
 from sbonnx.correct.biases import biases_of, with_corrections
 from sbonnx.correct.normals import CHANNELS, channel_map, known_channels
 from sbonnx.graph import Graph, Node, Tensor
-from sbonnx.graph.query import constant, node_by_name, rank, scopes, shape, tensors_by_name
+from sbonnx.graph.query import constant, node_by_name, optional_input, rank, scopes, shape, tensors_by_name
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import LINEAR
 from sbonnx.plan.types import Plan, Site, Solution
@@ -204,7 +204,8 @@ def _pad(node: Node, known: Mapping[str, Expected]) -> Expected | None:
     """Pad with additional constant channels only."""
     x, dims = _known(node.inputs[0], known), rank(node.inputs[0])
     pads = constant(node.inputs[1]) if len(node.inputs) in (2, 3) else None
-    value = constant(node.inputs[2]) if len(node.inputs) > 2 and not node.inputs[2].is_empty() else np.zeros(1)
+    fill = optional_input(node, 2)
+    value = np.zeros(1) if fill is None else constant(fill)
     if x is None or dims is None or pads is None or value is None or pads.size != 2 * dims:
         return None
     ends = pads.reshape(2, dims).astype(int)
@@ -235,8 +236,9 @@ def _linear(node: Node, known: Mapping[str, Expected]) -> Expected | None:
     if weight is None or layer is None or rows is None:
         return None
     mean = through(layer.matrices(weight.astype(np.float64)), rows)
-    if kind.bias is not None and kind.bias < len(node.inputs) and not node.inputs[kind.bias].is_empty():
-        bias = constant(node.inputs[kind.bias])
+    given = optional_input(node, kind.bias)
+    if given is not None:
+        bias = constant(given)
         if bias is None or bias.size not in (1, mean.size):
             return None
         mean = mean + layer.beta * bias.astype(np.float64).reshape(-1)

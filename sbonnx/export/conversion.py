@@ -84,9 +84,9 @@ def dequantized(tensor: Tensor) -> Codes | None:
 def numbers_of(node: Node) -> tuple[Array, Array] | None:
     """Return scale and zero point of a Q or DQ node if both are constant; an absent zero point becomes zeros."""
     scale = query.constant(node.inputs[1])
-    given = len(node.inputs) > 2 and not node.inputs[2].is_empty()
-    zero = query.constant(node.inputs[2]) if given else None
-    if scale is None or (given and zero is None):
+    given = query.optional_input(node, 2)
+    zero = query.constant(given)
+    if scale is None or (given is not None and zero is None):
         return None
     if zero is None:
         kind = query.dtype(node.inputs[0]) if node.op in DEQUANTIZE else np.dtype(np.uint8)
@@ -199,8 +199,8 @@ def bounds_of(node: Node) -> tuple[float | None, float | None]:
         return 0.0, np.inf
     found: list[float | None] = []
     for index, (name, default) in enumerate((("min", -np.inf), ("max", np.inf)), start=1):
-        given = index < len(node.inputs) and not node.inputs[index].is_empty()
-        value = query.constant(node.inputs[index]) if given else np.asarray(node.attrs.get(name, default))
+        given = query.optional_input(node, index)
+        value = np.asarray(node.attrs.get(name, default)) if given is None else query.constant(given)
         found.append(None if value is None else float(value.reshape(())))
     return found[0], found[1]
 
@@ -229,9 +229,8 @@ class Writer:
     def numbers(self, body: Body, codes: Codes | Sink) -> list[Tensor]:
         """Return scale and zero point as tensors: those of the Q or DQ node; an absent zero point is added."""
         node = codes.node if isinstance(codes, Codes) else codes.quantizers[0]
-        if len(node.inputs) > 2 and not node.inputs[2].is_empty():
-            return [node.inputs[1], node.inputs[2]]
-        return [node.inputs[1], self.constant(body, f"{node.name}_zero_point", codes.zero)]
+        zero = query.optional_input(node, 2)
+        return [node.inputs[1], self.constant(body, f"{node.name}_zero_point", codes.zero) if zero is None else zero]
 
     def add(
         self,
@@ -351,7 +350,7 @@ def product(node: Node) -> Product | str | None:
     if alpha <= 0:
         return f"Gemm with alpha {alpha:g}, which no scale can take in"
     width = values.shape[0 if turned else 1]
-    third = node.inputs[2] if len(node.inputs) > 2 and not node.inputs[2].is_empty() else None
+    third = query.optional_input(node, 2)
     if third is None or beta == 0:
         return Product(node, codes, turned, alpha, None, None)
     added = query.constant(third)

@@ -107,7 +107,7 @@ def _conv(site: NodeSite, sinks: Sinks, writer: Writer) -> str | None:
         return "QLinearConv has one zero point for all channels of a weight"
     inputs = [data.tensor, *writer.numbers(body, data), weight.tensor, *writer.numbers(body, weight)]
     inputs += writer.numbers(body, sink)
-    if len(node.inputs) > 2 and not node.inputs[2].is_empty():
+    if query.optional_input(node, 2) is not None:
         width = int(node.inputs[1].shape[0])
         bias = _bias(node.inputs[2], (data.scale * weight.scale).astype(np.float32), width)
         if isinstance(bias, str):
@@ -156,7 +156,7 @@ def _gemm(site: NodeSite, sinks: Sinks, writer: Writer) -> str | None:
         return right
     weight = right.values
     bias: Array | None = None
-    if len(node.inputs) > 2 and not node.inputs[2].is_empty():
+    if query.optional_input(node, 2) is not None:
         if weight is None:
             return "its weight is computed, and its bias has no constant width"
         made = _bias(node.inputs[2], (left.scale * right.scale).astype(np.float32), weight.shape[axis])
@@ -289,8 +289,8 @@ def _padded(site: NodeSite, sinks: Sinks, writer: Writer) -> str | None:
         return f"opset {site.opset} has no Pad of {codes.zero.dtype}"
     inputs = [codes.tensor, *node.inputs[1:]]
     if node.attrs.get("mode", "constant") == "constant":
-        given = len(inputs) > 2 and not inputs[2].is_empty()
-        value = query.constant(inputs[2]) if given else np.zeros((), np.float32)
+        given = query.optional_input(node, 2)
+        value = np.zeros((), np.float32) if given is None else query.constant(given)
         if value is None or value.any():
             return "it fills with another value than 0"
         inputs[2:3] = [writer.constant(body, f"{node.name}_fill", codes.zero)]

@@ -92,6 +92,14 @@ def unpacked(tensor: Tensor) -> Array | None:
     return values[0].astype(onnx.helper.tensor_dtype_to_np_dtype(int(node.attrs["to"])))
 
 
+def optional_input(node: Node, index: int | None) -> Tensor | None:
+    """Return an input of a node; None if it is absent or empty, or if `index` is None."""
+    if index is None or index >= len(node.inputs) or node.inputs[index].is_empty():
+        return None
+    found: Tensor = node.inputs[index]
+    return found
+
+
 def producer(tensor: Tensor) -> Node | None:
     """Return the node that computes a tensor; None for constants, graph inputs and body inputs."""
     return tensor.inputs[0] if tensor.inputs else None

@@ -195,7 +195,7 @@ class View:
 
     def _read(self, node: Node) -> Quantizer:
         quantizes = node.op in QUANTIZE
-        zero = node.inputs[2] if len(node.inputs) > 2 and not node.inputs[2].is_empty() else None
+        zero = query.optional_input(node, 2)
         axis = node.attrs.get("axis")
         kind = query.dtype(zero) if zero is not None else None
         named = _ONNX_TYPES.get(int(node.attrs.get("output_dtype", 0))) if quantizes else None

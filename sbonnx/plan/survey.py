@@ -134,6 +134,5 @@ def weighted(node: Node) -> LinearInputs | None:
         return None
     axis, _ = channel_axes(node.op, node.attrs, len(node.inputs[index].shape), index)
     bias = LINEAR[node.op].bias
-    if bias is not None and (bias >= len(node.inputs) or node.inputs[bias].is_empty()):
-        bias = None
+    bias = None if query.optional_input(node, bias) is None else bias
     return LinearInputs(weight=index, data=1 - index, axis=axis, bias=bias)

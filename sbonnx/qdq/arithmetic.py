@@ -98,9 +98,9 @@ def limits(kind: Any) -> tuple[int, int]:
 def numbers(node: Node) -> QDQParams | None:
     """Return the parameters of a Q or DQ node, or None if they are not all constants."""
     scale = query.constant(node.inputs[1])
-    has_zero = len(node.inputs) > 2 and not node.inputs[2].is_empty()
-    zero = query.constant(node.inputs[2]) if has_zero else None
-    if scale is None or (has_zero and zero is None):
+    given = query.optional_input(node, 2)
+    zero = query.constant(given)
+    if scale is None or (given is not None and zero is None):
         return None
     if zero is None:
         kind: Any = None

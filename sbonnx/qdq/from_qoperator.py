@@ -16,7 +16,7 @@ from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
 from sbonnx.ops import INTEGER_OPS, MOVES_DATA, PADS, PICKS_MAX, QUANTIZE, STANDARD_DOMAINS
 from sbonnx.qdq import integer_products
 from sbonnx.qdq.arithmetic import QDQParams, numbers
-from sbonnx.qdq.integer_products import OPERATORS, WHAT, IntegerOperator, Unfolder, optional
+from sbonnx.qdq.integer_products import OPERATORS, WHAT, IntegerOperator, Unfolder
 from sbonnx.report import Fired, Refusal
 
 
@@ -74,7 +74,7 @@ def _by_layout(work: Unfolder, body: Body, node: Node) -> str | None:
     if node.attrs.get("channels_last", 0):
         return "its channels come last, which the float operator does not know"
     bias = None
-    if layout.bias is not None and optional(node, layout.bias) is not None:
+    if query.optional_input(node, layout.bias) is not None:
         bias = _bias(work, body, node, layout)
         if bias is None:
             return "the scale of its bias is computed"
@@ -82,7 +82,7 @@ def _by_layout(work: Unfolder, body: Body, node: Node) -> str | None:
     if layout.op == "Gemm":
         axes = (1 if node.attrs.get("transA", 0) else 0, 0 if node.attrs.get("transB", 0) else 1)
     operands = [
-        work.dequantize(body, node.inputs[codes], node.inputs[scale], optional(node, zero), axis)
+        work.dequantize(body, node.inputs[codes], node.inputs[scale], query.optional_input(node, zero), axis)
         for (codes, scale, zero), axis in zip(layout.data, axes, strict=False)
     ]
     inputs = [*(node.inputs[at] for at in layout.passed), *operands, *([] if bias is None else [bias])]
@@ -113,7 +113,7 @@ def _write(
 ) -> None:
     """Replace an integer operator by a float one, keeping the node's name; add a Q if it has an output scale."""
     output = node.outputs[0]
-    scale = optional(node, out)
+    scale = query.optional_input(node, out)
     if scale is None:  # QGemm without an output scale returns floats
         made = Node(op, node.name, attrs, inputs, [])
         body.nodes.append(made)
@@ -121,13 +121,13 @@ def _write(
         return
     floats = work.variable(f"{output.name}_float", query.dtype(scale), query.shape(output))
     body.nodes.append(Node(op, node.name, attrs, inputs, [floats]))
-    work.quantize(body, node, floats, scale, optional(node, out + 1))
+    work.quantize(body, node, floats, scale, query.optional_input(node, out + 1))
 
 
 def _concat(work: Unfolder, body: Body, node: Node) -> str | None:
     """Rewrite a QLinearConcat: scale and zero point of the output come first, then three inputs per operand."""
     operands = [
-        work.dequantize(body, node.inputs[at], node.inputs[at + 1], optional(node, at + 2), None)
+        work.dequantize(body, node.inputs[at], node.inputs[at + 1], query.optional_input(node, at + 2), None)
         for at in range(2, len(node.inputs), 3)
     ]
     _write(work, body, node, "Concat", dict(node.attrs), operands, 0)
@@ -190,11 +190,10 @@ def _lift(node: Node, source: Node, found: QDQParams, body: Body, names: edit.Na
     made.inputs.extend([codes, *pair])
     edit.replace_input(node, 0, before)
     body.nodes.append(made)
-    if node.op in PADS and len(node.inputs) > FILL and not node.inputs[FILL].is_empty():
-        fill = query.constant(node.inputs[FILL])
-        if fill is not None:
-            floats = np.asarray(found.dequantize(fill.reshape(())))
-            edit.replace_input(node, FILL, edit.add_constant(body, f"{node.name}_fill", floats, names))
+    fill = query.constant(query.optional_input(node, FILL)) if node.op in PADS else None
+    if fill is not None:
+        floats = np.asarray(found.dequantize(fill.reshape(())))
+        edit.replace_input(node, FILL, edit.add_constant(body, f"{node.name}_fill", floats, names))
     for index, output in enumerate(list(node.outputs)):
         floats_out = _like(output, names.fresh(f"{output.name}_float"), found)
         edit.replace_output(node, index, floats_out)

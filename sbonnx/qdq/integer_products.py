@@ -161,14 +161,6 @@ def _flat(values: Array) -> Array:
     return values.reshape(()) if values.size == 1 else values.reshape(-1)
 
 
-def optional(node: Node, index: int) -> Tensor | None:
-    """Return an input, or None if it is absent."""
-    if index >= len(node.inputs) or node.inputs[index].is_empty():
-        return None
-    found: Tensor = node.inputs[index]
-    return found
-
-
 DYNAMIC: Final = "DynamicQuantizeLinear"
 
 BLOCKS_SINCE: Final = 21
@@ -210,7 +202,7 @@ def _scaled_later(work: Unfolder, body: Body, node: Node) -> str | None:
     kind = query.dtype(x) or np.dtype(np.float32)
     values = scale.reshape(-1) if scale.size > 1 else scale.reshape(())
     stored = edit.add_constant(work.graph, f"{node.name}_weight_scale", values.astype(kind), work.names)
-    zero = optional(node, 3)
+    zero = query.optional_input(node, 3)
     value = query.constant(zero)
     if zero is not None and value is not None and value.shape != values.shape:
         shaped = np.broadcast_to(value.reshape(-1) if value.size > 1 else value.reshape(()), values.shape)
@@ -253,8 +245,8 @@ def _with_float(work: Unfolder, body: Body, node: Node) -> str | None:
     x = node.inputs[0] if node.op == READS_FLOATS else _float_input(node.inputs[0])
     if x is None:
         return "its activation does not come from a DynamicQuantizeLinear"
-    factor = work.dequantize(body, node.inputs[weight], node.inputs[scale], optional(node, zero), -1)
-    _product(work, body, node, [x, factor], optional(node, bias))
+    factor = work.dequantize(body, node.inputs[weight], node.inputs[scale], query.optional_input(node, zero), -1)
+    _product(work, body, node, [x, factor], query.optional_input(node, bias))
     return None
 
 
@@ -275,13 +267,14 @@ def _product(work: Unfolder, body: Body, node: Node, inputs: list[Tensor], bias:
 
 def _blocked(work: Unfolder, body: Body, node: Node) -> str | None:
     """Rewrite a MatMulNBits: codes in blocks along the reduction axis, packed from the lowest bits of each byte."""
-    if optional(node, 4) is not None:
+    if query.optional_input(node, 4) is not None:
         return "its rows are in another order (g_idx)"
     bits, block = int(node.attrs["bits"]), int(node.attrs["block_size"])
     rows, columns = int(node.attrs["K"]), int(node.attrs["N"])
     packed, scales = (query.constant(node.inputs[at]) for at in (1, 2))
-    zeros = query.constant(optional(node, 3)) if optional(node, 3) is not None else None
-    if packed is None or scales is None or bits not in (2, 4, 8) or (optional(node, 3) is not None and zeros is None):
+    given = query.optional_input(node, 3)
+    zeros = query.constant(given)
+    if packed is None or scales is None or bits not in (2, 4, 8) or (given is not None and zeros is None):
         return "its weight is computed, or not of 2, 4 or 8 bits"
     if zeros is not None and zeros.dtype != np.uint8:
         return "its zero points are floats"
@@ -294,7 +287,7 @@ def _blocked(work: Unfolder, body: Body, node: Node) -> str | None:
         scale = edit.add_constant(work.graph, f"{stem}_scale", numbers.scale, work.names)
         zero = edit.add_constant(work.graph, f"{stem}_zero_point", numbers.zero, work.names)
         weight = work.dequantize(body, stored, scale, zero, 0, block)
-    _product(work, body, node, [node.inputs[0], weight], optional(node, 5))
+    _product(work, body, node, [node.inputs[0], weight], query.optional_input(node, 5))
     return None
 
 

@@ -53,7 +53,7 @@ def read(graph: Graph) -> tuple[Pair, ...]:
 def _numbers(node: Node) -> tuple[Array, Array] | None:
     """Return scale and zero point of a Q or DQ node if both are constants."""
     scale = query.constant(node.inputs[1])
-    zero = query.constant(node.inputs[2]) if len(node.inputs) > 2 and not node.inputs[2].is_empty() else None
+    zero = query.constant(query.optional_input(node, 2))
     if scale is None:
         return None
     if zero is None:

@@ -196,7 +196,7 @@ def _unpadded(graph: Graph, pad: Node, known: dict[int, Node]) -> int:
 def _added_channels(pad: Node) -> int:
     """Return the number of zero channels that a Pad appends, or 0 if it does anything else."""
     pads = query.constant(pad.inputs[1]) if len(pad.inputs) > 1 else None
-    fill = query.constant(pad.inputs[FILL]) if len(pad.inputs) > FILL and not pad.inputs[FILL].is_empty() else None
+    fill = query.constant(query.optional_input(pad, FILL))
     if pads is None or pads.size < 4 or len(pad.inputs) > FILL + 1 or (fill is not None and fill.any()):
         return 0
     if query.attribute(pad, "mode", "constant") not in ("constant", b"constant"):

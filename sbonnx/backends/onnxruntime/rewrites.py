@@ -64,7 +64,7 @@ def _is_integer_weight(user: Node, index: int) -> bool:
 def _about_zero(node: Node) -> Array | None:
     """Subtract the zero points from the codes; None if there are none, or if the results are too large."""
     codes = query.constant(node.inputs[0])
-    zero = query.constant(node.inputs[2]) if len(node.inputs) > 2 and not node.inputs[2].is_empty() else None
+    zero = query.constant(query.optional_input(node, 2))
     if codes is None or zero is None or codes.dtype != np.int8 or not zero.any() or node.attrs.get("block_size"):
         return None
     if zero.size > 1:
