@@ -30,7 +30,6 @@ SPARE: Final = 1.05
 
 
 def _interpolates(node: Node) -> bool:
-    """Return whether a Resize interpolates, which is not possible on codes."""
     return node.op in RESIZES and query.attribute(node, "mode", "nearest") not in ("nearest", b"nearest")
 
 
@@ -325,7 +324,6 @@ def _chain(node: Node) -> list[Node]:
 
 
 def _signed(view: View, node: Node) -> bool:
-    """Return whether a node reads an int8 pair."""
     read = (view.quantizer_of(tensor) for tensor in node.inputs)
     return any(one is not None and one.codes == "int8" and view.is_activation_pair(one) for one in read)
 

@@ -268,7 +268,6 @@ def high_precision(view: View) -> Iterator[Site]:
 
 
 def _product(view: View, node: Node) -> str | None:
-    """Return the fault of the pairs before a product of two computed tensors, or None."""
     sides = [view.dequantizer(tensor) for tensor in node.inputs]
     if not any(sides):
         return None
@@ -287,7 +286,6 @@ def _product(view: View, node: Node) -> str | None:
 
 
 def _is_scores(view: View, node: Node) -> bool:
-    """Return whether the output of a product goes to a Softmax, through scaling and a mask."""
     tensor: Tensor = node.outputs[0]
     for _ in range(4):
         readers = view.readers(tensor)

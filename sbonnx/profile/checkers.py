@@ -226,7 +226,6 @@ def _named(name: str) -> type[Measure]:
 
 
 def _log_softmax(x: Array, axis: int) -> Array:
-    """Compute log(softmax(x)) along an axis, float64."""
     shifted = x - x.max(axis, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis, keepdims=True)))
 
@@ -295,7 +294,6 @@ class Profile:
         return {name: loss for name, loss in found.items() if loss >= 0}
 
     def _loss(self, row: LayerLoss, column: Column) -> float:
-        """Convert a figure to a loss; -1 if there is none."""
         value = row.value(column)
         if value is None:
             return -1.0

@@ -173,7 +173,6 @@ class _Floats:
 
 
 def _names(name: str) -> tuple[str, ...]:
-    """Return the possible names of a stored constant in the float model."""
     found = [name]
     for ending in STORED:
         found.append(found[-1].removesuffix(ending))
@@ -190,8 +189,6 @@ def _is_near(value: Array, rounded: Array) -> bool:
 
 
 class _Made:
-    """Builder of plan and solution, site by site."""
-
     def __init__(self, graph: Graph, floats: _Floats) -> None:
         self.graph, self._floats = graph, floats
         self._nodes = query.node_by_name(graph)

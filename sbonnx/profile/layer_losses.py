@@ -38,8 +38,6 @@ class _LayerOutputs:
 
 @dataclass
 class _LayerMeasures:
-    """Error measures of one layer."""
-
     checker: Checker
     measures: dict[Column, Measure] = field(default_factory=dict)
     feeds: int = 0
@@ -148,8 +146,6 @@ def _looking(
 
 
 class _Ends:
-    """Error measures of the network's outputs."""
-
     def __init__(self, checker: Checker, outputs: Sequence[Tensor]) -> None:
         self.measures = {tensor.name: make_measure(checker) for tensor in outputs if dtype(tensor) is not None}
         self._missed = 0
@@ -187,7 +183,6 @@ def rows_of(graph: Graph, uses: Mapping[Reader, Site]) -> dict[str, LayerLoss]:
 
 
 def _notes(row: LayerLoss, sums: _LayerMeasures, feeds: int) -> Iterator[str]:
-    """Yield messages about a layer's figures."""
     if sums.feeds < feeds and not row.scope:
         yield f"'{row.node}' ran on {sums.feeds} of {feeds} feeds"
     elif sums.feeds < feeds:

@@ -186,7 +186,6 @@ class _Rest:
         return {**own, **session.run(feeds)}
 
     def _session(self, step: LayerStep, later: Sequence[str]) -> LayerRunner | None:
-        """Return the session for the part after a step; None if nothing follows."""
         if self._open is None or self._open[0] is not step:
             self.close()
             here = self._number[id(step)]
@@ -240,7 +239,6 @@ class _Look:
 
 
 def _multiplies(piece: StepSession, sample: LayerSample) -> int:
-    """Count the multiplications of a linear op with a quantized weight; 0 for other ops."""
     linear = LINEAR.get(piece.op)
     weight = None if linear is None else piece.constants().get(linear.weight)
     if linear is None or weight is None:
@@ -256,8 +254,6 @@ def _multiplies(piece: StepSession, sample: LayerSample) -> int:
 
 @final
 class _Figures:
-    """Sums of one layer's measures over feeds."""
-
     def __init__(self, checker: Checker, candidates: Iterable[Candidate]) -> None:
         self._loss = kind_of(checker).loss
         self._layer = {one: make_measure(checker) for one in candidates}

@@ -165,7 +165,6 @@ class Walk(Generic[T]):
                     end(*ends)
 
     def _load(self, store: TensorStore, data: Iterable[Mapping[str, Array]]) -> None:
-        """Put the graph inputs of all feeds into the store."""
         self.feeds = 0
         for feeds in islice(iter(data), self._options.limit):
             for tensor in self.graph.inputs:
@@ -176,7 +175,6 @@ class Walk(Generic[T]):
             raise DataError("there is nothing to profile: the data has no feeds")
 
     def _reached(self) -> frozenset[str]:
-        """Return the names of the tensors that differ in the quantized stream."""
         found: set[str] = set()
         sites = {reader.node for reader in self._reads}
         nodes = node_by_name(self.graph)
@@ -188,14 +186,12 @@ class Walk(Generic[T]):
         return frozenset(found)
 
     def _get(self, store: TensorStore, stream: str, name: str, number: int) -> Array | None:
-        """Return a tensor of a stream; None if a branch that did not run would compute it."""
         key = (stream if name in self._dirty else FLOAT, name, number)
         if key in store:
             return store.get(key)
         return constant(self.index[name])
 
     def _runs(self, store: TensorStore, stream: str, step: LayerStep, number: int) -> bool:
-        """Return whether a feed runs a step."""
         for name, wanted in step.conditions:
             value = self._get(store, stream, name, number)
             if value is None or bool(np.asarray(value).item()) != wanted:

@@ -146,7 +146,6 @@ def _add(module: fx.GraphModule, target: AdapterTarget, config: Adapters, chance
 
 
 def _trained_parameters(module: fx.GraphModule, config: Adapters) -> Iterator[nn.Parameter]:
-    """Yield the trained parameters: the adapters and, if enabled, scales, biases and norms."""
     for _, parameter in adapter_parameters(module):
         yield parameter
     if config.scales:
@@ -163,7 +162,6 @@ def _trained_parameters(module: fx.GraphModule, config: Adapters) -> Iterator[nn
 
 
 def _targets(module: fx.GraphModule, config: Adapters) -> list[AdapterTarget]:
-    """Return the weights that get an adapter, in the order of the layers."""
     targets: list[AdapterTarget] = []
     refused: dict[str, str] = {}
     for initializer, sites in _quantized_weights(module).items():
@@ -188,7 +186,6 @@ def _targets(module: fx.GraphModule, config: Adapters) -> list[AdapterTarget]:
 
 
 def _quantized_weights(module: fx.GraphModule) -> dict[str, list[Site]]:
-    """Return the sites of weights, by initializer."""
     weights: dict[str, list[Site]] = {}
     for sites in origin_of(module).sites.values():
         for site in sites:
@@ -198,7 +195,6 @@ def _quantized_weights(module: fx.GraphModule) -> dict[str, list[Site]]:
 
 
 def _target(module: fx.GraphModule, initializer: str, sites: list[Site]) -> AdapterTarget | str:
-    """Return the weight as a target, or the reason why it cannot be one."""
     weight = weight_parameter(module, sites[0])
     unread, reads, axes = origin_of(module).solution.unread, [], set()
     for reader in (reader for site in sites for reader in site.readers if reader not in unread):
@@ -222,7 +218,6 @@ def _call(module: fx.GraphModule, read: NodeInput) -> Call:
 
 
 def _unfit(module: fx.GraphModule, target: AdapterTarget, config: Adapters) -> str | None:
-    """Return the reason why a weight cannot have an adapter of this rank and mode, or None."""
     outputs = target.weight.shape[target.axis]
     inputs = target.weight.numel() // max(outputs, 1)
     if config.rank * (outputs + inputs) >= outputs * inputs:
@@ -296,7 +291,6 @@ def load_adapters(module: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def _state(module: nn.Module, *, beside: bool) -> dict[str, Tensor]:
-    """Return the trained tensors, not copied."""
     inner = getattr(module, "module", module)
     parts = {path: part for path, part in inner.named_modules() if isinstance(part, LowRank)}
     if not parts:

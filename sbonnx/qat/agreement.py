@@ -178,7 +178,6 @@ def _fake_quant_calls(inner: fx.GraphModule, origin: ModuleOrigin, graph: Graph)
 
 
 def _session(graph: Graph, tensors: Sequence[str], path: Path) -> Session:
-    """Create a session of the file without optimization, with these tensors as additional outputs."""
     proto = graphs.to_proto(graph)
     given = {value.name for value in proto.graph.output}
     for name in dict.fromkeys(tensors):

@@ -78,7 +78,6 @@ class LowRank(nn.Module):  # type: ignore[misc]
         return ((self.unit * self.B) @ self.A).reshape(moved).movedim(0, self.axis)
 
     def extra_repr(self) -> str:
-        """Return the text for `print(model)`: initializer and rank."""
         return f"'{self.initializer}', rank {self.A.shape[0]}"
 
 
@@ -244,7 +243,6 @@ class _MergedWeight:
 
 
 def _fold(adapter: LowRank, weight: Tensor, quantizer: nn.Module) -> _MergedWeight:
-    """Compute the new weight of one adapter, with the quantizer in eval mode."""
     assert isinstance(quantizer, FakeQuant)
     training = quantizer.training
     quantizer.eval()
@@ -298,5 +296,4 @@ def _square(x: Tensor) -> float:
 
 
 def _relative(changed: float, whole: float) -> float:
-    """Compute the square root of the ratio; 0 if `whole` is 0."""
     return (changed / whole) ** 0.5 if whole > 0.0 else 0.0

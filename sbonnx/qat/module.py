@@ -84,7 +84,6 @@ class ModuleOrigin:
 
 
 def _unpacked(model: bytes, rest: Mapping[str, Any], *others: Any) -> ModuleOrigin:
-    """Restore a pickled origin."""
     proto = onnx.ModelProto.FromString(model)
     own = next(entry.version for entry in proto.opset_import if entry.domain in STANDARD_DOMAINS)
     return ModuleOrigin(Prepared(graph=graphs.load(proto, opset=own), **rest), *others)
@@ -307,7 +306,6 @@ def _insert_call(module: fx.GraphModule, site: Site, name: str, solution: Soluti
 def _quantize_biases(
     module: fx.GraphModule, planned: Sequence[Site], solution: Solution, sites: Mapping[str, Sequence[Site]]
 ) -> None:
-    """Add `BiasCodes` modules for the biases that are quantized in the file."""
     names = {site.key: name for name, some in sites.items() for site in some}
     for number, site in enumerate(site for site in planned if site.role == "bias"):
         if site.key not in solution.bias_scales or site.follows is None:
@@ -332,7 +330,6 @@ def _set_latent_weights(module: fx.GraphModule, sites: Mapping[str, Sequence[Sit
 
 
 def _set_initial_values(graph: Graph, prepared: Prepared, solution: Solution) -> None:
-    """Set the constants of `graph` to the initial values of training, in place."""
     tensors = tensors_by_name(graph)
     for name, values in solution.constants.items():
         set_values(tensors[name], values)

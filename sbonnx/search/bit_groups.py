@@ -194,7 +194,6 @@ def pattern_of(name: str, kind: str) -> str:
 
 
 def _escaped(name: str) -> str:
-    """Escape the `fnmatch` wildcards of a name."""
     return SPECIAL.sub(lambda match: f"[{match[0]}]", name)
 
 

@@ -199,7 +199,6 @@ def _picks(here: SensitivitySurvey, costs: Costs, limit: float, solver: str) -> 
 
 
 def _uniform(here: SensitivitySurvey, costs: Costs, bits: int) -> Tried | None:
-    """All weights at one width; None if some layer does not have it."""
     choices = here.uniform(bits)
     every = [layer for group in here.groups for layer in group.layers]
     cost = sum(costs.of(one.counts, next(iter(one.losses)) if one.fixed else bits, here.activation) for one in every)
@@ -228,7 +227,6 @@ def _point(front: Front, place: int, what: str) -> Tried:
 
 
 def _measured(trials: Trials, here: SensitivitySurvey, pick: Tried) -> Measured:
-    """Measure a choice end to end."""
     recipe = recipes.load(with_choices(here.recipe, pick.choices))
     return Measured(pick.what, recipe, pick.choices, pick.cost, pick.predicted, trials.score(recipe, pick.what))
 

@@ -167,8 +167,6 @@ def _spread(total: int, count: int) -> list[int]:
 
 
 def _part(data: Dataset, graph: Graph, chosen: frozenset[int]) -> Dataset:
-    """Return a subset of the feeds, in their order."""
-
     def walk() -> Iterator[tuple[str, Any]]:
         return (item for place, item in enumerate(data.items()) if place in chosen)
 
@@ -229,7 +227,6 @@ class Judge:
         return replace(self._scored(sums.result(), losses), by_feed=_by_feed(energies))
 
     def _scored(self, outputs: tuple[OutputDifference, ...], losses: list[float]) -> Score:
-        """Aggregate the differences of all outputs into a score."""
         if not outputs:
             raise DataError("no output of the model is numeric: trials cannot be evaluated")
         broken = any(one.not_finite or one.mismatched for one in outputs)

@@ -194,7 +194,6 @@ class _Names:
 
 
 def _widths_in(plan: Plan) -> dict[str, int]:
-    """Return the weight width of each node."""
     return {reader.node: site.spec.bits for site in plan.of_role("weight") for reader in site.readers}
 
 

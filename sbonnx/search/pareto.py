@@ -71,7 +71,6 @@ class Front:
         return found
 
     def _above(self, a: int, b: int, c: int) -> bool:
-        """Return whether point b is on or above the line from a to c."""
         costs, losses = self.costs, self.losses
         there = (losses[b] - losses[a]) * (costs[c] - costs[a])
         return bool(there >= (losses[c] - losses[a]) * (costs[b] - costs[a]))

@@ -343,7 +343,6 @@ def _budgeted(recipe: Recipe) -> bool:
 
 
 def _stepped(trials: Trials, recipe: Recipe, plain: Score, decided: frozenset[str], attempts: list[Attempt]) -> Recipe:
-    """Return the recipe with all steps that gain; each trial is appended to `attempts`."""
     steps = steps_for(Situation.of(recipe, graphs.load(trials.model)), decided)
     best, score = recipe, plain
     for number, step in enumerate(steps):
@@ -361,7 +360,6 @@ def _stepped(trials: Trials, recipe: Recipe, plain: Score, decided: frozenset[st
 
 
 def _mixed(trials: Trials, recipe: Recipe, goal: Goal, *, searched: bool) -> MixedOutcome | None:
-    """Choose widths layer by layer if requested, or if the goal is not reached without."""
     if _budgeted(recipe):
         return choose(trials, recipe)
     if not searched:

@@ -85,7 +85,6 @@ class Call:
 
 
 def _unpacked(name: str, op: str, attributes: Mapping[str, Any], opset: int, outputs: int) -> Call:
-    """Restore a pickled call."""
     return Call(torch_module(), name, op, attributes, opset, outputs)
 
 

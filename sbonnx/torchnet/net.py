@@ -124,7 +124,6 @@ class TorchNet:
         return {name: known[name] for name in self.outputs}
 
     def _prepare(self, graph: Graph) -> list[_Step]:
-        """Convert the nodes to steps and copy the constants to the device."""
         last: dict[str, int] = {}
         for number, node in enumerate(graph.nodes):
             last.update((tensor.name, number) for tensor in [*node.inputs, *node.outputs] if tensor.name)

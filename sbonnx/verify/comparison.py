@@ -124,7 +124,6 @@ class Comparison:
 
 
 def _collapsed(error: OutputDifference) -> str:
-    """Return the reason why an output is unusable, or ""."""
     if not error.compared:
         return f"output '{error.name}' has another shape than in float on all {error.mismatched} feeds"
     if error.not_finite:
@@ -198,7 +197,6 @@ class Limits:
         )
 
     def _not_judged(self, comparison: Comparison) -> Iterator[str]:
-        """Yield the thresholds of outputs that could not be compared."""
         compared = {error.name for error in comparison.outputs}
         for key, wanted in (("MIN_SQNR_DB", self.min_sqnr_db), ("MIN_COSINE", self.min_cosine)):
             if wanted is not None and not comparison.feeds:

@@ -127,7 +127,6 @@ def _rows(level: str, names: list[str], done: int, store: TensorStore) -> Iterat
 
 
 def _db(error: OutputDifference) -> float:
-    """Return the signal-to-noise ratio; -inf for values that are not finite."""
     return -math.inf if error.not_finite else error.sqnr_db
 
 
@@ -263,7 +262,6 @@ def check(  # noqa: PLR0913 - public entry point
 
 
 def _first(data: Iterable[Feeds], limit: int | None) -> Callable[[], Iterator[Feeds]]:
-    """Return a function that iterates over the first feeds."""
     return lambda: islice(iter(data), limit)
 
 

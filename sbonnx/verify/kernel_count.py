@@ -96,7 +96,6 @@ def _after(body: Body, node: onnx.NodeProto) -> Iterator[str]:
 
 
 def _rectified(body: Body, rectifier: onnx.NodeProto, quantize: onnx.NodeProto) -> str:
-    """Return the reason why a Relu or Clip is not replaced by the zero point after it."""
     zero = body.zero_point(quantize)
     value = "computed" if zero is None or zero.data_location else f"{int(np.ravel(numpy_helper.to_array(zero))[0])}"
     if rectifier.op_type == "Relu":
@@ -259,7 +258,6 @@ def count(quantized: onnx.ModelProto, chosen: onnx.ModelProto, executed: onnx.Mo
 
 
 def _is_planned(body: Body, node: onnx.NodeProto) -> bool:
-    """Return whether an op is planned, as `Kernels` defines it."""
     if node.op_type in QDQ | CONTROL_FLOW:
         return False
     if body.reads_codes(node) or _weight_pair(body, node) is not None:
@@ -350,7 +348,6 @@ class _Optimised:
 
 
 def _kernels(model: onnx.ModelProto) -> dict[str, Any]:
-    """Count the kernels of a model as onnxruntime runs it, for the fields of `Kernels`."""
     counts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
     pairs: Counter[bool] = Counter()
     for body in bodies(model):

@@ -170,7 +170,6 @@ def pad_codes(graph: Graph) -> list[str]:
 
 
 def _one_scale(before: Node, after: list[Node]) -> bool:
-    """Return whether every reader quantizes with the DequantizeLinear's scale and zero point, both per tensor."""
     if not after or any(node.op not in QUANTIZE for node in after):
         return False
     for index in (1, 2):
@@ -208,7 +207,6 @@ def write_sums(graph: Graph) -> list[str]:
 
 
 def _is_residual_sum(node: Node) -> bool:
-    """Return whether a node adds two float activations before a normalization."""
     if node.op not in ADDS:
         return False
     for tensor in node.inputs:

@@ -113,7 +113,6 @@ def residual(bench: Bench) -> Iterator[Fixed]:
 
 
 def _depth(tensor: Tensor) -> int:
-    """Count the nodes on the longest path to a tensor."""
     seen: dict[int, int] = {}
     stack: list[tuple[Tensor, bool]] = [(tensor, False)]
     while stack and len(seen) < DEPTH:

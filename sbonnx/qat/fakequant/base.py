@@ -120,7 +120,6 @@ class FakeQuant(nn.Module, ABC):  # type: ignore[misc]
         """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Fake-quantize `x`; shape and type are preserved."""
         if not self.enabled:
             return x
         if not self.training:
@@ -159,7 +158,6 @@ class FakeQuant(nn.Module, ABC):  # type: ignore[misc]
         return x.detach().clone()
 
     def extra_repr(self) -> str:
-        """Return the text for `print(model)`: name, role and spec."""
         return f"{self.name!r}, {self.role}, {self.spec.label()}" + ("" if self.enabled else ", off")
 
     def spread(self, values: Tensor, x: Tensor) -> Tensor:

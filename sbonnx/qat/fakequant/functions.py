@@ -171,8 +171,6 @@ class _Clipped(Function):  # type: ignore[misc]
 
 
 class _Positive(Function):  # type: ignore[misc]
-    """Autograd function of `positive`."""
-
     @staticmethod
     def forward(ctx: Any, value: Tensor, least: float, most: float, factor: float) -> Tensor:
         ctx.save_for_backward(value < 0)
@@ -186,8 +184,6 @@ class _Positive(Function):  # type: ignore[misc]
 
 
 class _Whole(Function):  # type: ignore[misc]
-    """Autograd function of `whole`."""
-
     @staticmethod
     def forward(ctx: Any, zero_point: Tensor, qmin: int, qmax: int, factor: float) -> Tensor:
         ctx.save_for_backward(zero_point)

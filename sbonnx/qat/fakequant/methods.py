@@ -45,16 +45,13 @@ class FixedGrid(FakeQuant):
         self.scale_rule: ScaleRule = scale_rule
 
     def quantized(self, x: Tensor) -> Tensor:
-        """Fake-quantize the reshaped `x` with fixed scale and zero point."""
         scale, zero_point = self.spread(self.scale, x), self.spread(self.zero_point, x)
         return fake_quantize(self.reshaped(x), scale, zero_point, self._qmin, self._qmax).to(x.dtype)
 
     def grid(self) -> tuple[Tensor, Tensor]:
-        """Return the fixed scale and zero point."""
         return self.scale, self.zero_point
 
     def init_from(self, x: Tensor) -> None:
-        """Set scale and zero point to the min-max range of the reshaped `x`; see `FakeQuant.init_from`."""
         self.begin_at(*self.covering_all(self.reshaped(self.checked(x)), self.scale_rule))
 
 
@@ -141,14 +138,12 @@ class LearnedScale(FakeQuant):
         return zero_point
 
     def quantized(self, x: Tensor) -> Tensor:
-        """Fake-quantize `x` with the learned scale (and zero point)."""
         factor = self.gradient_factor(x, self.scale.numel())
         scale = positive(self.scale, self.limits.least, self.limits.most, factor)
         spread = self.spread(scale, x), self.spread(self.rounded_zero_point(self.zero_point, factor), x)
         return fake_quantize_learned(x, *spread, self._qmin, self._qmax)
 
     def grid(self) -> tuple[Tensor, Tensor]:
-        """Return the learned scale, clamped to the limits, and the zero point."""
         scale = positive(self.scale.detach(), self.limits.least, self.limits.most)
         return scale, self.rounded_zero_point(self.zero_point.detach())
 
@@ -163,7 +158,6 @@ class Lsq(LearnedScale):
     """
 
     def init_from(self, x: Tensor) -> None:
-        """Set ``scale = 2 mean|x| / sqrt(qmax)``; see `FakeQuant.init_from`."""
         self.begin_at(*self.by_magnitude(self.checked(x)))
 
 
@@ -201,14 +195,9 @@ class LsqPlus(LearnedScale):
             self.scale, self.zero_point = nn.Parameter(scale), nn.Parameter(zero_point)
 
     def rounded_zero_point(self, zero_point: Tensor, factor: float = 1.0) -> Tensor:
-        """Round the zero point with a straight-through gradient."""
         return whole(zero_point, self._qmin, self._qmax, factor)
 
     def init_from(self, x: Tensor) -> None:
-        """Initialize from mean and standard deviation (weights) or from min and max (activations).
-
-        See `FakeQuant.init_from`.
-        """
         x = self.checked(x)
         if self.role != "weight":
             self.begin_at(*self.covering_all(x, self.scale_rule))
@@ -259,7 +248,6 @@ class ParameterizedClipping(FakeQuant):
         self.register_buffer("zero_point", zero_point)
 
     def quantized(self, x: Tensor) -> Tensor:
-        """Fake-quantize `x` with the scale derived from alpha."""
         alpha = positive(self.alpha, 0.0, float("inf"))
         reach = codes_to_clip(self.zero_point, self.spec)
         alpha, scale, zero_point, reach = (

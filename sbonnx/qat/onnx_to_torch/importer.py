@@ -172,7 +172,6 @@ class GraphImporter:
         return self.values[name]
 
     def _buffer(self, python_name: str, name: str, value: torch.Tensor) -> fx.Node:
-        """Register a buffer and return its fx node."""
         self.root.register_buffer(python_name, value)
         self.meta["buffers"][python_name] = name
         return self.graph.create_node(GET_ATTR, python_name, name=python_name)
@@ -186,7 +185,6 @@ class GraphImporter:
         return self._buffer(name, tensor.name, _as_torch(tensor.name, values, node))
 
     def _call(self, stem: str, module: nn.Module, arguments: tuple[Any, ...]) -> fx.Node:
-        """Add a module and a call of it."""
         name = self.names.fresh(stem)
         self.root.add_module(name, module)
         return self.graph.create_node("call_module", name, arguments, name=name)
@@ -217,7 +215,6 @@ class GraphImporter:
         return True
 
     def _is_shape_arithmetic(self, node: Node) -> bool:
-        """Return whether a node computes an integer or a short vector from sizes only."""
         if node.op in ("Shape", "Size"):
             return True
         out = node.outputs[0]
@@ -248,11 +245,6 @@ def _is_short(values: Array, kinds: str = "iufb") -> bool:
 
 
 def _as_torch(name: str, values: Array, reader: Node | None) -> torch.Tensor:
-    """Convert a constant to a tensor.
-
-    Raises:
-        ModelError: torch does not have the type.
-    """
     try:
         converted: torch.Tensor = as_tensor(torch, np.asarray(values), "cpu")
     except Unfit as error:

@@ -32,12 +32,10 @@ class NodeModule(nn.Module):  # type: ignore[misc]
         self.single = single
 
     def forward(self, *inputs: Any) -> Any:
-        """Compute the output of the node, or a tuple of its outputs."""
         result = compute(FUNCTIONS[self.call.op], self.call, inputs)
         return result[0] if self.single and isinstance(result, tuple) else result
 
     def extra_repr(self) -> str:
-        """Return the text for `print(model)`: op, name and attributes."""
         shown = [f"{self.call.op} '{self.call.name}'"]
         shown += [f"{key}={value}" for key, value in self.call.attributes.items() if not hasattr(value, "nbytes")]
         return ", ".join(shown)
@@ -104,7 +102,6 @@ class TensorCreation(NodeModule):
         self.register_buffer("place", torch.zeros(()), persistent=False)
 
     def forward(self, *inputs: Any) -> Any:
-        """Compute the output of the node, on the device of the module."""
         result = super().forward(*inputs)
         return tuple(self._moved(each) for each in result) if isinstance(result, tuple) else self._moved(result)
 
@@ -139,5 +136,4 @@ class SizesToTensor(nn.Module):  # type: ignore[misc]
         return cast("torch.Tensor", torch.tensor(sizes, dtype=getattr(torch, self.kind), device=self.place.device))
 
     def extra_repr(self) -> str:
-        """Return the text for `print(model)`: the dtype."""
         return str(self.kind)

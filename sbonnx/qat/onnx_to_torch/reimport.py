@@ -84,11 +84,6 @@ def _branches(graph: Graph) -> list[Any]:
 
 
 def _check(name: str, known: tuple[Any, ...] | None, dims: tuple[Any, ...]) -> None:
-    """Check that a shape is compatible with the shape in the model.
-
-    Raises:
-        ModelError: the shapes are not compatible.
-    """
     sizes = zip(known or dims, dims, strict=False)
     clash = any(isinstance(size, int) and isinstance(dim, int) and size != dim for size, dim in sizes)
     if clash or (known is not None and len(known) != len(dims)):
@@ -111,7 +106,6 @@ class Reimported(fx.GraphModule):  # type: ignore[misc]
 
 
 def _restored(body: dict[str, Any], imports: str, meta: dict[str, Any]) -> Reimported:
-    """Restore a pickled module."""
     plain = fx.graph_module.reduce_graph_module(body, imports)
     module = Reimported(plain, plain.graph, class_name="Reimported")
     module.meta.update(meta)
@@ -215,7 +209,6 @@ def site_of(module: fx.GraphModule, node_name: str, input_index: int) -> NodeInp
 
 
 def _needed(graph: Graph) -> list[Node]:
-    """Return the nodes that lead to an output, in topological order."""
     stack = [node for tensor in graph.outputs for node in tensor.inputs]
     needed: set[int] = set()
     while stack:
@@ -227,11 +220,7 @@ def _needed(graph: Graph) -> list[Node]:
 
 
 def _require_supported(nodes: Sequence[Node], opset: int) -> None:
-    """Check that every op is supported.
-
-    Raises:
-        ModelError: an op is not supported; the message names the first such node and all other missing ops.
-    """
+    """Raise a ModelError that names the first unsupported node and all other missing ops."""
     unknown = {
         node.op: node
         for node in reversed(nodes)

@@ -102,7 +102,6 @@ def _folded(function: Callable[[Any, Any], Any]) -> Callable[..., Value]:
 
 
 def _div(a: Any, b: Any) -> Any:
-    """Divide and round towards zero, as ONNX does for integers."""
     return a // b if (a >= 0) == (b > 0) else -(-a // b)
 
 

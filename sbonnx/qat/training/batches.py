@@ -153,7 +153,6 @@ def names_of(augment: Augment | None) -> list[str] | None:
 
 
 def _images(batch: Batch) -> Batch:
-    """Return the inputs that are images."""
     return {name: value for name, value in batch.items() if value.is_floating_point() and value.ndim == 4}
 
 
@@ -164,7 +163,6 @@ def _axes(images: Tensor) -> tuple[int, int]:
 
 
 def _per_image(values: Tensor, images: Tensor) -> Tensor:
-    """Reshape one value per image so that it broadcasts against the images."""
     return values.to(images.device).reshape(-1, *[1] * (images.ndim - 1))
 
 
@@ -233,7 +231,6 @@ def _samples(feed: Mapping[str, Array]) -> Iterator[dict[str, Array]]:
 
 
 def _joined(samples: Sequence[Mapping[str, Array]], device: str | torch.device) -> dict[str, Tensor]:
-    """Concatenate samples into one batch on the device."""
     if len(samples) == 1:
         return {name: torch.from_numpy(np.array(value)).to(device) for name, value in samples[0].items()}
     return {

@@ -51,11 +51,9 @@ class Average:
                 value.copy_(self._means[name])
 
     def state(self) -> dict[str, object]:
-        """Return the state for a checkpoint."""
         return {"steps": self._steps, "means": self._means}
 
     def restore(self, state: Mapping[str, object]) -> None:
-        """Restore the state of a checkpoint."""
         steps, means = state["steps"], state["means"]
         assert isinstance(steps, int) and isinstance(means, dict)
         self._steps = steps
@@ -109,7 +107,6 @@ def read_checkpoint(path: Path, identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _difference(known: object, wanted: object) -> str:
-    """Describe the first difference between two values."""
     if not isinstance(known, Mapping) or not isinstance(wanted, Mapping):
         return f" ({known}, not {wanted})"
     for name in dict.fromkeys([*wanted, *known]):

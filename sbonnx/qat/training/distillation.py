@@ -53,11 +53,7 @@ def with_divergence(outputs: Outputs, targets: Outputs) -> Tensor:
 
 
 def _compared(outputs: Outputs, targets: Outputs) -> list[tuple[Tensor, Tensor]]:
-    """Return pairs of float outputs and their targets, in float32.
-
-    Raises:
-        DataError: there is no float output.
-    """
+    """Return pairs of float outputs and their targets, in float32."""
     pairs = [(outputs[name].float(), target.float()) for name, target in targets.items() if target.is_floating_point()]
     if not pairs:
         raise DataError("the model has no float output to distill from: pass a custom loss to train()")
@@ -113,7 +109,6 @@ def inner_tensors(graph: Graph, wanted: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _blocks(graph: Graph) -> tuple[str, ...]:
-    """Select the tensors of "blocks"; see `inner_tensors`."""
     outputs, nodes = output_names(graph), ordered(graph.nodes)
     sums = [  # of two computed inputs, i.e. no constant and no graph input
         node.outputs[0]
@@ -186,8 +181,6 @@ class Taps:
         return values
 
     def _storing(self, wanted: Sequence[tuple[str, int]]) -> Callable[..., None]:
-        """Return a hook that stores the outputs of a node."""
-
         def store(_module: nn.Module, _inputs: object, result: Tensor | tuple[Tensor, ...]) -> None:
             for name, place in wanted:
                 self._seen[name] = result[place] if isinstance(result, tuple) else result

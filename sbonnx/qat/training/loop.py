@@ -232,11 +232,6 @@ class _TrainingRun:
                 yield batch
 
     def step(self, batch: dict[str, Tensor]) -> None:
-        """Train on one batch.
-
-        Raises:
-            NumericError: the loss is NaN or infinite.
-        """
         number = self.done.steps
         pace = self.settings.pace(number, self.steps)
         for group in self._optimizer.param_groups:
@@ -275,7 +270,6 @@ class _TrainingRun:
         self.module.eval()
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         return {
             "identity": self.identity,
             "module": self.module.state_dict(),
@@ -288,7 +282,6 @@ class _TrainingRun:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint."""
         self.module.load_state_dict(state["module"])
         self._optimizer.load_state_dict(state["optimizer"])
         if self._average is not None and state["average"] is not None:
@@ -311,11 +304,7 @@ def freeze_norms(module: nn.Module, *, frozen: bool = True) -> None:
 
 
 def _optimizer(module: nn.Module, settings: Settings, quant: set[int]) -> torch.optim.Optimizer:
-    """Create the optimizer, with one group and learning rate for each parameter; the schedule scales "highest".
-
-    Raises:
-        DataError: no parameter is trainable.
-    """
+    """Create the optimizer, with one group and learning rate for each parameter; the schedule scales "highest"."""
     adam = settings.optimizer == "adam"
     groups = []
     for parameter in module.parameters():

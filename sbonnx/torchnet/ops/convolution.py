@@ -8,9 +8,6 @@ from typing import Any
 
 from sbonnx.torchnet.call import Call, Function, Tensor, Unfit, axis_of, ints, number
 
-FUNCTIONAL = ("", "1d", "2d", "3d")
-"""Suffixes of torch function names by the number of spatial axes."""
-
 
 def conv(call: Call, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     """ONNX Conv over one to three spatial axes."""
@@ -20,7 +17,7 @@ def conv(call: Call, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
     padding = [begin for begin, _ in pads]
     if any(begin != end for begin, end in pads):  # torch convolutions have symmetric padding only
         x, padding = call.torch.nn.functional.pad(x, _flat_pads(pads)), [0] * rank
-    function = getattr(call.torch.nn.functional, f"conv{FUNCTIONAL[rank]}")
+    function = getattr(call.torch.nn.functional, f"conv{rank}d")
     return function(x, w, b, strides, padding, dilations, call.integer("group", 1))
 
 
@@ -29,7 +26,7 @@ def conv_transpose(call: Call, x: Tensor, w: Tensor, b: Tensor | None = None) ->
     kernel, rank = list(w.shape[2:]), _spatial_axes(x)
     strides, dilations = _each(call, "strides", rank), _each(call, "dilations", rank)
     extra = call.integers("output_padding") or [0] * rank
-    function = getattr(call.torch.nn.functional, f"conv_transpose{FUNCTIONAL[rank]}")
+    function = getattr(call.torch.nn.functional, f"conv_transpose{rank}d")
     groups = call.integer("group", 1)
     full = function(x, w, None, strides, 0, 0, groups, dilations)
     lengths = [
@@ -77,10 +74,9 @@ def gemm(call: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
 
 
 def max_pool(call: Call, x: Tensor) -> Any:
-    """ONNX MaxPool."""
     kernel, rank = call.integers("kernel_shape") or [], _spatial_axes(x)
     strides, dilations, pads = _window_pads(call, x.shape[2:], kernel)
-    function = getattr(call.torch.nn.functional, f"max_pool{FUNCTIONAL[rank]}")
+    function = getattr(call.torch.nn.functional, f"max_pool{rank}d")
     if all(begin == end and 2 * begin <= k for (begin, end), k in zip(pads, kernel, strict=True)):
         result = function(x, kernel, strides, [begin for begin, _ in pads], dilations, return_indices=call.outputs > 1)
         return (result[0], _flat_places(call, x, result[1])) if call.outputs > 1 else result
@@ -111,7 +107,7 @@ def average_pool(call: Call, x: Tensor) -> Tensor:
     strides, dilations = _each(call, "strides", rank), _each(call, "dilations", rank)
     pads = _pads(call, x.shape[2:], kernel, strides, dilations)
     beyond = _ceiled(x.shape[2:], kernel, strides, dilations, pads) if call.integer("ceil_mode", 0) else pads
-    average = getattr(functional, f"avg_pool{FUNCTIONAL[rank]}")
+    average = getattr(functional, f"avg_pool{rank}d")
     if beyond == pads and not any(side for pair in pads for side in pair) and set(dilations) == {1}:
         return average(x, kernel, strides)
 
@@ -119,7 +115,7 @@ def average_pool(call: Call, x: Tensor) -> Tensor:
         if set(dilations) == {1}:
             return average(values, kernel, strides)
         ones = values.new_full((values.shape[1], 1, *kernel), 1 / math.prod(kernel))
-        spread = getattr(functional, f"conv{FUNCTIONAL[rank]}")
+        spread = getattr(functional, f"conv{rank}d")
         return spread(values, ones, None, strides, 0, dilations, values.shape[1])
 
     y = function(functional.pad(x, _flat_pads(beyond)), kernel, strides)
@@ -136,11 +132,6 @@ def global_pool(name: str) -> Function:
 
 
 def _spatial_axes(x: Tensor) -> int:
-    """Return the number of spatial axes.
-
-    Raises:
-        Unfit: there are more than three, or none.
-    """
     rank = int(x.dim()) - 2
     if not 1 <= rank <= 3:
         raise Unfit(f"it has {rank} spatial axes")
@@ -148,7 +139,6 @@ def _spatial_axes(x: Tensor) -> int:
 
 
 def _each(call: Call, key: str, rank: int) -> list[int]:
-    """Return an attribute with one number for each spatial axis; default: 1."""
     return call.integers(key) or [1] * rank
 
 
@@ -200,13 +190,7 @@ def _window_pads(
 
 
 def _flat_pads(pads: Sequence[tuple[int, int]]) -> list[int]:
-    """Flatten pads to the order of torch's pad: last axis first."""
     return [side for pair in reversed(pads) for side in pair]
-
-
-def einsum(call: Call, *inputs: Tensor) -> Tensor:
-    """ONNX Einsum."""
-    return call.torch.einsum(call.text("equation", "").replace(" ", ""), *inputs)
 
 
 def lp_pool(call: Call, x: Tensor) -> Tensor:
@@ -215,12 +199,11 @@ def lp_pool(call: Call, x: Tensor) -> Tensor:
     strides, dilations, pads = _window_pads(call, x.shape[2:], kernel)
     powers = call.torch.nn.functional.pad(x.abs() ** p, _flat_pads(pads))
     ones = powers.new_ones(powers.shape[1], 1, *kernel)
-    function = getattr(call.torch.nn.functional, f"conv{FUNCTIONAL[rank]}")
+    function = getattr(call.torch.nn.functional, f"conv{rank}d")
     return function(powers, ones, None, strides, 0, dilations, powers.shape[1]) ** (1.0 / p)
 
 
 def global_lp_pool(call: Call, x: Tensor) -> Tensor:
-    """ONNX GlobalLpPool."""
     p = call.integer("p", 2)
     return (x.abs() ** p).sum(dim=list(range(2, x.dim())), keepdim=True) ** (1.0 / p)
 
@@ -259,7 +242,7 @@ def deform_conv(
 def _taps(call: Call, w: Tensor, offset: Tensor) -> Tensor:
     """Compute the position of each tap without offset, in pixels: (taps, 2, rows, columns)."""
     torch, axes = call.torch, []
-    strides, dilations = call.integers("strides") or [1, 1], call.integers("dilations") or [1, 1]
+    strides, dilations = _each(call, "strides", 2), _each(call, "dilations", 2)
     begins = (call.integers("pads") or [0, 0])[:2]
     for kernel, steps, stride, dilation, begin in zip(
         w.shape[2:], offset.shape[2:], strides, dilations, begins, strict=True

@@ -154,7 +154,6 @@ def _weight(call: Call, distance: Tensor, mode: str) -> Tensor:
 
 
 def _line(x: Tensor, axis: int) -> list[int]:
-    """Return the shape that broadcasts a vector along one axis of x."""
     return [-1 if dim == axis else 1 for dim in range(x.dim())]
 
 
@@ -172,7 +171,6 @@ def grid_sample(call: Call, x: Tensor, grid: Tensor) -> Tensor:
 
 
 def affine_grid(call: Call, theta: Tensor, size: Tensor) -> Tensor:
-    """ONNX AffineGrid."""
     corners = bool(call.integer("align_corners", 0))
     return call.torch.nn.functional.affine_grid(theta, ints(size), align_corners=corners)
 
@@ -310,7 +308,6 @@ def non_max_suppression(
 
 
 def _overlaps(call: Call, box: Tensor, others: Tensor) -> Tensor:
-    """Compute the intersection over union (IoU) of one box with others."""
     low = call.torch.maximum(box[:2], others[:, :2])
     high = call.torch.minimum(box[2:], others[:, 2:])
     common = (high - low).clamp(min=0).prod(dim=-1)

@@ -36,7 +36,6 @@ _REDUCTIONS = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
 
 
 def scatter_nd(call: Call, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    """ONNX ScatterND."""
     torch, depth, how = call.torch, indices.shape[-1], call.text("reduction", "none")
     picks = indices.to(x.device).to(torch.int64)
     if how in ("none", "add"):
@@ -60,11 +59,6 @@ def tensor_scatter(call: Call, past: Tensor, update: Tensor, start: Tensor | Non
     shape = [1] * past.dim()
     shape[0], shape[axis] = batch, update.shape[axis]
     return past.scatter(axis, at.reshape(shape).expand(update.shape), update)
-
-
-def non_zero(call: Call, x: Tensor) -> Tensor:
-    """ONNX NonZero → indices (rank, count)."""
-    return call.torch.nonzero(x).transpose(0, 1)
 
 
 def compress(call: Call, x: Tensor, condition: Tensor) -> Tensor:
@@ -126,7 +120,6 @@ def reverse_sequence(call: Call, x: Tensor, lengths: Tensor) -> Tensor:
 
 
 def trilu(call: Call, x: Tensor, k: Any = None) -> Tensor:
-    """ONNX Trilu."""
     diagonal = 0 if k is None else int(number(k))
     return (call.torch.triu if call.integer("upper", 1) else call.torch.tril)(x, diagonal)
 
@@ -147,7 +140,6 @@ def cumulative(name: str, start: int) -> Function:
 
 
 def eye_like(call: Call, x: Tensor) -> Tensor:
-    """ONNX EyeLike."""
     kind = call.attributes.get("dtype")
     ones = call.torch.ones_like(x, dtype=x.dtype if kind is None else torch_type(call.torch, kind))
     k = call.integer("k", 0)

@@ -25,13 +25,11 @@ def flatten(call: Call, x: Tensor) -> Tensor:
 
 
 def transpose(call: Call, x: Tensor) -> Tensor:
-    """ONNX Transpose."""
     order = call.integers("perm")
     return x.permute(order if order is not None else list(range(x.dim()))[::-1])
 
 
 def squeeze(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
-    """ONNX Squeeze."""
     chosen = call.listed("axes", axes)
     gone = {axis_of(axis, x.dim()) for axis in chosen} if chosen is not None else None
     kept = [n for at, n in enumerate(x.shape) if (at not in gone if gone is not None else n != 1)]
@@ -39,17 +37,11 @@ def squeeze(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
 
 
 def unsqueeze(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
-    """ONNX Unsqueeze."""
     chosen = call.listed("axes", axes) or []
     rank = x.dim() + len(chosen)
     for axis in sorted(axis_of(axis, rank) for axis in chosen):
         x = x.unsqueeze(axis)
     return x
-
-
-def concat(call: Call, *inputs: Tensor) -> Tensor:
-    """ONNX Concat."""
-    return call.torch.cat(inputs, dim=call.integer("axis", 1))
 
 
 def split(call: Call, x: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -101,7 +93,6 @@ def gather(call: Call, x: Tensor, indices: Tensor) -> Tensor:
 
 
 def gather_elements(call: Call, x: Tensor, indices: Tensor) -> Tensor:
-    """ONNX GatherElements."""
     axis = axis_of(call.integer("axis", 0), x.dim())
     picks = nonnegative(call, indices, x, x.shape[axis])
     if any(n != m for at, (n, m) in enumerate(zip(picks.shape, x.shape, strict=True)) if at != axis):
@@ -110,18 +101,7 @@ def gather_elements(call: Call, x: Tensor, indices: Tensor) -> Tensor:
     return call.torch.gather(x, axis, picks)
 
 
-def expand(call: Call, x: Tensor, shape: Tensor) -> Tensor:
-    """ONNX Expand, with bidirectional broadcasting."""
-    return x.expand(call.torch.broadcast_shapes(tuple(x.shape), tuple(ints(shape))))
-
-
-def tile(call: Call, x: Tensor, repeats: Tensor) -> Tensor:
-    """ONNX Tile."""
-    return x.repeat(ints(repeats))
-
-
 def depth_to_space(call: Call, x: Tensor) -> Tensor:
-    """ONNX DepthToSpace."""
     n, c, h, w = x.shape
     block = call.integer("blocksize", 1)
     if call.text("mode", "DCR") == "DCR":
@@ -132,7 +112,6 @@ def depth_to_space(call: Call, x: Tensor) -> Tensor:
 
 
 def space_to_depth(call: Call, x: Tensor) -> Tensor:
-    """ONNX SpaceToDepth."""
     n, c, h, w = x.shape
     block = call.integer("blocksize", 1)
     order = (0, 3, 5, 1, 2, 4) if call.text("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
@@ -168,11 +147,7 @@ def pad(
 
 
 def _outside(mode: str, before: int, size: int, after: int) -> list[int]:
-    """Return the source index of each position of a padded axis.
-
-    Raises:
-        Unfit: no such mode.
-    """
+    """Return the source index of each position of a padded axis."""
     wide = np.arange(-before, size + after)
     if mode == "edge":
         sources = np.clip(wide, 0, size - 1)
@@ -192,13 +167,7 @@ def shape(call: Call, x: Tensor) -> Tensor:
     return call.torch.tensor(part, dtype=call.torch.int64)
 
 
-def size(call: Call, x: Tensor) -> Tensor:
-    """ONNX Size."""
-    return call.torch.tensor(x.numel(), dtype=call.torch.int64)
-
-
 def constant_of_shape(call: Call, wanted: Tensor) -> Tensor:
-    """ONNX ConstantOfShape."""
     value = call.attributes.get("value")
     filled = np.zeros(1, np.float32) if value is None else np.asarray(value).reshape(-1)
     return call.torch.from_numpy(np.array(filled)).expand(ints(wanted))
@@ -215,21 +184,6 @@ Sequence = list[Tensor]
 """ONNX sequence: exporters use it for chunk, unbind and stack with a dynamic count."""
 
 
-def sequence_construct(call: Call, *parts: Tensor) -> Sequence:
-    """ONNX SequenceConstruct."""
-    return list(parts)
-
-
-def sequence_empty(call: Call) -> Sequence:
-    """ONNX SequenceEmpty."""
-    return []
-
-
-def sequence_at(call: Call, parts: Sequence, position: Any) -> Tensor:
-    """ONNX SequenceAt."""
-    return parts[int(number(position))]
-
-
 def sequence_insert(call: Call, parts: Sequence, part: Tensor, position: Any = None) -> Sequence:
     """ONNX SequenceInsert; default: at the end."""
     place = len(parts) if position is None else axis_of(int(number(position)), len(parts))
@@ -240,11 +194,6 @@ def sequence_erase(call: Call, parts: Sequence, position: Any = None) -> Sequenc
     """ONNX SequenceErase; default: the last tensor."""
     place = axis_of(-1 if position is None else int(number(position)), len(parts))
     return [*parts[:place], *parts[place + 1 :]]
-
-
-def sequence_length(call: Call, parts: Sequence) -> Tensor:
-    """ONNX SequenceLength."""
-    return call.torch.tensor(len(parts))
 
 
 def split_to_sequence(call: Call, x: Tensor, sizes: Any = None) -> Sequence:

@@ -41,11 +41,6 @@ def activation(name: str, alpha: float | None = None) -> Function:
     return function
 
 
-def mean(call: Call, *inputs: Tensor) -> Tensor:
-    """ONNX Mean of any number of tensors."""
-    return folded("add")(call, *inputs) / len(inputs)
-
-
 def div(call: Call, a: Tensor, b: Tensor) -> Tensor:
     """ONNX Div: integer division rounds towards zero."""
     return a / b if a.dtype.is_floating_point else call.torch.div(a, b, rounding_mode="trunc")
@@ -75,40 +70,10 @@ def clip(call: Call, x: Tensor, low: Tensor | None = None, high: Tensor | None =
     return x
 
 
-def prelu(call: Call, x: Tensor, slope: Tensor) -> Tensor:
-    """ONNX PRelu: the slope is broadcast to x."""
-    return call.torch.where(x < 0, x * slope, x)
-
-
 def selu(call: Call, x: Tensor) -> Tensor:
     """ONNX Selu: gamma (max(0, x) + min(0, alpha (e^x - 1)))."""
     alpha = call.number("alpha", 1.6732631921768188)
     return call.number("gamma", 1.0507010221481323) * call.torch.nn.functional.elu(x, alpha)
-
-
-def thresholded_relu(call: Call, x: Tensor) -> Tensor:
-    """ONNX ThresholdedRelu."""
-    return call.torch.where(x > call.number("alpha", 1.0), x, call.torch.zeros_like(x))
-
-
-def hard_sigmoid(call: Call, x: Tensor) -> Tensor:
-    """ONNX HardSigmoid: alpha x + beta, clamped to [0, 1]."""
-    return call.torch.clamp(call.number("alpha", 0.2) * x + call.number("beta", 0.5), 0.0, 1.0)
-
-
-def hard_swish(call: Call, x: Tensor) -> Tensor:
-    """ONNX HardSwish: x times a hard sigmoid with alpha 1/6 and beta 1/2."""
-    return x * call.torch.clamp(x / 6 + 0.5, 0.0, 1.0)
-
-
-def gelu(call: Call, x: Tensor) -> Tensor:
-    """ONNX Gelu."""
-    return call.torch.nn.functional.gelu(x, approximate=call.text("approximate", "none"))
-
-
-def swish(call: Call, x: Tensor) -> Tensor:
-    """ONNX Swish: x sigmoid(alpha x)."""
-    return x * call.torch.sigmoid(call.number("alpha", 1.0) * x)
 
 
 def softplus(call: Call, x: Tensor) -> Tensor:
@@ -143,19 +108,8 @@ def is_inf(call: Call, x: Tensor) -> Tensor:
 
 
 def bit_shift(call: Call, x: Tensor, count: Tensor) -> Tensor:
-    """ONNX BitShift."""
     left = call.text("direction", "LEFT") == "LEFT"
     return call.torch.bitwise_left_shift(x, count) if left else call.torch.bitwise_right_shift(x, count)
-
-
-def cast(call: Call, x: Tensor) -> Tensor:
-    """ONNX Cast."""
-    return x.to(torch_type(call.torch, call.attributes["to"]))
-
-
-def cast_like(call: Call, x: Tensor, like: Tensor) -> Tensor:
-    """ONNX CastLike."""
-    return x.to(like.dtype)
 
 
 def torch_type(torch: Any, kind: Any) -> Any:

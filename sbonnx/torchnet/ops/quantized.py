@@ -84,7 +84,6 @@ def qlinear_conv(call: Call, *inputs: Tensor) -> Tensor:
 
 
 def _first(part: Tensor, w: Tensor) -> Tensor:
-    """Reshape values per output channel so that they broadcast against a weight."""
     return part.reshape([-1] + [1] * (w.dim() - 1)) if part.numel() > 1 else part
 
 
@@ -98,7 +97,6 @@ def _codes(call: Call, x: Tensor, shift: Any, kind: Any) -> Tensor:
 
 
 def _spread(call: Call, part: Tensor, x: Tensor) -> Tensor:
-    """Reshape scales or zero points, per tensor, channel or block, so that they broadcast against x."""
     if part.numel() == 1 and part.dim() <= 1:
         return part.reshape(())
     axis, block = axis_of(call.integer("axis", 1), x.dim()), call.integer("block_size", 0)

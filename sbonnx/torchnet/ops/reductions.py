@@ -34,7 +34,6 @@ def reduce_sum(before: Callable[[Tensor], Tensor] | None = None, after: str = ""
 
 
 def reduce_prod(call: Call, x: Tensor, axes: Tensor | None = None) -> Tensor:
-    """ONNX ReduceProd."""
     chosen, keep = _axes(call, x, axes)
     for axis in sorted((axis_of(axis, x.dim()) for axis in chosen), reverse=True):
         x = x.prod(dim=axis, keepdim=keep)
@@ -91,14 +90,12 @@ def layer_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor | None = None)
 
 
 def rms_norm(call: Call, x: Tensor, scale: Tensor) -> Tensor:
-    """ONNX RMSNormalization."""
     axes = list(range(axis_of(call.integer("axis", -1), x.dim()), x.dim()))
     square = (x * x).mean(dim=axes, keepdim=True)
     return x * call.torch.rsqrt(square + call.number("epsilon", 1e-5)) * scale
 
 
 def instance_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    """ONNX InstanceNormalization."""
     return call.torch.nn.functional.instance_norm(x, weight=scale, bias=bias, eps=call.number("epsilon", 1e-5))
 
 
@@ -111,7 +108,6 @@ def group_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
 
 
 def lp_norm(call: Call, x: Tensor) -> Tensor:
-    """ONNX LpNormalization."""
     length = call.torch.norm(x, p=call.integer("p", 2), dim=call.integer("axis", -1), keepdim=True)
     return x / call.torch.where(length == 0, call.torch.ones_like(length), length)
 

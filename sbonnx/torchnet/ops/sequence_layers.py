@@ -76,7 +76,6 @@ def _bias(call: Call, scores: Tensor, mask: Tensor | None, past: int, lengths: T
 
 
 def _forbidden(call: Call, hidden: Tensor, scores: Tensor) -> Tensor:
-    """Return minus infinity where `hidden` is true, else 0."""
     zero = call.torch.zeros((), dtype=scores.dtype, device=scores.device)
     return call.torch.where(hidden.to(scores.device), zero - math.inf, zero)
 
@@ -162,7 +161,6 @@ def recurrent(call: Call, x: Tensor, w: Tensor, r: Tensor, *optional: Tensor | N
 
 
 def _named(call: Call, directions: int) -> list[str]:
-    """Return the names of the activations of all directions, in lower case."""
     given = call.attributes.get("activations") or DEFAULTS[call.op] * directions
     return [(one.decode() if isinstance(one, bytes) else str(one)).lower() for one in given]
 
@@ -182,7 +180,6 @@ def _is_plain(call: Call) -> bool:
 
 
 def _fused(call: Call, x: Tensor, weights: Sequence[_Weights], h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the layer by torch's fused function."""
     torch, order, hidden = call.torch, FUSED_ORDER[call.op], h.shape[2]
     flat = [
         torch.cat([part[gate * hidden : (gate + 1) * hidden] for gate in order])
@@ -268,7 +265,6 @@ def _step(
 
 
 def _activations(call: Call, directions: int) -> list[list[Activation]]:
-    """Return the activations of each direction; alphas and betas are assigned in order to those that have them."""
     alphas = list(call.attributes.get("activation_alpha") or ())
     betas = list(call.attributes.get("activation_beta") or ())
     functions = []
