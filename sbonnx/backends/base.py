@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any, Final, Literal
 
 from sbonnx.backends.onnxruntime.costs import KernelCosts
 from sbonnx.backends.tensorrt.profiles import INT4_BITS, VersionProfile
-from sbonnx.graph import Node, query
+from sbonnx.graph import Body, Graph, Node, edit, query
 from sbonnx.ops import ELEMENTWISE, MATRIX_PRODUCTS
 from sbonnx.spec import ANY_SCALE, QuantSpec, ScaleLimits
 
@@ -165,10 +166,7 @@ class Backend:
 
     def rule_for(self, kind: str) -> Rule | None:
         """Return the first rule for an op type or ``block:kind``, or None."""
-        for rule in self.rules:
-            if kind in rule.ops:
-                return rule
-        return None
+        return next((rule for rule in self.rules if kind in rule.ops), None)
 
 
 def signed_when_symmetric(side: Literal["w", "a"], bits: int, symmetric: bool, axis: int | None) -> QuantSpec:
@@ -176,6 +174,28 @@ def signed_when_symmetric(side: Literal["w", "a"], bits: int, symmetric: bool, a
     return QuantSpec(bits=bits, signed=symmetric, symmetric=symmetric, axis=axis)
 
 
-def nothing_to_legalise(graph: Any) -> list[str]:
-    """Do nothing, for a backend that runs plain ONNX unchanged."""
-    return []
+ScopeRewrite = Callable[[Body, edit.Names], Iterator[str]]
+"""Rewrite of one scope, in place; yields one sentence per change."""
+
+
+def in_every_scope(*, sweep: bool = True, sort: bool = True) -> Callable[[ScopeRewrite], Callable[[Graph], list[str]]]:
+    """Turn a rewrite of one scope into one of every scope of a graph, which returns the sentences.
+
+    Args:
+        sweep, sort: remove nodes without use, sort the nodes, if something changed.
+    """
+
+    def decorated(change: ScopeRewrite) -> Callable[[Graph], list[str]]:
+        @wraps(change)
+        def rewrite(graph: Graph) -> list[str]:
+            names = edit.Names(graph)
+            done = [text for _, body in query.scopes(graph) for text in change(body, names)]
+            if done and sweep:
+                edit.sweep(graph)
+            if done and sort:
+                edit.sort(graph)
+            return done
+
+        return rewrite
+
+    return decorated

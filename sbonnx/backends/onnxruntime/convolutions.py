@@ -12,7 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from sbonnx.graph import Body, Constant, Graph, Node, Tensor, Variable, edit, query
+from sbonnx.backends.base import in_every_scope
+from sbonnx.graph import Body, Constant, Node, Tensor, Variable, edit, query
 from sbonnx.ops import DEQUANTIZE, QUANTIZE, RECTIFIERS
 from sbonnx.spec import Array
 
@@ -135,23 +136,6 @@ MAX_WIDTH: Final = 2.0
 """Largest widening factor: beyond it the added channels cost as much as they save."""
 
 
-def align(graph: Graph) -> list[str]:
-    """Widen depthwise convolutions in every scope, in place. Return one sentence per change.
-
-    Args:
-        graph: with Q/DQ pairs in place.
-    """
-    done: list[str] = []
-    names = edit.Names(graph)
-    for _, body in query.scopes(graph):
-        convs = {id(node): conv for node in body.nodes if (conv := integer_conv(node)) is not None}
-        outputs = {tensor.name for tensor in body.outputs}
-        done += _align_depthwise(convs, outputs, body, names)
-    if done:
-        edit.sort(graph)
-    return done
-
-
 @dataclass
 class Region:
     """Tensors that must have the same number of channels, and the convolutions that write and read them."""
@@ -161,7 +145,11 @@ class Region:
     readers: dict[int, IntegerConv] = field(default_factory=dict)
 
 
-def _align_depthwise(convs: dict[int, IntegerConv], outputs: set[str], body: Body, names: edit.Names) -> Iterator[str]:
+@in_every_scope(sweep=False)
+def align(body: Body, names: edit.Names) -> Iterator[str]:
+    """Widen depthwise convolutions."""
+    convs = {id(node): conv for node in body.nodes if (conv := integer_conv(node)) is not None}
+    outputs = {tensor.name for tensor in body.outputs}
     seen: set[int] = set()
     for key, conv in convs.items():
         if not conv.depthwise or key in seen:

@@ -96,12 +96,7 @@ class KernelCosts:
         return 0.0 if fit is None else fit.ns(macs, read, write, weights)
 
     def quantize(self, tensor: Tensor, *, reorder: bool) -> float:
-        """Compute the time of a QuantizeLinear after a float kernel, with the conversion to channels last.
-
-        Args:
-            tensor: the quantized tensor.
-            reorder: its producer works on blocks of channels.
-        """
+        """Compute the time of a QuantizeLinear after a float kernel; `reorder`: it works on blocks of channels."""
         size = elements(tensor)
         found = self.ns("QuantizeLinear", "u8", "float", write=size)
         if query.rank(tensor) == IMAGE_RANK:
@@ -217,11 +212,7 @@ def load_costs(path: str | None = None) -> KernelCosts:
 
 
 def _cost(value: object) -> float:
-    """Convert a JSON value to nanoseconds.
-
-    Raises:
-        ValueError, TypeError, OverflowError: it is not a number of at least 0.
-    """
+    """Convert a JSON value to nanoseconds; raise TypeError or ValueError if it is not a number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"a cost is a number, not {type(value).__name__}")
     if not 0 <= value < inf:

@@ -14,12 +14,14 @@ wide, or with a Clip before the QuantizeLinear that narrows it to fewer than 8 b
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 import onnx
 
-from sbonnx.graph import Body, Graph, Node, Tensor, edit, query
+from sbonnx.backends.base import in_every_scope
+from sbonnx.graph import Body, Node, Tensor, edit, query
 from sbonnx.linear.layer import LinearLayer
 from sbonnx.ops import BITS, CONVOLUTIONS, DEQUANTIZE, LINEAR, QUANTIZE
 from sbonnx.spec import Array
@@ -44,23 +46,14 @@ ROUNDED_OPS: Final = CONVOLUTIONS | {"Gemm"}
 """Ops that WeightBiasQuantization rewrites."""
 
 
-def keep_biases(graph: Graph) -> list[str]:
-    """Write such biases as a DequantizeLinear of int32, in place and in every scope. Return one sentence per change.
-
-    Args:
-        graph: with Q/DQ pairs in place.
-    """
-    done: list[str] = []
-    names = edit.Names(graph)
-    for _, body in query.scopes(graph):
-        for node in list(body.nodes):
-            bias = _rounded_bias(node)
-            if bias is not None:
-                _write(node, bias, body, names)
-                done.append(f"{node.name}: its bias as int32 with a power of two as scale")
-    if done:
-        edit.sort(graph)
-    return done
+@in_every_scope(sweep=False)
+def keep_biases(body: Body, names: edit.Names) -> Iterator[str]:
+    """Write such biases as a DequantizeLinear of int32."""
+    for node in list(body.nodes):
+        bias = _rounded_bias(node)
+        if bias is not None:
+            _write(node, bias, body, names)
+            yield f"{node.name}: its bias as int32 with a power of two as scale"
 
 
 def exact_codes(bias: Array) -> tuple[Array, Array]:

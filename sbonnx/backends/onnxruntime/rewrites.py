@@ -17,41 +17,28 @@ is not fused, and can include a bias.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 
-from sbonnx.backends.base import PAD_VALUE, fills_zero
-from sbonnx.graph import Constant, Graph, Node, Tensor, Variable, edit, query
+from sbonnx.backends.base import PAD_VALUE, fills_zero, in_every_scope
+from sbonnx.graph import Body, Constant, Node, Tensor, Variable, edit, query
 from sbonnx.ops import ADDS, DEQUANTIZE, LINEAR, PADS, QUANTIZE
 from sbonnx.spec import SAFE_CODE, Array
 
 
-def centre_weights(graph: Graph) -> list[str]:
-    """Subtract the zero points from stored int8 weight codes where the result fits a byte. In place, in every scope.
-
-    Args:
-        graph: with Q/DQ pairs in place.
-
-    Returns:
-        One sentence per change.
-    """
-    done: list[str] = []
-    names = edit.Names(graph)
-    for _, body in query.scopes(graph):
-        for node in list(body.nodes):
-            uses = query.readers(node.outputs[0]) if node.op in DEQUANTIZE else []
-            codes = _about_zero(node) if uses and all(_is_integer_weight(*use) for use in uses) else None
-            if codes is not None:
-                zeros = np.zeros(tuple(node.inputs[2].shape), np.int8)
-                for index, values in ((0, codes), (2, zeros)):
-                    edit.replace_input(
-                        node, index, edit.add_constant(body, str(node.inputs[index].name), values, names)
-                    )
-                done.append(f"{node.name}: zero points taken into its codes")
-    if done:
-        edit.sweep(graph)
-    return done
+@in_every_scope(sort=False)
+def centre_weights(body: Body, names: edit.Names) -> Iterator[str]:
+    """Subtract the zero points from stored int8 weight codes where the result fits a byte."""
+    for node in list(body.nodes):
+        uses = query.readers(node.outputs[0]) if node.op in DEQUANTIZE else []
+        codes = _about_zero(node) if uses and all(_is_integer_weight(*use) for use in uses) else None
+        if codes is not None:
+            zeros = np.zeros(tuple(node.inputs[2].shape), np.int8)
+            for index, values in ((0, codes), (2, zeros)):
+                edit.replace_input(node, index, edit.add_constant(body, str(node.inputs[index].name), values, names))
+            yield f"{node.name}: zero points taken into its codes"
 
 
 def _is_integer_weight(user: Node, index: int) -> bool:
@@ -80,34 +67,25 @@ INPUTS: Final = 3
 """Number of inputs of a Clip with both bounds, and of a QuantizeLinear with a zero point."""
 
 
-def clip_codes(graph: Graph) -> list[str]:
-    """Move a Clip after the QuantizeLinear that is its only reader, so that it clips codes. In place, in every scope.
-
-    Return one sentence per change.
-    """
-    done: list[str] = []
-    names = edit.Names(graph)
-    for _, body in query.scopes(graph):
-        outputs = {id(tensor) for tensor in body.outputs}
-        for node in list(body.nodes):
-            found = _clipped(node, outputs)
-            if found is not None:
-                quantize, *ends = found
-                codes: Tensor = quantize.outputs[0]
-                edit.replace_input(quantize, 0, node.inputs[0])
-                wide = Variable(names.fresh(f"{codes.name}_wide"), dtype=codes.dtype, shape=codes.shape)
-                edit.replace_output(quantize, 0, wide)
-                bounds = [
-                    edit.add_constant(body, f"{codes.name}_{name}", np.asarray(end), names)
-                    for name, end in zip(("low", "high"), ends, strict=True)
-                ]
-                inputs, attrs = [wide, *bounds], dict(node.attrs)
-                edit.add_node(body, "Clip", inputs, names=names, stem=node.name, attrs=attrs, outputs=[codes])
-                done.append(f"{node.name}: clips codes")
-    if done:
-        edit.sweep(graph)
-        edit.sort(graph)
-    return done
+@in_every_scope()
+def clip_codes(body: Body, names: edit.Names) -> Iterator[str]:
+    """Move a Clip after the QuantizeLinear that is its only reader, so that it clips codes."""
+    outputs = {id(tensor) for tensor in body.outputs}
+    for node in list(body.nodes):
+        found = _clipped(node, outputs)
+        if found is not None:
+            quantize, *ends = found
+            codes: Tensor = quantize.outputs[0]
+            edit.replace_input(quantize, 0, node.inputs[0])
+            wide = Variable(names.fresh(f"{codes.name}_wide"), dtype=codes.dtype, shape=codes.shape)
+            edit.replace_output(quantize, 0, wide)
+            bounds = [
+                edit.add_constant(body, f"{codes.name}_{name}", np.asarray(end), names)
+                for name, end in zip(("low", "high"), ends, strict=True)
+            ]
+            inputs, attrs = [wide, *bounds], dict(node.attrs)
+            edit.add_node(body, "Clip", inputs, names=names, stem=node.name, attrs=attrs, outputs=[codes])
+            yield f"{node.name}: clips codes"
 
 
 def _clipped(node: Node, outputs: set[int]) -> tuple[Node, np.generic, np.generic] | None:
@@ -136,37 +114,28 @@ PADDED: Final = ("int8", "uint8")
 """Quantized types that onnxruntime's Pad supports."""
 
 
-def pad_codes(graph: Graph) -> list[str]:
-    """Replace DequantizeLinear, Pad, QuantizeLinear with one scale by a Pad of codes, in place and in every scope.
-
-    Return one sentence per change.
-    """
-    done: list[str] = []
-    names = edit.Names(graph)
-    for _, body in query.scopes(graph):
-        outputs = {tensor.name for tensor in body.outputs}
-        for node in list(body.nodes):
-            if node.op not in PADS or node.outputs[0].name in outputs or not fills_zero(node):
-                continue
-            before = query.producer(node.inputs[0])
-            after = [reader for reader, index in query.readers(node.outputs[0]) if index == 0]
-            if before is None or before.op not in DEQUANTIZE or not _one_scale(before, after):
-                continue
-            codes, _, zero = before.inputs[:3]
-            if str(query.dtype(zero)) not in PADDED:
-                continue
-            fill = edit.add_constant(body, f"{codes.name}_fill", np.asarray(query.constant(zero)).reshape(()), names)
-            moved = Variable(names.fresh(f"{codes.name}_padded"), dtype=codes.dtype, shape=node.outputs[0].shape)
-            inputs = [codes, node.inputs[1], fill, *node.inputs[PAD_VALUE + 1 :]]
-            name = names.fresh(f"{node.name}_codes")
-            body.nodes.append(Node("Pad", name, dict(node.attrs), inputs, [moved]))
-            for quantize in after:
-                edit.replace_all_uses(quantize.outputs[0], moved, graph=body)
-            done.append(f"{node.name}: pads codes")
-    if done:
-        edit.sweep(graph)
-        edit.sort(graph)
-    return done
+@in_every_scope()
+def pad_codes(body: Body, names: edit.Names) -> Iterator[str]:
+    """Replace DequantizeLinear, Pad, QuantizeLinear with one scale by a Pad of codes."""
+    outputs = {tensor.name for tensor in body.outputs}
+    for node in list(body.nodes):
+        if node.op not in PADS or node.outputs[0].name in outputs or not fills_zero(node):
+            continue
+        before = query.producer(node.inputs[0])
+        after = [reader for reader, index in query.readers(node.outputs[0]) if index == 0]
+        if before is None or before.op not in DEQUANTIZE or not _one_scale(before, after):
+            continue
+        codes, _, zero = before.inputs[:3]
+        if str(query.dtype(zero)) not in PADDED:
+            continue
+        fill = edit.add_constant(body, f"{codes.name}_fill", np.asarray(query.constant(zero)).reshape(()), names)
+        moved = Variable(names.fresh(f"{codes.name}_padded"), dtype=codes.dtype, shape=node.outputs[0].shape)
+        inputs = [codes, node.inputs[1], fill, *node.inputs[PAD_VALUE + 1 :]]
+        name = names.fresh(f"{node.name}_codes")
+        body.nodes.append(Node("Pad", name, dict(node.attrs), inputs, [moved]))
+        for quantize in after:
+            edit.replace_all_uses(quantize.outputs[0], moved, graph=body)
+        yield f"{node.name}: pads codes"
 
 
 def _one_scale(before: Node, after: list[Node]) -> bool:
@@ -185,25 +154,16 @@ FIRST_OF_UNROLLED = "ReduceMean"
 """First op of a normalization that is written in single ops."""
 
 
-def write_sums(graph: Graph) -> list[str]:
-    """Replace residual Adds before a layer normalization by Sums in every scope, in place.
-
-    Return one sentence per change.
-    """
-    done: list[str] = []
-    names = edit.Names(graph)
-    for _, body in query.scopes(graph):
-        outputs = {tensor.name for tensor in body.outputs}
-        for node in [node for node in body.nodes if _is_residual_sum(node)]:
-            output = node.outputs[0]
-            edit.replace_output(node, 0, Variable(names.fresh(output.name), output.dtype, output.shape))
-            name = names.fresh(f"{node.name}_Sum")
-            body.nodes.append(Node("Sum", name, {}, _terms(node, outputs), [output]))
-            done.append(f"{node.name}: written as Sum")
-    if done:
-        edit.sweep(graph)
-        edit.sort(graph)
-    return done
+@in_every_scope()
+def write_sums(body: Body, names: edit.Names) -> Iterator[str]:
+    """Replace residual Adds before a layer normalization by Sums."""
+    outputs = {tensor.name for tensor in body.outputs}
+    for node in [node for node in body.nodes if _is_residual_sum(node)]:
+        output = node.outputs[0]
+        edit.replace_output(node, 0, Variable(names.fresh(output.name), output.dtype, output.shape))
+        name = names.fresh(f"{node.name}_Sum")
+        body.nodes.append(Node("Sum", name, {}, _terms(node, outputs), [output]))
+        yield f"{node.name}: written as Sum"
 
 
 def _is_residual_sum(node: Node) -> bool:

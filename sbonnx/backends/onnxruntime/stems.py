@@ -13,9 +13,10 @@ from typing import Final
 
 import numpy as np
 
+from sbonnx.backends.base import in_every_scope
 from sbonnx.backends.onnxruntime.convolutions import IntegerConv, integer_conv, like, set_channels, widen
 from sbonnx.backends.onnxruntime.costs import UNKNOWN
-from sbonnx.graph import Body, Graph, Node, Tensor, Variable, edit, query
+from sbonnx.graph import Body, Node, Tensor, Variable, edit, query
 from sbonnx.ops import QUANTIZE
 from sbonnx.spec import Array
 
@@ -35,31 +36,21 @@ FEW_CHANNELS: Final = 4
 """Input channels up to which folding pays: with more, 49 taps are gathered in longer pieces, which is cheaper."""
 
 
-def widen_stems(graph: Graph) -> list[str]:
-    """Prepare the inputs of such convolutions in every scope, in place. Return one sentence per change.
-
-    Args:
-        graph: with Q/DQ pairs in place.
-    """
-    done: list[str] = []
-    names = edit.Names(graph)
-    for _, body in query.scopes(graph):
-        made: dict[tuple[int, str, int], Tensor] = {}
-        for node in list(body.nodes):
-            conv = integer_conv(node)
-            if conv is None or conv.depthwise:
-                continue
-            codes, shape = conv.data.inputs[0], query.shape(node.outputs[0])
-            if query.producer(codes) is None or query.dtype(codes) not in (np.dtype(np.uint8), np.dtype(np.int8)):
-                continue
-            sizes = shape[2:] if shape is not None else (None,)
-            if prod(size if isinstance(size, int) else UNKNOWN for size in sizes) < FEW_ROWS:
-                continue
-            done += _widened(conv, body, names, made)
-    if done:
-        edit.sweep(graph)  # pairs without readers
-        edit.sort(graph)
-    return done
+@in_every_scope()
+def widen_stems(body: Body, names: edit.Names) -> Iterator[str]:
+    """Prepare the inputs of such convolutions."""
+    made: dict[tuple[int, str, int], Tensor] = {}
+    for node in list(body.nodes):
+        conv = integer_conv(node)
+        if conv is None or conv.depthwise:
+            continue
+        codes, shape = conv.data.inputs[0], query.shape(node.outputs[0])
+        if query.producer(codes) is None or query.dtype(codes) not in (np.dtype(np.uint8), np.dtype(np.int8)):
+            continue
+        sizes = shape[2:] if shape is not None else (None,)
+        if prod(size if isinstance(size, int) else UNKNOWN for size in sizes) < FEW_ROWS:
+            continue
+        yield from _widened(conv, body, names, made)
 
 
 def _widened(
