@@ -75,14 +75,14 @@ def conv_output(view: View) -> Found:
             continue  # the rule for Relu and Clip reports it
         if _pooled(view, node):
             continue
-        readers = sorted({reader.op for reader, _ in view.readers(node.outputs[0])})
+        readers = sorted({reader.op for reader, _ in query.readers(node.outputs[0])})
         where = ", ".join(readers) or "the graph's output"
         yield *_name(node), f"the output goes to {where} as float, so the convolution runs in float"
 
 
 def _pooled(view: View, node: Node) -> bool:
     """Return whether the only reader of the output is a quantized MaxPool: onnxruntime moves the pair before it."""
-    readers = [reader for reader, _ in view.readers(node.outputs[0])]
+    readers = [reader for reader, _ in query.readers(node.outputs[0])]
     if len(readers) != 1 or readers[0].op not in PICKS_MAX & read.ONE_SCALE or view.leaves(node.outputs[0]):
         return False
     return bool(read.only_quantized(view, readers[0].outputs[0]))
@@ -159,7 +159,7 @@ def useless_pair(view: View) -> Found:
         quantize = None if one.quantizes else read.before(view, one)
         if quantize is None or not view.is_activation_pair(one) or view.leaves(one.output):
             continue
-        readers = [node for node, _ in view.readers(one.output)]
+        readers = [node for node, _ in query.readers(one.output)]
         maker = query.producer(quantize.data)
         if maker is not None and maker.op in RECTIFIERS:
             maker = query.producer(maker.inputs[0])

@@ -175,7 +175,7 @@ def reads_pairs(view: View, node: Node) -> bool:
 
 def only_quantized(view: View, tensor: Tensor) -> list[Quantizer]:
     """Return the QuantizeLinear nodes that read a tensor; none if it has other readers or is an output."""
-    readers = view.readers(tensor)
+    readers = query.readers(tensor)
     if view.leaves(tensor) or not all(reader.op in QUANTIZE and index == 0 for reader, index in readers):
         return []
     found = [view.quantizer_of(reader.outputs[0]) for reader, _ in readers]
@@ -193,7 +193,7 @@ def written(view: View, node: Node) -> list[Quantizer]:
 
 def rectified(view: View, node: Node) -> Node | None:
     """Return the Relu or Clip that is the only reader of a node's output."""
-    readers = view.readers(node.outputs[0])
+    readers = query.readers(node.outputs[0])
     if view.leaves(node.outputs[0]) or len(readers) != 1 or readers[0][1] != 0:
         return None
     return readers[0][0] if readers[0][0].op in RECTIFIERS else None

@@ -101,7 +101,7 @@ def _bad(values: Array, wrong: Array, what: str) -> str:
 def computed_scales(view: View) -> Iterator[Site]:
     """T06: Find scales that are not known at build time, or of an unsupported type."""
     for one in view.distinct:
-        node = view.producer(one.node.inputs[1])
+        node = query.producer(one.node.inputs[1])
         if node is not None and node.op.startswith("TRT_"):
             continue  # of a dynamic-quantize op: computed by design
         if one.scale is None and not view.is_constant(one.node.inputs[1]):
@@ -239,7 +239,7 @@ def wanted_axes(view: View, one: Quantizer) -> list[tuple[int, Node]]:
     stack: list[tuple[Tensor, tuple[int, ...]]] = [(one.output, tuple(range(rank)))]
     while stack:
         tensor, axes = stack.pop()
-        for node, index in view.readers(tensor):
+        for node, index in query.readers(tensor):
             if node.op == "Transpose":
                 order = node.attrs.get("perm") or range(len(axes))[::-1]
                 if len(order) == len(axes):

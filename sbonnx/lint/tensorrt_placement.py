@@ -57,14 +57,14 @@ def one_sided(view: View) -> Iterator[Site]:
 
 def weighted_before(view: View, tensor: Tensor) -> Node | None:
     """Return the weighted op whose kernel computes a tensor, directly or with the ops that TensorRT fuses into it."""
-    node = view.producer(tensor)
+    node = query.producer(tensor)
     while node is not None:
         if node.op in LINEAR:
             return node if view.weight(node) is not None else None
         data = _fused_data(view, node)
-        if data is None or len(view.readers(data)) > (2 if node.op in MULTIPLIES else 1):
+        if data is None or len(query.readers(data)) > (2 if node.op in MULTIPLIES else 1):
             return None
-        node = view.producer(data)
+        node = query.producer(data)
     return None
 
 
@@ -77,26 +77,30 @@ def _fused_data(view: View, node: Node) -> Tensor | None:
         return other[0] if len(other) == 1 else None
     if node.op in MULTIPLIES:  # x * Sigmoid(x)
         for one, two in (node.inputs, reversed(node.inputs)):
-            gate = view.producer(one)
+            gate = query.producer(one)
             if gate is not None and gate.op == "Sigmoid" and gate.inputs[0] is two:
                 return two
     return None
 
 
-def splits_fusion(view: View) -> Iterator[Site]:
-    """P02: Find pairs between a weighted op and the ops that would fuse into it."""
+def split_fusions(view: View) -> Iterator[tuple[Quantizer, Node, Node, int]]:
+    """Yield pairs between a weighted op and an op that would fuse into it: QuantizeLinear, both ops, input index."""
     for one in view.quantizers:
-        if not one.quantizes:
-            continue
-        source = weighted_before(view, one.data)
+        source = weighted_before(view, one.data) if one.quantizes else None
         if source is None:
             continue
         for back in view.dequantizers_of(one):
-            for node, index in view.readers(back.output):
+            for node, index in query.readers(back.output):
                 adds = node.op in ADDS and any(view.is_constant(tensor) for tensor in node.inputs)
                 if (index == 0 and node.op in EPILOGUES) or adds:
-                    why = f"Q/DQ between {source.op} '{source.name}' and {node.op} '{node.name}', which would fuse"
-                    yield one.name, one.data.name, why
+                    yield one, source, node, index
+
+
+def splits_fusion(view: View) -> Iterator[Site]:
+    """P02: Find pairs between a weighted op and the ops that would fuse into it."""
+    for one, source, node, _ in split_fusions(view):
+        why = f"Q/DQ between {source.op} '{source.name}' and {node.op} '{node.name}', which would fuse"
+        yield one.name, one.data.name, why
 
 
 def needless_outputs(view: View) -> Iterator[Site]:
@@ -107,7 +111,7 @@ def needless_outputs(view: View) -> Iterator[Site]:
             continue
         backs = view.dequantizers_of(one)
         if backs and not any(_reaches(view, back.output) for back in backs):
-            readers = sorted({node.op for back in backs for node, _ in view.readers(back.output)})
+            readers = sorted({node.op for back in backs for node, _ in query.readers(back.output)})
             why = (
                 f"the output of {source.op} '{source.name}' is quantized for {', '.join(readers) or 'an output'} alone"
             )
@@ -118,7 +122,7 @@ def _reaches(view: View, tensor: Tensor) -> bool:
     """Return whether an op that benefits from int8 reads a tensor, directly or through ops that commute or fuse."""
     stack, seen = [tensor], {id(tensor)}
     while stack:
-        for node, _ in view.readers(stack.pop()):
+        for node, _ in query.readers(stack.pop()):
             if node.op in TAKES_INT8 or node.op in QDQ or node.op in EPILOGUES or node.domain:
                 return True  # P02 reports a fusible op directly after; an op of another domain may need it
             if node.op in COMMUTES:
@@ -145,10 +149,10 @@ def residual_adds(view: View) -> Iterator[Site]:
 
 def conv_branch(view: View, tensor: Tensor, back: Quantizer | None) -> str:
     """Return the name of the int8 convolution that feeds only this Add input, through batch norm and pairs, or ""."""
-    node = view.producer(tensor if back is None else back.data)
-    while node is not None and node.op in BETWEEN and len(view.readers(node.outputs[0])) == 1:
-        node = view.producer(node.inputs[0])
-    if node is None or node.op not in CONVOLUTIONS or len(view.readers(node.outputs[0])) != 1:
+    node = query.producer(tensor if back is None else back.data)
+    while node is not None and node.op in BETWEEN and len(query.readers(node.outputs[0])) == 1:
+        node = query.producer(node.inputs[0])
+    if node is None or node.op not in CONVOLUTIONS or len(query.readers(node.outputs[0])) != 1:
         return ""
     weight = view.weight(node)
     return str(node.name) if weight is not None and view.dequantizer(weight) is not None else ""
@@ -198,7 +202,7 @@ def concat_scales(view: View) -> Iterator[Site]:
 def rescaled_moves(view: View) -> Iterator[Site]:
     """P07: Find pairs with different scales around ops that commute with quantization."""
     for one in view.quantizers:
-        node = view.producer(one.data)
+        node = query.producer(one.data)
         if not one.quantizes or node is None or node.op not in COMMUTES:
             continue
         before = view.dequantizer(one.data)
@@ -257,7 +261,7 @@ def high_precision(view: View) -> Iterator[Site]:
     for node in view.nodes:
         if node.op in HALF_LOSES and (one := view.dequantizer(node.inputs[0])) is not None:
             yield node.name, node.inputs[0].name, f"{node.op} reads what '{one.name}' returns: it wants high precision"
-        elif node.op in ADDS and any(reader.op in SOFTMAX for reader, _ in view.readers(node.outputs[0])):
+        elif node.op in ADDS and any(reader.op in SOFTMAX for reader, _ in query.readers(node.outputs[0])):
             masked = [tensor for tensor in node.inputs if view.dequantizer(tensor) is not None]
             if masked:
                 yield node.name, masked[0].name, "the Add of a mask before Softmax reads Q/DQ"
@@ -288,7 +292,7 @@ def _product(view: View, node: Node) -> str | None:
 def _is_scores(view: View, node: Node) -> bool:
     tensor: Tensor = node.outputs[0]
     for _ in range(4):
-        readers = view.readers(tensor)
+        readers = query.readers(tensor)
         if any(reader.op in SOFTMAX for reader, _ in readers):
             return True
         if len(readers) != 1 or readers[0][0].op not in ADDS | ELEMENTWISE:

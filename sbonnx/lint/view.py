@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -223,14 +223,6 @@ class View:
             tensor = node.inputs[0]
         return query.unpacked(tensor)
 
-    def producer(self, tensor: Tensor) -> Node | None:
-        """Return the node that computes a tensor."""
-        return query.producer(tensor)
-
-    def readers(self, tensor: Tensor) -> list[tuple[Node, int]]:
-        """Return every use of a tensor as (node, input index)."""
-        return query.readers(tensor)
-
     def leaves(self, tensor: Tensor) -> bool:
         """Return whether a tensor is an output of the graph, or of a body."""
         return id(tensor) in self.outputs
@@ -294,7 +286,3 @@ class View:
             return None
         tensor = node.inputs[linear.weight]
         return tensor if self.is_constant(tensor) else None
-
-    def attribute(self, node: Node, name: str, default: Any = None) -> Any:
-        """Return an attribute's value, or `default`."""
-        return query.attribute(node, name, default)

@@ -52,13 +52,11 @@ class MeanSquaredError(Measure):
         self._sum, self._count = 0.0, 0
 
     def add(self, quantized: Array, reference: Array) -> None:
-        """Add one tensor of one feed."""
         diff = quantized.astype(np.float64) - reference.astype(np.float64)
         self._sum += float((diff**2).sum())
         self._count += diff.size
 
     def result(self) -> float:
-        """Return the value over all added tensors; NaN before the first."""
         return self._sum / self._count if self._count else math.nan
 
 
@@ -73,14 +71,12 @@ class Sqnr(Measure):
         self._signal, self._noise, self._seen = 0.0, 0.0, False
 
     def add(self, quantized: Array, reference: Array) -> None:
-        """Add one tensor of one feed."""
         ref = reference.astype(np.float64)
         self._signal += float((ref**2).sum())
         self._noise += float(((quantized.astype(np.float64) - ref) ** 2).sum())
         self._seen = True
 
     def result(self) -> float:
-        """Return the value over all added tensors; NaN before the first."""
         return ratio_db(self._signal, self._noise) if self._seen else math.nan
 
     @classmethod
@@ -99,7 +95,6 @@ class Cosine(Measure):
         self._dot, self._quantized, self._reference, self._noise, self._seen = 0.0, 0.0, 0.0, 0.0, False
 
     def add(self, quantized: Array, reference: Array) -> None:
-        """Add one tensor of one feed."""
         q, ref = quantized.astype(np.float64), reference.astype(np.float64)
         self._dot += float((q * ref).sum())
         self._quantized += float((q**2).sum())
@@ -108,7 +103,6 @@ class Cosine(Measure):
         self._seen = True
 
     def result(self) -> float:
-        """Return the value over all added tensors; NaN before the first."""
         if not self._seen:
             return math.nan
         norm = math.sqrt(self._quantized * self._reference)
@@ -128,12 +122,10 @@ class Largest(Measure):
         self._largest: float | None = None
 
     def add(self, quantized: Array, reference: Array) -> None:
-        """Add one tensor of one feed."""
         diff = np.abs(quantized.astype(np.float64) - reference.astype(np.float64))
         self._largest = float(np.maximum(self._largest or 0.0, diff.max(initial=0.0)))  # NaN propagates
 
     def result(self) -> float:
-        """Return the value over all added tensors; NaN before the first."""
         return math.nan if self._largest is None else self._largest
 
 
@@ -153,7 +145,6 @@ class Kl(Measure):
         self._sum, self._rows = 0.0, 0
 
     def add(self, quantized: Array, reference: Array) -> None:
-        """Add one tensor of one feed."""
         if not reference.size:
             return
         axis = 1 if reference.ndim >= IMAGE_RANK else -1
@@ -163,7 +154,6 @@ class Kl(Measure):
         self._rows += rows.size
 
     def result(self) -> float:
-        """Return the value over all added tensors; NaN before the first."""
         return self._sum / self._rows if self._rows else math.nan
 
 
@@ -175,11 +165,9 @@ class Averaged(Measure):
         self._function, self._values = function, list[float]()
 
     def add(self, quantized: Array, reference: Array) -> None:
-        """Add one tensor of one feed."""
         self._values.append(float(self._function(quantized, reference)))
 
     def result(self) -> float:
-        """Return the value over all added tensors; NaN before the first."""
         return float(np.mean(self._values)) if self._values else math.nan
 
 
@@ -198,9 +186,7 @@ def make_measure(checker: Checker) -> Measure:
     Raises:
         RecipeError: there is no measure of that name.
     """
-    if not isinstance(checker, str):
-        return Averaged(checker)
-    return _named(checker)()
+    return kind_of(checker)() if isinstance(checker, str) else Averaged(checker)
 
 
 def name_of(checker: Checker) -> str:
@@ -216,13 +202,11 @@ def kind_of(checker: Checker) -> type[Measure]:
     Raises:
         RecipeError: there is no measure of that name.
     """
-    return Averaged if not isinstance(checker, str) else _named(checker)
-
-
-def _named(name: str) -> type[Measure]:
-    if name not in MEASURES:
-        raise RecipeError(f"there is no measure '{name}': there are {', '.join(MEASURES)}, or give a function")
-    return MEASURES[name]
+    if not isinstance(checker, str):
+        return Averaged
+    if checker not in MEASURES:
+        raise RecipeError(f"there is no measure '{checker}': there are {', '.join(MEASURES)}, or give a function")
+    return MEASURES[checker]
 
 
 def _log_softmax(x: Array, axis: int) -> Array:

@@ -272,15 +272,12 @@ class _Made:
         return edit.add_constant(self.graph, f"{tensor.name}/float", value.astype(_value(tensor).dtype), self._names)
 
     def sites(self) -> list[Site]:
-        """Return the sites with their readers."""
         return [replace(site, readers=tuple(readers)) for site, _, readers in self._sites.values()]
 
     def solution(self) -> Solution:
-        """Return the parameters, codes and corrected constants of the sites."""
         return Solution(self._qparams, self._codes, {}, constants=self._constants)
 
     def notes(self) -> list[str]:
-        """Return messages about weights and nodes that were not found."""
         notes = []
         if self._unknown:
             first = f"first that of '{self._unknown[0]}'"

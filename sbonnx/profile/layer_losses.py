@@ -56,15 +56,8 @@ class _LayerMeasures:
 
     def filled(self, row: LayerLoss) -> LayerLoss:
         """Return the row with its figures."""
-        values = {column: measure.result() for column, measure in self.measures.items()}
-        return replace(
-            row,
-            alone=values.get("alone"),
-            weights=values.get("weights"),
-            activations=values.get("activations"),
-            gathered=values.get("gathered"),
-            feeds=self.feeds,
-        )
+        values: dict[str, Any] = {column: measure.result() for column, measure in self.measures.items()}
+        return LayerLoss(**{**vars(row), **values, "feeds": self.feeds})
 
 
 def losses(

@@ -170,10 +170,6 @@ class _Rest:
         self._lock = threading.Lock()
         self._open: tuple[LayerStep, LayerRunner | None] | None = None
 
-    def follows(self, step: LayerStep) -> bool:
-        """Return whether the part after a layer can run as one piece: False inside a branch."""
-        return not step.scope
-
     def run(self, step: LayerStep, sample: LayerSample, outputs: Values) -> Values:
         """Compute the network's outputs that depend on the layer, from its outputs."""
         later = self._walk.read_after(step)
@@ -215,8 +211,8 @@ class _Look:
         self._fed = {reader.node for reader, site in uses.items() if site.role == "activation"}
 
     def __call__(self, piece: StepSession, sample: LayerSample) -> _Seen:
-        step, rest = piece.step, self._rest
-        follows = rest is not None and rest.follows(step)
+        step = piece.step
+        rest = None if step.scope else self._rest  # what follows a branch cannot run as one piece
         runs: dict[tuple[int | None, int | None], tuple[Values, Values]] = {}
         keys = {}
         known: Known = {}
@@ -228,11 +224,11 @@ class _Look:
             keys[candidate] = key
             if key not in runs:
                 outputs = piece.run(sample.inputs, numbers, known=known)
-                runs[key] = (outputs, rest.run(step, sample, outputs) if follows and rest is not None else {})
+                runs[key] = (outputs, {} if rest is None else rest.run(step, sample, outputs))
         return _Seen(
             sample.outputs,
             {candidate: runs[key][0] for candidate, key in keys.items()},
-            rest.run(step, sample, sample.outputs) if follows and rest is not None else {},
+            {} if rest is None else rest.run(step, sample, sample.outputs),
             {candidate: runs[key][1] for candidate, key in keys.items()},
             _multiplies(piece, sample),
         )
@@ -261,7 +257,6 @@ class _Figures:
         self._multiplies, self._feeds = 0, 0
 
     def add(self, seen: _Seen) -> None:
-        """Add one feed."""
         self._feeds += 1
         self._multiplies += seen.multiplies
         for candidate, measure in self._layer.items():
@@ -269,7 +264,6 @@ class _Figures:
             compare(self._network[candidate], seen.last[candidate], seen.last_reference)
 
     def rows(self, piece: StepSession, sites: Sequence[Site], network: bool) -> Iterator[Sensitivity]:
-        """Yield one row per candidate."""
         read = {r.index for site in sites if site.role == "weight" for r in site.readers if r.node == piece.step.layer}
         weights = sum(value.size for index, value in piece.constants().items() if index in read)
         for candidate, measure in self._layer.items():

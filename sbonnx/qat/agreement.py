@@ -55,13 +55,7 @@ ALL_FLOAT: Final = 1e-3
 
 @dataclass(frozen=True)
 class _FakeQuantCall:
-    """A call of a fake-quant module, and the tensor of the file that corresponds to its output.
-
-    Attributes:
-        site: site of the plan.
-        module: the fake-quant module.
-        tensor: tensor that the node in the file reads; None if the main graph of the file has no such node.
-    """
+    """A call of a fake-quant module, and the tensor of the file that corresponds to its output, or None."""
 
     site: Site
     module: FakeQuant
@@ -77,11 +71,7 @@ class _Deviation:
     values: int = 0
 
     def add(self, beyond: Array) -> None:
-        """Add the values of one feed.
-
-        Args:
-            beyond: excess of each value over the tolerance; 0 or less if it is within the tolerance.
-        """
+        """Add the excess of each value of one feed over the tolerance; 0 or less if it is within the tolerance."""
         self.excess = max(self.excess, float(beyond.max(initial=0.0)))
         self.times += int((beyond > 0).sum())
         self.values += beyond.size
@@ -190,12 +180,7 @@ def _session(graph: Graph, tensors: Sequence[str], path: Path) -> Session:
 class _Comparison(fx.Interpreter):  # type: ignore[misc]
     """Interpreter that compares each fake-quant output with the file's tensor, and continues with the file's tensor.
 
-    Attributes:
-        inner: module to run.
-        reads: calls of fake-quant modules.
-        values: tensors of the file, by name.
-        kind: float type of the file.
-        tensors: output: deviations by the name of the tensor.
+    `values`: tensors of the file, by name; `kind`: its float type; `tensors`: output: deviations by tensor name.
     """
 
     inner: fx.GraphModule
@@ -267,13 +252,9 @@ def _without_padding(value: Array, shape: tuple[int, ...]) -> Array | None:
 
 
 def _problem(name: str, difference: Array, tolerance: float, quantum: float) -> str | None:
-    """Describe the difference of an output in a sentence; None if it is within the tolerance.
+    """Describe the absolute differences of an output in a sentence; None if they are within the tolerance.
 
-    Args:
-        name: name of the output.
-        difference: absolute differences.
-        tolerance: float error.
-        quantum: quantization step by which values may differ; 0 if each layer was compared on the same inputs.
+    quantum: quantization step by which values may differ; 0 if each layer was compared on the same inputs.
     """
     most = float(difference.max(initial=0.0))
     allowed = max(tolerance, quantum)

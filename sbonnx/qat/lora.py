@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, final
 
 import numpy as np
@@ -225,14 +226,9 @@ def merge(module: nn.Module, data: Any = None, *, split: int | None = None) -> t
 
 @dataclass
 class _MergedWeight:
-    """New weight of one merged adapter, and its error.
+    """New weight of one merged adapter, the layer's effective weight before, and the error of the second rounding.
 
-    Attributes:
-        adapter: the merged adapter.
-        weight: value of the parameter after the merge.
-        wanted: effective weight of the layer before the merge.
-        lost: error that the second rounding adds to `wanted`.
-        sums: sums over the data of the squared changes and of the squared outputs.
+    `sums`: sums over the data of the squared changes and of the squared outputs.
     """
 
     adapter: LowRank
@@ -264,7 +260,7 @@ def _changes(
     if data is None:
         return {name: _relative(_square(fold.lost), _square(fold.wanted)) for name, fold in folds.items()}
     outside = [fold for fold in folds.values() if isinstance(fold.adapter, Outside)]
-    hooks = [fold.adapter.register_forward_pre_hook(_accumulating(fold)) for fold in outside]
+    hooks = [fold.adapter.register_forward_pre_hook(partial(_accumulate, fold)) for fold in outside]
     inputs, training = origin_of(module).inputs, module.training
     device = next(iter(module.parameters())).device
     module.eval()
@@ -280,15 +276,11 @@ def _changes(
     return {name: _relative(*fold.sums) for name, fold in folds.items()}
 
 
-def _accumulating(fold: _MergedWeight) -> Callable[[nn.Module, tuple[Tensor, Tensor]], None]:
-    """Return a hook that accumulates the squared change of a layer's output and its squared output."""
-
-    def accumulate(adapter: nn.Module, given: tuple[Tensor, Tensor]) -> None:
-        assert isinstance(adapter, Outside)
-        for place, weight in enumerate((fold.lost, fold.wanted)):
-            fold.sums[place] += _square(adapter.layer(given[1], weight))
-
-    return accumulate
+def _accumulate(fold: _MergedWeight, adapter: nn.Module, given: tuple[Tensor, Tensor]) -> None:
+    """Hook that accumulates the squared change of a layer's output and its squared output."""
+    assert isinstance(adapter, Outside)
+    for place, weight in enumerate((fold.lost, fold.wanted)):
+        fold.sums[place] += _square(adapter.layer(given[1], weight))
 
 
 def _square(x: Tensor) -> float:

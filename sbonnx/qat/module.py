@@ -171,12 +171,8 @@ def trainable(
 
     Args:
         prepared, solution: result of one calibration; not changed.
-        weights, activations: one key of `sbonnx.qat.fakequant.METHODS` each, for all layers; None: QUANTIZER.TYPE of
-            the recipe, including its SPECIFIC entries, or "lsq" if that is not a learning method.
-        options: options of methods, by method name.
-        device: torch device; "auto": "cuda" if available, else "cpu".
-        fixed, shapes: values and shapes of inputs, which make the conditions of branches constant; see `specialize`.
-            Sites in branches that are not taken stay as calibrated.
+        weights, activations, options, device, fixed, shapes: see `sbonnx.qat.prepare`. Sites in branches that are not
+            taken stay as calibrated.
 
     Raises:
         ModelError: an op is not supported in torch, the condition of a branch is not constant, or the plan quantizes

@@ -221,7 +221,7 @@ class QuantModel(LayerControls):
         solution = self._solved(step)
         if self._trained is None:
             return self.prepared, solution
-        from sbonnx.qat.export import learned
+        from sbonnx.qat.workflow import learned
 
         return learned(self._trained)
 

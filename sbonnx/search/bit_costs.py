@@ -24,13 +24,7 @@ KERNEL_BITS: Final = 8
 
 @dataclass(frozen=True)
 class Weighted:
-    """Size and work of one layer with a quantized weight, for cost models.
-
-    Attributes:
-        name: name of its node.
-        weights: number of values of its weight.
-        multiplies: number of multiplications for one feed.
-    """
+    """Layer with a quantized weight, for cost models: node, values of its weight, multiplications for one feed."""
 
     name: str
     weights: int
@@ -75,6 +69,13 @@ def stored_bits(bits: int) -> int:
     return 4 if bits <= 4 else BYTE if bits <= BYTE else 2 * BYTE
 
 
+COSTS: Final[dict[CostName, Cost]] = {
+    "bits": lambda layer, weight, _: float(layer.weights * (weight or FLOAT_BITS)),
+    "size": lambda layer, weight, _: layer.weights * stored_bits(weight) / BYTE,
+    "bit_operations": lambda layer, weight, act: layer.multiplies * (weight or FLOAT_BITS) * (act or FLOAT_BITS),
+}
+
+
 def costs_of(
     name: CostName,
     graph: Graph,
@@ -95,31 +96,16 @@ def costs_of(
     everything = [*layers, *(one for one, _, _ in kept.values())]
     if name == "latency":
         return _latency(graph, layers, kept, recipe, backend)
+    of = COSTS[name]
+    fixed = sum(of(*one) for one in kept.values())
     if name == "bits":
-        of: Cost = _bits
         whole = float(sum(layer.weights for layer in everything))
-        fixed = sum(of(*one) for one in kept.values())
     elif name == "bit_operations":
-        of = _operations
         whole = sum(of(layer, 8, 8) for layer in everything)
-        fixed = sum(of(*one) for one in kept.values())
     else:
-        of = _bytes
         whole = float(constant_bytes(graph))
-        fixed = whole - sum(of(layer, FLOAT, FLOAT) for layer in everything) + sum(of(*one) for one in kept.values())
+        fixed += whole - sum(of(layer, FLOAT, FLOAT) for layer in everything)
     return Costs(name, of, whole, fixed)
-
-
-def _bits(layer: Weighted, weight: int, _: int) -> float:
-    return float(layer.weights * (weight or FLOAT_BITS))
-
-
-def _bytes(layer: Weighted, weight: int, _: int) -> float:
-    return layer.weights * stored_bits(weight) / BYTE
-
-
-def _operations(layer: Weighted, weight: int, activation: int) -> float:
-    return layer.multiplies * (weight or FLOAT_BITS) * (activation or FLOAT_BITS)
 
 
 def constant_bytes(graph: Graph) -> int:

@@ -189,12 +189,9 @@ def _weights(layer: Layer, cost: Cost, activation: int, *, only_float: bool = Fa
 def pattern_of(name: str, kind: str) -> str:
     """Return a pattern that matches exactly one node or tensor name."""
     if SPECIAL.search(name):
-        return f"re:{re.escape(name)}" if kind == "node" else f"tensor:{_escaped(name)}"
+        escaped = SPECIAL.sub(lambda match: f"[{match[0]}]", name)
+        return f"re:{re.escape(name)}" if kind == "node" else f"tensor:{escaped}"
     return f"{kind}:{name}"
-
-
-def _escaped(name: str) -> str:
-    return SPECIAL.sub(lambda match: f"[{match[0]}]", name)
 
 
 def with_choices(recipe: Recipe, choices: Iterable[Choice]) -> dict[str, Any]:

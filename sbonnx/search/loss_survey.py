@@ -155,11 +155,7 @@ def survey(
 
 
 def _widths(recipe: Recipe, weights: Sequence[int], activations: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the candidate widths of both sides, ascending, float last.
-
-    Raises:
-        RecipeError: the backend does not support a width of MIXED, or a side is not quantized to integers.
-    """
+    """Return the candidate widths of both sides, ascending, float last."""
     limits = sides(recipe.backend, recipe.mode)
     wishes = recipe.mixed
     both = []

@@ -36,11 +36,7 @@ def _defaults(section: Auto | Mixed) -> dict[str, Any]:
 
 
 def changed(recipe: Recipe, overrides: dict[str, Any]) -> Recipe:
-    """Return a recipe with other values for some keys, by key path.
-
-    Raises:
-        RecipeError: invalid keys or combination of keys.
-    """
+    """Return a recipe with other values for some keys, by key path."""
     return recipes.load(recipe, overrides=overrides)
 
 
@@ -53,19 +49,15 @@ class TrialProgress(Progress):
         self.what = ""
 
     def start(self, what: str, total: int | None) -> None:
-        """Implement `Progress.start`."""
         self._progress.start(f"{self.what}: {what}" if self.what else what, total)
 
     def state(self, *, segment: tuple[int, int] | None = None, spilled: int = 0) -> None:
-        """Implement `Progress.state`."""
         self._progress.state(segment=segment, spilled=spilled)
 
     def advance(self, pieces: int = 1) -> None:
-        """Implement `Progress.advance`."""
         self._progress.advance(pieces)
 
     def count_samples(self, samples: int) -> None:
-        """Implement `SampleCounter.count_samples`."""
         count_samples(self._progress, samples)
 
     def close(self) -> None:

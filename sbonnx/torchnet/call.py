@@ -81,7 +81,7 @@ class Call:
 
     def listed(self, key: str, given: Tensor | None) -> list[int] | None:
         """Return integers that are an attribute in older opsets and an input in newer ones; None if missing."""
-        return self.integers(key) if given is None else ints(given)
+        return self.integers(key) if given is None else numbers(given)
 
 
 def _unpacked(name: str, op: str, attributes: Mapping[str, Any], opset: int, outputs: int) -> Call:
@@ -112,15 +112,13 @@ def compute(function: Function, call: Call, given: Sequence[Any]) -> Any:
 
 
 def numbers(x: Any) -> list[Any]:
-    """Return the values of a small tensor, a tuple of numbers or a single number as a list."""
+    """Return the values of a small tensor, a tuple of numbers or a single number as a list.
+
+    No conversion to int: under torch.compile, sizes may be symbolic.
+    """
     if isinstance(x, (tuple, list)):
         return list(x)
     return list(x.reshape(-1).tolist()) if hasattr(x, "tolist") else [x]
-
-
-def ints(x: Any) -> list[int]:
-    """Return integers as a list, like `numbers`. No conversion to int: under torch.compile, sizes may be symbolic."""
-    return numbers(x)
 
 
 def number(x: Any) -> Any:

@@ -62,13 +62,9 @@ OF_TORCH: Final = frozenset({"bfloat16", "float8_e4m3fn", "float8_e5m2", "float8
 
 @dataclass(frozen=True)
 class _Step:
-    """One node, prepared for evaluation.
+    """One node, prepared for evaluation: its function or hook, names of inputs and outputs ("" if omitted).
 
-    Attributes:
-        call: attributes of the node.
-        function: function of its op, or its hook.
-        inputs, outputs: tensor names; "" for an omitted one.
-        last: tensors that can be freed after this step: not read by a later node, and not outputs of the net.
+    `last`: tensors that can be freed after this step: not read by a later node, and not outputs of the net.
     """
 
     call: Call

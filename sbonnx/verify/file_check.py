@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -205,7 +206,7 @@ def compare(  # noqa: PLR0913 - public entry point
         took, done = Latency(), [0]
         if data is not None:
             sets = [data] if seen is None else [data, seen]
-            outputs, done = (_together if together else _apart)(models, [_first(one, limit) for one in sets])
+            outputs, done = (_together if together else _apart)(models, [partial(islice, one, limit) for one in sets])
             if not done[0]:
                 raise DataError("there is nothing to compare: the data has no feeds")
             if depth.latency and together:
@@ -259,10 +260,6 @@ def check(  # noqa: PLR0913 - public entry point
     return compare(
         float_model, quantized, data, seen=seen, timed=timed, device=device, limit=limit, without=without, depth=depth
     )
-
-
-def _first(data: Iterable[Feeds], limit: int | None) -> Callable[[], Iterator[Feeds]]:
-    return lambda: islice(iter(data), limit)
 
 
 def _together(

@@ -31,12 +31,7 @@ EIGHT_BITS: Final = frozenset({onnx.TensorProto.INT8, onnx.TensorProto.UINT8})
 
 
 def reason(body: Body, node: onnx.NodeProto, kernel: onnx.NodeProto) -> str:
-    """Return the reason why an op runs in float, as one clause.
-
-    Args:
-        body, node: the op in the quantized file.
-        kernel: the node that onnxruntime runs in its place.
-    """
+    """Return the reason, one clause, why an op of the quantized file runs in float, as the node `kernel`."""
     return next(_reasons(body, node, kernel), f"onnxruntime keeps {kernel.op_type} in float between the pairs")
 
 
@@ -330,11 +325,7 @@ class _Optimised:
         return readers[0] if len(readers) == 1 else None
 
     def stranded(self, known: set[int]) -> Iterator[FloatOp]:
-        """Yield float ops that read a dequantized activation, and write to a Q or have a dequantized weight.
-
-        Args:
-            known: ids of nodes to skip.
-        """
+        """Yield float ops, without known ids, that read a dequantized activation and a weight, or write to a Q."""
         for body in self.bodies:
             for node in body.nodes:
                 if id(node) in known or node.op_type in QDQ | CONTROL_FLOW or body.reads_codes(node):

@@ -96,11 +96,7 @@ def run(model: Any, feeds: Feeds, index: int) -> list[Any]:
 
 
 def file_bytes(path: Path, model: onnx.ModelProto | None = None) -> int:
-    """Compute the size of a model file with its external data files.
-
-    Args:
-        model: contents of the file, if already read.
-    """
+    """Compute the size of a model file with its external data files; `model`: its contents, if already read."""
     read = read_proto(path) if model is None else model
     names: set[str] = {
         entry.value for tensor in _initializers(read.graph) for entry in tensor.external_data if entry.key == "location"
@@ -224,11 +220,7 @@ class Models:
             return None
 
     def kernels(self, model: onnx.ModelProto) -> Kernels:
-        """Count the integer kernels on the CPU.
-
-        Args:
-            model: contents of the quantized file.
-        """
+        """Count the integer kernels on the CPU; `model`: contents of the quantized file."""
         found: dict[str, onnx.ModelProto] = {}
         for level in WRITTEN:
             path = self._place(level)

@@ -17,10 +17,10 @@ torch = pytest.importorskip("torch")
 from sbonnx import qat  # noqa: E402
 from sbonnx.assets import digits  # noqa: E402
 from sbonnx.errors import ModelError, RecipeError  # noqa: E402
-from sbonnx.qat.export import learned  # noqa: E402
 from sbonnx.qat.lora import LowRank, low_ranks  # noqa: E402
 from sbonnx.qat.module import float_twin, origin_of, weight_parameter  # noqa: E402
 from sbonnx.qat.training.loop import _optimizer  # noqa: E402
+from sbonnx.qat.workflow import learned  # noqa: E402
 from sbonnx.spec import Array  # noqa: E402
 from tests.support.models import model, run  # noqa: E402
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from sbonnx.graph import Node, Tensor, edit, query
 from sbonnx.lint import ort_kernels, ort_read, tensorrt_placement
 from sbonnx.lint.fix.bench import Bench, Fixed
 from sbonnx.lint.view import Quantizer
-from sbonnx.ops import ADDS, EPILOGUES, LINEAR
+from sbonnx.ops import ADDS, LINEAR
 
 DEPTH: Final = 10_000
 """Limit of nodes for computing the depth of a branch."""
@@ -70,17 +70,8 @@ def interface(bench: Bench) -> Iterator[Fixed]:
 
 def splitting(bench: Bench) -> Iterator[Fixed]:
     """P02: Bypass pairs between a weighted op and the ops that fuse into it."""
-    view = bench.view
-    for one in view.quantizers:
-        source = tensorrt_placement.weighted_before(view, one.data) if one.quantizes else None
-        if source is None:
-            continue
-        for back in view.dequantizers_of(one):
-            for node, index in view.readers(back.output):
-                adds = node.op in ADDS and any(view.is_constant(tensor) for tensor in node.inputs)
-                if (index == 0 and node.op in EPILOGUES) or adds:
-                    what = f"{node.op} reads {source.op} '{source.name}' directly"
-                    yield bypassed(bench, "P02", node, index, what)
+    for _, source, node, index in tensorrt_placement.split_fusions(bench.view):
+        yield bypassed(bench, "P02", node, index, f"{node.op} reads {source.op} '{source.name}' directly")
 
 
 def needless(bench: Bench) -> Iterator[Fixed]:
@@ -139,27 +130,21 @@ def rescaled(bench: Bench) -> Iterator[Fixed]:
                 yield bypassed(bench, rule, one.node, 0, "the pair before it is removed on this path")
 
 
-def _first(node: Node) -> tuple[int, ...]:
-    return tuple(range(len(node.inputs))) if node.op in ADDS else (0,)
-
-
 def half_fused(bench: Bench) -> Iterator[Fixed]:
     """P08: Let pools, Add and Resize read floats if their output is not quantized."""
-    yield from _at_inputs(bench, "P08", tensorrt_placement.half_fused, _first)
+    yield from _at_inputs(
+        bench, "P08", tensorrt_placement.half_fused, lambda node: range(len(node.inputs)) if node.op in ADDS else (0,)
+    )
 
 
 def delicate(bench: Bench) -> Iterator[Fixed]:
     """P11: Let softmax, norms, masks and one-sided products read floats."""
-    yield from _at_inputs(
-        bench, "P11", tensorrt_placement.high_precision, lambda node: tuple(range(min(2, len(node.inputs))))
-    )
+    yield from _at_inputs(bench, "P11", tensorrt_placement.high_precision, lambda node: range(min(2, len(node.inputs))))
 
 
 def tiny(bench: Bench) -> Iterator[Fixed]:
     """P12: Convert weighted ops that are too small for integer kernels to float, with dequantized weights."""
-    yield from _at_inputs(
-        bench, "P12", tensorrt_placement.tiny, lambda node: tuple(sorted({0, 1, LINEAR[node.op].weight}))
-    )
+    yield from _at_inputs(bench, "P12", tensorrt_placement.tiny, lambda node: sorted({0, 1, LINEAR[node.op].weight}))
 
 
 def one_sided(bench: Bench) -> Iterator[Fixed]:
@@ -178,7 +163,7 @@ def _at_inputs(
     bench: Bench,
     rule: str,
     check: Callable[..., Iterator[tuple[str, str, str]]],
-    indices: Callable[[Node], tuple[int, ...]],
+    indices: Callable[[Node], Iterable[int]],
 ) -> Iterator[Fixed]:
     """Bypass the pairs at the given inputs of every node that a rule names."""
     named = {name for name, _, _ in check(bench.view)}

@@ -165,7 +165,7 @@ def float_islands(bench: Bench) -> Iterator[Fixed]:
 
 def _cast_to(bench: Bench, one: Quantizer) -> tuple[str | None, list[Node]]:
     """Return the half type to which all readers cast a tensor, and the readers; None if some do not."""
-    readers = [node for node, _ in bench.view.readers(one.output)]
+    readers = [node for node, _ in query.readers(one.output)]
     if bench.view.leaves(one.output) or not readers or any(node.op != "Cast" for node in readers):
         return None, []
     kinds = {str(query.dtype(node.outputs[0])) for node in readers}
@@ -266,7 +266,7 @@ def biases(bench: Bench) -> Iterator[Fixed]:
             yield Fixed(rule, str(node.name), tensor, made, done=False)
             continue
         values, new = made
-        back = bias.node if len(bench.view.readers(bias.output)) == 1 else None
+        back = bias.node if len(query.readers(bias.output)) == 1 else None
         if back is None:
             yield Fixed(rule, str(node.name), tensor, "other ops read the same dequantized bias", done=False)
             continue

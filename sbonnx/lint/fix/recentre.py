@@ -37,7 +37,7 @@ class PairNodes:
 def pair_of(bench: Bench, one: Quantizer) -> PairNodes | str:
     """Return the pair that starts with a QuantizeLinear, or the reason why its parameters cannot be changed."""
     backs = bench.view.dequantizers_of(one)
-    for node, index in bench.view.readers(one.output):
+    for node, index in query.readers(one.output):
         if node.op not in DEQUANTIZE or index != 0:
             return f"{node.op} '{node.name}' reads the codes themselves"
     if bench.view.leaves(one.output):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sbonnx.errors import DataError, NumericError, RecipeError
-from sbonnx.qat.fakequant.scale_groups import extremes, mean_magnitude, shape_of_scale, spread
+from sbonnx.qat.fakequant.functions import extremes, mean_magnitude, shape_of_scale, spread
 from sbonnx.spec import (
     ANY_SCALE,
     UNUSED_SCALE,
@@ -176,11 +176,7 @@ class FakeQuant(nn.Module, ABC):  # type: ignore[misc]
         return factor
 
     def checked(self, x: Tensor) -> Tensor:
-        """Validate `x` for `init_from` and return it detached.
-
-        Raises:
-            DataError, NumericError: see `init_from`.
-        """
+        """Validate `x` for `init_from`, with its exceptions, and return it detached."""
         x = x.detach()
         scale = tuple(self.grid()[0].shape)
         fits = self.spec.axis is None or x.ndim > self.spec.axis

@@ -14,11 +14,11 @@ from sbonnx.qat.fakequant.functions import (
     fake_quantize,
     fake_quantize_clipped,
     fake_quantize_learned,
+    mean_and_deviation,
     positive,
     whole,
     widened,
 )
-from sbonnx.qat.fakequant.scale_groups import mean_and_deviation
 from sbonnx.spec import ANY_SCALE, QParams, ScaleLimits, ScaleRule
 
 Magnitude = Literal["own", "unit"]
@@ -261,20 +261,12 @@ class ParameterizedClipping(FakeQuant):
         return scale.clamp(self.limits.least, self.limits.most), self.zero_point
 
     def init_from(self, x: Tensor) -> None:
-        """Set alpha to its initial value and the zero point to the lowest (affine) or middle code (symmetric).
-
-        See `FakeQuant.init_from`.
-        """
         self.checked(x)
         self.clip_at(self.first_alpha)
         self.zero_point.fill_(float(self.spec.centre if self.spec.symmetric else self.spec.qmin))
 
     def clip_at(self, alpha: float) -> None:
-        """Set the clipping level; the zero point stays as calibrated.
-
-        Args:
-            alpha: > 0, in units of the tensor.
-        """
+        """Set the clipping level, > 0, in units of the tensor; the zero point stays as calibrated."""
         with torch.no_grad():
             self.alpha.fill_(alpha)
 

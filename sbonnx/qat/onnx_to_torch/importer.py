@@ -108,7 +108,8 @@ class GraphImporter:
 
     def add(self, node: Node) -> None:
         """Convert one node."""
-        attributes = {name: _copied(attribute(node, name)) for name in node.attrs}
+        attributes = {name: attribute(node, name) for name in node.attrs}  # arrays copied, so that they can be pickled
+        attributes = {name: np.array(x) if isinstance(x, np.ndarray) else x for name, x in attributes.items()}
         outputs = {id(tensor) for tensor in self.source.outputs}
         used = [at for at, tensor in enumerate(node.outputs) if readers(tensor) or id(tensor) in outputs]
         count = len(node.outputs) if node.op == "Split" else used[-1] + 1
@@ -232,11 +233,6 @@ class GraphImporter:
         """Return whether a tensor is, or can become, a Python number or a tuple of numbers."""
         values = self._constant(tensor)
         return tensor.name in self.sizes if values is None else _is_short(values, "iub")
-
-
-def _copied(value: Any) -> Any:
-    """Return an attribute that can be copied and pickled; arrays are copied."""
-    return np.array(value) if isinstance(value, np.ndarray) else value
 
 
 def _is_short(values: Array, kinds: str = "iufb") -> bool:

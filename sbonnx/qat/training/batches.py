@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, final
+from typing import Any, Final, final
 
 import numpy as np
 import torch
@@ -33,12 +33,11 @@ CHANNELS: Final = (1, 3, 4)
 
 def flip(batch: Batch, chance: torch.Generator) -> Batch:
     """Flip each image horizontally with probability 1/2."""
-    turned = {}
-    which = None
-    for name, images in _images(batch).items():
-        which = torch.rand(len(images), generator=chance) < 0.5 if which is None else which
-        turned[name] = torch.where(_per_image(which, images), images.flip(_axes(images)[1]), images)
-    return {**batch, **turned}
+
+    def change(images: Tensor, which: Tensor) -> Tensor:
+        return torch.where(_per_image(which, images), images.flip(_axes(images)[1]), images)
+
+    return _changed(batch, lambda count: torch.rand(count, generator=chance) < 0.5, change)
 
 
 def shift(batch: Batch, chance: torch.Generator) -> Batch:
@@ -46,10 +45,8 @@ def shift(batch: Batch, chance: torch.Generator) -> Batch:
 
     Source: He et al. 2016, section 4.2, with reflection padding instead of zeros, which do not look like an image.
     """
-    moved = {}
-    by = None
-    for name, images in _images(batch).items():
-        by = 2.0 * torch.rand((len(images), 2), generator=chance) - 1.0 if by is None else by
+
+    def change(images: Tensor, by: Tensor) -> Tensor:
         shifted = images
         for axis, parts in zip(_axes(images), by.T, strict=True):
             size = images.shape[axis]
@@ -57,8 +54,9 @@ def shift(batch: Batch, chance: torch.Generator) -> Batch:
             places = (size - 1) - ((size - 1) - places.abs()).abs()  # reflection without repeating the edge
             layout = [len(images) if at == 0 else size if at == axis else 1 for at in range(4)]
             shifted = torch.gather(shifted, axis, places.to(images.device).reshape(layout).expand(images.shape))
-        moved[name] = shifted
-    return {**batch, **moved}
+        return shifted
+
+    return _changed(batch, lambda count: 2.0 * torch.rand((count, 2), generator=chance) - 1.0, change)
 
 
 def mixup(batch: Batch, chance: torch.Generator) -> Batch:
@@ -68,17 +66,14 @@ def mixup(batch: Batch, chance: torch.Generator) -> Batch:
 
     Source: Zhang et al. 2018, "mixup", equation 1 with alpha 1.
     """
-    mixed = {}
-    drawn = None
-    for name, images in _images(batch).items():
-        drawn = (
-            (torch.randperm(len(images), generator=chance), torch.rand(len(images), generator=chance))
-            if drawn is None
-            else drawn
-        )
+
+    def change(images: Tensor, drawn: tuple[Tensor, Tensor]) -> Tensor:
         parts = _per_image(drawn[1], images).to(images.dtype)
-        mixed[name] = parts * images + (1.0 - parts) * images[drawn[0].to(images.device)]
-    return {**batch, **mixed}
+        return parts * images + (1.0 - parts) * images[drawn[0].to(images.device)]
+
+    return _changed(
+        batch, lambda count: (torch.randperm(count, generator=chance), torch.rand(count, generator=chance)), change
+    )
 
 
 def cutmix(batch: Batch, chance: torch.Generator) -> Batch:
@@ -86,25 +81,22 @@ def cutmix(batch: Batch, chance: torch.Generator) -> Batch:
 
     Source: Yun et al. 2019, "CutMix", section 3.1 with alpha 1.
     """
-    mixed = {}
-    drawn = None
-    for name, images in _images(batch).items():
-        count = len(images)
-        if drawn is None:
-            drawn = (
-                torch.randperm(count, generator=chance),
-                torch.rand(count, generator=chance),
-                torch.rand((count, 2), generator=chance),
-            )
-        other, area, centre = drawn
+
+    def draw(count: int) -> tuple[Tensor, Tensor, Tensor]:
+        other, area = torch.randperm(count, generator=chance), torch.rand(count, generator=chance)
+        return other, area, torch.rand((count, 2), generator=chance)
+
+    def change(images: Tensor, drawn: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        count, (other, area, centre) = len(images), drawn
         inside = torch.ones(count, *[1] * (images.ndim - 1), dtype=torch.bool)
         for axis, middle in zip(_axes(images), centre.T, strict=True):
             size = images.shape[axis]
             away = (torch.arange(size) + 0.5 - (middle * size)[:, None]).abs()
             along = away < 0.5 * size * area.sqrt()[:, None]
             inside = inside & along.reshape([count if at == 0 else size if at == axis else 1 for at in range(4)])
-        mixed[name] = torch.where(inside.to(images.device), images[other.to(images.device)], images)
-    return {**batch, **mixed}
+        return torch.where(inside.to(images.device), images[other.to(images.device)], images)
+
+    return _changed(batch, draw, change)
 
 
 AUGMENTATIONS: Final[dict[str, Augment]] = {"flip": flip, "shift": shift, "cutmix": cutmix, "mixup": mixup}
@@ -152,8 +144,11 @@ def names_of(augment: Augment | None) -> list[str] | None:
     return list(augment.names) if isinstance(augment, Chain) else None
 
 
-def _images(batch: Batch) -> Batch:
-    return {name: value for name, value in batch.items() if value.is_floating_point() and value.ndim == 4}
+def _changed(batch: Batch, draw: Callable[[int], Any], change: Callable[[Tensor, Any], Tensor]) -> Batch:
+    """Apply `change` to each input with images; all get the same random numbers, `draw` of the number of images."""
+    images = {name: value for name, value in batch.items() if value.is_floating_point() and value.ndim == 4}
+    drawn = draw(len(next(iter(images.values())))) if images else None
+    return {**batch, **{name: change(value, drawn) for name, value in images.items()}}
 
 
 def _axes(images: Tensor) -> tuple[int, int]:

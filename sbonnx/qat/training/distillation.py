@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, final
 
 import torch
@@ -165,7 +166,7 @@ class Taps:
         inner = getattr(self._module, "module", self._module)
         for part in inner.modules():
             if isinstance(part, NodeModule) and part.call.name in self._wanted:
-                self._hooks.append(part.register_forward_hook(self._storing(self._wanted[part.call.name])))
+                self._hooks.append(part.register_forward_hook(partial(self._store, self._wanted[part.call.name])))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -180,12 +181,9 @@ class Taps:
         self._seen.clear()
         return values
 
-    def _storing(self, wanted: Sequence[tuple[str, int]]) -> Callable[..., None]:
-        def store(_module: nn.Module, _inputs: object, result: Tensor | tuple[Tensor, ...]) -> None:
-            for name, place in wanted:
-                self._seen[name] = result[place] if isinstance(result, tuple) else result
-
-        return store
+    def _store(self, wanted: Sequence[tuple[str, int]], _: nn.Module, __: object, result: Any) -> None:
+        for name, place in wanted:
+            self._seen[name] = result[place] if isinstance(result, tuple) else result
 
 
 def with_inner(loss: Loss, names: Sequence[str], weight: float) -> Loss:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from sbonnx.torchnet.call import Function, ints, number
+from sbonnx.torchnet.call import Function, number, numbers
 from sbonnx.torchnet.ops import (
     convolution,
     images,
@@ -169,8 +169,8 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "Unique": indexing.unique,
     "Trilu": indexing.trilu,
     "EyeLike": indexing.eye_like,
-    "Expand": lambda call, x, shape: x.expand(call.torch.broadcast_shapes(tuple(x.shape), tuple(ints(shape)))),
-    "Tile": lambda call, x, repeats: x.repeat(ints(repeats)),
+    "Expand": lambda call, x, shape: x.expand(call.torch.broadcast_shapes(tuple(x.shape), tuple(numbers(shape)))),
+    "Tile": lambda call, x, repeats: x.repeat(numbers(repeats)),
     "DepthToSpace": movement.depth_to_space,
     "SpaceToDepth": movement.space_to_depth,
     "Pad": movement.pad,

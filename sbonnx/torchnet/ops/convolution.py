@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from sbonnx.torchnet.call import Call, Function, Tensor, Unfit, axis_of, ints, number
+from sbonnx.torchnet.call import Call, Function, Tensor, Unfit, axis_of, number, numbers
 
 
 def conv(call: Call, x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
@@ -271,7 +271,7 @@ def max_unpool(call: Call, x: Tensor, indices: Tensor, shape: Any = None) -> Ten
     y = flat.scatter(0, indices.to(x.device).reshape(-1), x.reshape(-1)).reshape(*x.shape[:2], *sizes)
     if shape is None:
         return y
-    more = [side for size, have in zip(ints(shape)[:1:-1], sizes[::-1], strict=True) for side in (0, size - have)]
+    more = [side for size, have in zip(numbers(shape)[:1:-1], sizes[::-1], strict=True) for side in (0, size - have)]
     return call.torch.nn.functional.pad(y, more)
 
 

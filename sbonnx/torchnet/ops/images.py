@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sbonnx.torchnet.call import Call, Tensor, Unfit, axis_of, ints, number, numbers
+from sbonnx.torchnet.call import Call, Tensor, Unfit, axis_of, number, numbers
 
 CROP: Final = "tf_crop_and_resize"
 RADIUS: Final = {"linear": 1, "cubic": 2}
@@ -50,7 +50,7 @@ def upsample(call: Call, x: Tensor, scales: Any = None) -> Tensor:
 
 def _lengths(call: Call, x: Tensor, axes: Sequence[int], scales: Any, sizes: Any) -> tuple[list[int], list[float]]:
     """Return (output lengths, scales) of the axes. Source: ONNX Resize, keep_aspect_ratio_policy."""
-    lengths = [] if sizes is None else ints(sizes)
+    lengths = [] if sizes is None else numbers(sizes)
     if lengths:
         factors = [length / x.shape[axis] for axis, length in zip(axes, lengths, strict=True)]
         policy = call.text("keep_aspect_ratio_policy", "stretch")
@@ -172,7 +172,7 @@ def grid_sample(call: Call, x: Tensor, grid: Tensor) -> Tensor:
 
 def affine_grid(call: Call, theta: Tensor, size: Tensor) -> Tensor:
     corners = bool(call.integer("align_corners", 0))
-    return call.torch.nn.functional.affine_grid(theta, ints(size), align_corners=corners)
+    return call.torch.nn.functional.affine_grid(theta, numbers(size), align_corners=corners)
 
 
 def col2im(call: Call, x: Tensor, image: Tensor, block: Tensor) -> Tensor:
@@ -181,7 +181,7 @@ def col2im(call: Call, x: Tensor, image: Tensor, block: Tensor) -> Tensor:
     Raises:
         Unfit: another number of spatial axes.
     """
-    size, kernel = ints(image), ints(block)
+    size, kernel = numbers(image), numbers(block)
     if len(size) != 2:
         raise Unfit(f"Col2Im has {len(size)} spatial axes")
     pads = call.integers("pads") or [0] * 4
@@ -195,7 +195,7 @@ def col2im(call: Call, x: Tensor, image: Tensor, block: Tensor) -> Tensor:
 def center_crop_pad(call: Call, x: Tensor, shape: Tensor) -> Tensor:
     """ONNX CenterCropPad: crop to the center, or pad with zeros on both sides."""
     axes = [axis_of(axis, x.dim()) for axis in call.integers("axes") or range(x.dim())]
-    for axis, wanted in zip(axes, ints(shape), strict=True):
+    for axis, wanted in zip(axes, numbers(shape), strict=True):
         size = x.shape[axis]
         if wanted < size:
             x = x.narrow(axis, (size - wanted) // 2, wanted)

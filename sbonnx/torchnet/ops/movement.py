@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sbonnx.torchnet.call import Call, Tensor, Unfit, axis_of, ints, number
+from sbonnx.torchnet.call import Call, Tensor, Unfit, axis_of, number, numbers
 
 
 def reshape(call: Call, x: Tensor, shape: Tensor | None = None) -> Tensor:
@@ -66,7 +66,7 @@ def slice_(
     """ONNX Slice, with starts and ends as attributes before opset 10; supports negative steps."""
     begins, stops = call.listed("starts", starts) or [], call.listed("ends", ends) or []
     along = call.listed("axes", axes) or list(range(len(begins)))
-    strides = [1] * len(begins) if steps is None else ints(steps)
+    strides = [1] * len(begins) if steps is None else numbers(steps)
     for axis, begin, stop, step in zip(along, begins, stops, strides, strict=True):
         axis = axis_of(axis, x.dim())
         end = None if step < 0 and stop < -x.shape[axis] else stop  # a negative step may run past the first value
@@ -128,7 +128,7 @@ def pad(
         Unfit: another mode.
     """
     given = call.listed("pads", pads) or []
-    along = range(x.dim()) if axes is None else [axis_of(axis, x.dim()) for axis in ints(axes)]
+    along = range(x.dim()) if axes is None else [axis_of(axis, x.dim()) for axis in numbers(axes)]
     half = len(given) // 2
     sides = {axis: (given[at], given[at + half]) for at, axis in enumerate(along)}
     mode = call.text("mode", "constant")
@@ -170,7 +170,7 @@ def shape(call: Call, x: Tensor) -> Tensor:
 def constant_of_shape(call: Call, wanted: Tensor) -> Tensor:
     value = call.attributes.get("value")
     filled = np.zeros(1, np.float32) if value is None else np.asarray(value).reshape(-1)
-    return call.torch.from_numpy(np.array(filled)).expand(ints(wanted))
+    return call.torch.from_numpy(np.array(filled)).expand(numbers(wanted))
 
 
 def range_(call: Call, start: Tensor, limit: Tensor, step: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ def split_to_sequence(call: Call, x: Tensor, sizes: Any = None) -> Sequence:
     if sizes is None:
         return list(x.unbind(axis) if not call.integer("keepdims", 1) else x.split(1, axis))
     equal = sizes.dim() == 0 if hasattr(sizes, "dim") else not isinstance(sizes, (tuple, list))
-    return list(x.split(int(number(sizes)) if equal else ints(sizes), axis))
+    return list(x.split(int(number(sizes)) if equal else numbers(sizes), axis))
 
 
 def concat_from_sequence(call: Call, parts: Sequence) -> Tensor:

@@ -227,14 +227,9 @@ def _stepped(
 def _step(
     call: Call, x: Tensor, h: Tensor, c: Tensor, weights: _Weights, activations: Sequence[Activation]
 ) -> tuple[Tensor, Tensor]:
-    """Compute one time step: (new state, new cell). Source: the equations of ONNX LSTM, GRU, RNN.
+    """Compute one time step: (new state, new cell) of one direction. Source: the equations of ONNX LSTM, GRU, RNN.
 
-    Args:
-        call: the node.
-        x: input after the projection by W, (N, gates * H).
-        h, c: state and cell, (N, H).
-        weights: weights of the direction.
-        activations: functions of the direction.
+    x: input after the projection by W, (N, gates * H); h, c: state and cell, (N, H).
     """
     limit = call.attributes.get("clip")
 
