@@ -8,19 +8,14 @@ import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
 
-from sbonnx.calib.storage.arena import Arena, Span
 from sbonnx.calib.storage.spill_file import READ_RATE, WRITE_RATE, SpillFile, spill_folder
 from sbonnx.errors import OutputError
 from sbonnx.options import parse_size
 from sbonnx.spec import Array
-
-ARENA_BYTES: Final = 64 << 10
-"""Minimum size of copies in the arena. An array for which the arena has no contiguous room is spilled to disk."""
 
 COPY_RATE: Final = 8e9
 """Assumed rate of memory copies in bytes per second, until one was measured."""
@@ -40,7 +35,6 @@ class _Entry:
         readers: number of releases until it is freed.
         reading: pending reads from the file; its place is not freed before they end.
         reads: keys that `make` reads.
-        span: its span in the arena, if it is there.
     """
 
     readers: int
@@ -53,7 +47,6 @@ class _Entry:
     reading: int = 0
     gone: bool = False
     reads: tuple[Hashable, ...] = ()
-    span: Span | None = None
 
 
 @dataclass(frozen=True)
@@ -105,11 +98,10 @@ class TensorStore:
         self._entries: dict[Hashable, _Entry] = {}
         self._coming: set[Hashable] = set()  # keys whose arrays are being copied or written
         self._file: SpillFile | None = None
-        self._arena = Arena(self.budget)
         self._lock = threading.Lock()
         self._now: dict[str, int] = asdict(StoreCounters())
         self._closed = False
-        self._copied = 0  # bytes copied into the arena, and the seconds it took
+        self._copied = 0  # bytes copied, and the seconds it took
         self._copying = 0.0
 
     def put(self, key: Hashable, array: Array, *, readers: int = 1, copy: bool = False) -> None:
@@ -129,17 +121,15 @@ class TensorStore:
             if readers < 1:
                 return
             stays = array.dtype.kind in "OU" or self._now["resident"] + array.nbytes <= self.budget
-            span = self._arena.take(array.nbytes) if stays and copy and array.nbytes >= ARENA_BYTES else None
-            stays = stays and (span is not None or not copy or array.nbytes < ARENA_BYTES)
             self._coming.add(key)
             if stays:
                 self._count(resident=array.nbytes)
-        entry = _Entry(readers, array.dtype, array.shape, size=array.nbytes, span=span)
+        entry = _Entry(readers, array.dtype, array.shape, size=array.nbytes)
         try:
-            if span is not None:
-                entry.array = self._copy(span, array)
-            elif stays:
-                entry.array = np.array(array) if copy or _keeps_more(array) else array
+            if stays:
+                base = array.base
+                more = isinstance(base, np.ndarray) and base.nbytes > array.nbytes  # a view keeps its base alive
+                entry.array = self._copy(array) if copy or more else array
             else:
                 entry.start = self._spill_file().write(array)
         except BaseException:
@@ -147,8 +137,6 @@ class TensorStore:
                 self._coming.discard(key)
                 if stays:
                     self._count(resident=-array.nbytes)
-                if span is not None:
-                    self._arena.give(span)
             raise
         with self._lock:
             self._coming.discard(key)
@@ -187,8 +175,6 @@ class TensorStore:
     def get(self, key: Hashable) -> Array:
         """Return the array: the one that was put, or a new one read from disk or recomputed. No release.
 
-        An array that was put with `copy` is valid until its last release: its memory is reused then.
-
         Raises:
             KeyError: the key does not exist.
         """
@@ -224,10 +210,6 @@ class TensorStore:
     def take(self, key: Hashable) -> Array:
         """Return the array and release one reader; the caller owns the array."""
         array = self.get(key)
-        with self._lock:
-            lent = key in self._entries and self._entries[key].span is not None
-        if lent:
-            array = np.array(array)
         self.release(key)
         return array
 
@@ -274,7 +256,6 @@ class TensorStore:
         with self._lock:
             self._closed = True
             self._entries.clear()
-            self._arena = Arena(0)
             self._now.update(resident=0, spilled=0, lazy=0)
             if self._file is not None:
                 self._file.close()
@@ -282,26 +263,21 @@ class TensorStore:
     def __enter__(self) -> TensorStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _copy(self, span: Span, array: Array) -> Array:
-        """Copy `array` into the arena."""
+    def _copy(self, array: Array) -> Array:
         began = time.perf_counter()
-        made = self._arena.array(span, array.dtype, array.shape, array.nbytes)
-        np.copyto(made, array)
+        copied = np.array(array)
         seconds = time.perf_counter() - began
         with self._lock:
             if self._copied > RECENT_BYTES:  # copies to reused memory are much faster than to fresh memory
                 self._copied, self._copying = self._copied // 2, self._copying / 2
             self._copied += array.nbytes
             self._copying += max(seconds, 1e-9)
-        return made
+        return copied
 
     def _check_open(self) -> None:
-        """Raise ValueError after `close`."""
         if self._closed:
             raise ValueError("the tensor store is closed")
 
@@ -332,8 +308,6 @@ class TensorStore:
         kind = "lazy" if entry.make is not None else "resident" if entry.array is not None else "spilled"
         self._count(**{kind: -entry.size})
         self._free(entry)
-        if entry.span is not None:
-            self._arena.give(entry.span)
         for read in entry.reads:
             if read in self._entries:  # it may have been dropped explicitly
                 self._release(read)
@@ -358,9 +332,3 @@ class TensorStore:
                     ) from error
                 weakref.finalize(self, self._file.close)
             return self._file
-
-
-def _keeps_more(array: Array) -> bool:
-    """Return whether an array is a view that keeps more memory alive than its own."""
-    base = array.base
-    return isinstance(base, np.ndarray) and base.nbytes > array.nbytes
