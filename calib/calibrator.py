@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -212,9 +211,7 @@ class Calibrator:
     def __enter__(self) -> Calibrator:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _observed(self, wishes: Mapping[Key, StatsRequest]) -> dict[str, list[str]]:

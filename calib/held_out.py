@@ -223,6 +223,3 @@ def _runs(where: str, feed: Feed, held: Sequence[int]) -> Iterator[tuple[str, Fe
     for begin, end in zip([0, *(row + 1 for row in held)], ends, strict=True):
         if begin < end:
             yield f"samples {begin} to {end - 1} of {where}", {name: x[begin:end] for name, x in feed.items()}
-
-
-__all__ = ["FEWEST", "FEWEST_SEQUENCES", "MOST", "HeldOutSplit", "divide", "divide_sequences"]

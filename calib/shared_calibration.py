@@ -18,17 +18,14 @@ from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.runner import LayerRunner, settings
 from sbonnx.calib.engine.sample_runner import Key
 from sbonnx.calib.engine.samples import SampleSplitter
-from sbonnx.calib.engine.schedule import branches_of
-from sbonnx.calib.engine.segments import bytes_of
+from sbonnx.calib.engine.schedule import branches_of, bytes_for_sample
+from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.sketches import Sketch
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import outputs_digest, tensor_digests
-from sbonnx.graph.extract import extract
 from sbonnx.graph.query import scopes, shape
 from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, Site
-
-Conditions = tuple[tuple[str, bool], ...]
 
 TRIED: Final = 2
 """Number of samples on which values are compared."""
@@ -69,11 +66,12 @@ def equal_tensors(
     ours, theirs = tensor_digests(one), tensor_digests(other)
     same = {name for name in known if ours[name] == theirs[name]}
     unsure = [name for name in known if name not in same]
-    if not unsure or not _fed_alike(one, other):
+    feeds, other_feeds = ([(tensor.name, shape(tensor)) for tensor in graph.inputs] for graph in (one, other))
+    if not unsure or feeds != other_feeds:
         return EqualTensors(frozenset(same))
     units = list(islice(SampleSplitter(one, device=device).units(data.items()), TRIED))
     unseen: set[str] = set()
-    for some in _within(unsure, bytes_of(one, _dims(one, units[0])) if units else {}, budget):
+    for some in _within(unsure, bytes_for_sample(one, units[0]) if units else {}, budget):
         found = [_values(graph, [(name, here[name]) for name in some], units, device) for graph in (one, other)]
         for name in some:
             pairs = [(ours.get(name), theirs.get(name)) for ours, theirs in zip(*found, strict=True)]
@@ -105,29 +103,13 @@ def _values(
     wanted = [name for name in dict.fromkeys([*observed.get("", ()), *handed_on]) if name not in fed]
     found: list[dict[str, Any]] = [dict(unit.feed) for unit in units]
     with ExitStack() as stack:
-        pieces: list[tuple[Graph, list[str], Conditions]] = [(_piece(graph, wanted), wanted, ())] if wanted else []
-        pieces += [(segment.model(graph), list(segment.outputs), segment.conditions) for segment in segments]
-        for piece, outputs, conditions in pieces:
-            run = stack.enter_context(LayerRunner(piece, device=device, threads=1))
+        main = [Segment(tuple(tensor.name for tensor in graph.inputs), tuple(wanted), ())] if wanted else []
+        for segment in (*main, *segments):
+            run = stack.enter_context(LayerRunner(segment.model(graph), device=device, threads=1))
             for unit, known in zip(units, found, strict=True):
-                if all(_holds(known.get(name), value) for name, value in conditions):
-                    known.update(run.run(known, outputs, where=unit.where))
+                if segment.runs_with(known):
+                    known.update(run.run(known, segment.outputs, where=unit.where))
     return found
-
-
-def _holds(condition: Any, value: bool) -> bool:
-    """Return whether an outer boolean is known and has this value."""
-    return condition is not None and bool(np.asarray(condition).item()) == value
-
-
-def _piece(graph: Graph, names: Sequence[str]) -> Graph:
-    """Extract the part of a graph that computes these tensors from its inputs."""
-    return extract(graph, [tensor.name for tensor in graph.inputs], names)
-
-
-def _fed_alike(one: Graph, other: Graph) -> bool:
-    """Return whether both graphs take the same feeds."""
-    return [(tensor.name, shape(tensor)) for tensor in one.inputs] == [(x.name, shape(x)) for x in other.inputs]
 
 
 def _within(names: Sequence[str], sizes: Mapping[str, int], budget: int) -> Iterator[list[str]]:
@@ -143,12 +125,6 @@ def _within(names: Sequence[str], sizes: Mapping[str, int], budget: int) -> Iter
         taken += size
     if some:
         yield some
-
-
-def _dims(graph: Graph, unit: Sample) -> dict[str, int]:
-    """Return the lengths of the dynamic dimensions of the inputs."""
-    pairs = [(shape(tensor) or (), unit.feed[tensor.name].shape) for tensor in graph.inputs]
-    return {dim: size for dims, sizes in pairs for dim, size in zip(dims, sizes, strict=False) if isinstance(dim, str)}
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -228,7 +204,15 @@ def observe_courses(
         lead = max(waiting, key=lambda one: len(one.sites))
         others = [one for one in waiting if one is not lead and one.sites]
         shared = [
-            _compare(lead.course, one, data, device=options.device, budget=options.memory_bytes // 4) for one in others
+            equal_tensors(
+                lead.course.graph,
+                one.course.graph,
+                list(dict.fromkeys(name for name, _ in one.sites)),
+                data(lead.course.graph),
+                device=options.device,
+                budget=options.memory_bytes // 4,
+            )
+            for one in others
         ]
         union = dict(lead.sites)
         for one, found in zip(others, shared, strict=True):
@@ -236,7 +220,10 @@ def observe_courses(
         seen = _run_walk(lead, union, data(lead.course.graph), root, options, walk)
         lead.sites.clear()
         for one, found in zip(others, shared, strict=True):
-            given = _shared_sites(one.sites, found, seen)
+            # sketches of equal tensors, and of branches that ran in neither graph, apply to both
+            given = {
+                key for key in one.sites if key[0] in found.same or (key[0] in found.unseen and not seen[key].samples)
+            }
             one.cache.save({key: seen[key] for key in given})
             for key in given:
                 del one.sites[key]
@@ -264,14 +251,6 @@ def _open_cache(course: CalibrationTask, data: Callable[[Graph], Dataset], root:
     return _PendingTask(course, cache, {key: site for key, site in course.sites.items() if key not in known})
 
 
-def _compare(
-    lead: CalibrationTask, other: _PendingTask, data: Callable[[Graph], Dataset], *, device: str, budget: int
-) -> EqualTensors:
-    """Compare the missing tensors of `other` with those of the graph of `lead`."""
-    names = list(dict.fromkeys(name for name, _ in other.sites))
-    return equal_tensors(lead.graph, other.course.graph, names, data(lead.graph), device=device, budget=budget)
-
-
 def _run_walk(
     lead: _PendingTask, sites: Mapping[Key, Site], data: Dataset, root: Path, options: RunOptions, walk: Walk | None
 ) -> Mapping[Key, Sketch]:
@@ -285,11 +264,3 @@ def _run_walk(
     with Calibrator(course.graph, plan, replace(options, cache=root / course.name)) as calibrator:
         calibrator.observe_all(data)
         return calibrator.sketches()
-
-
-def _shared_sites(sites: Iterable[Key], shared: EqualTensors, found: Mapping[Key, Sketch]) -> set[Key]:
-    """Return the sites whose sketches also apply to the other graph.
-
-    They are those of equal tensors, and of branches that ran in neither graph.
-    """
-    return {key for key in sites if key[0] in shared.same or (key[0] in shared.unseen and not found[key].samples)}

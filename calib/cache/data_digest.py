@@ -37,6 +37,3 @@ def data_digest(dataset: Dataset) -> str:
         parts = zip(own, islice(digests, len(own)), strict=True)
         feeds.append(combined("feed", *(part for name, digest in parts for part in (name.encode(), digest))))
     return text(combined("data", *feeds))
-
-
-__all__ = ["data_digest"]

@@ -395,6 +395,3 @@ class CalibrationCache:
     def _key(self, key: Key) -> SketchKey:
         tensor, axis = key
         return SketchKey(self._digests[tensor], axis)
-
-
-__all__ = ["CHECKPOINT_EVERY", "EVERYTHING", "CalibrationCache", "SketchCache", "SketchKey", "run_key"]

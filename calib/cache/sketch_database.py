@@ -355,22 +355,3 @@ def _add(target: Path, identity: str | None, rows: Iterable[SketchRow]) -> None:
             return
         except DamagedError:
             remove_database(target)
-
-
-__all__ = [
-    "DATABASE",
-    "FORMAT",
-    "DamagedError",
-    "SketchRow",
-    "copy_database",
-    "get_identity",
-    "get_rows",
-    "merge_databases",
-    "pack",
-    "put_identity",
-    "put_rows",
-    "reading",
-    "remove_database",
-    "unpack",
-    "writing",
-]

@@ -238,9 +238,8 @@ class DeviceSampleRunner:
 
         The non-finite tensor may be missing in the `known` argument of `blame`.
         """
-        for name, value in segment.conditions:
-            if name not in known or bool(np.asarray(known[name]).item()) != value:
-                return
+        if not segment.runs_with(known):
+            return
         copied, counted, extremes = ({}, {}, {}) if run is None else run.run(known, where=unit.where)
         known.update(copied)
         for key, sketch in self.sketches.items():

@@ -72,11 +72,12 @@ class SampleRunner:
             DataError: the segment cannot run on the sample.
             the exception that `blame` returns, for a non-finite tensor, unless tolerant.
         """
-        for name, value in segment.conditions:
-            if name not in known or bool(np.asarray(known[name]).item()) != value:
-                return
+        if not segment.runs_with(known):
+            return
         if run is not None:
-            values = self._buffers(number, run, segment).run(known, where=unit.where)
+            if number not in self._bound:
+                self._bound[number] = run.bind(segment.outputs)
+            values = self._bound[number].run(known, where=unit.where)
             known.update(zip(segment.outputs, values, strict=True))
         for tensors, panel in self._panels_of(number, segment):
             bad = panel.observe([known[name] for name in tensors], unit.index, unit.samples) if tensors else []
@@ -87,11 +88,6 @@ class SampleRunner:
         """Complete the sketches."""
         for _, panel in self._panels.values():
             panel.settle()
-
-    def _buffers(self, number: int, run: Session, segment: Segment) -> Bound:
-        if number not in self._bound:
-            self._bound[number] = run.bind(segment.outputs)
-        return self._bound[number]
 
     def _panels_of(self, number: int, segment: Segment) -> list[tuple[tuple[str, ...], Panel]]:
         """Return (tensors, panel) of the tensors that segment `number` computes, whose buffers stay, and of others."""

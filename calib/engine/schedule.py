@@ -12,7 +12,7 @@ from sbonnx.calib.engine.segments import Segment, bytes_of, bytes_of_constant, c
 from sbonnx.errors import ModelError
 from sbonnx.graph import Body, Constant, Graph, Node
 from sbonnx.graph.query import bodies, constant, shape, tensors_by_name
-from sbonnx.options import Granularity, RunOptions
+from sbonnx.options import RunOptions
 
 PICKED_BY: Final = {"then_branch": True, "else_branch": False}
 """The value of an If's condition under which each of its bodies runs."""
@@ -196,14 +196,19 @@ def schedule_of(
     """
     branches, unreachable, handed_on = branches_of(graph, observed)
     wanted = [*handed_on, *kept]
-    sizes = _sizes(graph, first)
-    main = _main_segments(graph, observed.get("", ()), wanted, sizes, options.granularity, options.memory_bytes)
+    sizes = bytes_for_sample(graph, first)
+    inside, granularity, memory = observed.get("", ()), options.granularity, options.memory_bytes
+    if granularity == "auto":
+        fits = sum(sizes.get(name, 0) for name in {*inside, *wanted}) <= memory
+        granularity = "whole" if fits else "budget"
+    main = cut(graph, inside, granularity, kept=wanted, sizes=sizes, budget=memory)
     # the split of the graph must not depend on the number of cores; the number of samples run at a time may
     peak = max(sum(sizes.get(name, 0) for name in segment.outputs) for segment in main)
     by_channel = {name for name, axis in keys if axis is not None}
     whole = {name for name, _ in keys} - by_channel - set(wanted)
-    pays = _pays(graph, sum(sizes.get(name, 0) for name in whole), count)
-    return Schedule((*main, *branches), unreachable, peak, frozenset(whole if pays else ()))
+    weights = sum(bytes_of_constant(x) for x in tensors_by_name(graph).values() if isinstance(x, Constant))
+    saved = sum(sizes.get(name, 0) for name in whole) * (COUNT if count is None else count)
+    return Schedule((*main, *branches), unreachable, peak, frozenset(whole if saved > RELAYOUT * weights else ()))
 
 
 def branches_of(
@@ -227,13 +232,7 @@ def branches_of(
     return kept, unreachable, inner.kept
 
 
-def _pays(graph: Graph, size: int, count: int | None) -> bool:
-    """Return whether keeping `size` bytes per sample in the native layout saves more than writing the weights costs."""
-    weights = sum(bytes_of_constant(x) for x in tensors_by_name(graph).values() if isinstance(x, Constant))
-    return size * (COUNT if count is None else count) > RELAYOUT * weights
-
-
-def _sizes(graph: Graph, unit: Sample) -> dict[str, int]:
+def bytes_for_sample(graph: Graph, unit: Sample) -> dict[str, int]:
     """Return the bytes of the main graph's tensors for one sample; its inputs give the dynamic dimensions."""
     dims: dict[str, int] = {}
     for tensor in graph.inputs:
@@ -241,19 +240,3 @@ def _sizes(graph: Graph, unit: Sample) -> dict[str, int]:
             if isinstance(dim, str):
                 dims[dim] = length
     return bytes_of(graph, dims)
-
-
-def _main_segments(
-    graph: Graph,
-    observed: Sequence[str],
-    kept: Sequence[str],
-    sizes: Mapping[str, int],
-    granularity: Granularity,
-    memory: int,
-) -> list[Segment]:
-    """Cut the main graph; "auto" uses one piece if one sample's outputs fit `memory`."""
-    if granularity == "whole" or granularity == "layer":
-        return cut(graph, observed, granularity, kept=kept)
-    if granularity == "auto" and sum(sizes.get(name, 0) for name in {*observed, *kept}) <= memory:
-        return cut(graph, observed, "whole", kept=kept)
-    return cut(graph, observed, "budget", kept=kept, sizes=sizes, budget=memory)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from math import prod
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from sbonnx.graph import Body, Constant, Graph, Node, Tensor, Variable
 from sbonnx.graph.extract import extract
@@ -39,6 +41,10 @@ class Segment:
         """Every tensor that it reads from outside: inputs, conditions and observed tensors that are passed through."""
         passing = [name for name in self.observed if name not in self.outputs]
         return tuple(dict.fromkeys([*(name for name, _ in self.conditions), *self.inputs, *passing]))
+
+    def runs_with(self, known: Mapping[str, Any]) -> bool:
+        """Return whether all conditions are among the known tensors and hold."""
+        return all(name in known and bool(np.asarray(known[name]).item()) == value for name, value in self.conditions)
 
     def model(self, graph: Graph, index: Mapping[str, Tensor] | None = None) -> Graph:
         """Extract the piece as a model; `graph` is not changed. `index`: `tensors_by_name(graph)`, if available."""
@@ -123,7 +129,7 @@ def cut(
     """
     targets = list(dict.fromkeys([*observed, *kept]))
     nodes = needed(graph, targets)
-    untyped = _crossing(nodes, {t.name: 1 for node in nodes for t in node.outputs if dtype(t) is None})
+    untyped = crossing(nodes, {t.name: 1 for node in nodes for t in node.outputs if dtype(t) is None})
     if granularity == "layer":
         starts = [i for i, node in enumerate(nodes) if i and weight_index(node) == 1 and not untyped[i]]
     elif granularity == "budget":
@@ -133,28 +139,34 @@ def cut(
         starts = []
     edges = [0, *starts, len(nodes)]
     pieces = [nodes[start:stop] for start, stop in pairwise(edges)]
-    return _segments(pieces, observed, set(targets))
+    order = list(dict.fromkeys(observed))
+    segments = segments_of(pieces, targets, lambda computed, _: [name for name in order if name in computed])
+    computed = {tensor.name for node in nodes for tensor in node.outputs}
+    passing = tuple(name for name in observed if name not in computed)  # graph inputs
+    segments[0] = replace(segments[0], observed=(*passing, *segments[0].observed))
+    return segments
 
 
-def _segments(pieces: Sequence[Sequence[Node]], observed: Sequence[str], targets: Collection[str]) -> list[Segment]:
-    """Build the segments of consecutive runs of nodes, with the inputs and outputs of each."""
-    last: dict[str, int] = {}
-    for number, piece in enumerate(pieces):
-        last.update((name, number) for node in piece for name in reads_of(node))
+def segments_of(
+    pieces: Sequence[Sequence[Node]],
+    targets: Collection[str],
+    observed: Callable[[Mapping[str, None], Sequence[str]], Iterable[str]],
+) -> list[Segment]:
+    """Build the segments of consecutive runs of nodes.
+
+    Args:
+        targets: outputs, in addition to the tensors that later pieces read.
+        observed: returns the observed tensors, given those that a piece computes and those that it outputs.
+    """
+    last = {name: number for number, piece in enumerate(pieces) for node in piece for name in reads_of(node)}
+    wanted = set(targets)
     segments = []
-    waiting = dict.fromkeys(observed)
     for number, piece in enumerate(pieces):
-        made = dict.fromkeys(tensor.name for node in piece for tensor in node.outputs if tensor.name)
-        inputs = dict.fromkeys(name for node in piece for name in reads_of(node) if name not in made)
-        outputs = tuple(name for name in made if name in targets or last.get(name, -1) > number)
-        here = [name for name in waiting if name in made]
-        segments.append(Segment(tuple(inputs), outputs, tuple(here), tuple(node.name for node in piece)))
-        for name in here:
-            del waiting[name]
-    if waiting:  # computed nowhere: graph inputs
-        first = segments[0]
-        passing = tuple(name for name in observed if name in waiting)
-        segments[0] = Segment(first.inputs, first.outputs, (*passing, *first.observed), first.nodes)
+        computed = dict.fromkeys(tensor.name for node in piece for tensor in node.outputs if tensor.name)
+        inputs = dict.fromkeys(name for node in piece for name in reads_of(node) if name not in computed)
+        outputs = tuple(name for name in computed if name in wanted or last.get(name, -1) > number)
+        nodes = tuple(node.name for node in piece)
+        segments.append(Segment(tuple(inputs), outputs, tuple(observed(computed, outputs)), nodes))
     return segments
 
 
@@ -162,7 +174,7 @@ def _narrow_cuts(
     nodes: Sequence[Node], targets: Collection[str], sizes: Mapping[str, int], budget: int, allowed: Sequence[bool]
 ) -> list[int]:
     """Return allowed cut positions so that the targets between two cuts stay within `budget` if possible."""
-    crossing = _crossing(nodes, sizes)
+    widths = crossing(nodes, sizes)
     starts: list[int] = []
     start = total = 0
     costs = [sum(sizes.get(t.name, 0) for t in node.outputs if t.name in targets) for node in nodes]
@@ -171,7 +183,7 @@ def _narrow_cuts(
         total += costs[i]
         places = [p for p in range(start + 1, i + 1) if allowed[p]] if total > budget else []
         if places:
-            at = min(places, key=lambda p: (crossing[p], -p))
+            at = min(places, key=lambda p: (widths[p], -p))
             starts.append(at)
             start, total, i = at, 0, at
             continue
@@ -179,7 +191,7 @@ def _narrow_cuts(
     return starts
 
 
-def _crossing(nodes: Sequence[Node], sizes: Mapping[str, int]) -> list[int]:
+def crossing(nodes: Sequence[Node], sizes: Mapping[str, int]) -> list[int]:
     """Compute the bytes of tensors computed before each position and read at or after it."""
     made = {tensor.name: i for i, node in enumerate(nodes) for tensor in node.outputs}
     last = {name: i for i, node in enumerate(nodes) for name in reads_of(node) if name in made}
@@ -187,8 +199,4 @@ def _crossing(nodes: Sequence[Node], sizes: Mapping[str, int]) -> list[int]:
     for name, end in last.items():
         change[made[name] + 1] += sizes.get(name, 0)
         change[end + 1] -= sizes.get(name, 0)
-    widths, width = [], 0
-    for step in change:
-        width += step
-        widths.append(width)
-    return widths
+    return list(accumulate(change))

@@ -17,14 +17,14 @@ import numpy as np
 from sbonnx.calib.data.sample import Sample
 from sbonnx.calib.engine.cuda import place_on
 from sbonnx.calib.engine.runner import LayerRunner, providers, samples_at_once
-from sbonnx.calib.engine.segments import Segment, needed, reads_of
+from sbonnx.calib.engine.segments import Segment, crossing, needed, reads_of, segments_of
 from sbonnx.calib.engine.threads import in_order
 from sbonnx.calib.quantized.state import QuantState, StreamResult
 from sbonnx.calib.quantized.stream import plainly, quantized
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.correct.biases import biases_of
 from sbonnx.errors import ModelError
-from sbonnx.graph import Graph, Node
+from sbonnx.graph import Graph
 from sbonnx.graph.query import dtype, tensors_by_name
 from sbonnx.options import RunOptions
 from sbonnx.plan.types import Gain, Plan, Reader, Site
@@ -59,8 +59,13 @@ def blocks(graph: Graph, layers: Collection[str], scope: Scope = "block", *, mos
         the last piece, unused tensors; `observed` are those that depend on a layer: the targets of reconstruction.
     """
     nodes = needed(graph, [tensor.name for tensor in graph.outputs])
-    heavy = _heavy(nodes, layers)
-    widths, untyped = _crossing(nodes, heavy), _crossing(nodes, _untyped(nodes))
+    heavy: set[str] = set()  # tensors that depend on a layer
+    for node in nodes:
+        if node.name in layers or any(name in heavy for name in reads_of(node)):
+            heavy.update(tensor.name for tensor in node.outputs if tensor.name)
+    # a tensor of unknown type cannot be the input of a model
+    without_type = {tensor.name for node in nodes for tensor in node.outputs if tensor.name and dtype(tensor) is None}
+    widths, untyped = (crossing(nodes, dict.fromkeys(names, 1)) for names in (heavy, without_type))
     firsts = [at for at, node in enumerate(nodes) if node.name in layers]
     if not firsts:
         return []
@@ -73,36 +78,8 @@ def blocks(graph: Graph, layers: Collection[str], scope: Scope = "block", *, mos
         if scope == "layer" or len(inside) > most:
             starts.extend(_merged([at for at in allowed if begin < at < end and at in inside], inside))
     pieces = [nodes[begin:end] for begin, end in pairwise([*starts, len(nodes)])]
-    return _segments(pieces, heavy, {tensor.name for tensor in graph.outputs})
-
-
-def _heavy(nodes: Sequence[Node], layers: Collection[str]) -> set[str]:
-    """Return the tensors that depend on a layer."""
-    found: set[str] = set()
-    for node in nodes:
-        if node.name in layers or any(name in found for name in reads_of(node)):
-            found.update(tensor.name for tensor in node.outputs if tensor.name)
-    return found
-
-
-def _untyped(nodes: Sequence[Node]) -> set[str]:
-    """Return tensors that cannot be model inputs, because their type is unknown."""
-    return {tensor.name for node in nodes for tensor in node.outputs if tensor.name and dtype(tensor) is None}
-
-
-def _crossing(nodes: Sequence[Node], counted: Collection[str]) -> list[int]:
-    """Count, for each position, the tensors that are computed before it and read at or after it."""
-    made = {tensor.name: at for at, node in enumerate(nodes) for tensor in node.outputs if tensor.name in counted}
-    last = {name: at for at, node in enumerate(nodes) for name in reads_of(node) if name in made}
-    change = [0] * (len(nodes) + 1)
-    for name, end in last.items():
-        change[made[name] + 1] += 1
-        change[end + 1] -= 1
-    widths, width = [], 0
-    for step in change:
-        width += step
-        widths.append(width)
-    return widths
+    outputs = [tensor.name for tensor in graph.outputs]
+    return segments_of(pieces, outputs, lambda _, given: [name for name in given if name in heavy])
 
 
 def _merged(cuts: Sequence[int], layers: Sequence[int]) -> list[int]:
@@ -113,19 +90,6 @@ def _merged(cuts: Sequence[int], layers: Sequence[int]) -> list[int]:
         if 0 < before < len(layers):
             found[before] = cut
     return [found[count] for count in sorted(found)]
-
-
-def _segments(pieces: Sequence[Sequence[Node]], heavy: Collection[str], outputs: Collection[str]) -> list[Segment]:
-    """Create segments from pieces, with their inputs, outputs and targets."""
-    last = {name: number for number, piece in enumerate(pieces) for node in piece for name in reads_of(node)}
-    segments = []
-    for number, piece in enumerate(pieces):
-        made = dict.fromkeys(tensor.name for node in piece for tensor in node.outputs if tensor.name)
-        inputs = dict.fromkeys(name for node in piece for name in reads_of(node) if name not in made)
-        given = tuple(name for name in made if name in outputs or last.get(name, -1) > number)
-        target = tuple(name for name in given if name in heavy)
-        segments.append(Segment(tuple(inputs), given, target, tuple(node.name for node in piece)))
-    return segments
 
 
 WHAT: Final = "round in blocks"

@@ -227,6 +227,3 @@ def watched(
             found[key] = Watched(name, layer.tensor, layer.reads, [], *sums)
         found[key].layers.append(layer)
     return list(found.values())
-
-
-__all__ = ["Layer", "Seen", "Watched", "WatchedMeans", "in_budget", "layers_of", "looks_at_inputs", "watched"]

@@ -203,6 +203,3 @@ class SoftBlock:
 def given(name: str) -> str:
     """Return the name of the input of the piece for a weight or bias."""
     return f"{name}/given"
-
-
-__all__ = ["BESIDE", "BlockRead", "SoftBlock", "given"]
