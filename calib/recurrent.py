@@ -16,7 +16,6 @@ from sbonnx.errors import DataError, NumericError, RecipeError
 from sbonnx.graph import Graph, Tensor
 from sbonnx.graph.extract import extract
 from sbonnx.graph.query import dtype, shape
-from sbonnx.spec import Array
 
 
 def unroll(
@@ -65,7 +64,7 @@ def read_steps(
 
     Args and errors: see `unroll`.
     """
-    _check(graph, feedback)
+    _check_pairs(graph, feedback)
     return read(data, graph, split=split, limit=limit, optional=list(feedback.values()))
 
 
@@ -111,7 +110,7 @@ class _Unrolled:
         found = run.run(feed, list(self.pairs), where=last)
         for output, name in self.pairs.items():
             value, spec = found[output], specs[name]
-            if not _takes(spec, value):
+            if not _takes(spec, value.dtype, value.shape):
                 raise DataError(
                     f"output '{output}' is {value.dtype} {value.shape} after {last}, and input '{name}', "
                     f"to which CALIBRATION.FEEDBACK leads it, wants {spec}: check the pair"
@@ -130,14 +129,14 @@ class _Unrolled:
         return {name: found[output] for output, name in self.pairs.items()}
 
 
-def _takes(spec: InputSpec, value: Array) -> bool:
-    """Return whether an array has the type and fixed dimensions of an input."""
-    dims = spec.shape
-    fits = dims is None or (
-        len(dims) == value.ndim
-        and all(have == want for have, want in zip(value.shape, dims, strict=True) if isinstance(want, int))
-    )
-    return fits and value.dtype == spec.dtype
+def _takes(spec: InputSpec, kind: np.dtype[Any] | None, dims: tuple[int | str | None, ...] | None) -> bool:
+    """Return whether a tensor may have the type and the fixed dimensions of an input, as far as both are known."""
+    if kind is not None and kind != spec.dtype:
+        return False
+    if dims is None or spec.shape is None:
+        return True
+    pairs = zip(dims, spec.shape, strict=False)
+    return len(dims) == len(spec.shape) and all(a == b for a, b in pairs if isinstance(a, int) and isinstance(b, int))
 
 
 def _zero_shape(
@@ -164,7 +163,7 @@ def _zero_shape(
     return tuple(sizes)
 
 
-def _check(graph: Graph, feedback: Mapping[str, str]) -> None:
+def _check_pairs(graph: Graph, feedback: Mapping[str, str]) -> None:
     """Raise RecipeError for outputs that cannot be fed to their inputs."""
     outputs = {tensor.name: tensor for tensor in graph.outputs}
     inputs = {tensor.name: tensor for tensor in graph.inputs}
@@ -178,10 +177,11 @@ def _check(graph: Graph, feedback: Mapping[str, str]) -> None:
                 f"CALIBRATION.FEEDBACK: input '{name}' is no tensor of numbers with a known number of axes: "
                 "a state must be one; feed it with the data"
             )
-        if not _may_take(wanted, outputs[output]):
+        declared = InputSpec(output, dtype(outputs[output]), shape(outputs[output]))
+        if not _takes(wanted, declared.dtype, declared.shape):
             raise RecipeError(
-                f"CALIBRATION.FEEDBACK: input '{name}' wants {wanted} and output '{output}' is "
-                f"{InputSpec(output, dtype(outputs[output]), shape(outputs[output]))}: they do not fit; check the pair"
+                f"CALIBRATION.FEEDBACK: input '{name}' wants {wanted} and output '{output}' is {declared}: "
+                "they do not fit; check the pair"
             )
     for name in feedback.values():
         if list(feedback.values()).count(name) > 1:
@@ -195,15 +195,3 @@ def _there(name: str, known: Mapping[str, Tensor], kind: str) -> None:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'" if close else f"there are {', '.join(repr(one) for one in known)}"
     raise RecipeError(f"CALIBRATION.FEEDBACK: the model has no {kind} '{name}': {hint}")
-
-
-def _may_take(spec: InputSpec, output: Tensor) -> bool:
-    """Return whether an output may have the type and shape of an input, as far as the model declares them."""
-    kind, dims = dtype(output), shape(output)
-    if kind is not None and kind != spec.dtype:
-        return False
-    if dims is None or spec.shape is None:
-        return True
-    if len(dims) != len(spec.shape):
-        return False
-    return all(a == b for a, b in zip(dims, spec.shape, strict=True) if isinstance(a, int) and isinstance(b, int))

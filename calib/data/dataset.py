@@ -66,7 +66,6 @@ class FeedBuffer:
         self._store.close()
 
     def _walk(self) -> Iterator[tuple[str, Feed]]:
-        """Yield (where, feed) in order."""
         for number, names in enumerate(self._names):
             yield f"feed {number + 1}", {name: self._store.get((number, name)) for name in names}
 
@@ -141,7 +140,6 @@ class Dataset:
 
     @cached_property
     def _chosen(self) -> tuple[int, ...]:
-        """Positions of a random pick."""
         return self.sampling.chosen(self._total)
 
     def _pieces(self) -> Iterator[tuple[str, Feed]]:
@@ -150,7 +148,6 @@ class Dataset:
             yield from self._cut(where, raw)
 
     def _cut(self, where: str, raw: Any) -> Iterator[tuple[str, Feed]]:
-        """Return the feeds of one raw feed."""
         feed = named(without_defaults(raw, self._defaults, where), self.inputs, where, whole=self.split is None)
         return iter([(where, feed)]) if self.split is None else cut(feed, self.split, self.inputs, where)
 
@@ -219,24 +216,16 @@ def read(
     if limit is not None and limit < 1:
         raise DataError(f"a limit of {limit} feeds leaves no data: use 1 or more")
     if isinstance(source, Dataset):
-        source = source._source if not (source.split or source.sampling.limit) else _relay(source)
+        whole = not (source.split or source.sampling.limit)
+        source = source._source if whole else Source(source.name, source.items, source.count)
     sampling = Sampling(limit, pick, seed)
-    # a random pick among batches needs all raw feeds; for the first batches, `limit` raw feeds suffice
-    opened = _open(source, inputs, ALL if split is not None and sampling.by_chance else sampling)
-    data = Dataset(opened, inputs, split=split, sampling=sampling, defaults=defaults)
+    if not isinstance(source, Source):
+        # a random pick among batches needs all raw feeds; for the first batches, `limit` raw feeds suffice
+        source = open_source(source, inputs, ALL if split is not None and sampling.by_chance else sampling)
+    data = Dataset(source, inputs, split=split, sampling=sampling, defaults=defaults)
     if next(data.items(), None) is None:
         raise DataError(f"{data.name} holds no feeds: calibration needs at least one")
     return data
-
-
-def _open(source: Any, inputs: Sequence[InputSpec], sampling: Sampling) -> Source:
-    """Return `source` itself if it is a `Source`, else its reader."""
-    return source if isinstance(source, Source) else open_source(source, inputs, sampling)
-
-
-def _relay(data: Dataset) -> Source:
-    """Wrap a data set as a source of raw feeds."""
-    return Source(data.name, data.items, data.count)
 
 
 def input_specs(graph: Graph) -> tuple[InputSpec, ...]:

@@ -30,34 +30,32 @@ def lengths_of_files(paths: Sequence[Path]) -> list[int] | None:
     """Return the length of the first array with an axis in each .npy or .npz file; None if one of them has none."""
     if len(paths) > MOST_FILES:
         return None
-    return _all(_of_file(path) for path in paths)
+    return _known(_length_in_file(path) for path in paths)
 
 
 def lengths_of_feeds(feeds: Sequence[Any]) -> list[int] | None:
     """Return the length of the first array with an axis in each raw feed; None if one of them has no known shape."""
-    return _all(_of_feed(feed) for feed in feeds)
+    return _known(map(_length, feeds))
 
 
-def _all(found: Any) -> list[int] | None:
-    lengths = []
-    for length in found:
+def _known(lengths: Iterator[int | None]) -> list[int] | None:
+    known = []
+    for length in lengths:
         if length is None:
             return None
-        lengths.append(length)
-    return lengths
+        known.append(length)
+    return known
 
 
-def _of_feed(feed: Any) -> int | None:
+def _length(feed: Any) -> int | None:
     values = feed.values() if isinstance(feed, Mapping) else feed if isinstance(feed, (list, tuple)) else [feed]
     shapes = (getattr(value, "shape", None) for value in values)
     return next((int(shape[0]) for shape in shapes if shape), None)
 
 
-def _of_file(path: Path) -> int | None:
+def _length_in_file(path: Path) -> int | None:
     try:
-        stored = open_stored(path)
-        arrays = [stored] if isinstance(stored, StoredArray) else stored.values()
-        return next((array.shape[0] for array in arrays if array.shape), None)
+        return _length(open_stored(path))
     except DataError:  # reported when the file is read
         return None
 

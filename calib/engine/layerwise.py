@@ -221,9 +221,15 @@ class ActivationCache:
             if not readers or name in read:
                 continue
             again = AGAIN * seconds + sum(self._seconds.get((unit.index, one), 0.0) for one in read)
-            made = run is not None and number > 0 and name in segment.outputs and not segment.conditions
             array = np.asarray(value)
-            if made and self._cheaper(again, array, readers):
+            computed = number > 0 and name in segment.outputs and not segment.conditions
+            # strings are always kept, because their size is unknown
+            if (
+                run is not None
+                and computed
+                and array.dtype.kind not in "OU"
+                and self._store.cheaper_to_recompute(again, array.nbytes, readers)
+            ):
                 self._seconds[unit.index, name] = again
                 self._make_later(number, (unit.index, name), read, run, array.nbytes, readers)
             else:
@@ -231,22 +237,16 @@ class ActivationCache:
         for name in read:
             self._store.release((unit.index, name))
 
-    def _cheaper(self, seconds: float, array: Array, readers: int) -> bool:
-        """Return whether to recompute an array; strings are always kept, because their size is unknown."""
-        return array.dtype.kind not in "OU" and self._store.cheaper_to_recompute(seconds, array.nbytes, readers)
-
     def _make_later(
-        self, number: int, place: Place, read: Sequence[str], run: LayerRunner | None, nbytes: int, readers: int
+        self, number: int, place: Place, read: Sequence[str], run: LayerRunner, nbytes: int, readers: int
     ) -> None:
         """Store a function that recomputes an array, and keep the inputs that it needs."""
         index, name = place
 
         def make() -> Array:
-            if run is None:
-                raise ValueError(f"nothing makes '{name}'")
             feeds = {one: self._store.get((index, one)) for one in read}
-            made: Array = run.run(feeds, [name], where=f"sample {index}")[name]
-            return made
+            array: Array = run.run(feeds, [name], where=f"sample {index}")[name]
+            return array
 
         self.lasting.add(number)
         self._store.put_lazy(place, make, nbytes, readers, reads=[(index, one) for one in read])

@@ -214,7 +214,7 @@ class Observation:
         if not segment.outputs:
             return None
         piece = segment.model(self.graph, self._index) if model is None else model(segment)
-        free = () if read is None else self._free(segment, read)
+        free = () if read is None else (self._any_layout & set(segment.outputs)) - read
         return stack.enter_context(
             LayerRunner(piece, device=self._device, threads=1, name=_name(segment), any_layout=free)
         )
@@ -224,13 +224,8 @@ class Observation:
         if not segment.outputs:
             return None
         piece = segment.model(self.graph, self._index)
-        name = _name(segment)
-        made = DeviceRun(piece, segment, read, self.wishes, device=self._device, place=self._place, name=name)
-        return stack.enter_context(made)
-
-    def _free(self, segment: Segment, read: frozenset[str]) -> frozenset[str]:
-        """Return the outputs of a segment that may have any layout."""
-        return (self._any_layout & set(segment.outputs)) - read
+        where = {"device": self._device, "place": self._place, "name": _name(segment)}
+        return stack.enter_context(DeviceRun(piece, segment, read, self.wishes, **where))
 
     def blame(self, number: int, tensor: str, known: Mapping[str, Any], unit: Sample) -> Exception:
         """Build the error for a non-finite tensor; see `nonfinite_error`."""
@@ -294,5 +289,4 @@ class _Observing(LayerVisitor[None]):
 
 
 def _name(segment: Segment) -> str:
-    """Return the name of a segment for messages."""
     return f"the branch '{segment.scope}'" if segment.scope else "the model"

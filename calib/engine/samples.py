@@ -44,7 +44,7 @@ def width_for(graph: Graph, names: Sequence[str], units: Iterator[Sample], devic
     """
     room = min(CACHE, int(memory * PART))
     some = list(islice(units, 2))
-    if len(some) < 2 or not names or not _alike(*some) or not _open(graph):
+    if len(some) < 2 or not names or not _alike(*some) or not _has_dynamic_batches(graph):
         return 1
     inputs = tuple(tensor.name for tensor in graph.inputs)
     width = 1
@@ -89,10 +89,10 @@ def _alike(one: Sample, other: Sample) -> bool:
     )
 
 
-def _open(graph: Graph) -> bool:
+def _has_dynamic_batches(graph: Graph) -> bool:
     """Return whether every input has a dynamic leading axis."""
-    shapes = [tensor.shape for tensor in graph.inputs]
-    return bool(shapes) and all(shape and not isinstance(shape[0], int) for shape in shapes)
+    shapes = [shape(tensor) for tensor in graph.inputs]
+    return bool(shapes) and all(dims and not isinstance(dims[0], int) for dims in shapes)
 
 
 SHARE: Final = 8
@@ -187,10 +187,7 @@ class SampleSplitter:
     def __init__(self, graph: Graph, *, device: str = "cpu") -> None:
         self._graph = graph
         self._device = device
-        shapes = [shape(tensor) for tensor in graph.inputs]
-        self._apart = graph.info.rows_apart
-        if not shapes or any(not dims or isinstance(dims[0], int) for dims in shapes):
-            self._apart = False
+        self._apart = graph.info.rows_apart if _has_dynamic_batches(graph) else False
 
     def units(self, items: Iterable[tuple[str, Feed]], first: int = 0) -> Iterator[Sample]:
         """Yield the units of (where, feed) pairs, in order; `first` is the index of the first unit."""
@@ -198,7 +195,8 @@ class SampleSplitter:
         for where, feed in items:
             rows = self._rows(feed)
             if rows < 2:
-                yield Sample(index, where, feed, samples=_leading(feed))
+                leading = next((int(x.shape[0]) for x in feed.values() if x.ndim), 1)
+                yield Sample(index, where, feed, samples=leading)
                 index += 1
                 continue
             for row in range(rows):
@@ -212,13 +210,10 @@ class SampleSplitter:
         if len(lengths) != 1 or (rows := lengths.pop()) < 2:
             return 1
         if self._apart is None:
-            self._apart = self._graph.info.rows_apart = self._try(feed)
+            with LayerRunner(self._graph, device=self._device, threads=1) as run:
+                pair = [{name: x[row : row + 1] for name, x in feed.items()} for row in (0, 1)]
+                self._apart = self._graph.info.rows_apart = treats_apart(run, pair)
         return rows if self._apart else 1
-
-    def _try(self, feed: Feed) -> bool:
-        """Return whether two rows give the same outputs together and separately."""
-        with LayerRunner(self._graph, device=self._device, threads=1) as run:
-            return treats_apart(run, [{name: x[row : row + 1] for name, x in feed.items()} for row in (0, 1)])
 
 
 def treats_apart(run: LayerRunner, feeds: Sequence[Feed], names: Sequence[str] | None = None) -> bool:
@@ -249,8 +244,3 @@ def _same(both: object, parts: list[object]) -> bool:
         return bool(np.array_equal(both, together))
     room = SAME * max(float(np.max(np.abs(together), initial=0.0)), 1e-30)
     return bool(np.allclose(both, together, rtol=0, atol=room, equal_nan=True))
-
-
-def _leading(feed: Feed) -> int:
-    """Return the length of the leading axis of the first input that has one."""
-    return next((int(x.shape[0]) for x in feed.values() if x.ndim), 1)

@@ -227,31 +227,26 @@ class Bound:
         try:
             if self._views is not None and shapes == self._shapes:
                 try:
-                    return self._again(given)
+                    self._run_binding(given)
+                    return self._views
                 except RuntimeError:  # data-dependent shapes: other buffers are needed
                     self._views = None
             return self._first(given, shapes)
         except Exception as error:  # onnxruntime's exceptions have no common base but Exception
             raise DataError(f"{self._runner.name} cannot run on {where}: {reason(error)}") from error
 
-    def _again(self, given: Mapping[str, Array]) -> list[Array]:
-        """Run into the buffers of the previous run."""
+    def _run_binding(self, given: Mapping[str, Array]) -> None:
         for name, x in given.items():
             self._binding.bind_cpu_input(name, x)
         self._session.run_with_iobinding(self._binding)
-        if self._views is None:
-            raise RuntimeError("no buffers are bound")
-        return self._views
 
     def _first(self, given: Mapping[str, Array], shapes: dict[str, tuple[int, ...]]) -> list[Array]:
         """Run into buffers that onnxruntime allocates, and keep those."""
         self._views = None
         self._binding = self._session.io_binding()
-        for name, x in given.items():
-            self._binding.bind_cpu_input(name, x)
         for name in self._names:
             self._binding.bind_output(name, "cpu")
-        self._session.run_with_iobinding(self._binding)
+        self._run_binding(given)
         values = self._binding.get_outputs()
         self._views = [_view(value, dtype) for value, dtype in zip(values, self._dtypes, strict=True)]
         self._shapes = shapes
@@ -285,12 +280,7 @@ def _spec(value: Any) -> InputSpec:
         return InputSpec(value.name, None, None)
     kind = TYPES.get(found[1], found[1])
     shape = None if value.shape is None else tuple(value.shape)
-    return InputSpec(value.name, _numpy_type(kind), shape)
-
-
-def _numpy_type(kind: str) -> np.dtype[Any] | None:
-    """Return the numpy type of that name; None if numpy does not have it (bfloat16, float8)."""
     try:
-        return np.dtype(kind)
-    except TypeError:
-        return None
+        return InputSpec(value.name, np.dtype(kind), shape)
+    except TypeError:  # numpy does not have it: bfloat16, float8
+        return InputSpec(value.name, None, shape)

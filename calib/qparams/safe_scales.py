@@ -164,7 +164,9 @@ def with_headroom(
         made = found[weight]
         wanted = _needed(values, bias, found[activation], made)
         limit = float(limits_for(plan, tensors[by_key[weight].tensor]).most)
-        free = (wanted > 0) & (made.scale == UNUSED_SCALE) & ~_moves(values, made)
+        axis = made.spec.axis
+        others = None if axis is None else tuple(i for i in range(values.ndim) if i != axis)
+        free = (wanted > 0) & (made.scale == UNUSED_SCALE) & ~np.any(values != 0, axis=others)
         scale = np.where(free, np.maximum(wanted, plan.scales.least), np.maximum(made.scale, wanted))
         stiff = made.scale.ndim == 0 or len(by_key[weight].readers) > 1
         if (stiff and (~free & (scale > COARSER * made.scale)).any()) or (scale > limit).any():
@@ -179,13 +181,6 @@ def with_headroom(
                 f"'{by_key[weight].tensor}': {int(changed.sum())} of {changed.size} scales chosen for the int32 bias"
             )
     return found, refusals, notes
-
-
-def _moves(weight: Array, made: QParams) -> Array:
-    """Return which channels have a nonzero weight, bool, shape of the scale."""
-    axis = made.spec.axis
-    over = None if axis is None else tuple(i for i in range(weight.ndim) if i != axis)
-    return np.asarray(np.any(weight != 0, axis=over))
 
 
 def _needed(weight: Array, bias: Array, data: QParams, made: QParams) -> Array:

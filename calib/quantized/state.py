@@ -161,8 +161,10 @@ class QuantState:
     def dequantized(self, site: Site, kind: Any) -> Array | None:
         """Return the dequantized weight or bias as dtype `kind`; None if it stays float."""
         if site.role == "bias":
-            found = self._bias(site)
-            return None if isinstance(found, Refusal) else (found[0].astype(np.float32) * found[1]).astype(kind)
+            followed = {key: self.params(self._sites[key]) for key in site.follows or ()}
+            known = {key: qparams for key, qparams in followed.items() if qparams is not None}
+            bias = bias_codes(site, self.weight(site), known)
+            return None if isinstance(bias, Refusal) else (bias[0].astype(np.float32) * bias[1]).astype(kind)
         codes = self.codes_of(site)
         qparams = self.params(site)
         return None if qparams is None or codes is None else qparams.dequantize(codes).astype(kind)
@@ -178,9 +180,3 @@ class QuantState:
                 self.moved[site.key] = used
             self.codes[site.key], self.scales[site.key] = spill_large(codes), used.scale
         return self.codes[site.key]
-
-    def _bias(self, site: Site) -> tuple[Array, Array] | Refusal:
-        """Compute the quantized values and the scale of a bias at the current scales."""
-        followed = {key: self.params(self._sites[key]) for key in site.follows or ()}
-        known = {key: qparams for key, qparams in followed.items() if qparams is not None}
-        return bias_codes(site, self.weight(site), known)

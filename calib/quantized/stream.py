@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -92,7 +92,15 @@ def walk_quantized(
         options.progress.start("quantized stream", data.count)
         with TensorStore(options.memory) as store:
             model = partial(quantized, graph=graph, numbers=numbers, uses=uses_of(plan, inputs))
-            _measure(observation, observation.layerwise(units, store, options.progress, model), sites, numbers)
+            try:
+                for names in observation.layerwise(units, store, options.progress, model):
+                    sketches = observation.found()
+                    for site in chain.from_iterable(sites[name] for name in names):
+                        numbers.measure(site, sketches[site.tensor, site.spec.axis])
+            except NumericError as error:
+                raise NumericError(
+                    f"with everything before it quantized, {error}; or calibrate without asym"
+                ) from error
     return StreamResult(numbers.bounds, numbers.codes, numbers.scales)
 
 
@@ -116,19 +124,6 @@ def quantized(stage: Segment, graph: Graph, numbers: QuantState, uses: Uses) -> 
             if values is not None and names is not None and isinstance(tensor, Constant):
                 replace_input(node, index, add_constant(piece, f"{tensor.name}/corrected", values, names))
     return piece
-
-
-def _measure(
-    observation: Observation, stages: Iterator[Sequence[str]], sites: Mapping[str, Sequence[Site]], numbers: QuantState
-) -> None:
-    """Run the stages; each uses the ranges that the previous ones observed."""
-    try:
-        for done in stages:
-            found = observation.found()
-            for site in chain.from_iterable(sites[name] for name in done):
-                numbers.measure(site, found[site.tensor, site.spec.axis])
-    except NumericError as error:
-        raise NumericError(f"with everything before it quantized, {error}; or calibrate without asym") from error
 
 
 def measured_sites(graph: Graph, plan: Plan, floats: Mapping[str, Bounds]) -> dict[str, list[Site]]:
