@@ -122,7 +122,6 @@ class Calibrator:
             self._count(unit)
 
     def _count(self, unit: Sample) -> None:
-        """Count a sample that ran."""
         count_samples(self.options.progress, unit.samples)
         self.options.progress.advance(int(unit.closes))
 
@@ -215,7 +214,6 @@ class Calibrator:
         self.close()
 
     def _observed(self, wishes: Mapping[Key, StatsRequest]) -> dict[str, list[str]]:
-        """Return the tensors to observe by scope."""
         observed: dict[str, dict[str, None]] = {}
         for site in self._sites.values():
             if (site.tensor, site.spec.axis) in wishes:

@@ -178,7 +178,6 @@ def _digest(feed: Feed) -> bytes:
 
 
 def _rows_by_feed(samples: Iterable[_Sample], digests: Iterable[bytes]) -> RowsByFeed:
-    """Return the rows of the samples with these digests."""
     wanted = frozenset(digests)
     found: dict[int, list[int | None]] = {}
     for sample in samples:
@@ -192,7 +191,6 @@ def _dataset(data: Dataset, graph: Graph, walk: Callable[[], Iterator[tuple[str,
 
 
 def _only(data: Dataset, rows: RowsByFeed) -> Iterator[tuple[str, Feed]]:
-    """Yield these rows of these feeds."""
     for place, (where, feed) in zip(rows, data.at(list(rows)), strict=True):
         if rows[place] == [None]:
             yield where, feed

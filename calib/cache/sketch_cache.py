@@ -308,7 +308,6 @@ class SketchCache:
         self.notes.append(f"the calibration cache '{self.path}' has {count} damaged entries: they are measured again")
 
     def _discard(self) -> None:
-        """Remove a damaged database."""
         self.notes.append(f"the calibration cache '{self.path}' was damaged: its contents are measured again")
         self._stored.clear()
         remove_database(self.path)

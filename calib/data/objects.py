@@ -98,7 +98,6 @@ def rank(seed: int, place: int) -> int:
 
 
 def _mix(value: int) -> int:
-    """Permute the 64-bit integers."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -197,7 +196,6 @@ def _within(feeds: Iterator[Any], name: str, sampling: Sampling) -> Iterator[Any
 
 
 def _bytes(feed: Any) -> int:
-    """Estimate the memory of one raw feed."""
     if isinstance(feed, Mapping):
         return sum(_bytes(value) for value in feed.values())
     if isinstance(feed, (list, tuple)):

@@ -98,7 +98,7 @@ class _Header(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes of the header and the values."""
-        return self.length + _count(self.shape) * self.dtype.itemsize
+        return self.length + prod(self.shape) * self.dtype.itemsize
 
 
 class StoredArray:
@@ -135,7 +135,7 @@ class StoredArray:
         Raises:
             DataError: they cannot be read, or memory is too small for them.
         """
-        needed = _count(self.shape) * (STRING_BYTES if self.dtype.kind in "SU" else self.dtype.itemsize)
+        needed = prod(self.shape) * (STRING_BYTES if self.dtype.kind in "SU" else self.dtype.itemsize)
         if needed > (memory := _machine_memory()):
             raise DataError(
                 f"{self._what} holds {needed / 2**30:.1f} GiB, more than the memory of this machine "
@@ -160,20 +160,19 @@ class StoredArray:
     @cached_property
     def _header(self) -> _Header:
         header = _read_header(self._head, self._what)
-        self._check(header)
-        return header
-
-    def _check(self, header: _Header) -> None:
-        """Raise DataError for invalid headers and unsupported contents."""
         shape, dtype = header.shape, header.dtype
         if dtype.hasobject:
             reason = "it holds pickled objects, which are not read because they may run code; save plain arrays"
-        elif any(size < 0 for size in shape) or (not dtype.itemsize and _count(shape)) or _is_huge_nothing(shape):
+        elif (
+            any(size < 0 for size in shape)
+            or (not dtype.itemsize and prod(shape) > 0)
+            or (0 in shape and max(shape) > MAX_EMPTY)  # would be cut into millions of batches
+        ):
             reason = f"its header says {dtype} {shape}, which no array has; save it again"
         elif header.size > self._size:
             reason = f"it is cut off ({self._size} bytes, and its header says {header.size}); copy or save it again"
         else:
-            return
+            return header
         raise DataError(f"{self._what} cannot be read: {reason}")
 
 
@@ -265,32 +264,19 @@ def _faults_of(what: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise DataError(f"there is no file {what}: check the path of the data") from error
     except Exception as error:
-        raise DataError(f"{what} cannot be read: {_reason(error)}") from error
+        reason = first_line(error)
+        if isinstance(error, MemoryError):
+            reason = "there is not enough memory for it; cut it into several files"
+        elif isinstance(error, OSError) and error.strerror:
+            reason = error.strerror
+        elif isinstance(error, (zipfile.BadZipFile, EOFError)):
+            reason = f"it is cut off or damaged ({reason}); copy or save it again"
+        raise DataError(f"{what} cannot be read: {reason}") from error
 
 
 def first_line(error: Exception) -> str:
     """Return the first line of another library's message about a damaged file."""
     return (str(error).splitlines() or [type(error).__name__])[0][:REASON_LENGTH]
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, MemoryError):
-        return "there is not enough memory for it; cut it into several files"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    text = first_line(error)
-    if isinstance(error, (zipfile.BadZipFile, EOFError)):
-        return f"it is cut off or damaged ({text}); copy or save it again"
-    return text
-
-
-def _count(shape: Sequence[int]) -> int:
-    return prod(shape)
-
-
-def _is_huge_nothing(shape: Sequence[int]) -> bool:
-    """Return whether an array without values has an axis so long that it would be cut into millions of batches."""
-    return 0 in shape and max(shape) > MAX_EMPTY
 
 
 def _machine_memory() -> int:

@@ -72,7 +72,6 @@ def grouped(units: Iterator[Sample], width: int) -> Iterator[Sample]:
 
 
 def _together(units: Sequence[Sample]) -> Sample:
-    """Join several units into one."""
     if len(units) == 1:
         return units[0]
     first = units[0]

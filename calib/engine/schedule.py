@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -86,65 +86,37 @@ def plan_branches(graph: Graph, observed: Mapping[str, Sequence[str]]) -> Branch
     wanted: dict[str, dict[str, None]] = {}  # by scope: its tensors that branches inside it read
     for branch in reversed(list(known.values())):  # inner ones first
         inside = list(observed.get(branch.scope, ()))
-        reason = _out_of_reach(branch, known)
-        if reason and inside:
-            unreachable[branch.scope] = reason
+        enclosing = [branch]  # innermost first
+        while enclosing[-1].outer:
+            enclosing.append(known[enclosing[-1].outer])
+        never = next((outer.node.name for outer in enclosing if outer.never), None)
+        if never is not None and inside:
+            unreachable[branch.scope] = f"the condition of '{never}' is a constant that never picks its branch"
         handed_on = wanted.get(branch.scope, {})
-        if reason or not (inside or handed_on):
+        if never is not None or not (inside or handed_on):
             continue
-        segment = _segment(branch, inside, [*handed_on], known)
+        segment = _segment(enclosing, inside, handed_on)
         segments.append(segment)
-        _ask(segment, branch.outer, known, wanted)
+        missing = dict.fromkeys(segment.reads)  # registered with the enclosing scopes that compute them
+        for outer in enclosing[1:]:
+            makers = produced(outer.body)
+            wanted.setdefault(outer.scope, {}).update(dict.fromkeys(name for name in missing if name in makers))
+            missing = {name: None for name in missing if name not in makers}
+        wanted.setdefault("", {}).update(missing)
     return BranchPlan(tuple(reversed(segments)), tuple(wanted.get("", {})), unreachable)
 
 
-def _out_of_reach(branch: Branch, known: Mapping[str, Branch]) -> str | None:
-    """Return why a branch can never run, or None."""
-    at: Branch | None = branch
-    while at is not None:
-        if at.never:
-            return f"the condition of '{at.node.name}' is a constant that never picks its branch"
-        at = known.get(at.outer)
-    return None
-
-
-def _segment(branch: Branch, inside: Sequence[str], handed_on: Sequence[str], known: Mapping[str, Branch]) -> Segment:
+def _segment(enclosing: Sequence[Branch], inside: Sequence[str], handed_on: Iterable[str]) -> Segment:
+    """Build the segment of the first of some branches, each inside the next."""
+    branch = enclosing[0]
     makers = produced(branch.body)
     targets = [name for name in dict.fromkeys([*inside, *handed_on]) if name in makers]
     nodes = needed(branch.body, targets)
-    made = {tensor.name for node in nodes for tensor in node.outputs}
-    inputs = dict.fromkeys(name for node in nodes for name in reads_of(node) if name not in made)
-    conditions: list[tuple[str, bool]] = []
-    at: Branch | None = branch
-    while at is not None:
-        if not isinstance(at.node.inputs[0], Constant):
-            conditions.insert(0, (at.condition, at.picks))
-        at = known.get(at.outer)
-    return Segment(
-        tuple(inputs),
-        tuple(targets),
-        tuple(inside),
-        tuple(node.name for node in nodes),
-        branch.scope,
-        tuple(conditions),
-    )
-
-
-def _ask(segment: Segment, outer: str, known: Mapping[str, Branch], wanted: dict[str, dict[str, None]]) -> None:
-    """Register the inputs of `segment` with the enclosing scopes that compute them.
-
-    Inputs that none of them computes are registered with the main graph.
-    """
-    missing = dict.fromkeys(segment.reads)
-    scope = outer
-    while scope:
-        makers = produced(known[scope].body)
-        here = [name for name in missing if name in makers]
-        wanted.setdefault(scope, {}).update(dict.fromkeys(here))
-        for name in here:
-            del missing[name]
-        scope = known[scope].outer
-    wanted.setdefault("", {}).update(missing)
+    computed = {tensor.name for node in nodes for tensor in node.outputs}
+    inputs = dict.fromkeys(name for node in nodes for name in reads_of(node) if name not in computed)
+    conditions = [(at.condition, at.picks) for at in enclosing[::-1] if not isinstance(at.node.inputs[0], Constant)]
+    names = tuple(node.name for node in nodes)
+    return Segment(tuple(inputs), tuple(targets), tuple(inside), names, branch.scope, tuple(conditions))
 
 
 COUNT: Final = 128

@@ -69,7 +69,6 @@ class Aciq(Solver):
             raise ValueError(f"distribution must be one of {', '.join(get_args(Shape))}, got {self.distribution!r}")
 
     def solve(self, distribution: Distribution, target: ObserverTarget) -> tuple[Array, Array]:
-        """Compute (lo, hi) of every range; see `Solver.solve`."""
         return self._ancestors(distribution, target) if target.rule == "sparsebit" else self._ours(distribution, target)
 
     def _ours(self, distribution: Distribution, target: ObserverTarget) -> tuple[Array, Array]:
@@ -82,7 +81,8 @@ class Aciq(Solver):
             spread, upper = _sigma((hi - lo) / 2, total), _sigma(hi, total)
         else:
             spread = mean_of(distribution, lambda x: np.abs(x - about))
-            upper = mean / _share_above_zero(distribution)
+            above = mean_of(distribution, lambda x: x > 0)  # share of the values
+            upper = mean / np.where(above > 0, above, 1.0)
         clip = spread * factor(name, bits)
         half = upper * factor(name, bits, one_sided=not target.spec.symmetric)
         top = np.where(lo >= 0, np.maximum(half, mean + clip), mean + clip)
@@ -104,12 +104,6 @@ class Aciq(Solver):
 def _sigma(half_range: Array, values: Array) -> Array:
     """Estimate sigma of a normal distribution from the range of `values` values, float64 (C,)."""
     return np.asarray(half_range * SIGMA_OF_RANGE / np.sqrt(2 * np.log(np.maximum(values, 2))))
-
-
-def _share_above_zero(distribution: Distribution) -> Array:
-    """Compute the share of the values that are above 0, float64 (C,); 1 if none is."""
-    share = mean_of(distribution, lambda x: x > 0)
-    return np.where(share > 0, share, 1.0)
 
 
 def factor(distribution: str, bits: int, one_sided: bool = False) -> float:

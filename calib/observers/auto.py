@@ -34,7 +34,6 @@ class Auto(Solver):
     """
 
     def solve(self, distribution: Distribution, target: ObserverTarget) -> tuple[Array, Array]:
-        """Compute (lo, hi) of every range; see `Solver.solve`."""
         lo, hi = distribution.lo, distribution.hi
         whole = target.params(lo, hi)
         least = to_beat(distribution, whole, quantization_error(distribution, whole))

@@ -90,7 +90,6 @@ class Solver(Observer):
         """Compute (lo, hi) of every range of `distribution`, float64 (C,). Results of empty ranges are ignored."""
 
     def bounds(self, sketch: Sketch, spec: QuantSpec, rule: ScaleRule = "exact") -> Bounds:
-        """Compute the range to represent; see `Observer.bounds`."""
         if spec.is_fp8 and not self.for_floats:
             raise RecipeError(f"observer '{type(self).__name__}' is for integers, whose steps are even, not for fp8")
         whole = sketch.distribution()

@@ -141,7 +141,6 @@ class KlHistogram(Solver):
     for_floats: ClassVar[bool] = False
 
     def solve(self, distribution: Distribution, target: ObserverTarget) -> tuple[Array, Array]:
-        """Compute (lo, hi) of every range; see `Solver.solve`."""
         lo, hi = distribution.lo.copy(), distribution.hi.copy()
         for index in range(distribution.ranges):
             one = rows_of(distribution, slice(index, index + 1))

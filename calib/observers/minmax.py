@@ -23,5 +23,4 @@ class MinMax(Observer):
     needs: ClassVar[Needs] = "range"
 
     def bounds(self, sketch: Sketch, spec: QuantSpec, rule: ScaleRule = "exact") -> Bounds:
-        """Compute the range to represent; see `Observer.bounds`."""
         return Bounds(sketch.lo, sketch.hi)

@@ -40,7 +40,6 @@ class MovingAverage(Observer):
             raise ValueError(f"ratio must be at least 0 and below 1, got {self.ratio}")
 
     def bounds(self, sketch: Sketch, spec: QuantSpec, rule: ScaleRule = "exact") -> Bounds:
-        """Compute the range to represent; see `Observer.bounds`."""
         samples = np.stack(sketch.track()).astype(np.float64)  # (2, S) or (2, S, C): lo and hi
         if not samples.shape[1]:
             none = np.zeros_like(sketch.lo)

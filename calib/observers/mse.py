@@ -26,8 +26,13 @@ def errors_of(distribution: Distribution, target: ObserverTarget) -> Errors:
 
     It is accurate to about six digits and uses the final rounded zero points.
     """
-    if target.spec.is_fp8:
-        return _errors_of_floats(distribution, target)
+    if target.spec.is_fp8:  # steps are not uniform
+
+        def errors_of_floats(lo: Array, hi: Array) -> Array:
+            pairs = zip(*np.broadcast_arrays(lo, hi), strict=True)
+            return np.stack([quantization_error(distribution, target.params(low, high)) for low, high in pairs])
+
+        return errors_of_floats
     steps = target.spec.qmax - target.spec.qmin
     curve = Curve.of(distribution) if distribution.ranges == 1 and steps <= CURVE_STEPS else None
     mean = _means_of_values if distribution.exact else _means_of_bins
@@ -44,17 +49,6 @@ def errors_of(distribution: Distribution, target: ObserverTarget) -> Errors:
             return curve.errors(scale[:, 0], lowest[:, 0], highest[:, 0], steps)[:, None]
         rows = zip(scale, lowest, highest, strict=True)
         return np.stack([mean(distribution, weights, s, a, b) * s * s for s, a, b in rows])
-
-    return errors
-
-
-def _errors_of_floats(distribution: Distribution, target: ObserverTarget) -> Errors:
-    """Return the error function for fp8, whose steps are not uniform: computed by `QParams`."""
-
-    def errors(lo: Array, hi: Array) -> Array:
-        lo, hi = np.broadcast_arrays(lo, hi)
-        pairs = zip(lo, hi, strict=True)
-        return np.stack([quantization_error(distribution, target.params(low, high)) for low, high in pairs])
 
     return errors
 
@@ -155,7 +149,6 @@ class Mse(Solver):
     """
 
     def solve(self, distribution: Distribution, target: ObserverTarget) -> tuple[Array, Array]:
-        """Compute (lo, hi) of every range; see `Solver.solve`."""
         search = _Search(distribution, target)
         if target.rule == "sparsebit":
             search.ancestors_grid()
@@ -301,7 +294,6 @@ def _golden(attempt: Callable[[Array], Array], start: Array, stop: Array, sectio
 
 
 def _everywhere(ends: Array) -> tuple[Array, Array]:
-    """Return the interval of all shares for each range."""
     return np.zeros(len(ends)), np.ones(len(ends))
 
 

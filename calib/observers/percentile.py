@@ -40,7 +40,6 @@ class Percentile(Solver):
             raise ValueError(f"alpha must be at least 0 and below 0.5, got {self.alpha}")
 
     def solve(self, distribution: Distribution, target: ObserverTarget) -> tuple[Array, Array]:
-        """Compute (lo, hi) of every range; see `Solver.solve`."""
         total = distribution.total
         negative = distribution.left < 0
         below = negative.sum(axis=1) if singles(distribution) else (negative * distribution.counts).sum(axis=1)

@@ -94,7 +94,6 @@ class Panel:
         self._places = address(self._jobs), tuple(address(x) for x in self._found)
 
     def _is_ready(self, i: int) -> bool:
-        """Return whether the compiled code supports the i-th array."""
         sketch, x = self.sketches[i], self._arrays[i]
         one = not sketch.tracks or x.ndim == 0 or x.shape[0] == 1
         plain = x.dtype == np.float32 and x.size > 0 and x.flags.c_contiguous

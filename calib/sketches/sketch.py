@@ -224,7 +224,6 @@ class Sketch:
         )
 
     def _check_channels(self, channels: int) -> None:
-        """Raise NumericError if the number of channels changed."""
         if self._lo is not None and len(self._lo) != channels:
             raise NumericError(
                 f"axis {self.axis} had {len(self._lo)} channels and now has {channels}; "
@@ -297,7 +296,6 @@ class Sketch:
         return self._keep is None or sum(raw.size for raw in self._raw) + size <= self._keep
 
     def _fold(self) -> None:
-        """Move the raw values into bins."""
         raw, self._raw = self._raw, []
         for rows in raw:
             self._pages_for(rows).count(rows)

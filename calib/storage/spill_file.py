@@ -289,5 +289,4 @@ class SpillFile:
 
 
 def _pages(size: int) -> int:
-    """Round `size` in bytes up to whole pages."""
     return -(-size // PAGE) * PAGE

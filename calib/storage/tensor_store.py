@@ -318,7 +318,6 @@ class TensorStore:
             self._file.free(entry.start, entry.size)
 
     def _spill_file(self) -> SpillFile:
-        """Return the spill file, created at the first spill."""
         with self._lock:
             self._check_open()
             if self._file is None:

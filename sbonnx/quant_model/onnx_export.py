@@ -176,7 +176,6 @@ def _axes_of(interface: Mapping[str, Tensor], name: str, chosen: Mapping[int, st
 
 
 def _infer_again(graph: Graph) -> None:
-    """Infer the shapes of all tensors again, in place."""
     infer_shapes(graph)
     model = skeleton(graph).model
     for value in model.graph.output:

@@ -136,7 +136,6 @@ class Hooks:
 
 
 def _variables(node: Node) -> list[Any]:
-    """Return the non-constant inputs of a node."""
     return [tensor for tensor in node.inputs if not isinstance(tensor, Constant) and not tensor.is_empty()]
 
 

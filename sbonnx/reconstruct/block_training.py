@@ -227,7 +227,6 @@ class BlockTrainer:
         )
 
     def _descend(self, choices: Mapping[str, Choice]) -> dict[str, Any]:
-        """Run all optimization steps and return the bias corrections."""
         torch, settings = self.torch, self.settings
         parts = [{"params": [choice.u for choice in choices.values()], "lr": settings.lr}]
         for key in self._scales:
@@ -257,7 +256,6 @@ class BlockTrainer:
         return shifts
 
     def _step(self, choices: Mapping[str, Choice], shifts: Mapping[str, Any], beta: float | None) -> None:
-        """Compute the gradients of one batch."""
         samples = self.batches.samples
         size = min(self.settings.batch, len(samples))
         picks = [samples[int(at)] for at in self._random.choice(len(samples), size, replace=False)]
@@ -299,7 +297,6 @@ class BlockTrainer:
         return {**self._biases, **values}
 
     def _meanings(self, codes: Mapping[str, Array]) -> dict[str, Any]:
-        """Dequantize codes of the weights."""
         return {
             key: as_tensor(self.torch, self._weights[key][2].dequantize(each), self.block.device)
             for key, each in codes.items()

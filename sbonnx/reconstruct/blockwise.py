@@ -202,7 +202,6 @@ class _BlockwiseRounding:
     def _through(
         self, stream: bool, number: int, places: Iterable[Sample], piece: Graph, progress: Progress | None
     ) -> None:
-        """Run all samples through a block in one of the streams."""
         outputs = self.segments[number].outputs
         with LayerRunner(piece, device=self.options.device, threads=1, name="a block") as run:
 
@@ -215,7 +214,6 @@ class _BlockwiseRounding:
                     progress.advance(int(unit.closes))
 
     def _learn(self, number: int, segment: Segment, places: Sequence[Sample]) -> None:
-        """Optimize the codes of one block."""
         inside = {Reader(node, index) for node in segment.nodes for index in (0, 1)}
         sites = {key: site for key, site in self.sites.items() if inside & set(site.readers)}
         weights = self._weights(sites)

@@ -119,7 +119,6 @@ class LayerFitter:
                 self._moments.pop(layer.site.key, None)
 
     def _take(self, one: Seen, layer: Layer) -> None:
-        """Round and correct one layer."""
         if isinstance(one, WatchedMeans):
             means = one.means(layer)
         else:
@@ -148,7 +147,6 @@ class LayerFitter:
         return centred.towards(share).shrunk(chance)
 
     def _trust(self, layer: Layer, fit: Moments, held: Moments) -> tuple[float, float]:
-        """Estimate the factors of `share_of` and `shrinkage_of`."""
         if layer.bias is not None:
             fit, held = fit.centred(), held.centred()
         weight = fit.layout.matrices(self.numbers.weight(layer.site))
@@ -190,7 +188,6 @@ class LayerFitter:
         )
 
     def _correct(self, layer: Layer, means: Means) -> None:
-        """Correct the bias by the mean error of the layer's output."""
         codes, qparams = self.numbers.codes.get(layer.site.key), self.numbers.params(layer.site)
         if layer.bias is None or codes is None or qparams is None:
             return

@@ -211,7 +211,6 @@ class _Stages(LayerVisitor[list[dict[str, Array]]]):
 
 
 def _by_sample(value: Array, unit: Sample) -> Iterator[tuple[Sample, Array]]:
-    """Yield each sample of a unit with its slice of a tensor."""
     if not unit.parts:
         yield unit, value
     for place, part in enumerate(unit.parts):

@@ -138,13 +138,11 @@ def _check_readable(graph: Graph, needed: int, backend: Backend) -> None:
 
 
 def _applied(state: PipelineState, chosen: Any) -> PipelineState:
-    """Apply patterns to the graph, in place."""
     done = patterns.apply(state.prepared.graph, tuple(chosen))
     return _extended(state, done.fired, done.refusals)
 
 
 def _extended(state: PipelineState, fired: Iterable[Fired], refusals: Iterable[Refusal]) -> PipelineState:
-    """Return the state with further applied patterns and refusals."""
     prepared = state.prepared
     return replace(
         state,

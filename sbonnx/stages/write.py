@@ -164,7 +164,6 @@ def _report(state: PipelineState) -> Report:
 
 
 def _site_row(site: Site) -> dict[str, Any]:
-    """Return a site as plain values for the report."""
     return {
         "tensor": site.tensor,
         "role": site.role,
