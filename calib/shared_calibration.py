@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -20,6 +20,7 @@ from sbonnx.calib.engine.sample_runner import Key
 from sbonnx.calib.engine.samples import SampleSplitter
 from sbonnx.calib.engine.schedule import branches_of, bytes_for_sample
 from sbonnx.calib.engine.segments import Segment
+from sbonnx.calib.engine.threads import within
 from sbonnx.calib.sketches import Sketch
 from sbonnx.graph import Graph
 from sbonnx.graph.digests import outputs_digest, tensor_digests
@@ -71,7 +72,8 @@ def equal_tensors(
         return EqualTensors(frozenset(same))
     units = list(islice(SampleSplitter(one, device=device).units(data.items()), TRIED))
     unseen: set[str] = set()
-    for some in _within(unsure, bytes_for_sample(one, units[0]) if units else {}, budget):
+    sizes = bytes_for_sample(one, units[0]) if units else {}
+    for some in within(unsure, lambda name: sizes.get(name, 0), budget):
         found = [_values(graph, [(name, here[name]) for name in some], units, device) for graph in (one, other)]
         for name in some:
             pairs = [(ours.get(name), theirs.get(name)) for ours, theirs in zip(*found, strict=True)]
@@ -110,21 +112,6 @@ def _values(
                 if segment.runs_with(known):
                     known.update(run.run(known, segment.outputs, where=unit.where))
     return found
-
-
-def _within(names: Sequence[str], sizes: Mapping[str, int], budget: int) -> Iterator[list[str]]:
-    """Group the names so that the tensors of a group take at most `budget` bytes, or are a single tensor."""
-    some: list[str] = []
-    taken = 0
-    for name in names:
-        size = sizes.get(name, 0)
-        if some and taken + size > budget:
-            yield some
-            some, taken = [], 0
-        some.append(name)
-        taken += size
-    if some:
-        yield some
 
 
 def _equal(one: Any, other: Any) -> bool:

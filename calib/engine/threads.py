@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import islice
@@ -23,6 +23,21 @@ def chunks(items: Iterator[T], size: int) -> Iterator[list[T]]:
     """Yield the items in lists of `size`."""
     while some := list(islice(items, size)):
         yield some
+
+
+def within(items: Iterable[T], size: Callable[[T], int], budget: int) -> Iterator[list[T]]:
+    """Yield consecutive items in groups of at most `budget` in total, or of a single item."""
+    group: list[T] = []
+    taken = 0
+    for item in items:
+        needed = size(item)
+        if group and taken + needed > budget:
+            yield group
+            group, taken = [], 0
+        group.append(item)
+        taken += needed
+    if group:
+        yield group
 
 
 def in_order(work: Callable[[T], R], items: Iterator[T], threads: int, *, least: float = 0.0) -> Iterator[tuple[T, R]]:

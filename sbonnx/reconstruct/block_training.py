@@ -13,7 +13,6 @@ from sbonnx.calib.engine.sample_runner import last_reads
 from sbonnx.calib.engine.segments import Segment
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import ModelError
-from sbonnx.plan.types import Site
 from sbonnx.reconstruct.soft_block import BESIDE, SoftBlock
 from sbonnx.rounding.adaround import SETTLINGS, Choice, SoftBlocks, pull
 from sbonnx.spec import Array, Bounds, QParams
@@ -192,7 +191,7 @@ class BlockTrainer:
         self._scales = list(scales) if settings.scale_lr > 0 else []
         self._totals: dict[str, float] = {}
 
-    def learn(self, sites: Mapping[str, Site]) -> BlockResult:
+    def learn(self) -> BlockResult:
         """Run the optimization and return the best of the nearest, the initial and the learned codes.
 
         Raises:
@@ -260,11 +259,10 @@ class BlockTrainer:
         size = min(self.settings.batch, len(samples))
         picks = [samples[int(at)] for at in self._random.choice(len(samples), size, replace=False)]
         count = sum(choice.u.numel() for choice in choices.values())
-        for number, feeds, targets in self.batches.batch(picks):
+        for _, feeds, targets in self.batches.batch(picks):
             values = {key: choice.values(choice.h()) for key, choice in choices.items()}
             values.update({name: self._biases[name] + shift for name, shift in shifts.items()})
-            loss = self._loss(self.block(feeds, self._with_biases(values)), targets) * (1.0 / size)
-            del number
+            loss = self._loss(self.block(feeds, {**self._biases, **values}), targets) * (1.0 / size)
             loss.backward()
         if beta is not None:
             pulls = sum(pull(choice.h(), beta) for choice in choices.values())
@@ -283,7 +281,7 @@ class BlockTrainer:
         totals = dict.fromkeys(self.batches.segment.observed, 0.0)
         with self.torch.no_grad():
             for _, feeds, targets in self.batches.all(self.settings.batch):
-                made = self.block(feeds, self._with_biases(values))
+                made = self.block(feeds, {**self._biases, **values})
                 for name in totals:
                     totals[name] += float(((made[name] - targets[name]) ** 2).sum(dtype=self.torch.float64))
         return totals
@@ -292,9 +290,6 @@ class BlockTrainer:
         """Return the error as in `_loss`: 1 for the nearest codes."""
         parts = [errors[name] / total for name, total in self._totals.items()]
         return float(np.mean(parts)) if parts else 1.0
-
-    def _with_biases(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        return {**self._biases, **values}
 
     def _meanings(self, codes: Mapping[str, Array]) -> dict[str, Any]:
         return {
@@ -306,7 +301,8 @@ class BlockTrainer:
         """Return whether two samples give the same outputs in one batch as separately."""
         if len(self.batches.samples) < 2:
             return False
-        values = self._with_biases(self._meanings({key: codes for key, (_, codes, _) in self._weights.items()}))
+        initial = {key: codes for key, (_, codes, _) in self._weights.items()}
+        values = {**self._biases, **self._meanings(initial)}
         pair = self.batches.samples[:2]
         with self.torch.no_grad():
             together = list(self.batches.batch(pair))

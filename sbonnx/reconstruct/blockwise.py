@@ -29,7 +29,7 @@ from sbonnx.graph.query import dtype, tensors_by_name
 from sbonnx.options import RunOptions
 from sbonnx.plan.types import Gain, Plan, Reader, Site
 from sbonnx.progress import Progress
-from sbonnx.reconstruct.block_training import FLOAT, QUANTIZED, ActivationPairs, BlockBatches, BlockResult, BlockTrainer
+from sbonnx.reconstruct.block_training import FLOAT, QUANTIZED, ActivationPairs, BlockBatches, BlockTrainer
 from sbonnx.reconstruct.soft_block import SoftBlock
 from sbonnx.report import Refusal
 from sbonnx.rounding.adaround import BLOCKS, SoftBlocks
@@ -226,14 +226,23 @@ class _BlockwiseRounding:
             batches = BlockBatches(
                 block.torch, self.streams, segment, [unit.index for unit in places], self._torch_device
             )
-            values = {name: self._value(name) for name in biases.values()}
+            constants, tensors = self.numbers.constants, self.numbers.tensors
+            values = {
+                name: np.asarray(constants[name] if name in constants else tensors[name].values)
+                for name in biases.values()
+            }
             scales = self._scales(block, segment)
-            found = BlockTrainer(block, batches, weights, values, scales, settings, self.seed + number).learn(sites)
+            result = BlockTrainer(block, batches, weights, values, scales, settings, self.seed + number).learn()
         except ModelError as error:
             where = ", ".join(site.tensor for site in sites.values())
             self.refusals.append(Refusal(WHAT, where, f"{error}: the codes stay as they were"))
             return
-        self._take(found, sites)
+        self.numbers.codes.update(result.codes)
+        self.numbers.constants.update(result.biases)
+        by_key = self.plan.by_key()
+        for key, bounds in result.bounds.items():
+            self.numbers.limit(by_key[key], bounds)
+        self.gains.update(dict.fromkeys(sites, Gain(BLOCKS, result.error, result.nearest)))
 
     def _weights(self, sites: Mapping[str, Site]) -> dict[str, tuple[Array, Array, QParams]]:
         """Return float values, initial codes and scales of the weights that have codes and scales."""
@@ -256,11 +265,6 @@ class _BlockwiseRounding:
             if tensor.name in names
         }
 
-    def _value(self, name: str) -> Array:
-        """Return the current values of a bias."""
-        found = self.numbers.constants.get(name)
-        return np.asarray(self.numbers.tensors[name].values if found is None else found)
-
     def _scales(self, block: SoftBlock, segment: Segment) -> list[str]:
         """Return activations of the block whose scale is read by no node outside."""
         inside = set(segment.nodes)
@@ -273,13 +277,3 @@ class _BlockwiseRounding:
             and self.numbers.members(by_key[key]) == 1
             and all(reader.node in inside for reader in by_key[key].readers)
         ]
-
-    def _take(self, found: BlockResult, sites: Mapping[str, Site]) -> None:
-        """Apply the result of a block, so that the next blocks see it."""
-        self.numbers.codes.update(found.codes)
-        self.numbers.constants.update(found.biases)
-        by_key = self.plan.by_key()
-        for key, bounds in found.bounds.items():
-            self.numbers.limit(by_key[key], bounds)
-        for key in sites:
-            self.gains[key] = Gain(BLOCKS, found.error, found.nearest)

@@ -141,16 +141,12 @@ class LayerFitter:
         """
         share, chance = self.options.share or 0.0, 0.0
         if held is not None:
-            share, chance = self._trust(layer, fit, held)
-            chance *= fit.rows / moments.rows  # with all samples, noise is lower in proportion to the number of rows
+            some, others = (fit, held) if layer.bias is None else (fit.centred(), held.centred())
+            share = share_of(fit.layout.matrices(self.numbers.weight(layer.site)), some, others)
+            # with all samples, noise is lower in proportion to the number of rows
+            chance = shrinkage_of(some, others) * (fit.rows / moments.rows)
         centred = moments.centred() if layer.bias is not None else moments
         return centred.towards(share).shrunk(chance)
-
-    def _trust(self, layer: Layer, fit: Moments, held: Moments) -> tuple[float, float]:
-        if layer.bias is not None:
-            fit, held = fit.centred(), held.centred()
-        weight = fit.layout.matrices(self.numbers.weight(layer.site))
-        return share_of(weight, fit, held), shrinkage_of(fit, held)
 
     def fake_quant(self, site: Site | None, value: Array) -> Array:
         """Quantize and dequantize an activation as the layer reads it in the quantized stream."""
@@ -164,7 +160,18 @@ class LayerFitter:
         moments, choice = self._moments[site.key], site.rounding
         free = site.fixed is None and self.numbers.members(site) == 1
         if choice.scale == "search" and free:
-            self.numbers.limit(site, self._searched(site, weight, moments))
+            tensor = self.numbers.tensors[site.tensor]
+            bounds = search_bounds(
+                weight,
+                site.spec,
+                self.numbers.bounds[site.key],
+                moments,
+                self.plan.scale_rule,
+                by="nearest" if choice.name == "nearest" else "gptq",
+                scale_dtype=scale_type(tensor, self.plan),
+                least=limits_for(self.plan, tensor).least,
+            )
+            self.numbers.limit(site, bounds)
             qparams = self.numbers.params(site) or qparams
         if ROUNDERS[choice.name].moves_scales and not free:
             choice = RoundingChoice("gptq")
@@ -172,20 +179,6 @@ class LayerFitter:
         if found.loss is not None and found.nearest is not None:
             self.gains[site.key] = Gain(choice.name, found.loss, found.nearest)
         return found.codes, found.qparams
-
-    def _searched(self, site: Site, weight: Array, moments: Moments) -> Bounds:
-        """Search the weight range with the least output error of its layer."""
-        tensor = self.numbers.tensors[site.tensor]
-        return search_bounds(
-            weight,
-            site.spec,
-            self.numbers.bounds[site.key],
-            moments,
-            self.plan.scale_rule,
-            by="nearest" if site.rounding.name == "nearest" else "gptq",
-            scale_dtype=scale_type(tensor, self.plan),
-            least=limits_for(self.plan, tensor).least,
-        )
 
     def _correct(self, layer: Layer, means: Means) -> None:
         codes, qparams = self.numbers.codes.get(layer.site.key), self.numbers.params(layer.site)

@@ -77,7 +77,7 @@ def layers_of(graph: Graph, plan: Plan, *, correct: bool) -> tuple[list[Layer], 
     """
     read = {reader: site for site in plan.sites for reader in site.readers}
     biases = biases_of(graph) if correct else {}
-    found: list[Layer] = []
+    layers: list[Layer] = []
     refusals: list[Refusal] = []
     taken: set[str] = set()
     for path, body in scopes(graph):
@@ -89,25 +89,19 @@ def layers_of(graph: Graph, plan: Plan, *, correct: bool) -> tuple[list[Layer], 
             if not looks_at_inputs(site) and node.name not in biases:
                 continue
             taken.add(site.key)
-            layer = _layer(node, site, 1 - kind.weight, read, biases.get(node.name))
+            layout = LinearLayer.of_rows(node)
             if path:
                 refusals.append(Refusal(WHAT, node.name, "it is in a branch, which has no stream: rounded to nearest"))
-            elif layer is None:
+            elif layout is None:
                 refusals.append(
                     Refusal(WHAT, node.name, f"{node.op} of such a weight has no rows: to the nearest code")
                 )
             else:
-                found.append(layer)
-    return found, refusals
-
-
-def _layer(node: Node, site: Site, index: int, read: dict[Reader, Site], bias: Constant | None) -> Layer | None:
-    """Return the layer of a node; None if it is not a product of rows with a matrix."""
-    layer = LinearLayer.of_rows(node)
-    if layer is None:
-        return None
-    reads, geometry = read.get(Reader(node.name, index)), geometry_of(layer, node.attrs)
-    return Layer(node, site, index, node.inputs[index].name, reads, geometry, looks_at_inputs(site), bias)
+                index = 1 - kind.weight  # of the data input
+                reads, geometry = read.get(Reader(node.name, index)), geometry_of(layout, node.attrs)
+                tensor, bias = node.inputs[index].name, biases.get(node.name)
+                layers.append(Layer(node, site, index, tensor, reads, geometry, looks_at_inputs(site), bias))
+    return layers, refusals
 
 
 def in_budget(

@@ -22,7 +22,7 @@ from sbonnx.calib.engine.observation import wishes_of
 from sbonnx.calib.engine.runner import LayerRunner, samples_at_once
 from sbonnx.calib.engine.samples import CanonicalSamples, grouped, memory_of_inputs, width_for
 from sbonnx.calib.engine.segments import Segment
-from sbonnx.calib.engine.threads import one_blas_thread
+from sbonnx.calib.engine.threads import one_blas_thread, within
 from sbonnx.calib.quantized.state import RoundSite, StreamResult
 from sbonnx.calib.quantized.stream import QuantizedInputs, measured_sites, quantized, quantized_reads, staged, uses_of
 from sbonnx.calib.sketches import Sketch
@@ -112,31 +112,31 @@ class _LayerwiseRounding:
         made = {tensor.name for node in self.graph.nodes for tensor in node.outputs}
         segments = staged(self.graph, [name for name in observed if name in made], late)
         self.options.progress.start("rounding by input activations", self.units.feeds)
-        self._look([layer for layer in self.layers if layer.tensor not in made])
+        # layers that read model inputs, which are equal in both streams except for their quantization
+        sums = self.fit.watch([layer for layer in self.layers if layer.tensor not in made])
+        for unit in self.units if sums else ():
+            for watched in sums:
+                value = np.asarray(unit.feed[watched.tensor])
+                watched.add(value, self.fit.fake_quant(watched.site, value), [unit.rank])
+        self.fit.take(sums)
         stages = _Stages(self, segments, uses_of(self.fit.plan, inputs or QuantizedInputs()))
         stages.run(sites)
-
-    def _look(self, layers: Sequence[Layer]) -> None:
-        """Round layers that read model inputs, which are equal in both streams except for their quantization."""
-        sums = self.fit.watch(layers)
-        for unit in self.units if sums else ():
-            for one in sums:
-                value = np.asarray(unit.feed[one.tensor])
-                one.add(value, self.fit.fake_quant(one.site, value), [unit.rank])
-        self.fit.take(sums)
 
     # --- one stream --------------------------------------------------------------------------------
 
     def in_float(self) -> None:
         """Round all layers by inputs of the float network, in as many passes as their moments need memory."""
-        for number, some in enumerate(_passes(self.layers, max(self.memory, LEAST_MEMORY))):
+        passes = within(
+            self.layers, lambda layer: layer.bytes_of_moments(two_streams=False), max(self.memory, LEAST_MEMORY)
+        )
+        for number, layers in enumerate(passes):
             self.options.progress.start(f"rounding by float inputs, pass {number + 1}", self.units.feeds)
-            sums = self.fit.watch(some)
-            tensors = [one.tensor for one in sums]
+            sums = self.fit.watch(layers)
+            tensors = [watched.tensor for watched in sums]
             for unit, known in run_float(self.graph, tensors, self.units, self.options, lambda _, known: known):
-                for one in sums:
-                    if one.tensor in known:
-                        one.add(np.asarray(known[one.tensor]), None, [unit.rank])
+                for watched in sums:
+                    if watched.tensor in known:
+                        watched.add(np.asarray(known[watched.tensor]), None, [unit.rank])
             self.fit.take(sums)
 
 
@@ -165,7 +165,8 @@ class _Stages(LayerVisitor[list[dict[str, Array]]]):
             batches = grouped(iter(units), width)
             stores = [floats, codes]
             for segment in run_layerwise(self.segments, batches, stores, self, walk.threads, walk.options.progress):
-                self._measure(segment)
+                for site in (site for name in segment.observed for site in sites.get(name, ())):
+                    walk.fit.numbers.measure(site, self.sketches[site.tensor, site.spec.axis])
                 walk.fit.take(self.sums)
 
     def open(self, stack: ExitStack, number: int, segment: Segment) -> Sequence[LayerRunner | None]:
@@ -203,12 +204,6 @@ class _Stages(LayerVisitor[list[dict[str, Array]]]):
             for part, value in _by_sample(rounded[key[0]], unit):
                 sketch.observe(value, part.index, part.samples)
 
-    def _measure(self, segment: Segment) -> None:
-        """Set the ranges of the stage's outputs, which the next stage uses."""
-        for name in segment.observed:
-            for site in self.sites.get(name, ()):
-                self.walk.fit.numbers.measure(site, self.sketches[site.tensor, site.spec.axis])
-
 
 def _by_sample(value: Array, unit: Sample) -> Iterator[tuple[Sample, Array]]:
     if not unit.parts:
@@ -226,21 +221,6 @@ def _check_finite(values: Mapping[str, Array], names: Sequence[str], unit: Sampl
                 f"with everything before it quantized, '{name}' holds NaN or Inf on {where}: "
                 "give the layers before it more bits, or round without inputs (W.ROUNDING: nearest)"
             )
-
-
-def _passes(layers: Sequence[Layer], memory: int) -> Iterator[list[Layer]]:
-    """Yield groups of layers whose moments fit into `memory` together."""
-    some: list[Layer] = []
-    used = 0
-    for layer in layers:
-        size = layer.bytes_of_moments(two_streams=False)
-        if some and used + size > memory:
-            yield some
-            some, used = [], 0
-        some.append(layer)
-        used += size
-    if some:
-        yield some
 
 
 __all__ = ["Reconstruction", "RoundSite", "walk_rounding"]

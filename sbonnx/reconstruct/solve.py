@@ -57,7 +57,12 @@ def reconstruct(
     options = options or RunOptions()
     walked = StreamResult(ranges.bounds, {}, {})
     if rounding.reconstruction is not None:
-        walked = _with_inputs(graph, plan, data, ranges, rounding.reconstruction, rounding.inputs, options)
+        units = SampleSplitter(graph, device=options.device).units(data.items())
+        settings = rounding.reconstruction
+        with canonical_samples(units, options.memory_bytes) as sorted_units:
+            walked = walk_rounding(graph, plan, sorted_units, ranges, settings, rounding.inputs, options)
+            if wants_blocks(plan):
+                walked = walk_blocks(graph, plan, sorted_units, walked, settings.seed, options)
     elif rounding.inputs is not None and rounding.inputs.moves_ranges:
         walked = walk_quantized(graph, plan, data, ranges.bounds, rounding.inputs, rounding.solve, options)
     return solution_from(graph, plan, ranges, walked, rounding.solve)
@@ -83,24 +88,6 @@ def solution_from(
         notes=(*ranges.notes, *solution.notes, *gain_notes(gains)),
         gains=gains,
     )
-
-
-def _with_inputs(
-    graph: Graph,
-    plan: Plan,
-    data: Dataset,
-    ranges: MeasuredRanges,
-    settings: Reconstruction,
-    inputs: QuantizedInputs | None,
-    options: RunOptions,
-) -> StreamResult:
-    """Round layer by layer, then block by block if the plan asks for it."""
-    units = SampleSplitter(graph, device=options.device).units(data.items())
-    with canonical_samples(units, options.memory_bytes) as sorted_units:
-        walked = walk_rounding(graph, plan, sorted_units, ranges, settings, inputs, options)
-        if wants_blocks(plan):
-            walked = walk_blocks(graph, plan, sorted_units, walked, settings.seed, options)
-        return walked
 
 
 __all__ = ["QuantizedInputs", "Reconstruction", "WeightRounding", "reconstruct"]
