@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -167,17 +168,21 @@ def _end_with_parent(alive: Connection) -> None:
     """Create a process group that is killed when the parent dies, whatever its threads are doing.
 
     Ctrl-C on the terminal reaches only the parent. Three mechanisms are used, because each fails on some system: Linux
-    sends SIGKILL when the write end of an unused pipe is closed (fcntl(2), F_SETSIG), and when the fork server dies
-    (prctl(2)); on all systems a thread waits for the end of the pipe.
+    sends SIGKILL to the group when the write end of an unused pipe is closed (fcntl(2), F_SETSIG), and to this process
+    when the fork server dies (prctl(2)); on all systems a thread waits for the end of the pipe. Without a fork server
+    there is no prctl: Linux sends that signal when the thread dies that started this process, which in a parent with
+    threads is before its pipes are closed, so this process would end first and leave its children behind.
     """
     with contextlib.suppress(OSError):
         os.setsid()
     fd = alive.fileno()
     if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            import ctypes
+        parent = multiprocessing.parent_process()
+        if parent is None or parent.pid != os.getppid():  # the fork server started this process
+            with contextlib.suppress(OSError, AttributeError):
+                import ctypes
 
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+                ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
         with contextlib.suppress(OSError, AttributeError):
             fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
             fcntl.fcntl(fd, fcntl.F_SETSIG, int(signal.SIGKILL))
