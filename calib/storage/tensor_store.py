@@ -129,8 +129,13 @@ class TensorStore:
             if stays:
                 base = array.base
                 more = isinstance(base, np.ndarray) and base.nbytes > array.nbytes  # a view keeps its base alive
-                entry.array = self._copy(array) if copy or more else array
-            else:
+                try:
+                    entry.array = self._copy(array) if copy or more else array
+                except MemoryError:  # the system has less than the budget
+                    with self._lock:
+                        self._count(resident=-array.nbytes)
+                    stays = False
+            if not stays:
                 entry.start = self._spill_file().write(array)
         except BaseException:
             with self._lock:

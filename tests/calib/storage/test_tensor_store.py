@@ -253,6 +253,20 @@ LikeADict.TestCase.settings = settings(max_examples=60, stateful_step_count=40, 
 TestLikeADict = LikeADict.TestCase
 
 
+def test_a_copy_without_memory_is_spilled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may have less memory than the budget."""
+    array = np.arange(1000, dtype=np.float32)
+
+    def refuse(self: TensorStore, array: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(TensorStore, "_copy", refuse)
+    with TensorStore(budget="1 MB") as store:
+        store.put("a", array, copy=True)
+        assert (store.counters.resident, store.counters.spilled, store.counters.spills) == (0, array.nbytes, 1)
+        np.testing.assert_array_equal(store.get("a"), array)
+
+
 def test_from_many_threads() -> None:
     with TensorStore(2000) as store, ThreadPoolExecutor(4) as pool:
 
