@@ -23,11 +23,20 @@ from typing import Final
 import numpy as np
 import onnx
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto
+from onnx.numpy_helper import to_array
 
 from sbonnx.errors import ModelError
 from sbonnx.graph.local_functions import Key, attribute_types, key_of
 from sbonnx.graph.model import Constant, Graph, Node
-from sbonnx.graph.protos import body_protos, describe, domain_of, function_scopes, graph_protos, tensor_protos
+from sbonnx.graph.protos import (
+    body_protos,
+    describe,
+    domain_of,
+    function_scopes,
+    graph_protos,
+    node_protos,
+    tensor_protos,
+)
 from sbonnx.graph.query import all_nodes, constant, dtype
 from sbonnx.graph.storage.weights import byte_size
 
@@ -134,6 +143,27 @@ def validate(model: ModelProto) -> None:
             _check_scope(scope, {**versions, **own}, functions)
     for tensor, where in tensor_protos(model):
         check_tensor(tensor, where)
+    if any(node.op_type == "SplitToSequence" for node in node_protos(model.graph)):
+        _check_splits(model)
+
+
+def _check_splits(model: ModelProto) -> None:
+    """Check that no SplitToSequence splits into parts of 0 elements: shape inference of onnx < 1.23 divides by it."""
+    nodes = list(node_protos(model.graph))
+    zeros = {one.name for scope in graph_protos(model.graph) for one in scope.initializer if _is_zero(one)}
+    zeros.update(
+        node.output[0]
+        for node in nodes
+        if node.op_type == "Constant" and any(one.HasField("t") and _is_zero(one.t) for one in node.attribute)
+    )
+    for node in nodes:
+        if node.op_type == "SplitToSequence" and len(node.input) > 1 and node.input[1] in zeros:
+            raise ModelError(f"{describe(node)} splits into parts of 0 elements")
+
+
+def _is_zero(tensor: TensorProto) -> bool:
+    scalar = not tensor.dims and tensor.data_type in (TensorProto.INT32, TensorProto.INT64)
+    return scalar and not to_array(tensor)
 
 
 def _check_scope(scope: GraphProto, versions: dict[str, int], functions: dict[Key, dict[str, int]]) -> None:

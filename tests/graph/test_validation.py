@@ -190,6 +190,11 @@ def test_a_division_of_what_is_folded_first() -> None:
         ("y = DepthToSpace <blocksize = 0> (x)", {}, "attribute 'blocksize' is 0"),
         ("y = GatherND <batch_dims = -1> (x, i)", {"i": np.zeros((1, 1), np.int64)}, "'batch_dims' is -1"),
         ("s = SplitToSequence (x, k) y = ConcatFromSequence <axis = 0> (s)", {"k": np.array(0)}, "parts of 0 elements"),
+        (
+            "k = Constant <value = int64 {0}> () s = SplitToSequence (x, k) y = ConcatFromSequence <axis = 0> (s)",
+            {},
+            "parts of 0 elements",
+        ),
         ("n = InstanceNormalization (e, s, s) y = Add(n, x)", {"e": (1, 2, 0), "s": 2}, "normalizes over no elements"),
     ],
 )
