@@ -55,13 +55,21 @@ class StreamResult:
     def solve(self, otherwise: Solve | None) -> Solve:
         """Return a rounding function that returns the known quantized values, and rounds other weights by `otherwise`.
 
-        `otherwise` (None: round to nearest) also rounds weights whose scales were changed for their biases.
+        Channels whose scales were raised for their int32 biases since are rounded to nearest: what their weights lose
+        is below the resolution of the bias. The other channels of the weight keep their values, on which the bias
+        correction and the rounding of later layers depend.
+
+        Args:
+            otherwise: None: round to nearest.
         """
 
         def codes_of(site: Site, weight: Array, qparams: QParams) -> Array:
-            if site.key in self.codes and np.array_equal(self.scales[site.key], qparams.scale):
-                return self.codes[site.key]
-            return qparams.quantize(weight) if otherwise is None else otherwise(site, weight, qparams)
+            if site.key not in self.codes:
+                return qparams.quantize(weight) if otherwise is None else otherwise(site, weight, qparams)
+            codes, same = self.codes[site.key], self.scales[site.key] == qparams.scale
+            if np.all(same):
+                return codes
+            return np.where(qparams.along(same, weight.shape), codes, qparams.quantize(weight))
 
         return codes_of
 

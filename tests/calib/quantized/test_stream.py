@@ -10,11 +10,12 @@ import pytest
 
 from sbonnx.calib.engine import observation as observe
 from sbonnx.calib.engine.runner import LayerRunner
+from sbonnx.calib.quantized.state import StreamResult
 from sbonnx.calib.quantized.stream import QuantizedInputs
 from sbonnx.graph import Graph, load
 from sbonnx.pipeline import prepare
 from sbonnx.plan.types import Plan, Solution
-from sbonnx.spec import QuantSpec
+from sbonnx.spec import QParams, QuantSpec
 from sbonnx.stages.state import read_recipe
 from tests.calib.naive import plan_linear
 from tests.calib.quantized.quantized_loop import (
@@ -245,3 +246,16 @@ def test_plans_of_the_backends(backend: str) -> None:
     prepared = prepare(residual(), *read_recipe(None, backend, {}))
     found = check(prepared.graph, prepared.plan, FEEDS)
     assert len(found.bounds) >= {"onnxruntime": 4, "tensorrt": 2}[backend]
+
+
+def test_only_channels_with_another_scale_are_rounded_again() -> None:
+    """Scales raised for int32 biases since: the other channels keep the codes that later layers were fitted to."""
+    site = site_at("w", "w", [], spec=QuantSpec(axis=0))
+    weight = np.array([[0.4, -0.4], [1e-9, 0.0]], np.float32)
+    codes = np.array([[41, -39], [7, 0]], np.int8)
+    scale = np.array([0.01, 1e-10], np.float32)
+    raised = QParams(np.array([0.01, 1e-5], np.float32), np.zeros(2, np.int8), site.spec)
+    known = StreamResult({}, {site.key: codes}, {site.key: scale}).solve(None)
+    np.testing.assert_array_equal(known(site, weight, raised), [[41, -39], [0, 0]])
+    same = QParams(scale, np.zeros(2, np.int8), site.spec)
+    assert known(site, weight, same) is codes
