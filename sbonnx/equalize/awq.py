@@ -180,7 +180,7 @@ def _search(one: _ProductSet, layers: Mapping[str, Aware]) -> tuple[Array | None
         aware = layers[node.name]
         matrix = aware.moments.layout.matrices(_weight(node)).astype(np.float32)[0]
         a = aware.moments.a[0]
-        size = np.sqrt(np.maximum(np.diagonal(a), 0) / max(aware.moments.rows, 1))
+        size = np.sqrt(np.maximum(np.diagonal(a), 0) / (aware.moments.rows or 1.0))
         mean = np.abs(matrix).mean(axis=0, dtype=np.float64)
         wide = mean if not wide.size else np.maximum(wide, mean)
         parts.append((aware, matrix, a.astype(np.float32)))

@@ -5,6 +5,6 @@ Second moments determine the squared output error of a layer, means determine it
 
 from sbonnx.moments.means import Means, MeanSums
 from sbonnx.moments.second import Moments, share_of, shrinkage_of
-from sbonnx.moments.sums import MomentSums, bytes_for
+from sbonnx.moments.sums import MomentSums, bytes_for, sample_weights
 
-__all__ = ["MeanSums", "Means", "MomentSums", "Moments", "bytes_for", "share_of", "shrinkage_of"]
+__all__ = ["MeanSums", "Means", "MomentSums", "Moments", "bytes_for", "sample_weights", "share_of", "shrinkage_of"]

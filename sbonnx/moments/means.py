@@ -20,13 +20,13 @@ class Means:
 
     Attributes:
         layout: of the op's weight; G groups of K inputs.
-        rows: number of rows.
+        rows: number of rows, or the sum of their weights.
         mean: of x, float64 (G, K).
         mean_quantized: of x', float64 (G, K); the same object if only one network was run.
     """
 
     layout: LinearLayer
-    rows: int
+    rows: float
     mean: Array
     mean_quantized: Array
 

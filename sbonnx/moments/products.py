@@ -88,8 +88,8 @@ class RowSums:
         arrays: array backend of the sums.
 
     Attributes:
-        matrices: float64 (G, K, K) for each pair.
-        totals: float64 (G, K) for each stream.
+        matrices: float64 (G, K, K) for each pair, weighted.
+        totals: float64 (G, K) for each stream, weighted.
     """
 
     def __init__(self, groups: int, inputs: int, pairs: Pairs, streams: int, arrays: Arrays) -> None:
@@ -107,35 +107,40 @@ class RowSums:
             self._matrices = [self._arrays.zeros(self._shape) for _ in self._pairs]
         return self._matrices
 
-    def add(self, rows: Streams) -> None:
-        """Add rows (G, n, K), float32. Rows are copied if they are buffered."""
+    def add(self, rows: Streams, weights: Array) -> None:
+        """Add rows (G, n, K), float32, with their weights (n,). Rows are copied if they are buffered."""
         count = rows[0].shape[1]
         if self._count + count > self._limit:
             self.flush()
         if count >= self._limit:
-            self._multiply(rows)
+            self._multiply(rows, weights)
             return
         if not self._waiting:
             groups, inputs, _ = self._shape
             self._waiting = [np.empty((groups, self._limit, inputs), np.float32) for _ in rows]
+            self._weights = np.empty(self._limit)
         for waiting, stream in zip(self._waiting, rows, strict=True):
             waiting[:, self._count : self._count + count] = stream
+        self._weights[self._count : self._count + count] = weights
         self._count += count
 
     def flush(self) -> None:
         """Multiply and accumulate the buffered rows."""
         if self._count:
-            self._multiply(tuple(waiting[:, : self._count] for waiting in self._waiting))
+            waiting = tuple(stream[:, : self._count] for stream in self._waiting)
+            self._multiply(waiting, self._weights[: self._count])
             self._count = 0
 
-    def _multiply(self, rows: Streams) -> None:
+    def _multiply(self, rows: Streams, weights: Array) -> None:
         groups, inputs, _ = self._shape
         limit = rows_at_once(groups * inputs)
         for first in range(0, rows[0].shape[1], limit):
             some = [stream[:, first : first + limit] for stream in rows]
-            ones = np.ones((1, some[0].shape[1]), np.float32)
+            roots = np.sqrt(weights[None, first : first + limit]).astype(np.float32)
+            if (roots != 1).any():
+                some = [stream * roots[..., None] for stream in some]
             for total, stream in zip(self.totals, some, strict=True):
-                total += (ones @ stream)[:, 0]
+                total += (roots @ stream)[:, 0]
             loaded = [self._arrays.load(stream) for stream in some]
             for (left, right), matrix in zip(self._pairs, self.matrices, strict=True):
                 matrix += loaded[left].swapaxes(1, 2) @ loaded[right]
@@ -177,23 +182,24 @@ class WindowSums:
         """Return whether inputs of this spatial size can be added."""
         return space == self._space
 
-    def add(self, inputs: Streams) -> None:
-        """Add inputs (N, C, *space), float32. They are copied if they are buffered."""
+    def add(self, inputs: Streams, weights: Array) -> None:
+        """Add inputs (N, C, *space), float32, with their weights (N,). They are copied if they are buffered."""
         places = inputs[0].size // self._planes[0].shape[0]
         limit = rows_at_once(self._planes[0].shape[0], WAITING)
         if self._count and self._count + places > limit:
             self.flush()
         if places >= limit:
-            self._multiply(inputs)
+            self._multiply(inputs, weights)
         else:
-            self._waiting.append(tuple(np.array(stream) for stream in inputs))
+            self._waiting.append((*(np.array(stream) for stream in inputs), weights))
             self._count += places
 
     def flush(self) -> None:
         """Multiply and accumulate the buffered inputs."""
         if self._waiting:
             waiting, self._waiting, self._count = self._waiting, [], 0
-            self._multiply(tuple(np.concatenate(stream) for stream in zip(*waiting, strict=True)))
+            *inputs, weights = (np.concatenate(stream) for stream in zip(*waiting, strict=True))
+            self._multiply(tuple(inputs), weights)
 
     def fold(self, rows: RowSums) -> None:
         """Add everything to the sums over rows and release these sums."""
@@ -204,9 +210,15 @@ class WindowSums:
             total += tap_sums(plane, self._tables).reshape(total.shape)
         self._sums, self._planes = [], []
 
-    def _multiply(self, inputs: Streams) -> None:
-        for plane, stream in zip(self._planes, inputs, strict=True):
-            plane += stream.sum(axis=0, dtype=np.float64) if len(stream) > 1 else stream[0]
+    def _multiply(self, inputs: Streams, weights: Array) -> None:
+        roots = np.sqrt(weights).astype(np.float32)
+        if (roots != 1).any():
+            inputs = tuple(stream * roots.reshape(-1, *[1] * (stream.ndim - 1)) for stream in inputs)
+            for plane, stream in zip(self._planes, inputs, strict=True):
+                plane += np.einsum("n,n...->...", roots, stream, dtype=np.float64)
+        else:
+            for plane, stream in zip(self._planes, inputs, strict=True):
+                plane += stream.sum(axis=0, dtype=np.float64) if len(stream) > 1 else stream[0]
         loaded = [self._arrays.load(stream).swapaxes(0, 1) for stream in inputs]
         most = max(rows_at_once(self._planes[0].shape[0]) // len(inputs[0]), 1)
         for (left, right), plan, boxes, sums in zip(self._pairs, self._plans, self._boxes, self._sums, strict=True):

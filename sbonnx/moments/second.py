@@ -26,7 +26,7 @@ class Moments:
 
     Attributes:
         layout: of the op's weight; G, O, K below are its groups, outputs and inputs.
-        rows: number of rows, n.
+        rows: number of rows, n; the sum of their weights if they are weighted, as are all sums below.
         a: sum of x' x'^T, float64 (G, K, K).
         b: sum of x x'^T, float64 (G, K, K): rows of the float network by columns of the quantized one.
         c: sum of x x^T, float64 (G, K, K).
@@ -37,7 +37,7 @@ class Moments:
     """
 
     layout: LinearLayer
-    rows: int
+    rows: float
     a: Array
     b: Array
     c: Array
@@ -96,7 +96,7 @@ class Moments:
         a = self.a + other.a
         one = self.is_one_stream and other.is_one_stream
         means = [
-            (mine * self.rows + theirs * other.rows) / max(rows, 1)
+            (mine * self.rows + theirs * other.rows) / (rows or 1.0)
             for mine, theirs in ((self.mean, other.mean), (self.mean_quantized, other.mean_quantized))
         ]
         return Moments(self.layout, rows, a, *((a, a) if one else (self.b + other.b, self.c + other.c)), *means)
@@ -114,7 +114,7 @@ class Moments:
         else:
             total = np.einsum("gok,gok->go", w @ self.c - 2 * (v @ self.b.transpose(0, 2, 1)), w)
             total += np.einsum("gok,gok->go", v @ self.a, v)
-        return np.asarray(np.maximum(total, 0.0) / max(self.rows, 1))
+        return np.asarray(np.maximum(total, 0.0) / (self.rows or 1.0))
 
     @property
     def means(self) -> Means:
@@ -130,7 +130,7 @@ def _untied(total: Array, by: float) -> Array:
     return np.asarray(less)
 
 
-def _less(total: Array, rows: int, one: Array, other: Array) -> Array:
+def _less(total: Array, rows: float, one: Array, other: Array) -> Array:
     """Subtract ``rows`` times the outer products of means (G, K) from (G, K, K). Allocates one new array."""
     products = one[:, :, None] * other[:, None, :]
     products *= -rows

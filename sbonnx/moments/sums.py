@@ -57,16 +57,24 @@ class MomentSums:
         self._pairs = ((1, 1), (0, 1), (0, 0)) if two_streams else ((0, 0),)
         self._rows = RowSums(self._layout.groups, self._layout.inputs, self._pairs, self._streams, self._arrays)
         self._windows: WindowSums | None = None
-        self._count = 0
+        self._count = 0.0
         self._moments: Moments | None = None
 
-    def add(self, x: Array, quantized: Array | None = None, *, sample: int | Sequence[int]) -> None:
+    def add(
+        self,
+        x: Array,
+        quantized: Array | None = None,
+        *,
+        sample: int | Sequence[int],
+        weights: Array | None = None,
+    ) -> None:
         """Accumulate the op's input activations of one or several samples. The arrays may be reused afterwards.
 
         Args:
             x: the op's input in the float network, of any float type.
             quantized: the input in the quantized network, if there are two streams.
             sample: number of the sample, for the picks, or the numbers of samples stacked along the leading axis.
+            weights: factor of each sample in all sums, float64 of its length, see `sample_weights`; None: 1.
 
         Raises:
             ValueError: wrong number of streams, streams of different shapes, an input that the op cannot read, or the
@@ -76,23 +84,28 @@ class MomentSums:
         if self._moments is not None or len(streams) != self._streams or streams[-1].shape != x.shape:
             raise ValueError(f"{[stream.shape for stream in streams]} do not fit these moments, or these were taken")
         count = self._geometry.count(x.shape)
-        picks = self._picks(count, [sample] if isinstance(sample, int) else sample)
+        samples = [sample] if isinstance(sample, int) else sample
+        picks = self._picks(count, samples)
+        weights = np.ones(len(samples)) if weights is None else weights
         if self._by_lags(x.shape, count if picks is None else len(picks)):
-            self._count += count
+            self._count += float(weights.sum()) * (count // len(samples))
             if self._windows is not None and not self._windows.fits(x.shape[2:]):
                 self._fold()
             if self._windows is None:
                 self._windows = WindowSums(self._geometry, x.shape[2:], self._pairs, self._streams, self._arrays)
-            self._windows.add(tuple(np.asarray(stream, np.float32) for stream in streams))
+            wide = tuple(np.asarray(stream, np.float32) for stream in streams)
+            self._windows.add(wide, np.repeat(weights, len(x) // len(samples)))
             return
-        self._count += count if picks is None else len(picks)
+        weights = np.repeat(weights, count // len(samples))[slice(None) if picks is None else picks]  # of the rows
+        self._count += float(weights.sum())
         if picks is None and not self._geometry.kernel:
-            self._rows.add(tuple(self._geometry.rows(stream) for stream in streams))
+            self._rows.add(tuple(self._geometry.rows(stream) for stream in streams), weights)
         else:
             width = self._layout.groups * self._layout.inputs
             for part in parts(count if picks is None else len(picks), width):
                 some = part if picks is None else picks[part]
-                self._rows.add(tuple(self._geometry.rows(stream, some) for stream in streams))
+                rows = tuple(self._geometry.rows(stream, some) for stream in streams)
+                self._rows.add(rows, weights[part])
 
     def merge(self, other: MomentSums) -> None:
         """Add the sums of another accumulator, which must not be used afterwards.
@@ -119,7 +132,7 @@ class MomentSums:
             self._rows.flush()
             self._fold()
             fetched = [self._arrays.fetch(matrix) for matrix in self._rows.matrices]
-            means = [total / max(self._count, 1) for total in self._rows.totals]
+            means = [total / (self._count or 1.0) for total in self._rows.totals]
             a, b, c = fetched if len(fetched) == 3 else fetched * 3
             self._moments = Moments(self._layout, self._count, a, b, c, means[0], means[-1])
         return self._moments
@@ -147,6 +160,25 @@ class MomentSums:
         if self._windows is not None:
             self._windows.fold(self._rows)
             self._windows = None
+
+
+def sample_weights(x: Array, quantized: Array, samples: int, resolution: float) -> Array:
+    """Compute the weights of samples in a fit to the float network, float64 (samples,).
+
+        1 / (mean of (x - x')^2 + resolution^2)
+
+    A fit of V to the outputs W x of the float network has the residuals W (x - x') + (W - V) x'. Their variance differs
+    between samples: one image with an error a hundred times that of the others decides a fit with equal weights, and
+    the others lose. Generalized least squares weights each sample by the inverse of its variance (Aitken 1936).
+
+    Args:
+        x, quantized: the inputs of the samples in both networks, stacked along the leading axis.
+        samples: their number.
+        resolution: root mean square error below which an input counts as exact.
+    """
+    error = (np.asarray(x, np.float32) - quantized).reshape(samples, -1)
+    mean = np.einsum("ij,ij->i", error, error, dtype=np.float64) / max(error.shape[1], 1)
+    return np.asarray(1.0 / (mean + resolution**2))
 
 
 def bytes_for(layout: LinearLayer, two_streams: bool) -> int:

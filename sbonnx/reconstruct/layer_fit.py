@@ -24,6 +24,9 @@ from sbonnx.spec import Array, Bounds, QParams
 LEAST_ROWS: Final = 8192
 """Minimum number of rows per layer, for layers with few inputs: fewer give unreliable means and variances."""
 
+STEPS: Final = 256
+"""The resolution of an input is its range over this number, whatever its width."""
+
 
 @dataclass(frozen=True)
 class Reconstruction:
@@ -97,6 +100,7 @@ class LayerFitter:
             two_streams=self.options.quantized,
             hold_out=self.options.holds_out,
             rows=self._rows,
+            resolution=self._resolution,
             seed=self.options.seed,
         )
 
@@ -106,6 +110,14 @@ class LayerFitter:
             return None
         wanted = max(self.options.rows * layer.layout.inputs, LEAST_ROWS)
         return -(-wanted // max(self.samples, 1))
+
+    def _resolution(self, layer: Layer) -> float | None:
+        """Return the error of the input of a layer that counts as none; None if the input is not quantized."""
+        qparams = None if layer.reads is None else self.numbers.params(layer.reads)
+        if qparams is None:
+            return None
+        limits = qparams.limits
+        return float(np.max(limits.hi - limits.lo)) / STEPS
 
     def take(self, sums: Sequence[Seen]) -> None:
         """Round the weights of layers whose moments are complete, and correct their biases."""

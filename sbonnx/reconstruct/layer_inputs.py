@@ -11,7 +11,7 @@ from sbonnx.graph import Constant, Graph, Node
 from sbonnx.graph.query import scopes
 from sbonnx.linear.im2col import Geometry, geometry_of
 from sbonnx.linear.layer import LinearLayer
-from sbonnx.moments import Means, MeanSums, Moments, MomentSums, bytes_for
+from sbonnx.moments import Means, MeanSums, Moments, MomentSums, bytes_for, sample_weights
 from sbonnx.ops import LINEAR
 from sbonnx.plan.types import Plan, Reader, Site
 from sbonnx.report import Refusal
@@ -133,6 +133,7 @@ class Watched:
         layers: that read it.
         sums: with the layout of the first layer.
         held: sums of every fifth sample, the hold-out set, if one is needed; see `share_of`.
+        resolution: of the input, for `sample_weights`; None: all samples have the same weight.
     """
 
     name: str
@@ -141,11 +142,15 @@ class Watched:
     layers: list[Layer]
     sums: MomentSums
     held: MomentSums | None = None
+    resolution: float | None = None
 
     def add(self, value: Array, quantized: Array | None, samples: Sequence[int]) -> None:
         """Accumulate one sample, or several stacked along the leading axis; `samples`: their ranks in content order."""
+        weights = None
+        if quantized is not None and self.resolution is not None:
+            weights = sample_weights(value, quantized, len(samples), self.resolution)
         if self.held is None:
-            self.sums.add(value, quantized, sample=samples)
+            self.sums.add(value, quantized, sample=samples, weights=weights)
             return
         for sums, held in ((self.sums, False), (self.held, True)):
             at = [place for place, sample in enumerate(samples) if (sample % HELD == HELD - 1) is held]
@@ -156,6 +161,7 @@ class Watched:
                     value if whole else value[at],
                     quantized if whole or quantized is None else quantized[at],
                     sample=some,
+                    weights=None if weights is None else weights[at],
                 )
 
     def moments(self, layer: Layer) -> Moments:
@@ -197,12 +203,14 @@ def watched(
     two_streams: bool,
     rows: Callable[[Layer], int | None],
     seed: int,
+    resolution: Callable[[Layer], float | None] = lambda _: None,
     hold_out: bool = False,
 ) -> list[Seen]:
     """Create one accumulator for all layers that read the same tensor through the same site with the same geometry.
 
     Args:
         rows: returns the number of rows per sample that a layer uses; None: all.
+        resolution: returns the resolution of the input of a layer, see `Watched`.
         hold_out: accumulate a hold-out set separately.
     """
     found: dict[object, Seen] = {}
@@ -218,6 +226,7 @@ def watched(
                 MomentSums(layer.geometry, two_streams=two_streams, rows_a_sample=rows(layer), seed=seed)
                 for _ in range(1 + hold_out)
             ]
-            found[key] = Watched(name, layer.tensor, layer.reads, [], *sums)
+            held = sums[1] if hold_out else None
+            found[key] = Watched(name, layer.tensor, layer.reads, [], sums[0], held, resolution(layer))
         found[key].layers.append(layer)
     return list(found.values())

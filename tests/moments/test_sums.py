@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sbonnx.moments import Moments, MomentSums, bytes_for, products
+from sbonnx.moments import Moments, MomentSums, bytes_for, products, sample_weights
 from sbonnx.moments.products import Arrays, torch_arrays
 from sbonnx.spec import Array
 from tests.support.linear_ops import FIXED, Linear, linear_ops
@@ -302,3 +302,54 @@ def test_nothing_and_not_a_number() -> None:
     sums = sums_of(case)
     sums.add(x, x, sample=0)
     assert np.isnan(sums.moments().a).any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(linear_ops(), st.sampled_from(list(WAYS)), st.lists(st.floats(0.01, 100), min_size=3, max_size=3))
+def test_weighted_samples(case: Linear, way: str, weights: list[float]) -> None:
+    """A sample of weight w counts like w copies of it, in the products, the means and the number of rows."""
+    samples = [inputs_of(case, i) for i in range(3)]
+    sums, each = sums_of(case, way), case.geometry.count(samples[0][0].shape)
+    for number, (sample, weight) in enumerate(zip(samples, weights, strict=True)):
+        sums.add(*sample, sample=number, weights=np.array([weight]))
+    found, total = sums.moments(), sum(weights)
+    alone = [by_hand(case, [sample]) for sample in samples]
+    expected = Moments(
+        case.layout,
+        found.rows,
+        *(sum(w * getattr(one, name) for w, one in zip(weights, alone, strict=True)) for name in "abc"),
+        *(
+            sum(w / total * getattr(one, name) for w, one in zip(weights, alone, strict=True))
+            for name in ("mean", "mean_quantized")
+        ),
+    )
+    np.testing.assert_allclose(found.rows, total * each, rtol=1e-6)
+    close(found, expected)
+
+
+def test_weights_of_stacked_samples() -> None:
+    """One call with two samples is two calls, and their weights are the inverse of their mean squared errors."""
+    case = next(iter(FIXED.values()))
+    x, quantized = (np.concatenate([inputs_of(case, i)[place] for i in range(2)]) for place in (0, 1))
+    quantized[: len(x) // 2] += 3
+    weights = sample_weights(x, quantized, 2, 0.5)
+    errors = np.square(x - quantized).reshape(2, -1).mean(axis=1) + 0.25
+    np.testing.assert_allclose(weights, 1 / errors, rtol=1e-5)
+
+
+def test_one_bad_sample_does_not_decide() -> None:
+    """Where the quantized network gets a loud sample wrong, a fit with weights serves the others as if alone."""
+    random, case = np.random.default_rng(0), Linear("Gemm", (50, 8), (8, 4))
+    weight, drift = random.standard_normal((4, 8)), np.eye(8) + 0.05 * random.standard_normal((8, 8))
+    good = [(x, x @ drift) for x in random.standard_normal((20, 50, 8)).astype(np.float32)]
+    bad = 30 * random.standard_normal((50, 8)).astype(np.float32)
+    errors = []
+    for resolution, samples in ((0.01, good), (0.01, [*good, (bad, -bad)]), (None, [*good, (bad, -bad)])):
+        sums = sums_of(case)
+        for number, (x, quantized) in enumerate(samples):
+            weights = None if resolution is None else sample_weights(x, quantized, 1, resolution)
+            sums.add(x, quantized.astype(np.float32), sample=number, weights=weights)
+        found = sums.moments()
+        fitted = weight @ np.linalg.solve(found.a[0], found.b[0].T).T
+        errors.append(sum(np.square(x @ weight.T - quantized @ fitted.T).sum() for x, quantized in good))
+    assert errors[1] < 1e-3 * errors[2]

@@ -84,13 +84,19 @@ def test_better_than_nearest_on_other_data(inputs: str, correct: str) -> None:
     assert bool(found.constants) is (correct == "empirical")
 
 
+def _weight(solution: Solution, key: str, plain: Array, fed: Array) -> float:
+    """The weight of a sample in the fit of a layer, by hand: see `sample_weights`."""
+    limits = solution.qparams[key].limits
+    return float(1 / (np.square(plain - fed).mean() + (float(limits.hi - limits.lo) / 256) ** 2))
+
+
 def _rows(ready: Prepared, solution: Solution, data: list[dict[str, Array]]) -> Mapping[str, float]:
-    """Squared error of each layer's output, summed over channels, by running it alone on both streams in numpy."""
+    """Weighted squared error of each layer's output, summed over channels, by running it alone on both streams."""
     layers = {node.name: node for node in ready.graph.nodes if node.op in ("Conv", "Gemm")}
     reads = [node.inputs[0].name for node in layers.values() if node.inputs[0].name != "x"]
     sites = {reader.node: site for site in ready.plan.of_role("weight") for reader in site.readers}
     through = {(r.node, r.index): s for s in ready.plan.of_role("activation") for r in s.readers}
-    found = dict.fromkeys(layers, 0.0)
+    found, weights = dict.fromkeys(layers, 0.0), dict.fromkeys(layers, 0.0)
     with (
         Forward(ready.graph, ready.plan, solution, tensors=reads) as quantized,
         Forward(ready.graph, ready.plan, solution, w_quant=False, a_quant=False, tensors=reads) as floats,
@@ -104,8 +110,10 @@ def _rows(ready: Prepared, solution: Solution, data: list[dict[str, Array]]) -> 
                 meaning = solution.qparams[site.key].dequantize(solution.codes[site.key])
                 fed = solution.qparams[through[name, 0].key].fake_quant(rounded[source])
                 difference = _output(node, plain[source], weight) - _output(node, fed, meaning)
-                found[name] += float(np.square(difference).sum()) / _positions(difference) / len(data)
-    return {sites[name].key: value for name, value in found.items()}
+                counts = _weight(solution, through[name, 0].key, plain[source], fed)
+                found[name] += counts * float(np.square(difference).sum()) / _positions(difference)
+                weights[name] += counts
+    return {sites[name].key: value / weights[name] for name, value in found.items()}
 
 
 def _positions(output: Array) -> int:
@@ -135,18 +143,24 @@ def test_the_loss_is_the_error_of_the_layers_output() -> None:
 
 
 def test_a_corrected_bias_leaves_no_mean_error() -> None:
+    """The mean over the samples is weighted, as their squared errors are in the fit."""
     ready, data = prepared(3), images(16)
     found = solved(ready, data, Reconstruction(rows=0))
-    names = [node.outputs[0].name for node in ready.graph.nodes if node.op in ("Conv", "Gemm")]
+    layers = [node for node in ready.graph.nodes if node.op in ("Conv", "Gemm")]
+    through = {(r.node, r.index): s for s in ready.plan.of_role("activation") for r in s.readers}
+    names = [tensor.name for node in layers for tensor in (node.inputs[0], node.outputs[0]) if tensor.name != "x"]
     with (
         Forward(ready.graph, ready.plan, found, tensors=names) as quantized,
         Forward(ready.graph, ready.plan, found, w_quant=False, a_quant=False, tensors=names) as floats,
     ):
-        pairs = [(quantized(feed), floats(feed)) for feed in data]
-    for name in names:
+        pairs = [({**feed, **quantized(feed)}, {**feed, **floats(feed)}) for feed in data]
+    for node in layers:
+        name, source, site = node.outputs[0].name, node.inputs[0].name, through[node.name, 0]
+        fake_quant = found.qparams[site.key].fake_quant
+        weights = [_weight(found, site.key, b[source], fake_quant(a[source])) for a, b in pairs]
         difference = np.concatenate([a[name] - b[name] for a, b in pairs])
-        axes = tuple(i for i in range(difference.ndim) if i != 1)
-        assert np.abs(difference.mean(axis=axes)).max() < 1e-3 * difference.std() + 1e-6, name
+        means = difference.reshape(*difference.shape[:2], -1).mean(axis=2)
+        assert np.abs(np.average(means, axis=0, weights=weights)).max() < 1e-3 * difference.std() + 1e-6, name
 
 
 @pytest.mark.parametrize("asym", [None, QuantizedInputs()])
