@@ -25,7 +25,7 @@ from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.errors import DataError
 from sbonnx.graph import Graph
 from sbonnx.options import RunOptions
-from sbonnx.plan.types import Plan
+from sbonnx.plan.types import Plan, Site
 from sbonnx.progress import count_samples
 from sbonnx.report import Refusal
 from sbonnx.spec import Bounds
@@ -185,13 +185,7 @@ class Calibrator:
             DataError: nothing was observed.
         """
         found = self.sketches()
-        bounds = {
-            key: make_observer(site.observer.name, site.observer.arguments).bounds(
-                sketch, site.spec, self.plan.scale_rule
-            )
-            for key, site in self._sites.items()
-            if (sketch := found[site.tensor, site.spec.axis]).finite
-        }
+        bounds = self._solved(found)
         reached = {site.group for site in self.plan.sites if site.key in bounds or site.fixed is not None}
         lost = [site for site in self.plan.of_role("activation") if site.group not in reached]
         unreachable = branches_of(self.graph, self._observed(self._wishes))[1] if lost else {}
@@ -201,6 +195,21 @@ class Calibrator:
             why = unreachable.get(site.scope, f"{where} on the calibration data")
             refusals.append(Refusal("quantize", site.tensor, why))
         return MeasuredRanges(bounds, tuple(refusals), self.samples, self._notes)
+
+    def _solved(self, found: Mapping[Key, Sketch]) -> dict[str, Bounds]:
+        """Compute the ranges of the sites that have values, by site key; sites with equal settings together."""
+        alike: dict[str, list[Site]] = {}
+        for site in self._sites.values():
+            if found[site.tensor, site.spec.axis].finite:
+                alike.setdefault(repr((site.observer, site.spec)), []).append(site)
+        solved: dict[str, Bounds] = {}
+        for sites in alike.values():
+            first = sites[0]
+            observer = make_observer(first.observer.name, first.observer.arguments)
+            sketches = [found[site.tensor, site.spec.axis] for site in sites]
+            ranges = observer.bounds_of(sketches, first.spec, self.plan.scale_rule)
+            solved.update((site.key, bounds) for site, bounds in zip(sites, ranges, strict=True))
+        return {key: solved[key] for key in self._sites if key in solved}
 
     def close(self) -> None:
         """Free the sessions. Idempotent."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Literal
 
@@ -50,6 +50,13 @@ class Observer(ABC):
             ValueError: the sketch does not hold the statistics in `needs`.
             RecipeError: the method does not support this kind of quantized values.
         """
+
+    def bounds_of(self, sketches: Sequence[Sketch], spec: QuantSpec, rule: ScaleRule = "exact") -> list[Bounds]:
+        """Compute the ranges of several tensors for the same integers; each equals that of `bounds`.
+
+        Raises: as `bounds`.
+        """
+        return [self.bounds(sketch, spec, rule) for sketch in sketches]
 
 
 @dataclass(frozen=True)
@@ -104,8 +111,12 @@ class Solver(Observer):
                     low, high = (np.clip(end, part.lo, part.hi) for end in (low, high))
                 lo[rows], hi[rows] = np.where(seen, low, 0.0), np.where(seen, high, 0.0)
         shape = () if sketch.axis is None else (whole.ranges,)
-        lo, hi = (end.astype(np.float32).reshape(shape) + np.float32(0) for end in (lo, hi))  # no negative zero
-        return Bounds(np.asarray(lo), np.asarray(hi))
+        return Bounds(as_stored(lo).reshape(shape), as_stored(hi).reshape(shape))
+
+
+def as_stored(ends: Array) -> Array:
+    """Return ends of ranges, float64 (C,), as they are stored: float32 (C,) without negative zeros."""
+    return np.asarray(ends.astype(np.float32) + np.float32(0))
 
 
 def row_tiles(distribution: Distribution) -> Iterator[slice]:

@@ -19,6 +19,7 @@ class Curve:
         counts: float64 (n,).
         count, sum: totals of the bins before each, float64 (n + 1,).
         squares: sum of all squares.
+        exact: all bins have zero width.
     """
 
     left: Array
@@ -27,6 +28,7 @@ class Curve:
     count: Array
     sum: Array
     squares: float
+    exact: bool = False
 
     @classmethod
     def of(cls, distribution: Distribution) -> Curve:
@@ -36,11 +38,14 @@ class Curve:
         count = np.concatenate([[0.0], np.cumsum(counts)])
         total = np.concatenate([[0.0], np.cumsum(counts * (left + right) / 2)])
         squares = float((counts * (left * left + left * right + right * right)).sum() / 3)
-        return cls(left, right, counts, count, total, squares)
+        return cls(left, right, counts, count, total, squares, distribution.exact)
 
     def upto(self, points: Array) -> tuple[Array, Array]:
         """Compute count and sum of the values up to `points` (any shape, fastest if ascending along the last axis)."""
-        at = np.maximum(np.searchsorted(self.left, points.ravel(), side="right") - 1, 0).reshape(points.shape)
+        after = np.searchsorted(self.left, points.ravel(), side="right").reshape(points.shape)
+        if self.exact:  # no bin is entered in part; the sums are those below, bit for bit
+            return self.count.take(after), self.sum.take(after)
+        at = np.maximum(after - 1, 0)
         left, right, counts = self.left.take(at), self.right.take(at), self.counts.take(at)
         end = np.minimum(points, right)
         width = right - left

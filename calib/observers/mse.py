@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, final
 
 import numpy as np
 
-from sbonnx.calib.observers.base import ObserverTarget, Solver, coarsened, mirrored
+from sbonnx.calib.observers.base import TILE, ObserverTarget, Solver, as_stored, coarsened, mirrored
 from sbonnx.calib.observers.cumulative import Curve
 from sbonnx.calib.observers.quantization_error import bin_means, guessed_error, quantization_error
-from sbonnx.calib.sketches import Distribution
-from sbonnx.spec import Array, QParams
+from sbonnx.calib.sketches import Distribution, Sketch
+from sbonnx.spec import Array, Bounds, QParams, QuantSpec, ScaleRule
 
 Errors = Callable[[Array, Array], Array]
 """(lo, hi) of K candidates for each of C ranges, float64 (K, C) → mean squared error, float64 (K, C)."""
@@ -21,36 +22,72 @@ CURVE_STEPS: Final = 1 << 10
 """Number of quantization steps up to which a `Curve` is faster than a pass over the bins."""
 
 
-def errors_of(distribution: Distribution, target: ObserverTarget) -> Errors:
-    """Return a fast function that compares candidates.
+StepErrors = Callable[[Array, Array, Array], Array]
+"""(scale, lowest, highest) of K candidates for each of C ranges, float64 (K, C) → mean squared error, float64 (K, C).
+
+lowest and highest are the ends of the integers, minus the zero point.
+"""
+
+
+def errors_of(distributions: Sequence[Distribution], target: ObserverTarget) -> Errors:
+    """Return a fast function that compares candidates for all ranges of `distributions`, in their order.
 
     It is accurate to about six digits and uses the final rounded zero points.
     """
     if target.spec.is_fp8:  # steps are not uniform
 
         def errors_of_floats(lo: Array, hi: Array) -> Array:
-            pairs = zip(*np.broadcast_arrays(lo, hi), strict=True)
-            return np.stack([quantization_error(distribution, target.params(low, high)) for low, high in pairs])
+            rows = zip(*np.broadcast_arrays(lo, hi), strict=True)
+            return np.stack([_true_errors(distributions, target.params(low, high)) for low, high in rows])
 
         return errors_of_floats
-    steps = target.spec.qmax - target.spec.qmin
-    curve = Curve.of(distribution) if distribution.ranges == 1 and steps <= CURVE_STEPS else None
-    mean = _means_of_values if distribution.exact else _means_of_bins
-    weights = distribution.counts / np.maximum(distribution.counts.sum(axis=1, keepdims=True), 1)
-    if distribution.exact:
-        weights = weights.astype(np.float32)
+    parts = [
+        (place, _step_errors(one, target)) for place, one in zip(_places(distributions), distributions, strict=True)
+    ]
 
     def errors(lo: Array, hi: Array) -> Array:
         params = target.params(lo, hi)
         scale = params.scale.astype(np.float64)
         zero = params.zero_point.astype(np.float64)
         lowest, highest = target.spec.qmin - zero, target.spec.qmax - zero
-        if curve is not None:
-            return curve.errors(scale[:, 0], lowest[:, 0], highest[:, 0], steps)[:, None]
+        found = [part(scale[:, place], lowest[:, place], highest[:, place]) for place, part in parts]
+        return np.concatenate(found, axis=1) if len(found) > 1 else found[0]
+
+    return errors
+
+
+def _step_errors(distribution: Distribution, target: ObserverTarget) -> StepErrors:
+    """Return the function of `errors_of` for one distribution and integers."""
+    steps = target.spec.qmax - target.spec.qmin
+    if distribution.ranges == 1 and steps <= CURVE_STEPS:
+        curve = Curve.of(distribution)
+        return lambda scale, lowest, highest: curve.errors(scale[:, 0], lowest[:, 0], highest[:, 0], steps)[:, None]
+    mean = _means_of_values if distribution.exact else _means_of_bins
+    weights = distribution.counts / np.maximum(distribution.counts.sum(axis=1, keepdims=True), 1)
+    if distribution.exact:
+        weights = weights.astype(np.float32)
+
+    def errors(scale: Array, lowest: Array, highest: Array) -> Array:
         rows = zip(scale, lowest, highest, strict=True)
         return np.stack([mean(distribution, weights, s, a, b) * s * s for s, a, b in rows])
 
     return errors
+
+
+def _places(distributions: Sequence[Distribution]) -> list[slice]:
+    """Return the places of the ranges of each distribution among those of all."""
+    bounds = np.cumsum([0, *(one.ranges for one in distributions)]).tolist()
+    return [slice(start, stop) for start, stop in pairwise(bounds)]
+
+
+def _params_of(params: QParams, place: slice) -> QParams:
+    return QParams(params.scale[place], params.zero_point[place], params.spec)
+
+
+def _true_errors(distributions: Sequence[Distribution], params: QParams) -> Array:
+    """Compute the `quantization_error` of all ranges of `distributions`, float64 (C,)."""
+    pairs = zip(distributions, _places(distributions), strict=True)
+    return np.concatenate([quantization_error(one, _params_of(params, place)) for one, place in pairs])
 
 
 def _means_of_values(distribution: Distribution, weights: Array, scale: Array, lowest: Array, highest: Array) -> Array:
@@ -149,7 +186,25 @@ class Mse(Solver):
     """
 
     def solve(self, distribution: Distribution, target: ObserverTarget) -> tuple[Array, Array]:
-        search = _Search(distribution, target)
+        return self._searched([distribution], target)
+
+    def bounds_of(self, sketches: Sequence[Sketch], spec: QuantSpec, rule: ScaleRule = "exact") -> list[Bounds]:
+        """Compute the ranges of several tensors; those of one range each are searched together, with equal results."""
+        target = ObserverTarget.of(spec, rule)
+        found: dict[int, Bounds] = {}
+        for places, distributions in _batches(sketches):
+            lo, hi = self._searched(distributions, target)
+            if rule == "exact":
+                low, high = (
+                    np.concatenate(ends) for ends in zip(*((one.lo, one.hi) for one in distributions), strict=True)
+                )
+                lo, hi = (np.clip(end, low, high) for end in (lo, hi))
+            pairs = zip(as_stored(lo), as_stored(hi), strict=True)
+            found.update((place, Bounds(*map(np.asarray, ends))) for place, ends in zip(places, pairs, strict=True))
+        return [found[i] if i in found else self.bounds(one, spec, rule) for i, one in enumerate(sketches)]
+
+    def _searched(self, distributions: Sequence[Distribution], target: ObserverTarget) -> tuple[Array, Array]:
+        search = _Search(distributions, target)
         if target.rule == "sparsebit":
             search.ancestors_grid()
         elif target.spec.symmetric:
@@ -172,19 +227,44 @@ def to_beat(distribution: Distribution, whole: QParams, error: Array) -> Array:
     return np.asarray(kept * error - DOUBT * guessed_error(distribution, whole))
 
 
+def _batches(sketches: Sequence[Sketch]) -> Iterator[tuple[list[int], list[Distribution]]]:
+    """Yield places in `sketches` and distributions that `_Search` takes together: one range each, of the same signs.
+
+    A batch ends when it has `TILE` bins. Sketches per channel, or without values, are left out.
+    """
+    waiting: dict[tuple[bool, bool], tuple[list[int], list[Distribution]]] = {}
+    for place, sketch in enumerate(sketches):
+        if sketch.axis is not None or not sketch.finite:
+            continue
+        distribution = sketch.distribution()
+        signs = bool(distribution.lo[0] < 0), bool(distribution.hi[0] > 0)
+        places, batch = waiting.setdefault(signs, ([], []))
+        places.append(place)
+        batch.append(distribution)
+        if sum(one.left.shape[1] for one in batch) >= TILE:
+            yield waiting.pop(signs)
+    yield from waiting.values()
+
+
 class _Search:
-    """Search state: the best candidate so far for every range of a distribution.
+    """Search state: the best candidate so far for every range of some distributions.
+
+    The ranges are independent. Only `two_ends` expects that, if one range has values below 0, all have, and above 0.
 
     Attributes:
+        first_lo, first_hi: the whole ranges, float64 (C,).
         lo, hi: the best so far, float64 (C,).
         error: its error as computed by `errors`, float64 (C,).
     """
 
-    def __init__(self, distribution: Distribution, target: ObserverTarget) -> None:
-        self.distribution = distribution
+    def __init__(self, distributions: Sequence[Distribution], target: ObserverTarget) -> None:
+        self.distributions = distributions
         self.target = target
-        self.lo, self.hi = distribution.lo, distribution.hi
-        self.whole = quantization_error(distribution, target.params(self.lo, self.hi))
+        self.parts = list(zip(distributions, _places(distributions), strict=True))
+        self.first_lo = np.concatenate([one.lo for one in distributions])
+        self.first_hi = np.concatenate([one.hi for one in distributions])
+        self.lo, self.hi = self.first_lo, self.first_hi
+        self.whole = self._true_errors(self.lo, self.hi)
         self.error = self.whole
 
     def ancestors_grid(self) -> None:
@@ -193,7 +273,7 @@ class _Search:
         for step in range(ANCESTORS_STEPS):
             share = np.float32(1 - 0.01 * step)
             low, high = ((share * end).astype(np.float64) for end in (lo, hi))
-            self._keep(low, high, quantization_error(self.distribution, self.target.params(low, high)))
+            self._keep(low, high, self._true_errors(low, high))
 
     def one_end(self) -> None:
         """Search [max(lo, -t), min(hi, t)] over t."""
@@ -234,19 +314,24 @@ class _Search:
     def result(self) -> tuple[Array, Array]:
         """Return the best range if it is significantly better than the whole one, else the whole range."""
         lo, hi = (end.astype(np.float32).astype(np.float64) for end in (self.lo, self.hi))
-        found = quantization_error(self.distribution, self.target.params(lo, hi))
         limit = self.whole
         if self.target.rule == "exact":
-            whole = self.target.params(self.distribution.lo, self.distribution.hi)
-            limit = to_beat(self.distribution, whole, self.whole)
-        better = found < limit
-        return np.where(better, lo, self.distribution.lo), np.where(better, hi, self.distribution.hi)
+            whole = self.target.params(self.first_lo, self.first_hi)
+            limits = [to_beat(one, _params_of(whole, place), self.whole[place]) for one, place in self.parts]
+            limit = np.concatenate(limits)
+        better = self._true_errors(lo, hi) < limit
+        return np.where(better, lo, self.first_lo), np.where(better, hi, self.first_hi)
 
     def _begin(self) -> tuple[Errors, Array, Array]:
         """Return the fast error function and the smallest allowed ends."""
-        coarse = coarsened(self.distribution)
-        low, high = least_ends(coarse, self.whole)
+        coarse = [coarsened(one) for one in self.distributions]
+        ends = [least_ends(one, self.whole[place]) for one, (_, place) in zip(coarse, self.parts, strict=True)]
+        low, high = (np.concatenate(end) for end in zip(*ends, strict=True))
         return errors_of(coarse, self.target), np.maximum(low, self.lo), np.minimum(high, self.hi)
+
+    def _true_errors(self, lo: Array, hi: Array) -> Array:
+        """Compute the `quantization_error` of ranges, float64 (C,)."""
+        return _true_errors(self.distributions, self.target.params(lo, hi))
 
     def _keep(self, lo: Array, hi: Array, error: Array) -> None:
         """Replace the best candidate where (lo, hi) are better."""

@@ -15,7 +15,7 @@ from sbonnx.calib.observers import OBSERVERS, make_observer
 from sbonnx.calib.sketches import Sketch
 from sbonnx.errors import RecipeError
 from sbonnx.spec import Array, Bounds, QuantSpec, ScaleRule, params_from_bounds
-from tests.calib.observers.reference import EXACT, SPECS, error_of, large, sketch_of, small
+from tests.calib.observers.reference import EXACT, FAMILIES, SPECS, error_of, large, sketch_of, small
 
 X = np.random.default_rng(0).standard_normal((12, 3, 5)).astype(np.float32) * np.arange(1, 13)[:, None, None]
 X = X.astype(np.float32)
@@ -60,6 +60,20 @@ def test_one_stream_or_batches(name: str, data: Array, rule: ScaleRule, axis: in
     assert_same(whole, make_observer(name).bounds(merged, SPEC, rule))
     if rule == "exact":
         assert_same(whole, solved(name, data, axis=axis))
+
+
+@by_name
+@by_rule
+@pytest.mark.parametrize("spec", [SPEC, QuantSpec(), QuantSpec(bits=16)], ids=["uint4", "int8", "int16"])
+def test_several_tensors_at_once(name: str, rule: ScaleRule, spec: QuantSpec) -> None:
+    """Tensors of every sign and size, exact and binned, per tensor and per channel: the bits of each alone."""
+    rng = np.random.default_rng(2)
+    many = [family(rng, 400).astype(np.float32) for family in FAMILIES.values()]
+    sketches = [sketch_of(x[None], name=name) for x in (*many, X, LONG, LONG + 20, np.zeros((0,), np.float32))]
+    sketches.insert(3, sketch_of(X, axis=1, name=name))
+    observer = make_observer(name)
+    for one, sketch in zip(observer.bounds_of(sketches, spec, rule), sketches, strict=True):
+        assert_same(one, observer.bounds(sketch, spec, rule))
 
 
 @settings(max_examples=15, deadline=None)

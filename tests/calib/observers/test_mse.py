@@ -131,7 +131,7 @@ def test_quick_errors_rank_like_the_true_ones(x: Array, spec: QuantSpec, low: fl
         target = ObserverTarget.of(spec)
         lo, hi = (np.full((2, len(rows)), float(end)) for end in (x.min() * low, x.max() * high))
         lo[1], hi[1] = float(x.min()), float(x.max())
-        found = errors_of(distribution, target)(lo, hi)
+        found = errors_of([distribution], target)(lo, hi)
         assert found.shape == (2, len(rows))
         for row in range(2):
             want = quantization_error(distribution, target.params(lo[row], hi[row]))
