@@ -142,8 +142,9 @@ class MinCut:
         """Return the names of the ops that could run in integers but are cheaper in float."""
         if INTEGERS not in self.network or FLOATS not in self.network:
             return set()
+        # Most ops are decided by the two edges of their own, so short augmenting paths come first.
         _, (integers, _) = networkx.minimum_cut(
-            self.network, INTEGERS, FLOATS, flow_func=networkx.algorithms.flow.boykov_kolmogorov
+            self.network, INTEGERS, FLOATS, flow_func=networkx.algorithms.flow.shortest_augmenting_path
         )
         return {name for name in self.prices if name in self.able and name not in integers}
 
