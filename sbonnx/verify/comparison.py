@@ -24,6 +24,8 @@ FAIR_DB: Final = 15.0
 """With such a gap, a lower signal-to-noise ratio in dB on the hold-out set is a problem; a higher one gives a note."""
 
 
+LARGE_GRAPH: Final = "optimizing a graph this large takes long, and users run 'all'"
+
 UNLIKE: Final = "calibrate on more samples, or on more different ones"
 
 
@@ -61,6 +63,7 @@ class Comparison:
         median_ms_float, median_ms_quantized: median latency of the same runs.
         latency_runs: number of runs of each model.
         levels: errors by output and optimization level; empty if not measured.
+        levels_left_out: optimization levels that were not opened, because the graph is large.
         kernels: integer kernels on onnxruntime's CPU provider; None if not counted.
         dot_product: whether the CPU adds 8-bit products without saturation (VNNI, AMX).
         held_out: number of hold-out samples that `feeds` consist of; 0: none were held out.
@@ -77,6 +80,7 @@ class Comparison:
     median_ms_quantized: float = 0.0
     latency_runs: int = 0
     levels: tuple[LevelDifference, ...] = ()
+    levels_left_out: tuple[str, ...] = ()
     kernels: Kernels | None = None
     dot_product: bool = True
     held_out: int = 0
@@ -99,8 +103,12 @@ class Comparison:
         return tuple(text for text in found if text)
 
     def notes(self) -> tuple[str, ...]:
-        """Warnings about outputs that pass the threshold, one sentence for each output."""
-        return tuple(text for error, text in self._unlike() if error.sqnr_db >= FAIR_DB)
+        """Warnings about outputs that pass the threshold, one sentence for each output, and levels left out."""
+        found = [text for error, text in self._unlike() if error.sqnr_db >= FAIR_DB]
+        if self.levels_left_out:
+            names = " and ".join(f"'{level}'" for level in self.levels_left_out)
+            found.append(f"onnxruntime's levels {names} were not opened: {LARGE_GRAPH}")
+        return tuple(found)
 
     def _unlike(self) -> Iterator[tuple[OutputDifference, str]]:
         """Yield the outputs that are much worse on the hold-out set than on calibration samples."""

@@ -23,7 +23,9 @@ from sbonnx.metrics import OutputDifference, OutputDifferences
 from sbonnx.verify.comparison import Comparison, LevelDifference
 from sbonnx.verify.ort_options import ALL_TRANSFORMERS, VerifyOptions
 from sbonnx.verify.sessions import (
+    ENDS,
     LEVEL_NAMES,
+    MANY_NODES,
     Feeds,
     Latency,
     Models,
@@ -58,7 +60,7 @@ def differences(
     strict: bool = True,
     keep_io: bool = True,
 ) -> tuple[LevelDifference, ...]:
-    """Compare the outputs at each level with the float model and with level "off".
+    """Compare the outputs at each of `models.levels` with the float model and with level "off".
 
     Args:
         data: feeds; the first `FEEDS` are run, or `limit` if that is less.
@@ -80,7 +82,7 @@ def differences(
         opened = models.open_float()
         wanted, names = interface(opened, keep_io=keep_io), output_names(opened)
         _run(store, FLOAT, opened, islice(iter(data), done))
-        for level in LEVEL_NAMES:
+        for level in models.levels:
             if level != OFF:
                 opened = None
                 opened = models.open_quantized(level)
@@ -194,7 +196,9 @@ def compare(  # noqa: PLR0913 - public entry point
     together = sum(sizes) <= TOGETHER_BYTES
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder()) if depth.kernels else None
-        models = Models(float_model, quantized, device, without, together, folder)
+        # with one model open at a time the graph of level "all" is not written, and kernels are counted in "extended"
+        levels = ENDS if together and len(read.graph.node) > MANY_NODES else LEVEL_NAMES
+        models = Models(float_model, quantized, device, without, together, folder, levels)
         rows: tuple[LevelDifference, ...] = ()
         if depth.levels:
             try:
@@ -224,6 +228,7 @@ def compare(  # noqa: PLR0913 - public entry point
             median_ms_quantized=took.middle[1],
             latency_runs=took.runs,
             levels=rows,
+            levels_left_out=tuple(level for level in LEVEL_NAMES if depth.levels and level not in levels),
             kernels=models.kernels(read) if depth.kernels else None,
             dot_product=has_dot_product(),
         )

@@ -27,6 +27,16 @@ Feeds = Mapping[str, Array]
 LEVEL_NAMES: Final = ("off", "basic", "extended", "all")
 """onnxruntime's optimization levels, from the graph as stored to the default."""
 
+MANY_NODES: Final = 20_000
+"""Nodes of the quantized file above which only `ENDS` of the levels are opened.
+
+onnxruntime (1.31) sorts the graph in every pass of its optimization, in a time that grows with the square of the
+DequantizeLinear nodes of constants: 2 CPU seconds a level at 7,700 nodes, 20 to 28 at 25,600.
+"""
+
+ENDS: Final = (LEVEL_NAMES[0], LEVEL_NAMES[-1])
+"""The graph as stored, and the default, which users run."""
+
 BESIDE_BYTES: Final = 1024
 """Minimum bytes of weights that are stored in a separate file next to an optimized graph, which is limited to 2 GB."""
 
@@ -169,6 +179,7 @@ class Models:
         without: onnxruntime graph transformers to disable in the quantized model's sessions.
         together: the float and the quantized session may be open at the same time; if so, they are kept open.
         folder: where optimized graphs are written for counting; None: nothing is counted.
+        levels: the optimization levels to open, from `LEVEL_NAMES`.
     """
 
     floats: Path | bytes
@@ -177,6 +188,7 @@ class Models:
     without: Sequence[str]
     together: bool
     folder: Path | None = None
+    levels: Sequence[str] = LEVEL_NAMES
     _open: dict[str, Any] = field(default_factory=dict)
     _unwritten: str = ""
 
@@ -222,15 +234,16 @@ class Models:
     def kernels(self, model: onnx.ModelProto) -> Kernels:
         """Count the integer kernels on the CPU; `model`: contents of the quantized file."""
         found: dict[str, onnx.ModelProto] = {}
-        for level in WRITTEN:
+        wanted = [level for level in WRITTEN if level in self.levels]
+        for level in wanted:
             path = self._place(level)
             if path is not None:
                 self._written(level, path)
             if self.folder is not None and (self.folder / f"{level}.onnx").exists():
                 found[level] = onnx.load(str(self.folder / f"{level}.onnx"), load_external_data=False)
-        if WRITTEN[0] not in found:
+        if wanted[0] not in found:
             return Kernels(skipped=self._unwritten or "onnxruntime wrote no optimised graph")
-        return count(model, found[WRITTEN[0]], found.get(WRITTEN[1]))
+        return count(model, found[wanted[0]], found.get(WRITTEN[1]))
 
 
 SECONDS: Final = 0.5

@@ -105,6 +105,28 @@ def test_models_that_do_not_fit_together_are_counted_and_compared_at_all_levels(
     assert "not measured" in problem and "VERIFY.MAX_LATENCY_RATIO" in problem
 
 
+def test_a_large_graph_is_opened_at_both_ends_only(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The levels in between are left out, with a note; every other figure is that of all levels."""
+    source = residual().SerializeToString()
+    every = verify.check(source, output, FEEDS)
+    opened: list[str] = []
+    original = verify.session
+
+    def notes(*arguments: Any, level: str = "all", **more: Any) -> Any:
+        opened.append(level)
+        return original(*arguments, level=level, **more)
+
+    monkeypatch.setattr("sbonnx.verify.sessions.session", notes)
+    monkeypatch.setattr("sbonnx.verify.file_check.MANY_NODES", len(onnx.load(str(output)).graph.node) - 1)
+    ends = verify.check(source, output, FEEDS)
+    assert set(opened) == {"off", "all"}
+    assert (every.levels_left_out, ends.levels_left_out) == ((), ("basic", "extended"))
+    assert [one.level for one in ends.levels] == ["off", "all"]
+    assert [one.off_db for one in ends.levels] == [every.levels[0].off_db, every.levels[-1].off_db]
+    assert ends.outputs == every.outputs and ends.kernels == every.kernels
+    assert not every.notes() and "'basic' and 'extended' were not opened" in ends.notes()[0]
+
+
 def test_without_data_the_file_is_checked_and_loaded_only(output: Path) -> None:
     comparison = verify.check(residual().SerializeToString(), output, None)
     assert (comparison.outputs, comparison.feeds, comparison.levels, comparison.latency_ratio) == ((), 0, (), None)
