@@ -281,7 +281,15 @@ class _Build:
                 continue
             local = set(made)
             inputs = dict.fromkeys(name for node in stage.nodes for name in reads_of(node) if name not in local)
-            model = extract(piece, list(inputs), stage.outputs, index=index)
+            model = Graph(  # of the nodes of `piece` themselves, which nothing else uses
+                stage.nodes,
+                [index[name] for name in inputs],
+                [index[name] for name in stage.outputs],
+                name=piece.name,
+                opset=piece.opset,
+                import_domains=piece.import_domains,
+                info=piece.info,
+            )
             stage.run = self.stack.enter_context(
                 LayerRunner(model, device=self.device, threads=1, optimisation="off", name="the fake-quantized forward")
             )
