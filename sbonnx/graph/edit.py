@@ -17,15 +17,21 @@ from sbonnx.graph.storage.weights import spill_packed
 
 
 class Names:
-    """Allocator of names that are unique among all tensors and nodes of all scopes."""
+    """Allocator of names that are unique among all tensors and nodes of all scopes.
+
+    The names of the graph are read when the first one is asked for: most rewrites change nothing.
+    """
 
     def __init__(self, graph: Body) -> None:
-        self._taken = {node.name for node in all_nodes(graph)}
-        self._taken.update(tensor.name for tensor in all_tensors(graph))
+        self._graph = graph
+        self._taken: set[str] | None = None
         self._next: dict[str, int] = {}
 
     def fresh(self, stem: str) -> str:
         """Return `stem` if it is free, else `stem_1`, `stem_2`, ...; no name is returned twice."""
+        if self._taken is None:
+            self._taken = {node.name for node in all_nodes(self._graph)}
+            self._taken.update(tensor.name for tensor in all_tensors(self._graph))
         name, count = stem, self._next.get(stem, 0)
         while not name or name in self._taken:
             count += 1
