@@ -171,7 +171,8 @@ def child(command: Sequence[str]) -> None:
     for name, (module, attribute) in {**SAVE_PARTS, **CHECK_PARTS}.items():
         owner = {"graph": graph, "verify": verify, "profile": profile, "sessions": sessions}[module]
         setattr(owner, attribute, timing(seconds, name, getattr(owner, attribute)))
-    code = cli(list(command))
+    sys.argv[1:] = command
+    code = cli()
     seconds["save"] -= sum(seconds[name] for name in SAVE_PARTS)
     seconds["check"] -= sum(seconds[name] for name in CHECK_PARTS)
     seconds["other"] = time.process_time() - sum(seconds.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
@@ -27,6 +28,12 @@ EPILOG: Final = "Exit codes: 0 done; 1 done, but below the requested quality; 2 
 
 HELP_WIDTH: Final = 110
 
+YOUNG_OBJECTS: Final = 50_000
+"""New objects after which Python looks for cycles in a process of the command line (its default: 700).
+
+Graphs are many objects that live long. At 10,000 nodes looking at them again and again took a third of planning.
+"""
+
 INTERRUPT_CODE: Final = 130
 """Exit code of typer for an interrupt while it parses the command line."""
 
@@ -35,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: `sys.argv`). Return the exit code, see `EPILOG`."""
     arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     debug = "--debug" in arguments
+    if argv is None:
+        gc.set_threshold(YOUNG_OBJECTS)
     with standard_streams(capture=argv is None and not debug), _undisturbed(debug):
         return _run(arguments, debug)
 
