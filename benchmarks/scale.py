@@ -33,7 +33,7 @@ from benchmarks.results import table, write_section
 CHANNELS, HEIGHT, WIDTH = 8, 4, 8
 SHAPE: Final = [1, CHANNELS, HEIGHT, WIDTH]
 
-BLOCK: Final = 16
+BLOCK: Final = 15
 """Nodes of one block of the network."""
 
 PARAMETERS = ("gamma", "beta", "mean", "var")
