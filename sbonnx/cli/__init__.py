@@ -31,7 +31,7 @@ HELP_WIDTH: Final = 110
 YOUNG_OBJECTS: Final = 50_000
 """New objects after which Python looks for cycles in a process of the command line (its default: 700).
 
-Graphs are many objects that live long. At 10,000 nodes looking at them again and again took a third of planning.
+Graphs are many objects that live long. At 9,375 nodes looking at them again and again took a third of planning.
 """
 
 INTERRUPT_CODE: Final = 130
