@@ -25,7 +25,7 @@ from sbonnx.assets import digits
 from sbonnx.qat import METHODS, Settings
 
 MODEL: Final = "cifar_resnet20"
-RECIPE: Final[Mapping[str, Any]] = {"backend": "virtual", "fuse_bn": True, "observer": "mse"}
+RECIPE: Final[Mapping[str, Any]] = {"backend": "virtual", "observer": "mse"}
 NEAREST: Final[Mapping[str, Any]] = {"rounding": "nearest", "BIAS_CORRECTION": "none"}
 AUGMENT: Final = "flip,shift"
 WIDTHS: Final = ("w4a4", "w3a3", "w2a4")

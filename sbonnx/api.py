@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from sbonnx import graph as graphs
 from sbonnx import pipeline
 from sbonnx.errors import RecipeError
 from sbonnx.progress import Progress
-from sbonnx.recipe import Recipe, as_yaml
+from sbonnx.recipe import as_yaml
 from sbonnx.report import Report
 from sbonnx.search import Metric, SearchResult, open_trials, search
 from sbonnx.stages.state import Request, Source, read_recipe
@@ -70,7 +70,7 @@ def quantize(  # noqa: PLR0913 - public entry point
     found = None
     if wishes.auto.enable or wishes.mixed.wanted:
         trials = open_trials(model, data, wishes, rules, split=split, metric=metric, progress=progress)
-        found = search(trials, wishes, frozenset(_decided(recipe, wishes)))
+        found = search(trials, wishes, wishes.decided)
         trials.progress.what = ""
         wishes = found.recipe
     request = Request(
@@ -108,18 +108,3 @@ def _with_search(report: Report, found: SearchResult) -> Report:
         refusals=(*report.refusals, *found.refusals),
         problems=(*report.problems, *found.problems),
     )
-
-
-def _decided(given: Any, wishes: Recipe) -> Iterator[str]:
-    """Yield the key paths, in upper case, that the call or the recipe sets: the search does not change them."""
-    yield from (key.upper() for key in (*wishes.origin.overridden, *wishes.origin.lines))
-    if isinstance(given, Mapping):
-        yield from _keys(given, "")
-
-
-def _keys(given: Mapping[Any, Any], prefix: str) -> Iterator[str]:
-    for name, value in given.items():
-        path = f"{prefix}{name}".upper()
-        yield path
-        if isinstance(value, Mapping):
-            yield from _keys(value, f"{path}.")

@@ -120,7 +120,7 @@ def main(words: list[str] | None = None) -> int:
     feeds: list[dict[str, Any]] = [{args.input: image[None]} for image in images]
     weights = "lsq" if args.method == "pact" else args.method  # pact clips activations
     module = qat.prepare(
-        args.model, feeds, backend="virtual", bits=args.bits, fuse_bn=True, weights=weights, activations=args.method
+        args.model, feeds, backend="virtual", bits=args.bits, weights=weights, activations=args.method
     )
     train(module, torch.from_numpy(images), args)
     report = qat.export(module, args.output, feeds[:64], force=True)

@@ -15,7 +15,7 @@ from sbonnx.plan.drafts import Draft, Drafts
 from sbonnx.plan.survey import Place, Survey
 from sbonnx.plan.types import ObserverChoice, Reader, RoundingChoice
 from sbonnx.recipe import Recipe, TensorSettings
-from sbonnx.recipe.resolve import NEAREST
+from sbonnx.recipe.names import NEAREST
 from sbonnx.spec import BIAS_BITS, QuantSpec
 
 CHANNEL_AXIS = {"NCHW": 1, "NLC": 2}

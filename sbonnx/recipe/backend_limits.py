@@ -1,81 +1,55 @@
-"""Limits and defaults of each backend, and checks of what a recipe requests."""
+"""Limits of each backend, and checks of what a recipe requests."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from sbonnx.backends import BACKENDS
 from sbonnx.backends.tensorrt.profiles import INT4_BITS, INT4_BLOCKS, PROFILES, VERSIONS, Version
 from sbonnx.recipe import names
+from sbonnx.recipe.defaults import TENSORRT
 from sbonnx.recipe.names import FLOAT, STATIC, is_per_channel
-from sbonnx.recipe.problem import Path, Wrong, key_path, one_of
+from sbonnx.recipe.problem import Path, Wrong, one_of
 from sbonnx.recipe.resolve import Part
-from sbonnx.recipe.sections.base import nested_value, overlay
 from sbonnx.recipe.sections.quantizers import SideBits
 from sbonnx.recipe.value_types import MAX_BITS, MIN_BITS
 from sbonnx.spec import FP8, FP8_BITS
 
-TENSORRT: Final = "tensorrt"
-
-TWINS: Final = (("A", "QADD", "ENABLE_QUANT"), ("QUANTIZE_INPUTS_OF", "ADD"))
-"""Two spellings of one key: Sparsebit's, and that of sbonnx."""
-
 
 @dataclass(frozen=True)
 class SideLimits:
-    """Allowed bit widths and schemes of one side (weights or activations), and the defaults."""
+    """Allowed bit widths and schemes of one side (weights or activations)."""
 
     bits: tuple[int, ...]
     schemes: tuple[str, ...]
-    default_scheme: str
-    default_bits: int = 8
-    default_observer: str = "minmax"
 
 
 _ANY_BITS = tuple(range(MIN_BITS, MAX_BITS + 1))
 _BYTES = tuple(range(MIN_BITS, 8 + 1))
 
+_PER_CHANNEL = ("per-channel-symmetric", "per-channel-affine")
+_SYMMETRIC = ("per-channel-symmetric", "per-tensor-symmetric")
+_ANY = SideLimits(_ANY_BITS, names.SCHEMES)
+
 LIMITS: Final[dict[str, dict[str, SideLimits]]] = {
-    "virtual": {
-        "W": SideLimits(_ANY_BITS, names.SCHEMES, "per-channel-symmetric"),
-        "A": SideLimits(_ANY_BITS, names.SCHEMES, "per-tensor-affine"),
-    },
+    "virtual": {"W": _ANY, "A": _ANY},
     "onnxruntime": {
-        # at 4 bits a zero point per channel gains 0.6 to 1.7 dB, and costs nothing if it is folded into the codes
-        "W": SideLimits(_BYTES, names.WEIGHT_SCHEMES, names.BY_WIDTH),
-        "A": SideLimits((*_BYTES, 16), ("per-tensor-affine", "per-tensor-symmetric"), "per-tensor-affine"),
+        "W": SideLimits(_BYTES, names.WEIGHT_SCHEMES),
+        "A": SideLimits((*_BYTES, 16), ("per-tensor-affine", "per-tensor-symmetric")),
     },
     "tensorrt": {
-        "W": SideLimits((4, 8), ("per-channel-symmetric", "per-tensor-symmetric"), "per-channel-symmetric"),
-        "A": SideLimits((8,), ("per-tensor-symmetric",), "per-tensor-symmetric"),
+        "W": SideLimits((4, 8), _SYMMETRIC),
+        "A": SideLimits((8,), ("per-tensor-symmetric",)),
     },
 }
 
-_PER_CHANNEL = ("per-channel-symmetric", "per-channel-affine")
-_SYMMETRIC = ("per-channel-symmetric", "per-tensor-symmetric")
-_UNUSED = SideLimits(_ANY_BITS, names.SCHEMES, "per-tensor-affine")
-
 MODE_LIMITS: Final[dict[tuple[str, str], dict[str, SideLimits]]] = {
     # unsigned weights (affine ones) run no faster than float
-    ("onnxruntime", "dynamic"): {
-        "W": SideLimits((8,), _SYMMETRIC, "per-channel-symmetric"),
-        "A": SideLimits((8,), ("per-tensor-affine",), "per-tensor-affine"),
-    },
-    # at 4 bits a zero point gains 0.9 dB and an MSE-optimal range another 0.3, for an eighth of a bit per weight
-    ("onnxruntime", "weight_only"): {
-        "W": SideLimits(_BYTES, _PER_CHANNEL, "per-channel-affine", 4, "mse"),
-        "A": _UNUSED,
-    },
-    ("tensorrt", "weight_only"): {
-        "W": SideLimits((4,), ("per-channel-symmetric",), "per-channel-symmetric", 4, "mse"),
-        "A": SideLimits(_ANY_BITS, names.SCHEMES, "per-tensor-symmetric"),
-    },
-    ("virtual", "weight_only"): {
-        "W": SideLimits(_ANY_BITS, names.SCHEMES, "per-channel-symmetric", 4, "mse"),
-        "A": _UNUSED,
-    },
+    ("onnxruntime", "dynamic"): {"W": SideLimits((8,), _SYMMETRIC), "A": SideLimits((8,), ("per-tensor-affine",))},
+    ("onnxruntime", "weight_only"): {"W": SideLimits(_BYTES, _PER_CHANNEL), "A": _ANY},
+    ("tensorrt", "weight_only"): {"W": SideLimits((4,), ("per-channel-symmetric",)), "A": _ANY},
+    ("virtual", "weight_only"): {"W": _ANY, "A": _ANY},
 }
 """Limits of the modes other than static; the backend does not support a mode that is missing here. Activations of
 weight_only stay float, so that none of their settings can be invalid."""
@@ -87,79 +61,6 @@ def sides(backend: str, mode: str) -> dict[str, SideLimits]:
     A backend without a row has the limits of "virtual".
     """
     return MODE_LIMITS.get((backend, mode)) or LIMITS.get(backend, LIMITS["virtual"])
-
-
-def defaults(backend: str) -> dict[str, Any]:
-    """Return the default recipe of a backend, in the keys of the YAML.
-
-    For a runtime, activations get the range of least squared error (mse observer). On trained models it is closer to
-    float than min-max on both runtimes (docs/results.md). A recipe without the key has min-max, as in Sparsebit.
-    """
-    found: dict[str, Any] = {"BACKEND": backend, "SCHEDULE": {"FUSE_BN": True}}
-    if backend.partition("@")[0] != "virtual":
-        found["A"] = {"OBSERVER": {"TYPE": "mse"}}
-    return found
-
-
-def complete(data: dict[str, Any]) -> dict[str, Any]:
-    """Fill in VERSION, both spellings of ADD, and the backend's QSCHEME, BIT and OBSERVER.TYPE if `data` lacks them.
-
-    Raises:
-        Wrong: two spellings of a setting differ.
-    """
-    data = _complete_spelling(_complete_version(data))
-    backend = data.get("BACKEND", "virtual")
-    if not isinstance(backend, str) or backend.lower() not in BACKENDS:  # invalid: reported by validation
-        return data
-    out = dict(data)
-    for side, limits in sides(backend.lower(), str(data.get("MODE", STATIC)).lower()).items():
-        given = out.get(side, {})
-        if not isinstance(given, dict):
-            continue
-        quantizer, observer = given.get("QUANTIZER", {}), given.get("OBSERVER", {})
-        is_fp8 = isinstance(quantizer, dict) and str(quantizer.get("DTYPE")).lower() == "fp8"
-        scheme = limits.default_scheme.replace("-affine", "-symmetric") if is_fp8 else limits.default_scheme
-        out[side] = {"QSCHEME": scheme, **given}
-        if isinstance(quantizer, dict):
-            out[side]["QUANTIZER"] = {"BIT": limits.default_bits, **quantizer}
-        if isinstance(observer, dict):
-            out[side]["OBSERVER"] = {"TYPE": limits.default_observer, **observer}
-    return out
-
-
-def _complete_version(data: dict[str, Any]) -> dict[str, Any]:
-    """Split ``BACKEND: tensorrt@10`` into BACKEND and VERSION; a recipe for TensorRT without one gets the newest."""
-    backend, given = data.get("BACKEND"), data.get("VERSION")
-    if not isinstance(backend, str):
-        return data
-    name, at, version = backend.partition("@")
-    if name.lower() != TENSORRT or (at and version not in VERSIONS):
-        return data  # invalid names are reported by validation
-    if not at:
-        return {**data, "VERSION": VERSIONS[0] if given is None else given}
-    if given is not None and str(given).removesuffix(".0") != version:
-        raise Wrong(f"contradicts BACKEND: {backend}: drop one", path=("VERSION",), value=given)
-    return {**data, "BACKEND": name, "VERSION": version}
-
-
-def _complete_spelling(data: dict[str, Any]) -> dict[str, Any]:
-    """Set both spellings of ADD in `data` if one is set."""
-    first, second = TWINS
-    theirs, ours = _value_at(data, first), _value_at(data, second)
-    if theirs is None and ours is None:
-        return data
-    if theirs is None or ours is None:
-        known, missing = (theirs, second) if ours is None else (ours, first)
-        return overlay(data, nested_value(missing, known))
-    if isinstance(theirs, bool) and isinstance(ours, bool) and theirs != ours:
-        raise Wrong(f"contradicts {key_path(second)}, another spelling of it: drop one", path=first, value=theirs)
-    return data
-
-
-def _value_at(data: Any, path: Sequence[str]) -> Any:
-    for part in path:
-        data = data.get(part) if isinstance(data, dict) else None
-    return data
 
 
 def _bits_text(bits: tuple[int, ...]) -> str:

@@ -89,6 +89,11 @@ def _extra(info: FieldInfo) -> dict[str, Any]:
     return info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
 
 
+def maker_by_key() -> dict[str, str]:
+    """Return who introduced each key that is not a section: "ancestor" (Sparsebit) or "new"."""
+    return {key: str(_extra(info)["x-maker"]) for key, info in _keys(Recipe)}
+
+
 def _default(info: FieldInfo) -> str:
     value = info.default
     if isinstance(value, tuple | dict) and not value:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from sbonnx.backends import BACKENDS
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import names, yaml_text
-from sbonnx.recipe.backend_limits import TWINS, defaults
+from sbonnx.recipe.defaults import TWINS
 from sbonnx.recipe.problem import KeyOrigin, Wrong, one_of, short, suggestion
 from sbonnx.recipe.schema import Recipe
 from sbonnx.recipe.sections.base import Section, canonical, children, nested_value, overlay, problems
@@ -24,7 +24,7 @@ from sbonnx.recipe.value_types import both_bits
 from sbonnx.spec import FP8_BITS
 
 AUTO: Final = "auto"
-"""Source for the backend's defaults with recipe search (AUTO) enabled."""
+"""Source for the defaults with recipe search (AUTO) enabled."""
 
 Source = str | os.PathLike[str] | Mapping[str, Any] | Recipe | None
 Overrides = Mapping[str, Any] | Iterable[str]
@@ -174,19 +174,20 @@ def _plain(value: Any, depth: int = 0) -> Any:
     return value
 
 
-def _source(source: Source, backend: str | None) -> tuple[dict[str, Any], KeyOrigin]:
+def _source(source: Source) -> tuple[dict[str, Any], KeyOrigin]:
     """Return the keys that `source` sets, in canonical form, and their origin."""
-    if source is None or (isinstance(source, str) and source.lower() == AUTO):
-        found = defaults("virtual" if backend is None else backend)
-        return ({**found, "AUTO": {"ENABLE": True}} if source is not None else found), KeyOrigin()
     if isinstance(source, Recipe):
-        return source.to_dict(), source.origin
-    data, origin = source, KeyOrigin()
-    if isinstance(source, str | os.PathLike) and os.fspath(source):
+        return source.given, source.origin
+    data: Any = source
+    origin = KeyOrigin()
+    if source is None:
+        data = {}
+    elif isinstance(source, str) and source.lower() == AUTO:
+        data = {"AUTO": {"ENABLE": True}}
+    elif isinstance(source, str | os.PathLike) and os.fspath(source):
         data, lines = yaml_text.read(source)
         origin = KeyOrigin(yaml_text.shown(source), lines)
-        if data is None:
-            raise RecipeError(f"{origin.name} is empty; 'auto' instead of a file gives the defaults of the backend")
+        data = {} if data is None else data
         if not isinstance(data, dict):
             raise RecipeError(f"{origin.name} must be a mapping of keys to values, got {short(data)}")
     elif not isinstance(source, Mapping):
@@ -221,13 +222,13 @@ def _with_backend(data: dict[str, Any], origin: KeyOrigin, backend: str) -> dict
 
 
 def load(source: Source = None, *, backend: str | None = None, overrides: Overrides = ()) -> Recipe:
-    """Load a complete recipe: defaults, then `source`, then `overrides`.
+    """Load a complete recipe: the keys of `source`, then `overrides`; all other keys have their defaults.
 
     Args:
-        source: a YAML file, a dict in the YAML's keys (any case, nested or dotted), a `Recipe`, None for
-            the defaults of the backend, or "auto" for those with AUTO enabled.
+        source: a YAML file, a dict in the YAML's keys (any case, nested or dotted), a `Recipe` (the keys that its
+            source set), None for the defaults, or "auto" for those with AUTO enabled.
         backend: virtual, onnxruntime or tensorrt, the last also as tensorrt@10. None: that of the source, else
-            virtual.
+            onnxruntime.
         overrides: a mapping from key paths ("W.QUANTIZER.BIT", any case) or short forms ("w_bit", "bits") to
             values, or texts "KEY=VALUE" whose values are parsed as YAML. They take precedence.
 
@@ -236,7 +237,7 @@ def load(source: Source = None, *, backend: str | None = None, overrides: Overri
             `backend` that contradicts the source.
     """
     backend = None if backend is None else _backend_name(backend)
-    data, origin = _source(source, backend)
+    data, origin = _source(source)
     try:
         pairs = _plain(overrides) if isinstance(overrides, Mapping) else overrides
         data, overridden = apply_overrides(data, pairs)

@@ -17,7 +17,7 @@ VERSIONED: Final = tuple(f"tensorrt@{version}" for version in VERSIONS)
 
 SCHEMES: Final[tuple[str, ...]] = get_args(Scheme)
 BY_WIDTH: Final = "auto"
-"""Scheme of weights that depends on the bit width, see `is_symmetric`."""
+"""Scheme of weights that depends on the bit width, see `sbonnx.recipe.defaults.is_symmetric`."""
 
 WEIGHT_SCHEMES: Final[tuple[str, ...]] = get_args(WeightScheme)
 
@@ -50,13 +50,12 @@ FLOAT: Final = 0
 """The bit width for float, not quantized. Every backend accepts it."""
 
 FULL_BITS: Final = 8
-"""From this width on rounding to nearest suffices; below, input-aware roundings are the default."""
+"""From this width on rounding to nearest suffices, see `sbonnx.recipe.defaults.BY_WIDTH`."""
+
+NEAREST: Final = "nearest"
 
 UNIFORM: Final = "uniform"
 """Sparsebit's name of plain quantization, whose rounding is set by W.ROUNDING."""
-
-_CALIBRATED: Final = frozenset({UNIFORM}) | ONLY_WEIGHTS
-"""Quantizers of weights whose scales are measured; the others learn them."""
 
 SHORT_FORMS: Final = {
     "w_bit": "W.QUANTIZER.BIT",
@@ -102,10 +101,3 @@ SHORT_FORMS: Final = {
 def is_per_channel(scheme: str) -> bool:
     """Whether a scheme has one scale per channel."""
     return scheme == BY_WIDTH or scheme.startswith("per-channel-")
-
-
-def is_symmetric(scheme: str, bits: int, quantizer: str) -> bool:
-    """Whether a scheme has a fixed zero point, for a bit width (0: float) and a quantizer type."""
-    if scheme == BY_WIDTH:
-        return not 0 < bits < FULL_BITS or quantizer not in _CALIBRATED
-    return scheme.endswith("-symmetric")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
-from sbonnx.recipe.names import BY_WIDTH, FLOAT, FULL_BITS, LEARNED, UNIFORM, is_per_channel, is_symmetric
+from sbonnx.recipe.defaults import by_width, is_symmetric, with_rounding
+from sbonnx.recipe.names import BY_WIDTH, FLOAT, NEAREST, is_per_channel
 from sbonnx.recipe.node_patterns import matcher
 from sbonnx.recipe.problem import Path, Wrong, key_path, one_of, suggestion
 from sbonnx.recipe.sections.base import overlay
@@ -27,8 +28,6 @@ from sbonnx.recipe.sections.quantizers import (
 from sbonnx.spec import Kind
 
 Observer = WeightObserver | ActivationObserver
-
-NEAREST: Final = "nearest"
 
 
 @dataclass(frozen=True)
@@ -85,15 +84,15 @@ class TensorSettings:
         """Rounding method of a weight, with "auto" resolved."""
         if self.rounding != AUTO:
             return self.rounding
-        return "gptq" if self.bits < FULL_BITS and self.rounding_scale != "hqq" else NEAREST
+        return NEAREST if self.rounding_scale == "hqq" else by_width(self.bits).rounding
 
     @property
     def scale_name(self) -> ScaleName:
         """Method for the scales of a weight, with "auto" resolved: a search gained nothing for block-wise scales."""
         if self.rounding_scale != AUTO:
             return self.rounding_scale
-        searched = self.bits < FULL_BITS and self.block_size is None and self.rounding_name != NEAREST
-        return "search" if searched else "observer"
+        blind = self.block_size is not None or self.rounding_name == NEAREST
+        return "observer" if blind else by_width(self.bits).scale
 
     def off(self, why: str) -> TensorSettings:
         """Return the settings, left float because of the key `why`."""
@@ -116,10 +115,8 @@ def _activation_settings(keys: Activations | ActivationChange) -> dict[str, Any]
 
 
 def _weight_settings(keys: Weights | WeightChange) -> dict[str, Any]:
-    """Return the settings that only weights have. ``W.QUANTIZER.TYPE: adaround`` is Sparsebit's key for rounding."""
+    """Return the settings that only weights have."""
     name = keys.rounding.type
-    if name == AUTO and keys.quantizer.type not in (UNIFORM, *LEARNED):
-        name = keys.quantizer.type
     rounding, arguments = keys.rounding.named("gptq" if name == AUTO else name)
     return {
         "block_size": keys.block_size if isinstance(keys.block_size, int) else None,
@@ -132,7 +129,8 @@ def _weight_settings(keys: Weights | WeightChange) -> dict[str, Any]:
 def effective(side: Side, change: Change) -> Change:
     """Return the values of `side`, overridden by those of `change`."""
     base = side.model_dump(by_alias=True, exclude={"specific", "qadd"})
-    return type(change).model_validate(overlay(base, change.model_dump(by_alias=True, exclude_unset=True)))
+    own = change.model_dump(by_alias=True, exclude_unset=True)
+    return type(change).model_validate(overlay(base, with_rounding(own) if isinstance(change, WeightChange) else own))
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, final
 
-from pydantic import BeforeValidator, PrivateAttr, model_validator
+from pydantic import BeforeValidator, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from sbonnx.backends import BACKENDS
+from sbonnx.recipe import defaults as default_values
 from sbonnx.recipe import names, value_types
-from sbonnx.recipe.backend_limits import BackendLimits, complete
+from sbonnx.recipe.backend_limits import BackendLimits
 from sbonnx.recipe.names import is_per_channel
 from sbonnx.recipe.node_patterns import PatternUse, resolve_patterns, slow_problem
 from sbonnx.recipe.problem import KeyOrigin, ManyWrong, Wrong, key_path
@@ -37,6 +39,14 @@ SharedScales = Annotated[tuple[value_types.TensorGroup, ...], BeforeValidator(va
 _NODES = "list of patterns"
 
 
+def key_paths(data: Mapping[str, Any]) -> frozenset[str]:
+    """Return the paths of all keys of nested mappings, joined with dots: "W", "W.QUANTIZER", "W.QUANTIZER.BIT"."""
+    inner = (
+        {f"{name}.{path}" for path in key_paths(value)} for name, value in data.items() if isinstance(value, Mapping)
+    )
+    return frozenset(data).union(*inner)
+
+
 @final
 class Recipe(Section):
     """All settings of the user: every key has a value, and the backend accepts them.
@@ -45,7 +55,14 @@ class Recipe(Section):
     their values are equal, wherever they were written.
     """
 
-    backend: value_types.BackendName = key("virtual", "the runtime that the model is made for", ", ".join(BACKENDS))
+    defaults: Annotated[Literal["sbonnx", "sparsebit"], value_types.ANY_CASE] = new_key(
+        "sbonnx",
+        "whose defaults hold for keys that are not set; `sparsebit`: the ancestor's, to reproduce its numbers",
+        "sbonnx, sparsebit",
+    )
+    backend: value_types.BackendName = key(
+        default_values.BACKEND, "the runtime that the model is made for", ", ".join(BACKENDS)
+    )
     version: value_types.VersionName | None = new_key(
         None, "version of the runtime; also written BACKEND: tensorrt@10", "tensorrt: 11, 10, 8.6", shown="tensorrt: 11"
     )
@@ -130,15 +147,19 @@ class Recipe(Section):
     mixed: Mixed = Mixed()
     verify: Verification = Verification()
 
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
     _origin: KeyOrigin = PrivateAttr(default_factory=KeyOrigin)
     _named: dict[str, dict[str, frozenset[str]]] = PrivateAttr(default_factory=dict)
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _fill(cls, data: Any) -> Any:
+    def _fill(cls, data: Any, handler: ModelWrapValidatorHandler[Recipe]) -> Recipe:
         if isinstance(data, cls):
             return data
-        return complete(canonical(cls, data))
+        given = canonical(cls, data)
+        recipe = handler(default_values.complete(given))
+        recipe._given = given
+        return recipe
 
     @model_validator(mode="after")
     def _backend_accepts(self) -> Recipe:
@@ -280,9 +301,9 @@ class Recipe(Section):
         resolved = resolve_patterns(uses, nodes, tensors)
         if resolved.wrong:
             raise self._origin.error(resolved.wrong[0], len(resolved.wrong) - 1)
-        copy = self.model_copy()
-        copy._named = resolved.named
-        return copy, resolved.nothing
+        found = self.model_copy()
+        found._named = resolved.named
+        return found, resolved.nothing
 
     def nodes_of(self, key: str) -> Mapping[str, frozenset[str]]:
         """Return the node names by pattern, for patterns under `key` that name torch modules; see `for_model`."""
@@ -328,21 +349,31 @@ class Recipe(Section):
         return hashlib.sha256(json.dumps(self.to_dict()).encode()).hexdigest()
 
     @property
+    def given(self) -> dict[str, Any]:
+        """Copy of the keys that some source sets, in the keys of the YAML; `load` restores an equal recipe."""
+        return copy.deepcopy(self._given)
+
+    @property
+    def decided(self) -> frozenset[str]:
+        """Key paths that some source sets, sections included, in upper case; see `key_paths`."""
+        return key_paths(self._given)
+
+    @property
     def origin(self) -> KeyOrigin:
         """Source of the keys, for error messages."""
         return self._origin
 
     def written_in(self, origin: KeyOrigin) -> Recipe:
         """Return the recipe with another origin in its error messages."""
-        copy = self.model_copy()
-        copy._origin = origin
-        return copy
+        found = self.model_copy()
+        found._origin = origin
+        return found
 
     def on_device(self, device: str) -> Recipe:
         """Return a copy of the recipe for another device. Resolved patterns are kept."""
-        copy = Recipe.model_validate({**self.to_dict(), "DEVICE": device}).written_in(self._origin)
-        copy._named = self._named
-        return copy
+        found = Recipe.model_validate({**self._given, "DEVICE": device}).written_in(self._origin)
+        found._named = self._named
+        return found
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Recipe) and self.digest == other.digest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, Final, final
 
 from sbonnx import graph as graphs
 from sbonnx import recipe as recipes
@@ -14,7 +14,6 @@ from sbonnx.pipeline import prepare, quantized_graph, solve
 from sbonnx.plan import Solution
 from sbonnx.progress import Progress, Silent, count_samples
 from sbonnx.recipe import Recipe
-from sbonnx.recipe.sections.stages import Auto, Mixed
 from sbonnx.search.evaluation import Judge, Metric, Samples, Score, divide, loss_kind
 from sbonnx.stages.measure import divided
 from sbonnx.stages.state import Prepared, Request, Source, source_of
@@ -27,17 +26,16 @@ def settled(keys: Recipe | dict[str, Any]) -> Recipe:
     Raises:
         RecipeError: invalid keys.
     """
-    data = keys.to_dict() if isinstance(keys, Recipe) else dict(keys)
-    return recipes.load({**data, "AUTO": _defaults(Auto()), "MIXED": _defaults(Mixed())})
-
-
-def _defaults(section: Auto | Mixed) -> dict[str, Any]:
-    return section.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return recipes.load(keys, overrides={"AUTO": None, "MIXED": None})
 
 
 def changed(recipe: Recipe, overrides: dict[str, Any]) -> Recipe:
     """Return a recipe with other values for some keys, by key path."""
     return recipes.load(recipe, overrides=overrides)
+
+
+FEEDS: Final = ("SAMPLES", "CALIBRATION.CACHE", "CALIBRATION.FEEDBACK", "CALIBRATION.PICK")
+"""Keys that choose and read feeds; a trial has its feeds."""
 
 
 @final
@@ -88,12 +86,7 @@ class Trials:
 
     def trial(self, recipe: Recipe) -> Recipe:
         """Return `recipe` for a trial: the given feeds in order, no cache, no hold-out, nothing to search."""
-        keys = settled(recipe).to_dict()
-        calibration = {name: value for name, value in keys["CALIBRATION"].items() if name != "CACHE"}
-        keys["CALIBRATION"] = {**calibration, "FEEDBACK": {}, "PICK": "first"}
-        keys["VERIFY"] = {**keys["VERIFY"], "HELD_OUT": 0}
-        keys.pop("SAMPLES", None)
-        return recipes.load(keys)
+        return changed(settled(recipe), {**dict.fromkeys(FEEDS), "VERIFY.HELD_OUT": 0})
 
     def solve(self, recipe: Recipe, what: str) -> tuple[Prepared, Solution]:
         """Calibrate a recipe on the calibration set.
@@ -145,9 +138,8 @@ def open_trials(
     """
     if recipe.mixed.contradiction is not None:
         raise RecipeError(recipe.mixed.contradiction)
-    keys = settled(recipe).to_dict()
-    keys.pop("EQUALIZE")  # with CLIP: relu it changes the function that the model computes
-    base = prepare(model, recipes.load(keys), rules)
+    plain = changed(settled(recipe), {"EQUALIZE": None})  # with CLIP: relu it changes what the model computes
+    base = prepare(model, plain, rules)
     given = None if data is None else divided(data, base, split)
     if given is None:
         raise DataError("AUTO and MIXED judge what they try on samples that are held out: give calibration data")

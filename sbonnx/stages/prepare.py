@@ -20,6 +20,7 @@ from sbonnx.graph import Constant, Graph, edit, query
 from sbonnx.ops import EMBEDDING
 from sbonnx.options import RunOptions
 from sbonnx.plan import Plan, make
+from sbonnx.recipe import other_defaults
 from sbonnx.recipe.torch_modules import Modules, NodeInfo
 from sbonnx.report import Fired, Refusal
 from sbonnx.stages.state import BASE_OPSET, PipelineState, Prepared, equalization_of
@@ -43,6 +44,7 @@ def load(state: PipelineState, options: RunOptions) -> PipelineState:
     recipe, skipped = request.recipe.for_model(infos, list(query.tensors_by_name(graph)))
     why = "no node in the file belongs to it, so that nothing needs to be skipped. "
     refusals += [Refusal("skip", f"SKIP_TRACE_MODULES '{name}'", why + hint) for name, hint in skipped.items()]
+    graph.info.notes.extend(filter(None, [other_defaults(recipe)]))
     if recipe.calibration.workers > 1:
         graph.info.notes.append(
             f"CALIBRATION.WORKERS: {recipe.calibration.workers} has no effect: samples run on threads of one process"

@@ -30,9 +30,6 @@ from sbonnx.spec import Array, QParams
 
 Source = str | os.PathLike[str] | onnx.ModelProto
 
-DEFAULT_BACKEND: Final = "onnxruntime"
-"""Backend if neither the call nor the recipe names one."""
-
 BASE_OPSET: Final = 13
 """First opset whose Q/DQ support per-channel scales."""
 
@@ -166,8 +163,6 @@ def read_recipe(
     Raises:
         RecipeError: as `sbonnx.recipe.load`.
     """
-    if recipe in (None, recipes.AUTO) and backend is None and "backend" not in {key.lower() for key in overrides}:
-        backend = DEFAULT_BACKEND
     loaded = recipes.load(recipe, backend=backend, overrides=overrides)
     return loaded, backend_for(loaded.backend, loaded.version)
 

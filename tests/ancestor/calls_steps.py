@@ -16,7 +16,7 @@ from sbonnx.quant_model import GraphVisitor, LifeCycleError, QuantModel, SharedD
 from sbonnx.recipe import parse_qconfig, update_config
 from sbonnx.spec import Array
 from tests.ancestor.networks import residual_block
-from tests.ancestor.qconfigs import SPARSEBIT_SCALES, virtual, written
+from tests.ancestor.qconfigs import SPARSEBIT, virtual, written
 from tests.support.models import run
 
 IMAGES: Final = np.random.default_rng(3).standard_normal((8, 3, 8, 8)).astype(np.float32)
@@ -29,7 +29,7 @@ class Context:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.config = written(folder, virtual(8) + SPARSEBIT_SCALES)
+        self.config = written(folder, virtual(8) + SPARSEBIT)
         self._open: list[QuantModel] = []
 
     def model(self, **wishes: Any) -> Any:

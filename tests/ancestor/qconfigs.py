@@ -54,7 +54,7 @@ A:
     ENABLE_QUANT: {qadd}
 """
 
-SPARSEBIT_SCALES = "SCALE_RULE: sparsebit\nCALIBRATION: {ASYM: false}\n"
+SPARSEBIT = "DEFAULTS: sparsebit\n"
 """Added to a configuration of the ancestor, it gives the ancestor's numbers."""
 
 

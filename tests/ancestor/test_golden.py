@@ -17,7 +17,7 @@ from sbonnx import qdq
 from sbonnx.api import quantize
 from sbonnx.quant_model import QuantModel
 from sbonnx.spec import Array
-from tests.ancestor.qconfigs import SPARSEBIT_SCALES, scale_and_zero, virtual, written
+from tests.ancestor.qconfigs import SPARSEBIT, scale_and_zero, virtual, written
 from tests.support.models import model
 
 Cell = tuple[float, int]
@@ -97,7 +97,7 @@ def test_activations_by_hand(
     observer: str, scheme: str, bits: int, tensor: str, scale: float, zero_point: int, tmp_path: Path
 ) -> None:
     """The life cycle, two batches of two, and both readers of the file."""
-    config = written(tmp_path, virtual(bits, scheme=scheme, observer=observer) + SPARSEBIT_SCALES)
+    config = written(tmp_path, virtual(bits, scheme=scheme, observer=observer) + SPARSEBIT)
     x, path = activation(), tmp_path / "golden.onnx"
     with QuantModel(network(), config) as quantized:
         quantized.prepare_calibration()
@@ -116,7 +116,7 @@ def test_activations_by_hand(
 def test_activations_in_one_call(
     observer: str, scheme: str, bits: int, tensor: str, scale: float, zero_point: int, tmp_path: Path
 ) -> None:
-    config = written(tmp_path, virtual(bits, scheme=scheme, observer=observer) + SPARSEBIT_SCALES)
+    config = written(tmp_path, virtual(bits, scheme=scheme, observer=observer) + SPARSEBIT)
     x, path = activation(), tmp_path / "golden.onnx"
     quantize(network(), [{"x": x[:2]}, {"x": x[2:]}], recipe=config, output=path, verify=False)
     check_cell(onnx.load(str(path)), tensor, scale, zero_point)
@@ -124,7 +124,7 @@ def test_activations_in_one_call(
 
 def test_how_the_samples_are_batched_does_not_matter(tmp_path: Path) -> None:
     """Each sample counts once in the moving average, whatever batch it came in."""
-    config = written(tmp_path, virtual(8, observer="MOVING_AVERAGE") + SPARSEBIT_SCALES)
+    config = written(tmp_path, virtual(8, observer="MOVING_AVERAGE") + SPARSEBIT)
     x, found = activation(), []
     for cuts in ([2], [1, 2, 3], [1], []):
         report = quantize(network(), [{"x": part} for part in np.split(x, cuts)], recipe=config, verify=False)
@@ -135,7 +135,7 @@ def test_how_the_samples_are_batched_does_not_matter(tmp_path: Path) -> None:
 
 def test_uniform_weights(tmp_path: Path) -> None:
     """4 bits, one symmetric scale an output channel; codes by hand from that scale."""
-    config = written(tmp_path, virtual(4) + SPARSEBIT_SCALES)
+    config = written(tmp_path, virtual(4) + SPARSEBIT)
     report = quantize(network(), [{"x": activation()}], recipe=config, verify=False, rounding="nearest")
     assert report.quantized is not None
     scale, zero = scale_and_zero(report.quantized, "golden_quantized")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sbonnx.recipe import Recipe, load, parse_qconfig
+from sbonnx.recipe import Recipe, load, other_defaults, parse_qconfig
+from sbonnx.recipe.defaults import value_at
 
 IMAGENET_PTQ = """\
 BACKEND: tensorrt
@@ -91,13 +92,50 @@ def test_qat_file(tmp_path: Path) -> None:
     assert activation.observer_arguments == {"ratio": 0.8} and activation.quantizer_arguments == {"alpha": 6.0}
 
 
-def test_defaults_of_the_ancestor_hold_for_a_file(tmp_path: Path) -> None:
-    recipe = written(tmp_path, "W: {QSCHEME: per-tensor-affine}\n")
-    assert recipe.backend == "virtual"
-    assert recipe.schedule.fuse_bn is False and recipe.schedule.disable_unnecessary_quant is True
-    assert recipe.a.quantizer.pact.alpha_value is None and recipe.a.observer.percentile.alpha == 0.001
-    assert recipe.a.observer.aciq.distribution == "gaus" and recipe.a.observer.moving_average.ema_ratio == 0.9
-    assert recipe.w.qscheme == "per-tensor-affine" and recipe.w.quantizer.bit == 8
+def test_keys_that_a_file_does_not_set_have_the_defaults_of_sbonnx(tmp_path: Path) -> None:
+    ours, theirs = written(tmp_path, QAT), written(tmp_path, QAT + "DEFAULTS: sparsebit\n")
+    assert (ours.schedule.fuse_bn, theirs.schedule.fuse_bn) == (True, False)
+    assert (ours.scale_rule, theirs.scale_rule) == ("exact", "sparsebit")
+    for key in ("BACKEND", "W.QSCHEME", "W.QUANTIZER", "W.SPECIFIC", "A"):  # all of these are in the file
+        assert value_at(ours.to_dict(), key.split(".")) == value_at(theirs.to_dict(), key.split("."))
+
+
+def test_defaults_of_the_ancestor_on_request() -> None:
+    """Its documents and its code say so: see the table of section 1 of its configuration."""
+    recipe = load(None, overrides={"defaults": "Sparsebit"})
+    assert recipe == load({"DEFAULTS": "sparsebit"}) == load(recipe.to_dict())
+    assert recipe.backend == "virtual" and recipe.schedule.disable_unnecessary_quant is True
+    assert (recipe.schedule.fuse_bn, recipe.a.qadd.enable_quant, recipe.quantize_inputs_of.add) == (False, False, False)
+    assert (recipe.w.observer.type, recipe.a.observer.type) == ("minmax", "minmax")
+    assert (recipe.a.quantizer.pact.alpha_value, recipe.a.observer.percentile.alpha) == (10, 0.001)
+    assert load(recipe, backend="onnxruntime").a.observer.type == "minmax"
+    assert load(recipe, overrides={"A.QADD.ENABLE_QUANT": True}).quantize_inputs_of.add is True
+
+
+@pytest.mark.parametrize("source", [{}, {"W.ROUNDING": "nearest"}, {"DEFAULTS": "sparsebit"}])
+def test_adaround_of_one_layer_wins_over_the_rounding_of_the_side(source: dict[str, str]) -> None:
+    recipe = load({**source, "W.QUANTIZER.BIT": 4, "W.SPECIFIC": [{"a": ["QUANTIZER.TYPE", "AdaRound"]}]})
+    chosen = [recipe.settings("w", node=node, op="Conv", tensor="w").rounding_name for node in "ab"]
+    assert chosen == ["adaround", "nearest" if source else "gptq"]
+    assert load({**source, "W.QUANTIZER.TYPE": "adaround"}).w.rounding.type == (
+        "nearest" if "W.ROUNDING" in source else "adaround"
+    )
+
+
+def test_one_line_names_the_other_defaults_of_the_ancestor(tmp_path: Path) -> None:
+    line = other_defaults(written(tmp_path, IMAGENET_PTQ))
+    assert line is not None and "\n" not in line and "qconfig.yaml" in line
+    told = line.partition("'DEFAULTS: sparsebit' gives ")[2].split(", ")
+    assert {"A.QADD.ENABLE_QUANT: false", "SCALE_RULE: sparsebit", "W.ROUNDING.TYPE: nearest"} <= set(told)
+    assert not any(key.startswith(("SCHEDULE.FUSE_BN", "A.OBSERVER.TYPE", "KERNEL_COSTS")) for key in told)
+    file = tmp_path / "qconfig.yaml"
+    assert other_defaults(load(file, overrides={"min_sqnr": 20})) == line  # flags do not count
+    assert other_defaults(load(file, overrides={"DEFAULTS": "sparsebit"})) is None
+
+
+@pytest.mark.parametrize("text", ["", "W: {QUANTIZER: {BIT: 4}}\n", IMAGENET_PTQ + "SIMPLIFY: true\n"])
+def test_other_files_are_not_the_ancestors(tmp_path: Path, text: str) -> None:
+    assert other_defaults(written(tmp_path, text)) is None
 
 
 @pytest.mark.parametrize("side", ["W", "A"])

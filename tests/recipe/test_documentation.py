@@ -26,8 +26,8 @@ GOOD: list[str] = [
     "CALIBRATION: {ASYM: true, GRANULARITY: Layer, WORKERS: 2, THREADS: 1, CACHE: here, FEEDBACK: {h: h0}, SEED: 1}",
     "CALIBRATION: {ASYM: {ENABLE: true, RANGES: false}, PICK: random, MEMORY: 1 GiB, CACHE: none}",
     "BACKEND: tensorrt\nVERSION: 8.6",
-    "W: {BLOCK_SIZE: 32, QUANTIZER: {BIT: 4}, SPECIFIC: [{x: {BLOCK_SIZE: none}}]}",
-    "W: {QSCHEME: per-channel-symmetric, QUANTIZER: {DTYPE: FP8}}",
+    "BACKEND: virtual\nW: {BLOCK_SIZE: 32, QUANTIZER: {BIT: 4}, SPECIFIC: [{x: {BLOCK_SIZE: none}}]}",
+    "BACKEND: virtual\nW: {QSCHEME: per-channel-symmetric, QUANTIZER: {DTYPE: FP8}}",
 ]
 BAD: list[str] = [
     "BACKEND: trt",

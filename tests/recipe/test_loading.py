@@ -34,7 +34,6 @@ def test_defaults_by_backend(source: str | None, backend: str, weights: str, act
 def test_missing_scheme_and_bits_come_from_the_backend() -> None:
     recipe = load({"BACKEND": "TensorRT"})
     assert (recipe.a.qscheme, recipe.a.quantizer.bit) == ("per-tensor-symmetric", 8)
-    assert recipe.schedule.fuse_bn is False
 
 
 def test_backend_argument_fills_a_silent_recipe_and_agrees_with_a_speaking_one() -> None:

@@ -80,7 +80,7 @@ def test_losses_are_those_of_the_layer_alone() -> None:
     for name in LAYERS:
         others = {"op:*": {"QUANTIZER": {"DISABLE": True}}}
         mine = {name: {"QUANTIZER": {"BIT": 3}, "ROUNDING": {"TYPE": "nearest", "SCALE": "search"}}}
-        alone = load_recipe({"W": {"SPECIFIC": [mine, others]}, "A": {"SPECIFIC": [others]}})
+        alone = load_recipe({"BACKEND": "virtual", "W": {"SPECIFIC": [mine, others]}, "A": {"SPECIFIC": [others]}})
         alone = load_recipe(alone, overrides={"CALIBRATION.MOMENTS.INPUTS": "float"})
         assert losses[name][3] == pytest.approx(trials.score(alone, name).error, rel=0.02), name
 

@@ -17,14 +17,12 @@ from sbonnx.batch.jobs.outputs import Inputs, refusal
 from sbonnx.batch.redaction import Redactor, names_in, revealed
 from sbonnx.batch.remote import is_url
 from sbonnx.errors import RecipeError
+from sbonnx.recipe.defaults import BACKEND
 from sbonnx.recipe.loading import AUTO
 from sbonnx.recipe.problem import Wrong, most_similar, nearest, one_of
 
 if TYPE_CHECKING:
     from sbonnx.batch.jobs.jobfile import DefaultKeys, ExcludeKeys, JobFile, JobKeys
-
-BACKEND: Final = "onnxruntime"
-"""Default backend."""
 
 FIELDS: Final = ("model", "folder", "backend", "bits", "recipe")
 """Fields of templates."""

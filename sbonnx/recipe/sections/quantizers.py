@@ -104,7 +104,7 @@ class ActivationObserver(Section):
         "minmax",
         "how the range of an activation is chosen",
         "minmax, moving_average, mse, percentile, kl_histogram, aciq, auto",
-        shown="minmax; mse without a recipe, for onnxruntime and tensorrt",
+        shown="mse; virtual: minmax",
     )
     percentile: Percentile = Percentile()
     aciq: Aciq = Aciq()
@@ -354,10 +354,7 @@ class Schedule(Section):
     """SCHEDULE: batch-norm folding and tuning, placement of Q/DQ."""
 
     fuse_bn: value_types.Flag = key(
-        False,
-        "fold batch normalization into the linear layers before quantizing",
-        "true, false",
-        shown="false; true without a recipe",
+        True, "fold batch normalization into the linear layers before quantizing", "true, false"
     )
     bn_tuning: value_types.Flag = key(
         False, "tune batch normalization with quantization on, then fold it", "true, false; true wants W per channel"

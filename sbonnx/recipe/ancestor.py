@@ -1,0 +1,50 @@
+"""Recognition of recipes written for Sparsebit, and where the defaults they get differ from its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Final
+
+from sbonnx.recipe.defaults import BACKEND, SPARSEBIT, TWINS, value_at
+from sbonnx.recipe.documentation import maker_by_key
+from sbonnx.recipe.problem import key_path
+from sbonnx.recipe.schema import Recipe, key_paths
+
+REQUIRED: Final = frozenset({"W.QSCHEME", "W.QUANTIZER.BIT", "A.QSCHEME", "A.QUANTIZER.BIT"})
+"""Keys without a default in Sparsebit: each of its configurations sets them."""
+
+ONLY_ONNXRUNTIME: Final = frozenset({"KERNEL_COSTS", "REDUCE_RANGE"})
+"""Keys of `SPARSEBIT` without effect on other backends."""
+
+
+def is_for_sparsebit(recipe: Recipe) -> bool:
+    """Whether a recipe was written for Sparsebit: its source sets all `REQUIRED` keys, and none that Sparsebit lacks.
+
+    Keywords and flags do not count.
+    """
+    makers = maker_by_key()
+    written = {key for key in recipe.decided & makers.keys() if key.lower() not in recipe.origin.overridden}
+    return written >= REQUIRED and all(makers[key] == "ancestor" for key in written)
+
+
+def _others(recipe: Recipe) -> Iterator[str]:
+    """Yield ``KEY: value`` for each key that the recipe leaves at a default other than Sparsebit's."""
+    resolved = recipe.to_dict()
+    idle = {key_path(TWINS[1])} | (set() if recipe.backend == BACKEND else ONLY_ONNXRUNTIME)
+    for key in sorted(key_paths(SPARSEBIT) - recipe.decided - idle):
+        ours, theirs = (value_at(values, key.split(".")) for values in (resolved, SPARSEBIT))
+        if ours != theirs and not isinstance(theirs, dict):
+            yield f"{key}: {theirs if isinstance(theirs, str) else json.dumps(theirs)}"
+
+
+def other_defaults(recipe: Recipe) -> str | None:
+    """Return one line with Sparsebit's defaults that differ from those that a recipe written for it gets here.
+
+    None: nothing differs, or the recipe was not written for Sparsebit.
+    """
+    others = ", ".join(_others(recipe)) if is_for_sparsebit(recipe) else ""
+    if not others:
+        return None
+    name = recipe.origin.name or "the recipe"
+    return f"keys that {name} does not set have the defaults of sbonnx; 'DEFAULTS: sparsebit' gives {others}"

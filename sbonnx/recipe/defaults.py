@@ -1,0 +1,187 @@
+"""Defaults of a recipe that depend on backend, mode or the width of a weight, and those of Sparsebit.
+
+`complete` fills them in after all sources are merged: file or dict, keywords, flags, job file. Keys with one default
+have it in `sbonnx.recipe.sections`. ``auto`` for a weight is resolved by `WIDTHS`. With ``DEFAULTS: sparsebit``, keys
+that no source sets have the values of `SPARSEBIT`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sbonnx.backends.tensorrt.profiles import VERSIONS
+from sbonnx.recipe.names import BY_WIDTH, FLOAT, FULL_BITS, LEARNED, NEAREST, STATIC, UNIFORM, Scheme
+from sbonnx.recipe.problem import Wrong, key_path
+from sbonnx.recipe.sections.base import nested_value, overlay
+from sbonnx.recipe.sections.quantizers import ScaleName
+from sbonnx.recipe.value_types import MAX_BITS, type_name
+
+BACKEND: Final = "onnxruntime"
+"""Backend if no source names one."""
+
+TENSORRT: Final = "tensorrt"
+
+SYMMETRIC: Final = "per-channel-symmetric"
+
+TWINS: Final = (("A", "QADD", "ENABLE_QUANT"), ("QUANTIZE_INPUTS_OF", "ADD"))
+"""Two spellings of one key: Sparsebit's, and that of sbonnx."""
+
+
+def _of(
+    weights: str, activations: str, *, bits: int = 8, w_observer: str = "minmax", a_observer: str
+) -> dict[str, Any]:
+    """Return the defaults of one backend in one mode: schemes, width of weights, observers."""
+    return {
+        "W": {"QSCHEME": weights, "QUANTIZER": {"BIT": bits}, "OBSERVER": {"TYPE": w_observer}},
+        "A": {"QSCHEME": activations, "QUANTIZER": {"BIT": 8}, "OBSERVER": {"TYPE": a_observer}},
+    }
+
+
+BY_BACKEND: Final[Mapping[tuple[str, str], Mapping[str, Any]]] = {
+    # activations for a runtime: on trained models the range of least squared error is closer to float than min-max
+    ("virtual", STATIC): _of("per-channel-symmetric", "per-tensor-affine", a_observer="minmax"),
+    ("onnxruntime", STATIC): _of(BY_WIDTH, "per-tensor-affine", a_observer="mse"),
+    ("tensorrt", STATIC): _of("per-channel-symmetric", "per-tensor-symmetric", a_observer="mse"),
+    ("onnxruntime", "dynamic"): _of("per-channel-symmetric", "per-tensor-affine", a_observer="mse"),
+    # at 4 bits a zero point gains 0.9 dB and an MSE-optimal range another 0.3, for an eighth of a bit per weight
+    ("onnxruntime", "weight_only"): _of(
+        "per-channel-affine", "per-tensor-affine", bits=4, w_observer="mse", a_observer="mse"
+    ),
+    ("tensorrt", "weight_only"): _of(
+        "per-channel-symmetric", "per-tensor-symmetric", bits=4, w_observer="mse", a_observer="mse"
+    ),
+    ("virtual", "weight_only"): _of(
+        "per-channel-symmetric", "per-tensor-affine", bits=4, w_observer="mse", a_observer="minmax"
+    ),
+}
+"""Defaults by backend and mode, in the keys of the YAML. A backend without a row has those of "virtual"."""
+
+
+@dataclass(frozen=True)
+class WidthDefaults:
+    """What ``auto`` means for weights of some widths.
+
+    Attributes:
+        below: for widths below this one.
+        scheme: W.QSCHEME.
+        rounding: W.ROUNDING.TYPE where there are data; without, "nearest".
+        scale: W.ROUNDING.SCALE.
+    """
+
+    below: int
+    scheme: Scheme
+    rounding: str
+    scale: ScaleName
+
+
+WIDTHS: Final = (
+    # at 4 bits a zero point per channel gains 0.6 to 1.7 dB, and costs nothing if it is folded into the codes
+    WidthDefaults(FULL_BITS, "per-channel-affine", "gptq", "search"),
+    WidthDefaults(MAX_BITS + 1, SYMMETRIC, NEAREST, "observer"),
+)
+"""Defaults by width, narrowest first; float has those of the widest."""
+
+
+def by_width(bits: int) -> WidthDefaults:
+    """Return the defaults of weights of `bits` bits; 0: float."""
+    return next((row for row in WIDTHS if FLOAT < bits < row.below), WIDTHS[-1])
+
+
+def is_symmetric(scheme: str, bits: int, quantizer: str) -> bool:
+    """Whether a scheme has a fixed zero point. Quantizers that learn their scales are symmetric with "auto"."""
+    chosen = scheme if scheme != BY_WIDTH else SYMMETRIC if quantizer in LEARNED else by_width(bits).scheme
+    return chosen.endswith("-symmetric")
+
+
+SPARSEBIT: Final[Mapping[str, Any]] = {
+    "BACKEND": "virtual",
+    "SCHEDULE": {"FUSE_BN": False},
+    "W": {"OBSERVER": {"TYPE": "minmax"}, "ROUNDING": {"TYPE": NEAREST}},
+    "A": {
+        "OBSERVER": {"TYPE": "minmax"},
+        "QADD": {"ENABLE_QUANT": False},
+        "QUANTIZER": {"PACT": {"ALPHA_VALUE": 10.0}},
+    },
+    "QUANTIZE_INPUTS_OF": {"ADD": False},
+    "SCALE_RULE": "sparsebit",
+    "KERNEL_COSTS": "none",
+    "REDUCE_RANGE": False,
+    "BIAS_CORRECTION": "none",
+    "CALIBRATION": {"ASYM": {"ENABLE": False}},
+    "VERIFY": {"HELD_OUT": 0.0},
+}
+"""Sparsebit's defaults, and for keys that it does not have, what it does. QSCHEME and BIT have no default there."""
+
+
+def complete(data: dict[str, Any]) -> dict[str, Any]:
+    """Fill in the defaults for keys that `data` (canonical keys) lacks, and both spellings of keys that have two.
+
+    Raises:
+        Wrong: two spellings of a setting differ.
+    """
+    data = _with_twins(_with_version(data))
+    if isinstance(data.get("W"), dict):
+        data = {**data, "W": with_rounding(data["W"])}
+    theirs = SPARSEBIT if str(data.get("DEFAULTS")).lower() == "sparsebit" else {}
+    backend = data.get("BACKEND", theirs.get("BACKEND", BACKEND))
+    ours = _by_backend(str(backend).lower(), str(data.get("MODE", STATIC)).lower())
+    for side in ours:
+        if str(value_at(data, (side, "QUANTIZER", "DTYPE"))).lower() == "fp8":  # it has no zero point
+            symmetric = ours[side]["QSCHEME"].replace("-affine", "-symmetric")
+            ours = overlay(ours, {side: {"QSCHEME": symmetric}})
+    return overlay(overlay({"BACKEND": backend, **ours}, theirs), data)
+
+
+def _by_backend(backend: str, mode: str) -> Mapping[str, Any]:
+    """Return the row of `BY_BACKEND`; that of static for a mode that the backend lacks (which is refused elsewhere)."""
+    return BY_BACKEND.get((backend, mode)) or BY_BACKEND.get((backend, STATIC)) or BY_BACKEND["virtual", STATIC]
+
+
+def with_rounding(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Set ROUNDING.TYPE in the keys of W, or of an entry of its SPECIFIC, if QUANTIZER.TYPE names a rounding.
+
+    ``QUANTIZER: {TYPE: adaround}`` is Sparsebit's spelling. An explicit ROUNDING.TYPE wins.
+    """
+    try:
+        name = type_name(value_at(weights, ("QUANTIZER", "TYPE")))
+    except Wrong:  # absent, or invalid, which validation reports
+        return dict(weights)
+    return dict(weights) if name in (UNIFORM, *LEARNED) else overlay({"ROUNDING": {"TYPE": name}}, weights)
+
+
+def _with_version(data: dict[str, Any]) -> dict[str, Any]:
+    """Split ``BACKEND: tensorrt@10`` into BACKEND and VERSION; a recipe for TensorRT without one gets the newest."""
+    backend, given = data.get("BACKEND"), data.get("VERSION")
+    if not isinstance(backend, str):
+        return data
+    name, at, version = backend.partition("@")
+    if name.lower() != TENSORRT or (at and version not in VERSIONS):
+        return data  # invalid names are reported by validation
+    if not at:
+        return {**data, "VERSION": VERSIONS[0] if given is None else given}
+    if given is not None and str(given).removesuffix(".0") != version:
+        raise Wrong(f"contradicts BACKEND: {backend}: drop one", path=("VERSION",), value=given)
+    return {**data, "BACKEND": name, "VERSION": version}
+
+
+def _with_twins(data: dict[str, Any]) -> dict[str, Any]:
+    """Set both spellings of ADD in `data` if one is set."""
+    first, second = TWINS
+    theirs, ours = value_at(data, first), value_at(data, second)
+    if theirs is None and ours is None:
+        return data
+    if theirs is None or ours is None:
+        known, missing = (theirs, second) if ours is None else (ours, first)
+        return overlay(data, nested_value(missing, known))
+    if isinstance(theirs, bool) and isinstance(ours, bool) and theirs != ours:
+        raise Wrong(f"contradicts {key_path(second)}, another spelling of it: drop one", path=first, value=theirs)
+    return data
+
+
+def value_at(data: Any, path: Sequence[str]) -> Any:
+    """Return the value at a key path of nested mappings, or None."""
+    for part in path:
+        data = data.get(part) if isinstance(data, Mapping) else None
+    return data

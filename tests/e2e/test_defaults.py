@@ -1,0 +1,101 @@
+"""A recipe that sets nothing, or repeats defaults, changes no byte of the file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sbonnx
+from benchmarks.accuracy import load_pack
+from sbonnx.assets import digits
+from sbonnx.quant_model import QuantModel
+
+Files = tuple[Path, list[dict[str, Any]]]
+"""A float model and its samples."""
+
+
+def digest(files: Files, path: Path, recipe: Any = None, **wishes: Any) -> str:
+    """SHA-256 of the quantized file."""
+    model, feeds = files
+    sbonnx.quantize(model, feeds, recipe=recipe, output=path, force=True, verify=False, **wishes)
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture(scope="module")
+def small() -> Files:
+    """The bundled model with 16 samples."""
+    images = np.load(digits().calib)["image"][:16]
+    return Path(digits().model), [{"image": images[:8]}, {"image": images[8:]}]
+
+
+@pytest.fixture(scope="module")
+def resnet(pack: Path) -> Files:
+    """ResNet-20 with 16 samples."""
+    name = "cifar_resnet20"
+    return Path(load_pack(pack).model_path(name)), load_pack(pack).load_calib(name, limit=16)
+
+
+WIDTHS: Mapping[str, tuple[Mapping[str, Any], tuple[str, ...]]] = {
+    "w8a8": ({}, ("onnxruntime", "tensorrt", "virtual")),
+    "w4a8": ({"bits": "w4a8"}, ("onnxruntime", "virtual")),
+    "w8a16": ({"bits": "w8a16"}, ("onnxruntime", "virtual")),
+    "w3a4": ({"bits": "w3a4"}, ("onnxruntime", "virtual")),
+    "weight only": ({"mode": "weight_only"}, ("onnxruntime", "tensorrt", "virtual")),
+    "weight only, 8": ({"mode": "weight_only", "w_bit": 8}, ("onnxruntime", "virtual")),
+    "dynamic": ({"mode": "dynamic"}, ("onnxruntime",)),
+    "fp16": ({"high_precision": "fp16"}, ("tensorrt", "virtual")),
+    "fp8": ({"bits": "fp8"}, ("tensorrt", "virtual")),
+}
+"""Wishes by name, and the backends that support them."""
+
+
+@pytest.mark.parametrize(("width", "backend"), [(w, b) for w, (_, backends) in WIDTHS.items() for b in backends])
+def test_an_empty_recipe_writes_the_same_bytes_as_none(small: Files, tmp_path: Path, width: str, backend: str) -> None:
+    wishes = dict(WIDTHS[width][0])
+    (tmp_path / "empty.yaml").touch()
+    (tmp_path / "backend.yaml").write_text(f"BACKEND: {backend}\n")
+    plain = digest(small, tmp_path / "q.onnx", backend=backend, **wishes)
+    assert digest(small, tmp_path / "q.onnx", tmp_path / "empty.yaml", backend=backend, **wishes) == plain
+    assert digest(small, tmp_path / "q.onnx", tmp_path / "backend.yaml", **wishes) == plain
+
+
+def test_step_by_step_too(small: Files, tmp_path: Path) -> None:
+    model, feeds = small
+    found = set()
+    for config in (None, {}, {"A": {"QUANTIZER": {"BIT": 8}}}):
+        with QuantModel(model, config) as quantized:
+            quantized.prepare_calibration()
+            for feed in feeds:
+                quantized(feed)
+            quantized.calc_qparams()
+            quantized.export_onnx(tmp_path / "q.onnx", force=True)
+            found.add((tmp_path / "q.onnx").read_bytes())
+    assert len(found) == 1
+
+
+REPEATED: Mapping[str, Mapping[str, Any]] = {
+    "sides": {
+        "DEFAULTS": "sbonnx",
+        "SCHEDULE": {"FUSE_BN": True},
+        "W": {
+            "QUANTIZER": {"BIT": 4},
+            "QSCHEME": "per-channel-affine",
+            "ROUNDING": {"TYPE": "gptq", "SCALE": "search"},
+        },
+        "A": {"QUANTIZER": {"BIT": 8}, "OBSERVER": {"TYPE": "mse"}},
+        "FIRST_BITS": "w4a8",
+        "LAST_BITS": {"W": 4},
+    },
+    "layers": {"W.SPECIFIC": [{"op:*": ["QUANTIZER.BIT", 4]}], "A.SPECIFIC": [{"op:*": {"QUANTIZER": {"BIT": 8}}}]},
+}
+
+
+def test_repeating_defaults_changes_no_byte(resnet: Files, tmp_path: Path) -> None:
+    plain = digest(resnet, tmp_path / "q.onnx", bits="w4a8")
+    found = {name: digest(resnet, tmp_path / "q.onnx", recipe, bits="w4a8") for name, recipe in REPEATED.items()}
+    assert found == dict.fromkeys(REPEATED, plain)

@@ -1,0 +1,127 @@
+"""Every way to give a recipe resolves to the same defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from sbonnx.batch.jobs.jobfile import read_jobs
+from sbonnx.batch.jobs.steps import recipe_of
+from sbonnx.errors import RecipeError
+from sbonnx.recipe import Recipe, annotated_default, as_yaml, load
+from sbonnx.recipe.defaults import BY_BACKEND, WIDTHS, by_width
+from sbonnx.recipe.documentation import maker_by_key
+from sbonnx.stages.state import read_recipe
+
+BACKENDS = ("onnxruntime", "tensorrt", "tensorrt@10", "virtual")
+WISHES: Mapping[str, Mapping[str, Any]] = {
+    "none": {},
+    "w4a8": {"bits": "w4a8"},
+    "w8a16": {"bits": "w8a16"},
+    "w4a4": {"bits": 4},
+    "weight only": {"mode": "weight_only"},
+    "weight only, 8": {"mode": "weight_only", "w_bit": 8},
+    "dynamic": {"mode": "dynamic"},
+    "half": {"high_precision": "fp16"},
+    "fp8": {"bits": "fp8"},
+}
+
+
+def accepted(backend: str, wishes: str) -> bool:
+    """Whether the backend supports the wishes."""
+    try:
+        load(None, backend=backend, overrides=WISHES[wishes])
+    except RecipeError:
+        return False
+    return True
+
+
+CASES = [(backend, wishes) for backend in BACKENDS for wishes in WISHES if accepted(backend, wishes)]
+
+
+def job(folder: Path, backend: str, wishes: Mapping[str, Any], recipe: Path | None) -> Recipe:
+    """The recipe of a job."""
+    (folder / "m.onnx").touch()
+    entry = {"model": "m.onnx", "backend": backend, "set": dict(wishes), **({"recipe": str(recipe)} if recipe else {})}
+    file = folder / "jobs.yaml"
+    file.write_text(yaml.safe_dump({"output": "out", "jobs": [entry]}))
+    return recipe_of(read_jobs(file)[2][0])
+
+
+def speakers(folder: Path, backend: str, wishes: Mapping[str, Any]) -> dict[str, Recipe]:
+    """The recipe for a backend and some wishes, by the way to give it."""
+    pairs = [f"{key}={value}" for key, value in wishes.items()]
+    files = {"empty": "", "comments": "# nothing\n", "braces": "{}\n", "backend": f"BACKEND: {backend}\n"}
+    for name, text in files.items():
+        (folder / f"{name}.yaml").write_text(text)
+    recipe = load(None, backend=backend, overrides=wishes)
+    return {
+        "keywords": read_recipe(None, backend, wishes)[0],
+        "flags": read_recipe(None, backend, pairs)[0],
+        "--set BACKEND": read_recipe(None, None, [f"BACKEND={backend}", *pairs])[0],
+        "empty dict": read_recipe({}, backend, wishes)[0],
+        "dict": read_recipe(recipe.given, None, {})[0],
+        **{f"file: {name}": read_recipe(folder / f"{name}.yaml", backend, pairs)[0] for name in files},
+        "file with only BACKEND": read_recipe(folder / "backend.yaml", None, wishes)[0],
+        "a recipe": read_recipe(load(None), backend, wishes)[0],
+        "a recipe for another backend": read_recipe(
+            load(None, backend="virtual"), None, {**wishes, "backend": backend}
+        )[0],
+        "resolved": read_recipe(yaml.safe_load(as_yaml(recipe)), None, {})[0],
+        "job": job(folder, backend, wishes, None),
+        "job with a file": job(folder, backend, wishes, folder / "empty.yaml"),
+    }
+
+
+@pytest.mark.parametrize(("backend", "wishes"), CASES)
+def test_whoever_speaks(tmp_path: Path, backend: str, wishes: str) -> None:
+    expected = load(None, backend=backend, overrides=WISHES[wishes])
+    found = speakers(tmp_path, backend, WISHES[wishes])
+    assert {name: recipe.to_dict() for name, recipe in found.items()} == dict.fromkeys(found, expected.to_dict())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_printed_default_is_the_default(tmp_path: Path, backend: str) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text(annotated_default(backend))
+    assert load(file) == load(None, backend=backend)
+    assert load(file, overrides={"bits": "w8a8"}) == load(None, backend=backend)
+
+
+def test_the_backend_without_a_word() -> None:
+    assert load(None).backend == load({}).backend == load("auto").backend == "onnxruntime"
+
+
+def test_every_default_is_a_key() -> None:
+    """A misspelt key in the table would be refused as a user's would, but only where that row is used."""
+    for (backend, mode), keys in BY_BACKEND.items():
+        resolved = load({"BACKEND": backend, "MODE": mode}).to_dict()
+        for side, values in keys.items():
+            assert resolved[side]["QSCHEME"] == values["QSCHEME"]
+            assert resolved[side]["QUANTIZER"]["BIT"] == values["QUANTIZER"]["BIT"]
+            assert resolved[side]["OBSERVER"]["TYPE"] == values["OBSERVER"]["TYPE"]
+    assert set(maker_by_key().values()) == {"ancestor", "new"}
+
+
+def test_widths_are_in_the_document() -> None:
+    """When this fails: the rows of sbonnx.recipe.defaults.WIDTHS are in docs/recipe.md, below "By width"."""
+    text = (Path(__file__).parents[2] / "docs" / "recipe.md").read_text()
+    low = 2
+    for row in WIDTHS:
+        assert f"| {low} to {row.below - 1} | `{row.scheme}` | `{row.rounding}` | `{row.scale}` |" in text
+        assert all(by_width(bits) is row for bits in range(low, row.below))
+        low = row.below
+    assert low == 17
+
+
+def test_a_width_of_one_layer_has_the_defaults_of_that_width() -> None:
+    recipe = load({"W.QUANTIZER.BIT": 4, "W.SPECIFIC": [{"a": {"QUANTIZER": {"BIT": 8}}}], "LAST_BITS": {"W": 8}})
+    whole, entry = (recipe.settings("w", node=node, op="Conv", tensor="w") for node in "ba")
+    last = recipe.settings("w", node="c", op="Conv", tensor="w", place="last")
+    assert (whole.symmetric, whole.rounding_name, whole.scale_name) == (False, "gptq", "search")
+    for found in (entry, last):
+        assert (found.symmetric, found.rounding_name, found.scale_name) == (True, "nearest", "observer")
