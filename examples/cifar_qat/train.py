@@ -119,9 +119,7 @@ def main(words: list[str] | None = None) -> int:
     images = normalised(read_images(args.images)[: args.limit], args.mean, args.std)
     feeds: list[dict[str, Any]] = [{args.input: image[None]} for image in images]
     weights = "lsq" if args.method == "pact" else args.method  # pact clips activations
-    module = qat.prepare(
-        args.model, feeds, backend="virtual", bits=args.bits, weights=weights, activations=args.method
-    )
+    module = qat.prepare(args.model, feeds, backend="virtual", bits=args.bits, weights=weights, activations=args.method)
     train(module, torch.from_numpy(images), args)
     report = qat.export(module, args.output, feeds[:64], force=True)
     print(f"{args.output}: {report.metrics['outputs'][0]['sqnr_db']:.1f} dB from the float network")

@@ -148,7 +148,8 @@ class BackendLimits:
         allowed, scheme = sides(self.backend, self.mode)[part.side].schemes, part.keys.qscheme
         if scheme not in allowed:
             text = f"must be {one_of(allowed)} for the backend {self.backend}{self._suffix}"
-            yield Wrong(text, path=(*part.path, "QSCHEME"), value=scheme)
+            hint = "BACKEND: virtual supports it" if scheme in sides("virtual", self.mode)[part.side].schemes else ""
+            yield Wrong(text, hint, path=(*part.path, "QSCHEME"), value=scheme)
 
     def ends_problems(self, key: str, ends: SideBits) -> Iterator[Wrong]:
         """Check that the backend supports FIRST_BITS or LAST_BITS in this mode."""

@@ -25,6 +25,7 @@ from sbonnx.recipe.sections.quantizers import (
     WeightObserver,
     Weights,
 )
+from sbonnx.recipe.value_types import MAX_BITS
 from sbonnx.spec import Kind
 
 Observer = WeightObserver | ActivationObserver
@@ -50,6 +51,7 @@ class TensorSettings:
         rounding_arguments: keyword arguments for it, or for the one that "auto" may choose.
         rounding_scale: method that determines the scales of a weight, or "auto".
         by_width: `symmetric` was derived from the bit width.
+        narrowest: least width of the recipe's whole sides.
     """
 
     enabled: bool
@@ -68,6 +70,7 @@ class TensorSettings:
     rounding_arguments: Mapping[str, float | str | bool] = field(default_factory=dict)
     rounding_scale: ScaleSetting = AUTO
     by_width: bool = False
+    narrowest: int = MAX_BITS
 
     def of_bits(self, bits: int, why: str) -> TensorSettings:
         """Return the settings at another bit width, 0 for float, because of the key `why`."""
@@ -84,7 +87,7 @@ class TensorSettings:
         """Rounding method of a weight, with "auto" resolved."""
         if self.rounding != AUTO:
             return self.rounding
-        return NEAREST if self.rounding_scale == "hqq" else by_width(self.bits).rounding
+        return NEAREST if self.rounding_scale == "hqq" else by_width(min(self.bits, self.narrowest)).rounding
 
     @property
     def scale_name(self) -> ScaleName:
@@ -142,12 +145,14 @@ class Part:
         path: its key.
         pattern: the entry's pattern, "" for the whole side.
         keys: the values.
+        narrowest: least width of the recipe's whole sides.
     """
 
     side: str
     path: Path
     pattern: str
     keys: Side | Change
+    narrowest: int
 
     @property
     def is_float(self) -> bool:
@@ -193,6 +198,7 @@ class Part:
             why=why,
             dtype=keys.quantizer.dtype,
             by_width=keys.qscheme == BY_WIDTH,
+            narrowest=self.narrowest,
             **specific,
         )
 

@@ -198,10 +198,23 @@ class Recipe(Section):
         """Values of both sides, each followed by those of its entries of SPECIFIC."""
         found = []
         for name, side in (("W", self.w), ("A", self.a)):
-            found.append(Part(name, (name,), "", side))
+            found.append(Part(name, (name,), "", side, self._narrowest))
             for index, pattern, change in changes(side):
-                found.append(Part(name, (name, "SPECIFIC", index, pattern), pattern, effective(side, change)))
+                path = (name, "SPECIFIC", index, pattern)
+                found.append(Part(name, path, pattern, effective(side, change), self._narrowest))
         return tuple(found)
+
+    @property
+    def _narrowest(self) -> int:
+        """Least width of the sides that are quantized."""
+        sides = (self.w, self.a) if self.mode == names.STATIC else (self.w,)
+        widths = (side.quantizer.bit for side in sides if not side.quantizer.disable)
+        return min(filter(None, widths), default=value_types.MAX_BITS)
+
+    @property
+    def weight_settings(self) -> TensorSettings:
+        """Settings of weights that no entry of SPECIFIC and no other key changes."""
+        return self._parts[0].settings
 
     @property
     def rounds_by_inputs(self) -> bool:
@@ -219,7 +232,7 @@ class Recipe(Section):
         """
         if self.bias_correction != "auto":
             return self.bias_correction == "empirical"
-        measured = self.mode == "static" and self._parts[0].settings.enabled
+        measured = self.mode == "static" and self.weight_settings.enabled
         return self.rounds_by_inputs or (depthwise and measured)
 
     def settings(

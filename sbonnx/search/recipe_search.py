@@ -14,7 +14,7 @@ from sbonnx.graph import Graph, query
 from sbonnx.ops import MATRIX_PRODUCTS
 from sbonnx.recipe import Recipe
 from sbonnx.recipe.backend_limits import sides
-from sbonnx.recipe.names import FLOAT, FULL_BITS, is_per_channel
+from sbonnx.recipe.names import FLOAT, FULL_BITS, NEAREST, is_per_channel
 from sbonnx.report import Refusal
 from sbonnx.search.bit_search import MixedOutcome, choose, for_loss
 from sbonnx.search.evaluation import Goal, Score
@@ -62,7 +62,12 @@ class Situation:
     @property
     def searched(self) -> bool:
         """Whether scales of weights are searched by default."""
-        return self.low and self.recipe.w.block_size is None
+        return self.weights and self.recipe.weight_settings.scale_name == "search"
+
+    @property
+    def by_inputs(self) -> bool:
+        """Whether weights are rounded by the inputs of their layers by default."""
+        return self.recipe.weight_settings.rounding_name != NEAREST
 
     @property
     def corrected(self) -> bool:
@@ -96,7 +101,7 @@ class RecipeStep:
     when: Callable[[Situation], bool]
 
 
-def _by_inputs(here: Situation) -> bool:
+def _can_use_inputs(here: Situation) -> bool:
     return here.weights and here.recipe.w.quantizer.dtype == "int" and here.recipe.mode != "dynamic"
 
 
@@ -106,13 +111,15 @@ STEPS: Final = (
     RecipeStep(
         "ranges of weights: least error of the output",
         {"W.ROUNDING.SCALE": "search"},
-        lambda here: _by_inputs(here) and not here.searched,
+        lambda here: _can_use_inputs(here) and not here.searched,
     ),
-    RecipeStep("gptq at 8 bits", {"W.ROUNDING.TYPE": "gptq"}, lambda here: _by_inputs(here) and not here.low),
+    RecipeStep(
+        "gptq at 8 bits", {"W.ROUNDING.TYPE": "gptq"}, lambda here: _can_use_inputs(here) and not here.by_inputs
+    ),
     RecipeStep(
         "bias correction: measured",
         {"BIAS_CORRECTION": "empirical"},
-        lambda here: _by_inputs(here) and not here.corrected,
+        lambda here: _can_use_inputs(here) and not here.corrected,
     ),
     RecipeStep("bias correction: none", {"BIAS_CORRECTION": "none"}, lambda here: here.weights and here.corrected),
     RecipeStep(
@@ -148,12 +155,12 @@ STEPS: Final = (
     RecipeStep(
         "adaquant",
         {"W.ROUNDING.TYPE": "adaquant"},
-        lambda here: _by_inputs(here) and here.recipe.w.quantizer.bit <= LOW_BITS,
+        lambda here: _can_use_inputs(here) and here.recipe.w.quantizer.bit <= LOW_BITS,
     ),
     RecipeStep(
         "adaround",
         {"W.ROUNDING.TYPE": "adaround"},
-        lambda here: _by_inputs(here) and here.recipe.w.quantizer.bit <= LOW_BITS,
+        lambda here: _can_use_inputs(here) and here.recipe.w.quantizer.bit <= LOW_BITS,
     ),
 )
 """Cheap ones first. The settings of a step that gains are kept for later steps."""

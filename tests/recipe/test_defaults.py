@@ -118,10 +118,27 @@ def test_widths_are_in_the_document() -> None:
     assert low == 17
 
 
-def test_a_width_of_one_layer_has_the_defaults_of_that_width() -> None:
-    recipe = load({"W.QUANTIZER.BIT": 4, "W.SPECIFIC": [{"a": {"QUANTIZER": {"BIT": 8}}}], "LAST_BITS": {"W": 8}})
-    whole, entry = (recipe.settings("w", node=node, op="Conv", tensor="w") for node in "ba")
+AUTO_MEANS = [
+    # the rounding goes by the narrowest of the weight, W and A; scheme and scale by the width of the weight
+    ({"W.QUANTIZER.BIT": 4}, (False, "gptq", "search"), (True, "gptq", "observer")),
+    ({"W.QUANTIZER.BIT": 4, "W.QUANTIZER.DISABLE": True}, (False, "gptq", "search"), (True, "nearest", "observer")),
+    ({"A.QUANTIZER.BIT": 4}, (True, "gptq", "observer"), (True, "gptq", "observer")),
+    ({"A.QUANTIZER.BIT": 0}, (True, "nearest", "observer"), (True, "nearest", "observer")),
+    ({}, (True, "nearest", "observer"), (True, "nearest", "observer")),
+]
+
+
+@pytest.mark.parametrize(("source", "whole", "raised"), AUTO_MEANS)
+def test_what_auto_means(source: dict[str, Any], whole: tuple[Any, ...], raised: tuple[Any, ...]) -> None:
+    recipe = load({**source, "W.SPECIFIC": [{"a": {"QUANTIZER": {"BIT": 8, "DISABLE": False}}}], "LAST_BITS": {"W": 8}})
+    found = recipe.settings("w", node="b", op="Conv", tensor="w")
+    assert (found.symmetric, found.rounding_name, found.scale_name) == whole
+    entry = recipe.settings("w", node="a", op="Conv", tensor="w")
     last = recipe.settings("w", node="c", op="Conv", tensor="w", place="last")
-    assert (whole.symmetric, whole.rounding_name, whole.scale_name) == (False, "gptq", "search")
-    for found in (entry, last):
-        assert (found.symmetric, found.rounding_name, found.scale_name) == (True, "nearest", "observer")
+    for found in (entry, last)[: 1 if "W.QUANTIZER.DISABLE" in source else 2]:
+        assert (found.symmetric, found.rounding_name, found.scale_name) == raised
+
+
+def test_activations_that_stay_float_do_not_count() -> None:
+    recipe = load({"MODE": "weight_only", "W.QUANTIZER.BIT": 8, "A.QUANTIZER.BIT": 4}, backend="virtual")
+    assert recipe.settings("w", node="a", op="MatMul", tensor="w").rounding_name == "nearest"

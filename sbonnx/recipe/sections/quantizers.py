@@ -237,7 +237,8 @@ class Rounding(Section):
     type: value_types.RoundingName = new_key(
         AUTO,
         "how a weight becomes codes",
-        "auto (gptq below 8 bits where there are data, else nearest), nearest, gptq, adaround, adaquant",
+        "auto (gptq where the weight, W or A has fewer than 8 bits and there are data, else nearest), nearest, gptq, "
+        "adaround, adaquant",
     )
     scale: Annotated[ScaleSetting, value_types.ANY_CASE] = new_key(
         AUTO,
