@@ -61,7 +61,7 @@ BY_BACKEND: Final[Mapping[tuple[str, str], Mapping[str, Any]]] = {
 
 @dataclass(frozen=True)
 class WidthDefaults:
-    """What ``auto`` means for weights of some widths.
+    """Values of ``auto`` for weights of some widths.
 
     Attributes:
         below: for widths below this one.

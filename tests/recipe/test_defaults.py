@@ -52,7 +52,7 @@ def job(folder: Path, backend: str, wishes: Mapping[str, Any], recipe: Path | No
     return recipe_of(read_jobs(file)[2][0])
 
 
-def speakers(folder: Path, backend: str, wishes: Mapping[str, Any]) -> dict[str, Recipe]:
+def every_way(folder: Path, backend: str, wishes: Mapping[str, Any]) -> dict[str, Recipe]:
     """The recipe for a backend and some wishes, by the way to give it."""
     pairs = [f"{key}={value}" for key, value in wishes.items()]
     files = {"empty": "", "comments": "# nothing\n", "braces": "{}\n", "backend": f"BACKEND: {backend}\n"}
@@ -78,9 +78,9 @@ def speakers(folder: Path, backend: str, wishes: Mapping[str, Any]) -> dict[str,
 
 
 @pytest.mark.parametrize(("backend", "wishes"), CASES)
-def test_whoever_speaks(tmp_path: Path, backend: str, wishes: str) -> None:
+def test_every_way_resolves_to_the_same(tmp_path: Path, backend: str, wishes: str) -> None:
     expected = load(None, backend=backend, overrides=WISHES[wishes])
-    found = speakers(tmp_path, backend, WISHES[wishes])
+    found = every_way(tmp_path, backend, WISHES[wishes])
     assert {name: recipe.to_dict() for name, recipe in found.items()} == dict.fromkeys(found, expected.to_dict())
 
 
