@@ -183,6 +183,20 @@ FORMAT: Final = recipe_option(
     "--format qdq|qoperator", str, "Float ops between Q/DQ pairs, or integer ops (onnxruntime).", QUANTIZATION
 )
 SET: Final = repeated("--set KEY=VALUE", "Set one key of the recipe", QUANTIZATION)
+INCLUDE: Final = repeated(
+    "--include PATTERN",
+    "Quantize only these nodes or tensors (/layer1/*, op:Conv, head, between:A..B); replaces INCLUDE of the recipe",
+    QUANTIZATION,
+    key="include",
+)
+EXCLUDE: Final = repeated(
+    "--exclude PATTERN",
+    "Leave these nodes or tensors float (head, after:NODE, tensor:x); replaces EXCLUDE of the recipe",
+    QUANTIZATION,
+    key="exclude",
+)
+NODES: Final = (INCLUDE, EXCLUDE)
+"""Which part of the model is quantized."""
 SPLIT: Final = option("--split N", int, "Split the leading axis into batches of N.", SAMPLING)
 SAMPLES: Final = recipe_option("--samples N", int, "Use at most N feeds (batches).", SAMPLING)
 DEVICE: Final = recipe_option("--device cpu|cuda|auto", str, "Device that runs the model.")

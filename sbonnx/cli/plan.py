@@ -22,6 +22,7 @@ OPTIONS: Final = (
     options.MODE,
     options.FORMAT,
     options.SET,
+    *options.NODES,
     options.REQUANTIZE,
     OUTPUT,
     options.FORCE,

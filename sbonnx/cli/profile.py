@@ -53,6 +53,7 @@ OPTIONS: Final = (
     options.BLOCK_SIZE,
     options.MODE,
     options.SET,
+    *options.NODES,
     *options.FEEDS,
     options.MEMORY,
     options.ASYM,

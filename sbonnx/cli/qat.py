@@ -70,6 +70,7 @@ OPTIONS: Final = (
     SEED,
     CHECKPOINT,
     options.SET,
+    *options.NODES,
     *options.FEEDS,
     options.NO_VERIFY,
     options.REPORT,

@@ -35,6 +35,7 @@ OPTIONS: Final = (
     options.MODE,
     options.FORMAT,
     options.SET,
+    *options.NODES,
     *options.FEEDS,
     options.MEMORY,
     options.GRANULARITY,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Final
 
 from sbonnx.backends import Backend
@@ -26,7 +27,14 @@ LEARNS: Final = "learn scales"
 """Title of the refusals for quantizer types that need training."""
 
 
-def make(graph: Graph, recipe: Recipe, backend: Backend, *, observers: frozenset[str]) -> Plan:
+def make(
+    graph: Graph,
+    recipe: Recipe,
+    backend: Backend,
+    *,
+    observers: frozenset[str],
+    declined: Mapping[str, str] = MappingProxyType({}),
+) -> Plan:
     """Plan which tensors get a Q/DQ pair, of which type, for which readers, and why. Pure: the graph is not changed.
 
     Args:
@@ -34,6 +42,8 @@ def make(graph: Graph, recipe: Recipe, backend: Backend, *, observers: frozenset
         recipe: the user's settings.
         backend: the runtime's rules.
         observers: names of the available observers.
+        declined: names of nodes that stay float, each with the reason. They read what integer kernels write
+            dequantized. For the mode static.
 
     Raises:
         RecipeError: a pattern matches nothing, or an observer or rounding is not available.
@@ -41,7 +51,7 @@ def make(graph: Graph, recipe: Recipe, backend: Backend, *, observers: frozenset
     recipe.check_types(observers=observers, quantizers={UNIFORM, *LEARNED, *ROUNDERS}, roundings={AUTO, *ROUNDERS})
     survey = Survey(graph)
     if recipe.mode == "static":
-        drafts = _placed(survey, recipe, backend)
+        drafts = _placed(survey, recipe, backend, declined)
         tie(survey, recipe, backend, drafts)
     else:
         drafts = Drafts()
@@ -63,20 +73,23 @@ def make(graph: Graph, recipe: Recipe, backend: Backend, *, observers: frozenset
     )
 
 
-def _placed(survey: Survey, recipe: Recipe, backend: Backend) -> Drafts:
-    """Place the sites that the rules ask for, except where the backend's kernel costs say that integers are slower."""
+def _placed(survey: Survey, recipe: Recipe, backend: Backend, declined: Mapping[str, str]) -> Drafts:
+    """Place the sites that the rules ask for, except at `declined` nodes and where integers are slower than float.
+
+    The costs of the backend's kernels decide which are slower.
+    """
     drafts = Drafts()
     short = _short_weights(recipe, backend)
-    placer = Placer(survey, recipe, backend, drafts, short_weights=short)
+    placer = Placer(survey, recipe, backend, drafts, declined=declined, short_weights=short)
     placer.run()
     if backend.costs is None or recipe.kernel_costs == "none":
         return drafts
     costs = backend.costs(None if recipe.kernel_costs == "bundled" else recipe.kernel_costs)
-    declined = slower_in_integers(survey, placer.integer | placer.ruled, backend.folds, costs)
-    if not declined:
+    slower = slower_in_integers(survey, placer.integer | placer.ruled, backend.folds, costs)
+    if not slower:
         return drafts
     drafts = Drafts()
-    Placer(survey, recipe, backend, drafts, declined=declined, short_weights=short).run()
+    Placer(survey, recipe, backend, drafts, declined={**slower, **declined}, short_weights=short).run()
     return drafts
 
 

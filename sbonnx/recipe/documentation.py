@@ -23,13 +23,14 @@ _HEAD: Final = """\
 # a key that is absent or empty keeps its default. Keys and names may be in any case.
 #
 # Patterns: conv* (nodes by name, wildcards), op:Conv (by operator type), re:REGEX (the whole node name),
-# tensor:NAME (tensors by name). Names are those of the model as it was given.
+# tensor:NAME (tensors by name), after:NODE, before:NODE, between:FIRST..LAST (nodes by data flow), stem, head, tail
+# (regions). Names are those of the model as it was given.
 """
 
 _EXAMPLES: Final = {
     "SKIP_TRACE_MODULES": '["/head/*"]',
     "INCLUDE": '["op:Conv", "op:Gemm"]',
-    "EXCLUDE": '["/head/*", "re:.*/norm[0-9]+/.*", "tensor:logits"]',
+    "EXCLUDE": '["head", "re:.*/norm[0-9]+/.*", "tensor:logits"]',
     "W.SPECIFIC": '[{"/conv1/Conv": [QUANTIZER.BIT, 8, OBSERVER.TYPE, mse]}]',
     "A.SPECIFIC": '[{"op:Softmax": {QUANTIZER.DISABLE: true}}]',
     "RANGES": '{"input": [-1, 1]}',

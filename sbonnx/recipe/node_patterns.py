@@ -1,15 +1,20 @@
 """Patterns for nodes and tensors, and their resolution to the names of one model.
 
-=============== ==========================================================================================
-pattern         matches
-=============== ==========================================================================================
-``conv*``       nodes by name, with the wildcards ``*``, ``?`` and ``[...]`` (a name matches itself)
-``node:conv*``  nodes by name, explicit form of ``conv*``
-``op:*Pool``    nodes by operator type, wildcards allowed
-``re:.*/ffn/.`` nodes by a regular expression that must cover the whole name
-``tensor:x*``   tensors by name, wildcards allowed
-=============== ==========================================================================================
+================ =========================================================================================
+pattern          matches
+================ =========================================================================================
+``conv*``        nodes by name, with the wildcards ``*``, ``?`` and ``[...]`` (a name matches itself)
+``node:conv*``   nodes by name, explicit form of ``conv*``
+``op:*Pool``     nodes by operator type, wildcards allowed
+``re:.*/ffn/.``  nodes by a regular expression that must cover the whole name
+``tensor:x*``    tensors by name, wildcards allowed
+``after:x``      nodes that a path from ``x`` leads to, without ``x``
+``before:x``     nodes from which a path leads to ``x``, without ``x``
+``between:x..y`` nodes on the paths from ``x`` to ``y``, both included
+``head``         nodes from the last shared feature to the outputs; ``stem``, ``tail``: `sbonnx.recipe.regions`
+================ =========================================================================================
 
+``x`` and ``y`` are patterns for nodes, or names of torch modules. A node or module called ``head`` takes precedence.
 Names are those of the original file, before simplification and fusion; case counts. A bare name that no node has is
 resolved as the name of a torch module (`sbonnx.recipe.torch_modules`).
 """
@@ -23,14 +28,15 @@ import subprocess
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final, Literal
 
 from sbonnx.isolation import python_command
 from sbonnx.recipe.problem import OMITTED, Path, Wrong, most_similar
+from sbonnx.recipe.regions import REGIONS, Flow
 from sbonnx.recipe.torch_modules import Modules, NodeInfo, candidates
 
-PatternKind = Literal["name", "node", "op", "re", "tensor"]
+PatternKind = Literal["name", "node", "op", "re", "tensor", "after", "before", "between"]
 
 MAX_WILDCARDS: Final = 2000
 """Maximum characters of a pattern with wildcards, or of a regular expression. Plain names may be longer."""
@@ -42,7 +48,13 @@ exponential time, and Python's `re` has no limit."""
 SKIPPED: Final = "SKIP_TRACE_MODULES"
 """Key whose patterns are module paths first, and may name modules without a node in the file."""
 
-_PREFIXES: Final[tuple[PatternKind, ...]] = ("node", "op", "re", "tensor")
+_PREFIXES: Final[tuple[PatternKind, ...]] = ("node", "op", "re", "tensor", "after", "before", "between")
+
+FLOW: Final = ("after", "before", "between")
+"""Prefixes of patterns for nodes by data flow. They match no name: `resolve_patterns` resolves them to names."""
+
+PATH: Final = ".."
+"""Separator of the ends of a ``between:`` pattern."""
 
 _WILDCARD: Final = re.compile(r"[*?\[]")
 
@@ -60,7 +72,7 @@ class Matcher:
 
     def hits_node(self, name: str, op: str) -> bool:
         """Whether the pattern matches the node `name` of operator type `op`."""
-        if self.kind == "tensor":
+        if self.kind == "tensor" or self.kind in FLOW:
             return False
         return self._covers(op if self.kind == "op" else name)
 
@@ -90,6 +102,8 @@ def matcher(pattern: str) -> Matcher:
     kind, body = _split(pattern)
     if kind == "re":
         return Matcher(kind, body, re.compile(body))
+    if kind in FLOW:
+        return Matcher(kind, body, re.compile(re.escape(body)))
     return Matcher(kind, body, re.compile(fnmatch.translate(body) if _WILDCARD.search(body) else re.escape(body)))
 
 
@@ -98,6 +112,8 @@ def check_pattern(pattern: str) -> str | None:
     kind, body = _split(pattern)
     if not body:
         return "must not be an empty pattern"
+    if kind in FLOW:
+        return _check_ends(kind, body)
     if len(body) > MAX_WILDCARDS and (kind == "re" or _WILDCARD.search(body)):
         return f"must be a pattern of at most {MAX_WILDCARDS} characters"
     try:
@@ -105,6 +121,25 @@ def check_pattern(pattern: str) -> str | None:
     except (re.error, RecursionError, OverflowError) as error:
         return f"is not a regular expression ({error})"
     return None
+
+
+def _check_ends(kind: PatternKind, body: str) -> str | None:
+    """Return the problem of a pattern by data flow, or None."""
+    ends = _ends(kind, body)
+    if kind == "between" and len(ends) != 2:
+        return f"must have the form between:FIRST{PATH}LAST, with one '{PATH}'"
+    for end in ends:
+        if _split(end)[0] == "tensor" or _split(end)[0] in FLOW:
+            return f"must name nodes after '{kind}:', not another pattern with a prefix for tensors or paths"
+        fault = check_pattern(end)
+        if fault is not None:
+            return fault
+    return None
+
+
+def _ends(kind: PatternKind, body: str) -> list[str]:
+    """Return the patterns of nodes inside a pattern by data flow: one, or two for ``between:``."""
+    return body.split(PATH) if kind == "between" else [body]
 
 
 def first_slow(expressions: Sequence[str], names: Collection[str]) -> str | None:
@@ -172,9 +207,15 @@ class ResolvedPatterns:
     nothing: dict[str, str] = field(default_factory=dict)
 
 
+def _simple(pattern: str) -> list[Matcher]:
+    """Return the matchers of names that a pattern consists of: those of its ends if it is one by data flow."""
+    kind, body = _split(pattern)
+    return [matcher(end) for end in _ends(kind, body)] if kind in FLOW else [matcher(pattern)]
+
+
 def slow_problem(uses: Sequence[PatternUse], nodes: Sequence[NodeInfo], tensors: Collection[str]) -> Wrong | None:
     """Return the first regular expression that takes too long to match the names of a model, or None."""
-    by_regex = {found.body: use for use in reversed(uses) if (found := matcher(use.pattern)).kind == "re"}
+    by_regex = {found.body: use for use in reversed(uses) for found in _simple(use.pattern) if found.kind == "re"}
     slow = first_slow(list(by_regex), {*(node.name for node in nodes), *tensors}) if by_regex else None
     if slow is None:
         return None
@@ -186,32 +227,109 @@ def slow_problem(uses: Sequence[PatternUse], nodes: Sequence[NodeInfo], tensors:
 def resolve_patterns(
     uses: Sequence[PatternUse], nodes: Sequence[NodeInfo], tensors: Collection[str]
 ) -> ResolvedPatterns:
-    """Resolve each pattern by the node names of the file, else by the names of torch modules.
+    """Resolve each pattern by the node names of the file, else by the names of torch modules or regions.
 
     Args:
         uses: all patterns of a recipe.
         nodes: every node of the file, of all scopes.
         tensors: original names of all tensors.
     """
-    names, modules = frozenset(tensors), Modules(nodes)
-    found = ResolvedPatterns()
+    resolver = _Resolver(nodes, frozenset(tensors))
     for use in uses:
-        if _matches(use, nodes, names):
-            continue
+        if use.bare != "tensors" and matcher(use.pattern).kind in FLOW:
+            resolver.resolve_flow(use)
+        elif not _matches(use, nodes, resolver.tensors):
+            resolver.resolve_module(use)
+    return resolver.found
+
+
+@dataclass
+class _Resolver:
+    """Resolution of patterns that match no node or tensor by name."""
+
+    nodes: Sequence[NodeInfo]
+    tensors: frozenset[str]
+    found: ResolvedPatterns = field(default_factory=ResolvedPatterns)
+
+    def __post_init__(self) -> None:
+        self.modules = Modules(self.nodes)
+
+    @cached_property
+    def flow(self) -> Flow:
+        """Data flow of the file, computed when a pattern needs it."""
+        return Flow(self.nodes)
+
+    def resolve_module(self, use: PatternUse) -> None:
+        """Resolve the name of a torch module or region, or record the problem."""
+        found = self.found
         bare = matcher(use.pattern).kind == "name" and use.bare != "tensors"
-        layers = modules.find(use.pattern, containers_first=use.path[0] == SKIPPED) if bare else []
+        layers = self.modules.find(use.pattern, containers_first=use.path[0] == SKIPPED) if bare else []
         several = candidates(use.pattern, layers)
         if several:
-            hint = f"Write the path with dots, or the name of a node: {', '.join(several[:8])}"
-            found.wrong.append(use.problem(f"is the name of {len(several)} modules", hint))
+            found.wrong.append(self._ambiguous(use, several))
         elif layers:
-            selected = frozenset(node for layer in layers for node in layer.nodes)
-            found.named.setdefault(str(use.path[0]), {})[use.pattern] = selected
+            self._select(use, frozenset(node for layer in layers for node in layer.nodes))
+        elif bare and use.pattern in REGIONS and (region := self.flow.region(use.pattern)):
+            self._select(use, region)
+        elif bare and use.pattern in REGIONS and self.nodes:
+            found.wrong.append(use.problem("is no part of the model", "It has no layer with a constant weight"))
         elif bare and use.path[0] == SKIPPED and "/" not in use.pattern:
-            found.nothing[use.pattern] = _unmatched(use, nodes, names).hint
+            found.nothing[use.pattern] = _unmatched(use, self.nodes, self.tensors).hint
         else:
-            found.wrong.append(_unmatched(use, nodes, names))
-    return found
+            found.wrong.append(_unmatched(use, self.nodes, self.tensors))
+
+    def resolve_flow(self, use: PatternUse) -> None:
+        """Resolve a pattern by data flow, or record the problem."""
+        kind, body = _split(use.pattern)
+        ends = []
+        for end in _ends(kind, body):
+            names = self._named(use, end)
+            if names is None:
+                return
+            ends.append(names)
+        if kind == "between":
+            selected = self.flow.between(*ends)
+            text, hint = (
+                "connects nothing",
+                "No path leads from the first to the last; exchange them, or check the names",
+            )
+        elif kind == "after":
+            selected = self.flow.after(ends[0])
+            text, hint = "matches no node", "Nothing follows it: it writes outputs of the model only"
+        else:
+            selected = self.flow.before(ends[0])
+            text, hint = "matches no node", "Nothing precedes it: it reads inputs of the model and constants only"
+        if selected:
+            self._select(use, selected)
+        else:
+            self.found.wrong.append(use.problem(text, hint))
+
+    def _named(self, use: PatternUse, end: str) -> frozenset[str] | None:
+        """Return the nodes that an end of a path names; None, with a problem recorded, if there are none."""
+        found = matcher(end)
+        names = frozenset(node.name for node in self.nodes if found.hits_node(node.name, node.op))
+        if names:
+            return names
+        layers = self.modules.find(end) if found.kind == "name" else []
+        several = candidates(end, layers)
+        if layers and not several:
+            return frozenset(node for layer in layers for node in layer.nodes)
+        if end in REGIONS and not several and (region := self.flow.region(end)):
+            return region
+        self.found.wrong.append(
+            self._ambiguous(use, several)
+            if several
+            else _unmatched(PatternUse(use.path, end, "nodes"), self.nodes, self.tensors, use)
+        )
+        return None
+
+    def _select(self, use: PatternUse, nodes: frozenset[str]) -> None:
+        self.found.named.setdefault(str(use.path[0]), {})[use.pattern] = nodes
+
+    @staticmethod
+    def _ambiguous(use: PatternUse, several: Sequence[str]) -> Wrong:
+        hint = f"Write the path with dots, or the name of a node: {', '.join(several[:8])}"
+        return use.problem(f"is the name of {len(several)} modules", hint)
 
 
 def _matches(use: PatternUse, nodes: Sequence[NodeInfo], tensors: Collection[str]) -> bool:
@@ -224,8 +342,14 @@ def _matches(use: PatternUse, nodes: Sequence[NodeInfo], tensors: Collection[str
     return any(found.hits_node(node.name, node.op) for node in nodes) or any(map(found.hits_tensor, tensors))
 
 
-def _unmatched(use: PatternUse, nodes: Sequence[NodeInfo], names: Collection[str]) -> Wrong:
-    """Return the problem of a pattern that matches nothing, with the nearest names."""
+def _unmatched(
+    use: PatternUse, nodes: Sequence[NodeInfo], names: Collection[str], whole: PatternUse | None = None
+) -> Wrong:
+    """Return the problem of a pattern that matches nothing, with the nearest names.
+
+    Args:
+        whole: the pattern that `use` is an end of, for ``after:``, ``before:`` and ``between:``.
+    """
     found = matcher(use.pattern)
     is_name = found.kind in ("name", "node", "re") and use.bare != "tensors"
     if found.kind == "op":
@@ -241,4 +365,6 @@ def _unmatched(use: PatternUse, nodes: Sequence[NodeInfo], names: Collection[str
     else:
         close = most_similar(found.body, pool, count=3)
         hint = f"Nearest: {', '.join(map(repr, close))}" if close else f"The model has no {what}"
+    if whole is not None:
+        return whole.problem(f"matches no {what} of the model with {found.body!r}", hint)
     return use.problem(f"matches no {what} of the model", hint)

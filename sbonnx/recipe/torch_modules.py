@@ -67,6 +67,8 @@ class NodeInfo:
         metadata: its metadata_props.
         weight: name of its weight if that ends in ``.weight``, else "".
         integer: it computes integers, such as sizes; the exporter adds most of these nodes.
+        inputs, outputs: names of the tensors that it reads and writes. A node with bodies also reads what they return.
+        channels: number of output channels of its constant weight; 0 if it is no linear layer.
     """
 
     name: str
@@ -74,6 +76,14 @@ class NodeInfo:
     metadata: Mapping[str, str] = field(default_factory=dict)
     weight: str = ""
     integer: bool = False
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    channels: int = 0
+
+    @property
+    def linear(self) -> bool:
+        """Whether it is a convolution or product with a constant weight."""
+        return self.channels > 0
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from sbonnx.backends.tensorrt.profiles import VERSIONS, Version
 from sbonnx.errors import RecipeError
 from sbonnx.options import parse_size
 from sbonnx.recipe import names
-from sbonnx.recipe.node_patterns import check_pattern
+from sbonnx.recipe.node_patterns import FLOW, check_pattern
 from sbonnx.recipe.problem import Wrong, one_of, short
 from sbonnx.spec import Kind
 
@@ -322,7 +322,7 @@ def _pattern(value: object) -> str:
 
 def _tensor_pattern(value: object) -> str:
     pattern = _pattern(value)
-    if pattern.lower().startswith(("op:", "node:")):
+    if pattern.lower().startswith(("op:", "node:", *(f"{prefix}:" for prefix in FLOW))):
         raise Wrong(f"is a pattern for nodes, and this key has tensors: {short(pattern)}")
     return pattern
 

@@ -16,12 +16,12 @@ from sbonnx.calib.observers import OBSERVERS
 from sbonnx.correct import give_biases, own_statistics, record_normals
 from sbonnx.equalize import equalize
 from sbonnx.errors import ModelError
-from sbonnx.graph import Constant, Graph, edit, query
-from sbonnx.ops import EMBEDDING
+from sbonnx.graph import Graph, edit, query
 from sbonnx.options import RunOptions
 from sbonnx.plan import Plan, make
+from sbonnx.plan.node_infos import node_infos
 from sbonnx.recipe import other_defaults
-from sbonnx.recipe.torch_modules import Modules, NodeInfo
+from sbonnx.recipe.torch_modules import Modules
 from sbonnx.report import Fired, Refusal
 from sbonnx.stages.state import BASE_OPSET, PipelineState, Prepared, equalization_of
 
@@ -40,7 +40,7 @@ def load(state: PipelineState, options: RunOptions) -> PipelineState:
     graph = graphs.load(request.model, opset=state.opset)
     nodes_before = sum(len(body.nodes) for _, body in query.scopes(graph))
     refusals = list(qdq.make_float(graph, requantize=request.recipe.requantize))
-    infos = _infos(graph)
+    infos = node_infos(graph)
     recipe, skipped = request.recipe.for_model(infos, list(query.tensors_by_name(graph)))
     why = "no node in the file belongs to it, so that nothing needs to be skipped. "
     refusals += [Refusal("skip", f"SKIP_TRACE_MODULES '{name}'", why + hint) for name, hint in skipped.items()]
@@ -150,26 +150,6 @@ def _extended(state: PipelineState, fired: Iterable[Fired], refusals: Iterable[R
         state,
         prepared=replace(prepared, applied=(*prepared.applied, *fired), refusals=(*prepared.refusals, *refusals)),
     )
-
-
-def _infos(graph: Graph) -> list[NodeInfo]:
-    """Collect, for every node, the metadata from which the names of torch modules are derived."""
-    found = []
-    for _, body in query.scopes(graph):
-        for node in body.nodes:
-            held = node.inputs[0 if node.op in EMBEDDING else 1 :][:1]
-            weight = held[0].name if held and isinstance(held[0], Constant) else ""
-            kind = query.dtype(node.outputs[0]) if node.outputs else None
-            found.append(
-                NodeInfo(
-                    node.name,
-                    node.op,
-                    graphs.node_metadata(graph, node.name),
-                    weight if weight.endswith(".weight") else "",
-                    integer=kind is not None and kind.kind in "iub",
-                )
-            )
-    return found
 
 
 def _note_half_precision(graph: Graph, plan: Plan) -> None:
