@@ -24,6 +24,7 @@ from sbonnx.stages.measure import (
     correct_biases,
     equalize_activations,
     measure_magnitudes,
+    protect_heads,
     read_data,
     reconstruct,
     tune_batchnorms,
@@ -69,6 +70,7 @@ MEASURE: Final[tuple[Stage, ...]] = (
     equalize_activations,  # SmoothQuant, outlier splitting, AWQ
     calibrate,  # ranges of activations in the float network
     reconstruct,  # ranges → scales; weights → integers, layer by layer or block by block
+    protect_heads,  # regions of detectors that are worth their time in float
     measure_magnitudes,  # for half precision
     correct_biases,  # analytically, by batch-norm statistics
     tune_batchnorms,  # statistics of the quantized network

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sbonnx.ops import BITS
 from sbonnx.plan.archive import from_dict, load_solution, save_solution, to_dict
-from sbonnx.plan.make import make
+from sbonnx.plan.make import costs_of, make
 from sbonnx.plan.types import ObserverChoice, Plan, Reader, Role, Site, Solution
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Role",
     "Site",
     "Solution",
+    "costs_of",
     "from_dict",
     "load_solution",
     "make",

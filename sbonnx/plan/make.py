@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from sbonnx.backends import Backend
+from sbonnx.backends.onnxruntime.costs import KernelCosts
 from sbonnx.cpu import has_dot_product
 from sbonnx.graph import Graph
 from sbonnx.plan.cost_partition import slower_in_integers
@@ -82,15 +83,26 @@ def _placed(survey: Survey, recipe: Recipe, backend: Backend, declined: Mapping[
     short = _short_weights(recipe, backend)
     placer = Placer(survey, recipe, backend, drafts, declined=declined, short_weights=short)
     placer.run()
-    if backend.costs is None or recipe.kernel_costs == "none":
+    costs = costs_of(recipe, backend)
+    if costs is None:
         return drafts
-    costs = backend.costs(None if recipe.kernel_costs == "bundled" else recipe.kernel_costs)
     slower = slower_in_integers(survey, placer.integer | placer.ruled, backend.folds, costs)
     if not slower:
         return drafts
     drafts = Drafts()
     Placer(survey, recipe, backend, drafts, declined={**slower, **declined}, short_weights=short).run()
     return drafts
+
+
+def costs_of(recipe: Recipe, backend: Backend) -> KernelCosts | None:
+    """Return the backend's table of kernel costs that the recipe selects, or None.
+
+    Raises:
+        RecipeError: the file that it names is not such a table.
+    """
+    if backend.costs is None or recipe.kernel_costs == "none":
+        return None
+    return backend.costs(None if recipe.kernel_costs == "bundled" else recipe.kernel_costs)
 
 
 def _short_weights(recipe: Recipe, backend: Backend) -> bool:

@@ -61,6 +61,10 @@ class Flow:
         first, last = frozenset(first), frozenset(last)
         return (_reached(first, self._after) | first) & (_reached(last, self._before) | last)
 
+    def is_linear(self, name: str) -> bool:
+        """Return whether a node is a linear layer."""
+        return self._nodes[name].linear
+
     def region(self, name: str) -> frozenset[str]:
         """Return the nodes of the region `name`, one of `REGIONS`; empty if the network has no linear layer."""
         return {"stem": self.stem, "head": self.head, "tail": self.tail}[name]

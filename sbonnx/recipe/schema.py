@@ -143,6 +143,12 @@ class Recipe(Section):
         "auto (empirical where a rounding sees inputs, and in static networks with depthwise convolutions, else none), "
         "none, empirical (measured), analytic (from batch norms)",
     )
+    heads: Annotated[Literal["auto", "none"], value_types.ANY_CASE] = new_key(
+        "auto",
+        "onnxruntime and tensorrt: regions of detectors (head, its branches, neck, stem) stay float where quantizing "
+        "them costs more at the outputs, measured, than it saves in time",
+        "auto, none",
+    )
     auto: Auto = Auto()
     mixed: Mixed = Mixed()
     verify: Verification = Verification()

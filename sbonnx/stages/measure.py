@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,8 +18,9 @@ from sbonnx.correct.batchnorm_tuning import tune_norms
 from sbonnx.equalize import channel_ranges, equalize_measured, wanted_ranges
 from sbonnx.equalize.awq import scale_by_activations
 from sbonnx.errors import DataError
+from sbonnx.heads import Quantized, planned_time, protect
 from sbonnx.options import RunOptions
-from sbonnx.plan import make
+from sbonnx.plan import Plan, costs_of, make
 from sbonnx.precision.measure import with_magnitudes
 from sbonnx.reconstruct import solve
 from sbonnx.report import Fired, Refusal
@@ -144,6 +146,33 @@ def reconstruct(state: PipelineState, options: RunOptions) -> PipelineState:
     else:
         solution = solve.reconstruct(prepared.graph, prepared.plan, state.data.fit, state.ranges, rounding, options)
     return replace(state, solution=solution)
+
+
+def protect_heads(state: PipelineState, options: RunOptions) -> PipelineState:
+    """Leave regions of detectors in float whose quantization costs more at the outputs than it saves (HEADS: auto)."""
+    prepared, data = state.prepared, state.data
+    recipe, backend, graph = prepared.recipe, prepared.backend, prepared.graph
+    if recipe.heads == "none" or recipe.mode != "static" or data is None or backend.any_bits:
+        return state
+
+    def replan(floats: Mapping[str, str]) -> Plan:
+        return make(graph, recipe, backend, observers=frozenset(OBSERVERS), declined=floats)
+
+    costs = costs_of(recipe, backend)
+    done = protect(
+        graph,
+        Quantized(prepared.plan, state.solution),
+        data.fit,
+        replan,
+        lambda plan: planned_time(graph, plan, costs),
+        options,
+    )
+    if done is None:
+        return state
+    kept = [refusal for refusal in prepared.refusals if refusal not in prepared.plan.refusals]
+    prepared = replace(prepared, plan=done.plan, refusals=(*kept, *done.plan.refusals))
+    solution = replace(done.solution, notes=(*done.solution.notes, done.note))
+    return replace(state, prepared=prepared, solution=solution)
 
 
 def measure_magnitudes(state: PipelineState, options: RunOptions) -> PipelineState:

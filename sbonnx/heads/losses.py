@@ -1,0 +1,147 @@
+"""Error at the outputs of a network with a plan and solution, on a few samples, in simulated quantization."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sbonnx.calib.engine.runner import LayerRunner
+from sbonnx.calib.quantized.fake_quant import quantize_reads
+from sbonnx.graph import Constant, Graph, edit, query
+from sbonnx.graph.extract import extract
+from sbonnx.metrics import ratio_db
+from sbonnx.plan.types import Plan, Solution
+from sbonnx.spec import Array
+
+Values = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class EndError:
+    """Error of the judged tensors.
+
+    Attributes:
+        by_sample: float64 (samples,): energy of the error relative to the mean energy of the tensor over the samples,
+            mean over tensors. inf if a value is not finite.
+    """
+
+    by_sample: Array
+
+    @property
+    def mean(self) -> float:
+        """Mean over the samples."""
+        return float(self.by_sample.mean())
+
+    @property
+    def sqnr_db(self) -> float:
+        """The mean in dB."""
+        return ratio_db(1.0, self.mean)
+
+    def gain_db(self, other: EndError) -> float:
+        """Return by how much `other` is better, in dB; 0 if one is not finite."""
+        gain = other.sqnr_db - self.sqnr_db
+        return gain if math.isfinite(gain) else 0.0
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A network with a plan and its solution."""
+
+    plan: Plan
+    solution: Solution
+
+
+class Bench:
+    """Runs of a network on a few samples, in float and quantized.
+
+    Args:
+        graph: simplified and fused; not changed.
+        ends: tensors to judge by.
+        feeds: the samples.
+        device: device to run on.
+    """
+
+    def __init__(self, graph: Graph, ends: Sequence[str], feeds: Sequence[Values], device: str) -> None:
+        self._graph, self._ends, self._feeds, self._device = graph, tuple(ends), feeds, device
+        self._index = query.tensors_by_name(graph)
+        self._inputs = [tensor.name for tensor in graph.inputs]
+        self._nodes = {node.name: node for node in graph.nodes}
+        self._floats = self._run(extract(graph, self._inputs, self._ends, index=self._index), feeds, self._ends)
+
+    def entries(self, nodes: Collection[str]) -> list[str]:
+        """Return the tensors that `nodes` read and do not compute, in the order of the graph; no constants."""
+        members = [node for node in self._graph.nodes if node.name in nodes]
+        made = {tensor.name for node in members for tensor in node.outputs}
+        read = {
+            tensor.name
+            for node in members
+            for tensor in query.dependencies(node)
+            if not isinstance(tensor, Constant) and tensor.name
+        }
+        return sorted(read - made)
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Names of the nodes of the main graph."""
+        return frozenset(self._nodes)
+
+    def run(self, network: Quantized, tensors: Sequence[str] = ()) -> list[Values]:
+        """Return the judged tensors and `tensors` of the quantized network, by sample."""
+        wanted = list(dict.fromkeys([*self._ends, *(name for name in tensors if name not in self._inputs)]))
+        found = self._run(self._piece(network, self._inputs, wanted), self._feeds, wanted)
+        return [{**feed, **values} for feed, values in zip(self._feeds, found, strict=True)]
+
+    def run_after(self, network: Quantized, nodes: Collection[str], known: Sequence[Values]) -> list[Values]:
+        """Return the judged tensors of a quantized network that differs from a known one in `nodes` only.
+
+        Args:
+            nodes: the nodes that differ, with all nodes after them.
+            known: of the known network: the judged tensors and the entries of `nodes`, by sample.
+        """
+        made = {tensor.name for name in nodes for tensor in self._nodes[name].outputs}
+        ends = [name for name in self._ends if name in made]
+        entries = self.entries(nodes)
+        piece = self._piece(network, entries, ends)
+        found = self._run(piece, [{name: one[name] for name in entries} for one in known], ends)
+        return [{**before, **values} for before, values in zip(known, found, strict=True)]
+
+    def error(self, found: Sequence[Values]) -> EndError:
+        """Compare the judged tensors with float."""
+        rows = []
+        for name in self._ends:
+            floats = [np.asarray(values[name], np.float64) for values in self._floats]
+            signal = sum(float((value**2).sum()) for value in floats) / len(floats)
+            if signal == 0 or not math.isfinite(signal):
+                continue
+            noise = [_energy(values[name], value) for values, value in zip(found, floats, strict=True)]
+            rows.append(np.array(noise) / signal)
+        return EndError(np.mean(rows, axis=0) if rows else np.zeros(len(self._feeds)))
+
+    def _piece(self, network: Quantized, inputs: Sequence[str], outputs: Sequence[str]) -> Graph:
+        plan, solution = network.plan, network.solution
+        piece = extract(self._graph, inputs, outputs, index=self._index)
+        uses = {reader: site for site in plan.sites for reader in site.readers if reader not in solution.unread}
+        quantize_reads(piece, uses, solution)
+        names = edit.Names(piece)
+        for node in piece.nodes if solution.constants else ():
+            for index, tensor in enumerate(list(node.inputs)):
+                values = solution.constants.get(tensor.name)
+                if values is not None and isinstance(tensor, Constant):
+                    edit.replace_input(node, index, edit.add_constant(piece, f"{tensor.name}/corrected", values, names))
+        return piece
+
+    def _run(self, piece: Graph, feeds: Sequence[Values], outputs: Sequence[str]) -> list[Values]:
+        with LayerRunner(piece, device=self._device, threads=1, name="the network up to its outputs") as run:
+            return [run.run(feed, outputs) for feed in feeds]
+
+
+def _energy(value: Array, reference: Array) -> float:
+    """Return the energy of the error; inf if a value is not finite or the shape differs (data-dependent outputs)."""
+    found = np.asarray(value, np.float64)
+    if found.shape != reference.shape:
+        return math.inf
+    energy = float(((found - reference) ** 2).sum())
+    return energy if math.isfinite(energy) else math.inf

@@ -1,0 +1,237 @@
+"""Decision which regions stay float because quantizing them costs more at the outputs than it saves in time.
+
+Every candidate of `HeadLayout` is planned as float, and its error at the judged tensors is measured on a few samples in
+simulated quantization, with the scales and codes that were solved: nothing is calibrated or rounded again. A region at
+the outputs runs alone, on the stored tensors that enter it. The candidate with the highest gain beyond what its time is
+worth is taken, and the others are measured again on top of it, until none pays.
+
+A region pays if the SQNR of the judged tensors rises by at least `LEAST_GAIN_DB`, and by `GAIN_PER_TIME_DB` times the
+share of the estimated time that it adds, if the error falls on most of the samples, and if the network is not slower
+than in float.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Final
+
+import numpy as np
+
+from sbonnx.calib.data.dataset import Dataset
+from sbonnx.calib.engine.samples import SampleSplitter, canonical_samples
+from sbonnx.graph import Graph, query
+from sbonnx.heads.layout import HeadLayout, Region, head_layout
+from sbonnx.heads.losses import Bench, EndError, Quantized, Values
+from sbonnx.options import RunOptions
+from sbonnx.plan.types import Plan, Reader, Site, Solution
+
+SAMPLES: Final = 8
+"""Samples on which errors are measured."""
+
+LEAST_GAIN_DB: Final = 1.0
+"""Smallest gain for which a region stays float. Measured on fastestdet: gains below it do not change detections."""
+
+GAIN_PER_TIME_DB: Final = 10.0
+"""Gain in dB that doubling the time of the network must bring; a region that adds 10 % must bring 1 dB."""
+
+CLEAN_DB: Final = 40.0
+"""SQNR from which nothing is tried: errors of 1 % of the outputs. Above it more dB do not change the detections of
+ultraface."""
+
+MOST_OF_SAMPLES: Final = 0.75
+"""Share of the samples on which the error must fall."""
+
+REASON: Final = "quantizing the {} costs more at the outputs than it saves"
+"""Reason of the refusals at nodes that stay float, with the name of the region."""
+
+Replan = Callable[[Mapping[str, str]], Plan]
+"""Makes the plan with some nodes in float: reasons by name of the node → plan."""
+
+
+@dataclass(frozen=True)
+class Protected:
+    """A plan with the regions that pay in float, and its solution.
+
+    Attributes:
+        plan, solution: unchanged if no region pays.
+        note: one line for the report.
+    """
+
+    plan: Plan
+    solution: Solution
+    note: str
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A region in float on top of what was taken before."""
+
+    region: Region
+    network: Quantized
+    error: EndError
+    gain_db: float
+    added: float
+    helped: float
+
+    @property
+    def excess_db(self) -> float:
+        """Gain beyond what the added time must bring; negative if the region does not pay."""
+        pays = self.gain_db >= LEAST_GAIN_DB and self.helped >= MOST_OF_SAMPLES
+        return self.gain_db - GAIN_PER_TIME_DB * max(self.added, 0.0) if pays else -1.0
+
+
+def protect(
+    graph: Graph,
+    network: Quantized,
+    data: Dataset,
+    replan: Replan,
+    time_of: Callable[[Plan], float],
+    options: RunOptions,
+) -> Protected | None:
+    """Leave the regions in float that pay. Return None if the network has no head.
+
+    Args:
+        graph: simplified and fused; not changed.
+        network: the plan of the graph and its solution.
+        data: calibration samples, of which `SAMPLES` are run, chosen by their contents.
+        replan: see `Replan`.
+        time_of: estimated time of a plan, in any unit.
+        options: device, memory and progress.
+
+    Raises:
+        DataError, ModelError, DeviceError: see `LayerRunner`.
+    """
+    layout = head_layout(graph)
+    if layout is None or not network.plan.of_role("activation"):
+        return None
+    units = SampleSplitter(graph, device=options.device).units(data.items())
+    with canonical_samples(units, options.memory_bytes) as samples:
+        feeds = [dict(unit.feed) for unit in islice(samples, SAMPLES)]
+    search = _Search(graph, layout, Bench(graph, layout.ends, feeds, options.device), replan, time_of)
+    options.progress.start("outputs by region", None)
+    taken, found, before, after = search.run(network)
+    return Protected(found.plan, found.solution, _note(layout, taken, before, after, len(feeds)))
+
+
+@dataclass
+class _Search:
+    """Greedy choice of regions."""
+
+    graph: Graph
+    layout: HeadLayout
+    bench: Bench
+    replan: Replan
+    time_of: Callable[[Plan], float]
+
+    def run(self, network: Quantized) -> tuple[list[_Trial], Quantized, EndError, EndError]:
+        """Return the regions taken, the network with them in float, and the errors before and after."""
+        taken: list[_Trial] = []
+        entries = {name for region in self.layout.regions for name in self.bench.entries(self._changed(region.nodes))}
+        known = self.bench.run(network, sorted(entries))
+        first = last = self.bench.error(known)
+        while last.sqnr_db < CLEAN_DB:
+            trials = [
+                self._trial(region, [one.region for one in taken], network, known, last) for region in self._open(taken)
+            ]
+            paying = [trial for trial in trials if trial is not None and trial.excess_db > 0]
+            if not paying:
+                break
+            best = max(paying, key=lambda trial: trial.excess_db)
+            taken.append(best)
+            network, last = best.network, best.error
+            if not self._open(taken):
+                break
+            known = self.bench.run(network, sorted(entries))
+        return taken, network, first, last
+
+    def _open(self, taken: Sequence[_Trial]) -> list[Region]:
+        done = frozenset().union(*(trial.region.nodes for trial in taken))
+        return [region for region in self.layout.regions if not region.nodes <= done]
+
+    def _changed(self, nodes: frozenset[str]) -> frozenset[str]:
+        """Return the nodes whose results can differ if `nodes` read other values: these, and all nodes after them."""
+        return (self.layout.flow.after(nodes) | nodes) & self.bench.nodes
+
+    def _trial(
+        self, region: Region, taken: Sequence[Region], network: Quantized, known: Sequence[Values], before: EndError
+    ) -> _Trial | None:
+        """Measure a region in float.
+
+        Return None if that changes nothing, needs scales that were not solved, or is slower than everything in float.
+        """
+        plan = self.replan({name: REASON.format(one.name) for one in (*taken, region) for name in one.nodes})
+        solution = restricted(network, plan, self.graph)
+        moved = frozenset(reader.node for reader in _reads(network.plan) ^ _reads(plan))
+        if solution is None or not moved:
+            return None
+        old, new = self.time_of(network.plan), self.time_of(plan)
+        if new > max(old, self.time_of(Plan(()))):
+            return None
+        changed, nodes = Quantized(plan, solution), self._changed(moved)
+        whole = any(name not in known[0] for name in self.bench.entries(nodes))
+        error = self.bench.error(self.bench.run(changed) if whole else self.bench.run_after(changed, nodes, known))
+        helped = float(np.mean(error.by_sample < before.by_sample))
+        return _Trial(region, changed, error, before.gain_db(error), (new - old) / old if old else 0.0, helped)
+
+
+def restricted(network: Quantized, plan: Plan, graph: Graph) -> Solution | None:
+    """Return the part of a solution that a plan with fewer sites needs, under the keys of that plan.
+
+    Scales stay, also of groups that lost members. Layers whose weight is float again get their own biases back.
+    Return None if the plan has a site that the known plan does not have.
+    """
+    known = {_identity(site, network.plan): site.key for site in network.plan.sites}
+    identities = {site.key: _identity(site, plan) for site in plan.sites}
+    if not known.keys() >= set(identities.values()):
+        return None
+    old = {key: known[identity] for key, identity in identities.items()}
+    solution = network.solution
+
+    def kept(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: values[before] for key, before in old.items() if before in values}
+
+    weighted = {reader.node for site in plan.of_role("weight") for reader in site.readers}
+    lost = {reader.node for site in network.plan.of_role("weight") for reader in site.readers} - weighted
+    own = _inputs_of(graph, lost) - _inputs_of(graph, weighted)
+    return replace(
+        solution,
+        qparams=kept(solution.qparams),
+        codes=kept(solution.codes),
+        bounds=kept(solution.bounds),
+        bias_scales=kept(solution.bias_scales),
+        gains=kept(solution.gains),
+        unread=solution.unread & _reads(plan),
+        constants={name: values for name, values in solution.constants.items() if name not in own},
+    )
+
+
+def _inputs_of(graph: Graph, nodes: Collection[str]) -> set[str]:
+    return {tensor.name for node in query.all_nodes(graph) if node.name in nodes for tensor in node.inputs}
+
+
+def _identity(site: Site, plan: Plan) -> tuple[object, ...]:
+    """Return what makes a site the same in two plans: everything but its key, group and readers."""
+    sites = plan.by_key()
+    follows = tuple(sites[key].tensor for key in site.follows or ())
+    return site.tensor, site.role, site.scope, site.spec, follows
+
+
+def _reads(plan: Plan) -> frozenset[Reader]:
+    return frozenset(reader for site in plan.sites for reader in site.readers)
+
+
+def _note(layout: HeadLayout, taken: Sequence[_Trial], before: EndError, after: EndError, samples: int) -> str:
+    """Return the line of the report."""
+    head = f"head ({layout.kind})"
+    if not taken:
+        why = "needs to stay float" if before.sqnr_db >= CLEAN_DB else "pays in float"
+        return f"{head}: no part of it {why}; outputs at {before.sqnr_db:.1f} dB on {samples} samples"
+    names = " and ".join(trial.region.name for trial in taken)
+    added = sum(trial.added for trial in taken)
+    change = f"{before.sqnr_db:.1f} → {after.sqnr_db:.1f} dB"
+    return (
+        f"{head}: {names} left in float: outputs {change} on {samples} samples, for about {added:.0%} more time; "
+        "HEADS: none quantizes everything"
+    )
