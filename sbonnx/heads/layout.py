@@ -30,8 +30,8 @@ MOST_BRANCHES: Final = 16
 """Maximum number of branches that are measured one by one; of more, only the whole head is."""
 
 
-LAYERS_BEFORE: Final = 2
-"""Layers before the neck in the largest region."""
+LAYERS_BEFORE: Final = 3
+"""Layers before the neck in the largest region: a bottleneck block."""
 
 
 @dataclass(frozen=True)
@@ -148,9 +148,8 @@ def _neck(flow: Flow, nodes: dict[str, Node]) -> frozenset[str]:
 def _with_layers_before(region: frozenset[str], flow: Flow, nodes: dict[str, Node]) -> frozenset[str]:
     """Return a region with the `LAYERS_BEFORE` linear layers on each path into it, and the nodes between."""
     for _ in range(LAYERS_BEFORE):
-        linear = [name for name in flow.before(region) if name in nodes and flow.is_linear(name)]
-        last = [name for name in linear if not flow.after([name]) & set(linear) - region]
-        region = region | flow.between(last, region)
+        linear = {name for name in flow.before(region) - region if name in nodes and flow.is_linear(name)}
+        region = region | flow.between(flow.last_of(linear), region)
     return region
 
 
@@ -162,7 +161,7 @@ def _stems(flow: Flow, nodes: dict[str, Node]) -> Iterator[Region]:
         rest = linear - layers
         region = flow.stem | layers | (flow.after(layers) - flow.after(rest) - rest)
         yield Region(name, region)
-        layers |= {layer for layer in rest if not flow.before([layer]) & rest}
+        layers |= flow.first_of(rest)
 
 
 def _ends(graph: Graph) -> tuple[str, ...]:

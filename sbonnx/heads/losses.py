@@ -83,6 +83,10 @@ class Bench:
         }
         return sorted(read - made)
 
+    def can_enter(self, nodes: Collection[str]) -> bool:
+        """Return whether `nodes` can run as a model: the types of all tensors that they read are known."""
+        return all(query.dtype(self._index[name]) is not None for name in self.entries(nodes))
+
     @property
     def nodes(self) -> frozenset[str]:
         """Names of the nodes of the main graph."""

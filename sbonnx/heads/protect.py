@@ -33,8 +33,8 @@ SAMPLES: Final = 8
 LEAST_GAIN_DB: Final = 1.0
 """Smallest gain for which a region stays float. Measured on fastestdet: gains below it do not change detections."""
 
-GAIN_PER_TIME_DB: Final = 10.0
-"""Gain in dB that doubling the time of the network must bring; a region that adds 10 % must bring 1 dB."""
+GAIN_PER_TIME_DB: Final = 8.0
+"""Gain in dB that doubling the time of the network must bring; a region that adds 12.5 % must bring 1 dB."""
 
 CLEAN_DB: Final = 40.0
 """SQNR from which nothing is tried: errors of 1 % of the outputs. Above it more dB do not change the detections of
@@ -170,7 +170,7 @@ class _Search:
         if new > max(old, self.time_of(Plan(()))):
             return None
         changed, nodes = Quantized(plan, solution), self._changed(moved)
-        whole = any(name not in known[0] for name in self.bench.entries(nodes))
+        whole = any(name not in known[0] for name in self.bench.entries(nodes)) or not self.bench.can_enter(nodes)
         error = self.bench.error(self.bench.run(changed) if whole else self.bench.run_after(changed, nodes, known))
         helped = float(np.mean(error.by_sample < before.by_sample))
         return _Trial(region, changed, error, before.gain_db(error), (new - old) / old if old else 0.0, helped)

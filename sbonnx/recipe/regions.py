@@ -61,6 +61,14 @@ class Flow:
         first, last = frozenset(first), frozenset(last)
         return (_reached(first, self._after) | first) & (_reached(last, self._before) | last)
 
+    def first_of(self, names: Collection[str]) -> frozenset[str]:
+        """Return those of `names` that no path from another of them leads to."""
+        return frozenset(names) - _reached(names, self._after)
+
+    def last_of(self, names: Collection[str]) -> frozenset[str]:
+        """Return those of `names` from which no path leads to another of them."""
+        return frozenset(names) - _reached(names, self._before)
+
     def is_linear(self, name: str) -> bool:
         """Return whether a node is a linear layer."""
         return self._nodes[name].linear

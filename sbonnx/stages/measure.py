@@ -17,7 +17,7 @@ from sbonnx.correct.analytic import correct_analytically
 from sbonnx.correct.batchnorm_tuning import tune_norms
 from sbonnx.equalize import channel_ranges, equalize_measured, wanted_ranges
 from sbonnx.equalize.awq import scale_by_activations
-from sbonnx.errors import DataError
+from sbonnx.errors import DataError, ModelError
 from sbonnx.heads import Quantized, planned_time, protect
 from sbonnx.options import RunOptions
 from sbonnx.plan import Plan, costs_of, make
@@ -159,14 +159,11 @@ def protect_heads(state: PipelineState, options: RunOptions) -> PipelineState:
         return make(graph, recipe, backend, observers=frozenset(OBSERVERS), declined=floats)
 
     costs = costs_of(recipe, backend)
-    done = protect(
-        graph,
-        Quantized(prepared.plan, state.solution),
-        data.fit,
-        replan,
-        lambda plan: planned_time(graph, plan, costs),
-        options,
-    )
+    network = Quantized(prepared.plan, state.solution)
+    try:
+        done = protect(graph, network, data.fit, replan, lambda plan: planned_time(graph, plan, costs), options)
+    except ModelError as error:  # a part of the network does not run alone: it stays as planned
+        return state.refused(Refusal("measure the head", "HEADS", str(error)))
     if done is None:
         return state
     kept = [refusal for refusal in prepared.refusals if refusal not in prepared.plan.refusals]
