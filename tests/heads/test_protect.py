@@ -14,6 +14,7 @@ import sbonnx
 from benchmarks.accuracy import load_pack
 from sbonnx.backends import backend_for
 from sbonnx.calib.data import dataset as datasets
+from sbonnx.errors import ModelError
 from sbonnx.graph import to_proto
 from sbonnx.heads import Quantized, protect
 from sbonnx.heads.layout import head_layout
@@ -251,3 +252,14 @@ def test_leaky_detector_with_a_pyramid(backend: str, pack: Path) -> None:
     plain, kept, named = parts(heads="none"), parts(), parts(heads="none", exclude=["head"])
     assert plain["classes"] < 10 and kept["classes"] > plain["classes"] + 3
     assert all(kept[name] > named[name] - 0.5 and kept[name] > plain[name] - 0.5 for name in plain)
+
+
+def test_a_head_that_does_not_run_alone_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise ModelError("onnxruntime rejects a part of the model")
+
+    monkeypatch.setattr("sbonnx.stages.measure.protect", refuse)
+    report = quantize(two_branches(spread=1000.0), images(8))
+    refusals = [refusal for refusal in report.refusals if refusal.where == "HEADS"]
+    assert [refusal.why for refusal in refusals] == ["onnxruntime rejects a part of the model"]
+    assert "reg" in weights_of(report)
