@@ -6,7 +6,7 @@ from typing import Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments
-from sbonnx.cli.output.tables import OUTPUT_COLUMNS, comparison_facts, output_rows
+from sbonnx.cli.output.tables import comparison_facts, show_outputs
 
 HELP: Final = "Compare a quantized model with its float model. Error of each output, size, latency, integer kernels."
 
@@ -36,7 +36,7 @@ def run(given: Arguments) -> int:
     code = printer.problems(problems)
     printer.value({"ok": not problems, "problems": problems, "float": float_model, "quantized": quant_model, **metrics})
     printer.facts(f"{quant_model} against {float_model}", comparison_facts(metrics))
-    printer.table("outputs against float", OUTPUT_COLUMNS, output_rows(metrics["outputs"]))
+    show_outputs(printer, "outputs against float", metrics)
     left = () if comparison.kernels is None else comparison.kernels.left_float
     printer.table(
         "in float between Q/DQ pairs", ("node", "op", "why"), [(node.node, node.op, node.why) for node in left]

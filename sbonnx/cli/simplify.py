@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments, required_output
-from sbonnx.cli.output.tables import OUTPUT_COLUMNS, output_rows
+from sbonnx.cli.output.tables import show_outputs
 from sbonnx.errors import DataError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def run(given: Arguments) -> int:
     after = _count(graph)
     fired = [match for applied in done for match in applied.fired]
     refusals = [refusal for applied in done for refusal in applied.refusals]
-    outputs: Any = comparison.to_dict()["outputs"] if comparison is not None else []
+    metrics: dict[str, Any] = {} if comparison is None else comparison.to_dict()
     printer.value(
         {
             "model": model,
@@ -84,7 +84,8 @@ def run(given: Arguments) -> int:
             "nodes_after": after,
             "applied": fired,
             "refusals": refusals,
-            "outputs": outputs,
+            "outputs": metrics.get("outputs", []),
+            "quality": metrics.get("quality", []),
             "problems": problems,
             "ok": not problems,
         }
@@ -98,7 +99,7 @@ def run(given: Arguments) -> int:
     printer.table(
         "not done", ("what", "where", "why"), [(refusal.what, refusal.where, refusal.why) for refusal in refusals]
     )
-    printer.table("outputs against the original", OUTPUT_COLUMNS, output_rows(outputs))
+    show_outputs(printer, "outputs against the original", metrics)
     for note in graph.info.notes:
         printer.note(note)
     printer.line(f"written: {target}")

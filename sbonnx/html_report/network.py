@@ -130,7 +130,7 @@ def network_of(
         notes=tuple(map(text, _all(report, "notes"))),
         headline=tuple(_headline(report, metrics)),
         pairs=tuple(_pairs(report, metrics)),
-        outputs=tuple(metrics.get("outputs") or ()),
+        outputs=tuple(_with_quality(metrics)),
         levels=tuple(metrics.get("levels") or ()),
         kernels=tuple(_kernels(metrics.get("kernels"))),
         layers=layers_of(report, rows),
@@ -177,6 +177,25 @@ def least(outputs: Iterable[Mapping[str, Any]], key: str) -> float | None:
     """Return the lowest value over all outputs; None if no output has it."""
     found = [value for value in (number(row.get(key)) for row in outputs) if value is not None]
     return min(found) if found else None
+
+
+def _with_quality(metrics: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    """Yield the rows of the outputs with "nature" and "figures", a text, those below their line marked."""
+    quality = {row.get("name"): row for row in metrics.get("quality") or ()}
+    for output in metrics.get("outputs") or ():
+        row = quality.get(output.get("name")) or {}
+        figures = "; ".join(map(_figure_text, row.get("figures") or ()))
+        yield {**output, "nature": row.get("nature"), "figures": figures}
+
+
+def _figure_text(figure: Mapping[str, Any]) -> str:
+    """Format a figure of `sbonnx.verify.quality` with its interval and its line."""
+    value, low, high, line = (formatting.plain(figure.get(key), 4) for key in ("value", "low", "high", "line"))
+    ends = [number(figure.get(key)) for key in ("low", "high")]
+    known = all(end is not None and math.isfinite(end) for end in ends)
+    unit = f" {figure['unit']}" if figure.get("unit") else ""
+    interval = f" ({low} to {high})" if known else ""
+    return f"{text(figure.get('name'))} {value}{unit}{interval}" + (f", line {line}" if line else "")
 
 
 def _headline(report: Mapping[str, Any], metrics: Mapping[str, Any]) -> Iterable[Figure]:

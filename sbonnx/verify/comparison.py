@@ -10,6 +10,7 @@ from typing import Any, Final
 from sbonnx.errors import RecipeError
 from sbonnx.metrics import OutputDifference
 from sbonnx.verify.kernel_count import Kernels
+from sbonnx.verify.quality import OutputQuality
 
 COLLAPSED_DB: Final = 3.0
 """Signal-to-noise ratio in dB below which an output is considered lost."""
@@ -68,6 +69,7 @@ class Comparison:
         dot_product: whether the CPU adds 8-bit products without saturation (VNNI, AMX).
         held_out: number of hold-out samples that `feeds` consist of; 0: none were held out.
         calibration: errors by output on calibration samples, if `outputs` are from a hold-out set.
+        quality: figures of each output by its nature, on the same feeds as `outputs`.
     """
 
     outputs: tuple[OutputDifference, ...]
@@ -85,6 +87,7 @@ class Comparison:
     dot_product: bool = True
     held_out: int = 0
     calibration: tuple[OutputDifference, ...] = ()
+    quality: tuple[OutputQuality, ...] = ()
 
     @property
     def latency_ratio(self) -> float | None:
@@ -199,10 +202,15 @@ class Limits:
         """List one sentence per violated threshold: quantity, measured value, threshold, name of the threshold."""
         return (
             *self._outputs(comparison),
+            *self._quality(comparison),
             *self._levels(comparison),
             *self._ratios(comparison),
             *self._not_judged(comparison),
         )
+
+    def below(self, comparison: Comparison) -> tuple[str, ...]:
+        """List the outputs that are unusable, or below a threshold or their quality line."""
+        return (*comparison.problems(), *self._outputs(comparison), *self._quality(comparison))
 
     def _not_judged(self, comparison: Comparison) -> Iterator[str]:
         compared = {error.name for error in comparison.outputs}
@@ -226,6 +234,14 @@ class Limits:
             if least is not None and error.cosine < least:
                 figure = f"has the cosine {error.cosine:.6f} to the float one"
                 yield f"output '{error.name}' {figure}, {self._name('MIN_COSINE')} asks for {least:g}"
+
+    def _quality(self, comparison: Comparison) -> Iterator[str]:
+        """Yield the outputs below the quality lines, unless the output has a threshold of its own."""
+        lost = comparison.collapsed()
+        for output in comparison.quality:
+            limited = any(_for(least, output.name) is not None for least in (self.min_sqnr_db, self.min_cosine))
+            if output.problem and output.name not in lost and not limited:
+                yield output.problem
 
     def _levels(self, comparison: Comparison) -> Iterator[str]:
         off = {one.output: one for one in comparison.levels if one.level == "off"}

@@ -6,13 +6,14 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import onnx
 
 from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.cpu import has_dot_product
@@ -22,6 +23,7 @@ from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.metrics import OutputDifference, OutputDifferences
 from sbonnx.verify.comparison import Comparison, LevelDifference
 from sbonnx.verify.ort_options import ALL_TRANSFORMERS, VerifyOptions
+from sbonnx.verify.quality import OutputQuality, QualitySamples
 from sbonnx.verify.sessions import (
     ENDS,
     LEVEL_NAMES,
@@ -206,19 +208,20 @@ def compare(  # noqa: PLR0913 - public entry point
             except Interface as error:
                 text = f"inputs or outputs of {models.quantized} are not those of the float model"
                 raise ModelError(f"{text} (at optimisation level '{error}')") from error
-        outputs: list[tuple[OutputDifference, ...]] = []
+        found = _Outputs()
         took, done = Latency(), [0]
         if data is not None:
-            sets = [data] if seen is None else [data, seen]
-            outputs, done = (_together if together else _apart)(models, [partial(islice, one, limit) for one in sets])
+            sets = [partial(islice, one, limit) for one in ([data] if seen is None else [data, seen])]
+            found, done = (_together if together else _apart)(models, sets)
             if not done[0]:
                 raise DataError("there is nothing to compare: the data has no feeds")
             if depth.latency and together:
                 feed = next(iter(data)) if timed is None else timed
                 took = side_by_side(models.open_float(), models.open_quantized(), feed)
         return Comparison(
-            outputs=outputs[0] if outputs else (),
-            calibration=outputs[1] if len(outputs) > 1 else (),
+            outputs=found.differences,
+            calibration=found.calibration,
+            quality=found.quality,
             feeds=done[0],
             bytes_float=sizes[0],
             bytes_quantized=sizes[1],
@@ -267,26 +270,54 @@ def check(  # noqa: PLR0913 - public entry point
     )
 
 
-def _together(
-    models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]]
-) -> tuple[list[tuple[OutputDifference, ...]], list[int]]:
+@dataclass(frozen=True)
+class _Outputs:
+    """Differences of the outputs on the compared feeds, on calibration feeds, and quality on the compared feeds."""
+
+    differences: tuple[OutputDifference, ...] = ()
+    calibration: tuple[OutputDifference, ...] = ()
+    quality: tuple[OutputQuality, ...] = ()
+
+
+class _Sums:
+    """Accumulates the outputs of each set of feeds; the first set is the compared one."""
+
+    def __init__(self, models: Models, names: list[str], sets: int) -> None:
+        read = read_proto(models.floats) if isinstance(models.floats, Path) else onnx.load_from_string(models.floats)
+        self._differences = [OutputDifferences(names) for _ in range(sets)]
+        self._quality = QualitySamples(names, read)
+
+    def add(self, which: int, reference: list[Any], value: list[Any], feeds: Feeds) -> None:
+        self._differences[which].add(reference, value)
+        if which == 0:
+            self._quality.add(reference, value, feeds)
+
+    def result(self) -> _Outputs:
+        """Return the differences; only outputs of classes have an agreement."""
+        quality = self._quality.result()
+        classes = {output.name for output in quality if output.nature == "classes"}
+        sets = [
+            tuple(error if error.name in classes else replace(error, agreement=None) for error in errors.result())
+            for errors in self._differences
+        ]
+        return _Outputs(sets[0], sets[1] if len(sets) > 1 else (), quality)
+
+
+def _together(models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]]) -> tuple[_Outputs, list[int]]:
     """Run both models on each feed of each set. Return the differences, and the number of feeds per set."""
     one, other = models.open_float(), models.open_quantized()
     names = _same_outputs(output_names(one), output_names(other))
-    found, done = [], []
-    for walk in sets:
-        errors, count = OutputDifferences(names), 0
+    sums, done = _Sums(models, names, len(sets)), []
+    for which, walk in enumerate(sets):
+        count = 0
         for feeds in walk():
-            errors.add(run(one, feeds, count), run(other, feeds, count))
+            sums.add(which, run(one, feeds, count), run(other, feeds, count), feeds)
             count += 1
-        found.append(errors.result())
         done.append(count)
-    return found, done
+    return sums.result(), done
 
 
-def _apart(
-    models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]]
-) -> tuple[list[tuple[OutputDifference, ...]], list[int]]:
+def _apart(models: Models, sets: Sequence[Callable[[], Iterator[Feeds]]]) -> tuple[_Outputs, list[int]]:
     """Run `_together` with one model open at a time. Float outputs are stored, on disk if there are many."""
     with TensorStore(WAITING_BYTES) as store:
         model = models.open_float()
@@ -303,15 +334,13 @@ def _apart(
         model = None  # release the session before the next is opened
         model = models.open_quantized()
         _same_outputs(names, output_names(model))
-        found = []
+        sums = _Sums(models, names, len(sets))
         for which, walk in enumerate(sets):
-            errors = OutputDifferences(names)
             for number, feeds in enumerate(walk()):
                 keys = [(which, number, place) for place in range(len(names))]
                 waiting = [store.take(key) if key in store else None for key in keys]
-                errors.add(waiting, run(model, feeds, number))
-            found.append(errors.result())
-    return found, done
+                sums.add(which, waiting, run(model, feeds, number), feeds)
+    return sums.result(), done
 
 
 def _same_outputs(names: list[str], others: list[str]) -> list[str]:

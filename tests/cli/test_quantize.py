@@ -67,7 +67,15 @@ def test_a_backend(backend: str, place: Path, capsys: pytest.CaptureFixture[str]
 def test_table(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(COMMAND) == 0
     out = capsys.readouterr().out
-    for word in ("m.onnx for onnxruntime", "calibrated on", "16 samples", "SQNR dB", "worst layers", "written: q.onnx"):
+    for word in (
+        "m.onnx for onnxruntime",
+        "calibrated on",
+        "16 samples",
+        "SQNR",
+        "nature",
+        "worst layers",
+        "written: q.onnx",
+    ):
         assert word in out
     assert main([*COMMAND, "--force", "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
@@ -220,12 +228,12 @@ def test_compare(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     error = value["outputs"][0]
     assert error["sqnr_db"] == pytest.approx(sqnr(reference, quantized), rel=1e-3)
     assert error["mse"] == pytest.approx(float(((reference - quantized) ** 2).mean()), rel=1e-3)
-    assert error["agreement"] == pytest.approx(float((reference.argmax(1) == quantized.argmax(1)).mean()))
+    assert error["agreement"] is None, "sixteen values of a network with random weights are no classes"
     assert value["bytes_quantized"] == (place / "q.onnx").stat().st_size
     assert value["latency_ratio"] > 0
     assert main(["compare", "m.onnx", "q.onnx", "--data", "d.npz"]) == 0
     out = capsys.readouterr().out
-    assert "SQNR dB" in out
+    assert "SQNR" in out and "embedding" not in out and "regression" in out
     assert "latency" in out
 
 

@@ -61,7 +61,7 @@ def test_a_level_that_computes_something_else_is_a_problem(tmp_path: Path) -> No
     onnx.save(quantized, str(tmp_path / "q.onnx"))
     feeds = [{"x": RNG.standard_normal((4, 8)).astype(np.float32)} for _ in range(3)]
     comparison = verify.compare(reference.SerializeToString(), tmp_path / "q.onnx", feeds, depth=DEEP)
-    (problem,) = verify.Limits().problems(comparison)
+    (problem,) = verify.Limits(min_sqnr_db=0.0).problems(comparison)
     assert "output 'y' depends on onnxruntime's optimisation level: at 'extended' and 'all'" in problem
     assert comparison.levels[0].sqnr_db > 25 > 10 > comparison.levels[-1].sqnr_db
 

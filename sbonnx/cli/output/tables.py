@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sbonnx.cli.output.printer import Printer
+
+if TYPE_CHECKING:
+    from sbonnx.verify.quality import OutputQuality
 
 MOST_KERNELS: Final = 4
 """Kinds of integer kernels in the table; the JSON has all of them."""
@@ -23,13 +26,37 @@ BAR_WIDTH: Final = 24
 EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 """Block characters, filled from the left by 0 to 8 eighths."""
 
-OUTPUT_COLUMNS: Final = ("output", "mse", "max error", "SQNR dB", "cosine", "agreement")
+OUTPUT_COLUMNS: Final = ("output", "nature", "SQNR", "by nature", "max error")
+
+SHOWN_OUTPUTS: Final = 5
+"""Outputs in the table; the JSON and HTML reports have all of them."""
 
 
-def output_rows(outputs: Any) -> list[tuple[object, ...]]:
-    """Build rows of `OUTPUT_COLUMNS` from the plain values of a comparison."""
-    keys = ("name", "mse", "max_abs", "sqnr_db", "cosine")
-    return [(*(row[key] for key in keys), percent(row["agreement"])) for row in outputs]
+def show_outputs(printer: Printer, title: str, metrics: Mapping[str, Any]) -> None:
+    """Show one line per output, those below their quality line first: nature, figures and 95 % intervals."""
+    errors = {row["name"]: row for row in metrics.get("outputs", ())}
+    found = [_quality_of(row) for row in metrics.get("quality", ())]
+    found.sort(key=lambda row: not row.problem)
+    rows = [
+        (
+            row.name,
+            row.nature,
+            next((figure.text() for figure in row.figures if figure.name == "SQNR"), None),
+            ", ".join(f"{figure.name} {figure.text()}" for figure in row.figures if figure.name not in ("SQNR", "SNR")),
+            errors.get(row.name, {}).get("max_abs"),
+        )
+        for row in found[:SHOWN_OUTPUTS]
+    ]
+    printer.table(title, OUTPUT_COLUMNS, rows)
+    if len(found) > SHOWN_OUTPUTS:
+        printer.note(f"{len(found) - SHOWN_OUTPUTS} more outputs are in the report (--report, --json)")
+
+
+def _quality_of(row: Mapping[str, Any]) -> OutputQuality:
+    """Return the quality of an output from the plain values of a report."""
+    from sbonnx.verify.quality import Figure, OutputQuality
+
+    return OutputQuality(**{**row, "figures": tuple(Figure(**figure) for figure in row["figures"])})
 
 
 def percent(share: float | None) -> str | None:

@@ -1,0 +1,155 @@
+"""Nature of outputs: of small graphs, by structure and values, and of the real models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from benchmarks.accuracy import load_pack
+from sbonnx.spec import Array
+from sbonnx.verify import session
+from sbonnx.verify.output_forms import output_forms
+from sbonnx.verify.quality import OutputQuality, QualitySamples
+from tests.support.models import model, run
+
+RNG = np.random.default_rng(3)
+
+
+def judged(proto: onnx.ModelProto, feeds: list[dict[str, Any]], noise: float = 0.01) -> dict[str, OutputQuality]:
+    """Quality of a model against itself with noise of a share of the outputs' spread."""
+    names = [output.name for output in proto.graph.output]
+    samples = QualitySamples(names, proto)
+    for feed in feeds:
+        found = run(proto, feed, level="all")
+        plain = [found[name] for name in names]
+        samples.add(plain, [_noisy(one, noise) for one in plain], feed)
+    return {output.name: output for output in samples.result()}
+
+
+def _noisy(array: Array, noise: float) -> Array:
+    if array.dtype.kind != "f":
+        return array
+    away = (noise * array.std() * RNG.standard_normal(array.shape)).astype(array.dtype)
+    changed: Array = array + away
+    return changed
+
+
+def images(count: int = 6) -> list[dict[str, Any]]:
+    return [{"x": RNG.standard_normal((2, 3, 8, 8)).astype(np.float32)} for _ in range(count)]
+
+
+POOL = "a = GlobalAveragePool (x) f = Flatten (a) g = Mul (f, scale)"
+
+GRAPHS = {
+    "a softmax": (f"{POOL} y = Softmax <axis=1> (g)", "float[N,3] y", "classes"),
+    "a log-softmax, squeezed": (
+        f"{POOL} l = LogSoftmax <axis=1> (g) y = Reshape (l, s)",
+        "float[N,3] y",
+        "classes",
+    ),
+    "logits": (f"{POOL} y = Identity (g)", "float[N,3] y", "classes"),
+    "even logits are no classes": (f"{POOL} y = Mul (g, tiny)", "float[N,3] y", "regression"),
+    "one class whatever the sample": (f"{POOL} y = Add (g, shift)", "float[N,3] y", "regression"),
+    "a sigmoid": (f"{POOL} r = ReduceSum <keepdims=1> (g, one) y = Sigmoid (r)", "float[N,1] y", "classes"),
+    "one value": (f"{POOL} y = ReduceSum <keepdims=1> (g, one)", "float[N,1] y", "regression"),
+    "a normalized vector": (f"{POOL} y = LpNormalization <axis=1, p=2> (g)", "float[N,3] y", "embedding"),
+    "the same, decomposed": (
+        f"{POOL} q = Mul (g, g) r = ReduceSum <keepdims=1> (q, one) n = Sqrt (r) y = Div (g, n)",
+        "float[N,3] y",
+        "embedding",
+    ),
+    "a softmax a pixel": ("y = Softmax <axis=1> (x)", "float[N,3,8,8] y", "signal"),
+    "a mask": ("y = ReduceMean <axes=[1], keepdims=1> (x)", "float[N,1,8,8] y", "signal"),
+    "a map": ("y = MaxPool <kernel_shape=[2,2], strides=[2,2]> (x)", "float[N,3,4,4] y", "features"),
+    "boxes": ("y = Reshape (x, four)", "float[N,48,4] y", "regression"),
+    "scores of many boxes": ("r = Reshape (x, two) y = Softmax <axis=2> (r)", "float[N,96,2] y", "features"),
+    "a wave": ("r = Tile (x, times) y = Reshape (r, wave)", "float[N,1,1536] y", "signal"),
+    "indices": (f"{POOL} y = ArgMax <axis=1> (g)", "int64[N,1] y", "labels"),
+    "as many rows as there are": ("n = NonZero (r1) y = Cast <to=1> (n)", "float[4,R] y", "detections"),
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_of_a_graph(name: str) -> None:
+    body, output, nature = GRAPHS[name]
+    if "r1" in body:
+        body = f"r1 = Relu (x) {body}"
+    numbers = {
+        "scale": np.float32(30),
+        "tiny": np.float32(1e-3),
+        "shift": np.array([500, 0, 0], np.float32),
+        "one": np.array([1], np.int64),
+        "s": np.array([-1, 3]),
+        "four": np.array([0, 48, 4]),
+        "two": np.array([0, 96, 2]),
+        "times": np.array([1, 8, 1, 1]),
+        "wave": np.array([0, 1, 1536]),
+    }
+    used = {key: value for key, value in numbers.items() if f"{key})" in body}
+    proto = model(f"agraph (float[N,3,8,8] x) => ({output}) {{ {body} }}", opset=17, **used)
+    (found,) = judged(proto, images()).values()
+    assert found.nature == nature, found.why
+    has_agreement = found.figure("agreement") is not None
+    assert has_agreement is (nature == "classes"), "agreement is of classes alone"
+
+
+def test_branches_that_end_alike() -> None:
+    """An If whose branches both end in a sigmoid, as in silero_vad; else nothing is known."""
+
+    def proto(other: str) -> onnx.ModelProto:
+        return model(
+            f"""agraph (float[N,4] x, bool c) => (float[N,1] y) {{
+            s = ReduceMean <axes=[1], keepdims=1> (x)
+            y = If (c) <then_branch = a () => (float[N,1] p) {{ p = Sigmoid (s) }},
+                        else_branch = b () => (float[N,1] q) {{ q = {other} (s) }}> }}""",
+            opset=17,
+        )
+
+    assert output_forms(proto("Sigmoid"))["y"].end == "sigmoid"
+    assert output_forms(proto("Relu"))["y"].end == "other"
+
+
+def test_states() -> None:
+    """The state of an LSTM, and an output with the shape of a further input."""
+    proto = model("""agraph (float[N,6] x, float[2,N,5] h) => (float[N,6] y, float[2,N,5] hn) {
+        y = Relu (x) hn = Tanh (h) }""")
+    feeds = [{"x": RNG.standard_normal((1, 6)), "h": RNG.standard_normal((2, 1, 5))} for _ in range(5)]
+    found = judged(proto, [{name: x.astype(np.float32) for name, x in feed.items()} for feed in feeds])
+    assert found["hn"].nature == "state" and found["hn"].samples == 5, "the first axis is not that of samples"
+    lstm = model(
+        "agraph (float[4,N,3] x) => (float[1,N,2] h) { y, h = LSTM <hidden_size=2> (x, w, r) }",
+        w=(1, 8, 3),
+        r=(1, 8, 2),
+    )
+    assert output_forms(lstm)["h"].end == "recurrent"
+
+
+PACKED = {
+    "cifar_resnet20": {"logits": "classes"},
+    "mobilenetv1_tin200": {"logits": "classes"},
+    "squeezenet11": {"logits": "classes"},
+    "minilm_l6": {"last_hidden_state": "features", "sentence_embedding": "embedding"},
+    "fastestdet": {"758": "features"},
+    "ultraface_rfb320": {"scores": "features", "boxes": "regression"},
+    "silero_vad": {"output": "classes", "stateN": "state"},
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_of_a_real_model(name: str, pack: Path) -> None:
+    path = pack / "models" / f"{name}.onnx"
+    feeds = load_pack(pack).load_calib(name, limit=12)[:12]
+    proto = onnx.load(path)
+    float_model = session(path)
+    names = [output.name for output in proto.graph.output]
+    samples = QualitySamples(names, proto)
+    for feed in feeds:
+        plain = float_model.run(None, feed)
+        samples.add(plain, [_noisy(one, 1e-4) for one in plain], feed)
+    found = {output.name: output for output in samples.result()}
+    assert {key: output.nature for key, output in found.items()} == PACKED[name]
+    assert not any(output.problem for output in found.values()), "such noise is no loss"
