@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from sbonnx.progress import Progress
 from sbonnx.recipe import as_yaml
 from sbonnx.report import Report
 from sbonnx.search import Metric, SearchResult, open_trials, search
+from sbonnx.search.advice import advise as advice_for
 from sbonnx.stages.state import Request, Source, read_recipe
 
 
@@ -32,6 +34,7 @@ def quantize(  # noqa: PLR0913 - public entry point
     trt_cache: str | os.PathLike[str] | None = None,
     save_recipe: str | os.PathLike[str] | None = None,
     metric: Metric | None = None,
+    advise: bool = False,
     **overrides: Any,
 ) -> Report:
     """Quantize a float ONNX model and verify the result.
@@ -54,6 +57,8 @@ def quantize(  # noqa: PLR0913 - public entry point
         save_recipe: path for the recipe that was run, as YAML. Passing it as `recipe` reproduces the same file.
         metric: maps the (quantized, float) outputs of one feed, by name, to a loss. ``max_loss`` then limits its mean
             over the hold-out set, instead of changed classes or the error of the outputs.
+        advise: if outputs are below their quality lines, try the cheapest changes that may repair it, for about as long
+            as the run took (at least 20 s); the result is in ``report.advice``. Nothing is tried after a search.
         overrides: recipe keys by keyword, such as ``bits="w4a8"``, ``max_loss="0.5%"`` or ``device="cuda"``.
 
     Returns:
@@ -84,7 +89,12 @@ def quantize(  # noqa: PLR0913 - public entry point
         force=force,
         verify=verify,
     )
-    report = pipeline.quantize(request, progress)
+    begin = time.perf_counter()
+    state = pipeline.quantize(request, progress)
+    report = state.report
+    if advise and found is None:
+        advice = advice_for(state, time.perf_counter() - begin)
+        report = report if advice is None else replace(report, advice=advice.to_dict())
     if save_recipe is not None:
         graphs.write_text(Path(save_recipe), as_yaml(wishes))
     return report if found is None else _with_search(report, found)

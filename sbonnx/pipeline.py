@@ -108,15 +108,15 @@ def run(stages: Iterable[Stage], state: PipelineState, options: RunOptions) -> P
     return state
 
 
-def quantize(request: Request, progress: Progress | None = None) -> Report:
-    """Quantize a model with a fixed recipe (no search), write it and verify it.
+def quantize(request: Request, progress: Progress | None = None) -> PipelineState:
+    """Quantize a model with a fixed recipe (no search), write it and verify it. The state has the report.
 
     Raises:
         SbonnxError: a subclass, for every error that the user can fix. No partial file is left.
     """
     options = run_options(request.recipe, progress)
     with closing(options.progress):
-        return run(STAGES, PipelineState.of(request), options).report
+        return run(STAGES, PipelineState.of(request), options)
 
 
 def prepare(model: Source, recipe: Recipe, backend: Backend, *, fusions: Sequence[str] | None = None) -> Prepared:

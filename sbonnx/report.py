@@ -49,6 +49,8 @@ class Report:
         notes: what loading changed in the model (converted opset, inlined functions, ...).
         quantized: the model itself if no output path was given (left out of `to_dict`).
         search: what AUTO and MIXED tried, see `sbonnx.search.SearchResult`; empty if there was no search.
+        advice: the next change to try if outputs are below their quality lines, see `sbonnx.search.advice.Advice`;
+            empty if there is none, or it was not asked for.
         problems: reasons why the result is unusable or misses a limit (empty if there are none).
     """
 
@@ -65,6 +67,7 @@ class Report:
     notes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     search: dict[str, Any] = field(default_factory=dict)
+    advice: dict[str, Any] = field(default_factory=dict)
     quantized: onnx.ModelProto | None = field(default=None, repr=False, compare=False)
 
     @property

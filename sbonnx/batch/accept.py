@@ -30,7 +30,7 @@ UNKNOWN: Final = 0.0
 
 MISSING: Final = {
     "min_sqnr": "the outputs were not compared with float, which requires calibration data",
-    "min_agreement": "no output has two classes or more, or nothing was compared with float",
+    "min_agreement": "no output holds class scores, or nothing was compared with float",
     "max_size_ratio": "there is no size to compare with",
     "max_latency_ratio": "the latency was not measured, which requires calibration data and VERIFY.LATENCY",
 }

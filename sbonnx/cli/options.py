@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -271,6 +272,7 @@ NO_KEEP_IO: Final = switch(
     convert=lambda _: "false",
 )
 NO_VERIFY: Final = switch("--no-verify", "Do not compare the result with the float model.", QUALITY)
+NO_ADVICE: Final = switch("--no-advice", "Below the quality line: do not look for a change that repairs it.", QUALITY)
 MIN_SQNR: Final = option(
     "--min-sqnr DB", float, "Exit 1 if the SQNR of an output is lower.", QUALITY, key="VERIFY.MIN_SQNR_DB"
 )
@@ -337,6 +339,24 @@ class Arguments:
                 texts.append(f"{row.key}={_yaml(row.convert(value) if row.convert else value)}")
         return [*texts, *(self.values.get(SET) or ())]
 
+    def command(self, verb: str, overrides: Sequence[str]) -> str:
+        """Return this command line, quoted for a shell, with other values of recipe keys, overwriting its output.
+
+        Args:
+            overrides: ``KEY=VALUE``, which replace the options and ``--set`` of the same keys.
+        """
+        words, changed = ["sbonnx", verb], {_key(text) for text in overrides}
+        for row, value in self.values.items():
+            absent = value in (None, False, [], row.default) or row is FORCE or row.key.lower() in changed
+            if row is SET:
+                words += [word for text in value or () if _key(text) not in changed for word in ("--set", text)]
+            elif not absent and not row.flags:
+                words.append(str(value))
+            elif not absent:
+                values = value if isinstance(value, list) else [value]
+                words += [word for one in values for word in (row.flags[0], *([] if one is True else [str(one)]))]
+        return shlex.join([*words, *(word for text in overrides for word in ("--set", text)), FORCE.flags[0]])
+
     def required_data(self) -> Path:
         """Return the path of the data.
 
@@ -356,6 +376,11 @@ class Arguments:
         from sbonnx.progress import make_progress
 
         return make_progress(quiet=self[QUIET], as_json=self.values.get(JSON_PROGRESS, False))
+
+
+def _key(text: str) -> str:
+    """Return the key of ``KEY=VALUE``, in lower case."""
+    return text.partition("=")[0].strip().lower()
 
 
 def _yaml(value: object) -> object:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sbonnx.cli import options
 from sbonnx.cli.options import Arguments, required_output
 from sbonnx.cli.output.printer import to_json
-from sbonnx.cli.output.tables import OUTPUT_COLUMNS, comparison_facts, output_rows, show_search
+from sbonnx.cli.output.tables import comparison_facts, show_outputs, show_search
 from sbonnx.errors import OutputError
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ OPTIONS: Final = (
     options.HIGH_PRECISION,
     options.NO_KEEP_IO,
     options.NO_VERIFY,
+    options.NO_ADVICE,
     options.REPORT,
     options.FORCE,
     *options.COMMON_WITH_PROGRESS,
@@ -83,9 +85,14 @@ def run(given: Arguments) -> int:
             trt_cache=trt_cache,
             save_recipe=save_recipe,
             progress=progress,
+            advise=not given[options.NO_ADVICE],
         )
     finally:
         progress.close()
+    if report.advice:
+        report = replace(
+            report, advice={**report.advice, "command": given.command("quantize", report.advice["overrides"])}
+        )
     return show_report(given, report)
 
 
@@ -117,6 +124,8 @@ def show_report(given: Arguments, report: Report) -> int:
             text = single_page(report.to_dict())
         graphs.write_text(file, text)
     code = printer.problems(report.problems)
+    if report.advice:
+        printer.advice(f"{report.advice['text']}: {report.advice['command']}")
     printer.value(report.to_dict())
     counts = report.counts
     metrics = report.metrics
@@ -130,7 +139,7 @@ def show_report(given: Arguments, report: Report) -> int:
             **comparison_facts(metrics, calibrated=bool(counts["samples"])),
         },
     )
-    printer.table("outputs against float", OUTPUT_COLUMNS, output_rows(metrics.get("outputs", ())))
+    show_outputs(printer, "outputs against float", metrics)
     worst = report.layers[:WORST]
     printer.table(
         "worst layers (SQNR, dB)",

@@ -127,7 +127,7 @@ def network_of(
         bits=bits_of(report),
         ok=bool(report.get("ok", not report.get("problems"))),
         problems=tuple(map(text, _all(report, "problems"))),
-        notes=tuple(map(text, _all(report, "notes"))),
+        notes=(*_advice(report), *map(text, _all(report, "notes"))),
         headline=tuple(_headline(report, metrics)),
         pairs=tuple(_pairs(report, metrics)),
         outputs=tuple(_with_quality(metrics)),
@@ -177,6 +177,12 @@ def least(outputs: Iterable[Mapping[str, Any]], key: str) -> float | None:
     """Return the lowest value over all outputs; None if no output has it."""
     found = [value for value in (number(row.get(key)) for row in outputs) if value is not None]
     return min(found) if found else None
+
+
+def _advice(report: Mapping[str, Any]) -> Iterable[str]:
+    advice = report.get("advice") or {}
+    if advice:
+        yield f"advice: {text(advice.get('text'))}: {text(advice.get('command') or ' '.join(advice['overrides']))}"
 
 
 def _with_quality(metrics: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:

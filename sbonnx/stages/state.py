@@ -27,6 +27,7 @@ from sbonnx.reconstruct.solve import QuantizedInputs, Reconstruction, WeightRoun
 from sbonnx.report import Fired, Refusal, Report
 from sbonnx.rounding import make_rounder
 from sbonnx.spec import Array, QParams
+from sbonnx.verify import Comparison
 
 Source = str | os.PathLike[str] | onnx.ModelProto
 
@@ -123,6 +124,7 @@ class PipelineState:
         quantized: the graph with Q/DQ pairs or integer operators.
         unwritten: what could not be written in the format of the recipe.
         report: the result.
+        comparison: the comparison with float; None: not verified.
     """
 
     request: Request
@@ -135,6 +137,7 @@ class PipelineState:
     quantized: Graph = field(default_factory=Graph)
     unwritten: tuple[Refusal, ...] = ()
     report: Report = field(default_factory=lambda: Report("", None, ""))
+    comparison: Comparison | None = None
 
     @classmethod
     def of(cls, request: Request) -> PipelineState:

@@ -57,7 +57,7 @@ def verify(state: PipelineState, path: Path) -> PipelineState:
         ModelError: the file is not valid, or does not load.
     """
     notes = () if state.data is not None else (UNCOMPARED,)
-    with _reference(state) as reference:
+    with reference_of(state) as reference:
         if state.prepared.plan.float_type != "bf16":
             return _verified(state, reference, path, notes=notes)
         graphs.check_file(path)
@@ -69,7 +69,7 @@ def verify(state: PipelineState, path: Path) -> PipelineState:
 
 
 @contextmanager
-def _reference(state: PipelineState) -> Iterator[Path | bytes]:
+def reference_of(state: PipelineState) -> Iterator[Path | bytes]:
     """Yield the reference model: the model itself, or with a newer opset if onnxruntime cannot run its own."""
     if state.prepared.graph.info.original_opset >= OLDEST_OPSET:
         yield state.request.source
@@ -122,4 +122,4 @@ def _verified(
         problems=tuple(problems),
         notes=(*report.notes, *notes, *judged.notes, *comparison.notes()),
     )
-    return replace(state, report=verified)
+    return replace(state, report=verified, comparison=comparison)

@@ -1,0 +1,371 @@
+"""Advice for a result below its quality lines: the cheapest change of the recipe that repairs it, tried if possible.
+
+Candidates are ordered by what they cost the user at run time: first other numbers at the same widths, then single
+layers in float, then wider codes. What to widen follows from the error of weights and of activations alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
+from typing import Any, Final, Literal
+
+from sbonnx import graph as graphs
+from sbonnx import pipeline, verify
+from sbonnx import recipe as recipes
+from sbonnx.calib.quantized.forward import Forward
+from sbonnx.errors import RecipeError, SbonnxError
+from sbonnx.graph.storage.temporary import temporary_folder
+from sbonnx.metrics import OutputDifference, OutputDifferences
+from sbonnx.options import RunOptions
+from sbonnx.profile import Candidate, WalkOptions, sensitivity
+from sbonnx.recipe import Recipe
+from sbonnx.recipe.names import FLOAT, FULL_BITS, is_per_channel
+from sbonnx.search.bit_groups import energy, pattern_of
+from sbonnx.stages.measure import read_data
+from sbonnx.stages.state import PipelineState, run_options
+from sbonnx.stages.verify import limits_of, reference_of
+from sbonnx.verify import Comparison, Depth
+from sbonnx.verify.ort_options import VerifyOptions
+from sbonnx.verify.quality import FigureName
+
+SECONDS: Final = 20.0
+"""A trial is started while all trials together took less than this, or less than the run that is advised on."""
+
+FEEDS: Final = 4
+"""Feeds on which the errors of weights, activations and single layers are measured."""
+
+DOMINATES: Final = 4.0
+"""One side is to blame if its error energy is larger than that of the other by this factor, and the other is `GOOD`."""
+
+GOOD: Final = 10**-1.4
+"""Error energy, relative to that of the outputs, up to which a side may stay as it is: 14 dB."""
+
+MOST_LAYERS: Final = 200
+"""Maximum number of layers for the search for sensitive ones, whose time is quadratic in layers."""
+
+STAND_OUT: Final = 0.75
+"""Share of the error energy of all layers that a few layers must have to be sensitive ones."""
+
+FEW_LAYERS: Final = 0.1
+"""Maximum share of the layers that are left in float, and at least `MIN_LAYERS`."""
+
+MIN_LAYERS: Final = 3
+
+GAIN_DB: Final = 1.0
+"""Minimum gain of the worst output for advice that does not reach the line."""
+
+Side = Literal["weights", "activations", "both"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One candidate: what it does, in words, and the overrides of the recipe."""
+
+    what: str
+    overrides: Mapping[str, Any]
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The overrides as ``KEY=VALUE``, for ``--set``."""
+        return tuple(
+            f"{key}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+            for key, value in self.overrides.items()
+        )
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The next thing to try.
+
+    Attributes:
+        what: the change in words.
+        overrides: the change as ``KEY=VALUE``, for ``--set``.
+        tested: whether it was measured; otherwise it was not tried, for the time.
+        repaired: whether the measured result has no output below its line or limit.
+        figure: the figure of the worst output.
+        before, after: its value with the interval, and the measured one; "" if it was not tried.
+        tried: all measured changes, with the values of that figure.
+    """
+
+    what: str
+    overrides: tuple[str, ...]
+    tested: bool
+    repaired: bool
+    figure: str
+    before: str
+    after: str = ""
+    tried: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def text(self) -> str:
+        """One clause with what was measured."""
+        if not self.tested:
+            return f"{self.what} (not tried; {self.figure} is {self.before})"
+        reached = "measured" if self.repaired else "measured, still too low"
+        return f"{self.what} ({reached}: {self.figure} {self.before} -> {self.after})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {**asdict(self), "text": self.text}
+
+
+def advise(state: PipelineState, seconds: float) -> Advice | None:
+    """Search for the cheapest change that brings all outputs above their lines.
+
+    Args:
+        state: of a finished run whose result is too far from float.
+        seconds: time that the run took.
+
+    Returns:
+        The first change that repairs it, else the best measured one if it gains at least `GAIN_DB`, else the first
+        that was not tried; None if there is nothing to try.
+    """
+    if state.data is None or state.comparison is None or not problems_of(state, state.comparison):
+        return None
+    before = state.comparison
+    begin, tried = time.perf_counter(), list[tuple[Change, Comparison]]()
+    untried: Change | None = None
+    for change in changes(state):
+        recipe = _changed(state.prepared.recipe, change)
+        if recipe is None:
+            continue
+        spent = time.perf_counter() - begin
+        if not _can_try(state) or spent > max(SECONDS, seconds):
+            untried = change
+            break
+        found = _measured(state, recipe)
+        if found is None:
+            continue
+        tried.append((change, found))
+        if not problems_of(state, found):
+            return _advice(before, tried, change, found, repaired=True)
+    best = max(tried, key=lambda one: _worst_db(one[1]), default=None)
+    if untried is None and best is not None and _worst_db(best[1]) - _worst_db(before) >= GAIN_DB:
+        return _advice(before, tried, *best)
+    return None if untried is None else _advice(before, tried, untried)
+
+
+def problems_of(state: PipelineState, comparison: Comparison) -> tuple[str, ...]:
+    """List the outputs that are lost, or below a limit or quality line."""
+    return limits_of(state.prepared.recipe).below(comparison)
+
+
+def changes(state: PipelineState) -> Iterator[Change]:
+    """Yield the candidates for a result, cheapest first."""
+    recipe = state.prepared.recipe
+    weights, activations = _width(recipe, "w"), _width(recipe, "a")
+    side, hopeless = _blame(state, weights, activations)
+    if hopeless:  # each side alone loses too much: other numbers at the same widths do not help
+        yield from _wider(recipe, side, weights, activations)
+        return
+    if side != "activations" and weights and not is_per_channel(recipe.w.qscheme):
+        yield Change("scale weights per channel", {"w_qscheme": "per-channel-symmetric"})
+    if side != "weights" and activations and recipe.mode == "static" and recipe.a.observer.type != "mse":
+        yield Change("choose ranges of activations by least squared error", {"a_observer": "mse"})
+    nearest = recipe.w.rounding.type == "nearest" or (recipe.w.rounding.type == "auto" and weights >= FULL_BITS)
+    if side != "activations" and weights and nearest and recipe.mode != "dynamic":
+        yield Change("round weights by second moments of their inputs", {"rounding": "gptq"})
+    names = sensitive_layers(state)
+    if names:
+        patterns = [*recipe.exclude, *(pattern_of(name, "node") for name in names)]
+        yield Change(f"leave {len(names)} sensitive layer{'s' * (len(names) != 1)} in float", {"EXCLUDE": patterns})
+    yield from _wider(recipe, side, weights, activations)
+
+
+def _wider(recipe: Recipe, side: Side, weights: int, activations: int) -> Iterator[Change]:
+    """Yield wider codes: the side to blame first, in steps of 4 (weights), 8 and 16 bits (activations)."""
+    steps: list[tuple[int, int]] = []
+    w, a = weights, activations
+    if side != "weights" and 0 < a < FULL_BITS:
+        steps.append((w, FULL_BITS))
+        if side == "both" and 0 < w < FULL_BITS:
+            steps.pop()
+    if side == "both" and 0 < w < 4 and a:
+        steps.append((4, max(a, FULL_BITS)))
+    if side == "weights" and 0 < w < 4:
+        steps.append((4, a))
+    if 0 < w < FULL_BITS:
+        steps.append((FULL_BITS, max(a, FULL_BITS) if side == "both" and a else a))
+    if a and recipe.mode == "static":
+        steps.append((max(w, FULL_BITS) if side != "activations" and w else w, 2 * FULL_BITS))
+    for new_w, new_a in dict.fromkeys(steps):
+        if (new_w, new_a) != (w, a):
+            yield Change(
+                f"use {new_w}-bit weights and {new_a}-bit activations" if new_a else f"use {new_w}-bit weights",
+                {"bits": f"w{new_w or 32}a{new_a or 32}"} if new_a else {"w_bit": new_w},
+            )
+
+
+def _width(recipe: Recipe, side: Literal["w", "a"]) -> int:
+    """Return the width of a side, 0 if it is float."""
+    if side == "a" and recipe.mode == "weight_only":
+        return FLOAT
+    section = recipe.w.quantizer if side == "w" else recipe.a.quantizer
+    return FLOAT if section.disable else section.bit
+
+
+def _blame(state: PipelineState, weights: int, activations: int) -> tuple[Side, bool]:
+    """Return the side that makes the larger error, by `DOMINATES`, and whether each side alone loses too much."""
+    if not (weights and activations):
+        return ("weights" if weights else "activations"), False
+    by_weights, by_activations = side_energies(state)
+    if min(by_weights, by_activations) > GOOD:
+        return "both", True
+    if by_weights > DOMINATES * by_activations:
+        return "weights", False
+    return ("activations" if by_activations > DOMINATES * by_weights else "both"), False
+
+
+def side_energies(state: PipelineState) -> tuple[float, float]:
+    """Return the error energy of the worst output with weights quantized alone, and with activations alone.
+
+    It is relative to the energy of the float output.
+    """
+    prepared, device = state.prepared, state.prepared.recipe.device
+    network = (prepared.graph, prepared.plan, state.solution)
+    with (
+        Forward(*network, w_quant=False, a_quant=False, device=device) as plain,
+        Forward(*network, a_quant=False, device=device) as weights,
+        Forward(*network, w_quant=False, device=device) as activations,
+    ):
+        errors = OutputDifferences(plain.outputs), OutputDifferences(plain.outputs)
+        for feeds in islice(iter(_judged(state)), FEEDS):
+            reference = plain(feeds)
+            for one, quantized in zip(errors, (weights(feeds), activations(feeds)), strict=True):
+                one.add([reference[name] for name in plain.outputs], [quantized[name] for name in plain.outputs])
+    by_weights, by_activations = (max(map(_energy, one.result()), default=math.inf) for one in errors)
+    return by_weights, by_activations
+
+
+def _energy(error: OutputDifference) -> float:
+    return math.inf if error.not_finite or error.sqnr_db == -math.inf else 10 ** (-error.sqnr_db / 10)
+
+
+def sensitive_layers(state: PipelineState) -> tuple[str, ...]:
+    """Return the few layers that make most of the error at the outputs when each is quantized alone; () if none do."""
+    prepared, solution = state.prepared, state.solution
+    layers = {reader.node for site in prepared.plan.sites for reader in site.readers if not site.scope}
+    if not layers or len(layers) > MOST_LAYERS:
+        return ()
+    here = Candidate(_width(prepared.recipe, "w") or None, _width(prepared.recipe, "a") or None)
+    options = WalkOptions(limit=FEEDS, device=prepared.recipe.device)
+    found = sensitivity(
+        prepared.graph,
+        prepared.plan,
+        solution,
+        [here],
+        _judged(state),
+        network=True,
+        solved={here: (prepared.plan, solution)},
+        options=options,
+    )
+    losses = sorted(((energy(row), row.layer) for row in found.rows if row.network_loss is not None), reverse=True)
+    total = sum(loss for loss, _ in losses)
+    if not losses or not 0 < total < math.inf:
+        return ()
+    chosen, covered = [], 0.0
+    for loss, name in losses[: max(MIN_LAYERS, int(FEW_LAYERS * len(losses)))]:
+        chosen.append(name)
+        covered += loss
+        if covered >= STAND_OUT * total:
+            return tuple(chosen)
+    return ()
+
+
+def _judged(state: PipelineState) -> Any:
+    assert state.data is not None
+    return state.data.judged
+
+
+def _changed(recipe: Recipe, change: Change) -> Recipe | None:
+    """Return the changed recipe, or None if the backend cannot run it."""
+    try:
+        return recipes.load(recipe, overrides=list(change.texts))
+    except RecipeError:
+        return None
+
+
+def _can_try(state: PipelineState) -> bool:
+    """Whether a trial measures what the command will: the file runs, and the data can be read again."""
+    recipe, readable = state.prepared.recipe, isinstance(state.request.data, (str, os.PathLike))
+    return state.prepared.plan.float_type != "bf16" and (readable or not recipe.calibration.feedback)
+
+
+def _measured(state: PipelineState, recipe: Recipe) -> Comparison | None:
+    """Quantize with a recipe as the pipeline does, and compare the file on the samples of the result.
+
+    None if the change cannot be done on this model.
+    """
+    request, data = state.request, state.data
+    assert data is not None
+    given = request.data if isinstance(request.data, (str, os.PathLike)) else data.every
+    split = request.split if given is request.data else None
+    request = replace(request, recipe=recipe, data=given, split=split, output=None, trt_cache=None)
+    options: RunOptions = run_options(recipe)
+    stages = (*pipeline.PREPARE, read_data, *pipeline.MEASURE, *pipeline.INSERT)
+    try:
+        done = pipeline.run(stages, PipelineState.of(request), options)
+    except SbonnxError:
+        return None
+    judged = VerifyOptions.of(done.prepared.plan, done.prepared.backend)
+    with temporary_folder() as folder, reference_of(state) as reference:
+        path = folder / "tried.onnx"
+        graphs.save(done.quantized, path)
+        return verify.compare(
+            reference,
+            path,
+            data.judged,
+            device=recipe.device,
+            limit=recipe.verify.feeds,
+            without=judged.without,
+            depth=Depth(latency=False),
+        )
+
+
+def _worst_db(comparison: Comparison) -> float:
+    """Return the signal-to-noise ratio of the worst output; -inf if one is not finite."""
+    rows = [-math.inf if error.not_finite else error.sqnr_db for error in comparison.outputs]
+    return min(rows, default=-math.inf)
+
+
+def _figures(before: Comparison, found: Iterable[Comparison]) -> tuple[str, list[str]]:
+    """Return the name of the figure that is worst in `before`, that below its line, else the SQNR, and its values."""
+    bad = next((one for one in before.quality if one.problem), None)
+    worst = min(before.outputs, key=lambda error: error.sqnr_db, default=None)
+    output = bad.name if bad is not None else "" if worst is None else worst.name
+    kind: FigureName = next((figure.name for figure in bad.figures if figure.below), "SQNR") if bad else "SQNR"
+    several = f" of '{output}'" if len(before.quality) > 1 else ""
+    values = []
+    for comparison in found:
+        row = next((one for one in comparison.quality if one.name == output), None)
+        figure = None if row is None else row.figure(kind)
+        values.append("unknown" if figure is None else figure.text())
+    return f"{kind}{several}", values
+
+
+def _advice(
+    before: Comparison,
+    tried: Sequence[tuple[Change, Comparison]],
+    change: Change,
+    after: Comparison | None = None,
+    *,
+    repaired: bool = False,
+) -> Advice:
+    """Return advice for a change, measured if `after` is given."""
+    figure, values = _figures(before, [before, *(comparison for _, comparison in tried)])
+    return Advice(
+        change.what,
+        change.texts,
+        after is not None,
+        repaired,
+        figure,
+        values[0],
+        "" if after is None else _figures(before, [after])[1][0],
+        tuple(zip((one.what for one, _ in tried), values[1:], strict=True)),
+    )

@@ -1,0 +1,116 @@
+"""Advice below the quality line: a command that runs as it is printed, and that repairs what was measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import sbonnx
+from sbonnx import pipeline
+from sbonnx.assets import digits
+from sbonnx.cli import main
+from sbonnx.search.advice import advise, sensitive_layers
+from sbonnx.stages.state import PipelineState, Request, read_recipe
+from tests.support.models import model
+
+FOLDER = "it's a folder"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A trained classifier in a folder that needs quoting."""
+    folder = tmp_path / FOLDER
+    folder.mkdir()
+    onnx.save(onnx.load(digits().model), str(folder / "m.onnx"))
+    np.savez(folder / "d.npz", image=np.load(digits().calib)["image"][:96])
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+COMMAND = ("quantize", f"{FOLDER}/m.onnx", "--data", f"{FOLDER}/d.npz", "-o", f"{FOLDER}/q.onnx", "--split", "1")
+
+
+def advice_of(err: str) -> str:
+    """The command at the end of the one line."""
+    (line,) = [line for line in err.splitlines() if line.startswith("advice: ")]
+    return line[line.rindex(": sbonnx ") + 2 :]
+
+
+def test_the_command_repairs(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--bits", "w2a2", "--json"]) == 1
+    out, err = capfd.readouterr()
+    before, command = json.loads(out), advice_of(err)
+    advice = before["advice"]
+    assert advice["tested"] and advice["repaired"] and advice["command"] == command
+    assert "w2a2" not in command, "an option that the change replaces is left out"
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        command, check=False, shell=True, capture_output=True, text=True, env={**os.environ, "PATH": path}
+    )
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    after = json.loads(done.stdout)
+    assert after["ok"] and after["advice"] == {}
+    kl = [next(f for f in one["metrics"]["quality"][0]["figures"] if f["name"] == "KL") for one in (before, after)]
+    assert kl[1]["value"] < kl[0]["line"] < kl[0]["value"]
+    agreement = next(f for f in after["metrics"]["quality"][0]["figures"] if f["name"] == "agreement")
+    assert agreement["value"] > 0.9
+
+
+def test_without_advice(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, "--bits", "w2a2", "--no-advice", "--quiet"]) == 1
+    assert "advice" not in capfd.readouterr().err
+    report = sbonnx.quantize(place / "m.onnx", place / "d.npz", split=1, bits="w2a2")
+    assert not report.ok and report.advice == {}, "nothing is tried unless it is asked for"
+
+
+def outlier() -> onnx.ModelProto:
+    """Two branches, of which one has an input with an outlier that hides the rest from 8 bits."""
+    return model(
+        """agraph (float[N,8,6,6] x) => (float[N,4,6,6] y) {
+            a = Conv (x, w) r = Relu (a) m = Mul (r, big) b = Conv (m, v) s = Relu (b) y = Conv (s, u) }""",
+        w=(8, 8, 1, 1),
+        v=(np.eye(8) * np.array([1e-4, 1, 1, 1, 1, 1, 1, 1])).reshape(8, 8, 1, 1).astype(np.float32),
+        u=(4, 8, 1, 1),
+        big=np.array([3e3, 1, 1, 1, 1, 1, 1, 1], np.float32).reshape(1, 8, 1, 1),
+    )
+
+
+def finished(proto: onnx.ModelProto, feeds: Any, **wishes: Any) -> PipelineState:
+    recipe, backend = read_recipe(None, "onnxruntime", wishes)
+    return pipeline.quantize(Request(proto, recipe, backend, data=feeds))
+
+
+def test_a_sensitive_layer_stays_float() -> None:
+    rng = np.random.default_rng(0)
+    feeds = [{"x": rng.standard_normal((1, 8, 6, 6)).astype(np.float32)} for _ in range(12)]
+    state = finished(outlier(), feeds, a_observer="minmax", kernel_costs="none")
+    names = sensitive_layers(state)
+    assert names and len(names) <= 3
+    advice = advise(state, 600.0)
+    assert advice is not None and advice.tested and advice.repaired
+    assert any("EXCLUDE" in text for text in advice.overrides), advice.tried
+
+
+def test_out_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is tried: the advice says so, and has no figure."""
+    monkeypatch.setattr("sbonnx.search.advice.SECONDS", -1.0)
+    rng = np.random.default_rng(0)
+    feeds = [{"x": rng.standard_normal((1, 8, 6, 6)).astype(np.float32)} for _ in range(12)]
+    state = finished(outlier(), feeds, a_observer="minmax")
+    advice = advise(state, -1.0)
+    assert advice is not None and not advice.tested and advice.after == "" and advice.tried == ()
+    assert "not tried" in advice.text
+
+
+def test_a_good_result_needs_none() -> None:
+    feeds = [{"x": np.random.default_rng(seed).standard_normal((1, 8, 6, 6)).astype(np.float32)} for seed in range(8)]
+    plain = model("agraph (float[N,8,6,6] x) => (float[N,4,6,6] y) { y = Conv (x, u) }", u=(4, 8, 1, 1))
+    assert advise(finished(plain, feeds), 600.0) is None
