@@ -53,7 +53,7 @@ def nature_of(samples: OutputSamples, outputs: int) -> tuple[Nature, str]:
         return "detections", "its length depends on the values"
     if not samples.real:
         return "labels", "integers"
-    if form.end == "recurrent":
+    if outputs > 1 and form.end == "recurrent":
         return "state", "state of a recurrent operator"
     if outputs > 1 and any(real and len(one) > 1 and one == samples.array for real, one in samples.inputs[1:]):
         return "state", "the shape of an input other than the first"
