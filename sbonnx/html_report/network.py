@@ -196,12 +196,13 @@ def _with_quality(metrics: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
 
 def _figure_text(figure: Mapping[str, Any]) -> str:
     """Format a figure of `sbonnx.verify.quality` with its interval and its line."""
-    value, low, high, line = (formatting.plain(figure.get(key), 4) for key in ("value", "low", "high", "line"))
+    value, low, high = (formatting.plain(figure.get(key), 4) for key in ("value", "low", "high"))
     ends = [number(figure.get(key)) for key in ("low", "high")]
     known = all(end is not None and math.isfinite(end) for end in ends)
     unit = f" {figure['unit']}" if figure.get("unit") else ""
     interval = f" ({low} to {high})" if known else ""
-    return f"{text(figure.get('name'))} {value}{unit}{interval}" + (f", line {line}" if line else "")
+    line = "" if figure.get("line") is None else f", line {formatting.plain(figure['line'], 4)}"
+    return f"{text(figure.get('name'))} {value}{unit}{interval}" + line
 
 
 def _headline(report: Mapping[str, Any], metrics: Mapping[str, Any]) -> Iterable[Figure]:

@@ -19,6 +19,7 @@ from sbonnx.calib.storage.tensor_store import TensorStore
 from sbonnx.cpu import has_dot_product
 from sbonnx.errors import DataError, ModelError
 from sbonnx.graph import check_file, read_proto
+from sbonnx.graph.storage.model_file import open_model
 from sbonnx.graph.storage.temporary import temporary_folder
 from sbonnx.metrics import OutputDifference, OutputDifferences
 from sbonnx.verify.comparison import Comparison, LevelDifference
@@ -283,7 +284,8 @@ class _Sums:
     """Accumulates the outputs of each set of feeds; the first set is the compared one."""
 
     def __init__(self, models: Models, names: list[str], sets: int) -> None:
-        read = read_proto(models.floats) if isinstance(models.floats, Path) else onnx.load_from_string(models.floats)
+        floats = models.floats
+        read = open_model(floats).model if isinstance(floats, Path) else onnx.load_from_string(floats)
         self._differences = [OutputDifferences(names) for _ in range(sets)]
         self._quality = QualitySamples(names, read)
 

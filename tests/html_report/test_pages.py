@@ -107,6 +107,19 @@ def test_bits_of_layers() -> None:
     assert "of activations" in Page(single_page(network(layers))).words
 
 
+def test_outputs_by_nature_and_advice() -> None:
+    """Figures with interval and line, and the command to try next; names are text."""
+    report = network([])
+    figure = {"name": "KL", "value": 0.25, "low": 0.125, "high": 0.5, "unit": "nats", "line": 0.1}
+    lonely = {"name": "SQNR", "value": 31.25, "low": "-inf", "high": "inf", "unit": "dB", "line": None}
+    report["metrics"]["quality"] = [{"name": "y", "nature": "classes", "figures": [lonely, figure]}]
+    report["advice"] = {"text": "use 8-bit weights", "overrides": ["bits=w8a8"], "command": "sbonnx quantize '<m>'"}
+    page = single_page(report)
+    assert "SQNR 31.25 dB; KL 0.25 nats (0.125 to 0.5), line 0.1" in page
+    assert "classes" in page
+    assert "advice: use 8-bit weights: sbonnx quantize &#39;&lt;m&gt;&#39;" in page
+
+
 def test_same_page_from_json() -> None:
     """A report read back has texts where numbers are not finite, and lists for tuples."""
     report = network([layer("n", 12.5, math.inf), layer("m", math.nan, -math.inf)])
