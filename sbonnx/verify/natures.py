@@ -11,7 +11,9 @@ import numpy as np
 
 from sbonnx.verify.output_samples import OutputSamples
 
-Nature = Literal["classes", "embedding", "regression", "signal", "state", "features", "labels", "detections"]
+Nature = Literal[
+    "classes", "embedding", "regression", "signal", "state", "sequence", "features", "labels", "detections"
+]
 
 PEAK: Final = 0.2
 """Mean top probability of logits, on a scale from 0 (that of equal logits) to 1. Measured on float models: 0.31 to 0.97
@@ -71,7 +73,7 @@ def nature_of(samples: OutputSamples, outputs: int) -> tuple[Nature, str]:
         return _of_vector(samples)
     if len(shape) == 2 and shape[-1] == COORDINATES:
         return "regression", "rows of four coordinates"
-    return "features", "a map or sequence of vectors"
+    return ("sequence", "a vector for each token") if samples.tokens else ("features", "a map or rows of vectors")
 
 
 def _are_logits(samples: OutputSamples) -> bool:

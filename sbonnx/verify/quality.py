@@ -31,6 +31,7 @@ LINES: Final[Mapping[Nature, Mapping[FigureName, float | None]]] = {
     "regression": {"relative error": 0.2},
     "signal": {"SNR": 15.0},
     "state": {"relative error": None},
+    "sequence": {"relative error": 0.35},
     "features": {"relative error": 0.25},
     "labels": {"equal values": 0.75},
     "detections": {},

@@ -132,7 +132,7 @@ PACKED = {
     "cifar_resnet20": {"logits": "classes"},
     "mobilenetv1_tin200": {"logits": "classes"},
     "squeezenet11": {"logits": "classes"},
-    "minilm_l6": {"last_hidden_state": "features", "sentence_embedding": "embedding"},
+    "minilm_l6": {"last_hidden_state": "sequence", "sentence_embedding": "embedding"},
     "fastestdet": {"758": "features"},
     "ultraface_rfb320": {"scores": "features", "boxes": "regression"},
     "silero_vad": {"output": "classes", "stateN": "state"},
