@@ -35,7 +35,7 @@ LAYERS_BEFORE: Final = 3
 
 
 @dataclass(frozen=True)
-class Region:
+class HeadRegion:
     """Nodes of the main graph that stay float together.
 
     Attributes:
@@ -59,7 +59,7 @@ class HeadLayout:
     """
 
     kind: str
-    regions: tuple[Region, ...]
+    regions: tuple[HeadRegion, ...]
     ends: tuple[str, ...]
     flow: Flow
 
@@ -80,17 +80,17 @@ def head_layout(graph: Graph) -> HeadLayout | None:
     ends = _ends(graph)
     if kind is None or not ends:
         return None
-    regions = [Region("head", flow.head)]
+    regions = [HeadRegion("head", flow.head)]
     if 1 < len(predictions) <= MOST_BRANCHES:
-        regions += [Region(f"branch of {name}", nodes_of) for name, nodes_of in flow.branches.items()]
+        regions += [HeadRegion(f"branch of {name}", nodes_of) for name, nodes_of in flow.branches.items()]
     neck = _neck(flow, nodes)
     if neck:
-        regions.append(Region("neck and head", neck | flow.head))
+        regions.append(HeadRegion("neck and head", neck | flow.head))
         regions.append(
-            Region("neck and head with the layers before", _with_layers_before(neck | flow.head, flow, nodes))
+            HeadRegion("neck and head with the layers before", _with_layers_before(neck | flow.head, flow, nodes))
         )
     regions += _stems(flow, nodes)
-    inside = [Region(one.name, one.nodes & nodes.keys()) for one in regions]
+    inside = [HeadRegion(one.name, one.nodes & nodes.keys()) for one in regions]
     return HeadLayout(kind, tuple(one for one in inside if one.nodes), ends, flow)
 
 
@@ -153,14 +153,14 @@ def _with_layers_before(region: frozenset[str], flow: Flow, nodes: dict[str, Nod
     return region
 
 
-def _stems(flow: Flow, nodes: dict[str, Node]) -> Iterator[Region]:
+def _stems(flow: Flow, nodes: dict[str, Node]) -> Iterator[HeadRegion]:
     """Yield the stem, and the stem with the next linear layers, each with everything up to the linear layers after."""
     layers = {name for name in flow.stem if flow.is_linear(name)}
     linear = {name for name in nodes if flow.is_linear(name)}
     for name in ("stem", "stem with the layers after"):
         rest = linear - layers
         region = flow.stem | layers | (flow.after(layers) - flow.after(rest) - rest)
-        yield Region(name, region)
+        yield HeadRegion(name, region)
         layers |= flow.first_of(rest)
 
 

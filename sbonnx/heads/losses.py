@@ -54,7 +54,7 @@ class Quantized:
     solution: Solution
 
 
-class Bench:
+class RegionTrials:
     """Runs of a network on a few samples, in float and quantized.
 
     Args:

@@ -22,8 +22,8 @@ import numpy as np
 from sbonnx.calib.data.dataset import Dataset
 from sbonnx.calib.engine.samples import SampleSplitter, canonical_samples
 from sbonnx.graph import Graph, query
-from sbonnx.heads.layout import HeadLayout, Region, head_layout
-from sbonnx.heads.losses import Bench, EndError, Quantized, Values
+from sbonnx.heads.layout import HeadLayout, HeadRegion, head_layout
+from sbonnx.heads.losses import EndError, Quantized, RegionTrials, Values
 from sbonnx.options import RunOptions
 from sbonnx.plan.types import Plan, Reader, Site, Solution
 
@@ -68,7 +68,7 @@ class Protected:
 class _Trial:
     """A region in float on top of what was taken before."""
 
-    region: Region
+    region: HeadRegion
     network: Quantized
     error: EndError
     gain_db: float
@@ -109,28 +109,28 @@ def protect(
     units = SampleSplitter(graph, device=options.device).units(data.items())
     with canonical_samples(units, options.memory_bytes) as samples:
         feeds = [dict(unit.feed) for unit in islice(samples, SAMPLES)]
-    search = _Search(graph, layout, Bench(graph, layout.ends, feeds, options.device), replan, time_of)
+    search = _RegionSearch(graph, layout, RegionTrials(graph, layout.ends, feeds, options.device), replan, time_of)
     options.progress.start("outputs by region", None)
     taken, found, before, after = search.run(network)
     return Protected(found.plan, found.solution, _note(layout, taken, before, after, len(feeds)))
 
 
 @dataclass
-class _Search:
+class _RegionSearch:
     """Greedy choice of regions."""
 
     graph: Graph
     layout: HeadLayout
-    bench: Bench
+    trials: RegionTrials
     replan: Replan
     time_of: Callable[[Plan], float]
 
     def run(self, network: Quantized) -> tuple[list[_Trial], Quantized, EndError, EndError]:
         """Return the regions taken, the network with them in float, and the errors before and after."""
         taken: list[_Trial] = []
-        entries = {name for region in self.layout.regions for name in self.bench.entries(self._changed(region.nodes))}
-        known = self.bench.run(network, sorted(entries))
-        first = last = self.bench.error(known)
+        entries = {name for region in self.layout.regions for name in self.trials.entries(self._changed(region.nodes))}
+        known = self.trials.run(network, sorted(entries))
+        first = last = self.trials.error(known)
         while last.sqnr_db < CLEAN_DB:
             trials = [
                 self._trial(region, [one.region for one in taken], network, known, last) for region in self._open(taken)
@@ -143,19 +143,24 @@ class _Search:
             network, last = best.network, best.error
             if not self._open(taken):
                 break
-            known = self.bench.run(network, sorted(entries))
+            known = self.trials.run(network, sorted(entries))
         return taken, network, first, last
 
-    def _open(self, taken: Sequence[_Trial]) -> list[Region]:
+    def _open(self, taken: Sequence[_Trial]) -> list[HeadRegion]:
         done = frozenset().union(*(trial.region.nodes for trial in taken))
         return [region for region in self.layout.regions if not region.nodes <= done]
 
     def _changed(self, nodes: frozenset[str]) -> frozenset[str]:
         """Return the nodes whose results can differ if `nodes` read other values: these, and all nodes after them."""
-        return (self.layout.flow.after(nodes) | nodes) & self.bench.nodes
+        return (self.layout.flow.after(nodes) | nodes) & self.trials.nodes
 
     def _trial(
-        self, region: Region, taken: Sequence[Region], network: Quantized, known: Sequence[Values], before: EndError
+        self,
+        region: HeadRegion,
+        taken: Sequence[HeadRegion],
+        network: Quantized,
+        known: Sequence[Values],
+        before: EndError,
     ) -> _Trial | None:
         """Measure a region in float.
 
@@ -170,8 +175,8 @@ class _Search:
         if new > max(old, self.time_of(Plan(()))):
             return None
         changed, nodes = Quantized(plan, solution), self._changed(moved)
-        whole = any(name not in known[0] for name in self.bench.entries(nodes)) or not self.bench.can_enter(nodes)
-        error = self.bench.error(self.bench.run(changed) if whole else self.bench.run_after(changed, nodes, known))
+        whole = any(name not in known[0] for name in self.trials.entries(nodes)) or not self.trials.can_enter(nodes)
+        error = self.trials.error(self.trials.run(changed) if whole else self.trials.run_after(changed, nodes, known))
         helped = float(np.mean(error.by_sample < before.by_sample))
         return _Trial(region, changed, error, before.gain_db(error), (new - old) / old if old else 0.0, helped)
 

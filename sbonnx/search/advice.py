@@ -64,7 +64,7 @@ Side = Literal["weights", "activations", "both"]
 
 
 @dataclass(frozen=True)
-class Change:
+class Remedy:
     """One candidate: what it does, in words, and the overrides of the recipe."""
 
     what: str
@@ -129,8 +129,8 @@ def advise(state: PipelineState, seconds: float) -> Advice | None:
     if state.data is None or state.comparison is None or not problems_of(state, state.comparison):
         return None
     before = state.comparison
-    begin, tried = time.perf_counter(), list[tuple[Change, Comparison]]()
-    untried: Change | None = None
+    begin, tried = time.perf_counter(), list[tuple[Remedy, Comparison]]()
+    untried: Remedy | None = None
     for change in changes(state):
         recipe = _changed(state.prepared.recipe, change)
         if recipe is None:
@@ -156,7 +156,7 @@ def problems_of(state: PipelineState, comparison: Comparison) -> tuple[str, ...]
     return limits_of(state.prepared.recipe).below(comparison)
 
 
-def changes(state: PipelineState) -> Iterator[Change]:
+def changes(state: PipelineState) -> Iterator[Remedy]:
     """Yield the candidates for a result, cheapest first."""
     recipe = state.prepared.recipe
     weights, activations = _width(recipe, "w"), _width(recipe, "a")
@@ -165,20 +165,20 @@ def changes(state: PipelineState) -> Iterator[Change]:
         yield from _wider(recipe, side, weights, activations)
         return
     if side != "activations" and weights and not is_per_channel(recipe.w.qscheme):
-        yield Change("scale weights per channel", {"w_qscheme": "per-channel-symmetric"})
+        yield Remedy("scale weights per channel", {"w_qscheme": "per-channel-symmetric"})
     if side != "weights" and activations and recipe.mode == "static" and recipe.a.observer.type != "mse":
-        yield Change("choose ranges of activations by least squared error", {"a_observer": "mse"})
+        yield Remedy("choose ranges of activations by least squared error", {"a_observer": "mse"})
     nearest = recipe.w.rounding.type == "nearest" or (recipe.w.rounding.type == "auto" and weights >= FULL_BITS)
     if side != "activations" and weights and nearest and recipe.mode != "dynamic":
-        yield Change("round weights by second moments of their inputs", {"rounding": "gptq"})
+        yield Remedy("round weights by second moments of their inputs", {"rounding": "gptq"})
     names = sensitive_layers(state)
     if names:
         patterns = [*recipe.exclude, *(pattern_of(name, "node") for name in names)]
-        yield Change(f"leave {len(names)} sensitive layer{'s' * (len(names) != 1)} in float", {"EXCLUDE": patterns})
+        yield Remedy(f"leave {len(names)} sensitive layer{'s' * (len(names) != 1)} in float", {"EXCLUDE": patterns})
     yield from _wider(recipe, side, weights, activations)
 
 
-def _wider(recipe: Recipe, side: Side, weights: int, activations: int) -> Iterator[Change]:
+def _wider(recipe: Recipe, side: Side, weights: int, activations: int) -> Iterator[Remedy]:
     """Yield wider codes: the side to blame first, in steps of 4 (weights), 8 and 16 bits (activations)."""
     steps: list[tuple[int, int]] = []
     w, a = weights, activations
@@ -196,7 +196,7 @@ def _wider(recipe: Recipe, side: Side, weights: int, activations: int) -> Iterat
         steps.append((max(w, FULL_BITS) if side != "activations" and w else w, 2 * FULL_BITS))
     for new_w, new_a in dict.fromkeys(steps):
         if (new_w, new_a) != (w, a):
-            yield Change(
+            yield Remedy(
                 f"use {new_w}-bit weights and {new_a}-bit activations" if new_a else f"use {new_w}-bit weights",
                 {"bits": f"w{new_w or 32}a{new_a or 32}"} if new_a else {"w_bit": new_w},
             )
@@ -283,7 +283,7 @@ def _judged(state: PipelineState) -> Any:
     return state.data.judged
 
 
-def _changed(recipe: Recipe, change: Change) -> Recipe | None:
+def _changed(recipe: Recipe, change: Remedy) -> Recipe | None:
     """Return the changed recipe, or None if the backend cannot run it."""
     try:
         return recipes.load(recipe, overrides=list(change.texts))
@@ -351,8 +351,8 @@ def _figures(before: Comparison, found: Iterable[Comparison]) -> tuple[str, list
 
 def _advice(
     before: Comparison,
-    tried: Sequence[tuple[Change, Comparison]],
-    change: Change,
+    tried: Sequence[tuple[Remedy, Comparison]],
+    change: Remedy,
     after: Comparison | None = None,
     *,
     repaired: bool = False,

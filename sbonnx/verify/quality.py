@@ -40,7 +40,7 @@ LINES: Final[Mapping[Nature, Mapping[FigureName, float | None]]] = {
 
 
 @dataclass(frozen=True)
-class Figure:
+class QualityFigure:
     """One figure of an output, with its 95 % confidence interval over the samples.
 
     Attributes:
@@ -96,7 +96,7 @@ class OutputQuality:
     nature: Nature
     why: str
     samples: int
-    figures: tuple[Figure, ...]
+    figures: tuple[QualityFigure, ...]
 
     @property
     def problem(self) -> str:
@@ -108,12 +108,12 @@ class OutputQuality:
         what = f"output '{self.name}' ({self.nature}, {self.samples} samples)"
         return f"{what} is below the quality line: {'; '.join(parts)}"
 
-    def figure(self, name: FigureName) -> Figure | None:
+    def figure(self, name: FigureName) -> QualityFigure | None:
         """Return a figure by name, or None."""
         return next((figure for figure in self.figures if figure.name == name), None)
 
 
-def _line_text(figure: Figure) -> str:
+def _line_text(figure: QualityFigure) -> str:
     line = figure.line if figure.line is not None else math.nan
     return f"{100 * line:g} %" if figure.name in ("agreement", "equal values") else f"{line:g}"
 
@@ -147,7 +147,7 @@ class QualitySamples:
 def _quality(name: str, samples: OutputSamples, outputs: int) -> OutputQuality:
     nature, why = nature_of(samples, outputs)
     energies = np.asarray(samples.energies, np.float64).reshape(-1, 2)
-    figures: list[Figure] = []
+    figures: list[QualityFigure] = []
     if len(energies):
         value = ratio_db(float(energies[:, 0].sum()), float(energies[:, 1].sum()))
         figures.append(_figure("SQNR", value, _in_db(intervals.of_ratio(energies[:, 1], energies[:, 0])), None))
@@ -161,8 +161,8 @@ def _quality(name: str, samples: OutputSamples, outputs: int) -> OutputQuality:
     return OutputQuality(name, nature, why, len(samples.same_shape), tuple(figures))
 
 
-def _figure(name: FigureName, value: float, interval: Interval, line: float | None) -> Figure:
-    return Figure(name, value, *interval, UNITS.get(name, ""), line)
+def _figure(name: FigureName, value: float, interval: Interval, line: float | None) -> QualityFigure:
+    return QualityFigure(name, value, *interval, UNITS.get(name, ""), line)
 
 
 def _in_db(interval: Interval) -> Interval:

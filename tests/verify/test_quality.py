@@ -10,7 +10,7 @@ import pytest
 
 from sbonnx.spec import Array
 from sbonnx.verify import Comparison, Limits
-from sbonnx.verify.quality import Figure, OutputQuality, QualitySamples
+from sbonnx.verify.quality import OutputQuality, QualityFigure, QualitySamples
 
 RNG = np.random.default_rng(5)
 
@@ -75,7 +75,7 @@ def test_more_samples_give_a_narrower_interval() -> None:
     assert quality(reference, value) == quality(reference, value), "nothing is drawn by chance"
 
 
-LOW = Figure("agreement", 0.7, 0.5, 0.85, line=0.75)
+LOW = QualityFigure("agreement", 0.7, 0.5, 0.85, line=0.75)
 
 
 @pytest.mark.parametrize(
@@ -85,17 +85,17 @@ LOW = Figure("agreement", 0.7, 0.5, 0.85, line=0.75)
         (replace(LOW, high=0.74), True),
         (replace(LOW, low=-math.inf, high=math.inf), True),
         (replace(LOW, line=None), False),
-        (Figure("KL", 0.2, 0.05, 0.4, "nats", 0.1), False),
-        (Figure("KL", 0.2, 0.11, 0.4, "nats", 0.1), True),
-        (Figure("KL", 0.05, -math.inf, math.inf, "nats", 0.1), False),
+        (QualityFigure("KL", 0.2, 0.05, 0.4, "nats", 0.1), False),
+        (QualityFigure("KL", 0.2, 0.11, 0.4, "nats", 0.1), True),
+        (QualityFigure("KL", 0.05, -math.inf, math.inf, "nats", 0.1), False),
     ],
 )
-def test_only_a_whole_interval_is_below_the_line(figure: Figure, below: bool) -> None:
+def test_only_a_whole_interval_is_below_the_line(figure: QualityFigure, below: bool) -> None:
     assert figure.below is below
 
 
 def test_a_limit_of_the_user_replaces_the_line() -> None:
-    bad = OutputQuality("y", "classes", "10 logits", 32, (Figure("agreement", 0.4, 0.3, 0.5, line=0.75),))
+    bad = OutputQuality("y", "classes", "10 logits", 32, (QualityFigure("agreement", 0.4, 0.3, 0.5, line=0.75),))
     comparison = Comparison((), 4, 1000, 300, quality=(bad,))
     (problem,) = Limits().problems(comparison)
     assert problem == (

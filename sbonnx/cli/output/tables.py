@@ -54,9 +54,9 @@ def show_outputs(printer: Printer, title: str, metrics: Mapping[str, Any]) -> No
 
 def _quality_of(row: Mapping[str, Any]) -> OutputQuality:
     """Return the quality of an output from the plain values of a report."""
-    from sbonnx.verify.quality import Figure, OutputQuality
+    from sbonnx.verify.quality import OutputQuality, QualityFigure
 
-    return OutputQuality(**{**row, "figures": tuple(Figure(**figure) for figure in row["figures"])})
+    return OutputQuality(**{**row, "figures": tuple(QualityFigure(**figure) for figure in row["figures"])})
 
 
 def percent(share: float | None) -> str | None:
