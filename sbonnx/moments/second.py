@@ -138,41 +138,6 @@ def _less(total: Array, rows: float, one: Array, other: Array) -> Array:
     return np.asarray(products)
 
 
-DAMPING = 0.01
-"""Damping: share of the mean second moment that is added to the diagonal before a fit."""
-
-
-def share_of(weight: Array, fit: Moments, held: Moments) -> float:
-    """Estimate the share in [0, 1] of a fit to the float stream that minimizes the output error on a hold-out set.
-
-    The weight that is fitted to the float stream is w + d with d = w (B - A) A^-1 on the moments ``fit``. If only a
-    share s of d is added, the error on ``held`` is a parabola in s with its minimum at
-
-        s = tr(w (B - A) d') / tr(d A d')
-
-    which is 1 on ``fit`` itself, and small if the fit overfits: a layer with many inputs that saw few independent rows.
-    (A shrinkage estimator, its factor by hold-out.)
-
-    Args:
-        weight: matrices (G, O, K), float.
-        fit, held: two-stream moments of different samples.
-    """
-    if fit.is_one_stream or not fit.rows or not held.rows:
-        return 0.0
-    w = weight.astype(np.float64)
-    diagonal = np.einsum("gkk->gk", fit.a).mean(axis=1)
-    damped = fit.a + (DAMPING * diagonal + (diagonal == 0))[:, None, None] * np.eye(fit.a.shape[-1])
-    # A is symmetric: d = w (B - A) A^-1 is the solution of A d' = (B - A)' w'
-    with np.errstate(over="ignore", invalid="ignore"):
-        try:
-            d = np.linalg.solve(damped, (fit.b - fit.a).transpose(0, 2, 1) @ w.transpose(0, 2, 1)).transpose(0, 2, 1)
-        except np.linalg.LinAlgError:
-            return 0.0  # the diagonal varies so much that damping has no effect: the system is singular
-        gained = float(np.einsum("gok,gok->", w @ (held.b - held.a), d))
-        moved = float(np.einsum("gok,gok->", d @ held.a, d))
-    return float(np.clip(gained / moved, 0.0, 1.0)) if np.isfinite(gained) and 0 < moved < np.inf else 0.0
-
-
 def shrinkage_of(fit: Moments, held: Moments) -> float:
     """Estimate how far input correlations shrink towards zero on a hold-out set: in [0, 1], for `Moments.shrunk`.
 

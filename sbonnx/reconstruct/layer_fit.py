@@ -15,7 +15,7 @@ from sbonnx.errors import NumericError
 from sbonnx.graph import Graph
 from sbonnx.moments import Means, Moments, share_of, shrinkage_of
 from sbonnx.plan.types import Gain, Plan, RoundingChoice, Site
-from sbonnx.reconstruct.layer_inputs import WHAT, Layer, Seen, Watched, WatchedMeans, watched
+from sbonnx.reconstruct.layer_inputs import HELD, WHAT, Layer, Seen, Watched, WatchedMeans, watched
 from sbonnx.report import Refusal
 from sbonnx.rounding import ROUNDERS, make_rounder
 from sbonnx.rounding.range_search import search_bounds
@@ -98,7 +98,7 @@ class LayerFitter:
         return watched(
             layers,
             two_streams=self.options.quantized,
-            hold_out=self.options.holds_out,
+            hold_out=-(-self.samples // HELD) if self.options.holds_out else 0,
             rows=self._rows,
             resolution=self._resolution,
             seed=self.options.seed,
@@ -142,23 +142,13 @@ class LayerFitter:
         if not (np.isfinite(means.mean).all() and np.isfinite(means.mean_quantized).all()):
             raise NumericError("its inputs hold NaN or infinite values")
         if isinstance(one, Watched):
-            self._moments[layer.site.key] = self._judged(layer, moments, fit, held)
+            share = self.options.share or 0.0
+            if one.rows is not None:
+                weight = fit.layout.matrices(self.numbers.weight(layer.site))
+                share = share_of(weight, fit, one.rows.pairs(), centred=layer.bias is not None)
+            self._moments[layer.site.key] = _judged(moments, fit, held, share, centred=layer.bias is not None)
         self.numbers.codes_of(layer.site)
         self._correct(layer, means)
-
-    def _judged(self, layer: Layer, moments: Moments, fit: Moments, held: Moments | None) -> Moments:
-        """Return the moments for rounding: centred if a bias compensates the mean, with the chosen error compensation.
-
-        Correlations between inputs are shrunk as far as the hold-out set does not confirm them.
-        """
-        share, chance = self.options.share or 0.0, 0.0
-        if held is not None:
-            some, others = (fit, held) if layer.bias is None else (fit.centred(), held.centred())
-            share = share_of(fit.layout.matrices(self.numbers.weight(layer.site)), some, others)
-            # with all samples, noise is lower in proportion to the number of rows
-            chance = shrinkage_of(some, others) * (fit.rows / moments.rows)
-        centred = moments.centred() if layer.bias is not None else moments
-        return centred.towards(share).shrunk(chance)
 
     def fake_quant(self, site: Site | None, value: Array) -> Array:
         """Quantize and dequantize an activation as the layer reads it in the quantized stream."""
@@ -203,3 +193,16 @@ class LayerFitter:
         self.numbers.constants[layer.bias.name] = (
             (values.reshape(-1) + shift).reshape(values.shape).astype(values.dtype)
         )
+
+
+def _judged(moments: Moments, fit: Moments, held: Moments | None, share: float, *, centred: bool) -> Moments:
+    """Return the moments for rounding: centred if a bias compensates the mean, with `share` of the error compensated.
+
+    Correlations between inputs are shrunk as far as the hold-out set does not confirm them.
+    """
+    chance = 0.0
+    if held is not None:
+        some, others = (fit.centred(), held.centred()) if centred else (fit, held)
+        # with all samples, noise is lower in proportion to the number of rows
+        chance = shrinkage_of(some, others) * (fit.rows / moments.rows)
+    return (moments.centred() if centred else moments).towards(share).shrunk(chance)

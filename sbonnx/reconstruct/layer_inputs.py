@@ -11,7 +11,8 @@ from sbonnx.graph import Constant, Graph, Node
 from sbonnx.graph.query import scopes
 from sbonnx.linear.im2col import Geometry, geometry_of
 from sbonnx.linear.layer import LinearLayer
-from sbonnx.moments import Means, MeanSums, Moments, MomentSums, bytes_for, sample_weights
+from sbonnx.moments import HeldRows, Means, MeanSums, Moments, MomentSums, bytes_for, sample_weights
+from sbonnx.moments.share import HELD_BYTES
 from sbonnx.ops import LINEAR
 from sbonnx.plan.types import Plan, Reader, Site
 from sbonnx.report import Refusal
@@ -57,7 +58,7 @@ class Layer:
         """Return the memory of its moments during accumulation; 0 if only means are needed."""
         if not self.rounds:
             return 0
-        return bytes_for(self.layout, two_streams) * (1 + hold_out)
+        return bytes_for(self.layout, two_streams) * (1 + hold_out) + hold_out * HELD_BYTES
 
 
 def looks_at_inputs(site: Site) -> bool:
@@ -132,7 +133,8 @@ class Watched:
         site: through which it is read.
         layers: that read it.
         sums: with the layout of the first layer.
-        held: sums of every fifth sample, the hold-out set, if one is needed; see `share_of`.
+        held: sums of every fifth sample, the hold-out set, if one is needed; see `shrinkage_of`.
+        rows: of the same samples; see `share_of`.
         resolution: of the input, for `sample_weights`; None: all samples have the same weight.
     """
 
@@ -142,6 +144,7 @@ class Watched:
     layers: list[Layer]
     sums: MomentSums
     held: MomentSums | None = None
+    rows: HeldRows | None = None
     resolution: float | None = None
 
     def add(self, value: Array, quantized: Array | None, samples: Sequence[int]) -> None:
@@ -163,6 +166,12 @@ class Watched:
                     sample=some,
                     weights=None if weights is None else weights[at],
                 )
+        if self.rows is not None and quantized is not None:
+            each = len(value) // len(samples)
+            for place, sample in enumerate(samples):
+                if sample % HELD == HELD - 1:
+                    part = slice(place * each, (place + 1) * each)
+                    self.rows.add(value[part], quantized[part], sample=sample)
 
     def moments(self, layer: Layer) -> Moments:
         """Return the moments for one of the layers, over all samples."""
@@ -204,14 +213,14 @@ def watched(
     rows: Callable[[Layer], int | None],
     seed: int,
     resolution: Callable[[Layer], float | None] = lambda _: None,
-    hold_out: bool = False,
+    hold_out: int = 0,
 ) -> list[Seen]:
     """Create one accumulator for all layers that read the same tensor through the same site with the same geometry.
 
     Args:
         rows: returns the number of rows per sample that a layer uses; None: all.
         resolution: returns the resolution of the input of a layer, see `Watched`.
-        hold_out: accumulate a hold-out set separately.
+        hold_out: number of samples of the hold-out set, which are accumulated separately; 0: there is none.
     """
     found: dict[object, Seen] = {}
     for layer in layers:
@@ -224,9 +233,11 @@ def watched(
         elif key not in found:
             sums = [
                 MomentSums(layer.geometry, two_streams=two_streams, rows_a_sample=rows(layer), seed=seed)
-                for _ in range(1 + hold_out)
+                for _ in range(1 + (hold_out > 0))
             ]
-            held = sums[1] if hold_out else None
-            found[key] = Watched(name, layer.tensor, layer.reads, [], sums[0], held, resolution(layer))
+            seen = Watched(name, layer.tensor, layer.reads, [], sums[0], resolution=resolution(layer))
+            if hold_out:
+                seen.held, seen.rows = sums[1], HeldRows(layer.geometry, samples=hold_out, seed=seed)
+            found[key] = seen
         found[key].layers.append(layer)
     return list(found.values())

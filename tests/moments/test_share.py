@@ -1,0 +1,92 @@
+"""The share of input error that a weight compensates: what typical held-out samples gain from."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sbonnx.moments import HeldRows, Moments, MomentSums, share, share_of
+from sbonnx.spec import Array
+from tests.support.linear_ops import FIXED, Linear
+
+GEMM = Linear("Gemm", (40, 8), (8, 4))
+Pair = tuple[Array, Array]
+RNG = np.random.default_rng(3)
+DRIFT = (np.eye(8) + 0.1 * RNG.standard_normal((8, 8))).astype(np.float32)
+
+
+def drifted(count: int, noise: float = 0.0, rows: int = 40) -> list[Pair]:
+    """Samples whose quantized input is a linear map of the float one, which a weight can undo, plus noise."""
+    x = RNG.standard_normal((count, rows, 8)).astype(np.float32)
+    return [(one, one @ DRIFT + noise * RNG.standard_normal(one.shape).astype(np.float32)) for one in x]
+
+
+def moments(samples: list[Pair]) -> Moments:
+    sums = MomentSums(GEMM.geometry, two_streams=True)
+    for number, (x, quantized) in enumerate(samples):
+        sums.add(x, quantized, sample=number)
+    return sums.moments()
+
+
+def held(samples: list[Pair]) -> list[Pair]:
+    rows = HeldRows(GEMM.geometry, samples=len(samples))
+    for number, (x, quantized) in enumerate(samples):
+        rows.add(x, quantized, sample=number)
+    return rows.pairs()
+
+
+def chosen(fit: list[Pair], other: list[Pair]) -> float:
+    weight = np.random.default_rng(0).standard_normal((1, 4, 8)).astype(np.float32)
+    return share_of(weight, moments(fit), held(other), centred=False)
+
+
+def test_what_holds_is_compensated_and_chance_is_not() -> None:
+    assert chosen(drifted(40), drifted(10)) > 0.9
+    few = [(x, x + 0.3 * RNG.standard_normal(x.shape).astype(np.float32)) for x, _ in drifted(2, rows=6)]
+    many = [(x, x + 0.3 * RNG.standard_normal(x.shape).astype(np.float32)) for x, _ in drifted(20)]
+    assert chosen(few, many) < 0.4
+
+
+def test_one_loud_sample_does_not_decide() -> None:
+    """The drift of one sample is not that of the others, and its error is larger than theirs together."""
+    loud = [(30 * x, 30 * x @ DRIFT) for x, _ in drifted(1)]
+    exact = [(x, x + 0.01 * RNG.standard_normal(x.shape).astype(np.float32)) for x, _ in drifted(19)]
+    assert chosen([*exact, *loud], [*exact, *loud]) == 0.0
+    assert chosen(loud, loud) == 1.0
+
+
+def test_a_mean_error_that_the_bias_takes_is_not_compensated_twice() -> None:
+    samples = [(x, x + 3.0) for x, _ in drifted(20)]
+    weight = np.ones((1, 4, 8), np.float32)
+    assert share_of(weight, moments(samples), held(samples), centred=True) == 0.0
+    assert share_of(weight, moments(samples), held(samples), centred=False) > 0.5
+
+
+def test_where_nothing_can_be_said_nothing_is_compensated() -> None:
+    samples = drifted(4)
+    weight = np.ones((1, 4, 8), np.float32)
+    assert share_of(weight, moments(samples), [], centred=False) == 0.0
+    assert (
+        share_of(weight, moments([(x, x) for x, _ in samples]), held([(x, x) for x, _ in samples]), centred=False)
+        == 0.0
+    )
+    broken = [(np.full_like(x, np.nan), x) for x, _ in samples]
+    assert share_of(weight, moments(samples), held(broken), centred=False) == 0.0
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_kept_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same places in both networks, at most so many as memory has room for, in the order of the samples."""
+    case = FIXED[name]
+    width = 8 * case.layout.groups * case.layout.inputs
+    monkeypatch.setattr(share, "HELD_BYTES", 3 * 4 * width)
+    rows, inputs = HeldRows(case.geometry, samples=3, seed=1), [case.input(number) for number in range(3)]
+    for number in (2, 0, 1):
+        rows.add(inputs[number], inputs[number] + 1, sample=number)
+    found = rows.pairs()
+    assert len(found) == 3
+    for x, (one, other) in zip(inputs, found, strict=True):
+        every = case.geometry.rows(x)
+        assert one.shape == other.shape == (case.layout.groups, min(4, every.shape[1]), case.layout.inputs)
+        assert all((every[:, :, None] == one[:, None]).all(axis=(0, 3)).any(axis=0))
+        assert np.isin(np.round(other - one, 5), (0.0, case.layout.alpha)).all()  # 0 in the padding
