@@ -57,6 +57,15 @@ MOVES_DATA: Final = frozenset(
 )
 """The output holds values of the first input, unchanged, and shares its scale."""
 
+RESHAPES: Final = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose"})
+"""All values of the first input, in another shape or order."""
+
+SPLITS: Final = frozenset({"Split", "Slice", "Gather"})
+"""Each output is a part of the first input."""
+
+SELECTS: Final = frozenset({"NonMaxSuppression", "TopK", "ArgMax", "ArgMin", "NonZero", "Unique"})
+"""Ops that select by comparing values: a small error changes which values their readers get."""
+
 READS_SHAPE: Final = frozenset({"Shape", "Size"})
 """The output depends on the shape of the input only."""
 
@@ -140,6 +149,9 @@ ENDS_BLOCKS: Final = frozenset({"Relu", "LeakyRelu", "PRelu", "Clip", "HardSwish
 QUANTIZE: Final = frozenset({"QuantizeLinear"})
 DEQUANTIZE: Final = frozenset({"DequantizeLinear"})
 QDQ: Final = QUANTIZE | DEQUANTIZE
+
+KEEPS_VALUES: Final = QDQ | {"Identity", "Cast", "Dropout"}
+"""The output has the values of the first input at their places, but for their type and rounding."""
 
 BITS: Final = "__bits"
 """Attribute of both nodes of a Q/DQ pair that holds the bit width."""

@@ -17,14 +17,9 @@ from typing import Final
 import numpy as np
 
 from sbonnx.graph import Constant, Graph, Node, Tensor, query
-from sbonnx.ops import CONCATS, MOVES_DATA, RESIZES
+from sbonnx.ops import CONCATS, MOVES_DATA, RESIZES, SELECTS, SPLITS
 from sbonnx.plan.node_infos import node_infos
 from sbonnx.recipe.regions import Flow
-
-SELECTS: Final = frozenset({"NonMaxSuppression", "TopK", "ArgMax", "ArgMin", "NonZero", "Unique"})
-"""Ops that select by comparing values: a small error changes which values their readers get."""
-
-SPLITS: Final = frozenset({"Split", "Slice", "Gather", "StridedSlice"})
 
 MOST_BRANCHES: Final = 16
 """Maximum number of branches that are measured one by one; of more, only the whole head is."""

@@ -8,15 +8,11 @@ from typing import Final, Literal
 
 import onnx
 
+from sbonnx.ops import KEEPS_VALUES, RECURRENT, RESHAPES
+
 End = Literal["softmax", "sigmoid", "tanh", "norm", "recurrent", "selection", "other"]
 
-LAYOUT: Final = frozenset(
-    {
-        *("Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Dropout"),
-        *("QuantizeLinear", "DequantizeLinear"),
-        *("ReduceMean", "GlobalAveragePool"),
-    }
-)
+LAYOUT: Final = KEEPS_VALUES | RESHAPES | {"ReduceMean", "GlobalAveragePool"}
 """Operators that are passed on the way back from an output: the same values in another form, or averages of them."""
 
 ENDS: Final[Mapping[str, End]] = {
@@ -33,9 +29,6 @@ ENDS: Final[Mapping[str, End]] = {
     "NonMaxSuppression": "selection",
     "TopK": "selection",
 }
-
-RECURRENT: Final = frozenset({"LSTM", "GRU", "RNN"})
-"""Operators whose outputs from the second on are states."""
 
 STEPS: Final = 64
 """Maximum number of operators that are followed back from an output."""
@@ -84,14 +77,14 @@ def _form(name: str, scopes: tuple[_Makers, ...], opset: int) -> OutputForm:
             return OutputForm(form.end) if moved else form
         if node.op_type not in LAYOUT or not node.input:
             return _of_node(node, index, moved, opset)
-        moved |= node.op_type not in ("Identity", "Cast", "Dropout", "QuantizeLinear", "DequantizeLinear")
+        moved |= node.op_type not in KEEPS_VALUES
         name = node.input[0]
     return UNKNOWN_FORM
 
 
 def _of_node(node: onnx.NodeProto, index: int, moved: bool, opset: int) -> OutputForm:
     if node.op_type in RECURRENT:
-        return OutputForm("recurrent" if index > 0 else "other")
+        return OutputForm("recurrent" if index > 0 else "other")  # from the second on they are states
     end = ENDS.get(node.op_type, "other")
     if end != "softmax" or moved:
         return OutputForm(end)
