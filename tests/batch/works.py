@@ -112,22 +112,29 @@ def _eat(step: Step, places: Places, tell: Tell, threads: int) -> None:
         time.sleep(0.02)
 
 
+def _mark(path: Path, pid: int) -> None:
+    """The file appears with its contents: a test that sees it may end this process at once."""
+    written = path.with_name(f"{path.name}.{pid}")
+    written.write_text(str(pid))
+    written.replace(path)
+
+
 def _eat_in_child(step: Step, places: Places, tell: Tell, threads: int) -> None:
     """The memory is a grandchild's, which says who it is."""
     script = "import time; x = b'x' * 300_000_000; time.sleep(60)"
     child = subprocess.Popen([sys.executable, "-c", script])
-    (places.output / "grandchild.txt").write_text(str(child.pid))
+    _mark(places.output / "grandchild.txt", child.pid)
     child.wait()
 
 
 def _hang(step: Step, places: Places, tell: Tell, threads: int) -> None:
-    (places.output / f"{step.title}.pid").write_text(str(os.getpid()))
+    _mark(places.output / f"{step.title}.pid", os.getpid())
     time.sleep(60)
 
 
 def _hang_deaf(step: Step, places: Places, tell: Tell, threads: int) -> None:
     """Holds Python's lock: no thread of this process runs any more."""
-    (places.output / f"{step.title}.pid").write_text(str(os.getpid()))
+    _mark(places.output / f"{step.title}.pid", os.getpid())
     ctypes.PyDLL(None).sleep(60)
 
 
