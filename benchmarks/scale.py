@@ -2,7 +2,7 @@
 
     python -m benchmarks.scale [--nodes 1000 3000 10000] [--ways default layer gptq] [--json FILE] [--write]
 
-Each run is the command `sbonnx quantize` in a process of its own, from its start to the verified file. CPU seconds and
+Each run is the command `sbonnx quantize` in a separate process, from its start to the verified file. CPU seconds and
 peak memory are those that the system counted for that process; seconds of stages are of processor time inside it.
 Growth is the CPU time of a node, without the time of the imports, compared with the smallest network: 1 is linear.
 """
@@ -180,7 +180,7 @@ def child(command: Sequence[str]) -> None:
 
 
 def measure(way: str, nodes: int, samples: int, folder: Path) -> Row:
-    """Quantize a generated network in a process of its own.
+    """Quantize a generated network in a separate process.
 
     Raises:
         SystemExit: the command failed.

@@ -197,7 +197,7 @@ EXCLUDE: Final = repeated(
     key="exclude",
 )
 NODES: Final = (INCLUDE, EXCLUDE)
-"""Which part of the model is quantized."""
+"""Options that select the nodes to quantize."""
 SPLIT: Final = option("--split N", int, "Split the leading axis into batches of N.", SAMPLING)
 SAMPLES: Final = recipe_option("--samples N", int, "Use at most N feeds (batches).", SAMPLING)
 DEVICE: Final = recipe_option("--device cpu|cuda|auto", str, "Device that runs the model.")

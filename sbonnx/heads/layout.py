@@ -24,7 +24,6 @@ from sbonnx.recipe.regions import Flow
 MOST_BRANCHES: Final = 16
 """Maximum number of branches that are measured one by one; of more, only the whole head is."""
 
-
 LAYERS_BEFORE: Final = 3
 """Layers before the neck in the largest region: a bottleneck block."""
 

@@ -15,7 +15,6 @@ FLOAT_TIMES: Final = 2.0
 """Time of a multiplication in float (half precision) relative to int8, for runtimes without a table of kernel costs:
 the ratio of peak throughputs of NVIDIA's tensor cores."""
 
-
 BLOCKED: Final = CONVOLUTIONS | BLOCKED_POOLS
 """Ops whose float kernels work on blocks of channels."""
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from sbonnx.linear.im2col import Geometry
 from sbonnx.moments.second import Moments
+from sbonnx.moments.sums import picked_rows
 from sbonnx.spec import Array
 
 DAMPING: Final = 0.01
@@ -46,13 +47,10 @@ class HeldRows:
     def add(self, x: Array, quantized: Array, *, sample: int) -> None:
         """Keep rows of one sample: its input in the float and in the quantized network. `sample`: its number."""
         count = self._geometry.count(x.shape)
-        picks = None
-        if count > self._most:
-            generator = np.random.default_rng((self._seed, sample))
-            picks = np.sort(generator.choice(count, self._most, replace=False, shuffle=False))
+        picks = picked_rows(count, self._most, self._seed, sample) if count > self._most else None
         if count:
-            rows = (np.array(self._geometry.rows(stream, picks)) for stream in (x, quantized))
-            self._rows.append((sample, *rows))  # type: ignore[arg-type]
+            floats, others = (np.array(self._geometry.rows(stream, picks)) for stream in (x, quantized))
+            self._rows.append((sample, floats, others))
 
     def pairs(self) -> list[tuple[Array, Array]]:
         """Return the rows (G, n, K) of x and x' of each sample, by number."""

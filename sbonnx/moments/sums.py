@@ -143,7 +143,7 @@ class MomentSums:
         wanted = self._rows_a_sample
         if wanted is None or wanted >= each:
             return None
-        found = [_picked(each, wanted, self._seed, sample) for sample in samples]
+        found = [picked_rows(each, wanted, self._seed, sample) for sample in samples]
         return np.concatenate([some + number * each for number, some in enumerate(found)])
 
     def _by_lags(self, shape: tuple[int, ...], rows: int) -> bool:
@@ -196,7 +196,7 @@ def bytes_for(layout: LinearLayer, two_streams: bool) -> int:
 
 
 @lru_cache(maxsize=2048)
-def _picked(count: int, wanted: int, seed: int, sample: int) -> Array:
+def picked_rows(count: int, wanted: int, seed: int, sample: int) -> Array:
     """Return sorted indices of the picked rows of one sample: identical for all layers with as many rows."""
     generator = np.random.default_rng((seed, sample))
     found = np.sort(generator.choice(count, wanted, replace=False, shuffle=False))

@@ -236,7 +236,7 @@ class Limits:
                 yield f"output '{error.name}' {figure}, {self._name('MIN_COSINE')} asks for {least:g}"
 
     def _quality(self, comparison: Comparison) -> Iterator[str]:
-        """Yield the outputs below the quality lines, unless the output has a threshold of its own."""
+        """Yield the outputs below their quality line, except outputs for which the user set a threshold."""
         lost = comparison.collapsed()
         for output in comparison.quality:
             limited = any(_for(least, output.name) is not None for least in (self.min_sqnr_db, self.min_cosine))

@@ -113,7 +113,7 @@ def _eat(step: Step, places: Places, tell: Tell, threads: int) -> None:
 
 
 def _mark(path: Path, pid: int) -> None:
-    """The file appears with its contents: a test that sees it may end this process at once."""
+    """Write the process id atomically: a test reads the file as soon as it exists."""
     written = path.with_name(f"{path.name}.{pid}")
     written.write_text(str(pid))
     written.replace(path)

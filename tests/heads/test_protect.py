@@ -1,4 +1,4 @@
-"""Which regions of a detector stay float: a head that is hard to quantize does, others do not."""
+"""Regions of a detector stay float only if quantizing them costs accuracy at the outputs."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_one_prediction_layer_with_a_decoder(outputs: str, tail: str, kind: str 
 
 
 def test_a_part_of_a_solution_equals_the_whole_one() -> None:
-    """What stays quantized has the numbers that it had; the file computes what its parts computed."""
+    """Layers that stay quantized keep their scales, codes and outputs."""
     proto, feeds = two_branches(spread=10.0), images(8)
     rules = backend_for("onnxruntime", None)
     state = solve(Request(proto, load({**RULES_ALONE, "BACKEND": "onnxruntime", "HEADS": "none"}), rules, data=feeds))

@@ -1,4 +1,4 @@
-"""The share of input error that a weight compensates: what typical held-out samples gain from."""
+"""The compensated share of the input error is the one that lowers the error of typical held-out samples."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_where_nothing_can_be_said_nothing_is_compensated() -> None:
 
 @pytest.mark.parametrize("name", FIXED)
 def test_kept_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same places in both networks, at most so many as memory has room for, in the order of the samples."""
+    """The same rows are kept in both networks, within the memory limit and sorted by sample number."""
     case = FIXED[name]
     width = 8 * case.layout.groups * case.layout.inputs
     monkeypatch.setattr(share, "HELD_BYTES", 3 * 4 * width)

@@ -307,7 +307,7 @@ def test_nothing_and_not_a_number() -> None:
 @settings(max_examples=60, deadline=None)
 @given(linear_ops(), st.sampled_from(list(WAYS)), st.lists(st.floats(0.01, 100), min_size=3, max_size=3))
 def test_weighted_samples(case: Linear, way: str, weights: list[float]) -> None:
-    """A sample of weight w counts like w copies of it, in the products, the means and the number of rows."""
+    """Products, means and the number of rows are weighted sums over the samples."""
     samples = [inputs_of(case, i) for i in range(3)]
     sums, each = sums_of(case, way), case.geometry.count(samples[0][0].shape)
     for number, (sample, weight) in enumerate(zip(samples, weights, strict=True)):
@@ -338,7 +338,7 @@ def test_weights_of_stacked_samples() -> None:
 
 
 def test_one_bad_sample_does_not_decide() -> None:
-    """Where the quantized network gets a loud sample wrong, a fit with weights serves the others as if alone."""
+    """A weighted fit is not changed by one sample with a large error; an unweighted fit is."""
     random, case = np.random.default_rng(0), Linear("Gemm", (50, 8), (8, 4))
     weight, drift = random.standard_normal((4, 8)), np.eye(8) + 0.05 * random.standard_normal((8, 8))
     good = [(x, x @ drift) for x in random.standard_normal((20, 50, 8)).astype(np.float32)]
