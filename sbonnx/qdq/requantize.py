@@ -11,6 +11,7 @@ from sbonnx.errors import ModelError
 from sbonnx.graph import Constant, Graph, Node, node_metadata, query
 from sbonnx.ops import DEQUANTIZE, QDQ, QUANTIZE
 from sbonnx.plan import BITS
+from sbonnx.qdq.arithmetic import numbers
 from sbonnx.qdq.from_qoperator import is_integer_op, unfold
 from sbonnx.qdq.strip import source_of, strip
 from sbonnx.report import Refusal
@@ -39,7 +40,10 @@ class Pair:
 
 
 def read(graph: Graph) -> tuple[Pair, ...]:
-    """Find every pair of the graph, including branches, in node order. int32 biases are left out."""
+    """Find every pair of the graph, including branches, in node order.
+
+    int32 biases are left out, and nodes whose scale or zero point is computed.
+    """
     pairs = []
     for _, body in query.scopes(graph):
         for node in body.nodes:
@@ -48,18 +52,6 @@ def read(graph: Graph) -> tuple[Pair, ...]:
                 if pair is not None:
                     pairs.append(pair)
     return tuple(pairs)
-
-
-def _numbers(node: Node) -> tuple[Array, Array] | None:
-    """Return scale and zero point of a Q or DQ node if both are constants."""
-    scale = query.constant(node.inputs[1])
-    zero = query.constant(query.optional_input(node, 2))
-    if scale is None:
-        return None
-    if zero is None:
-        kind = query.dtype(node.inputs[0]) if node.op in DEQUANTIZE else None
-        zero = np.zeros(scale.shape, kind if kind is not None else np.uint8)
-    return scale, zero
 
 
 def _spec(zero: Array, node: Node, axis: int | None, scheme: str | None) -> QuantSpec:
@@ -96,11 +88,11 @@ def _untaken(codes: Array | None, zero: Array, spec: QuantSpec) -> Array:
 
 
 def _read_one(node: Node, scheme: str | None) -> Pair | None:
-    numbers = _numbers(node)
-    kind = "" if numbers is None else str(numbers[1].dtype)
-    if numbers is None or kind == "int32" or not (kind == FP8 or kind.lstrip("u").startswith("int")):
+    given = numbers(node)
+    kind = "" if given is None else str(given.zero.dtype)
+    if given is None or kind == "int32" or not (kind == FP8 or kind.lstrip("u").startswith("int")):
         return None
-    scale, zero = numbers
+    scale, zero = given.scale, given.zero
     one = scale.ndim == 0 or (scale.size == 1 and not node.attrs.get("block_size"))
     axis = None if one else int(node.attrs.get("axis", 1))
     if axis is not None and axis < 0:

@@ -76,12 +76,25 @@ def test_blocked_weights_are_dequantized_along_their_axis() -> None:
     np.testing.assert_allclose(run(graphs.to_proto(graph), {"x": x})["y"], expected, rtol=1e-6)
 
 
-def test_a_computed_scale_is_left_alone() -> None:
+@pytest.mark.parametrize("computed", ["s", "z"])
+def test_computed_numbers_are_left_alone(computed: str) -> None:
+    """A weight stays quantized, because its float values are not known; a pair of an activation is not read."""
+    kind = {"s": "float", "z": "uint8"}[computed]
+    given: dict[str, Any] = {"s": np.array(0.5, np.float32), "z": np.array(7, np.uint8)}
+    feeds: dict[str, Array] = {computed: given.pop(computed), "x": np.array([3.2, -1, 9], np.float32)}
     proto = model(
-        """agraph (float[3] x, float s) => (float[3] y) {
-            q = QuantizeLinear (x, s)
-            y = DequantizeLinear (q, s)
-        }"""
+        f"""agraph (float[3] x, {kind} {computed}) => (float[3] y) {{
+            q = QuantizeLinear (x, s, z)
+            d = DequantizeLinear (q, s, z)
+            w = DequantizeLinear (c, s, z)
+            y = Add (d, w)
+        }}""",
+        c=np.array([10, 20, 30], np.uint8),
+        **given,
     )
     graph = graphs.load(proto)
     assert qdq.read(graph) == ()
+    refusals = qdq.make_float(graph, requantize=True)
+    assert [refusal.why for refusal in refusals] == ["its codes or numbers are computed"]
+    expected = feeds["x"] + 0.5 * (np.array([10, 20, 30]) - 7)
+    np.testing.assert_allclose(run(graphs.to_proto(graph), feeds)["y"], expected, rtol=1e-6)
