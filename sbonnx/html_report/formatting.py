@@ -22,6 +22,10 @@ _SIGNED: Final = re.compile(
 )
 
 _STEP: Final = 1000
+_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
+_SIZE_DIGITS: Final = 3
+"""Significant digits of sizes."""
+
 _MINUTE: Final = 60
 _LONGEST: Final = 4
 """Significant digits of displayed numbers."""
@@ -103,15 +107,20 @@ def count(value: object) -> str:
 
 
 def size(value: object) -> str:
-    """Format a number of bytes: ``237 kB``, ``1.42 MB``."""
+    """Format a number of bytes with three significant digits: ``237 kB``, ``1.42 MB``.
+
+    The unit is the smallest one in which the rounded number is below 1000; TB has no larger unit.
+    """
     found = number(value)
     if found is None or not math.isfinite(found):
         return plain(found)
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(found) < _STEP:
-            return f"{found:.3g} {unit}"
+    sign = MINUS if found < 0 else ""
+    for unit in _UNITS:
+        rounded = float(f"{abs(found):.{_SIZE_DIGITS}g}")
+        if rounded < _STEP or unit == _UNITS[-1]:
+            break
         found /= _STEP
-    return f"{found:.4g} TB"
+    return f"{sign}{count(rounded) if rounded >= _STEP else f'{rounded:g}'} {unit}"
 
 
 def seconds(value: object) -> str:
