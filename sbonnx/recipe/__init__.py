@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from sbonnx.recipe.ancestor import other_defaults
 from sbonnx.recipe.documentation import annotated_default, as_yaml, json_schema, table
-from sbonnx.recipe.loading import AUTO, load, parse_qconfig, update_config
+from sbonnx.recipe.loading import AUTO, backend_of, load, parse_qconfig, update_config
 from sbonnx.recipe.resolve import TensorSettings
 from sbonnx.recipe.schema import Recipe
 
@@ -17,6 +17,7 @@ __all__ = [
     "TensorSettings",
     "annotated_default",
     "as_yaml",
+    "backend_of",
     "json_schema",
     "load",
     "other_defaults",

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from sbonnx.backends import BACKENDS
 from sbonnx.errors import RecipeError
 from sbonnx.recipe import names, yaml_text
-from sbonnx.recipe.defaults import TWINS
+from sbonnx.recipe.defaults import TWINS, complete
 from sbonnx.recipe.problem import KeyOrigin, Wrong, one_of, short, suggestion
 from sbonnx.recipe.schema import Recipe
 from sbonnx.recipe.sections.base import Section, canonical, children, nested_value, overlay, problems
@@ -219,6 +219,19 @@ def _with_backend(data: dict[str, Any], origin: KeyOrigin, backend: str) -> dict
             f"Drop one of them, or override BACKEND={backend}"
         )
     return data
+
+
+def backend_of(source: Source, overrides: Overrides = ()) -> str:
+    """Return the backend that `load` would choose without `backend`, with a version if one is written with it.
+
+    Other keys may be invalid.
+
+    Raises:
+        RecipeError: the source or the overrides cannot be read, or the name of the backend is invalid.
+    """
+    data, _ = apply_overrides(_source(source)[0], overrides)
+    given = data.get("BACKEND")
+    return _backend_name(complete({"DEFAULTS": data.get("DEFAULTS")})["BACKEND"] if given is None else given)
 
 
 def load(source: Source = None, *, backend: str | None = None, overrides: Overrides = ()) -> Recipe:

@@ -13,6 +13,7 @@ import pytest
 from sbonnx.batch.jobs.job import Job
 from sbonnx.batch.jobs.jobfile import read_jobs
 from sbonnx.batch.jobs.matrix import glob_files, selected
+from sbonnx.batch.jobs.steps import recipe_of
 from sbonnx.batch.redaction import Redactor, names_in, reveal_job
 from sbonnx.errors import RecipeError
 
@@ -53,6 +54,43 @@ def test_globs_go_deep(models: Path) -> None:
     """Two stars: all folders below."""
     jobs = jobs_of(models, "output: o\nnaming: '{folder}_{model}'\njobs: [{model: 'models/**/*.onnx'}]")
     assert [job.name for job in jobs] == ["models_a", "models_b", "deep_c"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "more", "backend"),
+    [
+        ("BACKEND: TensorRT", "", "tensorrt"),
+        ("backend: tensorrt@10", "", "tensorrt@10"),
+        ("DEFAULTS: sparsebit", "", "virtual"),
+        ("SAMPLES: 3", "", "onnxruntime"),
+        ("BACKEND: virtual", "set: {BACKEND: tensorrt}", "tensorrt"),
+        ("BACKEND: tensorrt\nMODE: dynamic", "", "tensorrt"),  # refused for MODE, by the job
+        ("BACKEND: [", "", "onnxruntime"),  # the job says that it cannot be read
+    ],
+)
+def test_the_backend_of_a_recipe_holds_without_another(models: Path, recipe: str, more: str, backend: str) -> None:
+    """In names, in exclude, and in the recipe of the job."""
+    (models / "r.yaml").write_text(recipe)
+    entry = f"model: models/a.onnx, recipe: r.yaml{more and ', '}{more}"
+    (job,) = jobs_of(models, f"output: o\nexclude: [{{backend: none}}]\njobs: [{{{entry}}}]")
+    assert (job.backend, job.name) == (backend, f"a-{backend}-r")
+    if "[" in recipe or "dynamic" in recipe:
+        with pytest.raises(RecipeError, match=r"MODE|YAML"):
+            recipe_of(job)
+    else:
+        found = recipe_of(job)
+        assert backend in (found.backend, f"{found.backend}@{found.version}")
+    with pytest.raises(RecipeError, match="creates no job"):
+        jobs_of(models, f"output: o\nexclude: [{{backend: '{backend}'}}]\njobs: [{{{entry}}}]")
+
+
+def test_a_backend_that_contradicts_the_recipe_is_refused(models: Path) -> None:
+    """Wherever the job file names it."""
+    (models / "r.yaml").write_text("BACKEND: tensorrt")
+    for file in ("defaults: {backend: virtual}", "matrix: {backend: [virtual]}"):
+        (job,) = jobs_of(models, f"output: o\n{file}\njobs: [{{model: models/a.onnx, recipe: r.yaml}}]")
+        with pytest.raises(RecipeError, match="the backend virtual was requested"):
+            recipe_of(job)
 
 
 def test_a_folder_with_wildcards_in_its_name(tmp_path: Path) -> None:

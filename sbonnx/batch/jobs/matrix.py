@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 from sbonnx.batch.jobs.job import Acceptance, Job, Limits, Places
 from sbonnx.batch.jobs.outputs import Inputs, refusal
 from sbonnx.batch.redaction import Redactor, names_in, revealed
-from sbonnx.batch.remote import is_url
-from sbonnx.errors import RecipeError
+from sbonnx.batch.remote import fetch, is_url
+from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.recipe.defaults import BACKEND
-from sbonnx.recipe.loading import AUTO
+from sbonnx.recipe.loading import AUTO, backend_of
 from sbonnx.recipe.problem import Wrong, most_similar, nearest, one_of
 
 if TYPE_CHECKING:
@@ -83,8 +84,11 @@ def _of_entry(file: JobFile, entry: JobKeys, base: Path, output: Path, number: i
         _plain(getattr(entry, key) or "", (*here, key)) if not is_url(entry.output or "") else None
     lists = [getattr(entry, key) or getattr(file.matrix, key) or getattr(file.defaults, key) for key in FIELDS[2:]]
     backends, bits, recipes = lists
+    named = cache(lambda source, rows: _backend(source, rows, Places(output).state / "remote"))
     for model in _models(entry.model, base, here):
-        for backend, width, recipe in product(backends or (BACKEND,), bits or (None,), recipes or (None,)):
+        for given, width, recipe in product(backends or (None,), bits or (None,), recipes or (None,)):
+            source, overrides = _recipe(recipe, base, here), _overrides(width, file.defaults.set, entry.set)
+            backend = given or named(source, overrides)
             values = _values(model, backend, width, recipe)
             if any(_matches(one, values) for one in (*file.exclude, *entry.exclude)):
                 continue
@@ -96,8 +100,8 @@ def _of_entry(file: JobFile, entry: JobKeys, base: Path, output: Path, number: i
                 backend=backend,
                 output=_output(entry.output, name, output, values, here),
                 split=entry.split if entry.split is not None else file.defaults.split,
-                recipe=_recipe(recipe, base, here),
-                overrides=_overrides(width, file.defaults.set, entry.set),
+                recipe=source,
+                overrides=overrides,
                 accept=_accept(file.defaults, entry, base),
                 limits=_limits(file.defaults, entry),
                 outside_output=bool(
@@ -218,6 +222,18 @@ def _recipe(text: str | None, base: Path, here: tuple[Any, ...]) -> str | None:
     if not os.path.isfile(place):
         raise Wrong("names a recipe that does not exist", path=(*here, "recipe"), value=text)
     return Redactor(names_in(text)).text(place)
+
+
+def _backend(recipe: str | None, overrides: tuple[tuple[str, str], ...], downloads: Path) -> str:
+    """Return the backend of a job that names none: that of its recipe, else the default.
+
+    A recipe that cannot be read gives the default; the job itself reports the reason.
+    """
+    try:
+        source = recipe if recipe in (None, AUTO) else fetch(revealed(str(recipe)), downloads, what="data").path
+        return backend_of(source, [f"{key}={value}" for key, value in overrides])
+    except SbonnxError:
+        return BACKEND
 
 
 def _overrides(
