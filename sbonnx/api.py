@@ -17,6 +17,7 @@ from sbonnx.recipe import as_yaml
 from sbonnx.report import Report
 from sbonnx.search import Metric, SearchResult, open_trials, search
 from sbonnx.search.advice import advise as advice_for
+from sbonnx.search.advice import after_search
 from sbonnx.stages.state import Request, Source, read_recipe
 
 
@@ -58,7 +59,8 @@ def quantize(  # noqa: PLR0913 - public entry point
         metric: maps the (quantized, float) outputs of one feed, by name, to a loss. ``max_loss`` then limits its mean
             over the hold-out set, instead of changed classes or the error of the outputs.
         advise: if outputs are below their quality lines, try the cheapest changes that may repair it, for about as long
-            as the run took (at least 20 s); the result is in ``report.advice``. Nothing is tried after a search.
+            as the run took (at least 20 s); the result is in ``report.advice``. After a search, nothing more is tried:
+            it says what the search tried, and what is next.
         overrides: recipe keys by keyword, such as ``bits="w4a8"``, ``max_loss="0.5%"`` or ``device="cuda"``.
 
     Returns:
@@ -92,8 +94,9 @@ def quantize(  # noqa: PLR0913 - public entry point
     begin = time.perf_counter()
     state = pipeline.quantize(request, progress)
     report = state.report
-    if advise and found is None:
-        advice = advice_for(state, time.perf_counter() - begin)
+    if advise:
+        seconds = time.perf_counter() - begin
+        advice = advice_for(state, seconds) if found is None else after_search(state, found)
         report = report if advice is None else replace(report, advice=advice.to_dict())
     if save_recipe is not None:
         graphs.write_text(Path(save_recipe), as_yaml(wishes))

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final, Protocol, final
 
 from sbonnx.batch.accept import READS
+from sbonnx.batch.advice import advice_of
 from sbonnx.batch.digests import Digests
 from sbonnx.batch.engine import LocalEngine
 from sbonnx.batch.jobs.job import FINE, BatchReport, Job, JobResult, Outcome, Places, Step, Watch, encodable
@@ -254,7 +255,7 @@ def _report(wished: BatchRequest, left: Todo, outcomes: Mapping[str, Outcome], b
         elif outcome.status == "skipped":
             lost = [all_outcomes[need] for need in step.after if need in all_outcomes]
             outcome = next((one for one in lost if one.status not in FINE), outcome)
-        rows.append(JobResult(job, outcome, up_to_date=step.key in left.settled))
+        rows.append(JobResult(job, outcome, step.key in left.settled, advice_of(job, outcome)))
     known = {step.key: all_outcomes[step.key] for step in wished.steps if step.key in all_outcomes}
     return BatchReport(
         title=wished.title,

@@ -59,7 +59,9 @@ def run(given: Arguments) -> int:
     counts = Counter(row.outcome.status for row in report.rows)
     ends = ", ".join(f"{count} {status}" for status, count in counts.most_common())
     printer.line(f"{len(report.rows)} jobs: {ends}; {sum(not row.up_to_date for row in report.rows)} of them run now")
-    printer.line(f"report: {wished.places.output / 'report.html'}")
+    commands = sum(bool(row.advice) for row in report.rows)
+    tries = f", with commands to try for {commands} of them" if commands else ""
+    printer.line(f"report: {wished.places.output / 'report.html'}{tries}")
     return report.exit_code
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 from sbonnx.cli import options
@@ -34,7 +35,13 @@ def run(given: Arguments) -> int:
     metrics = comparison.to_dict()
     problems = (*comparison.problems(), *limits.problems(comparison))
     code = printer.problems(problems)
-    printer.value({"ok": not problems, "problems": problems, "float": float_model, "quantized": quant_model, **metrics})
+    advice: dict[str, str] = {}
+    if limits.below(comparison) and _can_profile(float_model, quant_model):
+        command = given.other_command("profile", (FLOAT, QUANT, options.DATA, *options.FEEDS))
+        advice = {"text": "show which layers lose most", "command": command}
+        printer.advice(advice["text"], advice["command"])
+    files = {"float": float_model, "quantized": quant_model}
+    printer.value({"ok": not problems, "problems": problems, **files, **metrics, "advice": advice})
     printer.facts(f"{quant_model} against {float_model}", comparison_facts(metrics))
     show_outputs(printer, "outputs against float", metrics)
     left = () if comparison.kernels is None else comparison.kernels.left_float
@@ -42,3 +49,15 @@ def run(given: Arguments) -> int:
         "in float between Q/DQ pairs", ("node", "op", "why"), [(node.node, node.op, node.why) for node in left]
     )
     return code
+
+
+def _can_profile(float_model: Path, quant_model: Path) -> bool:
+    """Whether `sbonnx profile` finds pairs in the quantized file."""
+    from sbonnx.errors import SbonnxError
+    from sbonnx.profile import subject_of
+
+    try:
+        subject_of(float_model, quant_model)
+    except SbonnxError:
+        return False
+    return True

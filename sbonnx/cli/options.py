@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Generic, TypeVar
@@ -347,15 +347,25 @@ class Arguments:
         """
         words, changed = ["sbonnx", verb], {_key(text) for text in overrides}
         for row, value in self.values.items():
-            absent = value in (None, False, [], row.default) or row is FORCE or row.key.lower() in changed
             if row is SET:
                 words += [word for text in value or () if _key(text) not in changed for word in ("--set", text)]
-            elif not absent and not row.flags:
-                words.append(str(value))
-            elif not absent:
-                values = value if isinstance(value, list) else [value]
-                words += [word for one in values for word in (row.flags[0], *([] if one is True else [str(one)]))]
+            elif row is not FORCE and row.key.lower() not in changed:
+                words += self._words(row)
         return shlex.join([*words, *(word for text in overrides for word in ("--set", text)), FORCE.flags[0]])
+
+    def other_command(self, verb: str, rows: Iterable[CommandOption[Any]]) -> str:
+        """Return the command line of another verb with these options of this one, quoted for a shell."""
+        return shlex.join(["sbonnx", verb, *(word for row in rows for word in self._words(row))])
+
+    def _words(self, row: CommandOption[Any]) -> list[str]:
+        """Return the words of an option as they are typed; none if it has its default."""
+        value = self.values[row]
+        if value in (None, False, [], row.default):
+            return []
+        if not row.flags:
+            return [str(value)]
+        values = value if isinstance(value, list) else [value]
+        return [word for one in values for word in (row.flags[0], *([] if one is True else [str(one)]))]
 
     def required_data(self) -> Path:
         """Return the path of the data.

@@ -90,9 +90,9 @@ def run(given: Arguments) -> int:
     finally:
         progress.close()
     if report.advice:
-        report = replace(
-            report, advice={**report.advice, "command": given.command("quantize", report.advice["overrides"])}
-        )
+        overrides = report.advice["overrides"]
+        command = given.command("quantize", overrides) if overrides else ""
+        report = replace(report, advice={**report.advice, "command": command})
     return show_report(given, report)
 
 
@@ -125,7 +125,7 @@ def show_report(given: Arguments, report: Report) -> int:
         graphs.write_text(file, text)
     code = printer.problems(report.problems)
     if report.advice:
-        printer.advice(f"{report.advice['text']}: {report.advice['command']}")
+        printer.advice(report.advice["text"], report.advice["command"])
     printer.value(report.to_dict())
     counts = report.counts
     metrics = report.metrics

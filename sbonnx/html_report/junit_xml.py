@@ -57,7 +57,7 @@ def _jobs(report: Mapping[str, Any], suite: str) -> Iterable[ElementTree.Element
         job, outcome = row["job"], row["outcome"]
         model = address(job.get("model")).rstrip("/").rpartition("/")[2].partition("?")[0]
         group = model.removesuffix(".onnx").replace(".", "_") or "model"  # dots would separate packages
-        case = _case(text(job.get("name")), f"{suite}.{group}", outcome)
+        case = _case(text(job.get("name")), f"{suite}.{group}", outcome, row.get("advice") or {})
         lines = [f"model: {address(job.get('model'))}", f"target: {text(job.get('backend'))}"]
         lines.append(f"output: {address(job.get('output'))}")
         lines += [f"{one}: {'met' if one.met else 'not met'}" for one in acceptance_of(outcome)]
@@ -77,7 +77,9 @@ def _steps(report: Mapping[str, Any], suite: str) -> Iterable[ElementTree.Elemen
             yield _case(text(titles.get(key) or key), f"{suite}.shared", outcome)
 
 
-def _case(name: str, group: str, outcome: Mapping[str, Any]) -> ElementTree.Element:
+def _case(
+    name: str, group: str, outcome: Mapping[str, Any], advice: Mapping[str, Any] | None = None
+) -> ElementTree.Element:
     took = number(outcome.get("seconds")) or 0.0
     case = ElementTree.Element("testcase", {"name": name or "unnamed", "classname": group, "time": f"{took:.3f}"})
     status = text(outcome.get("status"))
@@ -86,5 +88,6 @@ def _case(name: str, group: str, outcome: Mapping[str, Any]) -> ElementTree.Elem
         reason = address(outcome.get("reason")) or "; ".join(missed) or status
         kind = WRONG.get(status, "error")
         wrong = ElementTree.SubElement(case, kind, {"message": reason, "type": status or "unknown"})
-        wrong.text = "\n".join([f"{status}: {reason}", *missed])
+        tries = [f"{text(advice.get('text'))}: {address(advice.get('command'))}"] if advice else []
+        wrong.text = "\n".join([f"{status}: {reason}", *missed, *tries])
     return case

@@ -182,7 +182,8 @@ def least(outputs: Iterable[Mapping[str, Any]], key: str) -> float | None:
 def _advice(report: Mapping[str, Any]) -> Iterable[str]:
     advice = report.get("advice") or {}
     if advice:
-        yield f"advice: {text(advice.get('text'))}: {text(advice.get('command') or ' '.join(advice['overrides']))}"
+        change = advice.get("command") or " ".join(advice["overrides"])
+        yield text(f"advice: {advice.get('text')}: {change}" if change else f"advice: {advice.get('text')}")
 
 
 def _with_quality(metrics: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:

@@ -95,6 +95,7 @@ class JobRow:
         cells: SQNR, agreement, metric, size, latency, seconds, peak memory, in the order of `COLUMNS`.
         facts: (name, text) of the job's settings and resource usage.
         network: None if there is no report.
+        advice: what to try, and the command; "" if nothing is advised.
     """
 
     anchor: str
@@ -110,6 +111,7 @@ class JobRow:
     acceptance: tuple[AcceptanceRow, ...]
     facts: tuple[tuple[str, str], ...]
     network: Network | None
+    advice: tuple[str, str] = ("", "")
 
     @property
     def accepted(self) -> str:
@@ -190,7 +192,7 @@ def _job(row: Mapping[str, Any], anchor: str, common: frozenset[tuple[str, str]]
     job, outcome = row["job"], row["outcome"]
     report = outcome.get("report") or {}
     acceptance = acceptance_of(outcome)
-    status = text(outcome.get("status"))
+    status, advice = text(outcome.get("status")), row.get("advice") or {}
     requested = {text(key).lower(): text(value) for key, value in job.get("overrides") or ()}
     network = network_of(report, rows=room[0], places=room[1], without=common) if report else None
     return JobRow(
@@ -207,6 +209,7 @@ def _job(row: Mapping[str, Any], anchor: str, common: frozenset[tuple[str, str]]
         acceptance=acceptance,
         facts=tuple((name, value) for name, value in _facts(job, outcome) if value),
         network=network,
+        advice=(text(advice.get("text")), formatting.address(advice.get("command"))),
     )
 
 

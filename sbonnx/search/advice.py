@@ -12,21 +12,19 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from sbonnx import graph as graphs
 from sbonnx import pipeline, verify
 from sbonnx import recipe as recipes
-from sbonnx.calib.quantized.forward import Forward
 from sbonnx.errors import RecipeError, SbonnxError
 from sbonnx.graph.storage.temporary import temporary_folder
-from sbonnx.metrics import OutputDifference, OutputDifferences
 from sbonnx.options import RunOptions
-from sbonnx.profile import Candidate, WalkOptions, sensitivity
 from sbonnx.recipe import Recipe
-from sbonnx.recipe.names import FLOAT, FULL_BITS, is_per_channel
-from sbonnx.search.bit_groups import energy, pattern_of
+from sbonnx.recipe.names import FULL_BITS, is_per_channel
+from sbonnx.search.bit_groups import pattern_of
+from sbonnx.search.error_sources import Side, blame, sensitive_layers, width_of
+from sbonnx.search.recipe_search import SearchResult
 from sbonnx.stages.measure import read_data
 from sbonnx.stages.state import PipelineState, run_options
 from sbonnx.stages.verify import limits_of, reference_of
@@ -37,30 +35,8 @@ from sbonnx.verify.quality import FigureName
 SECONDS: Final = 20.0
 """A trial is started while all trials together took less than this, or less than the run that is advised on."""
 
-FEEDS: Final = 4
-"""Feeds on which the errors of weights, activations and single layers are measured."""
-
-DOMINATES: Final = 4.0
-"""One side is to blame if its error energy is larger than that of the other by this factor, and the other is `GOOD`."""
-
-GOOD: Final = 10**-1.4
-"""Error energy, relative to that of the outputs, up to which a side may stay as it is: 14 dB."""
-
-MOST_LAYERS: Final = 200
-"""Maximum number of layers for the search for sensitive ones, whose time is quadratic in layers."""
-
-STAND_OUT: Final = 0.75
-"""Share of the error energy of all layers that a few layers must have to be sensitive ones."""
-
-FEW_LAYERS: Final = 0.1
-"""Maximum share of the layers that are left in float, and at least `MIN_LAYERS`."""
-
-MIN_LAYERS: Final = 3
-
 GAIN_DB: Final = 1.0
 """Minimum gain of the worst output for advice that does not reach the line."""
-
-Side = Literal["weights", "activations", "both"]
 
 
 @dataclass(frozen=True)
@@ -90,7 +66,9 @@ class Advice:
         repaired: whether the measured result has no output below its line or limit.
         figure: the figure of the worst output.
         before, after: its value with the interval, and the measured one; "" if it was not tried.
-        tried: all measured changes, with the values of that figure.
+        tried: all measured changes, with the values of that figure; of a search, the trials with the SQNR of the worst
+            output on its hold-out set.
+        search: after a search, what was tried and the best result; `what` is then the next thing, "" if there is none.
     """
 
     what: str
@@ -101,10 +79,15 @@ class Advice:
     before: str
     after: str = ""
     tried: tuple[tuple[str, str], ...] = ()
+    search: str = ""
 
     @property
     def text(self) -> str:
         """One clause with what was measured."""
+        if self.search and not self.what:
+            return f"{self.search}; in the file, {self.figure} is {self.before}"
+        if self.search:
+            return f"{self.search}; next: {self.what} (not tried; {self.figure} is {self.before})"
         if not self.tested:
             return f"{self.what} (not tried; {self.figure} is {self.before})"
         reached = "measured" if self.repaired else "measured, still too low"
@@ -151,6 +134,34 @@ def advise(state: PipelineState, seconds: float) -> Advice | None:
     return None if untried is None else _advice(before, tried, untried)
 
 
+def after_search(state: PipelineState, search: SearchResult) -> Advice | None:
+    """Return what a search tried, the best result, and the next thing to try; None if the result is good enough.
+
+    Nothing runs here but the errors of weights and of activations alone: the search has had its trials.
+    """
+    before, recipe, mixed = state.comparison, state.prepared.recipe, search.outcome
+    if state.data is None or before is None or not (search.problems or problems_of(state, before)):
+        return None
+    rows = [] if search.plain is None else [("the plain recipe", search.plain)]
+    rows += [(one.what, one.score) for one in search.attempts if one.score is not None]
+    rows += [] if mixed is None else [(one.what, one.score) for one in mixed.tried]
+    tried = tuple((what, f"{score.sqnr_db:.1f} dB") for what, score in rows)
+    kept = [one.what for one in search.attempts if one.kept] + ([] if mixed is None else [mixed.best.what])
+    best = f"the best, {' + '.join(kept) or 'the plain recipe'}, has {search.best.sqnr_db:.1f} dB on its samples"
+    told = f"the search tried {', '.join(f'{what}: {figure}' for what, figure in tried)}; {best}"
+    change = Remedy("", {})
+    if mixed is None:
+        weights, activations = width_of(recipe, "w"), width_of(recipe, "a")
+        wider = _wider(recipe, blame(state, weights, activations)[0], weights, activations)
+        change = next((one for one in wider if _changed(recipe, one) is not None), change)
+    elif isinstance(mixed.target, float):
+        change = Remedy(f"raise MIXED.BUDGET.{mixed.unit.upper()}, {mixed.target:g}", {})
+    elif mixed.met:
+        change = Remedy("ask for less loss (MIXED.MAX_LOSS), or for a signal to noise (VERIFY.MIN_SQNR_DB)", {})
+    figure, (value,) = _figures(before, [before])
+    return Advice(change.what, change.texts, False, False, figure, value, tried=tried, search=told)
+
+
 def problems_of(state: PipelineState, comparison: Comparison) -> tuple[str, ...]:
     """List the outputs that are lost, or below a limit or quality line."""
     return limits_of(state.prepared.recipe).below(comparison)
@@ -159,8 +170,8 @@ def problems_of(state: PipelineState, comparison: Comparison) -> tuple[str, ...]
 def changes(state: PipelineState) -> Iterator[Remedy]:
     """Yield the candidates for a result, cheapest first."""
     recipe = state.prepared.recipe
-    weights, activations = _width(recipe, "w"), _width(recipe, "a")
-    side, hopeless = _blame(state, weights, activations)
+    weights, activations = width_of(recipe, "w"), width_of(recipe, "a")
+    side, hopeless = blame(state, weights, activations)
     if hopeless:  # each side alone loses too much: other numbers at the same widths do not help
         yield from _wider(recipe, side, weights, activations)
         return
@@ -200,87 +211,6 @@ def _wider(recipe: Recipe, side: Side, weights: int, activations: int) -> Iterat
                 f"use {new_w}-bit weights and {new_a}-bit activations" if new_a else f"use {new_w}-bit weights",
                 {"bits": f"w{new_w or 32}a{new_a or 32}"} if new_a else {"w_bit": new_w},
             )
-
-
-def _width(recipe: Recipe, side: Literal["w", "a"]) -> int:
-    """Return the width of a side, 0 if it is float."""
-    if side == "a" and recipe.mode == "weight_only":
-        return FLOAT
-    section = recipe.w.quantizer if side == "w" else recipe.a.quantizer
-    return FLOAT if section.disable else section.bit
-
-
-def _blame(state: PipelineState, weights: int, activations: int) -> tuple[Side, bool]:
-    """Return the side that makes the larger error, by `DOMINATES`, and whether each side alone loses too much."""
-    if not (weights and activations):
-        return ("weights" if weights else "activations"), False
-    by_weights, by_activations = side_energies(state)
-    if min(by_weights, by_activations) > GOOD:
-        return "both", True
-    if by_weights > DOMINATES * by_activations:
-        return "weights", False
-    return ("activations" if by_activations > DOMINATES * by_weights else "both"), False
-
-
-def side_energies(state: PipelineState) -> tuple[float, float]:
-    """Return the error energy of the worst output with weights quantized alone, and with activations alone.
-
-    It is relative to the energy of the float output.
-    """
-    prepared, device = state.prepared, state.prepared.recipe.device
-    network = (prepared.graph, prepared.plan, state.solution)
-    with (
-        Forward(*network, w_quant=False, a_quant=False, device=device) as plain,
-        Forward(*network, a_quant=False, device=device) as weights,
-        Forward(*network, w_quant=False, device=device) as activations,
-    ):
-        errors = OutputDifferences(plain.outputs), OutputDifferences(plain.outputs)
-        for feeds in islice(iter(_judged(state)), FEEDS):
-            reference = plain(feeds)
-            for one, quantized in zip(errors, (weights(feeds), activations(feeds)), strict=True):
-                one.add([reference[name] for name in plain.outputs], [quantized[name] for name in plain.outputs])
-    by_weights, by_activations = (max(map(_energy, one.result()), default=math.inf) for one in errors)
-    return by_weights, by_activations
-
-
-def _energy(error: OutputDifference) -> float:
-    return math.inf if error.not_finite or error.sqnr_db == -math.inf else 10 ** (-error.sqnr_db / 10)
-
-
-def sensitive_layers(state: PipelineState) -> tuple[str, ...]:
-    """Return the few layers that make most of the error at the outputs when each is quantized alone; () if none do."""
-    prepared, solution = state.prepared, state.solution
-    layers = {reader.node for site in prepared.plan.sites for reader in site.readers if not site.scope}
-    if not layers or len(layers) > MOST_LAYERS:
-        return ()
-    here = Candidate(_width(prepared.recipe, "w") or None, _width(prepared.recipe, "a") or None)
-    options = WalkOptions(limit=FEEDS, device=prepared.recipe.device)
-    found = sensitivity(
-        prepared.graph,
-        prepared.plan,
-        solution,
-        [here],
-        _judged(state),
-        network=True,
-        solved={here: (prepared.plan, solution)},
-        options=options,
-    )
-    losses = sorted(((energy(row), row.layer) for row in found.rows if row.network_loss is not None), reverse=True)
-    total = sum(loss for loss, _ in losses)
-    if not losses or not 0 < total < math.inf:
-        return ()
-    chosen, covered = [], 0.0
-    for loss, name in losses[: max(MIN_LAYERS, int(FEW_LAYERS * len(losses)))]:
-        chosen.append(name)
-        covered += loss
-        if covered >= STAND_OUT * total:
-            return tuple(chosen)
-    return ()
-
-
-def _judged(state: PipelineState) -> Any:
-    assert state.data is not None
-    return state.data.judged
 
 
 def _changed(recipe: Recipe, change: Remedy) -> Recipe | None:

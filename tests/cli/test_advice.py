@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,8 @@ import sbonnx
 from sbonnx import pipeline
 from sbonnx.assets import digits
 from sbonnx.cli import main
-from sbonnx.search.advice import advise, sensitive_layers
+from sbonnx.search.advice import advise
+from sbonnx.search.error_sources import sensitive_layers
 from sbonnx.stages.state import PipelineState, Request, read_recipe
 from tests.support.models import model
 
@@ -73,6 +75,51 @@ def test_without_advice(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
         place / "m.onnx", place / "d.npz", split=1, bits="w2a2", recipe={"W.ROUNDING.TYPE": "nearest"}
     )
     assert not report.ok and report.advice == {}, "nothing is tried unless it is asked for"
+
+
+def test_compare_names_the_profile_of_the_same_files(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*COMMAND, *WORSE, "--no-advice", "--quiet"]) == 1
+    capfd.readouterr()
+    files = [f"{FOLDER}/m.onnx", f"{FOLDER}/q.onnx", "--data", f"{FOLDER}/d.npz", "--split", "1", "--samples", "8"]
+    assert main(["compare", *files, "--json"]) == 1
+    out, err = capfd.readouterr()
+    command = advice_of(err)
+    assert json.loads(out)["advice"]["command"] == command
+    assert shlex.split(command) == ["sbonnx", "profile", *files]
+    assert main(shlex.split(command)[1:]) == 0
+    assert "8 feeds" in capfd.readouterr().out
+    assert main([*COMMAND, "--quiet", "--force"]) == 0
+    assert main(["compare", *files, "--max-size", "0.001", "--json"]) == 1
+    out, err = capfd.readouterr()
+    assert "advice: " not in err and json.loads(out)["advice"] == {}, "sizes are no matter of layers"
+
+
+@pytest.mark.parametrize(
+    ("flags", "next_thing", "command"),
+    [
+        (["--recipe", "auto", *WORSE], "use 4-bit weights and 8-bit activations", "bits=w4a8"),
+        (["--average-bits", "2", "--set", "MIXED.WEIGHTS=2/3", *WORSE], "raise MIXED.BUDGET.BITS, 2", ""),
+    ],
+)
+def test_after_a_search(
+    place: Path, capfd: pytest.CaptureFixture[str], flags: list[str], next_thing: str, command: str
+) -> None:
+    """What was tried with its figures, the best of it, and what is next, which was not tried."""
+    assert main([*COMMAND, *flags, "--json", "--set", "VERIFY.LATENCY=false"]) == 1
+    out, err = capfd.readouterr()
+    report = json.loads(out)
+    advice, search = report["advice"], report["search"]
+    assert advice["what"] == next_thing and not advice["tested"]
+    rows = [search["plain"], *search["steps"]] if search["plain"] else search["mixed"]["tried"]
+    assert [row["sqnr_db"] for row in rows if "sqnr_db" in row] == pytest.approx(
+        [float(figure.removesuffix(" dB")) for _, figure in advice["tried"]], abs=0.06
+    )
+    (line,) = [line for line in err.splitlines() if line.startswith("advice: ")]
+    assert all(f"{what}: {figure}" in line for what, figure in advice["tried"])
+    assert f"has {search['best']['sqnr_db']:.1f} dB" in line and f"next: {next_thing} (not tried; " in line
+    assert line.endswith(advice["command"] or ")")
+    words = shlex.split(advice["command"])
+    assert (command in words and "auto" in words and "w2a2" not in words) if command else not words
 
 
 def outlier() -> onnx.ModelProto:

@@ -234,11 +234,13 @@ class JobResult:
         job: the job.
         outcome: outcome of its quantize step, or of a failed dependency.
         up_to_date: whether nothing had to run.
+        advice: text and command to try, see `sbonnx.batch.advice.advice_of`.
     """
 
     job: Job
     outcome: Outcome
     up_to_date: bool = False
+    advice: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -113,9 +113,9 @@ class Printer:
             utf = (sys.stdout.encoding or "utf").lower().startswith("utf")
             print(text if utf else json.dumps(json.loads(text), indent=2))
 
-    def advice(self, text: str) -> None:
-        """Print one line on stderr, complete: it ends with a command, which must not be shortened."""
-        print(f"advice: {escaped(text)}", file=sys.stderr)
+    def advice(self, text: str, command: str) -> None:
+        """Print one line on stderr, complete: it ends with a command, "" if there is none, that must not be cut."""
+        print(f"advice: {escaped(f'{text}: {command}' if command else text)}", file=sys.stderr)
 
     def problems(self, problems: Sequence[str]) -> int:
         """Print each problem as one line on stderr and return the exit code."""
