@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sbonnx import isolation
+from tests.support.coverage import unmeasured
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -42,6 +43,10 @@ def imported(folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("flags", [["-m", "sbonnx"], ["-msbonnx"]])
 def test_the_module_run(hostile: Path, flags: list[str]) -> None:
+    """Without what ``-m`` imports from there before it runs sbonnx, where no start-up file has imported that."""
+    asked = [sys.executable, "-I", "-c", "import runpy, sys; print(*sys.modules)"]
+    for name in set(subprocess.run(asked, check=True, capture_output=True, text=True).stdout.split()) & {*SHADOWED}:
+        (hostile / f"{name}.py").unlink()
     done = subprocess.run([sys.executable, *flags, "recipe", "--help"], check=False, capture_output=True, text=True)
     assert done.returncode == 0 and "Usage" in done.stdout, done.stderr
     assert not imported(hostile)
@@ -81,7 +86,7 @@ def test_processes_of_multiprocessing(hostile: Path, tmp_path: Path, context: st
         "        process.join()\n"
         "    print(os.environ.get('PYTHONSAFEPATH'))\n"
     )
-    done = subprocess.run([sys.executable, script], check=False, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, script], check=False, capture_output=True, text=True, env=unmeasured())
     assert bool(imported(hostile)) == attacked
     assert attacked or done.stdout == "None\n", done.stderr
 

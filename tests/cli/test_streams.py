@@ -19,6 +19,7 @@ from sbonnx.assets import digits
 from sbonnx.cli.output.error_lines import line_of
 from sbonnx.errors import DataError, DeviceError, ModelError
 from tests.support.bad_place import good_place
+from tests.support.coverage import unmeasured
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,7 +42,7 @@ def sbonnx(*arguments: str, redirections: str = "", **limits: int) -> subprocess
             resource.setrlimit(LIMITS[name], (value, value))
 
     command = ["sh", "-c", f'exec "$@" {redirections}', "sh", sys.executable, "-m", "sbonnx", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**(unmeasured() if limits else os.environ), "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=120, check=False, preexec_fn=limit
     )

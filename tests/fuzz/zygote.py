@@ -33,8 +33,15 @@ def preload() -> None:
     """Import every module of the package that plain quantization can load, and what they load."""
     import sbonnx
 
-    for module in pkgutil.walk_packages(sbonnx.__path__, "sbonnx."):
-        if module.name.startswith(("sbonnx.qat", "sbonnx.torchnet")) or "cluster" in module.name:
+    def not_loaded(name: str) -> bool:
+        return name.startswith(("sbonnx.qat", "sbonnx.torchnet")) or "cluster" in name
+
+    def failed(name: str) -> None:
+        if not not_loaded(name):
+            raise  # noqa: PLE0704 - called while the exception is handled
+
+    for module in pkgutil.walk_packages(sbonnx.__path__, "sbonnx.", onerror=failed):
+        if not_loaded(module.name):
             continue
         try:
             importlib.import_module(module.name)
