@@ -104,7 +104,7 @@ def test_a_command_finds_what_its_parent_finds(hostile: Path, tmp_path: Path) ->
         "command = module['python_command']('in_zip', 'main', [1, 2.5], 'é\\udcff', None)\n"
         "sys.exit(subprocess.call(command))\n"
     )
-    python = getattr(sys, "_base_executable", sys.executable)
+    python = os.path.realpath(sys.executable)  # before Python 3.11, `sys._base_executable` is that of the environment
     environment = {"PYTHONUSERBASE": str(base), "PATH": "/usr/bin:/bin"}
     asked = [python, "-c", "import site; print(site.getusersitepackages())"]
     site = Path(subprocess.run(asked, check=False, env=environment, capture_output=True, text=True).stdout.strip())
