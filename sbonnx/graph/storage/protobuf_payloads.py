@@ -30,6 +30,18 @@ CHILDREN: Final[dict[int, dict[int, int]]] = {
 }
 """Fields of a message that can contain tensors, with their message type (field numbers of onnx.proto)."""
 
+VALUE, TYPE, TENSOR_TYPE, SHAPE, DIMENSION = range(6, 11)
+
+NESTED: Final[dict[int, dict[int, int]]] = {
+    **CHILDREN,
+    GRAPH: {**CHILDREN[GRAPH], 11: VALUE, 12: VALUE, 13: VALUE},
+    VALUE: {2: TYPE},
+    TYPE: {1: TENSOR_TYPE},
+    TENSOR_TYPE: {2: SHAPE},
+    SHAPE: {1: DIMENSION},
+}
+"""The same, and fields that contain the shape of a value, which are nested deepest in a graph."""
+
 RAW_DATA, EXTERNAL_DATA, DATA_LOCATION, DATA_TYPE, FLOAT_DATA, DOUBLE_DATA = 9, 13, 14, 2, 4, 10
 FLOAT, DOUBLE = 1, 11  # element types whose packed repeated field has the bytes of raw_data
 
@@ -144,7 +156,7 @@ def require_shallow(buffer: Buffer) -> None:
         start, end, message, depth = stack.pop()
         if depth > MAX_MESSAGES:
             raise TooDeepError(f"messages are nested more than {MAX_MESSAGES} deep")
-        children = CHILDREN.get(message, {})
+        children = NESTED.get(message, {})
         for field in fields(buffer, start, end) if children else ():
             if field.kind == 2 and field.number in children:
                 stack.append((field.value, field.end, children[field.number], depth + 1))
